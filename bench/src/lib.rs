@@ -1,0 +1,1 @@
+//! Benchmarks of Portolan beside the kernel's stack, on one bed, in one run.

@@ -1,0 +1,252 @@
+//! Control messages: one SEQPACKET connection per process to the server, and the messages that the
+//! server leaves on a descriptor.
+//!
+//! Every request is one packet. The server answers each request that has a reply with one packet
+//! that carries the same `id`, in any order.
+
+use core::net::{IpAddr, SocketAddr};
+
+use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
+use serde::{Deserialize, Serialize};
+
+use crate::report::{CounterReport, SessionReport, StatusReport};
+
+/// Library or command to server.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Request {
+    pub id: u32,
+    pub body: RequestBody,
+}
+
+/// Server to library or command.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Reply {
+    pub id: u32,
+    pub body: ReplyBody,
+}
+
+/// How the server learns which session a request is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SessionRef {
+    /// A new session. The packet carries two fds: the descriptor's far end, which the server
+    /// keeps, then the near end, whose socket cookie it notes before it closes its copy.
+    New,
+    Known(SessionId),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum RequestBody {
+    /// First message of a library. Reply: `Welcome`.
+    Hello { version: u32, program: String },
+    /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
+    /// `UseKernel` or `Error`.
+    Bind {
+        session: SessionRef,
+        protocol: Protocol,
+        local: SocketAddr,
+        reuse: Reuse,
+        v6_only: bool,
+        slot: Slot,
+    },
+    /// TCP: starts an active open; reply `Connecting`, and later a `DescriptorEvent` on the
+    /// descriptor. UDP: fixes the peer; reply `Connected`. Either: `UseKernel` or `Error`.
+    Connect {
+        session: SessionRef,
+        protocol: Protocol,
+        remote: SocketAddr,
+        slot: Slot,
+        /// Receive buffer the application asked for (`SO_RCVBUF`), octets.
+        receive_buffer: Option<u32>,
+    },
+    /// Makes a bound session a listener, or changes its backlog. When it becomes one the packet
+    /// carries the far and near end of the SEQPACKET pair that replaces its descriptor. An
+    /// unbound session gets an ephemeral port first. Reply: `Listening` or `Error`.
+    Listen { session: SessionRef, backlog: u32 },
+    /// Caches an accepted or relayed session at `slot`. Reply: `Cached` or `Error`.
+    Cache { session: SessionId, slot: Slot },
+    /// Returns a cached session. Reply: `Done`, after which the server holds it.
+    Flush {
+        session: SessionId,
+        capsule: Blob,
+        then: AfterFlush,
+    },
+    /// Gives up a session that has no state worth a capsule: unconnected, listening or UDP.
+    /// Reply: `Done`; the port is free then.
+    Release { session: SessionId },
+    /// Forgets the UDP peer (`connect` to `AF_UNSPEC`). Reply: `Bound`.
+    Disconnect { session: SessionId, slot: Slot },
+    /// Wants a neighbour resolved. No reply; metastate will tell.
+    Resolve { address: IpAddr },
+    /// A frame that arrived for a session the library no longer holds. No reply.
+    Stray { frame: Vec<u8> },
+    /// What is behind a descriptor this process did not open? The packet carries the fd.
+    /// Reply: `Probed`.
+    Probe,
+    /// For commands; needs no `Hello`. Reply: `Sessions`.
+    ListSessions,
+    /// For commands; needs no `Hello`. Reply: `Counters`.
+    ReadCounters,
+    /// For commands; needs no `Hello`. Reply: `Status`.
+    ReadStatus,
+}
+
+/// `SO_REUSEADDR` and `SO_REUSEPORT` as they stand at bind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reuse {
+    pub address: bool,
+    pub port: bool,
+}
+
+/// What the server does with a session it got back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AfterFlush {
+    /// The last descriptor is closing: finish sending, FIN, TIME_WAIT.
+    Close,
+    /// The descriptor lives on: relay through it.
+    Relay,
+}
+
+/// Octets that travel inside the message, or in the memfd that the packet carries last.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Blob {
+    Inline(Vec<u8>),
+    Memfd { length: u32 },
+}
+
+impl core::fmt::Debug for Blob {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Blob::Inline(bytes) => write!(f, "Inline({} octets)", bytes.len()),
+            Blob::Memfd { length } => write!(f, "Memfd({length} octets)"),
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ReplyBody {
+    /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
+    /// statistics memfd (see [`crate::report::StatisticsPage`]).
+    Welcome {
+        channel: ChannelId,
+        /// Octets of the receive ring's data area, a power of two.
+        ring_size: u32,
+        /// Index of the process's tap device, for diagnosis only.
+        tap: u32,
+        parameters: Parameters,
+    },
+    Bound {
+        session: SessionId,
+        local: SocketAddr,
+        generation: Generation,
+    },
+    Connecting {
+        session: SessionId,
+        local: SocketAddr,
+    },
+    Connected {
+        session: SessionId,
+        local: SocketAddr,
+        generation: Generation,
+    },
+    /// The call is not Portolan's; the program should use the kernel's socket. If the session was
+    /// bound, the packet carries the kernel socket that holds the port.
+    UseKernel {
+        reason: KernelReason,
+    },
+    Listening {
+        session: SessionId,
+        local: SocketAddr,
+    },
+    Cached {
+        capsule: Blob,
+        generation: Generation,
+    },
+    Done,
+    Probed(Option<Probed>),
+    Sessions(Vec<SessionReport>),
+    Counters(Vec<CounterReport>),
+    Status(StatusReport),
+    /// An errno value of Linux.
+    Error {
+        errno: i32,
+    },
+}
+
+/// What libraries are told once.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameters {
+    /// Microseconds a waiting thread looks at the ring before it sleeps.
+    pub spin_us: u32,
+    /// Default and maximum socket buffers in octets.
+    pub send_buffer: BufferLimits,
+    pub receive_buffer: BufferLimits,
+    /// Largest segment handed to the device, octets of TCP payload.
+    pub gso_max: u32,
+    /// Name of the congestion controller, as in `TCP_CONGESTION`.
+    pub congestion: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferLimits {
+    pub initial: u32,
+    pub maximum: u32,
+}
+
+/// Why a socket is the kernel's. The names are what `portolan ss` and the log show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KernelReason {
+    /// The peer or the bound address is this host.
+    LocalAddress,
+    /// The route leaves through a device that Portolan does not manage.
+    UnmanagedDevice,
+    /// No route: the kernel gives the exact error.
+    NoRoute,
+    /// Multicast and broadcast destinations.
+    NotUnicast,
+    /// The family, type or option is not Portolan's.
+    Unsupported,
+}
+
+impl KernelReason {
+    pub const fn name(self) -> &'static str {
+        match self {
+            KernelReason::LocalAddress => "local-address",
+            KernelReason::UnmanagedDevice => "unmanaged-device",
+            KernelReason::NoRoute => "no-route",
+            KernelReason::NotUnicast => "not-unicast",
+            KernelReason::Unsupported => "unsupported",
+        }
+    }
+}
+
+/// Answer to `Probe`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probed {
+    pub session: SessionId,
+    pub protocol: Protocol,
+    pub listening: bool,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+}
+
+/// What the server leaves on a descriptor: on a listener's one for every session to accept, on a
+/// connecting one exactly one.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum DescriptorEvent {
+    /// The session is cached at the slot named in `Connect`.
+    Established {
+        capsule: Blob,
+        generation: Generation,
+    },
+    /// The active open failed.
+    Failed { errno: i32 },
+    /// A session to accept; the packet carries its descriptor. The server holds it until `Cache`.
+    Accepted {
+        session: SessionId,
+        local: SocketAddr,
+        remote: SocketAddr,
+    },
+    /// A connection that reached the port by the kernel's stack; the packet carries the kernel
+    /// socket.
+    AcceptedKernel { remote: SocketAddr },
+}

@@ -1,0 +1,148 @@
+//! Layouts shared with the eBPF programs. Each struct mirrors one in `bpf/portolan.h`; sizes are
+//! asserted on both sides.
+
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use portolan_types::{FlowKey, Protocol};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Key of the flow table. Ports in network order; IPv4 addresses as IPv4-mapped IPv6 (RFC 4291
+/// §2.5.5.2), so that one table serves both families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FilterKey {
+    pub local: [u8; 16],
+    pub remote: [u8; 16],
+    pub local_port: [u8; 2],
+    pub remote_port: [u8; 2],
+    pub protocol: u8,
+    pub reserved: [u8; 3],
+}
+
+/// Row of the flow table and of the binding table: where matching packets go.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FlowRow {
+    pub channel: u32,
+    pub slot: u32,
+    pub generation: u32,
+    pub flags: u32,
+}
+
+/// Key of the binding table (TCP listeners, unconnected UDP). All-zero address: any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct BindingKey {
+    pub local: [u8; 16],
+    pub local_port: [u8; 2],
+    pub protocol: u8,
+    pub reserved: u8,
+}
+
+/// A managed device, as the transmit filter knows it. `ifindex` 0 ends the table.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FilterInterface {
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    pub reserved: [u8; 2],
+}
+
+/// Devices one server can manage.
+pub const MAX_INTERFACES: usize = 16;
+
+/// Goes before each frame in a receive ring.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// Octets of the frame that follows, Ethernet header included.
+    pub length: u32,
+    /// Segment size if the kernel coalesced several (GRO, GSO), else 0.
+    pub gso_size: u16,
+    /// [`RecordHeader::ICMP_ERROR`] and friends.
+    pub flags: u16,
+    pub slot: u32,
+    pub generation: u32,
+    /// `bpf_ktime_get_ns` when the filter saw it (the clock of `Instant`).
+    pub timestamp: u64,
+    pub ifindex: u32,
+    pub reserved: u32,
+}
+
+impl RecordHeader {
+    /// The frame is an ICMP error about the flow, not one of its packets.
+    pub const ICMP_ERROR: u16 = 1;
+    /// Matched the binding table, not the flow table.
+    pub const BINDING: u16 = 2;
+}
+
+/// One page shared by a channel's owner (read, write) and the filter: the owner says whether it
+/// sleeps, the filter counts. The first page of the channel's doorbell map.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Doorbell {
+    /// [`Doorbell::AWAKE`], [`Doorbell::ASLEEP`]; written by the owner, and set to `AWAKE` by the
+    /// filter when it has rung.
+    pub state: u32,
+    pub reserved: u32,
+    pub delivered: u64,
+    /// Frames lost because the ring was full.
+    pub overflow: u64,
+}
+
+impl Doorbell {
+    pub const AWAKE: u32 = 0;
+    /// Wake the owner through the ring with the next frame.
+    pub const ASLEEP: u32 = 1;
+    /// Wake the owner by sending the next frames through its tap.
+    pub const ASLEEP_ON_TAP: u32 = 2;
+}
+
+const _: () = assert!(size_of::<FilterKey>() == 40);
+const _: () = assert!(size_of::<FlowRow>() == 16);
+const _: () = assert!(size_of::<BindingKey>() == 20);
+const _: () = assert!(size_of::<FilterInterface>() == 12);
+const _: () = assert!(size_of::<RecordHeader>() == 32);
+const _: () = assert!(size_of::<Doorbell>() == 24);
+
+/// An address as the filter's tables hold it.
+pub fn mapped(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+impl FilterKey {
+    pub fn new(flow: &FlowKey) -> FilterKey {
+        FilterKey {
+            local: mapped(flow.local.ip()),
+            remote: mapped(flow.remote.ip()),
+            local_port: flow.local.port().to_be_bytes(),
+            remote_port: flow.remote.port().to_be_bytes(),
+            protocol: flow.protocol.number(),
+            reserved: [0; 3],
+        }
+    }
+}
+
+impl BindingKey {
+    /// An unspecified address becomes "any", whatever its family.
+    pub fn new(protocol: Protocol, local: SocketAddr) -> BindingKey {
+        let address = if local.ip().is_unspecified() {
+            Ipv6Addr::UNSPECIFIED.octets()
+        } else {
+            mapped(local.ip())
+        };
+        BindingKey {
+            local: address,
+            local_port: local.port().to_be_bytes(),
+            protocol: protocol.number(),
+            reserved: 0,
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What library, server and packet filter say to each other: control messages, capsules and
+//! shared-memory layouts. Layouts and encodings only; nothing here does I/O or keeps state.
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod filter;
+pub mod metastate;
+pub mod report;
+
+/// Changes whenever any message or layout of this crate changes shape. Library and server refuse
+/// each other when it differs.
+pub const VERSION: u32 = 1;
+
+/// Longest control message in octets, fds aside. A capsule that does not fit travels in a memfd.
+pub const MAX_MESSAGE: usize = 128 * 1024;
+
+/// Longest capsule in octets that a receiver accepts, inline or in a memfd.
+pub const MAX_CAPSULE: usize = 64 * 1024 * 1024;
+
+/// A message that does not decode.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("malformed message")]
+pub struct Malformed;
+
+/// Encodes any message of this crate.
+pub fn encode<T: serde::Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_allocvec(message).expect("plain data encodes into a growing vector")
+}
+
+/// Decodes one message; trailing octets are an error.
+pub fn decode<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(Malformed),
+    }
+}

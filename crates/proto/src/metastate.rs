@@ -1,0 +1,77 @@
+//! Metastate: what libraries need to know of the host's network, written by the server, read by
+//! all without a call.
+//!
+//! The memfd holds a [`Header`] and then `length` octets that decode to a [`Metastate`]. The
+//! writer makes `generation` odd, writes, makes it even. A reader copies, checks that the
+//! generation was even and has not moved, and decodes its copy.
+
+use core::net::IpAddr;
+
+use portolan_types::MacAddr;
+use serde::{Deserialize, Serialize};
+
+/// Octets of the whole memfd.
+pub const SIZE: usize = 1024 * 1024;
+
+/// First octets of the memfd: generation, then length of the encoded [`Metastate`], both `u32`
+/// in host order.
+pub const HEADER: usize = 8;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metastate {
+    pub interfaces: Vec<Interface>,
+    pub addresses: Vec<Address>,
+    /// Longest prefix first, then lowest metric.
+    pub routes: Vec<Route>,
+    pub neighbours: Vec<Neighbour>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    pub index: u32,
+    pub name: String,
+    pub mac: MacAddr,
+    pub mtu: u32,
+    pub up: bool,
+    /// Portolan's filter is attached here.
+    pub managed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    pub interface: u32,
+    pub address: IpAddr,
+    pub prefix: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    pub destination: IpAddr,
+    pub prefix: u8,
+    pub gateway: Option<IpAddr>,
+    pub interface: u32,
+    /// Source address the kernel prefers for it.
+    pub source: Option<IpAddr>,
+    pub metric: u32,
+    pub mtu: Option<u32>,
+    pub kind: RouteKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RouteKind {
+    Unicast,
+    /// An address of this host, or loopback.
+    Local,
+    Broadcast,
+    Multicast,
+    /// Blackhole, unreachable, prohibit.
+    Refuse,
+}
+
+/// A neighbour with a known link-layer address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    pub interface: u32,
+    pub address: IpAddr,
+    pub mac: MacAddr,
+}

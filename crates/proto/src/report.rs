@@ -1,0 +1,117 @@
+//! What `portolan ss`, `counters` and `doctor` show, and the page on which a library publishes
+//! the figures of the sessions it holds.
+
+use core::net::SocketAddr;
+
+use portolan_types::{Protocol, SessionId};
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// One session as the server knows it; the figures come from its holder.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SessionReport {
+    pub session: SessionId,
+    pub protocol: Protocol,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+    pub holder: Holder,
+    /// RFC 9293 state name, or `UNCONN`/`ESTAB` for UDP as `ss` prints it.
+    pub state: String,
+    pub figures: SessionFigures,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Holder {
+    Server,
+    /// Held by the server and moved through its descriptor.
+    Relayed,
+    Process {
+        pid: u32,
+        program: String,
+    },
+}
+
+/// Live figures of one session. Times in microseconds, sizes in octets, `cwnd` in octets.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+#[repr(C)]
+pub struct SessionFigures {
+    pub octets_in: u64,
+    pub octets_out: u64,
+    pub segments_in: u64,
+    pub segments_out: u64,
+    pub retransmits: u64,
+    pub receive_queue: u32,
+    pub send_queue: u32,
+    pub cwnd: u32,
+    pub ssthresh: u32,
+    pub srtt_us: u32,
+    pub rttvar_us: u32,
+    pub rto_us: u32,
+    pub mss: u32,
+    pub receive_window: u32,
+    pub send_window: u32,
+}
+
+/// Sessions that fit on a library's statistics page; later ones show no figures.
+pub const STATISTICS_SLOTS: usize = 4096;
+
+/// One row of the statistics memfd, indexed by slot. The server treats every number as a claim.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StatisticsRow {
+    pub session: u64,
+    /// Index into [`STATE_NAMES`].
+    pub state: u32,
+    pub reserved: u32,
+    pub figures: SessionFigures,
+}
+
+/// Octets of the statistics memfd.
+pub const STATISTICS_SIZE: usize = STATISTICS_SLOTS * size_of::<StatisticsRow>();
+
+/// State names as `ss` prints them.
+pub const STATE_NAMES: [&str; 12] = [
+    "UNCONN",
+    "SYN-SENT",
+    "SYN-RECV",
+    "ESTAB",
+    "FIN-WAIT-1",
+    "FIN-WAIT-2",
+    "CLOSE-WAIT",
+    "CLOSING",
+    "LAST-ACK",
+    "TIME-WAIT",
+    "CLOSED",
+    "LISTEN",
+];
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CounterReport {
+    /// `filter`, `transmit`, `server` or `library`.
+    pub group: String,
+    pub name: String,
+    pub value: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusReport {
+    pub version: String,
+    pub pid: u32,
+    pub interfaces: Vec<String>,
+    pub processes: u32,
+    pub sessions: u32,
+    pub uptime_s: u64,
+}

@@ -1,0 +1,92 @@
+use core::fmt;
+use core::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Transport protocol of a session, by its IP protocol number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[repr(u8)]
+pub enum Protocol {
+    Tcp = 6,
+    Udp = 17,
+}
+
+impl Protocol {
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    pub const fn from_number(number: u8) -> Option<Protocol> {
+        match number {
+            6 => Some(Protocol::Tcp),
+            17 => Some(Protocol::Udp),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        })
+    }
+}
+
+/// What the packet filter matches on: one protocol, this host's endpoint, the peer's endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FlowKey {
+    pub protocol: Protocol,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+}
+
+impl fmt::Display for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} > {}", self.protocol, self.local, self.remote)
+    }
+}
+
+/// Names a session for as long as the server runs; never reused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct SessionId(pub u64);
+
+/// Names a channel; 0 is the server's own.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct ChannelId(pub u32);
+
+impl ChannelId {
+    pub const SERVER: ChannelId = ChannelId(0);
+}
+
+/// Where a session lies in its holder's session table. The filter hands it back with each packet,
+/// so that the receiver needs no look-up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Slot(pub u32);
+
+/// Counts the aims of a flow row: a packet that carries an old one was filtered before the session
+/// moved.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Generation(pub u32);
+
+/// An IEEE 802 48-bit address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl MacAddr {
+    pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
+}
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

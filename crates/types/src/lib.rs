@@ -1,0 +1,11 @@
+//! The vocabulary of Portolan. Plain values, `no_std`, no behaviour beyond arithmetic and display.
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod flow;
+mod instant;
+mod seq;
+
+pub use flow::{ChannelId, FlowKey, Generation, MacAddr, Protocol, SessionId, Slot};
+pub use instant::Instant;
+pub use seq::SeqNum;

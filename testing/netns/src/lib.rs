@@ -1,0 +1,1 @@
+//! Test beds of network namespaces, veth wires and impaired links; root only.
