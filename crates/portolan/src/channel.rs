@@ -4,17 +4,18 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_proto::filter::{Doorbell as DoorbellState, RecordHeader};
+use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Frame, Wire};
-use portolan_sys::doorbell::Doorbell;
+use portolan_sys::doorbell::{Doorbell, State};
 use portolan_sys::ring::Ring;
-use portolan_sys::tap::TapIo;
+use portolan_sys::tap::{TapIo, WriteError};
 
 pub(crate) struct Channel {
-    tap: TapIo,
+    tap: TapIo<OwnedFd>,
     ring: Ring,
+    ring_fd: OwnedFd,
     doorbell: Doorbell,
     backlog: VecDeque<Vec<u8>>,
     /// Frames the tap refused for another reason than being full.
@@ -22,8 +23,13 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    pub(crate) fn new(tap: TapIo, ring: Ring, doorbell: Doorbell) -> Channel {
-        Channel { tap, ring, doorbell, backlog: VecDeque::new(), refused: 0 }
+    pub(crate) fn new(
+        tap: TapIo<OwnedFd>,
+        ring: Ring,
+        ring_fd: OwnedFd,
+        doorbell: Doorbell,
+    ) -> Channel {
+        Channel { tap, ring, ring_fd, doorbell, backlog: VecDeque::new(), refused: 0 }
     }
 
     /// Hands the next received frames, at most `most` of them, to `deliver`.
@@ -42,21 +48,21 @@ impl Channel {
     /// From now on the filter wakes whoever waits for [`Channel::wake_fd`]. Look at
     /// [`Channel::has_received`] afterwards: what came before rings no bell.
     pub(crate) fn fall_asleep(&self) {
-        self.doorbell.set(DoorbellState::ASLEEP);
+        self.doorbell.set(State::Asleep);
     }
 
     pub(crate) fn wake_up(&self) {
-        self.doorbell.set(DoorbellState::AWAKE);
+        self.doorbell.set(State::Awake);
     }
 
     /// Readable when frames have come while asleep.
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
-        self.ring.fd()
+        self.ring_fd.as_fd()
     }
 
     /// Writable when the tap takes frames again.
     pub(crate) fn tap_fd(&self) -> BorrowedFd<'_> {
-        self.tap.fd()
+        self.tap.as_fd()
     }
 
     /// Tries the frames that the tap did not take.
@@ -64,8 +70,8 @@ impl Channel {
         while let Some(frame) = self.backlog.front() {
             match self.tap.write(&[IoSlice::new(frame)]) {
                 Ok(()) => {}
-                Err(error) if error.is_blocked() => return,
-                Err(_) => self.refused += 1,
+                Err(WriteError::Blocked) => return,
+                Err(WriteError::Refused(_)) => self.refused += 1,
             }
             self.backlog.pop_front();
         }
@@ -79,8 +85,8 @@ impl Wire for Channel {
             let pieces = [IoSlice::new(frame.head), IoSlice::new(first), IoSlice::new(second)];
             match self.tap.write(&pieces) {
                 Ok(()) => return,
-                Err(error) if error.is_blocked() => {}
-                Err(_) => {
+                Err(WriteError::Blocked) => {}
+                Err(WriteError::Refused(_)) => {
                     self.refused += 1;
                     return;
                 }

@@ -1,15 +1,18 @@
 //! The connection to the server: one request, one reply, one caller at a time.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::{MAX_CAPSULE, MAX_MESSAGE};
-use portolan_sys::shm;
-use portolan_sys::unix::{Connection, ReceivedFds};
+use portolan_sys::unix::{ConnectError, Connection, ReceiveError, SendError};
+use portolan_sys::{shm, wait};
 use rustix::io::Errno;
+
+use crate::table;
+use crate::wait::pollfd;
 
 /// A capsule up to this size travels inside its message.
 const INLINE_CAPSULE: usize = 64 * 1024;
@@ -30,9 +33,9 @@ struct Exchange {
 pub(crate) struct Lost;
 
 impl Control {
-    pub(crate) fn connect(path: &PathBuf) -> Result<Control, Errno> {
+    pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         Ok(Control {
-            connection: Connection::connect(path)?,
+            connection: Connection::connect(path)?.map_fd(table::hide),
             exchange: Mutex::new(Exchange { next_id: 1, buffer: vec![0; MAX_MESSAGE] }),
             lost: AtomicBool::new(false),
         })
@@ -47,7 +50,7 @@ impl Control {
         &self,
         body: RequestBody,
         fds: &[BorrowedFd<'_>],
-    ) -> Result<(ReplyBody, ReceivedFds), Lost> {
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
         if self.is_lost() {
             return Err(Lost);
         }
@@ -64,25 +67,23 @@ impl Control {
         exchange: &mut Exchange,
         body: RequestBody,
         fds: &[BorrowedFd<'_>],
-    ) -> Result<(ReplyBody, ReceivedFds), Lost> {
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
         let id = exchange.next_id;
         exchange.next_id = exchange.next_id.checked_add(1).unwrap_or(1);
         self.send(&Request { id, body }, fds)?;
         loop {
-            let received = loop {
-                match self.connection.recv(&mut exchange.buffer) {
-                    Ok(received) => break received,
-                    Err(Errno::INTR) => continue,
-                    Err(_) => return Err(Lost),
+            let received = match self.connection.receive(&mut exchange.buffer) {
+                Ok(received) => received,
+                Err(ReceiveError::Blocked) => {
+                    self.wait_until(libc::POLLIN)?;
+                    continue;
                 }
+                Err(_) => return Err(Lost),
             };
             let octets = exchange.buffer.get(..received.length).ok_or(Lost)?;
-            if octets.is_empty() {
-                return Err(Lost);
-            }
             let reply: Reply = portolan_proto::decode(octets).map_err(|_| Lost)?;
             if reply.id == id {
-                return Ok((reply.body, received.fds));
+                return Ok((reply.body, received.fds.into_iter().collect()));
             }
         }
     }
@@ -104,9 +105,18 @@ impl Control {
         loop {
             match self.connection.send(&octets, fds) {
                 Ok(()) => return Ok(()),
-                Err(Errno::INTR) => continue,
+                Err(SendError::Blocked) => self.wait_until(libc::POLLOUT)?,
                 Err(_) => return Err(Lost),
             }
+        }
+    }
+
+    /// The server answers at once or is gone, so a signal does not end this wait.
+    fn wait_until(&self, events: i16) -> Result<(), Lost> {
+        let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), events)];
+        match wait::ppoll(&mut fds, None, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(_) => Err(Lost),
         }
     }
 }
@@ -117,15 +127,15 @@ pub(crate) fn pack(capsule: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
         return Ok((Blob::Inline(capsule), None));
     }
     let length = u32::try_from(capsule.len()).map_err(|_| Errno::MSGSIZE)?;
-    Ok((Blob::Memfd { length }, Some(shm::write_blob(&capsule)?)))
+    Ok((Blob::Memfd { length }, Some(shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?)))
 }
 
 /// The octets of a blob, from the message or from the last fd that came with it.
-pub(crate) fn unpack(blob: Blob, fds: &mut ReceivedFds) -> Option<Vec<u8>> {
+pub(crate) fn unpack(blob: Blob, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
     match blob {
         Blob::Inline(octets) => Some(octets),
         Blob::Memfd { length } if length as usize <= MAX_CAPSULE => {
-            shm::read_blob(&fds.pop()?, length as usize).ok()
+            shm::read_blob(&fds.pop()?, length).ok()
         }
         Blob::Memfd { .. } => None,
     }

@@ -1,7 +1,7 @@
 //! Which descriptors of this process are Portolan's. The negative answer, by far the most common
 //! under a preload library, is one atomic load.
 
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -107,9 +107,13 @@ pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     fd
 }
 
-/// Closes one of the library's own descriptors.
-pub(crate) fn close_hidden(fd: RawFd) {
-    if let Some(kind) = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd)) {
-        kind.store(FOREIGN, Ordering::Release);
-    }
+/// The library's own descriptors; a child of fork must close its copies.
+pub(crate) fn take_hidden() -> impl Iterator<Item = RawFd> {
+    KINDS.iter().zip(0..).filter_map(|(kind, fd)| {
+        let is_internal = kind.load(Ordering::Relaxed) == INTERNAL;
+        is_internal.then(|| {
+            kind.store(FOREIGN, Ordering::Release);
+            fd
+        })
+    })
 }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use portolan_stack::Wire;
 use portolan_sys::{clock, wait};
 use portolan_types::Instant;
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
 
 use crate::core::{Core, Role};
 use crate::process::Process;
@@ -19,6 +21,7 @@ use crate::table;
 #[derive(Debug)]
 pub(crate) struct Waiter {
     eventfd: OwnedFd,
+    is_asleep: AtomicBool,
     is_signalled: AtomicBool,
 }
 
@@ -34,8 +37,12 @@ impl Waiter {
             if let Some(waiter) = &*mine {
                 return Ok(Arc::clone(waiter));
             }
-            let eventfd = table::hide(wait::eventfd()?);
-            let waiter = Arc::new(Waiter { eventfd, is_signalled: AtomicBool::new(false) });
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let waiter = Arc::new(Waiter {
+                eventfd: table::hide(eventfd(0, flags)?),
+                is_asleep: AtomicBool::new(false),
+                is_signalled: AtomicBool::new(false),
+            });
             *mine = Some(Arc::clone(&waiter));
             Ok(waiter)
         })
@@ -46,15 +53,26 @@ impl Waiter {
         MINE.with(|mine| mine.borrow_mut().take());
     }
 
+    /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its
+    /// last look and [`Waiter::fall_asleep`]: no signal is lost.
     pub(crate) fn signal(&self) {
-        if !self.is_signalled.swap(true, Ordering::AcqRel) {
-            wait::signal_eventfd(&self.eventfd);
+        if self.is_asleep.load(Ordering::Relaxed)
+            && !self.is_signalled.swap(true, Ordering::Relaxed)
+        {
+            // Fails only if it is signalled already.
+            let _ = write(&self.eventfd, &1_u64.to_ne_bytes());
         }
     }
 
-    fn reset(&self) {
-        if self.is_signalled.swap(false, Ordering::AcqRel) {
-            wait::drain_eventfd(&self.eventfd);
+    fn fall_asleep(&self) {
+        self.is_asleep.store(true, Ordering::Relaxed);
+    }
+
+    fn wake(&self) {
+        self.is_asleep.store(false, Ordering::Relaxed);
+        if self.is_signalled.swap(false, Ordering::Relaxed) {
+            // Fails only if there is nothing to read.
+            let _ = read(&self.eventfd, &mut [0; 8]);
         }
     }
 }
@@ -111,13 +129,14 @@ impl Process {
             let Some(role) = core.fall_asleep(&waiter) else { continue };
             let timer = if role == Role::Lead { core.stack.deadline() } else { None };
             let wake_on = core.wake_fds(&waiter, role);
+            waiter.fall_asleep();
             drop(core);
 
             let slept = sleep.sleep(&wake_on, earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
             core.wake(&waiter, role);
-            waiter.reset();
+            waiter.wake();
             match slept {
                 Ok(kernel_ready) if kernel_ready => {
                     core.attend(clock::now());
@@ -146,7 +165,6 @@ impl Core {
 
     /// Descriptors by which the channel asks for attention.
     pub(crate) fn channel_fds(&self, fds: &mut Vec<libc::pollfd>) {
-        use portolan_stack::Wire;
         fds.push(pollfd(self.channel.wake_fd().as_raw_fd(), libc::POLLIN));
         if self.channel.is_full() {
             fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), libc::POLLOUT));

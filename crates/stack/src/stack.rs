@@ -252,7 +252,7 @@ impl Stack {
                         session.error = Some(errno);
                         Events::ERROR
                     }
-                    None => Events::empty(),
+                    None => Events::NONE,
                 }
             }
             _ => return Input::Unclaimed(packet),
@@ -320,7 +320,7 @@ impl Stack {
         if entry.is_pending {
             self.pending.push_front(slot);
         }
-        let events = self.tcp(Slot(slot)).map(|s| s.connection.events()).unwrap_or(Events::empty());
+        let events = self.tcp(Slot(slot)).map(|s| s.connection.events()).unwrap_or(Events::NONE);
         self.note(slot, events);
         self.reschedule(now, slot);
     }
