@@ -35,7 +35,7 @@ pub(crate) struct Lost;
 impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         Ok(Control {
-            connection: Connection::connect(path)?.map_fd(table::hide),
+            connection: Connection::from(table::hide(Connection::connect(path)?.into())),
             exchange: Mutex::new(Exchange { next_id: 1, buffer: vec![0; MAX_MESSAGE] }),
             lost: AtomicBool::new(false),
         })

@@ -32,7 +32,7 @@ pub(crate) struct Core {
     leader: Leader,
     followers: Vec<Arc<Waiter>>,
     outbox: Vec<RequestBody>,
-    /// Counts the times an application thread attended to the channel.
+    /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
 }
 
@@ -88,6 +88,7 @@ impl Core {
 
     /// Takes in what has arrived and runs due timers, without answering yet.
     pub(crate) fn take_in(&mut self, now: Instant) {
+        self.attended += 1;
         self.refresh_routes();
         let Core { stack, channel, outbox, .. } = self;
         channel.receive(BATCH, |record, frame| {
@@ -200,8 +201,8 @@ impl Core {
 }
 
 fn read_routes(metastate: &MetastateReader) -> Option<Routes> {
-    let (generation, state) = metastate.read()?;
-    Some(Routes::new(generation, state))
+    let generation = metastate.generation();
+    Some(Routes::new(generation, metastate.read()?))
 }
 
 /// An address the application gave, as flows hold it: IPv4-mapped IPv6 becomes IPv4.
