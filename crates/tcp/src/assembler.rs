@@ -72,7 +72,10 @@ impl Assembler {
             if blocks.len() >= limit {
                 return;
             }
-            let block = SackBlock { start: range.start, end: range.end };
+            let block = SackBlock {
+                start: range.start,
+                end: range.end,
+            };
             if !blocks.contains(&block) {
                 blocks.push(block);
             }
@@ -101,12 +104,16 @@ impl Assembler {
 
     fn find(&self, seq: SeqNum) -> Option<Range> {
         let i = self.ranges.partition_point(|r| r.end.at_or_before(seq));
-        self.ranges.get(i).copied().filter(|r| r.start.at_or_before(seq))
+        self.ranges
+            .get(i)
+            .copied()
+            .filter(|r| r.start.at_or_before(seq))
     }
 
     fn note(&mut self, seq: SeqNum) {
         let Some(range) = self.find(seq) else { return };
-        self.recent.retain(|s| s.before(range.start) || s.at_or_after(range.end));
+        self.recent
+            .retain(|s| s.before(range.start) || s.at_or_after(range.end));
         if self.recent.is_full() {
             self.recent.pop();
         }

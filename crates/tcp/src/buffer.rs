@@ -58,7 +58,10 @@ impl ByteRing {
         }
         let start = self.index(offset);
         let first = len.min(self.store.len() - start);
-        [&self.store[start..start + first], &self.store[..len - first]]
+        [
+            &self.store[start..start + first],
+            &self.store[..len - first],
+        ]
     }
 
     /// Copies readable octets from `offset` on; returns how many.

@@ -83,7 +83,10 @@ impl Challenges {
 
     pub(crate) fn allow(&mut self, now: Instant) -> bool {
         if now.since(self.since) >= Duration::from_secs(1) {
-            *self = Challenges { since: now, count: 0 };
+            *self = Challenges {
+                since: now,
+                count: 0,
+            };
         }
         self.count = self.count.saturating_add(1);
         self.count <= Challenges::PER_SECOND
@@ -103,7 +106,11 @@ impl Connection {
     ) -> Connection {
         let receive = Receiver::new(config);
         let offer = Offer::new(config, receive.wanted_scale());
-        let state = State::SynSent(SynSent { iss, offer, due: true });
+        let state = State::SynSent(SynSent {
+            iss,
+            offer,
+            due: true,
+        });
         Connection::new(config, (local_port, remote_port), state, iss, receive, now)
     }
 
@@ -113,8 +120,13 @@ impl Connection {
         receive.synchronize(syn.seq, now);
         let offer = Offer::new(config, receive.wanted_scale()).answering(&syn.options);
         let agreement = offer.agree(&syn.options);
-        let state =
-            State::SynReceived(SynReceived { iss, irs: syn.seq, offer, due: true, active: false });
+        let state = State::SynReceived(SynReceived {
+            iss,
+            irs: syn.seq,
+            offer,
+            due: true,
+            active: false,
+        });
         let ports = (syn.destination_port, syn.source_port);
         let mut connection = Connection::new(config, ports, state, iss, receive, now);
         connection.settle(agreement, syn, now);
@@ -202,19 +214,29 @@ impl Connection {
     }
 
     fn clamped(&self, mss: u32) -> u32 {
-        self.options.max_segment.map_or(mss, |clamp| mss.min(u32::from(clamp).max(48)))
+        self.options
+            .max_segment
+            .map_or(mss, |clamp| mss.min(u32::from(clamp).max(48)))
     }
 
     // ---- the user's octets ----
 
     /// Queues octets; returns how many were taken. None after an end or a shutdown of sending.
     pub fn send(&mut self, _now: Instant, data: &[u8]) -> usize {
-        if self.may_send() { self.send.enqueue(data) } else { 0 }
+        if self.may_send() {
+            self.send.enqueue(data)
+        } else {
+            0
+        }
     }
 
     /// Octets that `send` would take now.
     pub fn send_space(&self) -> usize {
-        if self.may_send() { self.send.space() } else { 0 }
+        if self.may_send() {
+            self.send.space()
+        } else {
+            0
+        }
     }
 
     fn may_send(&self) -> bool {
@@ -294,7 +316,10 @@ impl Connection {
             state => state.is_synchronized(),
         };
         if known {
-            self.reset = Some(Reset { seq: self.send.nxt, ack: Some(self.receive.nxt) });
+            self.reset = Some(Reset {
+                seq: self.send.nxt,
+                ack: Some(self.receive.nxt),
+            });
         }
         self.end();
     }
@@ -471,7 +496,11 @@ impl Connection {
     }
 
     fn is_hopeless(&self, now: Instant, tries: u32) -> bool {
-        let limit = if self.orphan { ORPHAN_RETRIES } else { DATA_RETRIES };
+        let limit = if self.orphan {
+            ORPHAN_RETRIES
+        } else {
+            DATA_RETRIES
+        };
         match self.options.user_timeout {
             Some(timeout) => now.since(self.send.stalled_since) >= timeout,
             None => tries >= limit,
@@ -502,7 +531,8 @@ impl Connection {
     /// RFC 8985 §7.3: new data if there is any, else the last segment again.
     fn on_tail_probe(&mut self, now: Instant) {
         self.send.probe_tail();
-        self.timers.set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
+        self.timers
+            .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
     }
 
     fn keepalive_deadline(&self) -> Instant {
@@ -544,7 +574,8 @@ impl Connection {
             (_, IcmpKind::Unreachable { error, .. }) => self.soft_error = Some(error),
             (_, IcmpKind::TooBig { mtu_payload }) => {
                 let options = if self.timestamps.is_some() { 12 } else { 0 };
-                self.send.shrink_mss(u32::from(mtu_payload.max(48 + options) - options));
+                self.send
+                    .shrink_mss(u32::from(mtu_payload.max(48 + options) - options));
             }
         }
     }

@@ -64,10 +64,17 @@ pub fn syn_ack(
         offer.scale = None;
         offer.sack = false;
     }
-    let timestamps = syn.options.timestamps.filter(|_| offer.timestamps).map(|peer| Field {
-        value: stamp(&syn.options, Timestamps::clock(config.timestamp_offset, now)),
-        echo: peer.value,
-    });
+    let timestamps = syn
+        .options
+        .timestamps
+        .filter(|_| offer.timestamps)
+        .map(|peer| Field {
+            value: stamp(
+                &syn.options,
+                Timestamps::clock(config.timestamp_offset, now),
+            ),
+            echo: peer.value,
+        });
     TcpHeader {
         source_port: syn.destination_port,
         destination_port: syn.source_port,
@@ -90,7 +97,9 @@ pub fn syn_ack(
 pub fn decode(secret: &Secret, flow: &FlowKey, ack: &TcpHeader, now: Instant) -> Option<Decoded> {
     let irs = ack.seq - 1;
     let cookie = (ack.ack - 1).0;
-    let rest = cookie.wrapping_sub(secret.hash(OUTER, flow, 0) as u32).wrapping_sub(irs.0);
+    let rest = cookie
+        .wrapping_sub(secret.hash(OUTER, flow, 0) as u32)
+        .wrapping_sub(irs.0);
     let now = minute(now);
     let age = now.wrapping_sub(rest >> COUNTER_SHIFT) & 0xff;
     if age >= MAX_AGE {
@@ -120,14 +129,25 @@ fn sequence(secret: &Secret, flow: &FlowKey, syn: &TcpHeader, minute: u32) -> Se
     let inner = (secret.hash(INNER, flow, minute) as u32).wrapping_add(index) & DATA_MASK;
     let outer = secret.hash(OUTER, flow, 0) as u32;
     let counter = minute << COUNTER_SHIFT;
-    SeqNum(outer.wrapping_add(syn.seq.0).wrapping_add(counter).wrapping_add(inner))
+    SeqNum(
+        outer
+            .wrapping_add(syn.seq.0)
+            .wrapping_add(counter)
+            .wrapping_add(inner),
+    )
 }
 
 /// The clock with its low bits replaced, never later than the clock.
 fn stamp(peer: &TcpOptions, clock: u32) -> u32 {
-    let scale = peer.window_scale.map_or(NO_SCALE, |s| u32::from(s.min(MAX_SCALE)));
+    let scale = peer
+        .window_scale
+        .map_or(NO_SCALE, |s| u32::from(s.min(MAX_SCALE)));
     let bits = scale | u32::from(peer.sack_permitted) << 4;
     let mask = (1 << STAMP_BITS) - 1;
     let value = clock & !mask | bits;
-    if SeqNum(value).after(SeqNum(clock)) { value.wrapping_sub(mask + 1) } else { value }
+    if SeqNum(value).after(SeqNum(clock)) {
+        value.wrapping_sub(mask + 1)
+    } else {
+        value
+    }
 }

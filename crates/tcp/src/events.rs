@@ -58,7 +58,12 @@ impl BitOr for Events {
 impl fmt::Debug for Events {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set()
-            .entries(Events::NAMES.iter().filter(|(e, _)| self.contains(*e)).map(|(_, n)| n))
+            .entries(
+                Events::NAMES
+                    .iter()
+                    .filter(|(e, _)| self.contains(*e))
+                    .map(|(_, n)| n),
+            )
             .finish()
     }
 }

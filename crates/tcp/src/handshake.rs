@@ -120,7 +120,11 @@ impl SynSent {
                 SynSentAnswer::Reset(header.ack)
             };
         }
-        match (header.flags.contains(TcpFlags::RST), header.flags.contains(TcpFlags::SYN), ack) {
+        match (
+            header.flags.contains(TcpFlags::RST),
+            header.flags.contains(TcpFlags::SYN),
+            ack,
+        ) {
             (true, _, true) => SynSentAnswer::Refused,
             (true, _, false) => SynSentAnswer::Ignore,
             (false, true, true) => SynSentAnswer::Established,

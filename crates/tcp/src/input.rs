@@ -199,9 +199,14 @@ impl Connection {
 
     /// In SYN-RECEIVED, whether `header` acknowledges our SYN; true in all later states.
     fn complete_handshake(&mut self, header: &TcpHeader) -> bool {
-        let State::SynReceived(state) = &self.state else { return true };
+        let State::SynReceived(state) = &self.state else {
+            return true;
+        };
         if header.ack != state.iss + 1 {
-            self.reset = Some(Reset { seq: header.ack, ack: None });
+            self.reset = Some(Reset {
+                seq: header.ack,
+                ack: None,
+            });
             return false;
         }
         let syn = header.flags.contains(TcpFlags::SYN);

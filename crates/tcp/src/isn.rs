@@ -69,6 +69,9 @@ mod tests {
     #[test]
     fn the_timestamp_offset_is_the_same_for_all_ports_of_two_hosts() {
         let secret = Secret([7; 16]);
-        assert_eq!(timestamp_offset(&secret, &flow(1)), timestamp_offset(&secret, &flow(2)));
+        assert_eq!(
+            timestamp_offset(&secret, &flow(1)),
+            timestamp_offset(&secret, &flow(2))
+        );
     }
 }

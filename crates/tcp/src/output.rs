@@ -88,7 +88,8 @@ impl Connection {
             if self.send.probes == 0 {
                 self.send.stalled_since = now;
             }
-            self.timers.set_send(SendTimer::Persist, now + self.send.rtt.rto());
+            self.timers
+                .set_send(SendTimer::Persist, now + self.send.rtt.rto());
         }
     }
 
@@ -122,8 +123,16 @@ impl Connection {
         } else {
             self.counters.octets_out += u64::from(chunk.len);
         }
-        let segment_size = if chunk.len > self.send.mss { self.send.mss as u16 } else { 0 };
-        Segment { header, payload: self.send.payload(chunk), segment_size }
+        let segment_size = if chunk.len > self.send.mss {
+            self.send.mss as u16
+        } else {
+            0
+        };
+        Segment {
+            header,
+            payload: self.send.payload(chunk),
+            segment_size,
+        }
     }
 
     /// A header that acknowledges all that arrived and offers the present window.
@@ -132,7 +141,11 @@ impl Connection {
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
         let blocks = if timestamps.is_some() { 3 } else { 4 };
-        let sack = if self.sack { self.receive.sack_blocks(blocks) } else { Default::default() };
+        let sack = if self.sack {
+            self.receive.sack_blocks(blocks)
+        } else {
+            Default::default()
+        };
         self.receive.acknowledge(now, text);
         self.timers.acknowledge = Instant::FAR_FUTURE;
         self.counters.segments_out += 1;
@@ -144,18 +157,26 @@ impl Connection {
             flags,
             window: window.min(0xffff) as u16,
             urgent: 0,
-            options: TcpOptions { timestamps, sack, ..TcpOptions::default() },
+            options: TcpOptions {
+                timestamps,
+                sack,
+                ..TcpOptions::default()
+            },
         }
     }
 
     fn emit_syn(&mut self, now: Instant, iss: SeqNum, offer: Offer, answer: bool) -> Segment<'_> {
         self.send.last_sent = now;
-        self.timers.set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
+        self.timers
+            .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
         self.counters.segments_out += 1;
         let clamp = self.options.max_segment.unwrap_or(u16::MAX);
         let clock = Timestamps::clock(self.timestamp_offset, now);
         let stamp = self.timestamps.as_ref().map(|t| t.field(now));
-        let first = offer.timestamps.then_some(Field { value: clock, echo: 0 });
+        let first = offer.timestamps.then_some(Field {
+            value: clock,
+            echo: 0,
+        });
         let (flags, ack) = if answer {
             (TcpFlags::SYN.with(TcpFlags::ACK), self.receive.nxt)
         } else {
@@ -198,5 +219,9 @@ impl Connection {
 
 /// A segment without text.
 fn bare(header: TcpHeader) -> Segment<'static> {
-    Segment { header, payload: [&[], &[]], segment_size: 0 }
+    Segment {
+        header,
+        payload: [&[], &[]],
+        segment_size: 0,
+    }
 }

@@ -100,7 +100,9 @@ impl Receiver {
 
     /// The smallest shift that lets the largest buffer be offered (RFC 7323 §2.3).
     pub(crate) fn wanted_scale(&self) -> u8 {
-        (0..MAX_SCALE).find(|&s| self.limit_max >> s <= 0xffff).unwrap_or(MAX_SCALE)
+        (0..MAX_SCALE)
+            .find(|&s| self.limit_max >> s <= 0xffff)
+            .unwrap_or(MAX_SCALE)
     }
 
     /// The peer's SYN carried `irs`; SYN segments offer an unscaled window.
@@ -135,12 +137,19 @@ impl Receiver {
 
     /// What is left of the window offered last.
     pub(crate) fn offered(&self) -> u32 {
-        if self.nxt.before(self.edge) { self.edge - self.nxt } else { 0 }
+        if self.nxt.before(self.edge) {
+            self.edge - self.nxt
+        } else {
+            0
+        }
     }
 
     fn wanted(&self, clamp: Option<u32>) -> u32 {
         let free = self.limit.saturating_sub(self.buffer.len());
-        u32::try_from(free).unwrap_or(u32::MAX).min(clamp.unwrap_or(u32::MAX)).min(1 << 30)
+        u32::try_from(free)
+            .unwrap_or(u32::MAX)
+            .min(clamp.unwrap_or(u32::MAX))
+            .min(1 << 30)
     }
 
     /// RFC 9293 §3.10.7.4, first, read as Linux does: some part between what was acknowledged and
@@ -170,7 +179,11 @@ impl Receiver {
         self.nxt += payload.len() as u32;
         self.last_data = now;
         self.measure(now);
-        self.want_ack(if self.quick > 0 { AckNeed::Now } else { AckNeed::Delayed });
+        self.want_ack(if self.quick > 0 {
+            AckNeed::Now
+        } else {
+            AckNeed::Delayed
+        });
     }
 
     /// RFC 9293 §3.10.7.4, seventh and eighth: text and FIN of an acceptable segment.
@@ -241,7 +254,11 @@ impl Receiver {
         self.nxt = reached;
         // RFC 5681 §4.2: at once when a gap is filled.
         let quick = fills_gap || self.quick > 0;
-        self.want_ack(if quick { AckNeed::Now } else { AckNeed::Delayed });
+        self.want_ack(if quick {
+            AckNeed::Now
+        } else {
+            AckNeed::Delayed
+        });
     }
 
     /// `len` octets at `seq` lie outside the window: the peer must hear where it is.

@@ -21,7 +21,9 @@ pub(crate) struct RttEstimator {
 impl RttEstimator {
     /// RFC 6298 §2.2 and §2.3.
     pub(crate) fn sample(&mut self, rtt: Duration) {
-        let rtt = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX).clamp(1, 1 << 40);
+        let rtt = u64::try_from(rtt.as_nanos())
+            .unwrap_or(u64::MAX)
+            .clamp(1, 1 << 40);
         if self.smoothed == 0 {
             self.smoothed = rtt;
             self.variation = rtt / 2;

@@ -96,7 +96,11 @@ impl Scoreboard {
     /// `start..end` was sent for the first time; `start` is where the last record ended.
     pub(crate) fn push(&mut self, start: SeqNum, end: SeqNum, now: Instant) {
         if self.records.len() >= MAX_RECORDS {
-            if let Some(last) = self.records.back_mut().filter(|r| r.fate == Fate::Outstanding) {
+            if let Some(last) = self
+                .records
+                .back_mut()
+                .filter(|r| r.fate == Fate::Outstanding)
+            {
                 last.end = end;
                 last.sent = now;
                 return;
@@ -117,7 +121,10 @@ impl Scoreboard {
             if first.start.at_or_after(una) {
                 break;
             }
-            let acked = Record { end: first.end.min(una), ..first };
+            let acked = Record {
+                end: first.end.min(una),
+                ..first
+            };
             self.uncount(acked);
             if acked.fate != Fate::Sacked {
                 self.deliver(acked, now, delivery);
@@ -164,12 +171,10 @@ impl Scoreboard {
 
     /// RFC 8985 §6.2 step 5: marks as lost what was sent long enough before the newest delivered
     /// transmission. Returns the octets newly lost and when to look again.
-    pub(crate) fn detect_loss(
-        &mut self,
-        now: Instant,
-        window: Duration,
-    ) -> (u32, Option<Instant>) {
-        let Some(rack) = self.rack.clone() else { return (0, None) };
+    pub(crate) fn detect_loss(&mut self, now: Instant, window: Duration) -> (u32, Option<Instant>) {
+        let Some(rack) = self.rack.clone() else {
+            return (0, None);
+        };
         let before = self.lost;
         let mut again: Option<Instant> = None;
         for record in &mut self.records {
@@ -207,7 +212,9 @@ impl Scoreboard {
     /// The first `octets` in flight are lost (three duplicate or one partial acknowledgement from
     /// a peer without SACK).
     pub(crate) fn lose_first(&mut self, octets: u32) {
-        let Some(first) = self.records.front() else { return };
+        let Some(first) = self.records.front() else {
+            return;
+        };
         let end = first.start + octets.min(first.len());
         self.split(end);
         let first = &mut self.records[0];
@@ -301,8 +308,13 @@ impl Scoreboard {
             && at == nxt
             && sacked == u64::from(self.sacked)
             && lost == u64::from(self.lost)
-            && self.rack.as_ref().is_none_or(|r| r.rtt <= Duration::from_secs(3600))
-            && self.highest.is_none_or(|h| h.after(una) && h.at_or_before(nxt))
+            && self
+                .rack
+                .as_ref()
+                .is_none_or(|r| r.rtt <= Duration::from_secs(3600))
+            && self
+                .highest
+                .is_none_or(|h| h.after(una) && h.at_or_before(nxt))
     }
 
     fn uncount(&mut self, record: Record) {
@@ -328,7 +340,11 @@ impl Scoreboard {
             record.sent > r.sent || (record.sent == r.sent && record.end.after(r.end))
         });
         if newer {
-            self.rack = Some(Rack { sent: record.sent, end: record.end, rtt });
+            self.rack = Some(Rack {
+                sent: record.sent,
+                end: record.end,
+                rtt,
+            });
         }
     }
 
@@ -338,10 +354,18 @@ impl Scoreboard {
             return;
         }
         let i = self.records.partition_point(|r| r.end.at_or_before(at));
-        let Some(record) = self.records.get(i).copied() else { return };
+        let Some(record) = self.records.get(i).copied() else {
+            return;
+        };
         if record.start.before(at) {
             self.records[i].end = at;
-            self.records.insert(i + 1, Record { start: at, ..record });
+            self.records.insert(
+                i + 1,
+                Record {
+                    start: at,
+                    ..record
+                },
+            );
         }
     }
 

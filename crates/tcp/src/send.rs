@@ -21,9 +21,13 @@ const DUPLICATE_THRESHOLD: u32 = 3;
 pub(crate) enum Episode {
     Open,
     /// Fast recovery (RFC 6675 §5).
-    Recovery { until: SeqNum },
+    Recovery {
+        until: SeqNum,
+    },
     /// After a retransmission time-out.
-    Loss { until: SeqNum },
+    Loss {
+        until: SeqNum,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -136,7 +140,9 @@ impl Sender {
             limit_max: config.send_buffer_max.max(config.send_buffer),
             autotune: true,
             blocked: false,
-            gso_max: u32::try_from(config.gso_max).unwrap_or(u32::MAX).clamp(1, 65_535),
+            gso_max: u32::try_from(config.gso_max)
+                .unwrap_or(u32::MAX)
+                .clamp(1, 65_535),
         }
     }
 
@@ -186,7 +192,11 @@ impl Sender {
     /// Octets of `buffer` not sent yet.
     pub(crate) fn unsent(&self) -> u32 {
         let end = self.data_end();
-        if self.nxt.after(end) { 0 } else { end - self.nxt }
+        if self.nxt.after(end) {
+            0
+        } else {
+            end - self.nxt
+        }
     }
 
     /// Whether anything, a FIN included, was never sent.
@@ -214,7 +224,8 @@ impl Sender {
     }
 
     pub(crate) fn next_chunk(&mut self, options: &Options) -> Option<Chunk> {
-        self.next_retransmission().or_else(|| self.next_new(options))
+        self.next_retransmission()
+            .or_else(|| self.next_new(options))
     }
 
     fn next_retransmission(&mut self) -> Option<Chunk> {
@@ -239,7 +250,11 @@ impl Sender {
             return self.fin_unsent().then(|| self.chunk(self.nxt, 1, false));
         }
         let edge = self.una + self.window;
-        let window = if self.nxt.before(edge) { edge - self.nxt } else { 0 };
+        let window = if self.nxt.before(edge) {
+            edge - self.nxt
+        } else {
+            0
+        };
         let (flight, cwnd) = (self.in_flight(), self.congestion.cwnd());
         if flight >= cwnd && !self.forced {
             self.congestion_limited = true;
@@ -293,7 +308,12 @@ impl Sender {
     /// A chunk of `space` in sequence space; a FIN lies behind the end of the data.
     fn chunk(&self, seq: SeqNum, space: u32, retransmission: bool) -> Chunk {
         let fin = (seq + space).after(self.data_end());
-        Chunk { seq, len: space - u32::from(fin), fin, retransmission }
+        Chunk {
+            seq,
+            len: space - u32::from(fin),
+            fin,
+            retransmission,
+        }
     }
 
     /// `chunk` goes out now.
@@ -325,7 +345,8 @@ impl Sender {
 
     /// The octets of `chunk`.
     pub(crate) fn payload(&self, chunk: Chunk) -> [&[u8]; 2] {
-        self.buffer.slices((chunk.seq - self.una) as usize, chunk.len as usize)
+        self.buffer
+            .slices((chunk.seq - self.una) as usize, chunk.len as usize)
     }
 
     // ---- acknowledgements ----
@@ -354,12 +375,7 @@ impl Sender {
     }
 
     /// Drops what is acknowledged.
-    fn advance(
-        &mut self,
-        input: &AckInput<'_>,
-        delivery: &mut Delivery,
-        outcome: &mut AckOutcome,
-    ) {
+    fn advance(&mut self, input: &AckInput<'_>, delivery: &mut Delivery, outcome: &mut AckOutcome) {
         let octets = (input.ack - self.una) as usize;
         self.board.acknowledge(input.ack, input.now, delivery);
         outcome.fin_acknowledged = self.fin && octets > self.buffer.len();
@@ -460,7 +476,9 @@ impl Sender {
             return None;
         };
         let recovering = self.episode != Episode::Open;
-        let window = self.board.reordering_window(recovering, self.mss, min, srtt);
+        let window = self
+            .board
+            .reordering_window(recovering, self.mss, min, srtt);
         let (lost, again) = self.board.detect_loss(now, window);
         if lost > 0 && self.episode == Episode::Open {
             self.enter_recovery();

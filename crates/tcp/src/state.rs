@@ -150,7 +150,10 @@ impl State {
 
     /// The handshake is done and both sequence spaces are known.
     pub(crate) fn is_synchronized(&self) -> bool {
-        !matches!(self, State::SynSent(_) | State::SynReceived(_) | State::Closed(_))
+        !matches!(
+            self,
+            State::SynSent(_) | State::SynReceived(_) | State::Closed(_)
+        )
     }
 
     /// The application may still queue data, now or once the handshake is done.
@@ -163,6 +166,9 @@ impl State {
 
     /// The peer may still send data.
     pub(crate) fn may_receive(&self) -> bool {
-        matches!(self, State::Established(_) | State::FinWait1(_) | State::FinWait2(_))
+        matches!(
+            self,
+            State::Established(_) | State::FinWait1(_) | State::FinWait2(_)
+        )
     }
 }

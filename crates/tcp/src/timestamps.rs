@@ -20,7 +20,11 @@ pub(crate) struct Timestamps {
 
 impl Timestamps {
     pub(crate) fn new(offset: u32, recent: u32, now: Instant) -> Timestamps {
-        Timestamps { offset, recent, recent_at: now }
+        Timestamps {
+            offset,
+            recent,
+            recent_at: now,
+        }
     }
 
     /// The clock that the option shows: milliseconds, shifted.
@@ -29,7 +33,10 @@ impl Timestamps {
     }
 
     pub(crate) fn field(&self, now: Instant) -> Field {
-        Field { value: Timestamps::clock(self.offset, now), echo: self.recent }
+        Field {
+            value: Timestamps::clock(self.offset, now),
+            echo: self.recent,
+        }
     }
 
     /// RFC 7323 §5.3 R1: older than what this side has seen.

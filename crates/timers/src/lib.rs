@@ -27,7 +27,12 @@ struct Node {
     next: u32,
 }
 
-const IDLE: Node = Node { tick: 0, bucket: NONE, previous: NONE, next: NONE };
+const IDLE: Node = Node {
+    tick: 0,
+    bucket: NONE,
+    previous: NONE,
+    next: NONE,
+};
 
 /// One deadline for each of many slots.
 pub struct Wheel {
@@ -59,7 +64,10 @@ impl Wheel {
             self.nodes.resize(index + 1, IDLE);
         }
         // Rounded up, so that no timer fires early; one that is due already fires next.
-        let ticks = deadline.as_nanos().div_ceil(1 << TICK_BITS).max(self.tick + 1);
+        let ticks = deadline
+            .as_nanos()
+            .div_ceil(1 << TICK_BITS)
+            .max(self.tick + 1);
         if self.nodes[index].bucket != NONE {
             if self.nodes[index].tick == ticks {
                 return;
@@ -73,7 +81,11 @@ impl Wheel {
 
     /// Forgets the deadline of `slot`.
     pub fn clear(&mut self, slot: u32) {
-        if self.nodes.get(slot as usize).is_some_and(|node| node.bucket != NONE) {
+        if self
+            .nodes
+            .get(slot as usize)
+            .is_some_and(|node| node.bucket != NONE)
+        {
             self.unlink(slot);
         }
     }
@@ -125,7 +137,10 @@ impl Wheel {
     /// The first tick after the present one at which a bucket of any level begins that holds
     /// timers.
     fn search(&self) -> u64 {
-        (0..LEVELS).filter_map(|level| self.search_level(level)).min().unwrap_or(u64::MAX)
+        (0..LEVELS)
+            .filter_map(|level| self.search_level(level))
+            .min()
+            .unwrap_or(u64::MAX)
     }
 
     fn search_level(&self, level: usize) -> Option<u64> {
@@ -155,8 +170,12 @@ impl Wheel {
         if head != NONE {
             self.nodes[head as usize].previous = slot;
         }
-        self.nodes[slot as usize] =
-            Node { tick, bucket: bucket as u32, previous: NONE, next: head };
+        self.nodes[slot as usize] = Node {
+            tick,
+            bucket: bucket as u32,
+            previous: NONE,
+            next: head,
+        };
         self.heads[bucket] = slot;
         self.occupied[level] |= 1 << position;
     }

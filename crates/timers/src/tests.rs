@@ -21,7 +21,10 @@ fn a_timer_fires_once_and_not_before_its_deadline() {
     let mut wheel = Wheel::new(Instant::ZERO);
     let deadline = Instant::from_millis(200);
     wheel.set(3, deadline);
-    assert_eq!(fired(&mut wheel, Instant::from_nanos(deadline.as_nanos() - 1)), []);
+    assert_eq!(
+        fired(&mut wheel, Instant::from_nanos(deadline.as_nanos() - 1)),
+        []
+    );
     let late = Instant::from_nanos(deadline.as_nanos() + TICK);
     assert_eq!(fired(&mut wheel, late), [3]);
     assert_eq!(fired(&mut wheel, Instant::from_millis(1000)), []);
@@ -48,7 +51,10 @@ fn a_deadline_beyond_the_wheel_waits_its_turn() {
     wheel.set(1, Instant::FAR_FUTURE);
     let before = Instant::from_nanos(year.as_nanos() - 1);
     assert_eq!(fired(&mut wheel, before), []);
-    assert_eq!(fired(&mut wheel, Instant::from_nanos(year.as_nanos() + TICK)), [0]);
+    assert_eq!(
+        fired(&mut wheel, Instant::from_nanos(year.as_nanos() + TICK)),
+        [0]
+    );
 }
 
 #[derive(Debug, TypeGenerator)]
@@ -73,22 +79,35 @@ impl Model {
     /// Checks that `fired` is all that was due for a tick, and nothing that is not due.
     fn check(&mut self, fired: &[u32]) {
         for slot in fired {
-            let deadline = self.deadlines.remove(slot).expect("fires only what was set");
+            let deadline = self
+                .deadlines
+                .remove(slot)
+                .expect("fires only what was set");
             assert!(deadline <= self.now, "{slot} fired early");
         }
         let overdue = |&deadline: &u64| deadline.saturating_add(TICK) <= self.now;
-        assert!(!self.deadlines.values().any(overdue), "a timer was slept through");
+        assert!(
+            !self.deadlines.values().any(overdue),
+            "a timer was slept through"
+        );
     }
 }
 
 #[test]
 fn the_wheel_agrees_with_a_sorted_map() {
     bolero::check!().with_type::<Vec<Step>>().for_each(|steps| {
-        let mut model = Model { now: 1_000_000_000, deadlines: BTreeMap::new() };
+        let mut model = Model {
+            now: 1_000_000_000,
+            deadlines: BTreeMap::new(),
+        };
         let mut wheel = Wheel::new(Instant::from_nanos(model.now));
         for step in steps {
             match *step {
-                Step::Set { slot, after, magnitude } => {
+                Step::Set {
+                    slot,
+                    after,
+                    magnitude,
+                } => {
                     let deadline = model.now.saturating_add(scaled(after, magnitude));
                     wheel.set(slot.into(), Instant::from_nanos(deadline));
                     model.deadlines.insert(slot.into(), deadline);

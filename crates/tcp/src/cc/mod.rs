@@ -58,7 +58,10 @@ pub(crate) struct Congestion {
 impl Congestion {
     pub(crate) fn new(kind: CongestionKind, mss: u32) -> Congestion {
         Congestion {
-            window: Window { cwnd: INITIAL_SEGMENTS * mss, ssthresh: MAX_WINDOW },
+            window: Window {
+                cwnd: INITIAL_SEGMENTS * mss,
+                ssthresh: MAX_WINDOW,
+            },
             algorithm: match kind {
                 CongestionKind::Cubic => Algorithm::Cubic(Cubic::default()),
                 CongestionKind::Reno => Algorithm::Reno(Reno::default()),
@@ -140,7 +143,10 @@ impl Congestion {
 
     fn reduced(&mut self, mss: u32) -> u32 {
         let cwnd = self.window.cwnd;
-        controller(&mut self.algorithm).reduce(cwnd, mss).max(2 * mss).min(MAX_WINDOW)
+        controller(&mut self.algorithm)
+            .reduce(cwnd, mss)
+            .max(2 * mss)
+            .min(MAX_WINDOW)
     }
 }
 
