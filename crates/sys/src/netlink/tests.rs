@@ -1,6 +1,6 @@
 //! The monitor's snapshot is what `ip` has just set up, and follows when that changes.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use portolan_proto::metastate::RouteKind;
@@ -197,7 +197,7 @@ fn lost_events_are_made_up_for() {
 fn the_kernel_resolves_a_neighbour_on_request() {
     in_fresh_namespace(|| {
         set_up();
-        let other = other_namespace();
+        let other = namespace::create().unwrap();
         let path = format!("/proc/{}/fd/{}", std::process::id(), other.as_raw_fd());
         ip(&format!("link set p1 netns {path}"));
         let peer = std::thread::spawn(move || {
@@ -216,16 +216,6 @@ fn the_kernel_resolves_a_neighbour_on_request() {
             now.neighbours.iter().any(known)
         });
     });
-}
-
-/// A namespace that lives as long as the descriptor.
-fn other_namespace() -> OwnedFd {
-    let (sender, receiver) = std::sync::mpsc::channel();
-    in_fresh_namespace(move || {
-        let file = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
-        sender.send(file.into()).unwrap();
-    });
-    receiver.recv().unwrap()
 }
 
 #[test]
