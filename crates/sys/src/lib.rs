@@ -11,6 +11,7 @@ mod mapping;
 pub mod leak;
 pub mod memory;
 pub mod namespace;
+pub mod netlink;
 pub mod ring;
 pub mod shm;
 pub mod sysctl;
