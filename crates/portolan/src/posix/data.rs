@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use portolan_proto::metastate::RouteKind;
-use portolan_stack::{Datagram, SendError, Session};
+use portolan_stack::{Datagram, SendError};
 use portolan_sys::{clock, descriptor};
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
@@ -14,9 +14,8 @@ use rustix::io::Errno;
 use super::opening::{bind_implicitly, complete_connect};
 use super::{Answer, Stop, Watching, deadline_after, find};
 use crate::core::Core;
-use crate::options::Options;
 use crate::process::Process;
-use crate::socket::{OUT, Phase, Socket};
+use crate::socket::{Phase, Socket};
 use crate::wait::{Sleep, Woken};
 
 /// What `recvmsg` reports besides the octets.
@@ -41,11 +40,7 @@ pub struct Control {
 }
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
-    fn take(
-        fd: RawFd,
-        buffers: &mut [IoSliceMut<'_>],
-        flags: i32,
-    ) -> Result<Received, Stop> {
+    fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.phase(), socket.protocol) {
@@ -76,7 +71,11 @@ fn receive_tcp(
     }
     let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_peek = flags & libc::MSG_PEEK != 0;
-    let least = if flags & libc::MSG_WAITALL != 0 && !is_peek { wanted } else { 1 };
+    let least = if flags & libc::MSG_WAITALL != 0 && !is_peek {
+        wanted
+    } else {
+        1
+    };
     let mut done = 0;
     let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
         let now = clock::now();
@@ -104,11 +103,18 @@ fn receive_tcp(
             return Some(Ok(done));
         }
         if let Some(errno) = socket.take_error(Some(core)) {
-            return Some(if done > 0 { Ok(done) } else { Err(errno.into()) });
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(errno.into())
+            });
         }
         has_ended.then_some(Ok(done))
     };
-    let received = |length| Received { length, ..Received::default() };
+    let received = |length| Received {
+        length,
+        ..Received::default()
+    };
 
     let mut core = process.lock();
     core.take_in(clock::now());
@@ -119,7 +125,11 @@ fn receive_tcp(
         return result.map(received);
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done > 0 { Ok(received(done)) } else { Err(Errno::AGAIN.into()) };
+        return if done > 0 {
+            Ok(received(done))
+        } else {
+            Err(Errno::AGAIN.into())
+        };
     }
     let deadline = deadline_after(socket.options().receive_timeout());
     let watching = Watching::new(vec![socket])?;
@@ -175,11 +185,18 @@ fn receive_udp(
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
-        let Some(session) = core.stack.udp(socket.slot()) else { return Some(gone(socket)) };
+        let Some(session) = core.stack.udp(socket.slot()) else {
+            return Some(gone(socket));
+        };
         if is_peek {
-            return session.queue.front().map(|d| Ok(unload(socket, d, buffers, flags)));
+            return session
+                .queue
+                .front()
+                .map(|d| Ok(unload(socket, d, buffers, flags)));
         }
-        session.receive().map(|datagram| Ok(unload(socket, &datagram, buffers, flags)))
+        session
+            .receive()
+            .map(|datagram| Ok(unload(socket, &datagram, buffers, flags)))
     };
     let mut core = process.lock();
     core.take_in(clock::now());
@@ -218,7 +235,11 @@ fn unload(
     let whole = datagram.data.len();
     let is_truncated = !rest.is_empty();
     Received {
-        length: if flags & libc::MSG_TRUNC != 0 { whole } else { whole - rest.len() },
+        length: if flags & libc::MSG_TRUNC != 0 {
+            whole
+        } else {
+            whole - rest.len()
+        },
         from: Some(socket.shown(datagram.from)),
         flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
         control: Control {
@@ -277,15 +298,28 @@ fn send_tcp(
     let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
         let now = clock::now();
         let slot = socket.slot();
-        if core.stack.tcp(slot).is_some_and(|session| session.connection.error().is_some())
+        if core
+            .stack
+            .tcp(slot)
+            .is_some_and(|session| session.connection.error().is_some())
             && let Some(errno) = socket.take_error(Some(core))
         {
-            return Some(if done > 0 { Ok(done) } else { Err(errno.into()) });
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(errno.into())
+            });
         }
-        let Some(session) = core.stack.tcp(slot) else { return Some(gone(socket)) };
+        let Some(session) = core.stack.tcp(slot) else {
+            return Some(gone(socket));
+        };
         let connection = &mut session.connection;
         if connection.is_send_closed() {
-            return Some(if done > 0 { Ok(done) } else { Err(Errno::PIPE.into()) });
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(Errno::PIPE.into())
+            });
         }
         connection.options().cork = cork;
         gather(buffers, done, |piece| {
@@ -305,7 +339,11 @@ fn send_tcp(
         return result;
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done > 0 { Ok(done) } else { Err(Errno::AGAIN.into()) };
+        return if done > 0 {
+            Ok(done)
+        } else {
+            Err(Errno::AGAIN.into())
+        };
     }
     let deadline = deadline_after(socket.options().send_timeout());
     let watching = Watching::new(vec![socket])?;
@@ -361,15 +399,23 @@ fn send_udp(
         [one] => [one, &[]],
         [one, two] => [one, two],
         many => {
-            joined = many.iter().flat_map(|buffer| buffer.iter().copied()).collect();
+            joined = many
+                .iter()
+                .flat_map(|buffer| buffer.iter().copied())
+                .collect();
             [&joined, &[]]
         }
     };
-    let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
-        let Core { stack, routes, channel, .. } = core;
+        let Core {
+            stack,
+            routes,
+            channel,
+            ..
+        } = core;
         let sent = stack.send_datagram(socket.slot(), to, payload, routes, channel);
         core.send_out(clock::now());
         match sent {
