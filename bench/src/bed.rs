@@ -1,10 +1,10 @@
 //! The bed of every measurement: two hosts, which are network namespaces, joined by one veth wire
 //! with default offloads, a Portolan server on each, and one core for each side.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::process::{Background, ProcessError, run};
 use crate::tools::{MissingTool, Tools};
@@ -206,9 +206,18 @@ impl Bed {
         program: &str,
         arguments: &[&str],
     ) -> Result<Background, ProcessError> {
-        let service =
-            Background::start(self.command(Side::Server, stack, program).args(arguments))?;
-        self.wait_for(port)?;
+        let complaints = self.file("service.log");
+        let mut command = self.command(Side::Server, stack, program);
+        command.args(arguments);
+        command.stderr(File::create(&complaints).map_or_else(|_| Stdio::null(), Stdio::from));
+        let service = Background::start(&mut command)?;
+        self.wait_for(port).map_err(|source| ProcessError::Silent {
+            source: Box::new(source),
+            complaints: fs::read_to_string(&complaints)
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
+        })?;
         Ok(service)
     }
 
