@@ -1,0 +1,33 @@
+//! What several unit tests of this crate share.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Plain shared memory of `length` zero octets.
+pub(crate) fn memory(length: usize) -> OwnedFd {
+    let fd = memfd_create("portolan-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, length as u64).unwrap();
+    fd
+}
+
+/// Runs `test` on a thread of its own in a network namespace of its own. Needs root.
+pub(crate) fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(move || {
+        // SAFETY: a new network namespace leaves the descriptor table shared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("root may unshare");
+        test();
+    })
+    .join()
+    .expect("the test inside the namespace passes");
+}
+
+/// Runs `ip` with the words of `arguments`, in the calling thread's namespace.
+pub(crate) fn ip(arguments: &str) {
+    let status = std::process::Command::new("ip")
+        .args(arguments.split_whitespace())
+        .status()
+        .unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
