@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::process::{Background, ProcessError, run};
 use crate::tools::{MissingTool, Tools};
@@ -14,6 +15,9 @@ const READY_LIMIT_S: u32 = 10;
 
 /// What the wire is called in both hosts.
 pub const INTERFACE: &str = "wire0";
+
+/// Beds this process has made, so that several can stand at a time.
+static BEDS: AtomicU32 = AtomicU32::new(0);
 
 /// Which stack a program's sockets are on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +70,8 @@ impl Bed {
     /// Makes the hosts and the wire, without servers.
     pub fn bare() -> Result<Bed, BedError> {
         let tools = Tools::locate()?;
-        let name = format!("portolan-{}", std::process::id());
+        let number = BEDS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("portolan-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(&name);
         fs::create_dir_all(&directory).map_err(|source| BedError::File {
             path: directory.clone(),
@@ -174,20 +179,33 @@ impl Bed {
 
     /// A program on one host, on its core, with its sockets on one stack.
     pub fn command(&self, side: Side, stack: Stack, program: &str) -> Command {
-        let host = self.host(side);
-        let program = if program == "portolan-traffic" {
-            self.tools.traffic.as_path()
-        } else {
-            Path::new(program)
+        let words = self.words(stack, program);
+        let mut command = self.host(side).command(&words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    /// The words that start a program with its sockets on one stack, to be put after those of a
+    /// tracer or of another user's shell.
+    pub fn words(&self, stack: Stack, program: &str) -> Vec<PathBuf> {
+        let program = match program {
+            "portolan-traffic" => self.tools.traffic.clone(),
+            other => other.into(),
         };
         match stack {
-            Stack::Kernel => host.command(program),
-            Stack::Portolan => {
-                let mut command = host.command(&self.tools.portolan);
-                command.args(["run", "--require", "--"]).arg(program);
-                command
-            }
+            Stack::Kernel => vec![program],
+            Stack::Portolan => vec![
+                self.tools.portolan.clone(),
+                "run".into(),
+                "--require".into(),
+                "--".into(),
+                program,
+            ],
         }
+    }
+
+    pub fn tools(&self) -> &Tools {
+        &self.tools
     }
 
     /// Portolan's own command on one host.

@@ -5,6 +5,7 @@
 
 mod bulk;
 mod connections;
+mod ends;
 mod ping;
 mod transfer;
 mod wait;
@@ -79,6 +80,18 @@ enum Command {
         address: SocketAddr,
         file: PathBuf,
         copy: PathBuf,
+    },
+    /// Opens one connection (takes one with --listen), greets and holds it until killed.
+    Hold {
+        address: SocketAddr,
+        #[arg(long)]
+        listen: bool,
+    },
+    /// The other side of `hold`: nudges it from time to time and reports how the connection ends.
+    Watch {
+        address: SocketAddr,
+        #[arg(long)]
+        listen: bool,
     },
     /// Waits until a TCP port accepts.
     Wait {
@@ -158,6 +171,8 @@ fn run(command: Command) -> io::Result<()> {
             file,
             copy,
         } => print(&transfer::send(address, &file, &copy)?),
+        Command::Hold { address, listen } => ends::hold(address, listen),
+        Command::Watch { address, listen } => print(&ends::watch(address, listen)?),
         Command::Wait { address, seconds } => {
             wait::until_accepting(address, Duration::from_secs_f64(seconds))
         }
