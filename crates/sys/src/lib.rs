@@ -8,6 +8,7 @@ pub mod device;
 pub mod doorbell;
 mod mapping;
 pub mod namespace;
+pub mod netlink;
 pub mod ring;
 pub mod shm;
 pub mod sysctl;

@@ -5,9 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use rustix::fs::stat;
+use rustix::fs::{Mode, OFlags, open, stat};
 use rustix::io::Errno;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// Names the calling thread's network namespace among those of the host.
 pub fn inode() -> Result<u64, Errno> {
@@ -17,6 +17,21 @@ pub fn inode() -> Result<u64, Errno> {
 /// Where the server of the calling thread's network namespace listens unless told otherwise.
 pub fn control_path() -> Result<PathBuf, Errno> {
     Ok(format!("/run/portolan/{}/control", inode()?).into())
+}
+
+/// Makes a fresh network namespace, which lasts while the descriptor, a process or a device in it
+/// does. The calling thread stays where it is.
+pub fn create() -> Result<OwnedFd, Errno> {
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            // SAFETY: a new network namespace leaves the descriptor table shared.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            open("/proc/thread-self/ns/net", flags, Mode::empty())
+        });
+        // The thread does nothing that panics.
+        made.join().unwrap_or(Err(Errno::CANCELED))
+    })
 }
 
 /// Moves the calling thread into the network namespace `fd`.
@@ -32,27 +47,26 @@ pub fn start_in(command: &mut Command, fd: OwnedFd) {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{Mode, OFlags, open};
-
     use super::*;
     use crate::testing::in_fresh_namespace;
 
     #[test]
-    fn a_fresh_namespace_has_another_inode_and_programs_start_in_it() {
+    fn a_program_starts_in_the_namespace_it_is_given() {
+        let fresh = create().unwrap();
+        let inside = rustix::fs::fstat(&fresh).unwrap().st_ino;
+        assert_ne!(inode().unwrap(), inside);
+        let mut command = Command::new("readlink");
+        command.arg("/proc/self/ns/net");
+        start_in(&mut command, fresh);
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert_eq!(said.trim(), format!("net:[{inside}]"));
+    }
+
+    #[test]
+    fn a_thread_that_enters_is_in_another_namespace() {
         let outside = inode().unwrap();
-        in_fresh_namespace(move || {
-            let inside = inode().unwrap();
-            assert_ne!(outside, inside);
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-            let fd = open("/proc/thread-self/ns/net", flags, Mode::empty()).unwrap();
-            in_fresh_namespace(move || {
-                let mut command = Command::new("readlink");
-                command.arg("/proc/self/ns/net");
-                start_in(&mut command, fd);
-                let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
-                assert_eq!(said.trim(), format!("net:[{inside}]"));
-            });
-        });
+        in_fresh_namespace(move || assert_ne!(inode().unwrap(), outside));
+        assert_eq!(inode().unwrap(), outside);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use crate::namespace;
 
 /// Plain shared memory of `length` zero octets.
 pub(crate) fn memory(length: usize) -> OwnedFd {
@@ -15,8 +16,8 @@ pub(crate) fn memory(length: usize) -> OwnedFd {
 /// Runs `test` on a thread of its own in a network namespace of its own. Needs root.
 pub(crate) fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
-        // SAFETY: a new network namespace leaves the descriptor table shared.
-        unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("root may unshare");
+        let fresh = namespace::create().expect("root may create namespaces");
+        namespace::enter(fresh).expect("root may enter namespaces");
         test();
     })
     .join()
