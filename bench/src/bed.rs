@@ -1,20 +1,27 @@
 //! The bed of every measurement: two hosts, which are network namespaces, joined by one veth wire
 //! with default offloads, a Portolan server on each, and one core for each side.
 
+use std::fmt;
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use portolan_netns::{Impairment, Namespace};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Background, ProcessError, run};
 use crate::tools::{MissingTool, Tools};
 
-/// How long a server may take to answer.
-const READY_LIMIT_S: u32 = 10;
+/// How long a server or a service may take to come up.
+const READY_LIMIT: Duration = Duration::from_secs(10);
 
-/// What the wire is called in both hosts.
-pub const INTERFACE: &str = "wire0";
+const POLL: Duration = Duration::from_millis(50);
+
+/// What the end of the wire is called on both hosts.
+pub const INTERFACE: &str = portolan_netns::Bed::DEVICE;
 
 /// Beds this process has made, so that several can stand at a time.
 static BEDS: AtomicU32 = AtomicU32::new(0);
@@ -33,6 +40,15 @@ pub enum Side {
     Server,
 }
 
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Client => "client",
+            Side::Server => "server",
+        })
+    }
+}
+
 /// A bed that could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
@@ -45,107 +61,108 @@ pub enum BedError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("portoland does not answer in {host}: {source}")]
-    NotReady { host: String, source: ProcessError },
+    #[error("portoland does not answer on the {side} host: {source}")]
+    NotReady { side: Side, source: ProcessError },
+}
+
+/// A service that did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    #[error("{program} does not listen on port {port}; it said: {said}")]
+    Silent {
+        program: String,
+        port: u16,
+        said: String,
+    },
 }
 
 /// Two hosts and what runs on them; all of it is gone when the bed is dropped.
 pub struct Bed {
     pub client: Host,
     pub server: Host,
+    wire: portolan_netns::Bed,
     tools: Tools,
     directory: PathBuf,
 }
 
-/// One namespace.
+/// One end of the wire.
 pub struct Host {
-    namespace: String,
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// The core that everything on this host is pinned to.
     core: usize,
     daemon: Option<Background>,
 }
 
 impl Bed {
-    /// Makes the hosts and the wire, without servers.
-    pub fn bare() -> Result<Bed, BedError> {
+    /// Two hosts on a veth pair with a Portolan server on each.
+    pub fn new() -> Result<Bed, BedError> {
+        Bed::bare(portolan_netns::Bed::veth())?.with_daemons()
+    }
+
+    /// Two hosts on a wire with faults, with a Portolan server on each.
+    pub fn impaired(impairment: Impairment) -> Result<Bed, BedError> {
+        Bed::bare(portolan_netns::Bed::impaired(impairment))?.with_daemons()
+    }
+
+    /// Two hosts without Portolan servers.
+    pub fn bare(wire: portolan_netns::Bed) -> Result<Bed, BedError> {
         let tools = Tools::locate()?;
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
         let name = format!("portolan-{}-{number}", std::process::id());
-        let directory = std::env::temp_dir().join(&name);
+        let directory = std::env::temp_dir().join(name);
         fs::create_dir_all(&directory).map_err(|source| BedError::File {
             path: directory.clone(),
             source,
         })?;
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-        let host = |side: &str, octet, core| Host {
-            namespace: format!("{name}-{side}"),
-            address: Ipv4Addr::new(10, 77, 0, octet),
+        let host = |address, core| Host {
+            address,
             core: core % cores,
             daemon: None,
         };
-        let bed = Bed {
-            client: host("client", 1, 0),
-            server: host("server", 2, 1),
+        Ok(Bed {
+            client: host(portolan_netns::Bed::A4, 0),
+            server: host(portolan_netns::Bed::B4, 1),
+            wire,
             tools,
             directory,
-        };
-        bed.lay()?;
-        Ok(bed)
+        })
     }
 
-    /// Makes the hosts, the wire and a Portolan server on each host.
-    pub fn new() -> Result<Bed, BedError> {
-        let mut bed = Bed::bare()?;
-        bed.start_daemon(Side::Client)?;
-        bed.start_daemon(Side::Server)?;
-        Ok(bed)
-    }
-
-    fn lay(&self) -> Result<(), ProcessError> {
-        let (client, server) = (&self.client.namespace, &self.server.namespace);
-        ip(&["netns", "add", client])?;
-        ip(&["netns", "add", server])?;
-        ip(&[
-            "link", "add", INTERFACE, "netns", client, "type", "veth", "peer", "name", INTERFACE,
-            "netns", server,
-        ])?;
-        for host in [&self.client, &self.server] {
-            let name = &host.namespace;
-            let address = format!("{}/24", host.address);
-            ip(&["-n", name, "address", "add", &address, "dev", INTERFACE])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-            ip(&["-n", name, "link", "set", INTERFACE, "up"])?;
-        }
-        Ok(())
+    fn with_daemons(mut self) -> Result<Bed, BedError> {
+        self.start_daemon(Side::Client)?;
+        self.start_daemon(Side::Server)?;
+        Ok(self)
     }
 
     /// Starts `portoland` on one host and waits until it answers.
     pub fn start_daemon(&mut self, side: Side) -> Result<(), BedError> {
-        let config = self.file(&format!("{}.toml", self.host(side).namespace));
+        let config = self.file(&format!("{side}.toml"));
         fs::write(&config, format!("interfaces = [\"{INTERFACE}\"]\n")).map_err(|source| {
             BedError::File {
                 path: config.clone(),
                 source,
             }
         })?;
-        let host = self.host(side);
-        let mut command = host.command(&self.tools.portoland);
+        let mut command = self.exec(side, &self.tools.portoland);
         let daemon = Background::start(command.arg("--config").arg(&config))?;
-        let ready = format!(
-            "for try in $(seq {}); do '{}' status >/dev/null 2>&1 && exit; sleep 0.1; done; \
-             exec '{1}' status",
-            READY_LIMIT_S * 10,
-            self.tools.portolan.display(),
-        );
-        run(host.command(Path::new("sh")).args(["-c", &ready])).map_err(|source| {
-            BedError::NotReady {
-                host: host.namespace.clone(),
-                source,
-            }
-        })?;
+        self.await_daemon(side)
+            .map_err(|source| BedError::NotReady { side, source })?;
         self.host_mut(side).daemon = Some(daemon);
         Ok(())
+    }
+
+    fn await_daemon(&self, side: Side) -> Result<(), ProcessError> {
+        let start = Instant::now();
+        loop {
+            match self.portolan(side, &["status"]) {
+                Ok(_) => return Ok(()),
+                Err(error) if start.elapsed() > READY_LIMIT => return Err(error),
+                Err(_) => std::thread::sleep(POLL),
+            }
+        }
     }
 
     /// The server on a host, to be asked about or killed.
@@ -174,15 +191,31 @@ impl Bed {
 
     /// Where programs on the server host listen.
     pub fn endpoint(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(IpAddr::V4(self.server.address), port)
+        SocketAddr::new(self.server.address, port)
     }
 
     /// A program on one host, on its core, with its sockets on one stack.
     pub fn command(&self, side: Side, stack: Stack, program: &str) -> Command {
         let words = self.words(stack, program);
-        let mut command = self.host(side).command(&words[0]);
+        let mut command = self.exec(side, &words[0]);
         command.args(&words[1..]);
         command
+    }
+
+    /// A program in the host's namespace, on the host's core.
+    fn exec(&self, side: Side, program: &Path) -> Command {
+        let mut command = self.namespace(side).exec("taskset");
+        command
+            .args(["-c", &self.host(side).core.to_string()])
+            .arg(program);
+        command
+    }
+
+    fn namespace(&self, side: Side) -> &Namespace {
+        match side {
+            Side::Client => &self.wire.a,
+            Side::Server => &self.wire.b,
+        }
     }
 
     /// The words that start a program with its sockets on one stack, to be put after those of a
@@ -210,93 +243,85 @@ impl Bed {
 
     /// Portolan's own command on one host.
     pub fn portolan(&self, side: Side, arguments: &[&str]) -> Result<String, ProcessError> {
-        run(self
-            .host(side)
-            .command(&self.tools.portolan)
-            .args(arguments))
+        run(self.exec(side, &self.tools.portolan).args(arguments))
     }
 
-    /// Starts a TCP service on the server host and waits until its port accepts.
+    /// Starts a TCP service on the server host and waits until it listens.
     pub fn serve(
         &self,
         stack: Stack,
         port: u16,
         program: &str,
         arguments: &[&str],
-    ) -> Result<Background, ProcessError> {
-        let complaints = self.file("service.log");
+    ) -> Result<Background, ServeError> {
+        let log = self.file("service.log");
         let mut command = self.command(Side::Server, stack, program);
         command.args(arguments);
-        command.stderr(File::create(&complaints).map_or_else(|_| Stdio::null(), Stdio::from));
-        let service = Background::start(&mut command)?;
-        self.wait_for(port).map_err(|source| ProcessError::Silent {
-            source: Box::new(source),
-            complaints: fs::read_to_string(&complaints)
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
-        })?;
+        command.stderr(File::create(&log).map_or_else(|_| Stdio::null(), Stdio::from));
+        let mut service = Background::start(&mut command)?;
+        let start = Instant::now();
+        while !listens(&service, port) {
+            if start.elapsed() > READY_LIMIT || !service.is_running() {
+                let said = fs::read_to_string(&log)
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned();
+                return Err(ServeError::Silent {
+                    program: program.to_owned(),
+                    port,
+                    said,
+                });
+            }
+            std::thread::sleep(POLL);
+        }
         Ok(service)
     }
+}
 
-    /// Waits, through the kernel's stack of the client host, until a port accepts.
-    pub fn wait_for(&self, port: u16) -> Result<(), ProcessError> {
-        let endpoint = self.endpoint(port).to_string();
-        let limit = READY_LIMIT_S.to_string();
-        run(self
-            .command(Side::Client, Stack::Kernel, "portolan-traffic")
-            .args(["wait", &endpoint, "--seconds", &limit]))?;
-        Ok(())
-    }
+/// Whether some socket in the service's namespace listens on a port. A Portolan listener has a
+/// kernel socket that keeps its port. Asking by a connection would disturb some services.
+fn listens(service: &Background, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let port = format!(":{port:04X}");
+    ["tcp", "tcp6"].iter().any(|family| {
+        let table = fs::read_to_string(format!("/proc/{}/net/{family}", service.pid()));
+        table.unwrap_or_default().lines().skip(1).any(|line| {
+            // Number, local address, remote address, state.
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().is_some_and(|local| local.ends_with(&port));
+            local && words.nth(1) == Some(LISTEN)
+        })
+    })
 }
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        for host in [&mut self.client, &mut self.server] {
-            host.daemon = None;
-            host.kill_all();
-            // A bed that was never laid has no namespace to delete.
-            let _ = ip(&["netns", "delete", &host.namespace]);
+        for side in [Side::Client, Side::Server] {
+            self.host_mut(side).daemon = None;
+            kill_all(self.namespace(side));
         }
+        // The system clears its temporary directory anyway.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-impl Host {
-    pub fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
-    /// A program in this namespace, on this host's core.
-    fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command
-            .args([
-                "netns",
-                "exec",
-                &self.namespace,
-                "taskset",
-                "-c",
-                &self.core.to_string(),
-            ])
-            .arg(program);
-        command
-    }
-
-    /// Ends what was left behind in the namespace, so that it can be deleted.
-    fn kill_all(&self) {
-        let Ok(pids) = ip(&["netns", "pids", &self.namespace]) else {
-            return;
-        };
-        for pid in pids.lines().filter_map(|line| line.parse().ok()) {
-            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                // It may end by itself meanwhile.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
+/// Ends what was left behind in a namespace, which lives as long as its last process.
+fn kill_all(namespace: &Namespace) {
+    let here = format!("net:[{}]", namespace.inode());
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return;
+    };
+    for process in processes.flatten() {
+        let inside = fs::read_link(process.path().join("ns/net"));
+        if inside.is_ok_and(|there| there == Path::new(&here))
+            && let Some(pid) = process
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            && let Some(pid) = Pid::from_raw(pid)
+        {
+            // It may end by itself meanwhile.
+            let _ = kill_process(pid, Signal::KILL);
         }
     }
-}
-
-fn ip(arguments: &[&str]) -> Result<String, ProcessError> {
-    run(Command::new("ip").args(arguments))
 }

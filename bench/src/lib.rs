@@ -35,6 +35,8 @@ impl Effort {
 pub enum MeasureError {
     #[error(transparent)]
     Process(#[from] process::ProcessError),
+    #[error(transparent)]
+    Service(#[from] bed::ServeError),
     #[error("{program} printed what cannot be read: {output}")]
     Output {
         program: &'static str,

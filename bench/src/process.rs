@@ -20,12 +20,6 @@ const POLL: Duration = Duration::from_millis(5);
 pub enum ProcessError {
     #[error("cannot start {command}: {source}")]
     Start { command: String, source: io::Error },
-    /// A service whose port never accepted.
-    #[error("{source}; the service said: {complaints}")]
-    Silent {
-        source: Box<ProcessError>,
-        complaints: String,
-    },
     #[error("{command}: {status}: {message}")]
     Failed {
         command: String,

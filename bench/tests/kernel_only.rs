@@ -6,7 +6,7 @@ use portolan_bench::suites::Suite;
 
 #[test]
 fn every_quick_case_measures_something_on_the_kernels_stack() {
-    let bed = Bed::bare().expect("a bed needs root and `cargo build`");
+    let bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed needs root and `cargo build`");
     let effort = Effort {
         runs: 1,
         quick: true,

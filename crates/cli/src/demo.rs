@@ -30,7 +30,7 @@ pub fn run() -> Result<(), Failure> {
     let bed = Bed::new().context("cannot make the bed")?;
     for side in [Side::Client, Side::Server] {
         let host = bed.host(side);
-        print(format!("  {} has {}", host.namespace(), host.address))?;
+        print(format!("  the {side} host has {}", host.address))?;
         show(&bed.portolan(side, &["status"])?)?;
     }
     let capture = capture(&bed)?;
@@ -129,7 +129,7 @@ fn transfer(bed: &Bed) -> Result<(), Failure> {
         let client = scope.spawn(|| run_to_end(&mut client));
         std::thread::sleep(Duration::from_secs(1));
         for side in [Side::Client, Side::Server] {
-            print(format!("  on {}:", bed.host(side).namespace()))?;
+            print(format!("  on the {side} host:"))?;
             show(&bed.portolan(side, &["ss", "-i"])?)?;
         }
         let report = client

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::run;
+use portolan_netns::Impairment;
 
 /// Debian's interpreter, not one that a version manager wraps in a shell script.
 pub const PYTHON: &str = "/usr/bin/python3";
@@ -40,12 +41,19 @@ pub fn bed() -> Bed {
     Bed::new().unwrap_or_else(|error| panic!("no bed (root and `cargo build` are needed): {error}"))
 }
 
-/// Runs a test for every pairing on one bed; the name of the one that fails is in its message.
-pub fn each_pairing(mut test: impl FnMut(&Bed, Pairing)) {
-    let bed = bed();
+/// A bed with a server on each host, on a wire with faults.
+///
+/// # Panics
+/// As [`bed`].
+pub fn impaired_bed(impairment: Impairment) -> Bed {
+    Bed::impaired(impairment).unwrap_or_else(|error| panic!("no bed: {error}"))
+}
+
+/// Runs a test for every pairing on one bed; which one fails stands in the test's output.
+pub fn each_pairing(bed: &Bed, mut test: impl FnMut(&Bed, Pairing)) {
     for pairing in PAIRINGS {
         eprintln!("{pairing:?}");
-        test(&bed, pairing);
+        test(bed, pairing);
     }
 }
 

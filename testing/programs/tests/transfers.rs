@@ -6,21 +6,22 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{run, run_within};
-use portolan_programs::{bed, each_pairing};
+use portolan_netns::Impairment;
+use portolan_programs::{Pairing, bed, each_pairing, impaired_bed};
 
 const PORT: u16 = 7009;
 
 /// Size of the exact transfers; the acceptance of a release sets it to 1024.
-fn mebibytes() -> usize {
-    std::env::var("PORTOLAN_TEST_MIB").map_or(64, |text| text.parse().expect("a number of MiB"))
+fn mebibytes(default: usize) -> usize {
+    std::env::var("PORTOLAN_TEST_MIB").map_or(default, |text| text.parse().expect("a number"))
 }
 
 /// A file that no two blocks of are alike: a xorshift sequence.
-fn write_noise(bed: &Bed) -> String {
+fn write_noise(bed: &Bed, mebibytes: usize) -> String {
     let path = bed.file("noise");
     let mut file = std::io::BufWriter::new(fs::File::create(&path).expect("a file"));
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    for _ in 0..mebibytes() << 17 {
+    for _ in 0..mebibytes << 17 {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
@@ -35,26 +36,45 @@ fn digest(path: &str) -> String {
     line.split(' ').next().expect("a digest").to_owned()
 }
 
+/// Sends a file to a mirror; what comes back must have its digest.
+fn mirror(bed: &Bed, pairing: Pairing, mebibytes: usize) {
+    let endpoint = bed.endpoint(PORT).to_string();
+    let _mirror = bed
+        .serve(
+            pairing.server,
+            PORT,
+            "portolan-traffic",
+            &["mirror", &endpoint],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let file = write_noise(bed, mebibytes);
+    let copy = bed.file("copy").display().to_string();
+    let mut send = bed.command(Side::Client, pairing.client, "portolan-traffic");
+    let limit = Duration::from_secs(60 + 2 * mebibytes as u64);
+    run_within(send.args(["send", &endpoint, &file, &copy]), limit)
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(digest(&file), digest(&copy));
+}
+
 #[test]
 fn a_file_comes_back_with_its_digest_both_ways_at_once() {
-    each_pairing(|bed, pairing| {
-        let endpoint = bed.endpoint(PORT).to_string();
-        let _mirror = bed
-            .serve(
-                pairing.server,
-                PORT,
-                "portolan-traffic",
-                &["mirror", &endpoint],
-            )
-            .unwrap_or_else(|error| panic!("{error}"));
-        let file = write_noise(bed);
-        let copy = bed.file("copy").display().to_string();
-        let mut send = bed.command(Side::Client, pairing.client, "portolan-traffic");
-        let limit = Duration::from_secs(60 + 2 * mebibytes() as u64);
-        run_within(send.args(["send", &endpoint, &file, &copy]), limit)
-            .unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(digest(&file), digest(&copy));
-    });
+    each_pairing(&bed(), |bed, pairing| mirror(bed, pairing, mebibytes(64)));
+}
+
+#[test]
+fn a_file_survives_loss_reordering_and_duplication() {
+    for (loss, default) in [(0.01, 16), (0.05, 8)] {
+        let bed = impaired_bed(Impairment {
+            loss,
+            duplicate: 0.01,
+            reorder: 0.01,
+            delay: Duration::from_micros(200),
+            ..Impairment::default()
+        });
+        each_pairing(&bed, |bed, pairing| {
+            mirror(bed, pairing, mebibytes(default))
+        });
+    }
 }
 
 /// System calls on the control connection during a run of `count` round trips. The connection is

@@ -8,7 +8,6 @@ mod connections;
 mod ends;
 mod ping;
 mod transfer;
-mod wait;
 
 use std::io;
 use std::net::SocketAddr;
@@ -93,12 +92,6 @@ enum Command {
         #[arg(long)]
         listen: bool,
     },
-    /// Waits until a TCP port accepts.
-    Wait {
-        address: SocketAddr,
-        #[arg(long, default_value_t = 10.0)]
-        seconds: f64,
-    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -173,9 +166,6 @@ fn run(command: Command) -> io::Result<()> {
         } => print(&transfer::send(address, &file, &copy)?),
         Command::Hold { address, listen } => ends::hold(address, listen),
         Command::Watch { address, listen } => print(&ends::watch(address, listen)?),
-        Command::Wait { address, seconds } => {
-            wait::until_accepting(address, Duration::from_secs_f64(seconds))
-        }
     }
 }
 
