@@ -32,7 +32,7 @@ pub(crate) struct Core {
     leader: Leader,
     followers: Vec<Arc<Waiter>>,
     outbox: Vec<RequestBody>,
-    /// Counts the times an application thread attended to the channel.
+    /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
 }
 
@@ -82,19 +82,23 @@ impl Core {
         }
     }
 
-    pub(crate) fn socket(&self, slot: Slot) -> Option<&Arc<Socket>> {
-        self.sockets.get(slot.0 as usize)?.as_ref()
-    }
-
     /// Takes in what has arrived and runs due timers, without answering yet.
     pub(crate) fn take_in(&mut self, now: Instant) {
+        self.attended += 1;
         self.refresh_routes();
-        let Core { stack, channel, outbox, .. } = self;
+        let Core {
+            stack,
+            channel,
+            outbox,
+            ..
+        } = self;
         channel.receive(BATCH, |record, frame| {
             if let Input::Unclaimed(_) = stack.input(now, record, frame)
                 && outbox.len() < OUTBOX_MAX
             {
-                outbox.push(RequestBody::Stray { frame: frame.to_vec() });
+                outbox.push(RequestBody::Stray {
+                    frame: frame.to_vec(),
+                });
             }
         });
         stack.expire(now);
@@ -154,7 +158,9 @@ impl Core {
     pub(crate) fn wake(&mut self, waiter: &Arc<Waiter>, role: Role) {
         match role {
             Role::Lead => self.stop_leading(),
-            Role::Follow => self.followers.retain(|follower| !Arc::ptr_eq(follower, waiter)),
+            Role::Follow => self
+                .followers
+                .retain(|follower| !Arc::ptr_eq(follower, waiter)),
         }
     }
 
@@ -200,8 +206,8 @@ impl Core {
 }
 
 fn read_routes(metastate: &MetastateReader) -> Option<Routes> {
-    let (generation, state) = metastate.read()?;
-    Some(Routes::new(generation, state))
+    let generation = metastate.generation();
+    Some(Routes::new(generation, metastate.read()?))
 }
 
 /// An address the application gave, as flows hold it: IPv4-mapped IPv6 becomes IPv4.

@@ -16,6 +16,7 @@ mod helper;
 mod options;
 pub mod posix;
 mod process;
+mod report;
 mod socket;
 mod table;
 mod wait;
