@@ -61,8 +61,8 @@ pub enum BedError {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("portoland does not answer on the {side} host: {source}")]
-    NotReady { side: Side, source: ProcessError },
+    #[error("portoland does not answer on the {side} host; it said: {said}")]
+    NotReady { side: Side, said: String },
 }
 
 /// A service that did not come up.
@@ -140,29 +140,42 @@ impl Bed {
     /// Starts `portoland` on one host and waits until it answers.
     pub fn start_daemon(&mut self, side: Side) -> Result<(), BedError> {
         let config = self.file(&format!("{side}.toml"));
-        fs::write(&config, format!("interfaces = [\"{INTERFACE}\"]\n")).map_err(|source| {
-            BedError::File {
-                path: config.clone(),
-                source,
-            }
+        let log = self.file(&format!("{side}.log"));
+        let prepare = || {
+            fs::write(&config, format!("interfaces = [\"{INTERFACE}\"]\n"))?;
+            File::options().create(true).append(true).open(&log)
+        };
+        let log = prepare().map_err(|source| BedError::File {
+            path: log.clone(),
+            source,
         })?;
         let mut command = self.exec(side, &self.tools.portoland);
-        let daemon = Background::start(command.arg("--config").arg(&config))?;
-        self.await_daemon(side)
-            .map_err(|source| BedError::NotReady { side, source })?;
+        command.arg("--config").arg(&config).stderr(log);
+        let daemon = Background::start(&mut command)?;
+        self.await_daemon(side, daemon)
+    }
+
+    fn await_daemon(&mut self, side: Side, mut daemon: Background) -> Result<(), BedError> {
+        let start = Instant::now();
+        while self.portolan(side, &["status"]).is_err() {
+            if start.elapsed() > READY_LIMIT || !daemon.is_running() {
+                return Err(BedError::NotReady {
+                    side,
+                    said: self.daemon_log(side),
+                });
+            }
+            std::thread::sleep(POLL);
+        }
         self.host_mut(side).daemon = Some(daemon);
         Ok(())
     }
 
-    fn await_daemon(&self, side: Side) -> Result<(), ProcessError> {
-        let start = Instant::now();
-        loop {
-            match self.portolan(side, &["status"]) {
-                Ok(_) => return Ok(()),
-                Err(error) if start.elapsed() > READY_LIMIT => return Err(error),
-                Err(_) => std::thread::sleep(POLL),
-            }
-        }
+    /// What `portoland` on one host has logged.
+    pub fn daemon_log(&self, side: Side) -> String {
+        fs::read_to_string(self.file(&format!("{side}.log")))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
     }
 
     /// The server on a host, to be asked about or killed.
@@ -297,6 +310,12 @@ fn listens(service: &Background, port: u16) -> bool {
 impl Drop for Bed {
     fn drop(&mut self) {
         for side in [Side::Client, Side::Server] {
+            if std::thread::panicking() {
+                eprintln!(
+                    "portoland on the {side} host said:\n{}",
+                    self.daemon_log(side)
+                );
+            }
             self.host_mut(side).daemon = None;
             kill_all(self.namespace(side));
         }
