@@ -3,14 +3,12 @@
 #![forbid(unsafe_code)]
 
 pub mod backlog;
-pub mod cookies;
 pub mod errno;
 pub mod legality;
 pub mod ports;
 pub mod registry;
 
 pub use backlog::{Backlog, SynVerdict};
-pub use cookies::CookieJar;
 pub use errno::Errno;
 pub use legality::{Command, Phase};
 pub use ports::{Claim, ClaimId, PortTable};

@@ -57,7 +57,10 @@ pub struct Session {
     pub uid: u32,
     pub holder: Holder,
     pub generation: Generation,
+    /// Its own bind, if it has one.
     pub claim: Option<ClaimId>,
+    /// Its connection's place in the port table.
+    pub flow_claim: Option<ClaimId>,
     /// Socket cookie of the descriptor's near end.
     pub cookie: u64,
     /// The listener it was accepted from.
@@ -86,6 +89,11 @@ impl Session {
         self.users.len() == 1 && self.users.contains(&channel)
     }
 
+    /// Does `channel` have, or did it have, the descriptor?
+    pub fn is_user(&self, channel: ChannelId) -> bool {
+        self.users.contains(&channel)
+    }
+
     fn may_be_named_by(&self, channel: ChannelId) -> bool {
         match self.phase {
             // Shared by fork or handed out through a descriptor: knowing the number is the right.
@@ -112,6 +120,7 @@ pub struct Opening {
     pub uid: u32,
     pub cookie: u64,
     pub claim: Option<ClaimId>,
+    pub flow_claim: Option<ClaimId>,
     pub listener: Option<SessionId>,
 }
 
@@ -218,6 +227,7 @@ impl Registry {
                 holder: Holder::None,
                 generation: Generation(0),
                 claim: opening.claim,
+                flow_claim: opening.flow_claim,
                 cookie: opening.cookie,
                 listener: opening.listener,
                 owner: None,

@@ -21,6 +21,7 @@ fn opening(protocol: Protocol, phase: Phase) -> Opening {
         uid: 1000,
         cookie: 0,
         claim: None,
+        flow_claim: None,
         listener: None,
     }
 }
