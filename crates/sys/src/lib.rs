@@ -4,15 +4,19 @@
 
 pub mod capability;
 pub mod clock;
+pub mod descriptor;
 pub mod device;
 pub mod doorbell;
 mod mapping;
+pub mod leak;
+pub mod memory;
 pub mod namespace;
 pub mod netlink;
 pub mod ring;
 pub mod shm;
 pub mod sysctl;
 pub mod tap;
+pub mod thread;
 pub mod unix;
 pub mod wait;
 
