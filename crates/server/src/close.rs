@@ -13,7 +13,7 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use tracing::debug;
 
 use crate::clients::Answer;
-use crate::server::Server;
+use crate::server::{Server, random_u32};
 
 /// How long the port of an aborted connection is kept from careless reuse: as long as TIME_WAIT.
 const HOLD_BACK: Duration = Duration::from_secs(60);
@@ -209,8 +209,8 @@ impl Server {
         let header = TcpHeader {
             source_port: flow.local.port(),
             destination_port: flow.remote.port(),
-            seq: SeqNum(self.random_u32()),
-            ack: SeqNum(self.random_u32()),
+            seq: SeqNum(random_u32()),
+            ack: SeqNum(random_u32()),
             flags: TcpFlags::ACK,
             ..TcpHeader::default()
         };

@@ -17,7 +17,7 @@ use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
 use crate::clients::Answer;
-use crate::server::{Server, Source};
+use crate::server::{Server, Source, random_u64};
 use crate::sessions::NewDescriptor;
 
 /// Connections taken from the kernel's queue in one turn.
@@ -151,7 +151,10 @@ impl Server {
 
     /// Lets the filter send the port's segments here. Listeners that share a port share the row.
     fn open_port(&mut self, id: SessionId, local: SocketAddr) {
-        self.listening_ports.entry(local.port()).or_default().push(id);
+        self.listening_ports
+            .entry(local.port())
+            .or_default()
+            .push(id);
         let row = FlowRow {
             channel: ChannelId::SERVER.0,
             slot: NO_SLOT,
@@ -159,7 +162,7 @@ impl Server {
             flags: 0,
         };
         let key = BindingKey::new(Protocol::Tcp, local);
-        if let Err(error) = self.filter.set_binding(&key, &row) {
+        if let Err(error) = self.filter.bind(&key, row) {
             warn!(%error, %local, "cannot open a port in the filter");
         }
     }
@@ -178,7 +181,7 @@ impl Server {
         if ids.is_empty() {
             self.listening_ports.remove(&local.port());
         }
-        if !is_shared && let Err(error) = self.filter.remove_binding(&key) {
+        if !is_shared && let Err(error) = self.filter.unbind(&key) {
             warn!(%error, %local, "cannot close a port in the filter");
         }
     }
@@ -283,10 +286,7 @@ impl Server {
             flow_claim: Some(flow_claim),
             ..opening
         };
-        let id = self
-            .registry
-            .open(None, opening, crate::server::random_u64)
-            .ok()?;
+        let id = self.registry.open(None, opening, random_u64).ok()?;
         self.hold(id, flow, phase, connection);
         Some(id)
     }
@@ -342,7 +342,11 @@ impl Server {
 
     /// True if the queue is full.
     fn announce_sessions(&mut self, listener_id: SessionId) -> bool {
-        while let Some(&id) = self.listeners.get(&listener_id).and_then(|l| l.ready.front()) {
+        while let Some(&id) = self
+            .listeners
+            .get(&listener_id)
+            .and_then(|l| l.ready.front())
+        {
             match self.offer(listener_id, id) {
                 Ok(()) => self.counters.accepts += 1,
                 Err(SendError::Blocked) => return true,
@@ -458,7 +462,6 @@ impl Server {
         {
             listener.backlog.accepted();
         }
-        self.remember_resume(id, &session);
         self.registry.entitle(id, channel);
         self.set_phase(id, Phase::Connected);
         let generation = self.aim(id, Holder::Process(channel, slot));

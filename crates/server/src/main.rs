@@ -155,8 +155,7 @@ fn check_privileges() -> Result<(), Failure> {
 }
 
 fn start_logging(format: LogFormat) {
-    let filter =
-        EnvFilter::try_from_env("PORTOLAN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_env("PORTOLAN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)

@@ -16,7 +16,7 @@ use tracing::debug;
 use crate::clients::Answer;
 use crate::config::FIRST_UNPRIVILEGED_PORT;
 use crate::reservation::Reservation;
-use crate::server::Server;
+use crate::server::{Server, random_u32, random_u64};
 use crate::sessions::NewDescriptor;
 
 /// Ephemeral ports that are tried when the kernel turns out to have one in use.
@@ -136,7 +136,7 @@ impl Server {
     pub fn reserve(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr, Reservation), Errno> {
         let mut last = Errno::ADDRINUSE;
         for _ in 0..PORT_ATTEMPTS {
-            let random = self.random_u32();
+            let random = random_u32();
             let (id, local) = self.ports.bind(claim, random).map_err(|e| e.errno())?;
             match Reservation::take(&Claim { local, ..claim }) {
                 Ok(reservation) => return Ok((id, local, reservation)),
@@ -159,9 +159,7 @@ impl Server {
         opening: Opening,
         far: Option<OwnedFd>,
     ) -> Result<SessionId, Errno> {
-        let opened = self
-            .registry
-            .open(Some(channel), opening, crate::server::random_u64);
+        let opened = self.registry.open(Some(channel), opening, random_u64);
         let id = match opened {
             Ok(id) => id,
             Err(errno) => {
@@ -209,12 +207,12 @@ impl Server {
             Some(_) => None,
             None => Some(NewDescriptor::from_fds(fds)?),
         };
-        let opened = self.path_to(target.remote.ip(), known).and_then(|path| {
-            match target.protocol {
-                Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
-                Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
-            }
-        });
+        let opened =
+            self.path_to(target.remote.ip(), known)
+                .and_then(|path| match target.protocol {
+                    Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
+                    Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
+                });
         match opened {
             Ok(answer) => Ok(answer),
             Err(detour) => self.detour(known, detour),
@@ -300,14 +298,12 @@ impl Server {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let mut claim = self.ports_claim(session);
         if claim.local.ip().is_unspecified() {
-            claim
-                .local
-                .set_ip(path.source.ok_or(Errno::ADDRNOTAVAIL)?);
+            claim.local.set_ip(path.source.ok_or(Errno::ADDRNOTAVAIL)?);
         }
         if claim.local.is_ipv4() != remote.is_ipv4() {
             return Err(Errno::AFNOSUPPORT);
         }
-        let random = self.random_u32();
+        let random = random_u32();
         let (claim_id, local) = if claim.local.port() == 0 {
             self.ports.connect(claim, remote, random)
         } else {
@@ -360,7 +356,6 @@ impl Server {
         let Some(session) = self.take_from_stack(id) else {
             return;
         };
-        self.remember_resume(id, &session);
         self.set_phase(id, Phase::Connected);
         let generation = self.aim(id, Holder::Process(channel, slot));
         let event = DescriptorEvent::Established {

@@ -99,7 +99,13 @@ impl Server {
     }
 
     /// The session has moved since the filter saw the frame: it is filtered again, or is here.
-    fn on_moved(&mut self, id: SessionId, packet: &Packet<'_>, record: &RecordHeader, frame: &[u8]) {
+    fn on_moved(
+        &mut self,
+        id: SessionId,
+        packet: &Packet<'_>,
+        record: &RecordHeader,
+        frame: &[u8],
+    ) {
         if self.dying.contains_key(&id) {
             self.on_last_words(id, packet);
             return;
@@ -142,7 +148,9 @@ impl Server {
             self.counters.dropped += 1;
             return;
         };
-        let id = packet.flow().and_then(|flow| self.flows.get(&flow).copied());
+        let id = packet
+            .flow()
+            .and_then(|flow| self.flows.get(&flow).copied());
         let is_user = id
             .and_then(|id| self.registry.session(id))
             .is_some_and(|session| session.is_user(channel));

@@ -75,9 +75,8 @@ impl Server {
         let tap = Tap::create("ptl")?;
         tap.set_send_buffer(TAP_SEND_BUFFER)?;
         let statistics = StatisticsReader::create()?;
-        let ends = self
-            .filter
-            .add_channel(channel, self.config.ring_size, tap.ifindex)?;
+        let ends = self.filter.create_channel(channel, self.config.ring_size)?;
+        self.filter.attach_tap(channel, tap.ifindex)?;
         let fds: Vec<OwnedFd> = vec![
             tap.fd,
             ends.ring,
@@ -85,7 +84,8 @@ impl Server {
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
         ];
-        self.channels.insert(channel, Channel { client, statistics });
+        self.channels
+            .insert(channel, Channel { client, statistics });
         let body = ReplyBody::Welcome {
             channel,
             ring_size: self.config.ring_size,
@@ -132,7 +132,9 @@ fn has_capability(pid: u32, capability: u64) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/status"))
         .ok()
         .and_then(|status| {
-            let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("CapEff:"))?;
             u64::from_str_radix(line.trim(), 16).ok()
         })
         .is_some_and(|effective| effective & capability != 0)

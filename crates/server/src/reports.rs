@@ -4,8 +4,8 @@
 use portolan_control::{Holder, Phase, Session};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::report::{
-    Holder as ReportedHolder, STATE_NAMES, SessionFigures, SessionReport, StatisticsRow,
-    StatusReport,
+    CounterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures, SessionReport,
+    StatisticsRow, StatusReport,
 };
 use portolan_proto::{MAX_MESSAGE, encode};
 use portolan_tcp::Figures;
@@ -49,7 +49,10 @@ impl Server {
                 ),
                 _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
             },
-            _ => (state_of(session, row.as_ref()), row.map_or_else(Default::default, |r| r.figures)),
+            _ => (
+                state_of(session, row.as_ref()),
+                row.map_or_else(Default::default, |r| r.figures),
+            ),
         };
         SessionReport {
             session: session.id,
@@ -91,8 +94,17 @@ impl Server {
     pub fn read_counters(&mut self) -> Answer {
         self.counters.wire_overflow = self.wire.lost;
         self.counters.reinject_failed = self.inject.lost;
-        let mut counters = self.filter.counters().unwrap_or_default();
-        counters.extend(self.counters.report());
+        let mut counters = self.counters.report();
+        counters.extend(
+            self.filter
+                .counters()
+                .into_iter()
+                .map(|counter| CounterReport {
+                    group: counter.group.to_owned(),
+                    name: counter.name.to_owned(),
+                    value: counter.value,
+                }),
+        );
         ReplyBody::Counters(counters).into()
     }
 

@@ -3,8 +3,8 @@
 use std::os::fd::OwnedFd;
 
 use portolan_control::{Claim, Errno, Holder, Phase};
-use portolan_proto::filter::{BindingKey, FilterKey, FlowRow};
-use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
+use portolan_proto::filter::{BindingKey, FlowRow};
+use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{AddressFamily, sockopt};
 use tracing::warn;
@@ -92,11 +92,11 @@ impl Server {
         let set = match session.flow() {
             Some(flow) => {
                 self.flows.insert(flow, id);
-                self.filter.set_flow(&FilterKey::new(&flow), &row)
+                self.filter.aim(&flow, row)
             }
             None => {
                 let key = BindingKey::new(session.protocol, session.local);
-                self.filter.set_binding(&key, &row)
+                self.filter.bind(&key, row)
             }
         };
         if let Err(error) = set {
@@ -113,12 +113,12 @@ impl Server {
         let removed = match (session.flow(), session.phase) {
             (Some(flow), _) => {
                 self.flows.remove(&flow);
-                self.filter.remove_flow(&FilterKey::new(&flow))
+                self.filter.unaim(&flow)
             }
             (None, Phase::Listening) => return,
             (None, _) if session.protocol == Protocol::Udp => {
                 let key = BindingKey::new(session.protocol, session.local);
-                self.filter.remove_binding(&key)
+                self.filter.unbind(&key)
             }
             (None, _) => return,
         };
@@ -136,7 +136,9 @@ impl Server {
         self.relays.remove(&id);
         self.connecting.remove(&id);
         self.dying.remove(&id);
-        self.time_wait.retain(|waiting| *waiting != id);
+        if self.waiting.remove(&id) {
+            self.time_wait.retain(|waiting| *waiting != id);
+        }
         let Some(session) = self.registry.remove(id) else {
             return;
         };
@@ -182,14 +184,5 @@ impl Server {
 
     pub fn phase(&self, id: SessionId) -> Option<Phase> {
         self.registry.session(id).map(|session| session.phase)
-    }
-}
-
-/// The flow of a received packet, from this host's side.
-pub fn flow_of(packet: &portolan_stack::Packet<'_>, protocol: Protocol) -> FlowKey {
-    FlowKey {
-        protocol,
-        local: packet.destination,
-        remote: packet.source,
     }
 }

@@ -7,7 +7,7 @@ use portolan_types::{ChannelId, Protocol, SessionId, Slot};
 
 use crate::clients::Answer;
 use crate::opens::{Detour, Target};
-use crate::server::Server;
+use crate::server::{Server, random_u32};
 use crate::sessions::NewDescriptor;
 
 impl Server {
@@ -48,7 +48,7 @@ impl Server {
     /// An address and a port, if it has none yet. Ports of our own range need no kernel socket:
     /// the kernel leaves that range alone.
     fn give_udp_endpoint(&mut self, id: SessionId, path: &Path) -> Result<(), Errno> {
-        let random = self.random_u32();
+        let random = random_u32();
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
         if session.local.port() == 0 {
             let claim = Claim {

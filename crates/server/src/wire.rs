@@ -62,7 +62,8 @@ impl TapWire {
             self.lost += 1;
             return;
         }
-        self.waiting.push_back(parts.iter().flat_map(|part| part.iter().copied()).collect());
+        self.waiting
+            .push_back(parts.iter().flat_map(|part| part.iter().copied()).collect());
     }
 }
 
