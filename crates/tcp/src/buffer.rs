@@ -1,0 +1,158 @@
+//! A byte ring that grows by doubling. It owns octets, knows nothing of sequence numbers, and may
+//! hold octets beyond its readable part (data that arrived out of order).
+
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+const SMALLEST: usize = 2048;
+/// More than any buffer may hold; refuses hostile offsets before they become allocations.
+pub(crate) const LARGEST: usize = 1 << 28;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ByteRing {
+    /// Its length is zero or a power of two.
+    store: Vec<u8>,
+    head: usize,
+    /// Readable octets from `head`.
+    len: usize,
+    /// Octets from `head` up to the last one ever written; at least `len`.
+    span: usize,
+}
+
+impl ByteRing {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn span(&self) -> usize {
+        self.span
+    }
+
+    /// Appends to the readable part.
+    pub(crate) fn push(&mut self, data: &[u8]) {
+        self.write_at(self.len, data);
+        self.len += data.len();
+    }
+
+    /// Writes `data` so that it starts `offset` octets after the head; does not make it readable.
+    pub(crate) fn write_at(&mut self, offset: usize, data: &[u8]) {
+        let end = offset + data.len();
+        self.reserve(end);
+        let start = self.index(offset);
+        let first = data.len().min(self.store.len() - start);
+        self.store[start..start + first].copy_from_slice(&data[..first]);
+        self.store[..data.len() - first].copy_from_slice(&data[first..]);
+        self.span = self.span.max(end);
+    }
+
+    /// Makes `count` octets readable that were written after the readable part.
+    pub(crate) fn extend(&mut self, count: usize) {
+        self.len = (self.len + count).min(self.span);
+    }
+
+    /// The readable octets `offset..offset + len`, in two pieces.
+    pub(crate) fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
+        debug_assert!(offset + len <= self.span);
+        if len == 0 {
+            return [&[], &[]];
+        }
+        let start = self.index(offset);
+        let first = len.min(self.store.len() - start);
+        [
+            &self.store[start..start + first],
+            &self.store[..len - first],
+        ]
+    }
+
+    /// Copies readable octets from `offset` on; returns how many.
+    pub(crate) fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
+        let count = out.len().min(self.len.saturating_sub(offset));
+        let [a, b] = self.slices(offset.min(self.len), count);
+        out[..a.len()].copy_from_slice(a);
+        out[a.len()..count].copy_from_slice(b);
+        count
+    }
+
+    /// Drops `count` readable octets at the head.
+    pub(crate) fn consume(&mut self, count: usize) {
+        let count = count.min(self.len);
+        self.len -= count;
+        self.span -= count;
+        self.head = if self.span == 0 { 0 } else { self.index(count) };
+    }
+
+    /// Drops everything and its memory.
+    pub(crate) fn release(&mut self) {
+        *self = ByteRing::default();
+    }
+
+    fn index(&self, offset: usize) -> usize {
+        (self.head + offset) & (self.store.len().wrapping_sub(1))
+    }
+
+    fn reserve(&mut self, needed: usize) {
+        if needed > self.store.len() {
+            self.grow(needed);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, needed: usize) {
+        let mut store = vec![0; needed.next_power_of_two().max(SMALLEST)];
+        let [a, b] = self.slices(0, self.span);
+        store[..a.len()].copy_from_slice(a);
+        store[a.len()..a.len() + b.len()].copy_from_slice(b);
+        self.store = store;
+        self.head = 0;
+    }
+}
+
+/// Encodes as the readable length and the octets of the used part.
+impl Serialize for ByteRing {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let octets = self.slices(0, self.span).concat();
+        (self.len as u64, Octets(octets)).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteRing {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ByteRing, D::Error> {
+        let (len, Octets(octets)) = <(u64, Octets)>::deserialize(deserializer)?;
+        let len = usize::try_from(len).map_err(de::Error::custom)?;
+        if len > octets.len() || octets.len() > LARGEST {
+            return Err(de::Error::custom("readable part exceeds the octets"));
+        }
+        let mut ring = ByteRing::default();
+        ring.push(&octets);
+        ring.len = len;
+        Ok(ring)
+    }
+}
+
+/// A vector that encodes as bytes and not as a sequence of numbers.
+struct Octets(Vec<u8>);
+
+impl Serialize for Octets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_bytes(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Octets {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Octets, D::Error> {
+        struct OctetsVisitor;
+        impl Visitor<'_> for OctetsVisitor {
+            type Value = Octets;
+            fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str("bytes")
+            }
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Octets, E> {
+                Ok(Octets(bytes.to_vec()))
+            }
+            fn visit_byte_buf<E: de::Error>(self, bytes: Vec<u8>) -> Result<Octets, E> {
+                Ok(Octets(bytes))
+            }
+        }
+        deserializer.deserialize_bytes(OctetsVisitor)
+    }
+}

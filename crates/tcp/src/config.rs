@@ -1,0 +1,91 @@
+//! What the owner of a connection chooses: the parameters it is opened with and the options that
+//! a socket may change while it lives.
+
+use core::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Which congestion controller a connection starts with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum CongestionKind {
+    #[default]
+    Cubic,
+    Reno,
+}
+
+/// Parameters of a new connection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Config {
+    /// Largest payload of one segment on the path without options: MTU less IP and TCP headers.
+    pub mss: u16,
+    pub send_buffer: usize,
+    pub send_buffer_max: usize,
+    pub receive_buffer: usize,
+    pub receive_buffer_max: usize,
+    /// Largest payload handed out at once for segmentation offload.
+    pub gso_max: usize,
+    pub congestion: CongestionKind,
+    pub timestamps: bool,
+    pub sack: bool,
+    pub window_scaling: bool,
+    /// Added to the millisecond clock in the timestamp option, so that it tells nothing of uptime.
+    pub timestamp_offset: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            mss: 1460,
+            send_buffer: 87_040,
+            send_buffer_max: 4 << 20,
+            receive_buffer: 131_072,
+            receive_buffer_max: 6 << 20,
+            gso_max: 65_160,
+            congestion: CongestionKind::Cubic,
+            timestamps: true,
+            sack: true,
+            window_scaling: true,
+            timestamp_offset: 0,
+        }
+    }
+}
+
+/// Keep-alive probing (RFC 9293 §3.8.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct KeepAlive {
+    pub enabled: bool,
+    pub idle: Duration,
+    pub interval: Duration,
+    pub count: u32,
+}
+
+impl Default for KeepAlive {
+    fn default() -> KeepAlive {
+        KeepAlive {
+            enabled: false,
+            idle: Duration::from_secs(7200),
+            interval: Duration::from_secs(75),
+            count: 9,
+        }
+    }
+}
+
+/// Options that may change at any time; they take effect at the next call of `transmit`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Options {
+    /// Switches Nagle's algorithm off.
+    pub nodelay: bool,
+    /// Holds back segments that are not full.
+    pub cork: bool,
+    /// Acknowledges every arrival at once.
+    pub quickack: bool,
+    pub keepalive: KeepAlive,
+    /// How long data may stay unacknowledged (RFC 5482).
+    pub user_timeout: Option<Duration>,
+    /// Clamp of the segment size in both directions (`TCP_MAXSEG`).
+    pub max_segment: Option<u16>,
+    /// Octets that make the connection readable.
+    pub receive_low_water: usize,
+    /// Bound of the advertised window.
+    pub window_clamp: Option<u32>,
+}

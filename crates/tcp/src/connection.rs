@@ -1,0 +1,582 @@
+//! The connection: what its owner calls. Segments come in through `input`, leave through
+//! `output`; this file has the calls of the socket layer and of the clock.
+
+use core::time::Duration;
+
+use portolan_types::{Instant, SeqNum};
+use portolan_wire::tcp::TcpHeader;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Config, Options};
+use crate::cookie;
+use crate::error::{Error, IcmpError, IcmpKind};
+use crate::events::Events;
+use crate::figures::Figures;
+use crate::handshake::{Agreement, Offer, SYN_ACK_RETRIES, SYN_RETRIES, SynReceived, SynSent};
+use crate::output::Reset;
+use crate::receive::{AckNeed, Receiver};
+use crate::send::Sender;
+use crate::state::{Closed, Established, State, StateName};
+use crate::timers::{SendTimer, Timers};
+use crate::timestamps::Timestamps;
+
+/// Linux's `TCP_TIMEWAIT_LEN` and `tcp_fin_timeout`.
+pub(crate) const LINGERING: Duration = Duration::from_secs(60);
+/// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
+const DATA_RETRIES: u32 = 15;
+const ORPHAN_RETRIES: u32 = 8;
+
+/// One TCP connection.
+///
+/// Call contract: after each call of `on_segment`, `on_timer`, `on_icmp`, `send`, `recv`,
+/// `shutdown_send`, `close` or `abort`, call `transmit` until it returns nothing, then read
+/// `deadline` and call `on_timer` when it has come. `events` says what changed for the user.
+/// The connection ends in state CLOSED and is then inert.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Connection {
+    pub(crate) local_port: u16,
+    pub(crate) remote_port: u16,
+    pub(crate) state: State,
+    pub(crate) send: Sender,
+    pub(crate) receive: Receiver,
+    pub(crate) timers: Timers,
+    pub(crate) timestamps: Option<Timestamps>,
+    pub(crate) sack: bool,
+    pub(crate) scaling: bool,
+    pub(crate) timestamp_offset: u32,
+    pub(crate) options: Options,
+    pub(crate) events: Events,
+    error: Option<Error>,
+    soft_error: Option<Error>,
+    pub(crate) reset: Option<Reset>,
+    /// A segment without text must provoke an acknowledgement: window probe or keep-alive.
+    pub(crate) probe: bool,
+    /// No user is left.
+    pub(crate) orphan: bool,
+    /// The user will not read any more.
+    pub(crate) receive_shut: bool,
+    pub(crate) challenges: Challenges,
+    /// When the peer was last heard of, and the keep-alive probes sent since.
+    pub(crate) heard: Instant,
+    pub(crate) keepalives: u32,
+    pub(crate) counters: Counters,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    pub(crate) segments_in: u64,
+    pub(crate) segments_out: u64,
+    pub(crate) octets_in: u64,
+    pub(crate) octets_out: u64,
+    pub(crate) retransmits: u64,
+}
+
+/// Limits answers to segments that an attacker may have sent (RFC 5961 §7).
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Challenges {
+    since: Instant,
+    count: u32,
+}
+
+impl Challenges {
+    const PER_SECOND: u32 = 10;
+
+    pub(crate) fn allow(&mut self, now: Instant) -> bool {
+        if now.since(self.since) >= Duration::from_secs(1) {
+            *self = Challenges {
+                since: now,
+                count: 0,
+            };
+        }
+        self.count = self.count.saturating_add(1);
+        self.count <= Challenges::PER_SECOND
+    }
+}
+
+impl Connection {
+    // ---- opening ----
+
+    /// An active open: SYN-SENT.
+    pub fn connect(
+        config: &Config,
+        local_port: u16,
+        remote_port: u16,
+        iss: SeqNum,
+        now: Instant,
+    ) -> Connection {
+        let receive = Receiver::new(config);
+        let offer = Offer::new(config, receive.wanted_scale());
+        let state = State::SynSent(SynSent {
+            iss,
+            offer,
+            due: true,
+        });
+        Connection::new(config, (local_port, remote_port), state, iss, receive, now)
+    }
+
+    /// A passive open by `syn`: SYN-RECEIVED.
+    pub fn accept(config: &Config, syn: &TcpHeader, iss: SeqNum, now: Instant) -> Connection {
+        let mut receive = Receiver::new(config);
+        receive.synchronize(syn.seq, now);
+        let offer = Offer::new(config, receive.wanted_scale()).answering(&syn.options);
+        let agreement = offer.agree(&syn.options);
+        let state = State::SynReceived(SynReceived {
+            iss,
+            irs: syn.seq,
+            offer,
+            due: true,
+            active: false,
+        });
+        let ports = (syn.destination_port, syn.source_port);
+        let mut connection = Connection::new(config, ports, state, iss, receive, now);
+        connection.settle(agreement, syn, now);
+        connection.send.window = u32::from(syn.window);
+        connection
+    }
+
+    /// A passive open whose state travelled in a SYN cookie: ESTABLISHED. The caller then passes
+    /// the same segment to `on_segment`, for the octets it may carry.
+    pub fn accept_cookie(
+        config: &Config,
+        ack: &TcpHeader,
+        cookie: &cookie::Decoded,
+        now: Instant,
+    ) -> Connection {
+        let mut receive = Receiver::new(config);
+        receive.synchronize(ack.seq - 1, now);
+        let agreement = cookie.agreement(config, receive.wanted_scale());
+        let state = State::Established(Established);
+        let ports = (ack.destination_port, ack.source_port);
+        let mut connection = Connection::new(config, ports, state, ack.ack - 1, receive, now);
+        connection.settle(agreement, ack, now);
+        connection.establish(ack.seq, u32::from(ack.window) << agreement.send_scale);
+        connection
+    }
+
+    fn new(
+        config: &Config,
+        (local_port, remote_port): (u16, u16),
+        state: State,
+        iss: SeqNum,
+        receive: Receiver,
+        now: Instant,
+    ) -> Connection {
+        Connection {
+            local_port,
+            remote_port,
+            state,
+            send: Sender::new(config, iss + 1, now),
+            receive,
+            timers: Timers::new(),
+            timestamps: None,
+            sack: false,
+            scaling: false,
+            timestamp_offset: config.timestamp_offset,
+            options: Options::default(),
+            events: Events::NONE,
+            error: None,
+            soft_error: None,
+            reset: None,
+            probe: false,
+            orphan: false,
+            receive_shut: false,
+            challenges: Challenges::default(),
+            heard: now,
+            keepalives: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The options of both SYNs are known.
+    pub(crate) fn settle(&mut self, agreement: Agreement, peer: &TcpHeader, now: Instant) {
+        self.send.mss = self.clamped(u32::from(agreement.mss));
+        self.send.scale = agreement.send_scale;
+        self.receive.scale = agreement.receive_scale;
+        self.receive.mss = self.send.mss;
+        self.scaling = agreement.scaling;
+        self.sack = agreement.sack;
+        self.timestamps = peer
+            .options
+            .timestamps
+            .filter(|_| agreement.timestamps)
+            .map(|field| Timestamps::new(self.timestamp_offset, field.value, now));
+    }
+
+    /// The handshake is complete with the peer's segment at `seq`; `window` is scaled.
+    pub(crate) fn establish(&mut self, seq: SeqNum, window: u32) {
+        self.state = State::Established(Established);
+        self.send.establish(seq, window, self.send.mss);
+        self.timers.clear_send();
+        self.events.insert(Events::CONNECTED | Events::WRITABLE);
+        if self.send.fin {
+            self.state.close();
+        }
+    }
+
+    fn clamped(&self, mss: u32) -> u32 {
+        self.options
+            .max_segment
+            .map_or(mss, |clamp| mss.min(u32::from(clamp).max(48)))
+    }
+
+    // ---- the user's octets ----
+
+    /// Queues octets; returns how many were taken. None after an end or a shutdown of sending.
+    pub fn send(&mut self, _now: Instant, data: &[u8]) -> usize {
+        if self.may_send() {
+            self.send.enqueue(data)
+        } else {
+            0
+        }
+    }
+
+    /// Octets that `send` would take now.
+    pub fn send_space(&self) -> usize {
+        if self.may_send() {
+            self.send.space()
+        } else {
+            0
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.state.may_send() && !self.send.fin
+    }
+
+    /// Moves octets that arrived in order to `out`; returns how many.
+    pub fn recv(&mut self, now: Instant, out: &mut [u8]) -> usize {
+        let count = self.receive.read(now, out, self.send.rtt.smoothed());
+        if count > 0
+            && self.state.may_receive()
+            && self.receive.window_update_due(self.options.window_clamp)
+        {
+            self.receive.want_ack(AckNeed::Now);
+        }
+        count
+    }
+
+    /// Copies octets that arrived in order, from `offset` on, and leaves them.
+    pub fn peek(&self, offset: usize, out: &mut [u8]) -> usize {
+        self.receive.buffer.copy_out(offset, out)
+    }
+
+    /// Octets that `recv` would return.
+    pub fn readable(&self) -> usize {
+        self.receive.buffer.len()
+    }
+
+    /// Sets the size of the send buffer and ends its auto-tuning.
+    pub fn set_send_buffer(&mut self, octets: usize) {
+        self.send.set_limit(octets.min(crate::buffer::LARGEST));
+    }
+
+    /// Sets the size of the receive buffer and ends its auto-tuning.
+    pub fn set_receive_buffer(&mut self, octets: usize) {
+        self.receive.set_limit(octets.min(crate::buffer::LARGEST));
+    }
+
+    // ---- closing ----
+
+    /// The user sends no more: a FIN follows what is queued.
+    pub fn shutdown_send(&mut self, _now: Instant) {
+        match self.state {
+            State::SynSent(_) => self.end(),
+            // RFC 9293 §3.10.4: the FIN waits for the handshake.
+            State::SynReceived(_) => self.send.fin = true,
+            State::Established(_) | State::CloseWait(_) => {
+                self.send.fin = true;
+                self.state.close();
+            }
+            _ => {}
+        }
+    }
+
+    /// The user reads no more.
+    pub fn shutdown_receive(&mut self) {
+        self.receive_shut = true;
+    }
+
+    /// The user is gone. Octets that nobody read make this a reset (RFC 2525 §2.17).
+    pub fn close(&mut self, now: Instant) {
+        if self.receive.buffer.len() > 0 {
+            return self.abort(now);
+        }
+        self.orphan = true;
+        self.shutdown_send(now);
+        if matches!(self.state, State::FinWait2(_)) {
+            self.timers.end = now + LINGERING;
+        }
+    }
+
+    /// Ends the connection at once, with a RST where the peer knows of it.
+    pub fn abort(&mut self, _now: Instant) {
+        let known = match &self.state {
+            State::SynSent(_) | State::TimeWait(_) | State::Closed(_) => false,
+            State::SynReceived(_) => true,
+            state => state.is_synchronized(),
+        };
+        if known {
+            self.reset = Some(Reset {
+                seq: self.send.nxt,
+                ack: Some(self.receive.nxt),
+            });
+        }
+        self.end();
+    }
+
+    /// The connection is over, without an error.
+    pub(crate) fn end(&mut self) {
+        self.state = State::Closed(Closed);
+        self.timers.stop();
+        self.send.discard();
+        self.receive.stop();
+        self.probe = false;
+        self.events.insert(Events::CLOSED);
+    }
+
+    /// The connection is over because of `error`.
+    pub(crate) fn fail(&mut self, error: Error) {
+        self.error = Some(error);
+        self.events.insert(Events::ERROR);
+        self.end();
+    }
+
+    // ---- what the user may ask ----
+
+    pub fn state(&self) -> StateName {
+        self.state.name()
+    }
+
+    /// Whether the user can send nothing more.
+    pub fn is_send_closed(&self) -> bool {
+        !self.may_send()
+    }
+
+    /// Whether the end of the peer's stream was reached: its FIN is consumed and all is read.
+    pub fn is_receive_finished(&self) -> bool {
+        self.receive.buffer.len() == 0 && (self.receive_shut || self.receive.fin_consumed())
+    }
+
+    /// Whether the peer has sent its FIN, and all before it arrived.
+    pub fn is_peer_closed(&self) -> bool {
+        self.receive.fin_consumed()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed(_))
+    }
+
+    /// Whether all that was queued, a FIN included, is acknowledged.
+    pub fn is_flushed(&self) -> bool {
+        self.send.buffer.len() == 0 && !self.send.fin
+    }
+
+    pub fn local_port(&self) -> u16 {
+        self.local_port
+    }
+
+    pub fn remote_port(&self) -> u16 {
+        self.remote_port
+    }
+
+    pub fn error(&self) -> Option<Error> {
+        self.error
+    }
+
+    pub fn take_error(&mut self) -> Option<Error> {
+        self.error.take()
+    }
+
+    /// What happened since the last call.
+    pub fn events(&mut self) -> Events {
+        self.events.take()
+    }
+
+    pub fn options(&mut self) -> &mut Options {
+        &mut self.options
+    }
+
+    pub fn figures(&self) -> Figures {
+        let (send, receive) = (&self.send, &self.receive);
+        Figures {
+            srtt: send.rtt.smoothed(),
+            rttvar: send.rtt.variation(),
+            min_rtt: send.rtt.minimum(),
+            rto: send.rtt.rto(),
+            cwnd: send.congestion.cwnd(),
+            ssthresh: send.congestion.ssthresh(),
+            mss: send.mss,
+            receive_mss: receive.mss,
+            unacknowledged: send.board.outstanding(),
+            sacked: send.board.sacked(),
+            lost: send.board.lost(),
+            backoff: send.retries,
+            probes: send.probes,
+            retransmits: self.counters.retransmits,
+            octets_in: self.counters.octets_in,
+            octets_out: self.counters.octets_out,
+            segments_in: self.counters.segments_in,
+            segments_out: self.counters.segments_out,
+            receive_queue: receive.buffer.len(),
+            send_queue: send.buffer.len(),
+            unsent: send.unsent(),
+            send_window: send.window,
+            receive_window: receive.offered(),
+            send_buffer: send.limit(),
+            receive_buffer: receive.limit(),
+            send_scale: send.scale,
+            receive_scale: receive.scale,
+            timestamps: self.timestamps.is_some(),
+            sack: self.sack,
+            window_scaling: self.scaling,
+            congestion: send.congestion.kind(),
+            fast_recovery: matches!(send.episode, crate::send::Episode::Recovery { .. }),
+            loss_recovery: matches!(send.episode, crate::send::Episode::Loss { .. }),
+            last_data_sent: send.last_sent,
+            last_data_received: receive.last_data,
+        }
+    }
+
+    // ---- the clock ----
+
+    /// When `on_timer` wants to be called.
+    pub fn deadline(&self) -> Option<Instant> {
+        let at = self.timers.earliest().min(self.keepalive_deadline());
+        (at != Instant::FAR_FUTURE).then_some(at)
+    }
+
+    pub fn on_timer(&mut self, now: Instant) {
+        if self.timers.end <= now {
+            return self.end();
+        }
+        if self.timers.acknowledge <= now {
+            self.timers.acknowledge = Instant::FAR_FUTURE;
+            self.receive.want_ack(AckNeed::Now);
+        }
+        if self.timers.send <= now {
+            self.timers.clear_send();
+            self.on_send_timer(now);
+        }
+        if self.keepalive_deadline() <= now {
+            self.on_keepalive(now);
+        }
+    }
+
+    fn on_send_timer(&mut self, now: Instant) {
+        match (&mut self.state, self.timers.send_kind) {
+            (State::SynSent(s), _) => {
+                s.due = true;
+                self.retry_handshake(SYN_RETRIES);
+            }
+            (State::SynReceived(s), _) => {
+                s.due = true;
+                self.retry_handshake(SYN_ACK_RETRIES);
+            }
+            (_, SendTimer::Retransmit) => self.on_retransmit_timeout(now),
+            (_, SendTimer::Persist) => self.on_persist(now),
+            (_, SendTimer::Reorder) => {
+                let again = self.send.detect_loss(now);
+                self.rearm(now, again);
+            }
+            (_, SendTimer::TailProbe) => self.on_tail_probe(now),
+        }
+    }
+
+    fn retry_handshake(&mut self, limit: u32) {
+        if self.send.retries >= limit {
+            return self.give_up();
+        }
+        self.send.retries += 1;
+        self.send.rtt.back_off();
+    }
+
+    /// RFC 9293 §3.8.3: R2 is reached.
+    fn give_up(&mut self) {
+        self.fail(self.soft_error.unwrap_or(Error::TimedOut));
+    }
+
+    fn is_hopeless(&self, now: Instant, tries: u32) -> bool {
+        let limit = if self.orphan {
+            ORPHAN_RETRIES
+        } else {
+            DATA_RETRIES
+        };
+        match self.options.user_timeout {
+            Some(timeout) => now.since(self.send.stalled_since) >= timeout,
+            None => tries >= limit,
+        }
+    }
+
+    fn on_retransmit_timeout(&mut self, now: Instant) {
+        if self.send.is_idle() {
+            return;
+        }
+        if self.is_hopeless(now, self.send.retries) {
+            return self.give_up();
+        }
+        self.send.on_retransmit_timeout();
+    }
+
+    /// RFC 9293 §3.8.6.1: ask for the window, or send a short segment that was held back.
+    fn on_persist(&mut self, now: Instant) {
+        if self.is_hopeless(now, self.send.probes) {
+            return self.give_up();
+        }
+        self.send.probes += 1;
+        self.send.rtt.back_off();
+        self.send.forced = true;
+        self.probe = self.send.window == 0;
+    }
+
+    /// RFC 8985 §7.3: new data if there is any, else the last segment again.
+    fn on_tail_probe(&mut self, now: Instant) {
+        self.send.probe_tail();
+        self.timers
+            .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
+    }
+
+    fn keepalive_deadline(&self) -> Instant {
+        let keepalive = &self.options.keepalive;
+        if !keepalive.enabled || !self.state.is_synchronized() || !self.send.is_idle() {
+            return Instant::FAR_FUTURE;
+        }
+        self.heard + keepalive.idle + keepalive.interval.saturating_mul(self.keepalives)
+    }
+
+    /// RFC 9293 §3.8.4.
+    fn on_keepalive(&mut self, now: Instant) {
+        if self.keepalives >= self.options.keepalive.count {
+            self.abort(now);
+            return self.give_up();
+        }
+        self.keepalives += 1;
+        self.probe = true;
+    }
+
+    // ---- ICMP ----
+
+    /// An ICMP error that quotes a segment of this connection (RFC 5927).
+    pub fn on_icmp(&mut self, icmp: IcmpError) {
+        match (&self.state, icmp.kind) {
+            (State::Closed(_) | State::TimeWait(_), _) => {}
+            (
+                State::SynSent(SynSent { iss, .. }) | State::SynReceived(SynReceived { iss, .. }),
+                IcmpKind::Unreachable { hard, error },
+            ) => {
+                if icmp.quoted == *iss && hard {
+                    self.fail(error);
+                } else {
+                    self.soft_error = Some(error);
+                }
+            }
+            // RFC 5927 §4: only what is in flight can have caused it.
+            _ if icmp.quoted.before(self.send.una) || icmp.quoted.at_or_after(self.send.nxt) => {}
+            (_, IcmpKind::Unreachable { error, .. }) => self.soft_error = Some(error),
+            (_, IcmpKind::TooBig { mtu_payload }) => {
+                let options = if self.timestamps.is_some() { 12 } else { 0 };
+                self.send
+                    .shrink_mss(u32::from(mtu_payload.max(48 + options) - options));
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Why a connection ended, and the ICMP errors that may have a say in it.
+
+use portolan_types::SeqNum;
+use serde::{Deserialize, Serialize};
+
+/// Why a connection ended, or is expected to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+pub enum Error {
+    #[error("connection refused")]
+    Refused,
+    #[error("connection reset by peer")]
+    Reset,
+    #[error("connection timed out")]
+    TimedOut,
+    #[error("host is unreachable")]
+    HostUnreachable,
+    #[error("network is unreachable")]
+    NetworkUnreachable,
+    #[error("protocol not available")]
+    ProtocolUnreachable,
+    #[error("administratively prohibited")]
+    Prohibited,
+    #[error("connection aborted")]
+    Aborted,
+}
+
+impl Error {
+    /// The Linux error number of this error.
+    pub const fn errno(self) -> i32 {
+        match self {
+            Error::Prohibited => 13,
+            Error::ProtocolUnreachable => 92,
+            Error::NetworkUnreachable => 101,
+            Error::Aborted => 103,
+            Error::Reset => 104,
+            Error::TimedOut => 110,
+            Error::Refused => 111,
+            Error::HostUnreachable => 113,
+        }
+    }
+}
+
+/// An ICMP error that quotes a segment of the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IcmpError {
+    /// Sequence number in the quoted header (RFC 5927 §4).
+    pub quoted: SeqNum,
+    pub kind: IcmpKind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IcmpKind {
+    /// `hard` errors end a connection that is still opening; all others are kept for the time-out.
+    Unreachable { hard: bool, error: Error },
+    /// The path carries segments of at most this payload (without options).
+    TooBig { mtu_payload: u16 },
+}

@@ -1,0 +1,48 @@
+//! Live figures of a connection, for `TCP_INFO` and `ss`.
+
+use core::time::Duration;
+
+use crate::config::CongestionKind;
+
+/// A snapshot; sizes and windows in octets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Figures {
+    pub srtt: Option<Duration>,
+    pub rttvar: Duration,
+    pub min_rtt: Option<Duration>,
+    pub rto: Duration,
+    pub cwnd: u32,
+    pub ssthresh: u32,
+    pub mss: u32,
+    pub receive_mss: u32,
+    /// Sent and not cumulatively acknowledged.
+    pub unacknowledged: u32,
+    pub sacked: u32,
+    pub lost: u32,
+    /// Time-outs in a row.
+    pub backoff: u32,
+    pub probes: u32,
+    pub retransmits: u64,
+    pub octets_in: u64,
+    pub octets_out: u64,
+    pub segments_in: u64,
+    pub segments_out: u64,
+    pub receive_queue: usize,
+    /// Queued octets that the peer has not acknowledged.
+    pub send_queue: usize,
+    pub unsent: u32,
+    pub send_window: u32,
+    pub receive_window: u32,
+    pub send_buffer: usize,
+    pub receive_buffer: usize,
+    pub send_scale: u8,
+    pub receive_scale: u8,
+    pub timestamps: bool,
+    pub sack: bool,
+    pub window_scaling: bool,
+    pub congestion: CongestionKind,
+    pub fast_recovery: bool,
+    pub loss_recovery: bool,
+    pub last_data_sent: portolan_types::Instant,
+    pub last_data_received: portolan_types::Instant,
+}

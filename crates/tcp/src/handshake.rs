@@ -1,0 +1,135 @@
+//! The two states before both sides know each other's numbers, and what the options of a SYN
+//! settle (RFC 9293 §3.10.7.3, RFC 7323, RFC 2018).
+
+use portolan_types::SeqNum;
+use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::receive::MAX_SCALE;
+
+/// RFC 9293 §3.7.1: what a peer takes that does not say.
+const DEFAULT_MSS: u16 = 536;
+/// Less is not a path but an attack.
+const MIN_MSS: u16 = 48;
+/// Timestamps with their padding.
+const TIMESTAMP_OCTETS: u16 = 12;
+/// Linux's `tcp_syn_retries`: the last wait ends after 127 s.
+pub(crate) const SYN_RETRIES: u32 = 6;
+/// Linux's `tcp_synack_retries`.
+pub(crate) const SYN_ACK_RETRIES: u32 = 5;
+
+/// A SYN is on its way, nothing is known of the peer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SynSent {
+    pub(crate) iss: SeqNum,
+    pub(crate) offer: Offer,
+    /// The SYN must be sent, for the first time or again.
+    pub(crate) due: bool,
+}
+
+/// The peer's SYN is here, ours is not acknowledged yet.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SynReceived {
+    pub(crate) iss: SeqNum,
+    pub(crate) irs: SeqNum,
+    pub(crate) offer: Offer,
+    pub(crate) due: bool,
+    /// It began as an active open: a reset means that the peer refused.
+    pub(crate) active: bool,
+}
+
+/// What the options of a SYN of ours offer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    pub(crate) mss: u16,
+    pub(crate) scale: Option<u8>,
+    pub(crate) timestamps: bool,
+    pub(crate) sack: bool,
+}
+
+/// What both sides agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Agreement {
+    /// Payload of a full segment of ours.
+    pub(crate) mss: u16,
+    /// Shifts of the peer's windows and of ours.
+    pub(crate) send_scale: u8,
+    pub(crate) receive_scale: u8,
+    pub(crate) scaling: bool,
+    pub(crate) timestamps: bool,
+    pub(crate) sack: bool,
+}
+
+impl Offer {
+    pub(crate) fn new(config: &Config, scale: u8) -> Offer {
+        Offer {
+            mss: config.mss,
+            scale: config.window_scaling.then_some(scale),
+            timestamps: config.timestamps,
+            sack: config.sack,
+        }
+    }
+
+    /// What of the offer a SYN+ACK repeats, given the options of the peer's SYN.
+    pub(crate) fn answering(self, peer: &TcpOptions) -> Offer {
+        Offer {
+            mss: self.mss,
+            scale: self.scale.filter(|_| peer.window_scale.is_some()),
+            timestamps: self.timestamps && peer.timestamps.is_some(),
+            sack: self.sack && peer.sack_permitted,
+        }
+    }
+
+    /// What holds once the peer's SYN is known.
+    pub(crate) fn agree(self, peer: &TcpOptions) -> Agreement {
+        let ours = self.answering(peer);
+        let scales = ours.scale.zip(peer.window_scale);
+        let room = self.mss.min(peer.mss.unwrap_or(DEFAULT_MSS)).max(MIN_MSS);
+        Agreement {
+            mss: room - if ours.timestamps { TIMESTAMP_OCTETS } else { 0 },
+            send_scale: scales.map_or(0, |(_, theirs)| theirs.min(MAX_SCALE)),
+            receive_scale: scales.map_or(0, |(ours, _)| ours),
+            scaling: scales.is_some(),
+            timestamps: ours.timestamps,
+            sack: ours.sack,
+        }
+    }
+}
+
+/// What a segment means to a connection in SYN-SENT.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SynSentAnswer {
+    Ignore,
+    /// An acknowledgement of what was never sent: answer with a RST that has its number.
+    Reset(SeqNum),
+    Refused,
+    Established,
+    /// Simultaneous open.
+    SynReceived,
+}
+
+impl SynSent {
+    /// RFC 9293 §3.10.7.3.
+    pub(crate) fn judge(&self, header: &TcpHeader) -> SynSentAnswer {
+        let ack = header.flags.contains(TcpFlags::ACK);
+        if ack && header.ack != self.iss + 1 {
+            return if header.flags.contains(TcpFlags::RST) {
+                SynSentAnswer::Ignore
+            } else {
+                SynSentAnswer::Reset(header.ack)
+            };
+        }
+        match (
+            header.flags.contains(TcpFlags::RST),
+            header.flags.contains(TcpFlags::SYN),
+            ack,
+        ) {
+            (true, _, true) => SynSentAnswer::Refused,
+            (true, _, false) => SynSentAnswer::Ignore,
+            (false, true, true) => SynSentAnswer::Established,
+            (false, true, false) => SynSentAnswer::SynReceived,
+            (false, false, _) => SynSentAnswer::Ignore,
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! What an arriving segment does (RFC 9293 §3.10.7).
+
+use portolan_types::{Instant, SeqNum};
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::connection::{Connection, LINGERING};
+use crate::error::Error;
+use crate::events::Events;
+use crate::handshake::{SynReceived, SynSent, SynSentAnswer};
+use crate::output::Reset;
+use crate::receive::AckNeed;
+use crate::send::AckInput;
+use crate::state::State;
+use crate::timers::SendTimer;
+
+impl Connection {
+    /// A segment for this connection arrived; `payload` may be several that were merged.
+    pub fn on_segment(&mut self, now: Instant, header: &TcpHeader, payload: &[u8]) {
+        self.counters.segments_in += 1;
+        if self.is_predicted(now, header, payload) {
+            return self.on_predicted(now, header, payload);
+        }
+        match &self.state {
+            State::Closed(_) => {}
+            State::SynSent(state) => match state.judge(header) {
+                SynSentAnswer::Ignore => {}
+                SynSentAnswer::Reset(seq) => self.reset = Some(Reset { seq, ack: None }),
+                SynSentAnswer::Refused => self.fail(Error::Refused),
+                SynSentAnswer::Established => {
+                    let state = state.clone();
+                    self.on_syn_ack(now, header, payload, &state);
+                }
+                SynSentAnswer::SynReceived => {
+                    let state = state.clone();
+                    self.on_crossing_syn(now, header, &state);
+                }
+            },
+            _ => self.on_synchronized(now, header, payload),
+        }
+    }
+
+    // ---- header prediction ----
+
+    /// Whether this is what an undisturbed connection expects: the next text, or an
+    /// acknowledgement, and nothing else.
+    fn is_predicted(&self, now: Instant, header: &TcpHeader, payload: &[u8]) -> bool {
+        matches!(self.state, State::Established(_))
+            && TcpFlags(header.flags.0 & !TcpFlags::PSH.0) == TcpFlags::ACK
+            && self.receive.is_next(header.seq, payload.len())
+            && header.ack.at_or_after(self.send.una)
+            && header.ack.at_or_before(self.send.nxt)
+            && header.options.sack.is_empty()
+            && match (&self.timestamps, header.options.timestamps) {
+                (Some(state), Some(field)) => !state.is_old(field, now),
+                (None, None) => true,
+                _ => false,
+            }
+    }
+
+    fn on_predicted(&mut self, now: Instant, header: &TcpHeader, payload: &[u8]) {
+        self.note_heard(now, header);
+        self.on_acknowledgement(now, header, payload.len() as u32);
+        if !payload.is_empty() {
+            self.counters.octets_in += payload.len() as u64;
+            self.receive.append(now, payload);
+            self.events.insert(Events::READABLE);
+        }
+    }
+
+    // ---- SYN-SENT ----
+
+    fn on_syn_ack(&mut self, now: Instant, header: &TcpHeader, payload: &[u8], state: &SynSent) {
+        self.receive.synchronize(header.seq, now);
+        self.settle(state.offer.agree(&header.options), header, now);
+        if self.send.retries == 0 {
+            self.send.rtt.sample(now.since(self.send.last_sent));
+        }
+        self.heard = now;
+        self.establish(header.seq, u32::from(header.window));
+        self.receive.want_ack(AckNeed::Now);
+        let fin = header.flags.contains(TcpFlags::FIN);
+        if !payload.is_empty() || fin {
+            self.on_text(now, header.seq + 1, payload, fin);
+        }
+    }
+
+    /// RFC 9293 §3.5, figure 8.
+    fn on_crossing_syn(&mut self, now: Instant, header: &TcpHeader, state: &SynSent) {
+        self.receive.synchronize(header.seq, now);
+        let offer = state.offer.answering(&header.options);
+        self.settle(offer.agree(&header.options), header, now);
+        self.send.window = u32::from(header.window);
+        self.state = State::SynReceived(SynReceived {
+            iss: state.iss,
+            irs: header.seq,
+            offer,
+            due: true,
+            active: true,
+        });
+    }
+
+    // ---- the states that know the peer's numbers ----
+
+    fn on_synchronized(&mut self, now: Instant, header: &TcpHeader, payload: &[u8]) {
+        let flags = header.flags;
+        let fin = flags.contains(TcpFlags::FIN);
+        let syn = flags.contains(TcpFlags::SYN);
+        let end = header.seq + payload.len() as u32 + u32::from(fin) + u32::from(syn);
+        // First: sequence number, with PAWS before it (RFC 7323 §5.3).
+        if self.is_wrapped(now, header) || !self.receive.acceptable(header.seq, end) {
+            return self.on_unacceptable(now, header, payload);
+        }
+        // Second: RST (RFC 5961 §3.2).
+        if flags.contains(TcpFlags::RST) {
+            return self.on_reset(now, header.seq);
+        }
+        // Fourth: SYN (RFC 5961 §4.2), save for the one that a simultaneous open repeats.
+        if syn {
+            return self.on_unexpected_syn(now, header);
+        }
+        // Fifth: ACK.
+        if !flags.contains(TcpFlags::ACK) {
+            return;
+        }
+        if !self.complete_handshake(header) || !self.check_acknowledgement(now, header.ack) {
+            return;
+        }
+        self.note_heard(now, header);
+        self.on_acknowledgement(now, header, end - header.seq);
+        // Seventh and eighth: text and FIN.
+        if !payload.is_empty() || fin {
+            self.on_text(now, header.seq, payload, fin);
+        }
+    }
+
+    fn is_wrapped(&self, now: Instant, header: &TcpHeader) -> bool {
+        match (&self.timestamps, header.options.timestamps) {
+            (Some(state), Some(field)) => {
+                !header.flags.contains(TcpFlags::RST) && state.is_old(field, now)
+            }
+            _ => false,
+        }
+    }
+
+    fn on_unacceptable(&mut self, now: Instant, header: &TcpHeader, payload: &[u8]) {
+        if header.flags.contains(TcpFlags::RST) {
+            return;
+        }
+        if let State::SynReceived(state) = &mut self.state {
+            // The peer's SYN again: our answer was lost.
+            if header.flags.contains(TcpFlags::SYN) && header.seq == state.irs {
+                state.due |= self.challenges.allow(now);
+            }
+            return;
+        }
+        // Text is no part of an acknowledgement loop; all else is answered within limits.
+        let text = !payload.is_empty() && !header.flags.contains(TcpFlags::SYN);
+        if text || self.challenges.allow(now) {
+            self.receive.reject(header.seq, payload.len() as u32);
+            self.restart_time_wait(now, header.flags.contains(TcpFlags::FIN));
+        }
+    }
+
+    /// RFC 9293 §3.10.7.4, eighth: a FIN again means that our acknowledgement was lost.
+    fn restart_time_wait(&mut self, now: Instant, fin: bool) {
+        if fin && matches!(self.state, State::TimeWait(_)) {
+            self.timers.end = now + LINGERING;
+        }
+    }
+
+    fn on_reset(&mut self, now: Instant, seq: SeqNum) {
+        if seq != self.receive.nxt {
+            if self.receive.in_window(seq) && self.challenges.allow(now) {
+                self.receive.want_ack(AckNeed::Now);
+            }
+            return;
+        }
+        match &self.state {
+            State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
+            // RFC 1337 §3: a RST does not cut TIME-WAIT short.
+            State::TimeWait(_) => {}
+            _ => self.fail(Error::Reset),
+        }
+    }
+
+    fn on_unexpected_syn(&mut self, now: Instant, header: &TcpHeader) {
+        let both_open = matches!(&self.state, State::SynReceived(s)
+            if s.active && header.seq == s.irs && header.flags.contains(TcpFlags::ACK)
+                && header.ack == s.iss + 1);
+        if both_open {
+            self.complete_handshake(header);
+            self.receive.want_ack(AckNeed::Now);
+        } else if let State::SynReceived(state) = &mut self.state {
+            state.due |= header.seq == state.irs && self.challenges.allow(now);
+        } else if self.challenges.allow(now) {
+            self.receive.want_ack(AckNeed::Now);
+        }
+    }
+
+    /// In SYN-RECEIVED, whether `header` acknowledges our SYN; true in all later states.
+    fn complete_handshake(&mut self, header: &TcpHeader) -> bool {
+        let State::SynReceived(state) = &self.state else {
+            return true;
+        };
+        if header.ack != state.iss + 1 {
+            self.reset = Some(Reset {
+                seq: header.ack,
+                ack: None,
+            });
+            return false;
+        }
+        let syn = header.flags.contains(TcpFlags::SYN);
+        let scale = if syn { 0 } else { self.send.scale };
+        self.establish(header.seq, u32::from(header.window) << scale);
+        true
+    }
+
+    /// RFC 5961 §5.2: an acknowledgement must lie between the oldest plausible and `nxt`.
+    fn check_acknowledgement(&mut self, now: Instant, ack: SeqNum) -> bool {
+        let ok = ack.at_or_before(self.send.nxt)
+            && ack.at_or_after(self.send.una - self.send.max_window);
+        if !ok && self.challenges.allow(now) {
+            self.receive.want_ack(AckNeed::Now);
+        }
+        ok
+    }
+
+    fn note_heard(&mut self, now: Instant, header: &TcpHeader) {
+        self.heard = now;
+        self.keepalives = 0;
+        if let (Some(state), Some(field)) = (&mut self.timestamps, header.options.timestamps) {
+            if header.seq.at_or_before(self.receive.acknowledged) {
+                state.update(field, now);
+            }
+        }
+    }
+
+    /// `space` is what the segment occupies.
+    fn on_acknowledgement(&mut self, now: Instant, header: &TcpHeader, space: u32) {
+        let echo = match (&self.timestamps, header.options.timestamps) {
+            (Some(state), Some(field)) => state.round_trip(field, now),
+            _ => None,
+        };
+        let outcome = self.send.on_ack(&AckInput {
+            now,
+            seq: header.seq,
+            ack: header.ack,
+            window: u32::from(header.window) << self.send.scale,
+            sack: if self.sack { &header.options.sack } else { &[] },
+            echo,
+            occupies: space > 0,
+            sack_permitted: self.sack,
+        });
+        if outcome.advanced || outcome.reorder_at.is_some() {
+            self.rearm(now, outcome.reorder_at);
+        }
+        if self.send.take_writable() {
+            self.events.insert(Events::WRITABLE);
+        }
+        if outcome.fin_acknowledged {
+            self.on_fin_acknowledged(now);
+        }
+    }
+
+    /// Something was acknowledged: the timer of the sending side starts again (RFC 6298 §5.3).
+    pub(crate) fn rearm(&mut self, now: Instant, reorder_at: Option<Instant>) {
+        match reorder_at {
+            Some(at) => self.timers.set_send(SendTimer::Reorder, at),
+            None if self.send.is_idle() => self.timers.clear_send(),
+            None => self.arm_retransmission(now),
+        }
+    }
+
+    fn on_fin_acknowledged(&mut self, now: Instant) {
+        self.state.fin_acknowledged();
+        match self.state {
+            State::TimeWait(_) => self.enter_time_wait(now),
+            State::FinWait2(_) if self.orphan => self.timers.end = now + LINGERING,
+            State::Closed(_) => self.end(),
+            _ => {}
+        }
+    }
+
+    fn enter_time_wait(&mut self, now: Instant) {
+        self.timers.clear_send();
+        self.timers.end = now + LINGERING;
+    }
+
+    fn on_text(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {
+        if !self.state.may_receive() {
+            // The peer has sent its FIN: this is old, or nonsense after it.
+            self.receive.want_ack(AckNeed::Now);
+            return self.restart_time_wait(now, fin);
+        }
+        // RFC 9293 §3.10.7.4 and RFC 2525 §2.17: nobody will ever read this.
+        let unread = (seq + payload.len() as u32).after(self.receive.nxt);
+        if unread && self.orphan {
+            return self.abort(now);
+        }
+        let arrival = self.receive.arrive(now, seq, payload, fin);
+        if arrival.readable {
+            self.counters.octets_in += payload.len() as u64;
+            self.events.insert(Events::READABLE);
+        }
+        if arrival.finished {
+            self.events.insert(Events::PEER_CLOSED | Events::READABLE);
+            self.state.fin();
+            if matches!(self.state, State::TimeWait(_)) {
+                self.enter_time_wait(now);
+            }
+        }
+    }
+}

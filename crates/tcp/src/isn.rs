@@ -1,0 +1,77 @@
+//! Initial sequence numbers and timestamp offsets that nobody off the path can guess (RFC 6528,
+//! RFC 7323 §5.4).
+
+use core::hash::{Hash, Hasher};
+
+use portolan_types::{FlowKey, Instant, SeqNum};
+use siphasher::sip::SipHasher24;
+
+/// A key that never leaves the host.
+#[derive(Clone)]
+pub struct Secret(pub [u8; 16]);
+
+impl Secret {
+    pub(crate) fn hash(&self, domain: u8, flow: &FlowKey, extra: u32) -> u64 {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        (domain, flow, extra).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Domains of the key: one value must not tell another.
+const ISN: u8 = 1;
+const TIMESTAMP: u8 = 2;
+
+/// RFC 6528 §3: a clock plus a keyed hash of the flow. The clock ticks each 64 ns as on Linux.
+pub fn initial_sequence(secret: &Secret, flow: &FlowKey, now: Instant) -> SeqNum {
+    let clock = (now.as_nanos() >> 6) as u32;
+    SeqNum(clock.wrapping_add(secret.hash(ISN, flow, 0) as u32))
+}
+
+/// The offset of the timestamp clock towards this peer. It does not depend on ports, so that a
+/// new connection between the same hosts continues the clock (RFC 6191).
+pub fn timestamp_offset(secret: &Secret, flow: &FlowKey) -> u32 {
+    let mut hosts = *flow;
+    hosts.local.set_port(0);
+    hosts.remote.set_port(0);
+    secret.hash(TIMESTAMP, &hosts, 0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use portolan_types::Protocol;
+
+    fn flow(port: u16) -> FlowKey {
+        FlowKey {
+            protocol: Protocol::Tcp,
+            local: ([10, 0, 0, 1], 80).into(),
+            remote: ([10, 0, 0, 2], port).into(),
+        }
+    }
+
+    #[test]
+    fn numbers_of_one_flow_grow_with_time() {
+        let secret = Secret([7; 16]);
+        let first = initial_sequence(&secret, &flow(1), Instant::from_millis(1));
+        let later = initial_sequence(&secret, &flow(1), Instant::from_millis(2));
+        assert_eq!(later - first, 1_000_000 / 64);
+    }
+
+    #[test]
+    fn numbers_of_different_flows_and_secrets_are_unrelated() {
+        let now = Instant::ZERO;
+        let a = initial_sequence(&Secret([7; 16]), &flow(1), now);
+        assert_ne!(a, initial_sequence(&Secret([7; 16]), &flow(2), now));
+        assert_ne!(a, initial_sequence(&Secret([8; 16]), &flow(1), now));
+    }
+
+    #[test]
+    fn the_timestamp_offset_is_the_same_for_all_ports_of_two_hosts() {
+        let secret = Secret([7; 16]);
+        assert_eq!(
+            timestamp_offset(&secret, &flow(1)),
+            timestamp_offset(&secret, &flow(2))
+        );
+    }
+}

@@ -1,0 +1,227 @@
+//! Which segment leaves next, and its header.
+
+use portolan_types::{Instant, SeqNum};
+use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
+use serde::{Deserialize, Serialize};
+
+use crate::connection::Connection;
+use crate::handshake::Offer;
+use crate::send::Chunk;
+use crate::state::State;
+use crate::timers::SendTimer;
+use crate::timestamps::Timestamps;
+
+/// A segment to send. The payload lies in two pieces of the connection's buffer.
+#[derive(Clone, Debug)]
+pub struct Segment<'a> {
+    pub header: TcpHeader,
+    pub payload: [&'a [u8]; 2],
+    /// Payload of each packet that the segment is to be cut into; 0 if it is a single one.
+    pub segment_size: u16,
+}
+
+impl Segment<'_> {
+    pub fn payload_len(&self) -> usize {
+        self.payload[0].len() + self.payload[1].len()
+    }
+}
+
+/// A RST that is due; without `ack` it answers a segment that carried an acknowledgement.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Reset {
+    pub(crate) seq: SeqNum,
+    pub(crate) ack: Option<SeqNum>,
+}
+
+impl Connection {
+    /// The next segment that is due; nothing once all are out.
+    pub fn transmit(&mut self, now: Instant) -> Option<Segment<'_>> {
+        if let Some(reset) = self.reset.take() {
+            return Some(self.emit_reset(reset));
+        }
+        match &mut self.state {
+            State::Closed(_) => None,
+            State::SynSent(state) => {
+                let (due, iss, offer) = (core::mem::take(&mut state.due), state.iss, state.offer);
+                due.then(|| self.emit_syn(now, iss, offer, false))
+            }
+            State::SynReceived(state) => {
+                let (due, iss, offer) = (core::mem::take(&mut state.due), state.iss, state.offer);
+                due.then(|| self.emit_syn(now, iss, offer, true))
+            }
+            _ => self.transmit_synchronized(now),
+        }
+    }
+
+    fn transmit_synchronized(&mut self, now: Instant) -> Option<Segment<'_>> {
+        if self.send.has_unsent() {
+            self.send.resume(now);
+        }
+        if let Some(chunk) = self.send.next_chunk(&self.options) {
+            return Some(self.emit_chunk(now, chunk));
+        }
+        if self.probe {
+            self.probe = false;
+            // RFC 9293 §3.8.4: a number the peer has acknowledged makes it answer.
+            let header = self.header(now, self.send.una - 1, TcpFlags::ACK, false);
+            return Some(bare(header));
+        }
+        if self.receive.ack_due(self.options.quickack) {
+            let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
+            return Some(bare(header));
+        }
+        self.arm_waiting(now);
+        None
+    }
+
+    // ---- timers ----
+
+    /// Nothing is due now; what is being waited for gets its timer.
+    fn arm_waiting(&mut self, now: Instant) {
+        if self.timers.acknowledge == Instant::FAR_FUTURE {
+            if let Some(at) = self.receive.ack_deadline(now) {
+                self.timers.acknowledge = at;
+            }
+        }
+        let waits = self.send.is_idle() && self.send.has_unsent();
+        if waits && !self.timers.runs(SendTimer::Persist) {
+            if self.send.probes == 0 {
+                self.send.stalled_since = now;
+            }
+            self.timers
+                .set_send(SendTimer::Persist, now + self.send.rtt.rto());
+        }
+    }
+
+    pub(crate) fn arm_retransmission(&mut self, now: Instant) {
+        let mut at = now + self.send.rtt.rto();
+        if let Some(timeout) = self.options.user_timeout {
+            // RFC 5482: do not sleep past the user's own limit.
+            at = at.min((self.send.stalled_since + timeout).max(now));
+        }
+        self.timers.set_send(SendTimer::Retransmit, at);
+    }
+
+    // ---- segments ----
+
+    fn emit_chunk(&mut self, now: Instant, chunk: Chunk) -> Segment<'_> {
+        let last = chunk.seq + chunk.len == self.send.una + self.send.buffer.len() as u32;
+        let mut flags = TcpFlags::ACK;
+        if last {
+            flags = flags.with(TcpFlags::PSH);
+        }
+        if chunk.fin {
+            flags = flags.with(TcpFlags::FIN);
+        }
+        let header = self.header(now, chunk.seq, flags, chunk.len > 0);
+        self.send.sent(chunk, now);
+        if self.timers.send == Instant::FAR_FUTURE || self.timers.runs(SendTimer::Persist) {
+            self.arm_retransmission(now);
+        }
+        if chunk.retransmission {
+            self.counters.retransmits += u64::from(chunk.len.div_ceil(self.send.mss).max(1));
+        } else {
+            self.counters.octets_out += u64::from(chunk.len);
+        }
+        let segment_size = if chunk.len > self.send.mss {
+            self.send.mss as u16
+        } else {
+            0
+        };
+        Segment {
+            header,
+            payload: self.send.payload(chunk),
+            segment_size,
+        }
+    }
+
+    /// A header that acknowledges all that arrived and offers the present window.
+    fn header(&mut self, now: Instant, seq: SeqNum, flags: TcpFlags, text: bool) -> TcpHeader {
+        let window = self.receive.offer(self.options.window_clamp) >> self.receive.scale;
+        let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
+        // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
+        let blocks = if timestamps.is_some() { 3 } else { 4 };
+        let sack = if self.sack {
+            self.receive.sack_blocks(blocks)
+        } else {
+            Default::default()
+        };
+        self.receive.acknowledge(now, text);
+        self.timers.acknowledge = Instant::FAR_FUTURE;
+        self.counters.segments_out += 1;
+        TcpHeader {
+            source_port: self.local_port,
+            destination_port: self.remote_port,
+            seq,
+            ack: self.receive.nxt,
+            flags,
+            window: window.min(0xffff) as u16,
+            urgent: 0,
+            options: TcpOptions {
+                timestamps,
+                sack,
+                ..TcpOptions::default()
+            },
+        }
+    }
+
+    fn emit_syn(&mut self, now: Instant, iss: SeqNum, offer: Offer, answer: bool) -> Segment<'_> {
+        self.send.last_sent = now;
+        self.timers
+            .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
+        self.counters.segments_out += 1;
+        let clamp = self.options.max_segment.unwrap_or(u16::MAX);
+        let clock = Timestamps::clock(self.timestamp_offset, now);
+        let stamp = self.timestamps.as_ref().map(|t| t.field(now));
+        let first = offer.timestamps.then_some(Field {
+            value: clock,
+            echo: 0,
+        });
+        let (flags, ack) = if answer {
+            (TcpFlags::SYN.with(TcpFlags::ACK), self.receive.nxt)
+        } else {
+            (TcpFlags::SYN, SeqNum(0))
+        };
+        bare(TcpHeader {
+            source_port: self.local_port,
+            destination_port: self.remote_port,
+            seq: iss,
+            ack,
+            flags,
+            window: self.receive.limit().min(0xffff) as u16,
+            urgent: 0,
+            options: TcpOptions {
+                mss: Some(offer.mss.min(clamp)),
+                window_scale: offer.scale,
+                sack_permitted: offer.sack,
+                timestamps: stamp.or(first),
+                ..TcpOptions::default()
+            },
+        })
+    }
+
+    fn emit_reset(&mut self, reset: Reset) -> Segment<'_> {
+        self.counters.segments_out += 1;
+        let (ack, flags) = match reset.ack {
+            Some(ack) => (ack, TcpFlags::RST.with(TcpFlags::ACK)),
+            None => (SeqNum(0), TcpFlags::RST),
+        };
+        bare(TcpHeader {
+            source_port: self.local_port,
+            destination_port: self.remote_port,
+            seq: reset.seq,
+            ack,
+            flags,
+            ..TcpHeader::default()
+        })
+    }
+}
+
+/// A segment without text.
+fn bare(header: TcpHeader) -> Segment<'static> {
+    Segment {
+        header,
+        payload: [&[], &[]],
+        segment_size: 0,
+    }
+}

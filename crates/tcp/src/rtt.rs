@@ -1,0 +1,75 @@
+//! Round-trip time and the retransmission time-out (RFC 6298), with Linux's bounds.
+
+use core::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) const INITIAL_RTO: Duration = Duration::from_secs(1);
+const MIN_RTO: Duration = Duration::from_millis(200);
+const MAX_RTO: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RttEstimator {
+    /// Nanoseconds; zero means not measured yet.
+    smoothed: u64,
+    variation: u64,
+    minimum: u64,
+    /// Doublings since the last acknowledgement of new data.
+    backoff: u32,
+}
+
+impl RttEstimator {
+    /// RFC 6298 §2.2 and §2.3.
+    pub(crate) fn sample(&mut self, rtt: Duration) {
+        let rtt = u64::try_from(rtt.as_nanos())
+            .unwrap_or(u64::MAX)
+            .clamp(1, 1 << 40);
+        if self.smoothed == 0 {
+            self.smoothed = rtt;
+            self.variation = rtt / 2;
+            self.minimum = rtt;
+        } else {
+            let error = self.smoothed.abs_diff(rtt);
+            self.variation = self.variation - self.variation / 4 + error / 4;
+            self.smoothed = (self.smoothed - self.smoothed / 8 + rtt / 8).max(1);
+            self.minimum = self.minimum.min(rtt);
+        }
+    }
+
+    /// The time-out with its backoff (RFC 6298 §2.4, §5.5).
+    pub(crate) fn rto(&self) -> Duration {
+        let base = if self.smoothed == 0 {
+            INITIAL_RTO
+        } else {
+            // Linux: the variation term is what has the lower bound.
+            let variation = Duration::from_nanos(4 * self.variation).max(MIN_RTO);
+            Duration::from_nanos(self.smoothed) + variation
+        };
+        base.saturating_mul(1 << self.backoff.min(16)).min(MAX_RTO)
+    }
+
+    pub(crate) fn back_off(&mut self) {
+        self.backoff = self.backoff.saturating_add(1);
+    }
+
+    pub(crate) fn reset_backoff(&mut self) {
+        self.backoff = 0;
+    }
+
+    pub(crate) fn smoothed(&self) -> Option<Duration> {
+        (self.smoothed != 0).then(|| Duration::from_nanos(self.smoothed))
+    }
+
+    pub(crate) fn variation(&self) -> Duration {
+        Duration::from_nanos(self.variation)
+    }
+
+    pub(crate) fn minimum(&self) -> Option<Duration> {
+        (self.smoothed != 0).then(|| Duration::from_nanos(self.minimum))
+    }
+
+    pub(crate) fn is_consistent(&self) -> bool {
+        const BOUND: u64 = 1 << 41;
+        self.smoothed < BOUND && self.variation < BOUND && self.minimum < BOUND
+    }
+}

@@ -1,0 +1,387 @@
+//! The scoreboard: what became of each octet in flight (RFC 6675 §3), and which of them count as
+//! lost by the time they were sent (RFC 8985). It decides nothing about windows.
+//!
+//! Records cover `una..nxt` without holes. One record stands for one transmission, or for the
+//! part of it that shares one fate; neighbours that were both SACKed are one record.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use portolan_types::{Instant, SeqNum};
+use portolan_wire::tcp::SackBlock;
+use serde::{Deserialize, Serialize};
+
+/// Beyond this many records neighbours are merged and SACK blocks no longer split them.
+const MAX_RECORDS: usize = 8192;
+/// RFC 6675 §2: this many segments beyond a hole make it a loss.
+const DUP_THRESH: u32 = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum Fate {
+    Outstanding,
+    Sacked,
+    /// Waits for retransmission; becomes outstanding by it.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Record {
+    start: SeqNum,
+    end: SeqNum,
+    sent: Instant,
+    fate: Fate,
+    retransmitted: bool,
+}
+
+impl Record {
+    fn len(&self) -> u32 {
+        self.end - self.start
+    }
+}
+
+/// What one acknowledgement brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Delivery {
+    /// Octets known to have arrived that were not known before.
+    pub(crate) octets: u32,
+    /// When the newest of them was sent; none if all had been retransmitted (Karn).
+    pub(crate) sent: Option<Instant>,
+}
+
+/// The newest transmission known to have arrived (RFC 8985 §5.2).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Rack {
+    sent: Instant,
+    end: SeqNum,
+    rtt: Duration,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Scoreboard {
+    records: VecDeque<Record>,
+    sacked: u32,
+    lost: u32,
+    rack: Option<Rack>,
+    /// End of the highest SACKed octet, while there is one.
+    highest: Option<SeqNum>,
+    reordering_seen: bool,
+}
+
+impl Scoreboard {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Octets sent and not cumulatively acknowledged.
+    pub(crate) fn outstanding(&self) -> u32 {
+        match (self.records.front(), self.records.back()) {
+            (Some(first), Some(last)) => last.end - first.start,
+            _ => 0,
+        }
+    }
+
+    /// Octets believed to be in the network (`pipe` of RFC 6675).
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.outstanding() - self.sacked - self.lost
+    }
+
+    pub(crate) fn sacked(&self) -> u32 {
+        self.sacked
+    }
+
+    pub(crate) fn lost(&self) -> u32 {
+        self.lost
+    }
+
+    /// `start..end` was sent for the first time; `start` is where the last record ended.
+    pub(crate) fn push(&mut self, start: SeqNum, end: SeqNum, now: Instant) {
+        if self.records.len() >= MAX_RECORDS {
+            if let Some(last) = self
+                .records
+                .back_mut()
+                .filter(|r| r.fate == Fate::Outstanding)
+            {
+                last.end = end;
+                last.sent = now;
+                return;
+            }
+        }
+        self.records.push_back(Record {
+            start,
+            end,
+            sent: now,
+            fate: Fate::Outstanding,
+            retransmitted: false,
+        });
+    }
+
+    /// Everything before `una` is acknowledged.
+    pub(crate) fn acknowledge(&mut self, una: SeqNum, now: Instant, delivery: &mut Delivery) {
+        while let Some(first) = self.records.front().copied() {
+            if first.start.at_or_after(una) {
+                break;
+            }
+            let acked = Record {
+                end: first.end.min(una),
+                ..first
+            };
+            self.uncount(acked);
+            if acked.fate != Fate::Sacked {
+                self.deliver(acked, now, delivery);
+            }
+            if first.end.after(una) {
+                self.records[0].start = una;
+                break;
+            }
+            self.records.pop_front();
+        }
+        self.highest = self.highest.filter(|h| h.after(una));
+    }
+
+    /// The peer holds the octets of `block`; whether this tells anything new.
+    pub(crate) fn sack(&mut self, block: SackBlock, now: Instant, delivery: &mut Delivery) -> bool {
+        let (Some(first), Some(last)) = (self.records.front(), self.records.back()) else {
+            return false;
+        };
+        let (start, end) = (block.start, block.end);
+        if !start.before(end) || start.before(first.start) || end.after(last.end) {
+            return false;
+        }
+        self.split(start);
+        self.split(end);
+        let from = self.records.partition_point(|r| r.start.before(start));
+        let to = self.records.partition_point(|r| r.end.at_or_before(end));
+        let mut news = false;
+        for i in from..to {
+            let record = self.records[i];
+            if record.fate != Fate::Sacked {
+                news = true;
+                self.uncount(record);
+                self.sacked += record.len();
+                self.records[i].fate = Fate::Sacked;
+                self.deliver(record, now, delivery);
+            }
+        }
+        if news {
+            self.highest = Some(self.highest.map_or(end, |h| h.max(end)));
+            self.merge_sacked(from, to);
+        }
+        news
+    }
+
+    /// RFC 8985 §6.2 step 5: marks as lost what was sent long enough before the newest delivered
+    /// transmission. Returns the octets newly lost and when to look again.
+    pub(crate) fn detect_loss(&mut self, now: Instant, window: Duration) -> (u32, Option<Instant>) {
+        let Some(rack) = self.rack.clone() else {
+            return (0, None);
+        };
+        let before = self.lost;
+        let mut again: Option<Instant> = None;
+        for record in &mut self.records {
+            let earlier = record.sent < rack.sent
+                || (record.sent == rack.sent && record.end.before(rack.end));
+            if record.fate != Fate::Outstanding || !earlier {
+                continue;
+            }
+            let due = record.sent + rack.rtt + window;
+            if due <= now {
+                record.fate = Fate::Lost;
+                self.lost += record.len();
+            } else {
+                again = Some(again.map_or(due, |a| a.max(due)));
+            }
+        }
+        (self.lost - before, again)
+    }
+
+    /// RFC 8985 §6.2 step 4: how late a segment may be before it counts as lost.
+    pub(crate) fn reordering_window(
+        &self,
+        recovering: bool,
+        mss: u32,
+        min_rtt: Duration,
+        srtt: Duration,
+    ) -> Duration {
+        if !self.reordering_seen && (recovering || self.sacked >= DUP_THRESH * mss) {
+            Duration::ZERO
+        } else {
+            (min_rtt / 4).min(srtt)
+        }
+    }
+
+    /// The first `octets` in flight are lost (three duplicate or one partial acknowledgement from
+    /// a peer without SACK).
+    pub(crate) fn lose_first(&mut self, octets: u32) {
+        let Some(first) = self.records.front() else {
+            return;
+        };
+        let end = first.start + octets.min(first.len());
+        self.split(end);
+        let first = &mut self.records[0];
+        if first.fate == Fate::Outstanding {
+            first.fate = Fate::Lost;
+            self.lost += first.len();
+        }
+    }
+
+    /// A retransmission time-out: all that is not SACKed is lost. If the peer's first hole is
+    /// SACKed it has reneged, and what it said is forgotten (RFC 2018 §8).
+    pub(crate) fn lose_all(&mut self) {
+        let reneged = self.records.front().is_some_and(|r| r.fate == Fate::Sacked);
+        self.lost = 0;
+        for record in &mut self.records {
+            if record.fate != Fate::Sacked || reneged {
+                record.fate = Fate::Lost;
+                self.lost += record.len();
+            }
+        }
+        if reneged {
+            self.sacked = 0;
+            self.highest = None;
+        }
+    }
+
+    /// The first lost octets, at most `limit`.
+    pub(crate) fn first_lost(&self, limit: u32) -> Option<(SeqNum, u32)> {
+        if self.lost == 0 {
+            return None;
+        }
+        let i = self.records.iter().position(|r| r.fate == Fate::Lost)?;
+        let start = self.records[i].start;
+        let mut end = start;
+        for record in self.records.range(i..) {
+            if record.fate != Fate::Lost || end - start >= limit {
+                break;
+            }
+            end = record.end;
+        }
+        Some((start, (end - start).min(limit)))
+    }
+
+    /// The last `octets` in flight go again as a probe, if they may have been lost.
+    pub(crate) fn lose_last(&mut self, octets: u32) {
+        let Some(last) = self.records.back().filter(|r| r.fate == Fate::Outstanding) else {
+            return;
+        };
+        self.split(last.end - octets.min(last.len()));
+        if let Some(last) = self.records.back_mut() {
+            last.fate = Fate::Lost;
+            self.lost += last.len();
+        }
+    }
+
+    /// `start..start + len` goes out again.
+    pub(crate) fn retransmit(&mut self, start: SeqNum, len: u32, now: Instant) {
+        let end = start + len;
+        self.split(start);
+        self.split(end);
+        let from = self.records.partition_point(|r| r.start.before(start));
+        for i in from..self.records.len() {
+            if self.records[i].end.after(end) {
+                break;
+            }
+            self.uncount(self.records[i]);
+            let record = &mut self.records[i];
+            record.fate = Fate::Outstanding;
+            record.retransmitted = true;
+            record.sent = now;
+        }
+    }
+
+    /// Whether the records cover `una..nxt` and the sums agree.
+    pub(crate) fn is_consistent(&self, una: SeqNum, nxt: SeqNum) -> bool {
+        let mut at = una;
+        let (mut sacked, mut lost) = (0u64, 0u64);
+        for record in &self.records {
+            if record.start != at || !record.start.before(record.end) {
+                return false;
+            }
+            at = record.end;
+            match record.fate {
+                Fate::Sacked => sacked += u64::from(record.len()),
+                Fate::Lost => lost += u64::from(record.len()),
+                Fate::Outstanding => {}
+            }
+        }
+        // Splitting at both ends of a block may exceed the bound by a few.
+        self.records.len() <= MAX_RECORDS + 4
+            && at == nxt
+            && sacked == u64::from(self.sacked)
+            && lost == u64::from(self.lost)
+            && self
+                .rack
+                .as_ref()
+                .is_none_or(|r| r.rtt <= Duration::from_secs(3600))
+            && self
+                .highest
+                .is_none_or(|h| h.after(una) && h.at_or_before(nxt))
+    }
+
+    fn uncount(&mut self, record: Record) {
+        match record.fate {
+            Fate::Sacked => self.sacked -= record.len(),
+            Fate::Lost => self.lost -= record.len(),
+            Fate::Outstanding => {}
+        }
+    }
+
+    fn deliver(&mut self, record: Record, now: Instant, delivery: &mut Delivery) {
+        delivery.octets += record.len();
+        let rtt = now.since(record.sent);
+        if !record.retransmitted {
+            delivery.sent = Some(delivery.sent.map_or(record.sent, |s| s.max(record.sent)));
+            // RFC 8985 §6.2 step 3: it was passed by later octets on its way.
+            self.reordering_seen |= self.highest.is_some_and(|h| record.end.before(h));
+        } else if self.rack.as_ref().is_some_and(|r| rtt < r.rtt / 2) {
+            // RFC 8985 §6.2 step 2: too early for the retransmission; the original arrived.
+            return;
+        }
+        let newer = self.rack.as_ref().is_none_or(|r| {
+            record.sent > r.sent || (record.sent == r.sent && record.end.after(r.end))
+        });
+        if newer {
+            self.rack = Some(Rack {
+                sent: record.sent,
+                end: record.end,
+                rtt,
+            });
+        }
+    }
+
+    /// Makes `at` a boundary between two records.
+    fn split(&mut self, at: SeqNum) {
+        if self.records.len() >= MAX_RECORDS {
+            return;
+        }
+        let i = self.records.partition_point(|r| r.end.at_or_before(at));
+        let Some(record) = self.records.get(i).copied() else {
+            return;
+        };
+        if record.start.before(at) {
+            self.records[i].end = at;
+            self.records.insert(
+                i + 1,
+                Record {
+                    start: at,
+                    ..record
+                },
+            );
+        }
+    }
+
+    /// Joins the SACKed records `from..to` with each other and with SACKed neighbours.
+    fn merge_sacked(&mut self, from: usize, to: usize) {
+        let mut first = from;
+        while first > 0 && self.records[first - 1].fate == Fate::Sacked {
+            first -= 1;
+        }
+        let mut last = to - 1;
+        while last + 1 < self.records.len() && self.records[last + 1].fate == Fate::Sacked {
+            last += 1;
+        }
+        if first < last {
+            self.records[first].end = self.records[last].end;
+            self.records.drain(first + 1..=last);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! When the connection wants to be called again. Each timer is an instant; one that is off lies
+//! in the far future, so that the earliest is a plain minimum.
+
+use portolan_types::Instant;
+use serde::{Deserialize, Serialize};
+
+/// What the one timer of the sending side waits for; only one of these makes sense at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum SendTimer {
+    /// An acknowledgement (RFC 6298), of data or of a SYN.
+    Retransmit,
+    /// The peer's window to open, or a short segment to become due (RFC 9293 §3.8.6.1).
+    Persist,
+    /// Reordered segments to arrive before they count as lost (RFC 8985 §6.2).
+    Reorder,
+    /// The tail of the flight to be acknowledged (RFC 8985 §7).
+    TailProbe,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Timers {
+    pub(crate) send: Instant,
+    pub(crate) send_kind: SendTimer,
+    pub(crate) acknowledge: Instant,
+    /// End of TIME-WAIT, or of an orphan's FIN-WAIT-2.
+    pub(crate) end: Instant,
+}
+
+impl Timers {
+    pub(crate) fn new() -> Timers {
+        Timers {
+            send: Instant::FAR_FUTURE,
+            send_kind: SendTimer::Retransmit,
+            acknowledge: Instant::FAR_FUTURE,
+            end: Instant::FAR_FUTURE,
+        }
+    }
+
+    pub(crate) fn set_send(&mut self, kind: SendTimer, at: Instant) {
+        self.send_kind = kind;
+        self.send = at;
+    }
+
+    pub(crate) fn clear_send(&mut self) {
+        self.send = Instant::FAR_FUTURE;
+    }
+
+    /// Whether the sending side's timer runs as `kind`.
+    pub(crate) fn runs(&self, kind: SendTimer) -> bool {
+        self.send != Instant::FAR_FUTURE && self.send_kind == kind
+    }
+
+    pub(crate) fn earliest(&self) -> Instant {
+        self.send.min(self.acknowledge).min(self.end)
+    }
+
+    pub(crate) fn stop(&mut self) {
+        *self = Timers::new();
+    }
+}

@@ -1,0 +1,29 @@
+//! A deterministic network for two TCP connections: links with rate, delay, loss, reordering and
+//! duplication, a virtual clock, a seeded generator. No real time, no sockets.
+#![forbid(unsafe_code)]
+
+mod link;
+mod pair;
+mod random;
+
+pub use link::{Link, Packet};
+pub use pair::{End, Pair, Side, Transfer};
+pub use random::Random;
+
+use portolan_types::{Instant, SeqNum};
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
+
+/// A clock that starts late enough for every subtraction.
+pub const START: Instant = Instant::from_millis(1_000_000);
+
+/// A bare segment from `source` to `destination`, for tests that speak by hand.
+pub fn segment(source: u16, destination: u16, seq: SeqNum, flags: TcpFlags) -> TcpHeader {
+    TcpHeader {
+        source_port: source,
+        destination_port: destination,
+        seq,
+        flags,
+        window: 0xffff,
+        ..TcpHeader::default()
+    }
+}

@@ -1,0 +1,110 @@
+//! One direction of a wire: a queue drained at a rate, then a delay, then perhaps an accident.
+
+use core::time::Duration;
+use std::collections::BTreeMap;
+
+use portolan_types::Instant;
+use portolan_wire::tcp::TcpHeader;
+
+use crate::random::Random;
+
+/// Octets of headers below TCP's payload, for the rate.
+const OVERHEAD: usize = 66;
+
+#[derive(Clone, Debug)]
+pub struct Packet {
+    pub header: TcpHeader,
+    pub payload: Vec<u8>,
+}
+
+/// A direction of a wire.
+#[derive(Clone, Debug)]
+pub struct Link {
+    pub delay: Duration,
+    /// Bits per second; 0 is no limit.
+    pub rate: u64,
+    /// Octets that may wait for the wire.
+    pub buffer: usize,
+    /// Accidents in a thousand packets.
+    pub loss: u32,
+    pub duplication: u32,
+    /// Packets that are held back by `late`.
+    pub reordering: u32,
+    pub late: Duration,
+    random: Random,
+    /// When the wire has sent all that waits.
+    free_at: Instant,
+    /// By time of arrival, then by order of departure.
+    flying: BTreeMap<(Instant, u64), Packet>,
+    departures: u64,
+    /// Packets thrown away, by accident or for want of buffer.
+    pub dropped: u64,
+    pub carried: u64,
+}
+
+impl Link {
+    pub fn new(seed: u64, delay: Duration) -> Link {
+        Link {
+            delay,
+            rate: 0,
+            buffer: usize::MAX,
+            loss: 0,
+            duplication: 0,
+            reordering: 0,
+            late: delay / 2,
+            random: Random::new(seed),
+            free_at: Instant::ZERO,
+            flying: BTreeMap::new(),
+            departures: 0,
+            dropped: 0,
+            carried: 0,
+        }
+    }
+
+    /// Puts a packet on the wire.
+    pub fn send(&mut self, now: Instant, packet: Packet) {
+        if self.waiting(now) + packet.payload.len() > self.buffer || self.random.chance(self.loss) {
+            self.dropped += 1;
+            return;
+        }
+        self.carried += 1;
+        self.free_at = self.free_at.max(now) + self.time_of(packet.payload.len() + OVERHEAD);
+        let mut arrival = self.free_at + self.delay;
+        if self.random.chance(self.reordering) {
+            arrival += self.late;
+        }
+        if self.random.chance(self.duplication) {
+            self.fly(arrival + self.late, packet.clone());
+        }
+        self.fly(arrival, packet);
+    }
+
+    /// When the next packet arrives.
+    pub fn next_arrival(&self) -> Option<Instant> {
+        self.flying.keys().next().map(|&(at, _)| at)
+    }
+
+    /// Takes the next packet that has arrived.
+    pub fn receive(&mut self, now: Instant) -> Option<Packet> {
+        let entry = self.flying.first_entry().filter(|e| e.key().0 <= now)?;
+        Some(entry.remove())
+    }
+
+    fn fly(&mut self, arrival: Instant, packet: Packet) {
+        self.departures += 1;
+        self.flying.insert((arrival, self.departures), packet);
+    }
+
+    fn time_of(&self, octets: usize) -> Duration {
+        match self.rate {
+            0 => Duration::ZERO,
+            rate => Duration::from_nanos(octets as u64 * 8 * 1_000_000_000 / rate),
+        }
+    }
+
+    /// Octets that wait for the wire.
+    fn waiting(&self, now: Instant) -> usize {
+        let wait = self.free_at.since(now).as_nanos();
+        usize::try_from(wait * u128::from(self.rate) / 8_000_000_000).unwrap_or(usize::MAX)
+    }
+}

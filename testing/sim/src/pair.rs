@@ -1,0 +1,393 @@
+//! Two connections, a link each way, a clock.
+
+use core::time::Duration;
+
+use portolan_tcp::{Config, Connection, Events, Segment};
+use portolan_types::{Instant, SeqNum};
+use portolan_wire::tcp::TcpFlags;
+
+use crate::START;
+use crate::link::{Link, Packet};
+use crate::random::Random;
+
+/// Largest payload that merging on arrival produces.
+const GRO_MAX: usize = 65_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    A,
+    B,
+}
+
+impl Side {
+    pub fn other(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+}
+
+/// A host: its connection, once there is one, and how it treats packets.
+#[derive(Debug)]
+pub struct End {
+    pub config: Config,
+    pub connection: Option<Connection>,
+    /// Merges packets that arrive together.
+    pub gro: bool,
+    /// All events since the test last looked.
+    pub events: Events,
+    /// Answers a SYN while there is no connection.
+    pub listens: bool,
+}
+
+/// Two hosts and the wire between them.
+#[derive(Debug)]
+pub struct Pair {
+    pub now: Instant,
+    pub a: End,
+    pub b: End,
+    pub a_to_b: Link,
+    pub b_to_a: Link,
+    /// Connections are encoded and decoded in this many of 1000 steps.
+    pub migration: u32,
+    pub migrations: u64,
+    random: Random,
+    /// A line for each packet sent, if wanted.
+    pub trace: Option<Vec<String>>,
+}
+
+/// What a transfer took.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    pub time: Duration,
+    pub octets: usize,
+}
+
+pub const PORT_A: u16 = 1000;
+pub const PORT_B: u16 = 2000;
+
+impl End {
+    fn new(config: &Config) -> End {
+        End {
+            config: config.clone(),
+            connection: None,
+            gro: true,
+            events: Events::NONE,
+            listens: false,
+        }
+    }
+
+    /// The connection; a test asks only when there is one.
+    pub fn tcp(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("the test opened this end")
+    }
+}
+
+impl Pair {
+    pub fn new(seed: u64, delay: Duration, config: &Config) -> Pair {
+        let mut random = Random::new(seed);
+        Pair {
+            now: START,
+            a: End::new(config),
+            b: End::new(config),
+            a_to_b: Link::new(random.next(), delay),
+            b_to_a: Link::new(random.next(), delay),
+            migration: 0,
+            migrations: 0,
+            random,
+            trace: None,
+        }
+    }
+
+    /// Applies `change` to both directions of the wire.
+    pub fn links(&mut self, change: impl Fn(&mut Link)) {
+        change(&mut self.a_to_b);
+        change(&mut self.b_to_a);
+    }
+
+    pub fn end(&mut self, side: Side) -> &mut End {
+        match side {
+            Side::A => &mut self.a,
+            Side::B => &mut self.b,
+        }
+    }
+
+    /// Starts an active open.
+    pub fn connect(&mut self, side: Side) {
+        let (local, remote) = ports(side);
+        let iss = SeqNum(self.random.next() as u32);
+        let now = self.now;
+        let end = self.end(side);
+        end.connection = Some(Connection::connect(&end.config, local, remote, iss, now));
+    }
+
+    /// A opens, B listens, until both are established or the clock has run for a minute.
+    pub fn establish(&mut self) {
+        self.b.listens = true;
+        self.connect(Side::A);
+        let until = self.now + Duration::from_secs(60);
+        self.run_while(until, |pair| !pair.both_synchronized());
+        assert!(self.both_synchronized(), "the handshake failed");
+    }
+
+    fn both_synchronized(&mut self) -> bool {
+        use portolan_tcp::StateName::{SynReceived, SynSent};
+        [&self.a, &self.b].iter().all(|end| {
+            end.connection
+                .as_ref()
+                .is_some_and(|c| !matches!(c.state(), SynSent | SynReceived))
+        })
+    }
+
+    /// Sends what is due, moves the clock to the next thing that happens and lets it happen.
+    /// False when nothing will ever happen again.
+    pub fn step(&mut self) -> bool {
+        self.flush(Side::A);
+        self.flush(Side::B);
+        let Some(next) = self.next_instant() else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        self.migrate();
+        self.deliver(Side::A);
+        self.deliver(Side::B);
+        for side in [Side::A, Side::B] {
+            let now = self.now;
+            if let Some(connection) = &mut self.end(side).connection {
+                if connection.deadline().is_some_and(|at| at <= now) {
+                    connection.on_timer(now);
+                }
+            }
+        }
+        self.flush(Side::A);
+        self.flush(Side::B);
+        self.check();
+        true
+    }
+
+    /// Steps until `until`, or until `going` says no.
+    pub fn run_while(&mut self, until: Instant, mut going: impl FnMut(&mut Pair) -> bool) {
+        while self.now < until && going(self) {
+            if !self.step() {
+                break;
+            }
+        }
+    }
+
+    pub fn run_for(&mut self, time: Duration) {
+        let until = self.now + time;
+        self.flush(Side::A);
+        self.flush(Side::B);
+        while self.next_instant().is_some_and(|at| at <= until) {
+            self.step();
+        }
+        self.now = until;
+        self.flush(Side::A);
+        self.flush(Side::B);
+    }
+
+    /// Moves `data` from `from` to the other side and checks that it arrives unchanged.
+    pub fn transfer(&mut self, from: Side, data: &[u8], limit: Duration) -> Transfer {
+        let start = self.now;
+        let until = start + limit;
+        let (mut sent, mut received) = (0, Vec::with_capacity(data.len()));
+        let mut chunk = vec![0; 1 << 20];
+        while received.len() < data.len() {
+            let now = self.now;
+            sent += self.end(from).tcp().send(now, &data[sent..]);
+            assert!(self.step(), "stuck at {} of {}", received.len(), data.len());
+            let now = self.now;
+            let count = self.end(from.other()).tcp().recv(now, &mut chunk);
+            received.extend_from_slice(&chunk[..count]);
+            assert!(
+                self.now < until,
+                "{} of {} in {limit:?}",
+                received.len(),
+                data.len()
+            );
+        }
+        assert!(received == data, "the stream was damaged");
+        Transfer {
+            time: self.now - start,
+            octets: data.len(),
+        }
+    }
+
+    /// Lets a packet arrive at `side` now.
+    pub fn inject(&mut self, side: Side, packet: &Packet) {
+        let now = self.now;
+        if let Some(connection) = &mut self.end(side).connection {
+            connection.on_segment(now, &packet.header, &packet.payload);
+        }
+        self.collect(side);
+    }
+
+    /// Sends what `side` has due.
+    pub fn flush(&mut self, side: Side) {
+        let now = self.now;
+        let (end, link) = match side {
+            Side::A => (&mut self.a, &mut self.a_to_b),
+            Side::B => (&mut self.b, &mut self.b_to_a),
+        };
+        let Some(connection) = &mut end.connection else {
+            return;
+        };
+        while let Some(segment) = connection.transmit(now) {
+            for packet in cut(&segment) {
+                if let Some(trace) = &mut self.trace {
+                    trace.push(describe(side, now - START, &packet));
+                }
+                link.send(now, packet);
+            }
+        }
+        self.collect(side);
+    }
+
+    fn collect(&mut self, side: Side) {
+        let end = self.end(side);
+        if let Some(connection) = &mut end.connection {
+            end.events = end.events | connection.events();
+        }
+    }
+
+    fn next_instant(&self) -> Option<Instant> {
+        let deadline = |end: &End| end.connection.as_ref().and_then(Connection::deadline);
+        [
+            self.a_to_b.next_arrival(),
+            self.b_to_a.next_arrival(),
+            deadline(&self.a),
+            deadline(&self.b),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    fn deliver(&mut self, side: Side) {
+        let now = self.now;
+        let link = match side {
+            Side::A => &mut self.b_to_a,
+            Side::B => &mut self.a_to_b,
+        };
+        let mut arrived = Vec::new();
+        while let Some(packet) = link.receive(now) {
+            arrived.push(packet);
+        }
+        if self.end(side).gro {
+            arrived = merge(arrived);
+        }
+        for packet in &arrived {
+            self.accept(side, packet);
+            self.inject(side, packet);
+        }
+    }
+
+    /// A listener makes a connection of a SYN.
+    fn accept(&mut self, side: Side, packet: &Packet) {
+        let (now, iss) = (self.now, SeqNum(self.random.next() as u32));
+        let end = self.end(side);
+        let syn = packet.header.flags == TcpFlags::SYN;
+        if syn && end.listens && end.connection.is_none() {
+            end.connection = Some(Connection::accept(&end.config, &packet.header, iss, now));
+        }
+    }
+
+    fn migrate(&mut self) {
+        for side in [Side::A, Side::B] {
+            if !self.random.chance(self.migration) {
+                continue;
+            }
+            self.migrations += 1;
+            if let Some(connection) = &mut self.end(side).connection {
+                let capsule = postcard::to_allocvec(connection).expect("connections encode");
+                *connection = postcard::from_bytes(&capsule).expect("and decode");
+            }
+        }
+    }
+
+    fn check(&self) {
+        for end in [&self.a, &self.b] {
+            if let Some(connection) = &end.connection {
+                assert_eq!(connection.validate(), Ok(()), "{connection:?}");
+            }
+        }
+    }
+}
+
+fn ports(side: Side) -> (u16, u16) {
+    match side {
+        Side::A => (PORT_A, PORT_B),
+        Side::B => (PORT_B, PORT_A),
+    }
+}
+
+/// What a network card makes of a segment.
+fn cut(segment: &Segment<'_>) -> Vec<Packet> {
+    let octets = segment.payload.concat();
+    if segment.segment_size == 0 {
+        return vec![Packet {
+            header: segment.header.clone(),
+            payload: octets,
+        }];
+    }
+    let size = usize::from(segment.segment_size);
+    let count = octets.len().div_ceil(size);
+    let piece = |(i, payload): (usize, &[u8])| {
+        let mut header = segment.header.clone();
+        header.seq += (i * size) as u32;
+        if i + 1 < count {
+            header.flags.0 &= !(TcpFlags::PSH.0 | TcpFlags::FIN.0);
+        }
+        Packet {
+            header,
+            payload: payload.to_vec(),
+        }
+    };
+    octets.chunks(size).enumerate().map(piece).collect()
+}
+
+/// Merges packets that follow each other, as the kernel's GRO does.
+fn merge(packets: Vec<Packet>) -> Vec<Packet> {
+    let mut merged: Vec<Packet> = Vec::new();
+    for packet in packets {
+        match merged.last_mut() {
+            Some(last) if follows(last, &packet) => {
+                last.payload.extend_from_slice(&packet.payload);
+                last.header.flags = last.header.flags.with(packet.header.flags);
+            }
+            _ => merged.push(packet),
+        }
+    }
+    merged
+}
+
+fn follows(last: &Packet, packet: &Packet) -> bool {
+    last.header.flags == TcpFlags::ACK
+        && !last.payload.is_empty()
+        && !packet.payload.is_empty()
+        && last.header.seq + last.payload.len() as u32 == packet.header.seq
+        && last.header.ack == packet.header.ack
+        && last.header.window == packet.header.window
+        && last.header.options == packet.header.options
+        && last.payload.len() + packet.payload.len() <= GRO_MAX
+}
+
+fn describe(side: Side, at: Duration, packet: &Packet) -> String {
+    let header = &packet.header;
+    let names = [(2, 'S'), (1, 'F'), (4, 'R'), (8, 'P'), (16, '.')];
+    let flags: String = names
+        .iter()
+        .filter(|(bit, _)| header.flags.0 & bit != 0)
+        .map(|(_, c)| *c)
+        .collect();
+    format!(
+        "{:>12} {side:?} [{flags}] seq {} len {} ack {} win {} sack {:?}",
+        at.as_micros(),
+        header.seq.0,
+        packet.payload.len(),
+        header.ack.0,
+        header.window,
+        header.options.sack,
+    )
+}
