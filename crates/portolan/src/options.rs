@@ -149,6 +149,10 @@ impl Options {
         (on != 0).then_some(Linger { time })
     }
 
+    pub(crate) fn is_corked(&self) -> bool {
+        self.flag(IPPROTO_TCP, TCP_CORK)
+    }
+
     /// Tells the session all that concerns it.
     pub(crate) fn apply(&self, session: &mut Session) {
         match session {
@@ -173,7 +177,7 @@ impl Options {
         let low_water = self.int(SOL_SOCKET, libc::SO_RCVLOWAT);
         let options = session.connection.options();
         options.nodelay = self.flag(IPPROTO_TCP, TCP_NODELAY);
-        options.cork = self.flag(IPPROTO_TCP, TCP_CORK);
+        options.cork = self.is_corked();
         options.quickack = self.flag(IPPROTO_TCP, TCP_QUICKACK);
         options.keepalive.enabled = self.flag(SOL_SOCKET, libc::SO_KEEPALIVE);
         if let Some(idle) = self.seconds(IPPROTO_TCP, TCP_KEEPIDLE) {

@@ -76,11 +76,11 @@ impl Doorbell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::memory;
+    use crate::testing::{BpfMap, bpf_map};
 
     #[test]
     fn both_sides_see_one_page() {
-        let fd = memory(page_size());
+        let fd = bpf_map(BpfMap::Array, page_size());
         let owner = Doorbell::map(&fd).unwrap();
         let filter = Mapping::read_write(fd.as_fd(), 0, page_size()).unwrap();
 

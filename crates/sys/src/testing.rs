@@ -1,6 +1,6 @@
 //! What several unit tests of this crate share.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -31,4 +31,35 @@ pub(crate) fn ip(arguments: &str) {
         .status()
         .unwrap();
     assert!(status.success(), "ip {arguments}");
+}
+
+/// The kernel's `BPF_MAP_TYPE_ARRAY` and `BPF_MAP_TYPE_RINGBUF`.
+#[derive(Clone, Copy)]
+pub(crate) enum BpfMap {
+    Array = 2,
+    Ring = 27,
+}
+
+/// Creates a BPF map by the bare system call. An array has one mmapable element of `size` octets;
+/// a ring has a data area of that size.
+pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
+    const BPF_MAP_CREATE: libc::c_long = 0;
+    const BPF_F_MMAPABLE: u32 = 1 << 10;
+    // Type, key size, value size, entries, flags: the start of `union bpf_attr`.
+    let attributes: [u32; 5] = match kind {
+        BpfMap::Array => [kind as u32, 4, size as u32, 1, BPF_F_MMAPABLE],
+        BpfMap::Ring => [kind as u32, 0, 0, size as u32, 0],
+    };
+    // SAFETY: the kernel reads as many octets of the attributes as it is told there are.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_MAP_CREATE,
+            attributes.as_ptr(),
+            size_of_val(&attributes),
+        )
+    };
+    assert!(fd >= 0, "bpf: {}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has just opened it for us.
+    unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
 }

@@ -13,8 +13,9 @@ const TICK_BITS: u32 = 16;
 const LEVEL_BITS: u32 = 6;
 const BUCKETS: usize = 1 << LEVEL_BITS;
 const LEVELS: usize = 6;
-/// Ticks that all levels span together, about 52 days; what lies beyond waits in the last bucket.
-const SPAN: u64 = 1 << (LEVEL_BITS * LEVELS as u32);
+/// The farthest a timer is placed, about 51 days: all buckets of the last level but the present
+/// one. What lies beyond waits there and is placed again.
+const REACH: u64 = (BUCKETS as u64 - 1) << (LEVEL_BITS * (LEVELS as u32 - 1));
 /// End of a list, and the bucket of a slot that has no deadline.
 const NONE: u32 = u32::MAX;
 
@@ -75,8 +76,8 @@ impl Wheel {
             self.unlink(slot);
         }
         self.nodes[index].tick = ticks;
-        self.link(slot);
-        self.earliest = self.earliest.min(ticks);
+        let placed = self.link(slot);
+        self.earliest = self.earliest.min(placed);
     }
 
     /// Forgets the deadline of `slot`.
@@ -134,8 +135,8 @@ impl Wheel {
         }
     }
 
-    /// The first tick after the present one at which a bucket of any level begins that holds
-    /// timers.
+    /// The first tick at which a bucket of any level begins that holds timers. One that has begun
+    /// without having been moved down counts too.
     fn search(&self) -> u64 {
         (0..LEVELS)
             .filter_map(|level| self.search_level(level))
@@ -150,9 +151,8 @@ impl Wheel {
         }
         let shift = LEVEL_BITS * level as u32;
         let here = self.tick >> shift;
-        // Distance to the next occupied bucket; the present one counts as a whole turn away.
-        let from = (here as u32 + 1) % BUCKETS as u32;
-        let ahead = u64::from(bits.rotate_right(from).trailing_zeros()) + 1;
+        let from = here as u32 % BUCKETS as u32;
+        let ahead = u64::from(bits.rotate_right(from).trailing_zeros());
         Some((here + ahead) << shift)
     }
 
@@ -160,9 +160,10 @@ impl Wheel {
         (tick >> (LEVEL_BITS * level as u32)) as usize % BUCKETS
     }
 
-    fn link(&mut self, slot: u32) {
+    /// Returns the tick at which the timer must be looked at: its own, if the wheel reaches it.
+    fn link(&mut self, slot: u32) -> u64 {
         let tick = self.nodes[slot as usize].tick;
-        let ahead = tick.saturating_sub(self.tick).min(SPAN - 1);
+        let ahead = tick.saturating_sub(self.tick).min(REACH);
         let level = self.level(ahead);
         let position = self.position(level, self.tick + ahead);
         let bucket = level * BUCKETS + position;
@@ -178,6 +179,7 @@ impl Wheel {
         };
         self.heads[bucket] = slot;
         self.occupied[level] |= 1 << position;
+        self.tick + ahead
     }
 
     /// The lowest level whose buckets, the present one left out, reach `ahead` ticks.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::testing::memory;
+use crate::testing::{BpfMap, bpf_map, memory};
 
 const SIZE: usize = 8192;
 
@@ -152,4 +152,16 @@ fn a_size_that_is_no_ring_is_refused() {
     for size in [0, 100, SIZE + 1, 1 << 62] {
         assert!(matches!(Ring::map(&fd, size), Err(MapError::BadSize(_))));
     }
+}
+
+#[test]
+fn a_real_ring_maps_and_its_data_are_only_the_kernels_to_write() {
+    let fd = bpf_map(BpfMap::Ring, SIZE);
+    let mut ring = Ring::map(&fd, SIZE).unwrap();
+    assert!(ring.is_empty() && ring.next().is_none());
+    for length in [page_size(), page_size() + 2 * SIZE] {
+        let data = Mapping::read_write(fd.as_fd(), page_size(), length);
+        assert_eq!(data.unwrap_err(), Errno::PERM);
+    }
+    assert!(matches!(Ring::map(&fd, 2 * SIZE), Err(MapError::Data(_))));
 }

@@ -1,0 +1,134 @@
+//! How long a transfer takes over impaired wires. Runs are deterministic, so the table is pinned:
+//! a change of the engine that costs goodput shows as a difference.
+
+use core::time::Duration;
+use std::fmt::Write;
+
+use portolan_sim::{Pair, Random, Side};
+use portolan_tcp::{Config, CongestionKind};
+
+const OCTETS: usize = 2_000_000;
+const LIMIT: Duration = Duration::from_secs(3600);
+
+struct Wire {
+    delay: Duration,
+    rate: u64,
+    buffer: usize,
+    loss: u32,
+    reordering: u32,
+    duplication: u32,
+}
+
+fn run(config: &Config, wire: &Wire) -> String {
+    let mut random = Random::new(9);
+    let data: Vec<u8> = (0..OCTETS).map(|_| random.next() as u8).collect();
+    let mut pair = Pair::new(42, wire.delay, config);
+    pair.links(|link| {
+        link.rate = wire.rate;
+        link.buffer = wire.buffer;
+        link.loss = wire.loss;
+        link.reordering = wire.reordering;
+        link.duplication = wire.duplication;
+    });
+    pair.establish();
+    let took = pair.transfer(Side::A, &data, LIMIT).time;
+    let goodput = OCTETS as f64 * 8.0 / took.as_secs_f64() / 1e6;
+    let figures = pair.a.tcp().figures();
+    format!(
+        "{:>9.3} s {goodput:>8.2} Mb/s  retransmits {:>5}  packets lost {:>5}",
+        took.as_secs_f64(),
+        figures.retransmits,
+        pair.a_to_b.dropped,
+    )
+}
+
+#[test]
+fn goodput_over_loss_delay_and_buffer() {
+    let mut table = String::new();
+    for loss in [0, 1, 10, 50] {
+        for delay_ms in [0, 5, 50] {
+            for packets in [20, 200] {
+                let wire = Wire {
+                    delay: Duration::from_micros(if delay_ms == 0 { 50 } else { delay_ms * 1000 }),
+                    rate: 100_000_000,
+                    buffer: packets * 1500,
+                    loss,
+                    reordering: 0,
+                    duplication: 0,
+                };
+                let line = run(&Config::default(), &wire);
+                writeln!(
+                    table,
+                    "loss {loss:>3}‰  delay {delay_ms:>2} ms  buffer {packets:>3}  {line}"
+                )
+                .expect("strings grow");
+            }
+        }
+    }
+    insta::assert_snapshot!(table);
+}
+
+#[test]
+fn goodput_without_sack_with_reno_and_with_disorder() {
+    let mut table = String::new();
+    let plain = Config::default();
+    let cases = [
+        ("cubic, sack", plain.clone()),
+        (
+            "cubic, no sack",
+            Config {
+                sack: false,
+                ..plain.clone()
+            },
+        ),
+        (
+            "reno, sack",
+            Config {
+                congestion: CongestionKind::Reno,
+                ..plain.clone()
+            },
+        ),
+        (
+            "no timestamps",
+            Config {
+                timestamps: false,
+                ..plain.clone()
+            },
+        ),
+        (
+            "no scaling",
+            Config {
+                window_scaling: false,
+                ..plain.clone()
+            },
+        ),
+        (
+            "no options",
+            Config {
+                sack: false,
+                timestamps: false,
+                window_scaling: false,
+                ..plain
+            },
+        ),
+    ];
+    for (name, config) in cases {
+        for (accident, loss, reordering, duplication) in [
+            ("loss", 10, 0, 0),
+            ("reordering", 0, 20, 0),
+            ("all", 10, 20, 20),
+        ] {
+            let wire = Wire {
+                delay: Duration::from_millis(10),
+                rate: 100_000_000,
+                buffer: 300_000,
+                loss,
+                reordering,
+                duplication,
+            };
+            let line = run(&config, &wire);
+            writeln!(table, "{name:<16} {accident:<12} {line}").expect("strings grow");
+        }
+    }
+    insta::assert_snapshot!(table);
+}
