@@ -1,9 +1,12 @@
-//! One server per control socket: a lock file beside the socket says whether one runs. A socket
-//! file without a lock is left from a server that died, and is removed.
+//! One server per control socket: a lock on a file beside the socket says whether one runs, also
+//! when the last one died without a word.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 /// Why this server cannot be the one.
 #[derive(Debug, thiserror::Error)]
@@ -17,7 +20,7 @@ pub enum InstanceError {
     },
 }
 
-/// Held while the server runs; the socket file goes with it.
+/// Held while the server runs.
 #[derive(Debug)]
 pub struct Instance {
     socket: PathBuf,
@@ -26,7 +29,7 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Takes the lock for `socket` and clears the way for binding it.
+    /// Takes the lock for `socket`. Whoever holds it may replace a socket file that is left there.
     pub fn claim(socket: &Path) -> Result<Instance, InstanceError> {
         let lock_path = lock_path(socket);
         let create = |source| InstanceError::Create {
@@ -43,9 +46,9 @@ impl Instance {
             .truncate(false)
             .open(&lock_path)
             .map_err(create)?;
-        match lock.try_lock() {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
+            Err(Errno::WOULDBLOCK) => {
                 let mut pid = String::new();
                 // The number is a help for the reader of the message; without it the message
                 // still says what is wrong.
@@ -55,18 +58,9 @@ impl Instance {
                     path: lock_path,
                 });
             }
-            Err(TryLockError::Error(source)) => return Err(create(source)),
+            Err(errno) => return Err(create(errno.into())),
         }
         write_pid(&mut lock).map_err(create)?;
-        match std::fs::remove_file(socket) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(InstanceError::Create {
-                    path: socket.to_owned(),
-                    source: error,
-                });
-            }
-            _ => {}
-        }
         Ok(Instance {
             socket: socket.to_owned(),
             lock_path,
@@ -80,9 +74,8 @@ impl Instance {
 }
 
 impl Drop for Instance {
-    /// Best effort: what stays is cleared by the next server.
+    /// Best effort: a file without a lock stops nobody.
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.socket);
         let _ = std::fs::remove_file(&self.lock_path);
     }
 }
@@ -122,14 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_left_by_a_dead_server_is_removed() {
+    fn a_file_left_by_a_dead_server_stops_nobody() {
         let folder = folder("stale");
         let socket = folder.join("control");
-        std::fs::write(&socket, "").unwrap();
         std::fs::write(lock_path(&socket), "1\n").unwrap();
-        let instance = Instance::claim(&socket).unwrap();
-        assert!(!instance.socket().exists());
-        drop(instance);
+        drop(Instance::claim(&socket).unwrap());
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -245,7 +245,7 @@ impl Server {
         };
         let config = self.tcp_config(&path, &flow);
         let isn = self.isn(&flow);
-        let connection = Connection::accept(self.now, &config, isn, header);
+        let connection = Connection::accept(&config, header, isn, self.now);
         let Some(id) = self.enter_passive(listener_id, flow, Phase::Handshake, connection) else {
             return;
         };

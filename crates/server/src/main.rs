@@ -47,8 +47,8 @@ struct Args {
     /// Device to manage; may be given several times, replaces the file's list
     #[arg(long = "interface", value_name = "NAME")]
     interfaces: Vec<String>,
-    /// Control socket [default: /run/portolan/<namespace>/control]
-    #[arg(long, value_name = "PATH", env = "PORTOLAN_SOCKET")]
+    /// Control socket [default: $PORTOLAN_SOCKET, else /run/portolan/<namespace>/control]
+    #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// How log lines look; PORTOLAN_LOG chooses which ones there are
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -140,8 +140,9 @@ fn configuration(args: &Args) -> Result<Config, ConfigError> {
     if !args.interfaces.is_empty() {
         config.interfaces.clone_from(&args.interfaces);
     }
-    if let Some(socket) = &args.socket {
-        config.socket = Some(socket.clone());
+    let from_environment = || std::env::var_os("PORTOLAN_SOCKET").map(PathBuf::from);
+    if let Some(socket) = args.socket.clone().or_else(from_environment) {
+        config.socket = Some(socket);
     }
     Ok(config)
 }

@@ -253,7 +253,8 @@ impl Server {
             config.receive_buffer_max = octets;
         }
         let isn = self.isn(&flow);
-        let connection = Connection::connect(self.now, &config, isn);
+        let connection =
+            Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
         self.counters.opens += 1;
         self.connecting.insert(id, (channel, target.slot));
         self.hold(id, flow, Phase::Connecting, connection);

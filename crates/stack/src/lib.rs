@@ -16,4 +16,4 @@ pub use frame::{Frame, Wire};
 pub use packet::{Drop, IcmpMessage, Packet, Transport};
 pub use routes::{NoRoute, Path, Routes};
 pub use session::{BadCapsule, Datagram, Session, TcpSession, UdpSession};
-pub use stack::{Input, Stack};
+pub use stack::{Input, SendError, Stack, send_segment};
