@@ -78,6 +78,11 @@ pub fn is_ours(fd: RawFd) -> bool {
     table::is_ours(fd)
 }
 
+/// Has this process a Portolan? It is looked for now if that was not done yet.
+pub fn is_active() -> bool {
+    Process::start().is_ok()
+}
+
 /// The socket behind a descriptor, and the process that holds its session.
 fn find(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
     let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
