@@ -78,6 +78,11 @@ pub fn is_ours(fd: RawFd) -> bool {
     table::is_ours(fd)
 }
 
+/// Is the descriptor one that the library uses itself? Programs are to leave it alone.
+pub fn is_internal(fd: RawFd) -> bool {
+    table::is_internal(fd)
+}
+
 /// Has this process a Portolan? It is looked for now if that was not done yet.
 pub fn is_active() -> bool {
     Process::start().is_ok()
