@@ -2,7 +2,7 @@
 //! it. Its session lies in `Core`; here is where it stands in its life and who watches it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::core::{Core, canonical};
 use crate::epoll::Epoll;
 use crate::options::Options;
+use crate::table::Hidden;
 use crate::wait::Waiter;
 
 // poll(2) and epoll(7) use the same bits.
@@ -76,7 +77,7 @@ pub(crate) struct Setup {
     /// Once the server knows the socket.
     pub(crate) session: Option<SessionId>,
     /// The descriptor's other end, until the server gets it.
-    pub(crate) far: Option<OwnedFd>,
+    pub(crate) far: Option<Hidden>,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) remote: Option<SocketAddr>,
 }
@@ -88,16 +89,24 @@ struct Watchers {
 }
 
 impl Socket {
-    pub(crate) fn new(family: Family, protocol: Protocol, far: OwnedFd) -> Socket {
-        let setup = Setup { far: Some(far), ..Setup::default() };
+    pub(crate) fn new(family: Family, protocol: Protocol, far: Hidden) -> Socket {
+        let setup = Setup {
+            far: Some(far),
+            ..Setup::default()
+        };
         Socket::with(family, protocol, Phase::Idle, setup, Options::default())
     }
 
     /// An accepted session, on its way to `slot`.
     pub(crate) fn accepted(listener: &Socket, setup: Setup, slot: Slot) -> Socket {
         let options = listener.options().inherited();
-        let socket =
-            Socket::with(listener.family, Protocol::Tcp, Phase::Cached, setup, options);
+        let socket = Socket::with(
+            listener.family,
+            Protocol::Tcp,
+            Phase::Cached,
+            setup,
+            options,
+        );
         socket.slot.store(slot.0, Ordering::Relaxed);
         socket
     }
@@ -208,7 +217,9 @@ impl Socket {
     }
 
     pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
-        self.watchers().epolls.retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
+        self.watchers()
+            .epolls
+            .retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
     }
 
     /// The epoll sets that hold this socket, with the descriptor they know it by.
@@ -235,7 +246,7 @@ impl Socket {
                 let slot = self.slot();
                 let wire_is_full = core.channel.is_full();
                 error
-                    | match core.stack.get(slot) {
+                    | match core.stack.get_mut(slot) {
                         Some(Session::Tcp(session)) => tcp_readiness(session),
                         Some(Session::Udp(session)) => udp_readiness(session, wire_is_full),
                         None => HUP | ERR,
@@ -296,8 +307,8 @@ fn poll_bits(events: Events) -> u32 {
     bits
 }
 
-fn tcp_readiness(session: &TcpSession) -> u32 {
-    let connection = &session.connection;
+fn tcp_readiness(session: &mut TcpSession) -> u32 {
+    let connection = &mut session.connection;
     let mut bits = 0;
     let has_ended = connection.is_receive_finished();
     if connection.is_readable() || has_ended {
@@ -306,7 +317,7 @@ fn tcp_readiness(session: &TcpSession) -> u32 {
     if has_ended {
         bits |= RDHUP;
     }
-    if connection.is_writable() || connection.is_send_closed() {
+    if connection.poll_writable() || connection.is_send_closed() {
         bits |= OUT;
     }
     if (has_ended && connection.is_send_closed()) || connection.state() == StateName::Closed {

@@ -2,7 +2,7 @@
 //! clock. All blocking calls of the library come here.
 
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use rustix::io::{Errno, read, write};
 
 use crate::core::{Core, Role};
 use crate::process::Process;
-use crate::table;
+use crate::table::Hidden;
 
 /// What others signal to wake one sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    eventfd: OwnedFd,
+    eventfd: Hidden,
     is_asleep: AtomicBool,
     is_signalled: AtomicBool,
 }
@@ -39,7 +39,7 @@ impl Waiter {
             }
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             let waiter = Arc::new(Waiter {
-                eventfd: table::hide(eventfd(0, flags)?),
+                eventfd: Hidden::new(eventfd(0, flags)?),
                 is_asleep: AtomicBool::new(false),
                 is_signalled: AtomicBool::new(false),
             });
@@ -95,7 +95,11 @@ pub(crate) struct Sleep<'a> {
 
 impl Sleep<'static> {
     pub(crate) fn until(deadline: Option<Instant>) -> Sleep<'static> {
-        Sleep { kernel: &mut [], deadline, mask: None }
+        Sleep {
+            kernel: &mut [],
+            deadline,
+            mask: None,
+        }
     }
 }
 
@@ -103,6 +107,16 @@ impl Process {
     /// Attends to the channel until `ready` gives something. Whoever makes `ready` true must
     /// signal this thread's [`Waiter`], which the caller has registered where it matters.
     pub(crate) fn wait<T>(
+        &self,
+        sleep: Sleep<'_>,
+        ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<Woken<T>, Errno> {
+        let woken = self.wait_attending(sleep, ready);
+        self.rouse_helper();
+        woken
+    }
+
+    fn wait_attending<T>(
         &self,
         mut sleep: Sleep<'_>,
         mut ready: impl FnMut(&mut Core) -> Option<T>,
@@ -126,8 +140,14 @@ impl Process {
                 std::hint::spin_loop();
                 continue;
             }
-            let Some(role) = core.fall_asleep(&waiter) else { continue };
-            let timer = if role == Role::Lead { core.stack.deadline() } else { None };
+            let Some(role) = core.fall_asleep(&waiter) else {
+                continue;
+            };
+            let timer = if role == Role::Lead {
+                core.stack.deadline()
+            } else {
+                None
+            };
             let wake_on = core.wake_fds(&waiter, role);
             waiter.fall_asleep();
             drop(core);
@@ -156,7 +176,7 @@ impl Process {
 impl Core {
     /// Descriptors that end the sleep of a thread in that role.
     fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
-        let mut fds = vec![pollfd(waiter.eventfd.as_raw_fd(), libc::POLLIN)];
+        let mut fds = vec![pollfd(waiter.eventfd.as_fd().as_raw_fd(), libc::POLLIN)];
         if role == Role::Lead {
             self.channel_fds(&mut fds);
         }
@@ -174,11 +194,7 @@ impl Core {
 
 impl Sleep<'_> {
     /// True if a kernel descriptor of the caller has something.
-    fn sleep(
-        &mut self,
-        own: &[libc::pollfd],
-        deadline: Option<Instant>,
-    ) -> Result<bool, Errno> {
+    fn sleep(&mut self, own: &[libc::pollfd], deadline: Option<Instant>) -> Result<bool, Errno> {
         let mut all = Vec::with_capacity(own.len() + self.kernel.len());
         all.extend_from_slice(own);
         all.extend_from_slice(self.kernel);
@@ -190,7 +206,11 @@ impl Sleep<'_> {
 }
 
 pub(crate) fn pollfd(fd: i32, events: i16) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
 }
 
 fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {

@@ -1,26 +1,22 @@
-//! Control messages of a received datagram: those that the socket's options ask for, in C form.
+//! Control messages of a received datagram, in C form.
 
 use std::{
     mem::{align_of, size_of},
     net::IpAddr,
     ptr, slice,
-    time::Duration,
 };
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, MSG_CTRUNC, SOL_SOCKET, c_int, cmsghdr, msghdr};
-use portolan::posix::{self, Answer, Control};
-use rustix::{
-    io::Errno,
-    time::{ClockId, Timespec, clock_gettime},
-};
+use portolan::posix::Control;
+use rustix::io::Errno;
 
 use crate::{
     memory,
     time::{to_timespec, to_timeval},
 };
 
-/// Writes what the options of `fd` ask for and returns MSG_CTRUNC if it did not fit.
-pub fn store(fd: c_int, message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
+/// Writes the control messages and returns MSG_CTRUNC if they did not fit.
+pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     let room = if message.msg_control.is_null() {
         0
     } else {
@@ -32,43 +28,22 @@ pub fn store(fd: c_int, message: &mut msghdr, control: &Control) -> Result<c_int
         used: 0,
         truncated: false,
     };
-    if let Some(received) = control.received {
-        put_time(&mut place, fd, Duration::from_nanos(received.as_nanos()))?;
+    if let Some(when) = control.timestamp {
+        place.put(SOL_SOCKET, libc::SCM_TIMESTAMP, &to_timeval(when))?;
     }
-    if let Some(address) = control.to {
-        put_destination(&mut place, fd, address, control.interface)?;
+    if let Some(when) = control.timestamp_ns {
+        place.put(SOL_SOCKET, libc::SCM_TIMESTAMPNS, &to_timespec(when))?;
+    }
+    if let Some(destination) = control.destination {
+        put_destination(&mut place, destination.address, destination.interface)?;
     }
     message.msg_controllen = place.used;
     Ok(if place.truncated { MSG_CTRUNC } else { 0 })
 }
 
-/// The nanosecond form wins if both are asked for, as in Linux: setting one clears the other there.
-fn put_time(place: &mut Place, fd: c_int, monotonic: Duration) -> Result<(), Errno> {
-    if is_set(fd, SOL_SOCKET, libc::SO_TIMESTAMPNS) {
-        place.put(
-            SOL_SOCKET,
-            libc::SCM_TIMESTAMPNS,
-            &to_timespec(wall_clock(monotonic)),
-        )
-    } else if is_set(fd, SOL_SOCKET, libc::SO_TIMESTAMP) {
-        place.put(
-            SOL_SOCKET,
-            libc::SCM_TIMESTAMP,
-            &to_timeval(wall_clock(monotonic)),
-        )
-    } else {
-        Ok(())
-    }
-}
-
-fn put_destination(
-    place: &mut Place,
-    fd: c_int,
-    address: IpAddr,
-    interface: u32,
-) -> Result<(), Errno> {
+fn put_destination(place: &mut Place, address: IpAddr, interface: u32) -> Result<(), Errno> {
     match address {
-        IpAddr::V4(v4) if is_set(fd, IPPROTO_IP, libc::IP_PKTINFO) => {
+        IpAddr::V4(v4) => {
             let address = libc::in_addr {
                 s_addr: u32::from_ne_bytes(v4.octets()),
             };
@@ -80,7 +55,7 @@ fn put_destination(
             };
             place.put(IPPROTO_IP, libc::IP_PKTINFO, &information)
         }
-        IpAddr::V6(v6) if is_set(fd, IPPROTO_IPV6, libc::IPV6_RECVPKTINFO) => {
+        IpAddr::V6(v6) => {
             let ipi6_addr = libc::in6_addr {
                 s6_addr: v6.octets(),
             };
@@ -90,23 +65,7 @@ fn put_destination(
             };
             place.put(IPPROTO_IPV6, libc::IPV6_PKTINFO, &information)
         }
-        _ => Ok(()),
     }
-}
-
-fn is_set(fd: c_int, level: c_int, name: c_int) -> bool {
-    let mut value = [0; size_of::<c_int>()];
-    matches!(
-        posix::get_option(fd, level, name, &mut value),
-        Answer::Done(_)
-    ) && value != [0; 4]
-}
-
-/// What the wall clock showed when the monotonic clock showed `monotonic`.
-fn wall_clock(monotonic: Duration) -> Duration {
-    let since = |Timespec { tv_sec, tv_nsec }| Duration::new(tv_sec as u64, tv_nsec as u32);
-    let age = since(clock_gettime(ClockId::Monotonic)).saturating_sub(monotonic);
-    since(clock_gettime(ClockId::Realtime)).saturating_sub(age)
 }
 
 /// Where control messages go, filled from the front.
@@ -147,6 +106,8 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[repr(align(8))]
@@ -206,16 +167,5 @@ mod tests {
             assert!(room.0[length..].iter().all(|octet| *octet == 0), "{length}");
             assert_eq!(truncated, length < 52, "{length}");
         }
-    }
-
-    #[test]
-    fn a_moment_ago_by_one_clock_is_a_moment_ago_by_the_other() {
-        let monotonic = clock_gettime(ClockId::Monotonic);
-        let then = wall_clock(Duration::new(
-            monotonic.tv_sec as u64,
-            monotonic.tv_nsec as u32,
-        ));
-        let now = Duration::from_secs(clock_gettime(ClockId::Realtime).tv_sec as u64);
-        assert!(then.abs_diff(now) < Duration::from_secs(5));
     }
 }

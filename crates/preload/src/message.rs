@@ -34,7 +34,7 @@ pub unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<
     let take = |slices: &mut [IoSliceMut]| posix::receive(fd, slices, flags).settle();
     // SAFETY: a valid msghdr describes valid buffers.
     let received = unsafe { buffers::with_scattered(message.msg_iov, message.msg_iovlen, take)? };
-    let truncated = control::store(fd, message, &received.control)?;
+    let truncated = control::store(message, &received.control)?;
     store_name(message, &received)?;
     message.msg_flags = received.flags | truncated;
     Ok(received.length as isize)

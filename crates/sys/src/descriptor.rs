@@ -3,10 +3,13 @@
 //! descriptor used after close.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
+
+use crate::raw;
 
 /// `EBADF` for a negative number.
 pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
@@ -30,9 +33,9 @@ pub fn close(fd: RawFd) {
 pub fn replace(from: impl AsFd, onto: RawFd, close_on_exec: bool) -> Result<(), Errno> {
     let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
     let from = from.as_fd().as_raw_fd();
+    let arguments = [from as usize, onto as usize, flags as usize, 0, 0, 0];
     // SAFETY: plain numbers; what `onto` referred to is the application's to give up.
-    let result = unsafe { libc::syscall(libc::SYS_dup3, from, onto, flags) };
-    if result < 0 { Err(crate::wait::last_errno()) } else { Ok(()) }
+    unsafe { raw::call(libc::SYS_dup3, arguments) }.map(drop)
 }
 
 pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
@@ -40,44 +43,44 @@ pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
 }
 
 pub fn set_close_on_exec(fd: impl AsFd, on: bool) -> Result<(), Errno> {
-    fcntl_setfd(fd, if on { FdFlags::CLOEXEC } else { FdFlags::empty() })
+    fcntl_setfd(
+        fd,
+        if on {
+            FdFlags::CLOEXEC
+        } else {
+            FdFlags::empty()
+        },
+    )
 }
 
 pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
     let flags = fcntl_getfl(&fd)?;
-    fcntl_setfl(fd, if on { flags | OFlags::NONBLOCK } else { flags - OFlags::NONBLOCK })
+    fcntl_setfl(
+        fd,
+        if on {
+            flags | OFlags::NONBLOCK
+        } else {
+            flags - OFlags::NONBLOCK
+        },
+    )
 }
 
 /// `setsockopt` with the octets as they are.
-pub fn set_socket_option(
-    fd: impl AsFd,
-    level: i32,
-    name: i32,
-    value: &[u8],
-) -> Result<(), Errno> {
+pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+    let fd = fd.as_fd().as_raw_fd() as usize;
+    let address = value.as_ptr().expose_provenance();
+    let arguments = [fd, level as usize, name as usize, address, value.len(), 0];
     // SAFETY: `value` is readable for its length.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_setsockopt,
-            fd.as_fd().as_raw_fd(),
-            level,
-            name,
-            value.as_ptr(),
-            value.len(),
-        )
-    };
-    if result < 0 { Err(crate::wait::last_errno()) } else { Ok(()) }
+    unsafe { raw::call(libc::SYS_setsockopt, arguments) }.map(drop)
 }
 
 /// A kernel socket.
 pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
+    let arguments = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
     // SAFETY: plain numbers.
-    let fd = unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) };
-    match RawFd::try_from(fd) {
-        // SAFETY: the kernel just made it for us.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(crate::wait::last_errno()),
-    }
+    let fd = unsafe { raw::call(libc::SYS_socket, arguments) }?;
+    // SAFETY: the kernel just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 /// `epoll_ctl` with the data as it is. `event` is unused for a removal.
@@ -88,11 +91,10 @@ pub fn epoll_control(
     event: Option<libc::epoll_event>,
 ) -> Result<(), Errno> {
     let mut event = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
+    let event = ptr::from_mut(&mut event).expose_provenance();
+    let arguments = [set as usize, operation as usize, fd as usize, event, 0, 0];
     // SAFETY: `event` outlives the call.
-    let result = unsafe {
-        libc::syscall(libc::SYS_epoll_ctl, set, operation, fd, std::ptr::from_mut(&mut event))
-    };
-    if result < 0 { Err(crate::wait::last_errno()) } else { Ok(()) }
+    unsafe { raw::call(libc::SYS_epoll_ctl, arguments) }.map(drop)
 }
 
 /// What a kernel epoll set has now, without waiting.
@@ -100,25 +102,27 @@ pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usi
     if events.is_empty() {
         return Ok(0);
     }
+    let maximum = events.len().min(i32::MAX as usize);
+    let (no_wait, no_mask) = (0, 0);
+    let arguments = [
+        set as usize,
+        events.as_mut_ptr().expose_provenance(),
+        maximum,
+        no_wait,
+        no_mask,
+        0,
+    ];
     // SAFETY: `events` is writable for its length; a null mask leaves the signals alone.
-    let count = unsafe {
-        libc::syscall(
-            libc::SYS_epoll_pwait,
-            set,
-            events.as_mut_ptr(),
-            events.len().min(i32::MAX as usize),
-            0,
-            std::ptr::null::<libc::sigset_t>(),
-            8,
-        )
-    };
-    usize::try_from(count).map_err(|_| crate::wait::last_errno())
+    unsafe { raw::call(libc::SYS_epoll_pwait, arguments) }
 }
 
 /// A new kernel epoll set.
 pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
-    let flags =
-        if close_on_exec { epoll::CreateFlags::CLOEXEC } else { epoll::CreateFlags::empty() };
+    let flags = if close_on_exec {
+        epoll::CreateFlags::CLOEXEC
+    } else {
+        epoll::CreateFlags::empty()
+    };
     epoll::create(flags)
 }
 

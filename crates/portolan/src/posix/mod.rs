@@ -13,7 +13,7 @@ mod opening;
 mod socket_options;
 
 pub use addresses::{local_address, peer_address};
-pub use data::{Control, Received, receive, send};
+pub use data::{Control, Destination, Received, receive, send};
 pub use flags::{fcntl, ioctl};
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
@@ -83,7 +83,8 @@ pub fn is_internal(fd: RawFd) -> bool {
     table::is_internal(fd)
 }
 
-/// Has this process a Portolan? It is looked for now if that was not done yet.
+/// Does Portolan serve this process? It is looked for now if that was not done yet. What could
+/// carry sockets past it (io_uring) is closed then.
 pub fn is_active() -> bool {
     Process::start().is_ok()
 }
