@@ -3,7 +3,6 @@
 //! descriptor used after close.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
 
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -33,9 +32,14 @@ pub fn close(fd: RawFd) {
 pub fn replace(from: impl AsFd, onto: RawFd, close_on_exec: bool) -> Result<(), Errno> {
     let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
     let from = from.as_fd().as_raw_fd();
-    let arguments = [from as usize, onto as usize, flags as usize, 0, 0, 0];
     // SAFETY: plain numbers; what `onto` referred to is the application's to give up.
-    unsafe { raw::call(libc::SYS_dup3, arguments) }.map(drop)
+    unsafe {
+        raw::syscall(
+            libc::SYS_dup3,
+            [number(from), number(onto), number(flags), 0, 0, 0],
+        )?
+    };
+    Ok(())
 }
 
 pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
@@ -67,19 +71,33 @@ pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
 
 /// `setsockopt` with the octets as they are.
 pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
-    let fd = fd.as_fd().as_raw_fd() as usize;
-    let address = value.as_ptr().expose_provenance();
-    let arguments = [fd, level as usize, name as usize, address, value.len(), 0];
     // SAFETY: `value` is readable for its length.
-    unsafe { raw::call(libc::SYS_setsockopt, arguments) }.map(drop)
+    unsafe {
+        raw::syscall(
+            libc::SYS_setsockopt,
+            [
+                number(fd.as_fd().as_raw_fd()),
+                number(level),
+                number(name),
+                value.as_ptr().expose_provenance(),
+                value.len(),
+                0,
+            ],
+        )?;
+    }
+    Ok(())
 }
 
 /// A kernel socket.
 pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
-    let arguments = [domain as usize, kind as usize, protocol as usize, 0, 0, 0];
     // SAFETY: plain numbers.
-    let fd = unsafe { raw::call(libc::SYS_socket, arguments) }?;
-    // SAFETY: the kernel just made it for us.
+    let fd = unsafe {
+        raw::syscall(
+            libc::SYS_socket,
+            [number(domain), number(kind), number(protocol), 0, 0, 0],
+        )?
+    };
+    // SAFETY: the kernel just made it for us; descriptors fit an `int`.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
@@ -91,10 +109,15 @@ pub fn epoll_control(
     event: Option<libc::epoll_event>,
 ) -> Result<(), Errno> {
     let mut event = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
-    let event = ptr::from_mut(&mut event).expose_provenance();
-    let arguments = [set as usize, operation as usize, fd as usize, event, 0, 0];
     // SAFETY: `event` outlives the call.
-    unsafe { raw::call(libc::SYS_epoll_ctl, arguments) }.map(drop)
+    unsafe {
+        let event = std::ptr::from_mut(&mut event).expose_provenance();
+        raw::syscall(
+            libc::SYS_epoll_ctl,
+            [number(set), number(operation), number(fd), event, 0, 0],
+        )?;
+    }
+    Ok(())
 }
 
 /// What a kernel epoll set has now, without waiting.
@@ -102,18 +125,20 @@ pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usi
     if events.is_empty() {
         return Ok(0);
     }
-    let maximum = events.len().min(i32::MAX as usize);
-    let (no_wait, no_mask) = (0, 0);
-    let arguments = [
-        set as usize,
-        events.as_mut_ptr().expose_provenance(),
-        maximum,
-        no_wait,
-        no_mask,
-        0,
-    ];
     // SAFETY: `events` is writable for its length; a null mask leaves the signals alone.
-    unsafe { raw::call(libc::SYS_epoll_pwait, arguments) }
+    unsafe {
+        raw::syscall(
+            libc::SYS_epoll_pwait,
+            [
+                number(set),
+                events.as_mut_ptr().expose_provenance(),
+                events.len().min(i32::MAX as usize),
+                0,
+                0,
+                8,
+            ],
+        )
+    }
 }
 
 /// A new kernel epoll set.
@@ -130,4 +155,9 @@ pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
 pub fn raise_sigpipe() {
     // SAFETY: a signal to the calling thread; what it does is the application's choice.
     unsafe { libc::raise(libc::SIGPIPE) };
+}
+
+/// An `int` argument as a register holds it.
+fn number(argument: i32) -> usize {
+    argument as isize as usize
 }

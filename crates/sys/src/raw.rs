@@ -1,80 +1,56 @@
-//! System calls by number without libc. The preload library replaces libc's `syscall` along with
-//! the socket calls: what is made here can never come back to Portolan as a call of the program.
+//! The system call instruction itself. The `syscall` function of libc is one that the preload
+//! library replaces, and it would send our own calls back to us.
 
 use std::arch::asm;
 
 use rustix::io::Errno;
 
-/// Makes a system call.
+/// Makes system call `number`; arguments that it does not take are ignored.
 ///
 /// # Safety
-/// The contract of the call `number`.
-pub(crate) unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
-    let result = unsafe { enter(number as usize, arguments) };
-    match result {
-        -4095..0 => Err(Errno::from_raw_os_error(-result as i32)),
-        _ => Ok(result as usize),
-    }
-}
-
+/// Whatever the system call demands of its arguments.
 #[cfg(target_arch = "x86_64")]
-unsafe fn enter(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
-    let result;
-    // SAFETY: the kernel's calling convention; it overwrites no more than these registers.
+pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the x86-64 system call convention (syscall(2)); the caller answers for the rest.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a,
-            in("rsi") b,
-            in("rdx") c,
-            in("r10") d,
-            in("r8") e,
-            in("r9") f,
-            lateout("rcx") _,
-            lateout("r11") _,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
     }
-    result
+    decode(result)
 }
 
+/// As on x86-64.
+///
+/// # Safety
+/// Whatever the system call demands of its arguments.
 #[cfg(target_arch = "aarch64")]
-unsafe fn enter(number: usize, [a, b, c, d, e, f]: [usize; 6]) -> isize {
-    let result;
-    // SAFETY: the kernel's calling convention; it overwrites no more than these registers.
+pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
+    let [a, b, c, d, e, f] = arguments;
+    let result: isize;
+    // SAFETY: the arm64 system call convention (syscall(2)); the caller answers for the rest.
     unsafe {
         asm!(
             "svc 0",
             in("x8") number,
-            inlateout("x0") a as isize => result,
-            in("x1") b,
-            in("x2") c,
-            in("x3") d,
-            in("x4") e,
-            in("x5") f,
+            inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
             options(nostack),
         );
     }
-    result
+    decode(result)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_call_returns_its_value() {
-        // SAFETY: getpid has no arguments.
-        let pid = unsafe { call(libc::SYS_getpid, [0; 6]) };
-        assert_eq!(pid, Ok(std::process::id() as usize));
-    }
-
-    #[test]
-    fn a_call_that_fails_says_why() {
-        // SAFETY: no descriptor has this number.
-        let closed = unsafe { call(libc::SYS_close, [usize::MAX, 0, 0, 0, 0, 0]) };
-        assert_eq!(closed, Err(Errno::BADF));
+/// The kernel returns errors as -4095 to -1.
+fn decode(result: isize) -> Result<usize, Errno> {
+    match result {
+        -4095..=-1 => Err(Errno::from_raw_os_error(-(result as i32))),
+        _ => Ok(result as usize),
     }
 }

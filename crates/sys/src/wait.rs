@@ -1,7 +1,7 @@
 //! Waiting: poll with a deadline and a signal mask, and a word that wakes a waiter.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr;
+use std::ptr::{null, null_mut};
 
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
@@ -27,19 +27,23 @@ pub fn ppoll(
             tv_nsec: i64::from(left.subsec_nanos()),
         }
     });
-    let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    let mask = mask.map_or(ptr::null(), ptr::from_ref);
-    let arguments = [
-        fds.as_mut_ptr().expose_provenance(),
-        fds.len(),
-        timeout.expose_provenance(),
-        mask.expose_provenance(),
-        KERNEL_SIGSET,
-        0,
-    ];
+    let timeout = timeout.as_mut().map_or(null_mut::<libc::timespec>(), |t| t);
+    let mask = mask.map_or(null(), |mask| mask as *const libc::sigset_t);
     // SAFETY: `fds` is a slice of `pollfd`; `timeout` and `mask` are null or point to values that
     // outlive the call; the mask is longer than the eight octets that the kernel reads.
-    unsafe { raw::call(libc::SYS_ppoll, arguments) }
+    unsafe {
+        raw::syscall(
+            libc::SYS_ppoll,
+            [
+                fds.as_mut_ptr().expose_provenance(),
+                fds.len(),
+                timeout.expose_provenance(),
+                mask.expose_provenance(),
+                KERNEL_SIGSET,
+                0,
+            ],
+        )
+    }
 }
 
 /// Wakes whoever polls it, once for any number of rings.
