@@ -355,10 +355,30 @@ fn a_row_to_a_removed_channel_drops_rather_than_wakes_the_kernel() {
     let [flow, _] = flows(Protocol::Tcp);
     let mut bed = bed_with(&flow);
     bed.filter.remove_channel(CHANNEL).unwrap();
+    bed.filter.await_removal(CHANNEL);
     let frame = Frame::received(&flow).build();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
     bed.filter.aim(&flow, row(ChannelId(u32::MAX))).unwrap();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
+}
+
+#[test]
+fn the_number_of_a_removed_channel_can_be_used_again() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let mut bed = bed_with(&flow);
+    bed.filter.remove_channel(CHANNEL).unwrap();
+    bed.filter.create_channel(CHANNEL, 0).unwrap();
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+}
+
+#[test]
+fn a_channel_beyond_the_limit_is_refused() {
+    let refused = Bed::new().filter.create_channel(ChannelId(8), 0);
+    assert!(matches!(
+        refused,
+        Err(crate::ChannelError::OutOfRange(ChannelId(8)))
+    ));
 }
 
 #[test]
