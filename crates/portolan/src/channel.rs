@@ -29,13 +29,22 @@ impl Channel {
         ring_fd: OwnedFd,
         doorbell: Doorbell,
     ) -> Channel {
-        Channel { tap, ring, ring_fd, doorbell, backlog: VecDeque::new(), refused: 0 }
+        Channel {
+            tap,
+            ring,
+            ring_fd,
+            doorbell,
+            backlog: VecDeque::new(),
+            refused: 0,
+        }
     }
 
     /// Hands the next received frames, at most `most` of them, to `deliver`.
     pub(crate) fn receive(&mut self, most: usize, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
         for _ in 0..most {
-            let Some(record) = self.ring.next() else { break };
+            let Some(record) = self.ring.next() else {
+                break;
+            };
             deliver(&record.header, record.frame);
         }
         self.ring.release();
@@ -82,7 +91,11 @@ impl Wire for Channel {
     fn transmit(&mut self, frame: &Frame<'_>) {
         if self.backlog.is_empty() {
             let [first, second] = frame.payload;
-            let pieces = [IoSlice::new(frame.head), IoSlice::new(first), IoSlice::new(second)];
+            let pieces = [
+                IoSlice::new(frame.head),
+                IoSlice::new(first),
+                IoSlice::new(second),
+            ];
             match self.tap.write(&pieces) {
                 Ok(()) => return,
                 Err(WriteError::Blocked) => {}
@@ -92,7 +105,8 @@ impl Wire for Channel {
                 }
             }
         }
-        self.backlog.push_back([frame.head, frame.payload[0], frame.payload[1]].concat());
+        self.backlog
+            .push_back([frame.head, frame.payload[0], frame.payload[1]].concat());
     }
 
     fn is_full(&self) -> bool {

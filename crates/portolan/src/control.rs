@@ -36,7 +36,10 @@ impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         Ok(Control {
             connection: Connection::from(table::hide(Connection::connect(path)?.into())),
-            exchange: Mutex::new(Exchange { next_id: 1, buffer: vec![0; MAX_MESSAGE] }),
+            exchange: Mutex::new(Exchange {
+                next_id: 1,
+                buffer: vec![0; MAX_MESSAGE],
+            }),
             lost: AtomicBool::new(false),
         })
     }
@@ -127,7 +130,10 @@ pub(crate) fn pack(capsule: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
         return Ok((Blob::Inline(capsule), None));
     }
     let length = u32::try_from(capsule.len()).map_err(|_| Errno::MSGSIZE)?;
-    Ok((Blob::Memfd { length }, Some(shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?)))
+    Ok((
+        Blob::Memfd { length },
+        Some(shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?),
+    ))
 }
 
 /// The octets of a blob, from the message or from the last fd that came with it.

@@ -82,20 +82,23 @@ impl Core {
         }
     }
 
-    pub(crate) fn socket(&self, slot: Slot) -> Option<&Arc<Socket>> {
-        self.sockets.get(slot.0 as usize)?.as_ref()
-    }
-
     /// Takes in what has arrived and runs due timers, without answering yet.
     pub(crate) fn take_in(&mut self, now: Instant) {
         self.attended += 1;
         self.refresh_routes();
-        let Core { stack, channel, outbox, .. } = self;
+        let Core {
+            stack,
+            channel,
+            outbox,
+            ..
+        } = self;
         channel.receive(BATCH, |record, frame| {
             if let Input::Unclaimed(_) = stack.input(now, record, frame)
                 && outbox.len() < OUTBOX_MAX
             {
-                outbox.push(RequestBody::Stray { frame: frame.to_vec() });
+                outbox.push(RequestBody::Stray {
+                    frame: frame.to_vec(),
+                });
             }
         });
         stack.expire(now);
@@ -155,7 +158,9 @@ impl Core {
     pub(crate) fn wake(&mut self, waiter: &Arc<Waiter>, role: Role) {
         match role {
             Role::Lead => self.stop_leading(),
-            Role::Follow => self.followers.retain(|follower| !Arc::ptr_eq(follower, waiter)),
+            Role::Follow => self
+                .followers
+                .retain(|follower| !Arc::ptr_eq(follower, waiter)),
         }
     }
 

@@ -43,7 +43,10 @@ struct Interest {
 
 impl Epoll {
     pub(crate) fn new(fd: RawFd) -> Epoll {
-        Epoll { fd, state: Mutex::default() }
+        Epoll {
+            fd,
+            state: Mutex::default(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -78,7 +81,10 @@ impl Epoll {
     pub(crate) fn interest(&self, fd: RawFd) -> Option<libc::epoll_event> {
         let state = self.state();
         let interest = state.interests.get(&fd)?;
-        Some(libc::epoll_event { events: interest.events, u64: interest.data })
+        Some(libc::epoll_event {
+            events: interest.events,
+            u64: interest.data,
+        })
     }
 
     pub(crate) fn remove(&self, fd: RawFd) -> Option<Arc<Socket>> {
@@ -105,7 +111,11 @@ impl Epoll {
     }
 
     pub(crate) fn members(&self) -> Vec<(RawFd, Arc<Socket>)> {
-        self.state().interests.iter().map(|(fd, i)| (*fd, Arc::clone(&i.socket))).collect()
+        self.state()
+            .interests
+            .iter()
+            .map(|(fd, i)| (*fd, Arc::clone(&i.socket)))
+            .collect()
     }
 
     /// Descriptors of members that the server is opening: their outcome shows there.
@@ -118,7 +128,9 @@ impl Epoll {
     /// Something happened to a member.
     pub(crate) fn mark(&self, fd: RawFd, bits: u32) {
         let mut state = self.state();
-        let Some(interest) = state.interests.get_mut(&fd) else { return };
+        let Some(interest) = state.interests.get_mut(&fd) else {
+            return;
+        };
         if !interest.is_armed || bits & (interest.events | ALWAYS) == 0 {
             return;
         }
@@ -149,19 +161,25 @@ impl Epoll {
             if count == events.len() {
                 break;
             }
-            let Some(fd) = state.candidates.pop_front() else { break };
-            let Some(interest) = state.interests.get_mut(&fd) else { continue };
+            let Some(fd) = state.candidates.pop_front() else {
+                break;
+            };
+            let Some(interest) = state.interests.get_mut(&fd) else {
+                continue;
+            };
             let ready = interest.socket.readiness(core) & (interest.events | ALWAYS);
             let is_ready = ready != 0 && interest.is_armed;
             if is_ready {
-                events[count] = libc::epoll_event { events: ready, u64: interest.data };
+                events[count] = libc::epoll_event {
+                    events: ready,
+                    u64: interest.data,
+                };
                 count += 1;
                 if interest.events & ONE_SHOT != 0 {
                     interest.is_armed = false;
                 }
             }
-            interest.is_candidate =
-                is_ready && interest.is_armed && interest.events & EDGE == 0;
+            interest.is_candidate = is_ready && interest.is_armed && interest.events & EDGE == 0;
             if interest.is_candidate {
                 state.candidates.push_back(fd);
             }

@@ -32,6 +32,14 @@ pub(crate) struct Linger {
     pub(crate) time: Duration,
 }
 
+/// Which ancillary data `recvmsg` is to bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WantedControl {
+    pub(crate) timestamp: bool,
+    pub(crate) timestamp_ns: bool,
+    pub(crate) destination: bool,
+}
+
 impl Options {
     /// Checks and keeps a value.
     pub(crate) fn set(
@@ -49,7 +57,11 @@ impl Options {
             Shape::ReadOnly => return Err(Errno::NOPROTOOPT),
             Shape::Octets(least) if value.len() < least => return Err(Errno::INVAL),
             Shape::Octets(least) => value[..least].to_vec(),
-            Shape::Text => value.split(|&octet| octet == 0).next().unwrap_or_default().to_vec(),
+            Shape::Text => value
+                .split(|&octet| octet == 0)
+                .next()
+                .unwrap_or_default()
+                .to_vec(),
             Shape::Int { .. } | Shape::Flag { .. } => {
                 let number = int_of(value, level)?;
                 check_range(level, name, number)?;
@@ -77,9 +89,7 @@ impl Options {
             return Ok(value.clone());
         }
         match shape(level, name).ok_or(Errno::NOPROTOOPT)? {
-            Shape::Int { default } | Shape::Flag { default } => {
-                Ok(default.to_ne_bytes().to_vec())
-            }
+            Shape::Int { default } | Shape::Flag { default } => Ok(default.to_ne_bytes().to_vec()),
             Shape::Octets(length) => Ok(vec![0; length]),
             Shape::Text => Ok(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec()),
             Shape::ReadOnly => Err(Errno::NOPROTOOPT),
@@ -88,7 +98,9 @@ impl Options {
 
     /// All that was set, in `setsockopt`'s terms.
     pub(crate) fn all(&self) -> impl Iterator<Item = (i32, i32, &[u8])> {
-        self.values.iter().map(|(&(level, name), value)| (level, name, value.as_slice()))
+        self.values
+            .iter()
+            .map(|(&(level, name), value)| (level, name, value.as_slice()))
     }
 
     /// What an accepted socket starts with (Linux copies the listener's socket).
@@ -106,7 +118,9 @@ impl Options {
     }
 
     fn seconds(&self, level: i32, name: i32) -> Option<Duration> {
-        Some(Duration::from_secs(u64::try_from(self.int(level, name)?).ok()?))
+        Some(Duration::from_secs(
+            u64::try_from(self.int(level, name)?).ok()?,
+        ))
     }
 
     pub(crate) fn reuse(&self) -> Reuse {
@@ -121,7 +135,8 @@ impl Options {
     }
 
     pub(crate) fn receive_buffer(&self) -> Option<u32> {
-        self.int(SOL_SOCKET, libc::SO_RCVBUF).and_then(|octets| u32::try_from(octets).ok())
+        self.int(SOL_SOCKET, libc::SO_RCVBUF)
+            .and_then(|octets| u32::try_from(octets).ok())
     }
 
     pub(crate) fn receive_timeout(&self) -> Option<Duration> {
@@ -149,6 +164,15 @@ impl Options {
         (on != 0).then_some(Linger { time })
     }
 
+    pub(crate) fn wanted_control(&self) -> WantedControl {
+        WantedControl {
+            timestamp: self.flag(SOL_SOCKET, libc::SO_TIMESTAMP),
+            timestamp_ns: self.flag(SOL_SOCKET, libc::SO_TIMESTAMPNS),
+            destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO)
+                || self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+        }
+    }
+
     pub(crate) fn is_corked(&self) -> bool {
         self.flag(IPPROTO_TCP, TCP_CORK)
     }
@@ -169,7 +193,9 @@ impl Options {
     fn apply_to_tcp(&self, session: &mut TcpSession) {
         session.ip = self.ip();
         if let Some(octets) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
-            session.connection.set_send_buffer(usize::try_from(octets).unwrap_or(0));
+            session
+                .connection
+                .set_send_buffer(usize::try_from(octets).unwrap_or(0));
         }
         if let Some(octets) = self.receive_buffer() {
             session.connection.set_receive_buffer(octets as usize);
@@ -189,15 +215,24 @@ impl Options {
         if let Some(count) = self.int(IPPROTO_TCP, TCP_KEEPCNT) {
             options.keepalive.count = count.unsigned_abs();
         }
-        let timeout = self.int(IPPROTO_TCP, TCP_USER_TIMEOUT).map(i32::unsigned_abs);
-        options.user_timeout =
-            timeout.filter(|&ms| ms > 0).map(|ms| Duration::from_millis(u64::from(ms)));
-        let clamp = self.int(IPPROTO_TCP, TCP_WINDOW_CLAMP).map(i32::unsigned_abs);
+        let timeout = self
+            .int(IPPROTO_TCP, TCP_USER_TIMEOUT)
+            .map(i32::unsigned_abs);
+        options.user_timeout = timeout
+            .filter(|&ms| ms > 0)
+            .map(|ms| Duration::from_millis(u64::from(ms)));
+        let clamp = self
+            .int(IPPROTO_TCP, TCP_WINDOW_CLAMP)
+            .map(i32::unsigned_abs);
         options.window_clamp = clamp.filter(|&octets| octets > 0);
-        let segment = self.int(IPPROTO_TCP, TCP_MAXSEG).and_then(|mss| u16::try_from(mss).ok());
+        let segment = self
+            .int(IPPROTO_TCP, TCP_MAXSEG)
+            .and_then(|mss| u16::try_from(mss).ok());
         options.max_segment = segment.filter(|&mss| mss > 0);
-        options.receive_low_water =
-            low_water.and_then(|octets| usize::try_from(octets).ok()).unwrap_or(1).max(1);
+        options.receive_low_water = low_water
+            .and_then(|octets| usize::try_from(octets).ok())
+            .unwrap_or(1)
+            .max(1);
     }
 
     fn ip(&self) -> IpOptions {
@@ -271,8 +306,12 @@ fn shape(level: i32, name: i32) -> Option<Shape> {
         (IPPROTO_IP, libc::IP_MTU_DISCOVER) => int(1),
         (
             IPPROTO_IP,
-            libc::IP_RECVERR | libc::IP_PKTINFO | libc::IP_FREEBIND | libc::IP_RECVTTL
-            | libc::IP_RECVTOS | libc::IP_TRANSPARENT,
+            libc::IP_RECVERR
+            | libc::IP_PKTINFO
+            | libc::IP_FREEBIND
+            | libc::IP_RECVTTL
+            | libc::IP_RECVTOS
+            | libc::IP_TRANSPARENT,
         ) => flag,
         (IPPROTO_IPV6, IPV6_V6ONLY) => flag,
         (IPPROTO_IPV6, IPV6_UNICAST_HOPS) => int(64),
@@ -302,17 +341,29 @@ fn check_range(level: i32, name: i32, value: i32) -> Result<(), Errno> {
         (IPPROTO_IPV6, IPV6_UNICAST_HOPS) => -1..=255,
         _ => i32::MIN..=i32::MAX,
     };
-    if allowed.contains(&value) { Ok(()) } else { Err(Errno::INVAL) }
+    if allowed.contains(&value) {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
 }
 
 /// As socket(7): the kernel keeps twice what was asked for.
 fn doubled(asked: i32) -> i32 {
-    let octets = asked.unsigned_abs().min(BUFFER_MAX).saturating_mul(2).max(BUFFER_MIN);
+    let octets = asked
+        .unsigned_abs()
+        .min(BUFFER_MAX)
+        .saturating_mul(2)
+        .max(BUFFER_MIN);
     i32::try_from(octets).unwrap_or(i32::MAX)
 }
 
 fn check_congestion(name: &[u8]) -> Result<(), Errno> {
-    if matches!(name, b"cubic" | b"reno") { Ok(()) } else { Err(Errno::NOENT) }
+    if matches!(name, b"cubic" | b"reno") {
+        Ok(())
+    } else {
+        Err(Errno::NOENT)
+    }
 }
 
 #[cfg(test)]
@@ -326,8 +377,13 @@ mod tests {
     #[test]
     fn buffers_read_back_doubled_as_linux_shows_them() {
         let mut options = Options::default();
-        options.set(Protocol::Tcp, SOL_SOCKET, libc::SO_SNDBUF, &int(100_000)).unwrap();
-        assert_eq!(options.get(SOL_SOCKET, libc::SO_SNDBUF).unwrap(), int(200_000));
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_SNDBUF, &int(100_000))
+            .unwrap();
+        assert_eq!(
+            options.get(SOL_SOCKET, libc::SO_SNDBUF).unwrap(),
+            int(200_000)
+        );
     }
 
     #[test]
@@ -335,11 +391,23 @@ mod tests {
         let mut options = Options::default();
         let set = Options::set;
         assert_eq!(
-            set(&mut options, Protocol::Tcp, IPPROTO_TCP, TCP_KEEPIDLE, &int(0)),
+            set(
+                &mut options,
+                Protocol::Tcp,
+                IPPROTO_TCP,
+                TCP_KEEPIDLE,
+                &int(0)
+            ),
             Err(Errno::INVAL)
         );
         assert_eq!(
-            set(&mut options, Protocol::Udp, IPPROTO_TCP, TCP_NODELAY, &int(1)),
+            set(
+                &mut options,
+                Protocol::Udp,
+                IPPROTO_TCP,
+                TCP_NODELAY,
+                &int(1)
+            ),
             Err(Errno::NOPROTOOPT)
         );
         assert_eq!(
@@ -347,7 +415,13 @@ mod tests {
             Err(Errno::NOPROTOOPT)
         );
         assert_eq!(
-            set(&mut options, Protocol::Tcp, SOL_SOCKET, libc::SO_KEEPALIVE, &[1]),
+            set(
+                &mut options,
+                Protocol::Tcp,
+                SOL_SOCKET,
+                libc::SO_KEEPALIVE,
+                &[1]
+            ),
             Err(Errno::INVAL)
         );
     }
@@ -355,7 +429,9 @@ mod tests {
     #[test]
     fn flags_read_back_as_one() {
         let mut options = Options::default();
-        options.set(Protocol::Tcp, SOL_SOCKET, libc::SO_REUSEADDR, &int(17)).unwrap();
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_REUSEADDR, &int(17))
+            .unwrap();
         assert_eq!(options.get(SOL_SOCKET, libc::SO_REUSEADDR).unwrap(), int(1));
         assert!(options.reuse().address && !options.reuse().port);
     }
@@ -364,10 +440,14 @@ mod tests {
     fn a_zero_timeout_means_for_ever() {
         let mut options = Options::default();
         let mut value = [0; 16];
-        options.set(Protocol::Tcp, SOL_SOCKET, libc::SO_RCVTIMEO, &value).unwrap();
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_RCVTIMEO, &value)
+            .unwrap();
         assert_eq!(options.receive_timeout(), None);
         value[8] = 100;
-        options.set(Protocol::Tcp, SOL_SOCKET, libc::SO_RCVTIMEO, &value).unwrap();
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_RCVTIMEO, &value)
+            .unwrap();
         assert_eq!(options.receive_timeout(), Some(Duration::from_micros(100)));
     }
 }

@@ -28,7 +28,6 @@ const RETRY: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
     pub(crate) control: Control,
-    pub(crate) parameters: Parameters,
     pub(crate) statistics: StatisticsWriter,
     pub(crate) helper: helper::Post,
     core: Mutex<Core>,
@@ -66,7 +65,11 @@ impl Process {
     /// The process, started now if it has to be.
     pub(crate) fn start() -> Result<&'static Process, Absent> {
         if let Some(process) = Process::running() {
-            return if process.control.is_lost() { absent(mode()) } else { Ok(process) };
+            return if process.control.is_lost() {
+                absent(mode())
+            } else {
+                Ok(process)
+            };
         }
         let mode = mode();
         if mode == Mode::Off {
@@ -102,13 +105,19 @@ impl Process {
         let path = socket_path()?;
         let control =
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let hello = RequestBody::Hello { version: VERSION, program: program() };
-        let (reply, fds) =
-            control.call(hello, &[]).map_err(|Lost| "the server hung up".to_string())?;
+        let hello = RequestBody::Hello {
+            version: VERSION,
+            program: program(),
+        };
+        let (reply, fds) = control
+            .call(hello, &[])
+            .map_err(|Lost| "the server hung up".to_string())?;
         match reply {
-            ReplyBody::Welcome { ring_size, parameters, .. } => {
-                Process::with_channel(control, ring_size, parameters, fds)
-            }
+            ReplyBody::Welcome {
+                ring_size,
+                parameters,
+                ..
+            } => Process::with_channel(control, ring_size, parameters, fds),
             ReplyBody::Error { errno } => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 Err(format!("the server refused: {error}"))
@@ -136,7 +145,6 @@ impl Process {
         Ok(Process {
             control,
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
-            parameters,
             statistics,
             helper: helper::Post::default(),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),
@@ -149,7 +157,10 @@ impl Process {
 
     pub(crate) fn lock(&self) -> CoreGuard<'_> {
         let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        CoreGuard { guard: Some(guard), control: &self.control }
+        CoreGuard {
+            guard: Some(guard),
+            control: &self.control,
+        }
     }
 }
 
@@ -185,7 +196,11 @@ impl Drop for CoreGuard<'_> {
 }
 
 fn absent<T>(mode: Mode) -> Result<T, Absent> {
-    Err(if mode == Mode::Require { Absent::Refuse } else { Absent::UseKernel })
+    Err(if mode == Mode::Require {
+        Absent::Refuse
+    } else {
+        Absent::UseKernel
+    })
 }
 
 fn mode() -> Mode {
@@ -210,7 +225,14 @@ fn socket_path() -> Result<PathBuf, String> {
 fn program() -> String {
     std::env::args_os()
         .next()
-        .and_then(|path| Some(PathBuf::from(path).file_name()?.to_string_lossy().into_owned()))
+        .and_then(|path| {
+            Some(
+                PathBuf::from(path)
+                    .file_name()?
+                    .to_string_lossy()
+                    .into_owned(),
+            )
+        })
         .unwrap_or_else(|| "?".to_string())
 }
 

@@ -15,7 +15,10 @@ pub(crate) fn row(session: &Session) -> StatisticsRow {
 fn tcp_row(session: &TcpSession) -> StatisticsRow {
     let figures = session.connection.figures();
     let state = session.connection.state().to_string();
-    let state = STATE_NAMES.iter().position(|&name| name == state).unwrap_or(0);
+    let state = STATE_NAMES
+        .iter()
+        .position(|&name| name == state)
+        .unwrap_or(0);
     StatisticsRow {
         session: session.id.0,
         state: state as u32,
@@ -41,10 +44,17 @@ fn tcp_row(session: &TcpSession) -> StatisticsRow {
 }
 
 fn udp_row(session: &UdpSession) -> StatisticsRow {
-    let connected = STATE_NAMES.iter().position(|&name| name == "ESTAB").unwrap_or(0);
+    let connected = STATE_NAMES
+        .iter()
+        .position(|&name| name == "ESTAB")
+        .unwrap_or(0);
     StatisticsRow {
         session: session.id.0,
-        state: if session.remote.is_some() { connected as u32 } else { 0 },
+        state: if session.remote.is_some() {
+            connected as u32
+        } else {
+            0
+        },
         reserved: 0,
         figures: SessionFigures {
             octets_in: session.octets_in,

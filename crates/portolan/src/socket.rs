@@ -89,15 +89,23 @@ struct Watchers {
 
 impl Socket {
     pub(crate) fn new(family: Family, protocol: Protocol, far: OwnedFd) -> Socket {
-        let setup = Setup { far: Some(far), ..Setup::default() };
+        let setup = Setup {
+            far: Some(far),
+            ..Setup::default()
+        };
         Socket::with(family, protocol, Phase::Idle, setup, Options::default())
     }
 
     /// An accepted session, on its way to `slot`.
     pub(crate) fn accepted(listener: &Socket, setup: Setup, slot: Slot) -> Socket {
         let options = listener.options().inherited();
-        let socket =
-            Socket::with(listener.family, Protocol::Tcp, Phase::Cached, setup, options);
+        let socket = Socket::with(
+            listener.family,
+            Protocol::Tcp,
+            Phase::Cached,
+            setup,
+            options,
+        );
         socket.slot.store(slot.0, Ordering::Relaxed);
         socket
     }
@@ -208,7 +216,9 @@ impl Socket {
     }
 
     pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
-        self.watchers().epolls.retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
+        self.watchers()
+            .epolls
+            .retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
     }
 
     /// The epoll sets that hold this socket, with the descriptor they know it by.
@@ -235,7 +245,7 @@ impl Socket {
                 let slot = self.slot();
                 let wire_is_full = core.channel.is_full();
                 error
-                    | match core.stack.get(slot) {
+                    | match core.stack.get_mut(slot) {
                         Some(Session::Tcp(session)) => tcp_readiness(session),
                         Some(Session::Udp(session)) => udp_readiness(session, wire_is_full),
                         None => HUP | ERR,
@@ -296,8 +306,8 @@ fn poll_bits(events: Events) -> u32 {
     bits
 }
 
-fn tcp_readiness(session: &TcpSession) -> u32 {
-    let connection = &session.connection;
+fn tcp_readiness(session: &mut TcpSession) -> u32 {
+    let connection = &mut session.connection;
     let mut bits = 0;
     let has_ended = connection.is_receive_finished();
     if connection.is_readable() || has_ended {
@@ -306,7 +316,7 @@ fn tcp_readiness(session: &TcpSession) -> u32 {
     if has_ended {
         bits |= RDHUP;
     }
-    if connection.is_writable() || connection.is_send_closed() {
+    if connection.poll_writable() || connection.is_send_closed() {
         bits |= OUT;
     }
     if (has_ended && connection.is_send_closed()) || connection.state() == StateName::Closed {

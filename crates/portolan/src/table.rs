@@ -72,7 +72,9 @@ pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll>> {
 
 /// Enters a descriptor that [`can_hold`] accepted.
 pub(crate) fn insert(fd: RawFd, file: File) {
-    let Ok(index) = usize::try_from(fd) else { return };
+    let Ok(index) = usize::try_from(fd) else {
+        return;
+    };
     let mut files = FILES.write().unwrap_or_else(PoisonError::into_inner);
     if files.len() <= index {
         files.resize_with(index + 1, || None);
@@ -94,14 +96,21 @@ pub(crate) fn remove(fd: RawFd) -> Option<File> {
 /// All descriptors in the table.
 pub(crate) fn all() -> Vec<(RawFd, File)> {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
-    files.iter().zip(0..).filter_map(|(file, fd)| Some((fd, file.clone()?))).collect()
+    files
+        .iter()
+        .zip(0..)
+        .filter_map(|(file, fd)| Some((fd, file.clone()?)))
+        .collect()
 }
 
 /// Moves one of the library's own descriptors out of the application's way, and protects it from
 /// programs that close all they find.
 pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     let fd = rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN_FROM).unwrap_or(fd);
-    if let Some(kind) = usize::try_from(fd.as_raw_fd()).ok().and_then(|fd| KINDS.get(fd)) {
+    if let Some(kind) = usize::try_from(fd.as_raw_fd())
+        .ok()
+        .and_then(|fd| KINDS.get(fd))
+    {
         kind.store(INTERNAL, Ordering::Release);
     }
     fd

@@ -95,7 +95,11 @@ pub(crate) struct Sleep<'a> {
 
 impl Sleep<'static> {
     pub(crate) fn until(deadline: Option<Instant>) -> Sleep<'static> {
-        Sleep { kernel: &mut [], deadline, mask: None }
+        Sleep {
+            kernel: &mut [],
+            deadline,
+            mask: None,
+        }
     }
 }
 
@@ -103,6 +107,16 @@ impl Process {
     /// Attends to the channel until `ready` gives something. Whoever makes `ready` true must
     /// signal this thread's [`Waiter`], which the caller has registered where it matters.
     pub(crate) fn wait<T>(
+        &self,
+        sleep: Sleep<'_>,
+        ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<Woken<T>, Errno> {
+        let woken = self.wait_attending(sleep, ready);
+        self.rouse_helper();
+        woken
+    }
+
+    fn wait_attending<T>(
         &self,
         mut sleep: Sleep<'_>,
         mut ready: impl FnMut(&mut Core) -> Option<T>,
@@ -126,8 +140,14 @@ impl Process {
                 std::hint::spin_loop();
                 continue;
             }
-            let Some(role) = core.fall_asleep(&waiter) else { continue };
-            let timer = if role == Role::Lead { core.stack.deadline() } else { None };
+            let Some(role) = core.fall_asleep(&waiter) else {
+                continue;
+            };
+            let timer = if role == Role::Lead {
+                core.stack.deadline()
+            } else {
+                None
+            };
             let wake_on = core.wake_fds(&waiter, role);
             waiter.fall_asleep();
             drop(core);
@@ -174,11 +194,7 @@ impl Core {
 
 impl Sleep<'_> {
     /// True if a kernel descriptor of the caller has something.
-    fn sleep(
-        &mut self,
-        own: &[libc::pollfd],
-        deadline: Option<Instant>,
-    ) -> Result<bool, Errno> {
+    fn sleep(&mut self, own: &[libc::pollfd], deadline: Option<Instant>) -> Result<bool, Errno> {
         let mut all = Vec::with_capacity(own.len() + self.kernel.len());
         all.extend_from_slice(own);
         all.extend_from_slice(self.kernel);
@@ -190,7 +206,11 @@ impl Sleep<'_> {
 }
 
 pub(crate) fn pollfd(fd: i32, events: i16) -> libc::pollfd {
-    libc::pollfd { fd, events, revents: 0 }
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
 }
 
 fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {

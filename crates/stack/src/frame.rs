@@ -95,12 +95,13 @@ impl Template {
             }
             _ => return None,
         };
-        Some(Template { octets, length, pseudo_sum, header_sum, is_ipv4 })
-    }
-
-    /// Octets of the IP header.
-    pub(crate) fn ip_length(&self) -> usize {
-        if self.is_ipv4 { IPV4 } else { IPV6 }
+        Some(Template {
+            octets,
+            length,
+            pseudo_sum,
+            header_sum,
+            is_ipv4,
+        })
     }
 
     /// Head of a TCP segment; `segment_size` other than 0 asks the device to cut the payload.
@@ -167,7 +168,10 @@ fn to_u16(length: usize) -> u16 {
 }
 
 fn sum(octets: &[u8]) -> u32 {
-    octets.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
+    octets
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum()
 }
 
 fn fold(mut sum: u32) -> u16 {

@@ -15,5 +15,5 @@ mod stack;
 pub use frame::{Frame, Wire};
 pub use packet::{Drop, IcmpMessage, Packet, Transport};
 pub use routes::{NoRoute, Path, Routes};
-pub use session::{BadCapsule, Datagram, Session, TcpSession, UdpSession};
-pub use stack::{Input, Stack};
+pub use session::{BadCapsule, Datagram, IpOptions, Session, TcpSession, UdpSession};
+pub use stack::{Input, SendError, Stack, send_segment};

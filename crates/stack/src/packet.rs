@@ -28,8 +28,13 @@ pub struct Packet<'a> {
 
 #[derive(Debug)]
 pub enum Transport<'a> {
-    Tcp { header: TcpHeader, payload: &'a [u8] },
-    Udp { payload: &'a [u8] },
+    Tcp {
+        header: TcpHeader,
+        payload: &'a [u8],
+    },
+    Udp {
+        payload: &'a [u8],
+    },
     IcmpError(IcmpMessage),
 }
 
@@ -70,14 +75,24 @@ impl<'a> Packet<'a> {
                     if header.is_fragment() {
                         return Err(Drop::Unsupported);
                     }
-                    (header.source.into(), header.destination.into(), header.protocol, body)
+                    (
+                        header.source.into(),
+                        header.destination.into(),
+                        header.protocol,
+                        body,
+                    )
                 }
                 EtherType::IPV6 => {
                     let (header, body) = Ipv6Header::parse(packet)?;
                     if header.is_fragment() {
                         return Err(Drop::Unsupported);
                     }
-                    (header.source.into(), header.destination.into(), header.protocol, body)
+                    (
+                        header.source.into(),
+                        header.destination.into(),
+                        header.protocol,
+                        body,
+                    )
                 }
                 _ => return Err(Drop::Unsupported),
             };
@@ -94,7 +109,10 @@ impl<'a> Packet<'a> {
                 Ok(Packet {
                     source: SocketAddr::new(source, header.source_port),
                     destination: SocketAddr::new(destination, header.destination_port),
-                    transport: Transport::Tcp { header, payload: &body[length..] },
+                    transport: Transport::Tcp {
+                        header,
+                        payload: &body[length..],
+                    },
                 })
             }
             Some(Protocol::Udp) => {
@@ -120,7 +138,11 @@ impl<'a> Packet<'a> {
             Transport::Udp { .. } => Protocol::Udp,
             Transport::IcmpError(message) => Protocol::from_number(message.quoted.protocol)?,
         };
-        Some(FlowKey { protocol, local: self.destination, remote: self.source })
+        Some(FlowKey {
+            protocol,
+            local: self.destination,
+            remote: self.source,
+        })
     }
 }
 
@@ -135,12 +157,17 @@ fn parse_icmp(
         (IpAddr::V6(from), IpAddr::V6(to), icmp::ICMPV6) => Message::parse_v6(from, to, body)?,
         _ => return Err(Drop::Unsupported),
     };
-    let Message::Error(error) = message else { return Err(Drop::Unsupported) };
+    let Message::Error(error) = message else {
+        return Err(Drop::Unsupported);
+    };
     let quoted = error.flow().ok_or(Drop::Malformed)?;
     Ok(Packet {
         source: quoted.destination,
         destination: quoted.source,
-        transport: Transport::IcmpError(IcmpMessage { cause: error.cause, quoted }),
+        transport: Transport::IcmpError(IcmpMessage {
+            cause: error.cause,
+            quoted,
+        }),
     })
 }
 
@@ -159,12 +186,17 @@ impl IcmpMessage {
             Cause::TooBig { mtu } => {
                 let headers = if self.quoted.source.is_ipv4() { 40 } else { 60 };
                 let payload = mtu.checked_sub(headers).filter(|&payload| payload > 0)?;
-                IcmpKind::TooBig { mtu_payload: u16::try_from(payload).unwrap_or(u16::MAX) }
+                IcmpKind::TooBig {
+                    mtu_payload: u16::try_from(payload).unwrap_or(u16::MAX),
+                }
             }
             Cause::HopLimitExceeded => unreachable(false, Error::HostUnreachable),
             Cause::ReassemblyTimeExceeded | Cause::ParameterProblem { .. } => return None,
         };
-        Some(TcpIcmpError { quoted: self.quoted.seq?, kind })
+        Some(TcpIcmpError {
+            quoted: self.quoted.seq?,
+            kind,
+        })
     }
 
     /// The error a UDP session reports, as Linux maps it (`icmp_err_convert`): only hard errors

@@ -35,9 +35,16 @@ pub struct NoRoute;
 
 impl Routes {
     pub fn new(generation: u32, state: Metastate) -> Routes {
-        let neighbours =
-            state.neighbours.iter().map(|n| ((n.interface, n.address), n.mac)).collect();
-        Routes { generation, state, neighbours }
+        let neighbours = state
+            .neighbours
+            .iter()
+            .map(|n| ((n.interface, n.address), n.mac))
+            .collect();
+        Routes {
+            generation,
+            state,
+            neighbours,
+        }
     }
 
     /// Generation of the metastate this was made from.
@@ -60,25 +67,32 @@ impl Routes {
         if route.kind == RouteKind::Refuse {
             return None;
         }
-        let interface = self.state.interfaces.iter().find(|i| i.index == route.interface && i.up)?;
+        let interface = self
+            .state
+            .interfaces
+            .iter()
+            .find(|i| i.index == route.interface && i.up)?;
         Some(Path {
             interface: interface.index,
             managed: interface.managed,
             kind: route.kind,
             next_hop: route.gateway.unwrap_or(destination),
-            source: route.source.or_else(|| self.address_near(interface.index, destination)),
-            mtu: route.mtu.map_or(interface.mtu, |mtu| mtu.min(interface.mtu)),
+            source: route
+                .source
+                .or_else(|| self.address_near(interface.index, destination)),
+            mtu: route
+                .mtu
+                .map_or(interface.mtu, |mtu| mtu.min(interface.mtu)),
             mac: interface.mac,
         })
     }
 
     /// An address of the device in the destination's subnet, else any of its family.
     fn address_near(&self, interface: u32, destination: IpAddr) -> Option<IpAddr> {
-        let mut of_family = self
-            .state
-            .addresses
-            .iter()
-            .filter(|a| a.interface == interface && a.address.is_ipv4() == destination.is_ipv4());
+        let mut of_family =
+            self.state.addresses.iter().filter(|a| {
+                a.interface == interface && a.address.is_ipv4() == destination.is_ipv4()
+            });
         let first = of_family.clone().next();
         of_family
             .find(|a| covers(a.address, a.prefix, destination))
@@ -101,11 +115,15 @@ impl Routes {
 fn covers(network: IpAddr, prefix: u8, address: IpAddr) -> bool {
     match (network, address) {
         (IpAddr::V4(n), IpAddr::V4(a)) => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+            let mask = u32::MAX
+                .checked_shl(32 - u32::from(prefix.min(32)))
+                .unwrap_or(0);
             (n.to_bits() ^ a.to_bits()) & mask == 0
         }
         (IpAddr::V6(n), IpAddr::V6(a)) => {
-            let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
+            let mask = u128::MAX
+                .checked_shl(128 - u32::from(prefix.min(128)))
+                .unwrap_or(0);
             (n.to_bits() ^ a.to_bits()) & mask == 0
         }
         _ => false,
@@ -149,8 +167,16 @@ mod tests {
             Metastate {
                 interfaces: vec![interface(2, true), interface(3, false)],
                 addresses: vec![
-                    Address { interface: 2, address: ip("10.0.0.1"), prefix: 24 },
-                    Address { interface: 2, address: ip("192.168.1.1"), prefix: 24 },
+                    Address {
+                        interface: 2,
+                        address: ip("10.0.0.1"),
+                        prefix: 24,
+                    },
+                    Address {
+                        interface: 2,
+                        address: ip("192.168.1.1"),
+                        prefix: 24,
+                    },
                 ],
                 routes: vec![
                     route("10.0.0.0", 24, None, 2),
@@ -169,13 +195,19 @@ mod tests {
     #[test]
     fn the_longest_prefix_wins_and_a_direct_route_has_the_destination_as_next_hop() {
         let path = host().path(ip("10.0.0.2")).unwrap();
-        assert_eq!((path.next_hop, path.source), (ip("10.0.0.2"), Some(ip("10.0.0.1"))));
+        assert_eq!(
+            (path.next_hop, path.source),
+            (ip("10.0.0.2"), Some(ip("10.0.0.1")))
+        );
         assert_eq!(host().neighbour(2, path.next_hop), Some(MacAddr([4; 6])));
     }
 
     #[test]
     fn routes_through_a_device_that_is_down_do_not_count() {
-        assert_eq!(host().path(ip("8.8.8.8")).unwrap().next_hop, ip("192.168.1.254"));
+        assert_eq!(
+            host().path(ip("8.8.8.8")).unwrap().next_hop,
+            ip("192.168.1.254")
+        );
     }
 
     #[test]

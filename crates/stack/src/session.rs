@@ -74,11 +74,16 @@ impl TcpSession {
     /// Decodes a capsule that may come from a hostile process: whatever this returns is safe to
     /// run.
     pub fn from_capsule(octets: &[u8]) -> Result<TcpSession, BadCapsule> {
-        let [CAPSULE_VERSION, body @ ..] = octets else { return Err(BadCapsule::Version) };
+        let [CAPSULE_VERSION, body @ ..] = octets else {
+            return Err(BadCapsule::Version);
+        };
         let Ok((session, [])) = postcard::take_from_bytes::<TcpSession>(body) else {
             return Err(BadCapsule::Malformed);
         };
-        session.connection.validate().map_err(|_| BadCapsule::Inconsistent)?;
+        session
+            .connection
+            .validate()
+            .map_err(|_| BadCapsule::Inconsistent)?;
         Ok(session)
     }
 }

@@ -175,10 +175,13 @@ impl Stack {
 
     /// All sessions with their slots.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &Session)> {
-        self.places.iter().zip(0..).filter_map(|(place, slot)| match place {
-            Place::Taken(entry) => Some((Slot(slot), &entry.session)),
-            _ => None,
-        })
+        self.places
+            .iter()
+            .zip(0..)
+            .filter_map(|(place, slot)| match place {
+                Place::Taken(entry) => Some((Slot(slot), &entry.session)),
+                _ => None,
+            })
     }
 
     fn entry(&mut self, slot: u32) -> Option<&mut Entry> {
@@ -206,18 +209,15 @@ impl Stack {
     }
 
     /// Gives a received frame to its session.
-    pub fn input<'a>(
-        &mut self,
-        now: Instant,
-        record: &RecordHeader,
-        frame: &'a [u8],
-    ) -> Input<'a> {
+    pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
         let packet = match Packet::parse(frame, record) {
             Ok(packet) => packet,
             Err(reason) => return Input::Dropped(reason),
         };
         let slot = record.slot;
-        let Some(entry) = self.entry(slot) else { return Input::Unclaimed(packet) };
+        let Some(entry) = self.entry(slot) else {
+            return Input::Unclaimed(packet);
+        };
         if generation(&entry.session) != Generation(record.generation) {
             return Input::Unclaimed(packet);
         }
@@ -284,7 +284,9 @@ impl Stack {
             self.retry_stalled(routes, wire);
         }
         while !wire.is_full() {
-            let Some(slot) = self.pending.pop_front() else { return };
+            let Some(slot) = self.pending.pop_front() else {
+                return;
+            };
             self.output_one(now, slot, routes, wire);
         }
     }
@@ -295,9 +297,18 @@ impl Stack {
     }
 
     fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
-        let Some(entry) = self.entry(slot) else { return };
+        let Some(entry) = self.entry(slot) else {
+            return;
+        };
         entry.is_pending = false;
-        let Entry { session: Session::Tcp(session), template, .. } = entry else { return };
+        let Entry {
+            session: Session::Tcp(session),
+            template,
+            ..
+        } = entry
+        else {
+            return;
+        };
         let template = match current_template(template, session, routes) {
             Ok(template) => template,
             Err(next_hop) => {
@@ -309,9 +320,11 @@ impl Stack {
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
             let length = segment.payload[0].len() + segment.payload[1].len();
-            let head =
-                template.tcp_head(&mut head, &segment.header, length, segment.segment_size);
-            wire.transmit(&Frame { head, payload: segment.payload });
+            let head = template.tcp_head(&mut head, &segment.header, length, segment.segment_size);
+            wire.transmit(&Frame {
+                head,
+                payload: segment.payload,
+            });
             if wire.is_full() {
                 entry.is_pending = true;
                 break;
@@ -320,7 +333,10 @@ impl Stack {
         if entry.is_pending {
             self.pending.push_front(slot);
         }
-        let events = self.tcp(Slot(slot)).map(|s| s.connection.events()).unwrap_or(Events::NONE);
+        let events = self
+            .tcp(Slot(slot))
+            .map(|s| s.connection.events())
+            .unwrap_or(Events::NONE);
         self.note(slot, events);
         self.reschedule(now, slot);
     }
@@ -328,9 +344,15 @@ impl Stack {
     /// The wheel only has to be told when a deadline moves forward: when it moves back, the early
     /// visit costs less than a change for each segment.
     fn reschedule(&mut self, now: Instant, slot: u32) {
-        let Some(entry) = self.entry(slot) else { return };
-        let Session::Tcp(session) = &entry.session else { return };
-        let Some(deadline) = session.connection.deadline() else { return };
+        let Some(entry) = self.entry(slot) else {
+            return;
+        };
+        let Session::Tcp(session) = &entry.session else {
+            return;
+        };
+        let Some(deadline) = session.connection.deadline() else {
+            return;
+        };
         if deadline < entry.scheduled || entry.scheduled <= now {
             entry.scheduled = deadline;
             self.timers.set(slot, deadline);
@@ -350,10 +372,18 @@ impl Stack {
         let mut due = Vec::new();
         self.timers.expire(now, |slot| due.push(slot));
         for slot in due {
-            let Some(entry) = self.entry(slot) else { continue };
+            let Some(entry) = self.entry(slot) else {
+                continue;
+            };
             entry.scheduled = Instant::FAR_FUTURE;
-            let Session::Tcp(session) = &mut entry.session else { continue };
-            if session.connection.deadline().is_some_and(|deadline| deadline <= now) {
+            let Session::Tcp(session) = &mut entry.session else {
+                continue;
+            };
+            if session
+                .connection
+                .deadline()
+                .is_some_and(|deadline| deadline <= now)
+            {
                 session.connection.on_timer(now);
                 let events = session.connection.events();
                 self.note(slot, events);
@@ -376,9 +406,13 @@ impl Stack {
             return Err(SendError::Full);
         }
         let session = self.udp(slot).ok_or(SendError::NoSession)?;
-        let destination = destination.or(session.remote).ok_or(SendError::NoDestination)?;
+        let destination = destination
+            .or(session.remote)
+            .ok_or(SendError::NoDestination)?;
         let (local, ip) = (session.local, session.ip);
-        let path = routes.path(destination.ip()).map_err(|NoRoute| SendError::NoRoute)?;
+        let path = routes
+            .path(destination.ip())
+            .map_err(|NoRoute| SendError::NoRoute)?;
         let source = if local.ip().is_unspecified() {
             path.source.ok_or(SendError::NoRoute)?
         } else {
@@ -391,7 +425,15 @@ impl Stack {
             return Err(SendError::TooLong);
         }
         if !transmit_datagram(routes, wire, source, destination, ip, payload)? {
-            self.park(path.next_hop, Parked { source, destination, ip, data: payload.concat() });
+            self.park(
+                path.next_hop,
+                Parked {
+                    source,
+                    destination,
+                    ip,
+                    data: payload.concat(),
+                },
+            );
         }
         let session = self.udp(slot).ok_or(SendError::NoSession)?;
         session.datagrams_out += 1;
@@ -439,7 +481,10 @@ pub fn send_segment(
     let Ok(template) = template else { return false };
     let mut head = [0; HEAD_MAX];
     let head = template.tcp_head(&mut head, header, 0, 0);
-    wire.transmit(&Frame { head, payload: [&[], &[]] });
+    wire.transmit(&Frame {
+        head,
+        payload: [&[], &[]],
+    });
     true
 }
 
@@ -485,7 +530,9 @@ fn current_template<'a>(
     session: &TcpSession,
     routes: &Routes,
 ) -> Result<&'a Template, Option<IpAddr>> {
-    let is_current = kept.as_ref().is_some_and(|(made, _)| *made == routes.generation());
+    let is_current = kept
+        .as_ref()
+        .is_some_and(|(made, _)| *made == routes.generation());
     if !is_current {
         let flow = &session.flow;
         let fresh = make_template(
@@ -508,7 +555,8 @@ fn make_template(
     routes: &Routes,
 ) -> Result<Template, Option<IpAddr>> {
     let path = routes.path(destination).map_err(|NoRoute| None)?;
-    let neighbour =
-        routes.neighbour(path.interface, path.next_hop).ok_or(Some(path.next_hop))?;
+    let neighbour = routes
+        .neighbour(path.interface, path.next_hop)
+        .ok_or(Some(path.next_hop))?;
     Template::new(protocol, source, destination, path.mac, neighbour, ip).ok_or(None)
 }

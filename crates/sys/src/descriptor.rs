@@ -32,7 +32,11 @@ pub fn replace(from: impl AsFd, onto: RawFd, close_on_exec: bool) -> Result<(), 
     let from = from.as_fd().as_raw_fd();
     // SAFETY: plain numbers; what `onto` referred to is the application's to give up.
     let result = unsafe { libc::syscall(libc::SYS_dup3, from, onto, flags) };
-    if result < 0 { Err(crate::wait::last_errno()) } else { Ok(()) }
+    if result < 0 {
+        Err(crate::wait::last_errno())
+    } else {
+        Ok(())
+    }
 }
 
 pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
@@ -40,21 +44,30 @@ pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
 }
 
 pub fn set_close_on_exec(fd: impl AsFd, on: bool) -> Result<(), Errno> {
-    fcntl_setfd(fd, if on { FdFlags::CLOEXEC } else { FdFlags::empty() })
+    fcntl_setfd(
+        fd,
+        if on {
+            FdFlags::CLOEXEC
+        } else {
+            FdFlags::empty()
+        },
+    )
 }
 
 pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
     let flags = fcntl_getfl(&fd)?;
-    fcntl_setfl(fd, if on { flags | OFlags::NONBLOCK } else { flags - OFlags::NONBLOCK })
+    fcntl_setfl(
+        fd,
+        if on {
+            flags | OFlags::NONBLOCK
+        } else {
+            flags - OFlags::NONBLOCK
+        },
+    )
 }
 
 /// `setsockopt` with the octets as they are.
-pub fn set_socket_option(
-    fd: impl AsFd,
-    level: i32,
-    name: i32,
-    value: &[u8],
-) -> Result<(), Errno> {
+pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     // SAFETY: `value` is readable for its length.
     let result = unsafe {
         libc::syscall(
@@ -66,7 +79,11 @@ pub fn set_socket_option(
             value.len(),
         )
     };
-    if result < 0 { Err(crate::wait::last_errno()) } else { Ok(()) }
+    if result < 0 {
+        Err(crate::wait::last_errno())
+    } else {
+        Ok(())
+    }
 }
 
 /// A kernel socket.
@@ -90,9 +107,19 @@ pub fn epoll_control(
     let mut event = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
     // SAFETY: `event` outlives the call.
     let result = unsafe {
-        libc::syscall(libc::SYS_epoll_ctl, set, operation, fd, std::ptr::from_mut(&mut event))
+        libc::syscall(
+            libc::SYS_epoll_ctl,
+            set,
+            operation,
+            fd,
+            std::ptr::from_mut(&mut event),
+        )
     };
-    if result < 0 { Err(crate::wait::last_errno()) } else { Ok(()) }
+    if result < 0 {
+        Err(crate::wait::last_errno())
+    } else {
+        Ok(())
+    }
 }
 
 /// What a kernel epoll set has now, without waiting.
@@ -117,8 +144,11 @@ pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usi
 
 /// A new kernel epoll set.
 pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
-    let flags =
-        if close_on_exec { epoll::CreateFlags::CLOEXEC } else { epoll::CreateFlags::empty() };
+    let flags = if close_on_exec {
+        epoll::CreateFlags::CLOEXEC
+    } else {
+        epoll::CreateFlags::empty()
+    };
     epoll::create(flags)
 }
 

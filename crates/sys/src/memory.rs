@@ -20,5 +20,9 @@ pub fn write_int(pointer: usize, value: i32) -> Result<(), Errno> {
 
 fn checked(pointer: usize) -> Result<*mut i32, Errno> {
     let pointer = std::ptr::with_exposed_provenance_mut::<i32>(pointer);
-    if pointer.is_null() || !pointer.is_aligned() { Err(Errno::FAULT) } else { Ok(pointer) }
+    if pointer.is_null() || !pointer.is_aligned() {
+        Err(Errno::FAULT)
+    } else {
+        Ok(pointer)
+    }
 }

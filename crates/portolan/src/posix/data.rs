@@ -4,19 +4,19 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use portolan_proto::metastate::RouteKind;
-use portolan_stack::{Datagram, SendError, Session};
+use portolan_stack::{Datagram, SendError};
 use portolan_sys::{clock, descriptor};
-use portolan_types::{Instant, Protocol};
+use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::opening::{bind_implicitly, complete_connect};
 use super::{Answer, Stop, Watching, deadline_after, find};
 use crate::core::Core;
-use crate::options::Options;
 use crate::process::Process;
-use crate::socket::{OUT, Phase, Socket};
+use crate::socket::{Phase, Socket};
 use crate::wait::{Sleep, Woken};
 
 /// What `recvmsg` reports besides the octets.
@@ -30,22 +30,26 @@ pub struct Received {
     pub control: Control,
 }
 
-/// What ancillary data may be made of.
+/// Ancillary data, as far as the socket's options ask for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Control {
-    /// The host's address a datagram came to.
-    pub to: Option<IpAddr>,
+    /// When the packet filter saw the datagram, since the epoch (`SO_TIMESTAMP`).
+    pub timestamp: Option<Duration>,
+    /// The same for `SO_TIMESTAMPNS`.
+    pub timestamp_ns: Option<Duration>,
+    /// Where it came to (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    pub destination: Option<Destination>,
+}
+
+/// The host's address and device that a datagram came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    pub address: IpAddr,
     pub interface: u32,
-    /// When the packet filter saw it, by the monotonic clock.
-    pub received: Option<Instant>,
 }
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
-    fn take(
-        fd: RawFd,
-        buffers: &mut [IoSliceMut<'_>],
-        flags: i32,
-    ) -> Result<Received, Stop> {
+    fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.phase(), socket.protocol) {
@@ -76,7 +80,11 @@ fn receive_tcp(
     }
     let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_peek = flags & libc::MSG_PEEK != 0;
-    let least = if flags & libc::MSG_WAITALL != 0 && !is_peek { wanted } else { 1 };
+    let least = if flags & libc::MSG_WAITALL != 0 && !is_peek {
+        wanted
+    } else {
+        1
+    };
     let mut done = 0;
     let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
         let now = clock::now();
@@ -104,11 +112,18 @@ fn receive_tcp(
             return Some(Ok(done));
         }
         if let Some(errno) = socket.take_error(Some(core)) {
-            return Some(if done > 0 { Ok(done) } else { Err(errno.into()) });
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(errno.into())
+            });
         }
         has_ended.then_some(Ok(done))
     };
-    let received = |length| Received { length, ..Received::default() };
+    let received = |length| Received {
+        length,
+        ..Received::default()
+    };
 
     let mut core = process.lock();
     core.take_in(clock::now());
@@ -119,7 +134,11 @@ fn receive_tcp(
         return result.map(received);
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done > 0 { Ok(received(done)) } else { Err(Errno::AGAIN.into()) };
+        return if done > 0 {
+            Ok(received(done))
+        } else {
+            Err(Errno::AGAIN.into())
+        };
     }
     let deadline = deadline_after(socket.options().receive_timeout());
     let watching = Watching::new(vec![socket])?;
@@ -175,11 +194,18 @@ fn receive_udp(
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
-        let Some(session) = core.stack.udp(socket.slot()) else { return Some(gone(socket)) };
+        let Some(session) = core.stack.udp(socket.slot()) else {
+            return Some(gone(socket));
+        };
         if is_peek {
-            return session.queue.front().map(|d| Ok(unload(socket, d, buffers, flags)));
+            return session
+                .queue
+                .front()
+                .map(|d| Ok(unload(socket, d, buffers, flags)));
         }
-        session.receive().map(|datagram| Ok(unload(socket, &datagram, buffers, flags)))
+        session
+            .receive()
+            .map(|datagram| Ok(unload(socket, &datagram, buffers, flags)))
     };
     let mut core = process.lock();
     core.take_in(clock::now());
@@ -218,14 +244,34 @@ fn unload(
     let whole = datagram.data.len();
     let is_truncated = !rest.is_empty();
     Received {
-        length: if flags & libc::MSG_TRUNC != 0 { whole } else { whole - rest.len() },
+        length: if flags & libc::MSG_TRUNC != 0 {
+            whole
+        } else {
+            whole - rest.len()
+        },
         from: Some(socket.shown(datagram.from)),
         flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
-        control: Control {
-            to: Some(datagram.to.ip()),
+        control: control(socket, datagram),
+    }
+}
+
+fn control(socket: &Socket, datagram: &Datagram) -> Control {
+    let wants = socket.options().wanted_control();
+    let received = || {
+        let age = clock::now().since(datagram.received);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        now.saturating_sub(age)
+    };
+    let address = socket.shown(datagram.to).ip();
+    Control {
+        timestamp: wants.timestamp.then(received),
+        timestamp_ns: wants.timestamp_ns.then(received),
+        destination: wants.destination.then_some(Destination {
+            address,
             interface: datagram.interface,
-            received: Some(datagram.received),
-        },
+        }),
     }
 }
 
@@ -277,15 +323,28 @@ fn send_tcp(
     let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
         let now = clock::now();
         let slot = socket.slot();
-        if core.stack.tcp(slot).is_some_and(|session| session.connection.error().is_some())
+        if core
+            .stack
+            .tcp(slot)
+            .is_some_and(|session| session.connection.error().is_some())
             && let Some(errno) = socket.take_error(Some(core))
         {
-            return Some(if done > 0 { Ok(done) } else { Err(errno.into()) });
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(errno.into())
+            });
         }
-        let Some(session) = core.stack.tcp(slot) else { return Some(gone(socket)) };
+        let Some(session) = core.stack.tcp(slot) else {
+            return Some(gone(socket));
+        };
         let connection = &mut session.connection;
         if connection.is_send_closed() {
-            return Some(if done > 0 { Ok(done) } else { Err(Errno::PIPE.into()) });
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(Errno::PIPE.into())
+            });
         }
         connection.options().cork = cork;
         gather(buffers, done, |piece| {
@@ -305,7 +364,11 @@ fn send_tcp(
         return result;
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done > 0 { Ok(done) } else { Err(Errno::AGAIN.into()) };
+        return if done > 0 {
+            Ok(done)
+        } else {
+            Err(Errno::AGAIN.into())
+        };
     }
     let deadline = deadline_after(socket.options().send_timeout());
     let watching = Watching::new(vec![socket])?;
@@ -361,15 +424,23 @@ fn send_udp(
         [one] => [one, &[]],
         [one, two] => [one, two],
         many => {
-            joined = many.iter().flat_map(|buffer| buffer.iter().copied()).collect();
+            joined = many
+                .iter()
+                .flat_map(|buffer| buffer.iter().copied())
+                .collect();
             [&joined, &[]]
         }
     };
-    let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
-        let Core { stack, routes, channel, .. } = core;
+        let Core {
+            stack,
+            routes,
+            channel,
+            ..
+        } = core;
         let sent = stack.send_datagram(socket.slot(), to, payload, routes, channel);
         core.send_out(clock::now());
         match sent {

@@ -17,11 +17,7 @@ use crate::table::{self, File};
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
 /// that holds its port, else a new one. Whatever was set on it is set again. The lock on `setup`
 /// keeps others out meanwhile. Says why the call goes no further: `NotOurs` if all went well.
-pub(super) fn fall_back(
-    socket: &Arc<Socket>,
-    _setup: &Setup,
-    kernel: Option<OwnedFd>,
-) -> Stop {
+pub(super) fn fall_back(socket: &Arc<Socket>, _setup: &Setup, kernel: Option<OwnedFd>) -> Stop {
     match become_kernel(socket, kernel) {
         Ok(()) => Stop::NotOurs,
         Err(errno) => Stop::Failed(errno),
@@ -62,7 +58,11 @@ fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
 
 fn descriptors_of(socket: &Arc<Socket>) -> Vec<RawFd> {
     let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
-    table::all().into_iter().filter(|(_, file)| is_it(file)).map(|(fd, _)| fd).collect()
+    table::all()
+        .into_iter()
+        .filter(|(_, file)| is_it(file))
+        .map(|(fd, _)| fd)
+        .collect()
 }
 
 /// Moves the socket's epoll memberships to the kernel's sets.

@@ -33,9 +33,10 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
         core.take_in(portolan_sys::clock::now());
         let octets = match (request, core.stack.get(socket.slot())) {
             (libc::FIONREAD, Some(Session::Tcp(session))) => session.connection.readable(),
-            (libc::FIONREAD, Some(Session::Udp(session))) => {
-                session.queue.front().map_or(0, |datagram| datagram.data.len())
-            }
+            (libc::FIONREAD, Some(Session::Udp(session))) => session
+                .queue
+                .front()
+                .map_or(0, |datagram| datagram.data.len()),
             (_, Some(Session::Tcp(session))) => session.connection.figures().send_queue,
             (_, Some(Session::Udp(_)) | None) => 0,
         };

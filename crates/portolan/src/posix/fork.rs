@@ -18,7 +18,9 @@ use crate::wait::Waiter;
 
 /// TCP sessions of this process go back to the server. UDP sessions stay the parent's.
 pub fn before_fork() {
-    let Some(process) = Process::running() else { return };
+    let Some(process) = Process::running() else {
+        return;
+    };
     for (_, socket) in sockets() {
         if socket.phase() == Phase::Cached && socket.protocol == Protocol::Tcp {
             relay(process, &socket);
@@ -47,7 +49,10 @@ fn sockets() -> Vec<(RawFd, Arc<Socket>)> {
         File::Socket(socket) => Some(socket),
         File::Epoll(_) => None,
     };
-    table::all().into_iter().filter_map(|(fd, file)| Some((fd, socket(file)?))).collect()
+    table::all()
+        .into_iter()
+        .filter_map(|(fd, file)| Some((fd, socket(file)?)))
+        .collect()
 }
 
 /// If the server does not take it, the session stays here and the child will not see it.
@@ -56,17 +61,28 @@ fn relay(process: &Process, socket: &Arc<Socket>) {
     let slot = socket.slot();
     let mut core = process.lock();
     core.attend(portolan_sys::clock::now());
-    let Some(Session::Tcp(session)) = core.stack.get(slot) else { return };
+    let Some(Session::Tcp(session)) = core.stack.get(slot) else {
+        return;
+    };
     let id = session.id;
-    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else { return };
+    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
+        return;
+    };
     core.detach(slot);
     core.stack.remove(slot);
     // Calls of other threads find the session gone only once they may pass to the kernel.
     socket.set_phase(Phase::Relayed);
     drop(core);
     let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-    let request = RequestBody::Flush { session: id, capsule, then: AfterFlush::Relay };
-    if !matches!(process.control.call(request, &fds), Ok((ReplyBody::Done, _))) {
+    let request = RequestBody::Flush {
+        session: id,
+        capsule,
+        then: AfterFlush::Relay,
+    };
+    if !matches!(
+        process.control.call(request, &fds),
+        Ok((ReplyBody::Done, _))
+    ) {
         socket.set_error(libc::ECONNABORTED);
         socket.set_phase(Phase::Closed);
     }

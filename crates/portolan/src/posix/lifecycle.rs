@@ -138,7 +138,9 @@ fn leave_all(epoll: &Arc<Epoll>) {
 /// The process has no descriptor for the socket any more. What has no session here ends when the
 /// server sees the descriptor's last copy go.
 fn release(socket: &Arc<Socket>) {
-    let Some(process) = Process::running() else { return };
+    let Some(process) = Process::running() else {
+        return;
+    };
     let phase = socket.phase();
     socket.set_phase(Phase::Closed);
     match phase {
@@ -152,7 +154,10 @@ fn release(socket: &Arc<Socket>) {
     let mut core = process.lock();
     let slot = socket.slot();
     core.detach(slot);
-    let is_abortive = socket.options().linger().is_some_and(|linger| linger.time.is_zero());
+    let is_abortive = socket
+        .options()
+        .linger()
+        .is_some_and(|linger| linger.time.is_zero());
     if let Some(Session::Tcp(session)) = core.stack.get_mut(slot) {
         let now = clock::now();
         if is_abortive {
@@ -173,7 +178,12 @@ fn release(socket: &Arc<Socket>) {
         Some(Session::Tcp(session)) => flush_to_close(process, &session),
         Some(Session::Udp(session)) => {
             // The port is free when `close` returns; a lost server has freed it already.
-            let _ = process.control.call(RequestBody::Release { session: session.id }, &[]);
+            let _ = process.control.call(
+                RequestBody::Release {
+                    session: session.id,
+                },
+                &[],
+            );
         }
         None => {}
     }
@@ -181,12 +191,19 @@ fn release(socket: &Arc<Socket>) {
 
 /// Without waiting for the server: what it could answer would change nothing.
 fn flush_to_close(process: &Process, session: &TcpSession) {
-    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else { return };
+    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
+        return;
+    };
     let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
     let then = AfterFlush::Close;
-    let _ = process
-        .control
-        .tell(RequestBody::Flush { session: session.id, capsule, then }, &fds);
+    let _ = process.control.tell(
+        RequestBody::Flush {
+            session: session.id,
+            capsule,
+            then,
+        },
+        &fds,
+    );
 }
 
 /// Where a duplicate goes.
@@ -206,7 +223,10 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
             Duplicate::Any { min, cloexec: true } => {
                 rustix::io::fcntl_dupfd_cloexec(near, min)?.into_raw_fd()
             }
-            Duplicate::Any { min, cloexec: false } => {
+            Duplicate::Any {
+                min,
+                cloexec: false,
+            } => {
                 let new = rustix::io::fcntl_dupfd_cloexec(near, min)?;
                 descriptor::set_close_on_exec(&new, false)?;
                 new.into_raw_fd()

@@ -40,7 +40,9 @@ pub fn poll(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Answer<usize> {
-    let Some(process) = Process::running() else { return Answer::NotOurs };
+    let Some(process) = Process::running() else {
+        return Answer::NotOurs;
+    };
     if !fds.iter().any(|fd| table::is_ours(fd.fd)) {
         return Answer::NotOurs;
     }
@@ -76,7 +78,11 @@ fn poll_once(
         _ => None,
     });
     let watching = Watching::new(ours.collect())?;
-    let sleep = Sleep { kernel: &mut kernel, deadline, mask };
+    let sleep = Sleep {
+        kernel: &mut kernel,
+        deadline,
+        mask,
+    };
     let woken = process.wait(sleep, |core| {
         let mut count = 0;
         for (fd, source) in fds.iter_mut().zip(&sources) {
@@ -109,7 +115,11 @@ fn poll_once(
         count += usize::from(fd.revents != 0);
     }
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
-    Ok(if has_opened || !is_over { None } else { Some(count) })
+    Ok(if has_opened || !is_over {
+        None
+    } else {
+        Some(count)
+    })
 }
 
 fn revents(ready: u32, asked: i16) -> i16 {
@@ -134,7 +144,9 @@ pub fn epoll_control(
     fd: RawFd,
     event: Option<libc::epoll_event>,
 ) -> Answer<()> {
-    let Some(epoll) = table::epoll(set) else { return Answer::NotOurs };
+    let Some(epoll) = table::epoll(set) else {
+        return Answer::NotOurs;
+    };
     control(&epoll, operation, fd, event).into()
 }
 
@@ -221,14 +233,20 @@ fn wait_once(
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
     let connecting = epoll.connecting();
-    let mut kernel: Vec<libc::pollfd> =
-        connecting.iter().map(|(fd, _)| pollfd(*fd, libc::POLLIN)).collect();
+    let mut kernel: Vec<libc::pollfd> = connecting
+        .iter()
+        .map(|(fd, _)| pollfd(*fd, libc::POLLIN))
+        .collect();
     let has_kernel_members = epoll.has_kernel_members();
     if has_kernel_members {
         kernel.push(pollfd(epoll.fd, libc::POLLIN));
     }
     let sleeping = Sleeping::new(epoll)?;
-    let sleep = Sleep { kernel: &mut kernel, deadline, mask };
+    let sleep = Sleep {
+        kernel: &mut kernel,
+        deadline,
+        mask,
+    };
     let woken = process.wait(sleep, |core| {
         let count = epoll.collect(core, events);
         (count > 0).then_some(count)

@@ -84,11 +84,25 @@ fn bind_session(
     let slot = process.lock().stack.reserve();
     let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
     let protocol = socket.protocol;
-    let request = RequestBody::Bind { session, protocol, local, reuse, v6_only, slot };
+    let request = RequestBody::Bind {
+        session,
+        protocol,
+        local,
+        reuse,
+        v6_only,
+        slot,
+    };
     let answer = process.control.call(request, &fds);
     drop(fds);
     let bound = match answer {
-        Ok((ReplyBody::Bound { session, local, generation }, _)) => {
+        Ok((
+            ReplyBody::Bound {
+                session,
+                local,
+                generation,
+            },
+            _,
+        )) => {
             setup.opened(session);
             setup.local = Some(local);
             if protocol == Protocol::Udp {
@@ -121,12 +135,7 @@ pub(super) fn bind_implicitly(
 }
 
 /// Puts a session at its slot and makes the socket its face.
-fn install(
-    process: &'static Process,
-    socket: &Arc<Socket>,
-    slot: Slot,
-    mut session: Session,
-) {
+fn install(process: &'static Process, socket: &Arc<Socket>, slot: Slot, mut session: Session) {
     socket.options().apply(&mut session);
     let mut core = process.lock();
     let now = clock::now();
@@ -176,15 +185,32 @@ fn connect_udp(
     }
     let mut setup = socket.setup();
     let has_slot = socket.phase() == Phase::Cached;
-    let slot = if has_slot { socket.slot() } else { process.lock().stack.reserve() };
+    let slot = if has_slot {
+        socket.slot()
+    } else {
+        process.lock().stack.reserve()
+    };
     let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
     let receive_buffer = None;
     let protocol = Protocol::Udp;
-    let request = RequestBody::Connect { session, protocol, remote, slot, receive_buffer };
+    let request = RequestBody::Connect {
+        session,
+        protocol,
+        remote,
+        slot,
+        receive_buffer,
+    };
     let answer = process.control.call(request, &fds);
     drop(fds);
     let failure = match answer {
-        Ok((ReplyBody::Connected { session, local, generation }, _)) => {
+        Ok((
+            ReplyBody::Connected {
+                session,
+                local,
+                generation,
+            },
+            _,
+        )) => {
             setup.opened(session);
             setup.local = Some(local);
             setup.remote = Some(remote);
@@ -197,9 +223,7 @@ fn connect_udp(
             }
             return Ok(());
         }
-        Ok((ReplyBody::UseKernel { .. }, fds)) => {
-            fall_back(socket, &setup, fds.into_iter().next())
-        }
+        Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
         other => refusal(other),
     };
     if !has_slot || failure == Stop::NotOurs {
@@ -227,10 +251,20 @@ fn retarget(
 
 fn disconnect_udp(process: &Process, socket: &Arc<Socket>) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    let (Phase::Cached, Some(session)) = (socket.phase(), setup.session) else { return Ok(()) };
+    let (Phase::Cached, Some(session)) = (socket.phase(), setup.session) else {
+        return Ok(());
+    };
     let slot = socket.slot();
-    match process.control.call(RequestBody::Disconnect { session, slot }, &[]) {
-        Ok((ReplyBody::Bound { local, generation, .. }, _)) => {
+    match process
+        .control
+        .call(RequestBody::Disconnect { session, slot }, &[])
+    {
+        Ok((
+            ReplyBody::Bound {
+                local, generation, ..
+            },
+            _,
+        )) => {
             setup.local = Some(local);
             setup.remote = None;
             retarget(process, slot, local, None, generation);
@@ -270,7 +304,13 @@ fn start_connect(
     let slot = process.lock().stack.reserve();
     let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
     let protocol = Protocol::Tcp;
-    let request = RequestBody::Connect { session, protocol, remote, slot, receive_buffer };
+    let request = RequestBody::Connect {
+        session,
+        protocol,
+        remote,
+        slot,
+        receive_buffer,
+    };
     let answer = process.control.call(request, &fds);
     drop(fds);
     let failure = match answer {
@@ -282,25 +322,23 @@ fn start_connect(
             socket.set_phase(Phase::Connecting);
             return Ok(());
         }
-        Ok((ReplyBody::UseKernel { .. }, fds)) => {
-            fall_back(socket, &setup, fds.into_iter().next())
-        }
+        Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
         other => refusal(other),
     };
     process.lock().stack.remove(slot);
     Err(failure)
 }
 
-fn wait_connected(
-    process: &'static Process,
-    fd: RawFd,
-    socket: &Arc<Socket>,
-) -> Result<(), Stop> {
+fn wait_connected(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let deadline = deadline_after(socket.options().send_timeout());
     let watching = Watching::new(vec![socket])?;
     loop {
         let mut kernel = [pollfd(fd, libc::POLLIN)];
-        let sleep = Sleep { kernel: &mut kernel, deadline, mask: None };
+        let sleep = Sleep {
+            kernel: &mut kernel,
+            deadline,
+            mask: None,
+        };
         let is_over = || (socket.phase() != Phase::Connecting).then_some(());
         match process.wait(sleep, |_| is_over())? {
             Woken::Ready(()) => break,
@@ -325,15 +363,18 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     if socket.phase() != Phase::Connecting {
         return;
     }
-    let Ok(near) = descriptor::borrow(fd) else { return };
+    let Ok(near) = descriptor::borrow(fd) else {
+        return;
+    };
     let mut buffer = vec![0; MAX_MESSAGE];
     let outcome = match unix::receive(near, &mut buffer) {
         Ok(received) => {
             let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
             match portolan_proto::decode(&buffer[..received.length]) {
-                Ok(DescriptorEvent::Established { capsule, generation }) => {
-                    open_capsule(capsule, generation, &mut fds)
-                }
+                Ok(DescriptorEvent::Established {
+                    capsule,
+                    generation,
+                }) => open_capsule(capsule, generation, &mut fds),
                 Ok(DescriptorEvent::Failed { errno }) => Err(errno),
                 Ok(_) | Err(_) => Err(libc::EPROTO),
             }
@@ -382,7 +423,10 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
             (Phase::Idle, _) => become_listener(process, fd, &socket, backlog),
             (Phase::Listening, Some(session)) => {
                 let session = SessionRef::Known(session);
-                match process.control.call(RequestBody::Listen { session, backlog }, &[]) {
+                match process
+                    .control
+                    .call(RequestBody::Listen { session, backlog }, &[])
+                {
                     Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
                     other => Err(refusal(other)),
                 }
@@ -441,7 +485,11 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 return Err(Errno::AGAIN.into());
             }
             let mut kernel = [pollfd(fd, libc::POLLIN)];
-            let sleep = Sleep { kernel: &mut kernel, deadline, mask: None };
+            let sleep = Sleep {
+                kernel: &mut kernel,
+                deadline,
+                mask: None,
+            };
             if let Woken::TimedOut = process.wait(sleep, |_| None::<()>)? {
                 return Err(Errno::AGAIN.into());
             }
@@ -468,9 +516,15 @@ fn try_accept(
             Err(ReceiveError::Truncated) => return Err(Errno::MFILE.into()),
             Err(ReceiveError::Failed(errno)) => return Err(errno.into()),
         };
-        let Some(descriptor) = received.fds.into_iter().next() else { continue };
+        let Some(descriptor) = received.fds.into_iter().next() else {
+            continue;
+        };
         match portolan_proto::decode(&buffer[..received.length]) {
-            Ok(DescriptorEvent::Accepted { session, local, remote }) => {
+            Ok(DescriptorEvent::Accepted {
+                session,
+                local,
+                remote,
+            }) => {
                 let setup = Setup {
                     session: Some(session),
                     far: None,
@@ -503,11 +557,18 @@ fn cache(
     setup: Setup,
 ) -> Result<Arc<Socket>, Stop> {
     let slot = process.lock().stack.reserve();
-    let cached = match process.control.call(RequestBody::Cache { session, slot }, &[]) {
-        Ok((ReplyBody::Cached { capsule, generation }, mut fds)) => {
-            open_capsule(capsule, generation, &mut fds)
-                .map_err(|errno| Stop::Failed(Errno::from_raw_os_error(errno)))
-        }
+    let cached = match process
+        .control
+        .call(RequestBody::Cache { session, slot }, &[])
+    {
+        Ok((
+            ReplyBody::Cached {
+                capsule,
+                generation,
+            },
+            mut fds,
+        )) => open_capsule(capsule, generation, &mut fds)
+            .map_err(|errno| Stop::Failed(Errno::from_raw_os_error(errno))),
         other => Err(refusal(other)),
     };
     match cached {

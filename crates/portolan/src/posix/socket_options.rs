@@ -63,7 +63,9 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         libc::SO_ERROR => {
             let mut core = process.lock();
             core.take_in(clock::now());
-            socket.take_error(Some(&mut core)).map_or(0, Errno::raw_os_error)
+            socket
+                .take_error(Some(&mut core))
+                .map_or(0, Errno::raw_os_error)
         }
         libc::SO_TYPE => match socket.protocol {
             Protocol::Tcp => libc::SOCK_STREAM,
@@ -112,9 +114,8 @@ fn tcp_info(connection: Option<&Connection>, phase: Phase) -> Vec<u8> {
         | u8::from(figures.sack) << 1
         | u8::from(figures.window_scaling) << 2;
     info[6] = figures.send_scale & 0xf | figures.receive_scale << 4;
-    let micros = |duration: core::time::Duration| {
-        u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
-    };
+    let micros =
+        |duration: core::time::Duration| u32::try_from(duration.as_micros()).unwrap_or(u32::MAX);
     let per_mss = |octets: u32| octets / figures.mss.max(1);
     let now = clock::now();
     let since = |then| u32::try_from(now.since(then).as_millis()).unwrap_or(u32::MAX);
