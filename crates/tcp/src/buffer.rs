@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const SMALLEST: usize = 2048;
 /// More than any buffer may hold; refuses hostile offsets before they become allocations.
-pub(crate) const LARGEST: usize = 1 << 28;
+pub(crate) const LARGEST: usize = 1 << 26;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ByteRing {

@@ -4,9 +4,10 @@
 use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
-use portolan_wire::tcp::TcpHeader;
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use serde::{Deserialize, Serialize};
 
+use crate::buffer::LARGEST;
 use crate::config::{Config, Options};
 use crate::cookie;
 use crate::error::{Error, IcmpError, IcmpKind};
@@ -15,7 +16,7 @@ use crate::figures::Figures;
 use crate::handshake::{Agreement, Offer, SYN_ACK_RETRIES, SYN_RETRIES, SynReceived, SynSent};
 use crate::output::Reset;
 use crate::receive::{AckNeed, Receiver};
-use crate::send::Sender;
+use crate::send::{Episode, Sender};
 use crate::state::{Closed, Established, State, StateName};
 use crate::timers::{SendTimer, Timers};
 use crate::timestamps::Timestamps;
@@ -267,12 +268,12 @@ impl Connection {
 
     /// Sets the size of the send buffer and ends its auto-tuning.
     pub fn set_send_buffer(&mut self, octets: usize) {
-        self.send.set_limit(octets.min(crate::buffer::LARGEST));
+        self.send.set_limit(octets.min(LARGEST));
     }
 
     /// Sets the size of the receive buffer and ends its auto-tuning.
     pub fn set_receive_buffer(&mut self, octets: usize) {
-        self.receive.set_limit(octets.min(crate::buffer::LARGEST));
+        self.receive.set_limit(octets.min(LARGEST));
     }
 
     // ---- closing ----
@@ -366,6 +367,17 @@ impl Connection {
         matches!(self.state, State::Closed(_))
     }
 
+    /// In TIME-WAIT, whether `syn` begins a new connection and is no late duplicate: its timestamp
+    /// or its number is newer (RFC 6191). Gives a number that the new connection may start with.
+    pub fn reopens(&self, syn: &TcpHeader) -> Option<SeqNum> {
+        let newer = match (&self.timestamps, syn.options.timestamps) {
+            (Some(state), Some(field)) => state.is_newer(field),
+            _ => syn.seq.after(self.receive.nxt),
+        };
+        let fits = matches!(self.state, State::TimeWait(_)) && syn.flags == TcpFlags::SYN;
+        (fits && newer).then(|| self.send.nxt + 0xffff + 2)
+    }
+
     /// Whether all that was queued, a FIN included, is acknowledged.
     pub fn is_flushed(&self) -> bool {
         self.send.buffer.len() == 0 && !self.send.fin
@@ -430,8 +442,8 @@ impl Connection {
             sack: self.sack,
             window_scaling: self.scaling,
             congestion: send.congestion.kind(),
-            fast_recovery: matches!(send.episode, crate::send::Episode::Recovery { .. }),
-            loss_recovery: matches!(send.episode, crate::send::Episode::Loss { .. }),
+            fast_recovery: matches!(send.episode, Episode::Recovery { .. }),
+            loss_recovery: matches!(send.episode, Episode::Loss { .. }),
             last_data_sent: send.last_sent,
             last_data_received: receive.last_data,
         }
@@ -531,8 +543,7 @@ impl Connection {
     /// RFC 8985 §7.3: new data if there is any, else the last segment again.
     fn on_tail_probe(&mut self, now: Instant) {
         self.send.probe_tail();
-        self.timers
-            .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
+        self.arm_retransmission(now);
     }
 
     fn keepalive_deadline(&self) -> Instant {

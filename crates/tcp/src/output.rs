@@ -78,10 +78,11 @@ impl Connection {
 
     /// Nothing is due now; what is being waited for gets its timer.
     fn arm_waiting(&mut self, now: Instant) {
-        if self.timers.acknowledge == Instant::FAR_FUTURE {
-            if let Some(at) = self.receive.ack_deadline(now) {
-                self.timers.acknowledge = at;
-            }
+        self.send.forced = false;
+        if self.timers.acknowledge == Instant::FAR_FUTURE
+            && let Some(at) = self.receive.ack_deadline(now)
+        {
+            self.timers.acknowledge = at;
         }
         let waits = self.send.is_idle() && self.send.has_unsent();
         if waits && !self.timers.runs(SendTimer::Persist) {
@@ -93,8 +94,17 @@ impl Connection {
         }
     }
 
+    /// A time-out for what is in flight (RFC 6298 §5.1), or a probe of its tail before that.
     pub(crate) fn arm_retransmission(&mut self, now: Instant) {
         let mut at = now + self.send.rtt.rto();
+        let probe = self
+            .send
+            .tail_probe_delay()
+            .filter(|_| self.sack)
+            .map(|delay| now + delay);
+        if let Some(probe) = probe.filter(|&probe| probe < at) {
+            return self.timers.set_send(SendTimer::TailProbe, probe);
+        }
         if let Some(timeout) = self.options.user_timeout {
             // RFC 5482: do not sleep past the user's own limit.
             at = at.min((self.send.stalled_since + timeout).max(now));
@@ -115,7 +125,7 @@ impl Connection {
         }
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
         self.send.sent(chunk, now);
-        if self.timers.send == Instant::FAR_FUTURE || self.timers.runs(SendTimer::Persist) {
+        if !(self.timers.runs(SendTimer::Retransmit) || self.timers.runs(SendTimer::Reorder)) {
             self.arm_retransmission(now);
         }
         if chunk.retransmission {

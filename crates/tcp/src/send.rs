@@ -13,6 +13,9 @@ use crate::config::{Config, Options};
 use crate::rtt::RttEstimator;
 use crate::sack::{Delivery, Scoreboard};
 
+/// Linux adds these to two round trips before it probes the tail of a flight.
+const DELAYED_ACK: Duration = Duration::from_millis(200);
+const TAIL_PATIENCE: Duration = Duration::from_millis(2);
 /// RFC 5681 §3.2.
 const DUPLICATE_THRESHOLD: u32 = 3;
 
@@ -67,6 +70,8 @@ pub(crate) struct Sender {
     /// Time-outs, or unanswered window probes, in a row.
     pub(crate) retries: u32,
     pub(crate) probes: u32,
+    /// The tail was probed since the last progress.
+    tail_probed: bool,
     limit: usize,
     limit_max: usize,
     autotune: bool,
@@ -136,6 +141,7 @@ impl Sender {
             stalled_since: now,
             retries: 0,
             probes: 0,
+            tail_probed: false,
             limit: config.send_buffer,
             limit_max: config.send_buffer_max.max(config.send_buffer),
             autotune: true,
@@ -327,7 +333,7 @@ impl Sender {
             }
             self.board.push(chunk.seq, chunk.seq + space, now);
             self.nxt = chunk.seq + space;
-            if chunk.len % self.mss != 0 {
+            if !chunk.len.is_multiple_of(self.mss) {
                 self.short_end = self.nxt;
             }
         }
@@ -384,6 +390,7 @@ impl Sender {
         self.una = input.ack;
         self.short_end = self.short_end.max(self.una);
         self.retries = 0;
+        self.tail_probed = false;
         self.rtt.reset_backoff();
         self.stalled_since = input.now;
         outcome.advanced = true;
@@ -461,12 +468,12 @@ impl Sender {
     }
 
     fn leave_episode(&mut self) {
-        if let Episode::Recovery { until } | Episode::Loss { until } = self.episode {
-            if self.una.at_or_after(until) {
-                self.episode = Episode::Open;
-                self.duplicates = 0;
-                self.departed = 0;
-            }
+        if let Episode::Recovery { until } | Episode::Loss { until } = self.episode
+            && self.una.at_or_after(until)
+        {
+            self.episode = Episode::Open;
+            self.duplicates = 0;
+            self.departed = 0;
         }
     }
 
@@ -536,9 +543,21 @@ impl Sender {
         self.forced = true;
     }
 
+    /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed.
+    pub(crate) fn tail_probe_delay(&self) -> Option<Duration> {
+        if self.tail_probed || self.episode != Episode::Open || self.board.sacked() > 0 {
+            return None;
+        }
+        // A single segment may wait for its delayed acknowledgement.
+        let single = self.board.outstanding() <= self.mss;
+        let patience = if single { DELAYED_ACK } else { TAIL_PATIENCE };
+        self.rtt.smoothed().map(|srtt| 2 * srtt + patience)
+    }
+
     /// RFC 8985 §7.3: one segment may leave although the window is full; without new octets the
     /// last ones go again.
     pub(crate) fn probe_tail(&mut self) {
+        self.tail_probed = true;
         if !self.has_unsent() {
             self.board.lose_last(self.mss);
         }
@@ -560,6 +579,7 @@ impl Sender {
             && (1..=0xffff).contains(&self.gso_max)
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST
+            && self.retries.max(self.probes) <= 1 << 24
             && self.short_end.at_or_after(self.una)
             && self.short_end.at_or_before(self.nxt)
     }
