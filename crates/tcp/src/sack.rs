@@ -306,10 +306,6 @@ impl Scoreboard {
             && sacked == u64::from(self.sacked)
             && lost == u64::from(self.lost)
             && self
-                .rack
-                .as_ref()
-                .is_none_or(|r| r.rtt <= Duration::from_secs(3600))
-            && self
                 .highest
                 .is_none_or(|h| h.after(una) && h.at_or_before(nxt))
     }

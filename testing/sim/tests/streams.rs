@@ -61,17 +61,18 @@ fn a_stream_stays_exact_while_both_connections_migrate_all_the_time() {
     for seed in 0..4 {
         let mut pair = Pair::new(seed, 5 * MS, &Config::default());
         pair.links(|link| {
+            link.rate = 100_000_000;
             link.loss = 20;
             link.reordering = 20;
         });
-        pair.migration = 500;
+        pair.migration = 200;
         pair.establish();
         exchange(
             &mut pair,
             &octets(seed, 400_000),
             &octets(seed + 100, 300_000),
         );
-        assert!(pair.migrations > 50);
+        assert!(pair.migrations > 100);
     }
 }
 
