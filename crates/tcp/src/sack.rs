@@ -378,3 +378,6 @@ impl Scoreboard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
