@@ -12,6 +12,9 @@ const ISS: SeqNum = SeqNum(1000);
 /// The peer's first number.
 const IRS: SeqNum = SeqNum(5000);
 const NOW: Instant = START;
+const SYN: TcpFlags = TcpFlags::SYN;
+const ACK: TcpFlags = TcpFlags::ACK;
+const FIN: TcpFlags = TcpFlags::FIN.with(ACK);
 
 const STATES: [StateName; 9] = [
     StateName::SynSent,
@@ -100,12 +103,12 @@ impl Subject {
 /// How to get from ESTABLISHED to `state`.
 fn path(state: StateName) -> Vec<fn(&mut Subject)> {
     let close: fn(&mut Subject) = Subject::close;
-    let fin: fn(&mut Subject) = |s| s.receive(TcpFlags::FIN.with(TcpFlags::ACK), &[]);
-    let ack: fn(&mut Subject) = |s| s.receive(TcpFlags::ACK, &[]);
+    let fin: fn(&mut Subject) = |s| s.receive(FIN, &[]);
+    let ack: fn(&mut Subject) = |s| s.receive(ACK, &[]);
     // A FIN that does not acknowledge ours.
     let crossing: fn(&mut Subject) = |s| {
         s.ack = s.ack - 1;
-        s.receive(TcpFlags::FIN.with(TcpFlags::ACK), &[]);
+        s.receive(FIN, &[]);
         s.ack += 1;
     };
     match state {
@@ -121,33 +124,30 @@ fn path(state: StateName) -> Vec<fn(&mut Subject)> {
 
 #[test]
 fn each_event_in_each_state_has_one_outcome() {
-    let syn = TcpFlags::SYN;
-    let ack = TcpFlags::ACK;
-    let fin = TcpFlags::FIN.with(ack);
-    let events: [(&str, &dyn Fn(&mut Subject)); 14] = [
-        ("SYN", &|s| s.receive(syn, &[])),
-        ("SYN+ACK", &|s| s.receive(syn.with(ack), &[])),
-        ("ACK", &|s| s.receive(ack, &[])),
-        ("ACK too high", &|s| {
+    let events: [(&str, fn(&mut Subject)); 14] = [
+        ("SYN", |s| s.receive(SYN, &[])),
+        ("SYN+ACK", |s| s.receive(SYN.with(ACK), &[])),
+        ("ACK", |s| s.receive(ACK, &[])),
+        ("ACK too high", |s| {
             s.ack += 100;
-            s.receive(ack, &[]);
+            s.receive(ACK, &[]);
         }),
-        ("text", &|s| s.receive(ack, b"text")),
-        ("text out of order", &|s| {
+        ("text", |s| s.receive(ACK, b"text")),
+        ("text out of order", |s| {
             s.seq += 10;
-            s.receive(ack, b"text");
+            s.receive(ACK, b"text");
         }),
-        ("FIN", &|s| s.receive(fin, &[])),
-        ("RST", &|s| s.receive(TcpFlags::RST.with(ack), &[])),
-        ("RST in window", &|s| {
+        ("FIN", |s| s.receive(FIN, &[])),
+        ("RST", |s| s.receive(TcpFlags::RST.with(ACK), &[])),
+        ("RST in window", |s| {
             s.seq += 10;
-            s.receive(TcpFlags::RST.with(ack), &[]);
+            s.receive(TcpFlags::RST.with(ACK), &[]);
         }),
-        ("no flags", &|s| s.receive(TcpFlags::default(), &[])),
-        ("shutdown", &|s| s.connection.shutdown_send(NOW)),
-        ("close", &|s| s.connection.close(NOW)),
-        ("abort", &|s| s.connection.abort(NOW)),
-        ("an hour", &|s| {
+        ("no flags", |s| s.receive(TcpFlags::default(), &[])),
+        ("shutdown", |s| s.connection.shutdown_send(NOW)),
+        ("close", |s| s.connection.close(NOW)),
+        ("abort", |s| s.connection.abort(NOW)),
+        ("an hour", |s| {
             for minute in 0..60 {
                 let now = NOW + Duration::from_secs(60 * minute);
                 s.connection.on_timer(now);
