@@ -100,6 +100,9 @@ impl Subject {
     }
 }
 
+/// Something that may happen in any state, and its name.
+struct Event(&'static str, fn(&mut Subject));
+
 /// How to get from ESTABLISHED to `state`.
 fn path(state: StateName) -> Vec<fn(&mut Subject)> {
     let close: fn(&mut Subject) = Subject::close;
@@ -124,30 +127,30 @@ fn path(state: StateName) -> Vec<fn(&mut Subject)> {
 
 #[test]
 fn each_event_in_each_state_has_one_outcome() {
-    let events: [(&str, fn(&mut Subject)); 14] = [
-        ("SYN", |s| s.receive(SYN, &[])),
-        ("SYN+ACK", |s| s.receive(SYN.with(ACK), &[])),
-        ("ACK", |s| s.receive(ACK, &[])),
-        ("ACK too high", |s| {
+    let events: [Event; 14] = [
+        Event("SYN", |s| s.receive(SYN, &[])),
+        Event("SYN+ACK", |s| s.receive(SYN.with(ACK), &[])),
+        Event("ACK", |s| s.receive(ACK, &[])),
+        Event("ACK too high", |s| {
             s.ack += 100;
             s.receive(ACK, &[]);
         }),
-        ("text", |s| s.receive(ACK, b"text")),
-        ("text out of order", |s| {
+        Event("text", |s| s.receive(ACK, b"text")),
+        Event("text out of order", |s| {
             s.seq += 10;
             s.receive(ACK, b"text");
         }),
-        ("FIN", |s| s.receive(FIN, &[])),
-        ("RST", |s| s.receive(TcpFlags::RST.with(ACK), &[])),
-        ("RST in window", |s| {
+        Event("FIN", |s| s.receive(FIN, &[])),
+        Event("RST", |s| s.receive(TcpFlags::RST.with(ACK), &[])),
+        Event("RST in window", |s| {
             s.seq += 10;
             s.receive(TcpFlags::RST.with(ACK), &[]);
         }),
-        ("no flags", |s| s.receive(TcpFlags::default(), &[])),
-        ("shutdown", |s| s.connection.shutdown_send(NOW)),
-        ("close", |s| s.connection.close(NOW)),
-        ("abort", |s| s.connection.abort(NOW)),
-        ("an hour", |s| {
+        Event("no flags", |s| s.receive(TcpFlags::default(), &[])),
+        Event("shutdown", |s| s.connection.shutdown_send(NOW)),
+        Event("close", |s| s.connection.close(NOW)),
+        Event("abort", |s| s.connection.abort(NOW)),
+        Event("an hour", |s| {
             for minute in 0..60 {
                 let now = NOW + Duration::from_secs(60 * minute);
                 s.connection.on_timer(now);
@@ -158,7 +161,7 @@ fn each_event_in_each_state_has_one_outcome() {
     let mut table = String::new();
     for state in STATES {
         writeln!(table, "{state}").expect("strings grow");
-        for (name, event) in &events {
+        for Event(name, event) in &events {
             let mut subject = Subject::new(state);
             event(&mut subject);
             let answers = subject.answers();
