@@ -264,6 +264,18 @@ impl Connection {
         self.receive.buffer.len()
     }
 
+    /// Are there as many octets as `receive_low_water` asks for?
+    pub fn is_readable(&self) -> bool {
+        let readable = self.readable();
+        readable > 0 && readable >= self.options.receive_low_water
+    }
+
+    /// Is a third of the send buffer free? What Linux calls writable. If not, `WRITABLE` will tell
+    /// when it is.
+    pub fn poll_writable(&mut self) -> bool {
+        self.may_send() && self.send.poll_writable()
+    }
+
     /// Sets the size of the send buffer and ends its auto-tuning.
     pub fn set_send_buffer(&mut self, octets: usize) {
         self.send.set_limit(octets.min(LARGEST));

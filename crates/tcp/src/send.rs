@@ -147,9 +147,19 @@ impl Sender {
 
     /// Whether a writer that found no space should try again: a third is free, as on Linux.
     pub(crate) fn take_writable(&mut self) -> bool {
-        let writable = self.blocked && self.space() >= self.buffer.len() / 2;
+        let writable = self.blocked && self.is_writable();
         self.blocked &= !writable;
         writable
+    }
+
+    pub(crate) fn poll_writable(&mut self) -> bool {
+        let writable = self.is_writable();
+        self.blocked |= !writable;
+        writable
+    }
+
+    fn is_writable(&self) -> bool {
+        self.space() > self.buffer.len() / 2
     }
 
     /// Octets of `buffer` not sent yet.

@@ -20,7 +20,7 @@ const REACH: u64 = (BUCKETS as u64 - 1) << (LEVEL_BITS * (LEVELS as u32 - 1));
 const NONE: u32 = u32::MAX;
 
 /// A doubly linked list node; all slots of one bucket are one list.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Node {
     tick: u64,
     bucket: u32,
@@ -36,6 +36,7 @@ const IDLE: Node = Node {
 };
 
 /// One deadline for each of many slots.
+#[derive(Debug)]
 pub struct Wheel {
     /// Everything up to and including this tick has been expired.
     tick: u64,

@@ -1,0 +1,346 @@
+//! The bed of every measurement: two hosts, which are network namespaces, joined by one veth wire
+//! with default offloads, a Portolan server on each, and one core for each side.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use portolan_netns::{Impairment, Namespace};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::{Background, ProcessError, run};
+use crate::tools::{MissingTool, Tools};
+
+/// How long a server or a service may take to come up.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// What the end of the wire is called on both hosts.
+pub const INTERFACE: &str = portolan_netns::Bed::DEVICE;
+
+/// Beds this process has made, so that several can stand at a time.
+static BEDS: AtomicU32 = AtomicU32::new(0);
+
+/// Which stack a program's sockets are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stack {
+    Kernel,
+    Portolan,
+}
+
+/// Which end of the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Client,
+    Server,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Side::Client => "client",
+            Side::Server => "server",
+        })
+    }
+}
+
+/// A bed that could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum BedError {
+    #[error(transparent)]
+    Tool(#[from] MissingTool),
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    #[error("cannot prepare {path}: {source}")]
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("portoland does not answer on the {side} host; it said: {said}")]
+    NotReady { side: Side, said: String },
+}
+
+/// A service that did not come up.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    #[error("{program} does not listen on port {port}; it said: {said}")]
+    Silent {
+        program: String,
+        port: u16,
+        said: String,
+    },
+}
+
+/// Two hosts and what runs on them; all of it is gone when the bed is dropped.
+pub struct Bed {
+    pub client: Host,
+    pub server: Host,
+    wire: portolan_netns::Bed,
+    tools: Tools,
+    directory: PathBuf,
+}
+
+/// One end of the wire.
+pub struct Host {
+    pub address: IpAddr,
+    /// The core that everything on this host is pinned to.
+    core: usize,
+    daemon: Option<Background>,
+}
+
+impl Bed {
+    /// Two hosts on a veth pair with a Portolan server on each.
+    pub fn new() -> Result<Bed, BedError> {
+        Bed::bare(portolan_netns::Bed::veth())?.with_daemons()
+    }
+
+    /// Two hosts on a wire with faults, with a Portolan server on each.
+    pub fn impaired(impairment: Impairment) -> Result<Bed, BedError> {
+        Bed::bare(portolan_netns::Bed::impaired(impairment))?.with_daemons()
+    }
+
+    /// Two hosts without Portolan servers.
+    pub fn bare(wire: portolan_netns::Bed) -> Result<Bed, BedError> {
+        let tools = Tools::locate()?;
+        let number = BEDS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("portolan-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).map_err(|source| BedError::File {
+            path: directory.clone(),
+            source,
+        })?;
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        let host = |address, core| Host {
+            address,
+            core: core % cores,
+            daemon: None,
+        };
+        Ok(Bed {
+            client: host(portolan_netns::Bed::A4, 0),
+            server: host(portolan_netns::Bed::B4, 1),
+            wire,
+            tools,
+            directory,
+        })
+    }
+
+    fn with_daemons(mut self) -> Result<Bed, BedError> {
+        self.start_daemon(Side::Client)?;
+        self.start_daemon(Side::Server)?;
+        Ok(self)
+    }
+
+    /// Starts `portoland` on one host and waits until it answers.
+    pub fn start_daemon(&mut self, side: Side) -> Result<(), BedError> {
+        let config = self.file(&format!("{side}.toml"));
+        let log = self.file(&format!("{side}.log"));
+        let prepare = || {
+            fs::write(&config, format!("interfaces = [\"{INTERFACE}\"]\n"))?;
+            File::options().create(true).append(true).open(&log)
+        };
+        let log = prepare().map_err(|source| BedError::File {
+            path: log.clone(),
+            source,
+        })?;
+        let mut command = self.exec(side, &self.tools.portoland);
+        command.arg("--config").arg(&config).stderr(log);
+        let daemon = Background::start(&mut command)?;
+        self.await_daemon(side, daemon)
+    }
+
+    fn await_daemon(&mut self, side: Side, mut daemon: Background) -> Result<(), BedError> {
+        let start = Instant::now();
+        while self.portolan(side, &["status"]).is_err() {
+            if start.elapsed() > READY_LIMIT || !daemon.is_running() {
+                return Err(BedError::NotReady {
+                    side,
+                    said: self.daemon_log(side),
+                });
+            }
+            std::thread::sleep(POLL);
+        }
+        self.host_mut(side).daemon = Some(daemon);
+        Ok(())
+    }
+
+    /// What `portoland` on one host has logged.
+    pub fn daemon_log(&self, side: Side) -> String {
+        fs::read_to_string(self.file(&format!("{side}.log")))
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    }
+
+    /// The server on a host, to be asked about or killed.
+    pub fn daemon(&mut self, side: Side) -> &mut Option<Background> {
+        &mut self.host_mut(side).daemon
+    }
+
+    pub fn host(&self, side: Side) -> &Host {
+        match side {
+            Side::Client => &self.client,
+            Side::Server => &self.server,
+        }
+    }
+
+    fn host_mut(&mut self, side: Side) -> &mut Host {
+        match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        }
+    }
+
+    /// A path in a directory that goes away with the bed.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Where programs on the server host listen.
+    pub fn endpoint(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.server.address, port)
+    }
+
+    /// A program on one host, on its core, with its sockets on one stack.
+    pub fn command(&self, side: Side, stack: Stack, program: &str) -> Command {
+        let words = self.words(stack, program);
+        let mut command = self.exec(side, &words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
+    /// A program in the host's namespace, on the host's core.
+    fn exec(&self, side: Side, program: &Path) -> Command {
+        let mut command = self.namespace(side).exec("taskset");
+        command
+            .args(["-c", &self.host(side).core.to_string()])
+            .arg(program);
+        command
+    }
+
+    fn namespace(&self, side: Side) -> &Namespace {
+        match side {
+            Side::Client => &self.wire.a,
+            Side::Server => &self.wire.b,
+        }
+    }
+
+    /// The words that start a program with its sockets on one stack, to be put after those of a
+    /// tracer or of another user's shell.
+    pub fn words(&self, stack: Stack, program: &str) -> Vec<PathBuf> {
+        let program = match program {
+            "portolan-traffic" => self.tools.traffic.clone(),
+            other => other.into(),
+        };
+        match stack {
+            Stack::Kernel => vec![program],
+            Stack::Portolan => vec![
+                self.tools.portolan.clone(),
+                "run".into(),
+                "--require".into(),
+                "--".into(),
+                program,
+            ],
+        }
+    }
+
+    pub fn tools(&self) -> &Tools {
+        &self.tools
+    }
+
+    /// Portolan's own command on one host.
+    pub fn portolan(&self, side: Side, arguments: &[&str]) -> Result<String, ProcessError> {
+        run(self.exec(side, &self.tools.portolan).args(arguments))
+    }
+
+    /// Starts a TCP service on the server host and waits until it listens.
+    pub fn serve(
+        &self,
+        stack: Stack,
+        port: u16,
+        program: &str,
+        arguments: &[&str],
+    ) -> Result<Background, ServeError> {
+        let log = self.file("service.log");
+        let mut command = self.command(Side::Server, stack, program);
+        command.args(arguments);
+        command.stderr(File::create(&log).map_or_else(|_| Stdio::null(), Stdio::from));
+        let mut service = Background::start(&mut command)?;
+        let start = Instant::now();
+        while !listens(&service, port) {
+            if start.elapsed() > READY_LIMIT || !service.is_running() {
+                let said = fs::read_to_string(&log)
+                    .unwrap_or_default()
+                    .trim()
+                    .to_owned();
+                return Err(ServeError::Silent {
+                    program: program.to_owned(),
+                    port,
+                    said,
+                });
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(service)
+    }
+}
+
+/// Whether some socket in the service's namespace listens on a port. A Portolan listener has a
+/// kernel socket that keeps its port. Asking by a connection would disturb some services.
+fn listens(service: &Background, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let port = format!(":{port:04X}");
+    ["tcp", "tcp6"].iter().any(|family| {
+        let table = fs::read_to_string(format!("/proc/{}/net/{family}", service.pid()));
+        table.unwrap_or_default().lines().skip(1).any(|line| {
+            // Number, local address, remote address, state.
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().is_some_and(|local| local.ends_with(&port));
+            local && words.nth(1) == Some(LISTEN)
+        })
+    })
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        for side in [Side::Client, Side::Server] {
+            if std::thread::panicking() {
+                eprintln!(
+                    "portoland on the {side} host said:\n{}",
+                    self.daemon_log(side)
+                );
+            }
+            self.host_mut(side).daemon = None;
+            kill_all(self.namespace(side));
+        }
+        // The system clears its temporary directory anyway.
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Ends what was left behind in a namespace, which lives as long as its last process.
+fn kill_all(namespace: &Namespace) {
+    let here = format!("net:[{}]", namespace.inode());
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return;
+    };
+    for process in processes.flatten() {
+        let inside = fs::read_link(process.path().join("ns/net"));
+        if inside.is_ok_and(|there| there == Path::new(&here))
+            && let Some(pid) = process
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok())
+            && let Some(pid) = Pid::from_raw(pid)
+        {
+            // It may end by itself meanwhile.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Traffic for the benchmarks: plain blocking or spinning sockets of the standard library and
+//! nothing else, so that the same program runs unmodified on the kernel's stack and, under
+//! `portolan run`, on Portolan. Servers run until they are killed; clients print one JSON object.
+#![forbid(unsafe_code)]
+
+mod bulk;
+mod connections;
+mod ends;
+mod ping;
+mod transfer;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+#[derive(Parser)]
+#[command(
+    name = "portolan-traffic",
+    version,
+    about = "Socket traffic for benchmarks and tests"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answers every message of `ping` with the same octets.
+    Echo {
+        protocol: Transport,
+        address: SocketAddr,
+        /// Octets per message; TCP answers when that many have arrived.
+        #[arg(long, default_value_t = 1)]
+        size: usize,
+        #[arg(long)]
+        spin: bool,
+    },
+    /// Measures round trips against `echo`.
+    Ping {
+        protocol: Transport,
+        address: SocketAddr,
+        #[arg(long, default_value_t = 1)]
+        size: usize,
+        #[arg(long, default_value_t = 10_000)]
+        count: usize,
+        #[arg(long)]
+        spin: bool,
+    },
+    /// Reads each connection to its end and answers with the number of octets.
+    Sink { address: SocketAddr },
+    /// Writes to a `sink` as fast as it takes them.
+    Bulk {
+        address: SocketAddr,
+        #[arg(long, default_value_t = 65_536)]
+        size: usize,
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+    },
+    /// Accepts, writes one octet, closes.
+    Greet { address: SocketAddr },
+    /// Opens connections to `greet`, one after the other.
+    Connect {
+        address: SocketAddr,
+        #[arg(long, default_value_t = 1.0)]
+        seconds: f64,
+        /// Stop after so many connections, if that comes first.
+        #[arg(long)]
+        count: Option<u64>,
+    },
+    /// Returns every octet to its sender, one connection after the other.
+    Mirror { address: SocketAddr },
+    /// Sends a file to a `mirror` and stores what comes back.
+    Send {
+        address: SocketAddr,
+        file: PathBuf,
+        copy: PathBuf,
+    },
+    /// Opens one connection (takes one with --listen), greets and holds it until killed.
+    Hold {
+        address: SocketAddr,
+        #[arg(long)]
+        listen: bool,
+    },
+    /// The other side of `hold`: nudges it from time to time and reports how the connection ends.
+    Watch {
+        address: SocketAddr,
+        #[arg(long)]
+        listen: bool,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Transport {
+    Tcp,
+    Udp,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("portolan-traffic: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> io::Result<()> {
+    match command {
+        Command::Echo {
+            protocol: Transport::Tcp,
+            address,
+            size,
+            spin,
+        } => ping::echo_tcp(address, size, spin),
+        Command::Echo {
+            protocol: Transport::Udp,
+            address,
+            size,
+            spin,
+        } => ping::echo_udp(address, size, spin),
+        Command::Ping {
+            protocol: Transport::Tcp,
+            address,
+            size,
+            count,
+            spin,
+        } => print(&ping::ping_tcp(address, size, count, spin)?),
+        Command::Ping {
+            protocol: Transport::Udp,
+            address,
+            size,
+            count,
+            spin,
+        } => print(&ping::ping_udp(address, size, count, spin)?),
+        Command::Sink { address } => bulk::sink(address),
+        Command::Bulk {
+            address,
+            size,
+            seconds,
+        } => print(&bulk::send(
+            address,
+            size,
+            Duration::from_secs_f64(seconds),
+        )?),
+        Command::Greet { address } => connections::greet(address),
+        Command::Connect {
+            address,
+            seconds,
+            count,
+        } => print(&connections::open(
+            address,
+            Duration::from_secs_f64(seconds),
+            count.unwrap_or(u64::MAX),
+        )?),
+        Command::Mirror { address } => transfer::mirror(address),
+        Command::Send {
+            address,
+            file,
+            copy,
+        } => print(&transfer::send(address, &file, &copy)?),
+        Command::Hold { address, listen } => ends::hold(address, listen),
+        Command::Watch { address, listen } => print(&ends::watch(address, listen)?),
+    }
+}
+
+fn print(result: &impl serde::Serialize) -> io::Result<()> {
+    serde_json::to_writer(io::stdout().lock(), result)?;
+    println!();
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! Ping-pong: one message out, the same message back, one at a time. A spinning side polls its
+//! socket without sleeping; a sleeping side blocks in the call.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// Round trips before the clock counts.
+const WARM_UP: usize = 500;
+
+/// Tries of the first datagram: the server may still be starting.
+const FIRST_TRIES: usize = 100;
+
+const FIRST_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// A datagram that is not answered for so long ends the run.
+const LOST: Duration = Duration::from_secs(2);
+
+/// Round-trip times in microseconds.
+#[derive(Serialize)]
+pub struct Report {
+    pub round_trips: usize,
+    pub p50_us: f64,
+    pub p99_us: f64,
+    pub min_us: f64,
+    pub max_us: f64,
+}
+
+pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    let mut message = vec![0; size];
+    loop {
+        let mut peer = Peer::new(listener.accept()?.0, spin)?;
+        while peer
+            .receive(&mut message)
+            .and_then(|()| peer.send(&message))
+            .is_ok()
+        {}
+    }
+}
+
+pub fn ping_tcp(address: SocketAddr, size: usize, count: usize, spin: bool) -> io::Result<Report> {
+    let mut peer = Peer::new(TcpStream::connect(address)?, spin)?;
+    let mut message = vec![b'p'; size];
+    measure(count, || {
+        peer.send(&message)?;
+        peer.receive(&mut message)
+    })
+}
+
+pub fn echo_udp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
+    let socket = UdpSocket::bind(address)?;
+    socket.set_nonblocking(spin)?;
+    let mut message = vec![0; size.max(1)];
+    loop {
+        let (length, peer) = retry(|| socket.recv_from(&mut message), |_| false)?;
+        retry(|| socket.send_to(&message[..length], peer), |_| false)?;
+    }
+}
+
+pub fn ping_udp(address: SocketAddr, size: usize, count: usize, spin: bool) -> io::Result<Report> {
+    let unspecified: SocketAddr = match address {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0u16; 8], 0).into(),
+    };
+    let socket = UdpSocket::bind(unspecified)?;
+    socket.connect(address)?;
+    let mut message = vec![b'p'; size];
+    reach(&socket, &mut message)?;
+    socket.set_nonblocking(spin)?;
+    socket.set_read_timeout(Some(LOST))?;
+    measure(count, || {
+        retry(|| socket.send(&message), |_| false)?;
+        let sent = Instant::now();
+        retry(
+            || socket.recv(&mut message),
+            |spins| spins % 4096 == 0 && sent.elapsed() > LOST,
+        )?;
+        Ok(())
+    })
+}
+
+/// Sends until the first answer, then reads what else the tries brought.
+fn reach(socket: &UdpSocket, message: &mut [u8]) -> io::Result<()> {
+    socket.set_read_timeout(Some(FIRST_TIMEOUT))?;
+    for _ in 0..FIRST_TRIES {
+        match socket.send(message).and_then(|_| socket.recv(message)) {
+            Ok(_) => {
+                while socket.recv(message).is_ok() {}
+                return Ok(());
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+                std::thread::sleep(FIRST_TIMEOUT);
+            }
+            Err(error) if is_idle(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(ErrorKind::TimedOut.into())
+}
+
+/// A connected stream with the wait strategy of its side.
+struct Peer {
+    stream: TcpStream,
+    spin: bool,
+}
+
+impl Peer {
+    fn new(stream: TcpStream, spin: bool) -> io::Result<Peer> {
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(spin)?;
+        Ok(Peer { stream, spin })
+    }
+
+    fn send(&mut self, mut message: &[u8]) -> io::Result<()> {
+        while !message.is_empty() {
+            match self.stream.write(message) {
+                Ok(count) => message = &message[count..],
+                Err(error) if self.spin && is_idle(&error) => std::hint::spin_loop(),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, message: &mut [u8]) -> io::Result<()> {
+        let mut filled = 0;
+        while filled < message.len() {
+            match self.stream.read(&mut message[filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => filled += count,
+                Err(error) if self.spin && is_idle(&error) => std::hint::spin_loop(),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Repeats a call that would block until it does not or `give_up` says so. A blocking socket gets
+/// there only by its timeout, which is the end.
+fn retry<T>(
+    mut call: impl FnMut() -> io::Result<T>,
+    give_up: impl Fn(u64) -> bool,
+) -> io::Result<T> {
+    let mut spins = 0;
+    loop {
+        match call() {
+            Err(error) if is_idle(&error) => {
+                spins += 1;
+                if give_up(spins) {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+                std::hint::spin_loop();
+            }
+            other => return other,
+        }
+    }
+}
+
+fn is_idle(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+fn measure(count: usize, mut round_trip: impl FnMut() -> io::Result<()>) -> io::Result<Report> {
+    for _ in 0..WARM_UP {
+        round_trip()?;
+    }
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        round_trip()?;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    let at = |quantile: f64| {
+        let index = ((times.len() as f64 * quantile) as usize).min(times.len() - 1);
+        times[index].as_nanos() as f64 / 1e3
+    };
+    if times.is_empty() {
+        return Err(io::Error::new(
+            ErrorKind::InvalidInput,
+            "a count of zero measures nothing",
+        ));
+    }
+    Ok(Report {
+        round_trips: count,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        min_us: at(0.0),
+        max_us: at(1.0),
+    })
+}

@@ -1,0 +1,163 @@
+//! The suites and what they have in common: a case measures one figure once, on one stack.
+
+mod bulk;
+mod conns;
+mod http;
+mod redis;
+mod rtt;
+
+use clap::ValueEnum;
+
+use crate::bed::{Bed, Side, Stack};
+use crate::process::run;
+use crate::{Effort, MeasureError};
+
+/// A group of cases that is asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// Round trips of one message, TCP and UDP, spinning and sleeping.
+    Rtt,
+    /// One-way transfers.
+    Bulk,
+    /// redis-benchmark against redis-server.
+    Redis,
+    /// wrk against nginx.
+    Http,
+    /// Short connections, one after the other.
+    Conns,
+}
+
+impl Suite {
+    pub const ALL: [Suite; 5] = [
+        Suite::Rtt,
+        Suite::Bulk,
+        Suite::Redis,
+        Suite::Http,
+        Suite::Conns,
+    ];
+
+    /// The cases, in the order in which they are measured.
+    pub fn cases(self, effort: Effort) -> Vec<Case> {
+        match self {
+            Suite::Rtt => rtt::cases(effort),
+            Suite::Bulk => bulk::cases(effort),
+            Suite::Redis => redis::cases(effort),
+            Suite::Http => http::cases(effort),
+            Suite::Conns => conns::cases(effort),
+        }
+    }
+}
+
+/// Which direction of a figure is the good one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    Lower,
+    Higher,
+}
+
+/// One figure and how to measure it.
+pub struct Case {
+    pub name: String,
+    pub unit: &'static str,
+    pub better: Better,
+    measure: Box<Measure>,
+}
+
+type Measure = dyn Fn(&Bed, Stack) -> Result<f64, MeasureError>;
+
+impl Case {
+    fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        better: Better,
+        measure: impl Fn(&Bed, Stack) -> Result<f64, MeasureError> + 'static,
+    ) -> Case {
+        Case {
+            name: name.into(),
+            unit,
+            better,
+            measure: Box::new(measure),
+        }
+    }
+
+    /// Measures once, with the programs of both sides on `stack`.
+    pub fn run(&self, bed: &Bed, stack: Stack) -> Result<f64, MeasureError> {
+        (self.measure)(bed, stack)
+    }
+}
+
+/// Runs the traffic program on the client host and takes one number from its report.
+fn traffic(bed: &Bed, stack: Stack, arguments: &[&str], field: &str) -> Result<f64, MeasureError> {
+    let output = run(bed
+        .command(Side::Client, stack, "portolan-traffic")
+        .args(arguments))?;
+    number("portolan-traffic", &output, &[field])
+}
+
+/// Takes one number from a program's JSON.
+fn number(program: &'static str, output: &str, path: &[&str]) -> Result<f64, MeasureError> {
+    serde_json::from_str::<serde_json::Value>(output)
+        .ok()
+        .and_then(|report| {
+            path.iter()
+                .try_fold(&report, |value, key| value.get(key))?
+                .as_f64()
+        })
+        .ok_or_else(|| MeasureError::Output {
+            program,
+            output: output.to_owned(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_figure_has_a_name_of_its_own() {
+        let effort = Effort {
+            runs: 5,
+            quick: false,
+        };
+        let names: Vec<_> = Suite::ALL
+            .iter()
+            .flat_map(|suite| suite.cases(effort))
+            .map(|case| case.name)
+            .collect();
+        assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
+        for name in [
+            "tcp-1-spin",
+            "tcp-1-sleep",
+            "udp-1472-spin",
+            "get-c50",
+            "iperf3-1",
+        ] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_quick_run_measures_a_part_of_the_full_one() {
+        let names = |quick| -> HashSet<String> {
+            let effort = Effort { runs: 5, quick };
+            Suite::ALL
+                .iter()
+                .flat_map(|s| s.cases(effort))
+                .map(|case| case.name)
+                .collect()
+        };
+        assert!(names(true).is_subset(&names(false)));
+        assert!(names(true).len() < names(false).len());
+    }
+
+    #[test]
+    fn a_number_is_found_by_its_path() {
+        let output = r#"{"end": {"sum": {"bits_per_second": 2.5e10}}}"#;
+        let found = number("iperf3", output, &["end", "sum", "bits_per_second"]);
+        assert_eq!(found.unwrap(), 2.5e10);
+        assert!(number("iperf3", output, &["start"]).is_err());
+        assert!(number("iperf3", "iperf3: error", &["end"]).is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! One-way transfers: ttcp-like with our own traffic program, and iperf3. Rates count what the
+//! receiver got.
+
+use super::{Better, Case, number, traffic};
+use crate::bed::{Bed, Side, Stack};
+use crate::process::run;
+use crate::{Effort, MeasureError};
+
+const TTCP_PORT: u16 = 5001;
+const IPERF_PORT: u16 = 5201;
+const UNIT: &str = "Gb/s";
+
+pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    let seconds = effort.scaled(2.0);
+    let mut cases = vec![
+        Case::new("ttcp-1", UNIT, Better::Higher, move |bed, stack| {
+            ttcp(bed, stack, seconds)
+        }),
+        iperf("iperf3-1", seconds, &["-P", "1"]),
+    ];
+    if !effort.quick {
+        cases.push(iperf("iperf3-4", seconds, &["-P", "4"]));
+        cases.push(iperf("iperf3-1-reverse", seconds, &["-P", "1", "-R"]));
+    }
+    cases
+}
+
+fn ttcp(bed: &Bed, stack: Stack, seconds: f64) -> Result<f64, MeasureError> {
+    let endpoint = bed.endpoint(TTCP_PORT).to_string();
+    let _sink = bed.serve(stack, TTCP_PORT, "portolan-traffic", &["sink", &endpoint])?;
+    let seconds = seconds.to_string();
+    traffic(
+        bed,
+        stack,
+        &["bulk", &endpoint, "--seconds", &seconds],
+        "gigabits_per_second",
+    )
+}
+
+fn iperf(name: &str, seconds: f64, options: &'static [&'static str]) -> Case {
+    // iperf3 takes whole seconds.
+    let seconds = seconds.ceil().to_string();
+    Case::new(name, UNIT, Better::Higher, move |bed, stack| {
+        let address = bed.server.address.to_string();
+        let port = IPERF_PORT.to_string();
+        let _server = bed.serve(
+            stack,
+            IPERF_PORT,
+            "iperf3",
+            &["-s", "-B", &address, "-p", &port],
+        )?;
+        let output = run(bed
+            .command(Side::Client, stack, "iperf3")
+            .args(["-c", &address, "-p", &port, "-t", &seconds, "-J"])
+            .args(options))?;
+        let bits = number(
+            "iperf3",
+            &output,
+            &["end", "sum_received", "bits_per_second"],
+        )?;
+        Ok(bits / 1e9)
+    })
+}

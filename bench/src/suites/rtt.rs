@@ -1,0 +1,94 @@
+//! Round-trip times as protolat measured them: one message at a time, both sides spinning or both
+//! sleeping, one core each. The figure is the median round trip of a run.
+
+use super::{Better, Case, traffic};
+use crate::bed::{Bed, Side, Stack};
+use crate::process::Background;
+use crate::{Effort, MeasureError};
+
+const PORT: u16 = 7007;
+
+/// Payloads in octets; the last fills an Ethernet frame.
+const TCP_SIZES: [usize; 5] = [1, 100, 512, 1024, 1460];
+const UDP_SIZES: [usize; 5] = [1, 100, 512, 1024, 1472];
+
+#[derive(Clone)]
+struct RoundTrip {
+    protocol: &'static str,
+    size: usize,
+    spin: bool,
+    count: usize,
+}
+
+pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (protocol, sizes) in [("tcp", TCP_SIZES), ("udp", UDP_SIZES)] {
+        let sizes = if effort.quick {
+            &sizes[..1]
+        } else {
+            &sizes[..]
+        };
+        for &size in sizes {
+            for spin in [true, false] {
+                let count = effort.scaled(if spin { 40_000.0 } else { 10_000.0 }) as usize;
+                cases.push(
+                    RoundTrip {
+                        protocol,
+                        size,
+                        spin,
+                        count,
+                    }
+                    .into_case(),
+                );
+            }
+        }
+    }
+    cases
+}
+
+impl RoundTrip {
+    fn into_case(self) -> Case {
+        let wait = if self.spin { "spin" } else { "sleep" };
+        let name = format!("{}-{}-{wait}", self.protocol, self.size);
+        Case::new(name, "us", Better::Lower, move |bed, stack| {
+            self.measure(bed, stack)
+        })
+    }
+
+    fn measure(&self, bed: &Bed, stack: Stack) -> Result<f64, MeasureError> {
+        let endpoint = bed.endpoint(PORT).to_string();
+        let size = self.size.to_string();
+        let mut echo = vec!["echo", self.protocol, &endpoint, "--size", &size];
+        let count = self.count.to_string();
+        let mut ping = vec![
+            "ping",
+            self.protocol,
+            &endpoint,
+            "--size",
+            &size,
+            "--count",
+            &count,
+        ];
+        if self.spin {
+            echo.push("--spin");
+            ping.push("--spin");
+        }
+        let _server = self.serve(bed, stack, &echo)?;
+        traffic(bed, stack, &ping, "p50_us")
+    }
+
+    /// Over UDP the client itself asks until the server is there.
+    fn serve(
+        &self,
+        bed: &Bed,
+        stack: Stack,
+        arguments: &[&str],
+    ) -> Result<Background, MeasureError> {
+        const PROGRAM: &str = "portolan-traffic";
+        if self.protocol == "tcp" {
+            return Ok(bed.serve(stack, PORT, PROGRAM, arguments)?);
+        }
+        let mut command = bed.command(Side::Server, stack, PROGRAM);
+        Ok(Background::start(command.args(arguments))?)
+    }
+}

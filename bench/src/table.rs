@@ -1,0 +1,92 @@
+//! Figures as an aligned table for people.
+
+use std::fmt::Write;
+
+use crate::figure::{Figure, Spread};
+use crate::suites::Better;
+
+const NAME_WIDTH: usize = 20;
+const SPREAD_WIDTH: usize = 28;
+
+/// The column heads.
+pub fn head() -> String {
+    format!(
+        "{:<NAME_WIDTH$} {:<8} {:>SPREAD_WIDTH$} {:>SPREAD_WIDTH$} {:>7}  better",
+        "figure", "unit", "portolan (min - max)", "kernel (min - max)", "ratio"
+    )
+}
+
+/// One row; the last column says which direction is better and who is.
+pub fn row(figure: &Figure) -> String {
+    let (direction, wins) = match figure.better {
+        Better::Lower => ("lower", figure.ratio < 1.0),
+        Better::Higher => ("higher", figure.ratio > 1.0),
+    };
+    let mut row = format!(
+        "{:<NAME_WIDTH$} {:<8} {:>SPREAD_WIDTH$} {:>SPREAD_WIDTH$} {:>7.2}  {direction}",
+        figure.name,
+        figure.unit,
+        spread(figure.portolan),
+        spread(figure.kernel),
+        figure.ratio
+    );
+    if wins {
+        row.push_str(" *");
+    }
+    row
+}
+
+/// What the marks of [`row`] mean.
+pub fn legend() -> &'static str {
+    "ratio: portolan / kernel of the medians; *: Portolan is better"
+}
+
+fn spread(spread: Spread) -> String {
+    let mut text = amount(spread.median);
+    // Writing into a string cannot fail.
+    let _ = write!(text, " ({} - {})", amount(spread.min), amount(spread.max));
+    text
+}
+
+fn amount(value: f64) -> String {
+    if value >= 1000.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(better: Better, ratio: f64) -> Figure {
+        let spread = Spread {
+            median: 4.5,
+            min: 4.0,
+            max: 12_345.6,
+        };
+        Figure {
+            name: "tcp-1-spin".into(),
+            unit: "us",
+            portolan: spread,
+            kernel: spread,
+            ratio,
+            better,
+        }
+    }
+
+    #[test]
+    fn rows_align_with_the_head() {
+        let row = row(&figure(Better::Lower, 0.5));
+        assert_eq!(row.find("lower"), head().find("better"));
+    }
+
+    #[test]
+    fn the_better_stack_is_marked_in_the_direction_of_the_figure() {
+        assert!(row(&figure(Better::Lower, 0.5)).ends_with("lower *"));
+        assert!(row(&figure(Better::Lower, 1.5)).ends_with("lower"));
+        assert!(row(&figure(Better::Higher, 1.5)).ends_with("higher *"));
+        assert!(row(&figure(Better::Higher, 0.5)).ends_with("higher"));
+    }
+}

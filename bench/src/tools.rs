@@ -1,0 +1,56 @@
+//! Where Portolan's own programs lie: beside the running one, as `cargo build` and `make install`
+//! put them.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// A program that is not where it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("{name} is not beside {}; build it with `make build`", directory.display())]
+pub struct MissingTool {
+    name: &'static str,
+    directory: PathBuf,
+}
+
+/// The programs that a bed starts.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    pub portolan: PathBuf,
+    pub portoland: PathBuf,
+    pub traffic: PathBuf,
+}
+
+impl Tools {
+    /// Looks beside the running program.
+    pub fn locate() -> Result<Tools, MissingTool> {
+        let directory = own_directory();
+        Ok(Tools {
+            portolan: find(&directory, "portolan")?,
+            portoland: find(&directory, "portoland")?,
+            traffic: find(&directory, "portolan-traffic")?,
+        })
+    }
+}
+
+/// The directory of the running program; of a test, the directory of the programs it tests.
+fn own_directory() -> PathBuf {
+    let program = env::current_exe().unwrap_or_default();
+    let directory = program.parent().unwrap_or(Path::new(".")).to_owned();
+    if directory.ends_with("deps") {
+        directory.join("..")
+    } else {
+        directory
+    }
+}
+
+/// `make install` keeps `portoland` in `sbin` and the traffic program out of the user's way.
+fn find(directory: &Path, name: &'static str) -> Result<PathBuf, MissingTool> {
+    ["", "../sbin", "../lib/portolan"]
+        .iter()
+        .map(|place| directory.join(place).join(name))
+        .find(|path| path.is_file())
+        .ok_or_else(|| MissingTool {
+            name,
+            directory: directory.to_owned(),
+        })
+}

@@ -1,0 +1,21 @@
+//! The cases themselves, measured where nothing of Portolan is involved. Root only.
+
+use portolan_bench::Effort;
+use portolan_bench::bed::{Bed, Stack};
+use portolan_bench::suites::Suite;
+
+#[test]
+fn every_quick_case_measures_something_on_the_kernels_stack() {
+    let bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed needs root and `cargo build`");
+    let effort = Effort {
+        runs: 1,
+        quick: true,
+    };
+    for case in Suite::ALL.iter().flat_map(|suite| suite.cases(effort)) {
+        let value = case
+            .run(&bed, Stack::Kernel)
+            .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        println!("{} {value} {}", case.name, case.unit);
+        assert!(value > 0.0, "{}", case.name);
+    }
+}

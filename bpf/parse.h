@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * From a frame to the key of its flow. Reads by direct packet access; headers that lie beyond the
+ * skb's linear area are pulled into it first. Nothing is validated beyond what the key needs: the
+ * receiving stack checks lengths and checksums.
+ */
+#ifndef PARSE_H
+#define PARSE_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "portolan.h"
+
+/* Headers without options up to and including the ports, over IPv6. */
+#define USUAL_HEADERS (ETH_HLEN + 40 + 4)
+/* What is made linear when even those are not: the above with room for options. */
+#define PULL_HEADERS 256
+#define MAX_EXTENSIONS 6
+
+#define IPV4_FRAGMENT 0x3fff
+#define IPV4_FRAGMENT_OFFSET 0x1fff
+
+enum parsed {
+	PARSED_FLOW,
+	PARSED_ICMP_ERROR,
+	PARSED_NOT_IP,
+	PARSED_MALFORMED,
+	PARSED_FRAGMENT,
+	PARSED_PROTOCOL,
+};
+
+/* Which end of the packet is this host. */
+enum direction {
+	RECEIVED,
+	SENT,
+};
+
+/* Whether all fragments or only later ones, without a transport header, are set apart. */
+enum fragments {
+	ALL_FRAGMENTS,
+	LATER_FRAGMENTS,
+};
+
+struct cursor {
+	void *at;
+	void *end;
+};
+
+/* RFC 792, RFC 4443; the uapi headers draw in the C library. */
+struct icmp {
+	__u8 type;
+	__u8 code;
+	__be16 checksum;
+	__be32 parameter;
+};
+
+#define ICMP_UNREACHABLE 3
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETER_PROBLEM 12
+#define ICMPV6_UNREACHABLE 1
+#define ICMPV6_PARAMETER_PROBLEM 4
+
+struct ports {
+	__be16 source;
+	__be16 destination;
+};
+
+struct extension {
+	__u8 next;
+	__u8 length;
+};
+
+struct fragment {
+	__u8 next;
+	__u8 reserved;
+	__be16 offset_and_more;
+	__be32 identification;
+};
+
+static __always_inline struct cursor frame_of(struct __sk_buff *skb)
+{
+	if (skb->data + USUAL_HEADERS > skb->data_end) {
+		__u32 length = skb->len;
+
+		bpf_skb_pull_data(skb, length < PULL_HEADERS ? length : PULL_HEADERS);
+	}
+	return (struct cursor){
+		.at = (void *)(unsigned long)skb->data,
+		.end = (void *)(unsigned long)skb->data_end,
+	};
+}
+
+static __always_inline void set_v4(union address *address, __be32 v4)
+{
+	address->words[0] = 0;
+	address->words[1] = 0;
+	address->words[2] = bpf_htonl(0xffff);
+	address->words[3] = v4;
+}
+
+static __always_inline void set_v6(union address *address, const struct in6_addr *v6)
+{
+	__builtin_memcpy(address, v6, sizeof(*address));
+}
+
+/* Leaves the cursor behind the header, at the protocol that goes into the key. */
+static __always_inline enum parsed parse_ipv4(struct cursor *cursor, struct filter_key *key,
+					      const enum direction direction,
+					      const enum fragments fragments)
+{
+	struct iphdr *ip = cursor->at;
+	__u32 length;
+
+	if ((void *)(ip + 1) > cursor->end)
+		return PARSED_MALFORMED;
+	length = ip->ihl * 4;
+	if (ip->version != 4 || length < sizeof(*ip))
+		return PARSED_MALFORMED;
+	set_v4(&key->local, direction == RECEIVED ? ip->daddr : ip->saddr);
+	set_v4(&key->remote, direction == RECEIVED ? ip->saddr : ip->daddr);
+	key->protocol = ip->protocol;
+	if (ip->frag_off &
+	    bpf_htons(fragments == ALL_FRAGMENTS ? IPV4_FRAGMENT : IPV4_FRAGMENT_OFFSET))
+		return PARSED_FRAGMENT;
+	cursor->at += length;
+	return PARSED_FLOW;
+}
+
+/* RFC 8200 §4: walks over what may precede the transport header. */
+static __always_inline enum parsed skip_extensions(struct cursor *cursor, struct filter_key *key,
+						   const enum fragments fragments)
+{
+	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+		struct extension *extension = cursor->at;
+		struct fragment *fragment = cursor->at;
+
+		switch (key->protocol) {
+		case IPPROTO_HOPOPTS:
+		case IPPROTO_ROUTING:
+		case IPPROTO_DSTOPTS:
+			if ((void *)(extension + 1) > cursor->end)
+				return PARSED_MALFORMED;
+			key->protocol = extension->next;
+			cursor->at += (extension->length + 1) * 8;
+			break;
+		case IPPROTO_FRAGMENT:
+			if (fragments == ALL_FRAGMENTS)
+				return PARSED_FRAGMENT;
+			if ((void *)(fragment + 1) > cursor->end)
+				return PARSED_MALFORMED;
+			if (fragment->offset_and_more & bpf_htons(0xfff8))
+				return PARSED_FRAGMENT;
+			key->protocol = fragment->next;
+			cursor->at += sizeof(*fragment);
+			break;
+		default:
+			return PARSED_FLOW;
+		}
+	}
+	return PARSED_MALFORMED;
+}
+
+static __always_inline enum parsed parse_ipv6(struct cursor *cursor, struct filter_key *key,
+					      const enum direction direction)
+{
+	struct ipv6hdr *ip = cursor->at;
+
+	if ((void *)(ip + 1) > cursor->end)
+		return PARSED_MALFORMED;
+	if (ip->version != 6)
+		return PARSED_MALFORMED;
+	set_v6(&key->local, direction == RECEIVED ? &ip->daddr : &ip->saddr);
+	set_v6(&key->remote, direction == RECEIVED ? &ip->saddr : &ip->daddr);
+	key->protocol = ip->nexthdr;
+	cursor->at += sizeof(*ip);
+	return PARSED_FLOW;
+}
+
+static __always_inline enum parsed parse_ports(struct cursor *cursor, struct filter_key *key,
+					       const enum direction direction)
+{
+	struct ports *ports = cursor->at;
+
+	if (key->protocol != IPPROTO_TCP && key->protocol != IPPROTO_UDP)
+		return PARSED_PROTOCOL;
+	if ((void *)(ports + 1) > cursor->end)
+		return PARSED_MALFORMED;
+	key->local_port = direction == RECEIVED ? ports->destination : ports->source;
+	key->remote_port = direction == RECEIVED ? ports->source : ports->destination;
+	return PARSED_FLOW;
+}
+
+/*
+ * An ICMP error quotes a packet that this host sent: the key becomes that packet's. RFC 792 and
+ * RFC 4443 §3 promise enough of it for the ports.
+ */
+static __always_inline enum parsed parse_icmpv4(struct cursor *cursor, struct filter_key *key)
+{
+	struct icmp *icmp = cursor->at;
+	enum parsed parsed;
+
+	if ((void *)(icmp + 1) > cursor->end)
+		return PARSED_MALFORMED;
+	if (icmp->type != ICMP_UNREACHABLE && icmp->type != ICMP_TIME_EXCEEDED &&
+	    icmp->type != ICMP_PARAMETER_PROBLEM)
+		return PARSED_PROTOCOL;
+	cursor->at += sizeof(*icmp);
+	parsed = parse_ipv4(cursor, key, SENT, LATER_FRAGMENTS);
+	if (parsed == PARSED_FLOW)
+		parsed = parse_ports(cursor, key, SENT);
+	return parsed == PARSED_FLOW ? PARSED_ICMP_ERROR : parsed;
+}
+
+static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct filter_key *key)
+{
+	struct icmp *icmp = cursor->at;
+	enum parsed parsed;
+
+	if ((void *)(icmp + 1) > cursor->end)
+		return PARSED_MALFORMED;
+	if (icmp->type < ICMPV6_UNREACHABLE || icmp->type > ICMPV6_PARAMETER_PROBLEM)
+		return PARSED_PROTOCOL;
+	cursor->at += sizeof(*icmp);
+	parsed = parse_ipv6(cursor, key, SENT);
+	if (parsed == PARSED_FLOW)
+		parsed = skip_extensions(cursor, key, LATER_FRAGMENTS);
+	if (parsed == PARSED_FLOW)
+		parsed = parse_ports(cursor, key, SENT);
+	return parsed == PARSED_FLOW ? PARSED_ICMP_ERROR : parsed;
+}
+
+/* The flow of a frame that comes from the network. */
+static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct filter_key *key)
+{
+	struct cursor cursor = frame_of(skb);
+	struct ethhdr *eth = cursor.at;
+	enum parsed parsed;
+
+	if ((void *)(eth + 1) > cursor.end)
+		return PARSED_MALFORMED;
+	cursor.at += sizeof(*eth);
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		parsed = parse_ipv4(&cursor, key, RECEIVED, ALL_FRAGMENTS);
+		if (parsed != PARSED_FLOW)
+			return parsed;
+		if (key->protocol == IPPROTO_ICMP)
+			return parse_icmpv4(&cursor, key);
+	} else if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+		parsed = parse_ipv6(&cursor, key, RECEIVED);
+		if (parsed != PARSED_FLOW)
+			return parsed;
+		parsed = skip_extensions(&cursor, key, ALL_FRAGMENTS);
+		if (parsed != PARSED_FLOW)
+			return parsed;
+		if (key->protocol == IPPROTO_ICMPV6)
+			return parse_icmpv6(&cursor, key);
+	} else {
+		return PARSED_NOT_IP;
+	}
+	return parse_ports(&cursor, key, RECEIVED);
+}
+
+/*
+ * The addresses and the protocol of a frame that a channel wants to send; the cursor ends up at
+ * its transport header.
+ */
+static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filter_key *key)
+{
+	struct ethhdr *eth = cursor->at;
+
+	if ((void *)(eth + 1) > cursor->end)
+		return PARSED_MALFORMED;
+	cursor->at += sizeof(*eth);
+	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
+		__u8 *version_and_length = cursor->at;
+
+		/* Options are not sent: source routes among them would undo the checks. */
+		if ((void *)(version_and_length + 1) > cursor->end || *version_and_length != 0x45)
+			return PARSED_MALFORMED;
+		return parse_ipv4(cursor, key, SENT, ALL_FRAGMENTS);
+	}
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
+		return parse_ipv6(cursor, key, SENT);
+	return PARSED_NOT_IP;
+}
+
+#endif

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
+/*
+ * The transmit filter, at tc ingress of each channel's tap: a channel sends only packets of its own
+ * sessions, out of the device whose MAC address they carry. Everything else is dropped and counted.
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "lookup.h"
+#include "maps.h"
+#include "parse.h"
+
+#define DROP(reason)                                                                               \
+	do {                                                                                       \
+		count(transmit_drop_##reason);                                                     \
+		return TC_ACT_SHOT;                                                                \
+	} while (0)
+
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	return *(__u32 *)a == *(__u32 *)b && *(__u16 *)(a + 4) == *(__u16 *)(b + 4);
+}
+
+/* The managed device with this MAC address; 0 if there is none. */
+static __always_inline __u32 egress_of(const __u8 *mac)
+{
+	__u32 zero = 0;
+	struct interface_table *table = bpf_map_lookup_elem(&interfaces, &zero);
+
+	if (!table)
+		return 0;
+	for (int i = 0; i < MAX_INTERFACES; i++) {
+		const struct interface *interface = &table->entries[i];
+
+		if (!interface->ifindex)
+			return 0;
+		if (same_mac(interface->mac, mac))
+			return interface->ifindex;
+	}
+	return 0;
+}
+
+static __always_inline int send(__u32 egress)
+{
+	count(transmit_sent);
+	return bpf_redirect(egress, 0);
+}
+
+/* A library sends from its flows, and from UDP ports that it has bound. */
+static __always_inline int send_from_session(struct cursor *cursor, struct filter_key *key,
+					     __u32 channel, __u32 egress)
+{
+	struct flow_row *row;
+
+	switch (parse_ports(cursor, key, SENT)) {
+	case PARSED_FLOW:
+		break;
+	case PARSED_PROTOCOL:
+		DROP(protocol);
+	default:
+		DROP(malformed);
+	}
+	row = find_flow(key);
+	if (!row && key->protocol == IPPROTO_UDP) {
+		row = find_binding(key);
+		if (row && !is_local(&key->local))
+			DROP(source_address);
+	}
+	if (!row)
+		DROP(no_flow);
+	if (row->channel != channel)
+		DROP(foreign);
+	return send(egress);
+}
+
+SEC("tc")
+int transmit_filter(struct __sk_buff *skb)
+{
+	struct cursor cursor = frame_of(skb);
+	const struct ethhdr *eth = cursor.at;
+	struct filter_key key = {};
+	__u32 tap = skb->ifindex;
+	__u32 *channel = bpf_map_lookup_elem(&taps, &tap);
+	enum parsed parsed;
+	__u32 egress;
+
+	if (!channel)
+		DROP(no_channel);
+	parsed = parse_sent(&cursor, &key);
+	if (parsed == PARSED_NOT_IP)
+		DROP(not_ip);
+	if (parsed != PARSED_FLOW)
+		DROP(malformed);
+	egress = egress_of(eth->h_source);
+	if (!egress)
+		DROP(source_mac);
+	if (*channel == SERVER_CHANNEL) {
+		if (!is_local(&key.local))
+			DROP(source_address);
+		return send(egress);
+	}
+	return send_from_session(&cursor, &key, *channel, egress);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,198 @@
+//! The loaded filters.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use libbpf_rs::MapHandle;
+use portolan_proto::filter::{
+    BindingKey, FilterInterface, FilterKey, FlowRow, MAX_INTERFACES, mapped,
+};
+use portolan_types::{ChannelId, FlowKey};
+
+use crate::channel::{ChannelMaps, Maps};
+use crate::counters::{self, Counter};
+use crate::error::{AttachError, ChannelError, LoadError, TableError};
+use crate::hook::Hook;
+use crate::objects::Objects;
+use crate::table::Table;
+
+/// Sizes of the tables; their memory is taken when they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub flows: u32,
+    pub bindings: u32,
+    pub channels: u32,
+}
+
+/// The packet filter and the transmit filter with their tables. The programs stay attached until
+/// they are detached or their device goes; the tables live as long as the programs.
+pub struct Filter {
+    packet_filter: OwnedFd,
+    inject_filter: OwnedFd,
+    transmit_filter: OwnedFd,
+    hooks: HashMap<u32, Hook>,
+    limits: Limits,
+
+    flows: Table<FilterKey, FlowRow>,
+    bindings: Table<BindingKey, FlowRow>,
+    interfaces: Table<u32, [FilterInterface; MAX_INTERFACES]>,
+    local_addresses: Table<[u8; 16], u8>,
+    taps: Table<u32, u32>,
+    channels: Table<u32, u32>,
+    rings: Table<u32, i32>,
+    doorbells: Table<u32, i32>,
+    counters: MapHandle,
+    /// What `local_addresses` holds.
+    addresses: HashSet<IpAddr>,
+    tap_of: HashMap<ChannelId, u32>,
+}
+
+impl Filter {
+    pub fn load(limits: &Limits) -> Result<Filter, LoadError> {
+        Filter::of(&Objects::load(limits)?, limits)
+    }
+
+    /// The programs and maps stay loaded through the descriptors that this takes.
+    pub(crate) fn of(objects: &Objects, limits: &Limits) -> Result<Filter, LoadError> {
+        Ok(Filter {
+            packet_filter: objects.program("packet_filter")?,
+            inject_filter: objects.program("inject_filter")?,
+            transmit_filter: objects.program("transmit_filter")?,
+            hooks: HashMap::new(),
+            limits: *limits,
+            flows: Table::of(objects, "flows")?,
+            bindings: Table::of(objects, "bindings")?,
+            interfaces: Table::of(objects, "interfaces")?,
+            local_addresses: Table::of(objects, "local_addresses")?,
+            taps: Table::of(objects, "taps")?,
+            channels: Table::of(objects, "channels")?,
+            rings: Table::of(objects, "rings")?,
+            doorbells: Table::of(objects, "doorbells")?,
+            counters: objects.map("counters")?,
+            addresses: HashSet::new(),
+            tap_of: HashMap::new(),
+        })
+    }
+
+    /// Puts the packet filter at the ingress of a device. A filter that a dead server left there is
+    /// replaced; those of others stay.
+    pub fn attach_interface(&mut self, ifindex: u32) -> Result<(), AttachError> {
+        if !self.hooks.contains_key(&ifindex) {
+            let hook = Hook::attach(self.packet_filter.as_fd(), ifindex)?;
+            self.hooks.insert(ifindex, hook);
+        }
+        Ok(())
+    }
+
+    /// Takes the packet filter off a device; does nothing where it is not attached.
+    pub fn detach_interface(&mut self, ifindex: u32) -> Result<(), AttachError> {
+        match self.hooks.remove(&ifindex) {
+            Some(hook) => hook.detach(self.packet_filter.as_fd()),
+            None => Ok(()),
+        }
+    }
+
+    /// The managed devices: a channel sends through the one whose MAC address the frame carries.
+    pub fn set_interfaces(&self, interfaces: &[FilterInterface]) -> Result<(), TableError> {
+        let mut table = [FilterInterface::default(); MAX_INTERFACES];
+        table
+            .get_mut(..interfaces.len())
+            .ok_or(TableError::Full {
+                table: "interfaces",
+            })?
+            .copy_from_slice(interfaces);
+        self.interfaces.set(&0, &table)
+    }
+
+    /// The addresses of this host, in place of those set before.
+    pub fn set_local_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), TableError> {
+        let wanted: HashSet<IpAddr> = addresses.iter().copied().collect();
+        for address in wanted.difference(&self.addresses) {
+            self.local_addresses.set(&mapped(*address), &1)?;
+        }
+        for address in self.addresses.difference(&wanted) {
+            self.local_addresses.remove(&mapped(*address))?;
+        }
+        self.addresses = wanted;
+        Ok(())
+    }
+
+    /// Gives a channel a ring of at least `ring_size` octets and a doorbell.
+    pub fn create_channel(
+        &mut self,
+        channel: ChannelId,
+        ring_size: u32,
+    ) -> Result<ChannelMaps, ChannelError> {
+        let maps = Maps::create(ring_size)?;
+        self.install(channel, &maps)?;
+        maps.share()
+    }
+
+    /// Puts the transmit filter at the ingress of a channel's tap. The program leaves with the tap.
+    pub fn attach_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), AttachError> {
+        self.register_tap(channel, tap_ifindex)?;
+        Hook::attach(self.transmit_filter.as_fd(), tap_ifindex)?;
+        Ok(())
+    }
+
+    /// Puts the packet filter at the ingress of the tap through which the server re-injects frames.
+    pub fn attach_inject_tap(&mut self, tap_ifindex: u32) -> Result<(), AttachError> {
+        Hook::attach(self.inject_filter.as_fd(), tap_ifindex)?;
+        Ok(())
+    }
+
+    /// Forgets a channel: frames aimed at it are dropped, its tap sends no more. The owner's
+    /// mappings stay valid.
+    pub fn remove_channel(&mut self, channel: ChannelId) -> Result<(), TableError> {
+        if let Some(tap) = self.tap_of.remove(&channel) {
+            self.taps.remove(&tap)?;
+            self.channels.set(&channel.0, &0)?;
+        }
+        self.rings.remove(&channel.0)?;
+        self.doorbells.remove(&channel.0)
+    }
+
+    /// Directs the packets of a flow; atomically if they had another direction before.
+    pub fn aim(&self, flow: &FlowKey, row: FlowRow) -> Result<(), TableError> {
+        self.flows.set(&FilterKey::new(flow), &row)
+    }
+
+    /// Leaves the packets of a flow to bindings and to the kernel.
+    pub fn unaim(&self, flow: &FlowKey) -> Result<(), TableError> {
+        self.flows.remove(&FilterKey::new(flow))
+    }
+
+    /// Directs the packets of a local endpoint that are of no flow.
+    pub fn bind(&self, binding: &BindingKey, row: FlowRow) -> Result<(), TableError> {
+        self.bindings.set(binding, &row)
+    }
+
+    pub fn unbind(&self, binding: &BindingKey) -> Result<(), TableError> {
+        self.bindings.remove(binding)
+    }
+
+    /// Every verdict of both filters with the number of times it was given.
+    pub fn counters(&self) -> Vec<Counter> {
+        counters::read(&self.counters)
+    }
+
+    pub(crate) fn install(&mut self, channel: ChannelId, maps: &Maps) -> Result<(), ChannelError> {
+        if channel.0 >= self.limits.channels {
+            return Err(ChannelError::OutOfRange(channel));
+        }
+        self.doorbells.set_map(channel.0, &maps.doorbell)?;
+        Ok(self.rings.set_map(channel.0, &maps.ring)?)
+    }
+
+    pub(crate) fn register_tap(
+        &mut self,
+        channel: ChannelId,
+        tap_ifindex: u32,
+    ) -> Result<(), TableError> {
+        self.channels.set(&channel.0, &tap_ifindex)?;
+        self.taps.set(&tap_ifindex, &channel.0)?;
+        self.tap_of.insert(channel, tap_ifindex);
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! One of our programs at tc ingress of one device: a cls_bpf filter of fixed handle and priority
+//! on the clsact queueing discipline, beside the filters of others, which it never touches.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use libbpf_rs::{TC_EGRESS, TC_H_CLSACT, TC_H_MIN_EGRESS, TC_H_MIN_INGRESS, TC_INGRESS, TcHook};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::error::AttachError;
+
+/// "port": tells our filter from those of others.
+const HANDLE: u32 = 0x706f_7274;
+/// After most others, so that theirs see every frame.
+const PRIORITY: u32 = 0x706f;
+
+/// The kernel fills datagrams of a dump up to this many octets.
+const LARGEST_DATAGRAM: usize = 32 * 1024;
+
+/// An attached program.
+#[derive(Debug)]
+pub(crate) struct Hook {
+    ifindex: u32,
+    /// The clsact discipline is there for our sake only.
+    owns_qdisc: bool,
+}
+
+impl Hook {
+    /// Attaches `program`. What a dead server left under our handle is replaced.
+    pub(crate) fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<Hook, AttachError> {
+        let refused = |source| AttachError::Filter { ifindex, source };
+        let had_qdisc = has_ingress_qdisc(ifindex)
+            .map_err(|source| AttachError::Netlink { ifindex, source })?;
+        let mut hook = tc_hook(program, ifindex);
+        hook.create().map_err(refused)?;
+        let had_leftover = had_qdisc && hook.query().is_ok();
+        hook.replace(true).attach().map_err(refused)?;
+        Ok(Hook {
+            ifindex,
+            owns_qdisc: !had_qdisc || had_leftover,
+        })
+    }
+
+    /// Removes the program, and the queueing discipline if it was ours and nobody else uses it.
+    pub(crate) fn detach(self, program: BorrowedFd<'_>) -> Result<(), AttachError> {
+        let ifindex = self.ifindex;
+        let refused = |source| AttachError::Filter { ifindex, source };
+        let mut hook = tc_hook(program, ifindex);
+        hook.detach().map_err(refused)?;
+        let in_use =
+            has_filters(ifindex).map_err(|source| AttachError::Netlink { ifindex, source })?;
+        if self.owns_qdisc && !in_use {
+            // With both attach points named, libbpf removes the discipline itself.
+            hook.attach_point(TC_INGRESS | TC_EGRESS)
+                .destroy()
+                .map_err(refused)?;
+        }
+        Ok(())
+    }
+}
+
+fn tc_hook(program: BorrowedFd<'_>, ifindex: u32) -> TcHook {
+    let mut hook = TcHook::new(program);
+    hook.ifindex(ifindex as i32)
+        .attach_point(TC_INGRESS)
+        .handle(HANDLE)
+        .priority(PRIORITY);
+    hook
+}
+
+fn has_ingress_qdisc(ifindex: u32) -> io::Result<bool> {
+    let request = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
+    Ok(dump(request)?.iter().any(|reply| match reply {
+        RouteNetlinkMessage::NewQueueDiscipline(qdisc) => {
+            qdisc.header.index == ifindex as i32 && is_ingress(qdisc)
+        }
+        _ => false,
+    }))
+}
+
+fn is_ingress(qdisc: &TcMessage) -> bool {
+    qdisc.attributes.iter().any(
+        |attribute| matches!(attribute, TcAttribute::Kind(kind) if kind == "clsact" || kind == "ingress"),
+    )
+}
+
+/// Whether any filter, of anyone, is on the device's clsact discipline.
+fn has_filters(ifindex: u32) -> io::Result<bool> {
+    for minor in [TC_H_MIN_INGRESS, TC_H_MIN_EGRESS] {
+        let mut message = TcMessage::with_index(ifindex as i32);
+        message.header.parent = TcHandle {
+            major: (TC_H_CLSACT >> 16) as u16,
+            minor: minor as u16,
+        };
+        if !dump(RouteNetlinkMessage::GetTrafficFilter(message))?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// All replies to a dump request.
+fn dump(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    // Protocol 0 of this family is NETLINK_ROUTE.
+    let socket = net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
+    let mut message = NetlinkMessage::from(request);
+    message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+    message.finalize();
+    let mut octets = vec![0; message.buffer_len()];
+    message.serialize(&mut octets);
+    net::send(&socket, &octets, SendFlags::empty())?;
+
+    let mut replies = Vec::new();
+    let mut datagram = vec![0; LARGEST_DATAGRAM];
+    loop {
+        let (length, _) = net::recv(&socket, &mut datagram, RecvFlags::empty())?;
+        if take_replies(&datagram[..length.min(LARGEST_DATAGRAM)], &mut replies)? {
+            return Ok(replies);
+        }
+    }
+}
+
+/// Answers whether the dump is complete.
+fn take_replies(mut datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
+    while !datagram.is_empty() {
+        let reply = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)
+            .map_err(io::Error::other)?;
+        match reply.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            NetlinkPayload::InnerMessage(inner) => replies.push(inner),
+            _ => {}
+        }
+        // Messages are padded to four octets.
+        let length = (reply.header.length as usize).next_multiple_of(4);
+        datagram = datagram.get(length..).unwrap_or(&[]);
+    }
+    Ok(false)
+}

@@ -1,0 +1,20 @@
+//! The packet filter and the transmit filter in the kernel: loading, attaching, filling their
+//! tables, reading their counters. What belongs in the tables is the caller's to decide. The
+//! programs themselves are in `bpf/`; the layouts in `portolan_proto::filter`.
+#![forbid(unsafe_code)]
+
+mod channel;
+mod counters;
+mod error;
+mod filter;
+mod hook;
+mod objects;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+pub use channel::ChannelMaps;
+pub use counters::Counter;
+pub use error::{AttachError, ChannelError, LoadError, TableError};
+pub use filter::{Filter, Limits};

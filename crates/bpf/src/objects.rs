@@ -1,0 +1,111 @@
+//! The two compiled objects, loaded so that they share one set of maps.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use libbpf_rs::{ErrorKind, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
+
+use crate::error::LoadError;
+use crate::filter::Limits;
+
+/// ELF sections are read in place, so the octets must be aligned for them.
+#[repr(C, align(8))]
+struct Aligned<T: ?Sized>(T);
+
+static PACKET_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/packet_filter.bpf.o"
+)));
+static TRANSMIT_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/transmit_filter.bpf.o"
+)));
+
+/// Entries of a map whose size the loader sets.
+fn entries(map: &str, limits: &Limits) -> Option<u32> {
+    match map {
+        "flows" => Some(limits.flows),
+        "bindings" => Some(limits.bindings),
+        "channels" | "taps" | "rings" | "doorbells" => Some(limits.channels),
+        _ => None,
+    }
+}
+
+pub(crate) struct Objects {
+    packet_filter: Object,
+    transmit_filter: Object,
+}
+
+impl Objects {
+    pub(crate) fn load(limits: &Limits) -> Result<Objects, LoadError> {
+        let packet_filter = load_packet_filter(limits).map_err(refused("packet filter"))?;
+        let transmit_filter =
+            load_transmit_filter(&packet_filter).map_err(refused("transmit filter"))?;
+        Ok(Objects {
+            packet_filter,
+            transmit_filter,
+        })
+    }
+
+    pub(crate) fn map(&self, name: &'static str) -> Result<MapHandle, LoadError> {
+        self.packet_filter
+            .maps()
+            .find(|map| map.name() == name)
+            .and_then(|map| MapHandle::try_from(&map).ok())
+            .ok_or(LoadError::Incomplete { name })
+    }
+
+    /// The descriptor of a program, for attaching.
+    pub(crate) fn program(&self, name: &'static str) -> Result<OwnedFd, LoadError> {
+        self.programs()
+            .find(|program| program.name() == name)
+            .and_then(|program| program.as_fd().try_clone_to_owned().ok())
+            .ok_or(LoadError::Incomplete { name })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn programs_mut(&mut self) -> impl Iterator<Item = libbpf_rs::ProgramMut<'_>> {
+        self.packet_filter
+            .progs_mut()
+            .chain(self.transmit_filter.progs_mut())
+    }
+
+    fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
+        self.packet_filter
+            .progs()
+            .chain(self.transmit_filter.progs())
+    }
+}
+
+fn load_packet_filter(limits: &Limits) -> libbpf_rs::Result<Object> {
+    let mut object = open(PACKET_FILTER)?;
+    for mut map in object.maps_mut() {
+        if let Some(entries) = map.name().to_str().and_then(|name| entries(name, limits)) {
+            map.set_max_entries(entries)?;
+        }
+    }
+    object.load()
+}
+
+fn load_transmit_filter(packet_filter: &Object) -> libbpf_rs::Result<Object> {
+    let mut object = open(TRANSMIT_FILTER)?;
+    for mut map in object.maps_mut() {
+        if let Some(shared) = packet_filter
+            .maps()
+            .find(|shared| shared.name() == map.name())
+        {
+            map.reuse_fd(shared.as_fd())?;
+        }
+    }
+    object.load()
+}
+
+fn open(object: &Aligned<[u8]>) -> libbpf_rs::Result<OpenObject> {
+    ObjectBuilder::default().open_memory(&object.0)
+}
+
+fn refused(object: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {
+    move |source| match source.kind() {
+        ErrorKind::PermissionDenied => LoadError::NotPermitted,
+        _ => LoadError::Refused { object, source },
+    }
+}

@@ -1,0 +1,58 @@
+//! A hash or array map with typed keys and values.
+
+use std::marker::PhantomData;
+
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::error::{LoadError, TableError};
+use crate::objects::Objects;
+
+pub(crate) struct Table<K, V> {
+    map: MapHandle,
+    name: &'static str,
+    types: PhantomData<fn(K, V)>,
+}
+
+impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
+    pub(crate) fn of(objects: &Objects, name: &'static str) -> Result<Table<K, V>, LoadError> {
+        Ok(Table {
+            map: objects.map(name)?,
+            name,
+            types: PhantomData,
+        })
+    }
+
+    /// Adds or replaces a row; lookups see the old one or the new one.
+    pub(crate) fn set(&self, key: &K, value: &V) -> Result<(), TableError> {
+        self.map
+            .update(key.as_bytes(), value.as_bytes(), MapFlags::ANY)
+            .map_err(|source| self.error(source))
+    }
+
+    /// Removes a row; that there is none is no error.
+    pub(crate) fn remove(&self, key: &K) -> Result<(), TableError> {
+        match self.map.delete(key.as_bytes()) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(self.error(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn error(&self, source: libbpf_rs::Error) -> TableError {
+        match source.kind() {
+            ErrorKind::TooBig => TableError::Full { table: self.name },
+            _ => TableError::Refused {
+                table: self.name,
+                source,
+            },
+        }
+    }
+}
+
+impl Table<u32, i32> {
+    /// Puts a map into an array of maps, which takes it by its descriptor.
+    pub(crate) fn set_map(&self, key: u32, map: &MapHandle) -> Result<(), TableError> {
+        use std::os::fd::{AsFd, AsRawFd};
+        self.set(&key, &map.as_fd().as_raw_fd())
+    }
+}

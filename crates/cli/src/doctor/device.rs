@@ -1,0 +1,182 @@
+//! What the devices are like that Portolan manages or could manage.
+
+use std::fs;
+
+use serde_json::Value;
+
+use super::{Check, output};
+
+/// Offloads whose absence costs throughput.
+const OFFLOADS: [&str; 3] = [
+    "tcp-segmentation-offload",
+    "generic-receive-offload",
+    "tx-checksumming",
+];
+
+pub(super) fn checks(wanted: Option<&str>, managed: &[String]) -> Vec<Check> {
+    match (wanted, managed) {
+        (Some(name), _) => one(name),
+        (None, []) => present().iter().flat_map(|name| one(name)).collect(),
+        (None, managed) => managed.iter().flat_map(|name| one(name)).collect(),
+    }
+}
+
+/// Ethernet devices that are up, by name.
+fn present() -> Vec<String> {
+    let Ok(links) = json("ip", &["-j", "link", "show", "up"]) else {
+        return Vec::new();
+    };
+    let ethernet = |link: &&Value| link["link_type"] == "ether";
+    let names = links.as_array().into_iter().flatten().filter(ethernet);
+    names
+        .filter_map(|link| Some(link["ifname"].as_str()?.to_owned()))
+        .collect()
+}
+
+fn one(name: &str) -> Vec<Check> {
+    match json("ip", &["-j", "-d", "link", "show", "dev", name]) {
+        Ok(links) => {
+            let link = &links[0];
+            vec![
+                state(name, link),
+                xdp(name, link),
+                offloads(name),
+                qdisc(name),
+            ]
+        }
+        Err(error) => vec![Check::fail(name, error, "name a device of `ip link`")],
+    }
+}
+
+fn json(program: &str, arguments: &[&str]) -> Result<Value, String> {
+    let text = output(program, arguments)?;
+    serde_json::from_str(&text).map_err(|error| format!("{program}: {error}"))
+}
+
+fn state(name: &str, link: &Value) -> Check {
+    let title = format!("{name} state");
+    if link["link_type"] != "ether" {
+        return Check::fail(title, "not an Ethernet device", "manage another one");
+    }
+    let driver = fs::read_link(format!("/sys/class/net/{name}/device/driver")).ok();
+    let driver = driver
+        .as_deref()
+        .and_then(|path| path.file_name())
+        .map_or_else(
+            || {
+                link["linkinfo"]["info_kind"]
+                    .as_str()
+                    .unwrap_or("virtual")
+                    .to_owned()
+            },
+            |driver| driver.to_string_lossy().into_owned(),
+        );
+    let detail = format!(
+        "{}, mtu {}, {driver}",
+        link["operstate"].as_str().unwrap_or("?"),
+        link["mtu"]
+    );
+    match link["operstate"].as_str() {
+        Some("UP" | "UNKNOWN") => Check::ok(title, detail),
+        _ => Check::warn(
+            title,
+            detail,
+            format!("ip link set {name} up; is the cable in?"),
+        ),
+    }
+}
+
+/// An XDP program sees packets before Portolan's filter does.
+fn xdp(name: &str, link: &Value) -> Check {
+    let title = format!("{name} XDP");
+    match link.get("xdp") {
+        None => Check::ok(title, "no program"),
+        Some(program) => Check::warn(
+            title,
+            format!("program {}", program["prog"]["id"]),
+            "it runs before Portolan's filter: packets it takes never reach Portolan",
+        ),
+    }
+}
+
+fn offloads(name: &str) -> Check {
+    let title = format!("{name} offloads");
+    let features = match output("ethtool", &["-k", name]) {
+        Ok(features) => features,
+        Err(error) => return Check::warn(title, error, "apt install ethtool"),
+    };
+    let off = missing_offloads(&features);
+    if off.is_empty() {
+        return Check::ok(title, "segmentation, receive coalescing and checksums on");
+    }
+    let off = off.join(" ");
+    Check::warn(
+        title,
+        format!("off: {off}"),
+        format!("ethtool -K {name} tso on gro on tx on"),
+    )
+}
+
+fn missing_offloads(features: &str) -> Vec<&'static str> {
+    let is_off = |offload: &&str| {
+        let state = features
+            .lines()
+            .find_map(|line| line.trim().strip_prefix(*offload));
+        state.is_some_and(|state| state.trim_start_matches(':').trim().starts_with("off"))
+    };
+    OFFLOADS.into_iter().filter(is_off).collect()
+}
+
+/// Other programs on the same hook live with ours: it lets pass what is not Portolan's.
+fn qdisc(name: &str) -> Check {
+    let title = format!("{name} clsact");
+    let filters = match output("tc", &["filter", "show", "dev", name, "ingress"]) {
+        Ok(filters) => filters,
+        Err(error) => return Check::warn(title, error, "run doctor as root"),
+    };
+    let programs: Vec<_> = filters
+        .lines()
+        .filter_map(|line| line.split(" bpf ").nth(1))
+        .collect();
+    let foreign = programs
+        .iter()
+        .filter(|program| !program.contains("portolan"))
+        .count();
+    if foreign > 0 {
+        return Check::warn(
+            title,
+            format!("{foreign} other BPF filter(s) on ingress"),
+            "one that redirects or drops packets hides them from Portolan",
+        );
+    }
+    Check::ok(
+        title,
+        if programs.is_empty() {
+            "free"
+        } else {
+            "Portolan's filter"
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offloads_that_are_off_are_named() {
+        let features = "Features for eth0:\ntx-checksumming: on\n\
+                        tcp-segmentation-offload: off\n\ttx-tcp-segmentation: off\n\
+                        generic-receive-offload: off [fixed]\n";
+        assert_eq!(
+            missing_offloads(features),
+            ["tcp-segmentation-offload", "generic-receive-offload"]
+        );
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_fails() {
+        let checks = checks(Some("nosuch0"), &[]);
+        assert_eq!(checks[0].verdict, super::super::Verdict::Fail);
+    }
+}

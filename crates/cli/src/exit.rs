@@ -1,0 +1,57 @@
+//! Exit codes: one table, printed by `--help`, documented in portolan(1).
+
+use std::fmt::Display;
+use std::io;
+use std::process::ExitCode;
+
+/// The table as `--help` shows it.
+pub const HELP: &str = "Exit status:
+  0    success
+  1    failure, or a failed check of doctor
+  2    wrong usage
+  3    no server answers
+  125  run: the program was not tried
+  126  run: the program cannot be executed
+  127  run: the program was not found";
+
+/// Why a command did not do what it was asked.
+pub enum Failure {
+    General(anyhow::Error),
+    /// What went wrong is on the screen already.
+    Shown,
+    NoServer(anyhow::Error),
+    NotTried(anyhow::Error),
+    NotExecutable(anyhow::Error),
+    NotFound(anyhow::Error),
+}
+
+impl Failure {
+    /// Tells the user, and the shell.
+    pub fn report(self) -> ExitCode {
+        let (code, error) = match self {
+            Failure::General(error) => (1, error),
+            Failure::Shown => return ExitCode::from(1),
+            Failure::NoServer(error) => (3, error),
+            Failure::NotTried(error) => (125, error),
+            Failure::NotExecutable(error) => (126, error),
+            Failure::NotFound(error) => (127, error),
+        };
+        eprintln!("portolan: {error:#}");
+        ExitCode::from(code)
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::General(error.into())
+    }
+}
+
+/// Prints one line; a reader that went away (`portolan ss | head`) ends the command quietly.
+pub fn print(line: impl Display) -> Result<(), Failure> {
+    use io::Write;
+    match writeln!(io::stdout().lock(), "{line}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,67 @@
+//! The command `portolan`: runs programs on Portolan, shows what the server knows, says what is
+//! wrong with a machine, and measures. It asks the server; it never touches a session.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod doctor;
+mod exit;
+mod run;
+mod server;
+mod ss;
+mod status;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// User-level TCP/IP for unmodified programs.
+#[derive(Parser)]
+#[command(name = "portolan", version, after_help = exit::HELP)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a program with its sockets on Portolan.
+    Run(run::Arguments),
+    /// List the sessions of this network namespace.
+    Ss(ss::Arguments),
+    /// Show every drop, fallback and event counter.
+    Counters(status::Arguments),
+    /// Show the server of this network namespace.
+    Status(status::Arguments),
+    /// Check whether Portolan can run here, and say what to do.
+    Doctor(doctor::Arguments),
+    /// Show unmodified programs on Portolan between two namespaces of this machine. Needs root.
+    Demo,
+    /// Measure Portolan beside the kernel's stack. Needs root.
+    Bench(bench::Arguments),
+}
+
+/// How to reach the server.
+#[derive(clap::Args)]
+struct ServerAddress {
+    /// The server's control socket [default: that of this network namespace].
+    #[arg(long, value_name = "PATH", env = "PORTOLAN_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Run(arguments) => run::run(arguments),
+        Command::Ss(arguments) => ss::run(&arguments),
+        Command::Counters(arguments) => status::counters(&arguments),
+        Command::Status(arguments) => status::status(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Demo => demo::run(),
+        Command::Bench(arguments) => bench::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

@@ -1,0 +1,111 @@
+//! `portolan run`: puts the socket proxy in front of libc and becomes the program.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::anyhow;
+
+use crate::ServerAddress;
+use crate::exit::Failure;
+
+const PRELOAD: &str = "libportolan_preload.so";
+
+/// Names the proxy, for installations of another shape.
+const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    server: ServerAddress,
+    /// Microseconds that a waiting thread looks at its ring before it sleeps.
+    #[arg(long, value_name = "US")]
+    spin: Option<u32>,
+    /// Fail instead of using the kernel's sockets when there is no server.
+    #[arg(long)]
+    require: bool,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Returns only if the program could not be started.
+pub fn run(arguments: Arguments) -> Result<(), Failure> {
+    let preload = find_preload().map_err(Failure::NotTried)?;
+    // Clap requires at least one word.
+    let (program, rest) = arguments.command.split_first().expect("a program is named");
+    let mut command = Command::new(program);
+    command
+        .args(rest)
+        .env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
+    if let Some(socket) = &arguments.server.socket {
+        command.env("PORTOLAN_SOCKET", socket);
+    }
+    if let Some(spin) = arguments.spin {
+        command.env("PORTOLAN_SPIN", spin.to_string());
+    }
+    if arguments.require {
+        command.env("PORTOLAN", "require");
+    }
+    let error = command.exec();
+    let kind = error.kind();
+    let error = anyhow!(error).context(program.to_string_lossy().into_owned());
+    Err(match kind {
+        ErrorKind::NotFound => Failure::NotFound(error),
+        _ => Failure::NotExecutable(error),
+    })
+}
+
+/// The proxy lies beside this program after `cargo build`, in `../lib/portolan` after
+/// `make install`.
+pub fn find_preload() -> anyhow::Result<PathBuf> {
+    if let Some(path) = env::var_os(PRELOAD_VARIABLE) {
+        let path = PathBuf::from(path);
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(anyhow!(
+                "{PRELOAD_VARIABLE}: {} is not a file",
+                path.display()
+            ))
+        };
+    }
+    let program = env::current_exe()?;
+    let directory = program.parent().unwrap_or(Path::new("/"));
+    ["", "../lib/portolan"]
+        .iter()
+        .map(|place| directory.join(place).join(PRELOAD))
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            anyhow!(
+                "{PRELOAD} is neither in {0} nor in {0}/../lib/portolan; set {PRELOAD_VARIABLE}",
+                directory.display()
+            )
+        })
+}
+
+/// Our proxy goes first, so that other preloaded libraries see the calls it passes on.
+fn prepend(preload: &Path, others: Option<OsString>) -> OsString {
+    let mut value = preload.as_os_str().to_owned();
+    if let Some(others) = others.filter(|others| !others.is_empty()) {
+        value.push(OsStr::new(":"));
+        value.push(others);
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxy_goes_before_other_preloaded_libraries() {
+        let preload = Path::new("/lib/p.so");
+        assert_eq!(prepend(preload, None), "/lib/p.so");
+        assert_eq!(prepend(preload, Some("".into())), "/lib/p.so");
+        assert_eq!(prepend(preload, Some("/x.so".into())), "/lib/p.so:/x.so");
+    }
+}

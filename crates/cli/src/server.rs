@@ -1,0 +1,75 @@
+//! Asks the server: one request, one reply, over its SEQPACKET control socket.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_sys::unix::Connection;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::ServerAddress;
+use crate::exit::Failure;
+
+/// A server that is stuck must not hang the command.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const REQUEST_ID: u32 = 1;
+
+impl ServerAddress {
+    pub fn path(&self) -> anyhow::Result<PathBuf> {
+        match &self.socket {
+            Some(path) => Ok(path.clone()),
+            None => Ok(portolan_sys::namespace::control_path()?),
+        }
+    }
+
+    /// Sends one request and returns the body of its reply.
+    pub fn ask(&self, body: RequestBody) -> Result<ReplyBody, Failure> {
+        let path = self.path()?;
+        exchange(&path, body)
+            .with_context(|| path.display().to_string())
+            .map_err(Failure::NoServer)
+    }
+}
+
+fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<ReplyBody> {
+    let connection = Connection::connect(path)?;
+    connection.send(
+        &encode(&Request {
+            id: REQUEST_ID,
+            body,
+        }),
+        &[],
+    )?;
+    let patience = Timespec::try_from(PATIENCE)?;
+    if poll(
+        &mut [PollFd::new(&connection, PollFlags::IN)],
+        Some(&patience),
+    )? == 0
+    {
+        bail!("the server does not answer");
+    }
+    let mut buffer = vec![0; MAX_MESSAGE];
+    let received = connection.receive(&mut buffer)?;
+    match decode::<Reply>(&buffer[..received.length])? {
+        Reply {
+            id: REQUEST_ID,
+            body: ReplyBody::Error { errno },
+        } => Err(Errno::from_raw_os_error(errno).into()),
+        Reply {
+            id: REQUEST_ID,
+            body,
+        } => Ok(body),
+        _ => bail!("the server answered another request"),
+    }
+}
+
+/// The reply is not one that the request has.
+pub fn unexpected() -> Failure {
+    Failure::NoServer(anyhow::anyhow!(
+        "the server's answer is not one to this question; is it of another version?"
+    ))
+}

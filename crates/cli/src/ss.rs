@@ -1,0 +1,249 @@
+//! `portolan ss`: the sessions, in the manner of ss(8).
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::report::{Holder, SessionReport};
+use portolan_types::Protocol;
+
+use crate::ServerAddress;
+use crate::exit::{Failure, print};
+use crate::server::unexpected;
+use crate::status::print_json;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    server: ServerAddress,
+    /// TCP sessions.
+    #[arg(short, long)]
+    tcp: bool,
+    /// UDP sessions.
+    #[arg(short, long)]
+    udp: bool,
+    /// Listening sessions only.
+    #[arg(short, long)]
+    listening: bool,
+    /// Figures of each session: windows, times, counts.
+    #[arg(short, long)]
+    info: bool,
+    /// Who holds each session. Shown always; accepted for the habit of ss(8).
+    #[arg(short, long)]
+    processes: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let ReplyBody::Sessions(mut sessions) = arguments.server.ask(RequestBody::ListSessions)? else {
+        return Err(unexpected());
+    };
+    sessions.retain(|session| arguments.wants(session));
+    if arguments.json {
+        return print_json(&sessions);
+    }
+    for line in table(&sessions, arguments.info) {
+        print(line)?;
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn wants(&self, session: &SessionReport) -> bool {
+        let protocol = match session.protocol {
+            Protocol::Tcp => self.tcp || !self.udp,
+            Protocol::Udp => self.udp || !self.tcp,
+        };
+        protocol && (!self.listening || is_listening(session))
+    }
+}
+
+/// An unconnected UDP socket listens, as ss(8) sees it.
+fn is_listening(session: &SessionReport) -> bool {
+    matches!(session.state.as_str(), "LISTEN" | "UNCONN")
+}
+
+const COLUMNS: usize = 7;
+const HEAD: [&str; COLUMNS] = [
+    "Netid",
+    "State",
+    "Recv-Q",
+    "Send-Q",
+    "Local Address:Port",
+    "Peer Address:Port",
+    "Holder",
+];
+
+fn table(sessions: &[SessionReport], info: bool) -> Vec<String> {
+    let rows: Vec<_> = sessions.iter().map(cells).collect();
+    let head = HEAD.map(str::to_owned);
+    let widths: [usize; COLUMNS] = std::array::from_fn(|column| {
+        rows.iter()
+            .chain([&head])
+            .map(|row| row[column].len())
+            .max()
+            .unwrap_or(0)
+    });
+    let mut lines = vec![align(&head, widths)];
+    for (row, session) in rows.iter().zip(sessions) {
+        lines.push(align(row, widths));
+        if info {
+            lines.push(format!("\t {}", figures(session)));
+        }
+    }
+    lines
+}
+
+fn align(row: &[String; COLUMNS], widths: [usize; COLUMNS]) -> String {
+    let cells: Vec<_> = row
+        .iter()
+        .zip(widths)
+        .map(|(cell, width)| format!("{cell:<width$}"))
+        .collect();
+    cells.join(" ").trim_end().to_owned()
+}
+
+fn cells(session: &SessionReport) -> [String; COLUMNS] {
+    let netid = match session.protocol {
+        Protocol::Tcp => "tcp",
+        Protocol::Udp => "udp",
+    };
+    let holder = match &session.holder {
+        Holder::Server => "server".to_owned(),
+        Holder::Relayed => "relayed".to_owned(),
+        Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
+    };
+    [
+        netid.to_owned(),
+        session.state.clone(),
+        session.figures.receive_queue.to_string(),
+        session.figures.send_queue.to_string(),
+        session.local.to_string(),
+        session
+            .remote
+            .map_or_else(|| "*".to_owned(), |remote| remote.to_string()),
+        holder,
+    ]
+}
+
+/// A program chooses its own name; it must not move the cursor of who looks at it.
+fn printable(name: &str) -> String {
+    name.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
+}
+
+fn figures(session: &SessionReport) -> String {
+    let figures = &session.figures;
+    let traffic = format!(
+        "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{}",
+        figures.octets_out, figures.octets_in, figures.segments_out, figures.segments_in
+    );
+    if session.protocol == Protocol::Udp || is_listening(session) {
+        return traffic;
+    }
+    let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
+    format!(
+        "cwnd:{} ssthresh:{} rtt:{:.3}/{:.3} rto:{:.0} mss:{} rcv_wnd:{} snd_wnd:{} {traffic} retrans:{}",
+        figures.cwnd,
+        figures.ssthresh,
+        milliseconds(figures.srtt_us),
+        milliseconds(figures.rttvar_us),
+        milliseconds(figures.rto_us),
+        figures.mss,
+        figures.receive_window,
+        figures.send_window,
+        figures.retransmits,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use portolan_proto::report::SessionFigures;
+    use portolan_types::SessionId;
+
+    use super::*;
+
+    fn established() -> SessionReport {
+        SessionReport {
+            session: SessionId(1),
+            protocol: Protocol::Tcp,
+            local: "10.0.0.2:80".parse().unwrap(),
+            remote: Some("10.0.0.1:40000".parse().unwrap()),
+            holder: Holder::Process {
+                pid: 42,
+                program: "nginx".into(),
+            },
+            state: "ESTAB".into(),
+            figures: SessionFigures {
+                send_queue: 5,
+                srtt_us: 1_250,
+                ..Default::default()
+            },
+        }
+    }
+
+    fn unconnected() -> SessionReport {
+        SessionReport {
+            protocol: Protocol::Udp,
+            remote: None,
+            holder: Holder::Relayed,
+            state: "UNCONN".into(),
+            ..established()
+        }
+    }
+
+    #[test]
+    fn sessions_stand_under_their_heads() {
+        let lines = table(&[established(), unconnected()], false);
+        assert_eq!(
+            lines,
+            [
+                "Netid State  Recv-Q Send-Q Local Address:Port Peer Address:Port Holder",
+                "tcp   ESTAB  0      5      10.0.0.2:80        10.0.0.1:40000    42,nginx",
+                "udp   UNCONN 0      5      10.0.0.2:80        *                 relayed",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_figures_of_a_tcp_session_follow_its_line() {
+        let lines = table(&[established()], true);
+        assert!(lines[2].contains("rtt:1.250/0.000"), "{}", lines[2]);
+        assert!(lines[2].contains("retrans:0"));
+    }
+
+    #[test]
+    fn a_program_cannot_send_control_characters_to_the_terminal() {
+        let hostile = Holder::Process {
+            pid: 1,
+            program: "x\u{1b}[2J".into(),
+        };
+        let lines = table(
+            &[SessionReport {
+                holder: hostile,
+                ..established()
+            }],
+            false,
+        );
+        assert!(lines[1].ends_with("1,x?[2J"));
+    }
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn flags_choose_as_those_of_ss_do() {
+        let wanted = |flags: &[&str]| {
+            let line = Line::parse_from([&["ss"], flags].concat());
+            [established(), unconnected()].map(|session| line.arguments.wants(&session))
+        };
+        assert_eq!(wanted(&[]), [true, true]);
+        assert_eq!(wanted(&["-t"]), [true, false]);
+        assert_eq!(wanted(&["-u"]), [false, true]);
+        assert_eq!(wanted(&["-tul"]), [false, true]);
+    }
+}

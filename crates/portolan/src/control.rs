@@ -1,0 +1,148 @@
+//! The connection to the server: one request, one reply, one caller at a time.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::{MAX_CAPSULE, MAX_MESSAGE};
+use portolan_sys::unix::{ConnectError, Connection, ReceiveError, SendError};
+use portolan_sys::{shm, wait};
+use rustix::io::Errno;
+
+use crate::table;
+use crate::wait::pollfd;
+
+/// A capsule up to this size travels inside its message.
+const INLINE_CAPSULE: usize = 64 * 1024;
+
+pub(crate) struct Control {
+    connection: Connection,
+    exchange: Mutex<Exchange>,
+    lost: AtomicBool,
+}
+
+struct Exchange {
+    next_id: u32,
+    buffer: Vec<u8>,
+}
+
+/// The server has gone, or said something that is no reply.
+#[derive(Debug)]
+pub(crate) struct Lost;
+
+impl Control {
+    pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
+        Ok(Control {
+            connection: Connection::from(table::hide(Connection::connect(path)?.into())),
+            exchange: Mutex::new(Exchange {
+                next_id: 1,
+                buffer: vec![0; MAX_MESSAGE],
+            }),
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Sends a request and waits for its reply. `ReplyBody::Error` comes back as `Ok`.
+    pub(crate) fn call(
+        &self,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
+        if self.is_lost() {
+            return Err(Lost);
+        }
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = self.exchange(&mut exchange, body, fds);
+        if answer.is_err() {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    fn exchange(
+        &self,
+        exchange: &mut Exchange,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
+        let id = exchange.next_id;
+        exchange.next_id = exchange.next_id.checked_add(1).unwrap_or(1);
+        self.send(&Request { id, body }, fds)?;
+        loop {
+            let received = match self.connection.receive(&mut exchange.buffer) {
+                Ok(received) => received,
+                Err(ReceiveError::Blocked) => {
+                    self.wait_until(libc::POLLIN)?;
+                    continue;
+                }
+                Err(_) => return Err(Lost),
+            };
+            let octets = exchange.buffer.get(..received.length).ok_or(Lost)?;
+            let reply: Reply = portolan_proto::decode(octets).map_err(|_| Lost)?;
+            if reply.id == id {
+                return Ok((reply.body, received.fds.into_iter().collect()));
+            }
+        }
+    }
+
+    /// Sends a request that wants no reply.
+    pub(crate) fn tell(&self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
+        if self.is_lost() {
+            return Err(Lost);
+        }
+        let sent = self.send(&Request { id: 0, body }, fds);
+        if sent.is_err() {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
+        let octets = portolan_proto::encode(request);
+        loop {
+            match self.connection.send(&octets, fds) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Blocked) => self.wait_until(libc::POLLOUT)?,
+                Err(_) => return Err(Lost),
+            }
+        }
+    }
+
+    /// The server answers at once or is gone, so a signal does not end this wait.
+    fn wait_until(&self, events: i16) -> Result<(), Lost> {
+        let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), events)];
+        match wait::ppoll(&mut fds, None, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(_) => Err(Lost),
+        }
+    }
+}
+
+/// Packs a capsule for a message; a large one goes into a memfd that has to travel along.
+pub(crate) fn pack(capsule: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
+    if capsule.len() <= INLINE_CAPSULE {
+        return Ok((Blob::Inline(capsule), None));
+    }
+    let length = u32::try_from(capsule.len()).map_err(|_| Errno::MSGSIZE)?;
+    Ok((
+        Blob::Memfd { length },
+        Some(shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?),
+    ))
+}
+
+/// The octets of a blob, from the message or from the last fd that came with it.
+pub(crate) fn unpack(blob: Blob, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
+    match blob {
+        Blob::Inline(octets) => Some(octets),
+        Blob::Memfd { length } if length as usize <= MAX_CAPSULE => {
+            shm::read_blob(&fds.pop()?, length).ok()
+        }
+        Blob::Memfd { .. } => None,
+    }
+}

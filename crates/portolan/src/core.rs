@@ -1,0 +1,216 @@
+//! The sessions of this process and the channel that feeds them, behind one lock; and the rule who
+//! attends to the channel while threads sleep.
+//!
+//! Of all threads that sleep in the library one is the *leader*: it alone waits for the channel
+//! and runs the timers, the others wait to be signalled. A leader that returns to its application
+//! signals another sleeper to lead.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use portolan_proto::control::RequestBody;
+use portolan_stack::{Input, Routes, Stack};
+use portolan_sys::shm::MetastateReader;
+use portolan_types::{Instant, Slot};
+
+use crate::channel::Channel;
+use crate::socket::Socket;
+use crate::wait::Waiter;
+
+/// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
+const BATCH: usize = 64;
+
+/// Messages to the server that wait for the lock to be released; more are dropped, like packets.
+const OUTBOX_MAX: usize = 256;
+
+pub(crate) struct Core {
+    pub(crate) stack: Stack,
+    pub(crate) channel: Channel,
+    pub(crate) routes: Routes,
+    metastate: MetastateReader,
+    sockets: Vec<Option<Arc<Socket>>>,
+    leader: Leader,
+    followers: Vec<Arc<Waiter>>,
+    outbox: Vec<RequestBody>,
+    /// Counts the times somebody attended to the channel.
+    pub(crate) attended: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leader {
+    Nobody,
+    /// The helper thread, because no application thread attends; any of them may take over.
+    Helper,
+    Application,
+}
+
+/// What a thread that is about to sleep has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Lead,
+    Follow,
+}
+
+impl Core {
+    pub(crate) fn new(now: Instant, channel: Channel, metastate: MetastateReader) -> Core {
+        let routes = read_routes(&metastate).unwrap_or_default();
+        Core {
+            stack: Stack::new(now),
+            channel,
+            routes,
+            metastate,
+            sockets: Vec::new(),
+            leader: Leader::Nobody,
+            followers: Vec::new(),
+            outbox: Vec::new(),
+            attended: 0,
+        }
+    }
+
+    /// The socket whose session lies at `slot`.
+    pub(crate) fn attach(&mut self, slot: Slot, socket: Arc<Socket>) {
+        let index = slot.0 as usize;
+        if self.sockets.len() <= index {
+            self.sockets.resize(index + 1, None);
+        }
+        self.sockets[index] = Some(socket);
+    }
+
+    pub(crate) fn detach(&mut self, slot: Slot) {
+        if let Some(socket) = self.sockets.get_mut(slot.0 as usize) {
+            *socket = None;
+        }
+    }
+
+    /// Takes in what has arrived and runs due timers, without answering yet.
+    pub(crate) fn take_in(&mut self, now: Instant) {
+        self.attended += 1;
+        self.refresh_routes();
+        let Core {
+            stack,
+            channel,
+            outbox,
+            ..
+        } = self;
+        channel.receive(BATCH, |record, frame| {
+            if let Input::Unclaimed(_) = stack.input(now, record, frame)
+                && outbox.len() < OUTBOX_MAX
+            {
+                outbox.push(RequestBody::Stray {
+                    frame: frame.to_vec(),
+                });
+            }
+        });
+        stack.expire(now);
+        self.dispatch();
+    }
+
+    /// Sends what sessions have to send.
+    pub(crate) fn send_out(&mut self, now: Instant) {
+        self.channel.flush();
+        self.stack.output(now, &self.routes, &mut self.channel);
+        for address in self.stack.unresolved() {
+            if self.outbox.len() < OUTBOX_MAX {
+                self.outbox.push(RequestBody::Resolve { address });
+            }
+        }
+        self.dispatch();
+    }
+
+    /// Both: everything that is due.
+    pub(crate) fn attend(&mut self, now: Instant) {
+        self.take_in(now);
+        self.send_out(now);
+    }
+
+    /// Messages for the server, to be sent once the lock is released.
+    pub(crate) fn take_outbox(&mut self) -> Vec<RequestBody> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    fn refresh_routes(&mut self) {
+        if self.metastate.generation() != self.routes.generation()
+            && let Some(routes) = read_routes(&self.metastate)
+        {
+            self.routes = routes;
+        }
+    }
+
+    /// Tells whoever watches a socket that its session changed.
+    fn dispatch(&mut self) {
+        for (slot, events) in self.stack.changed() {
+            if let Some(Some(socket)) = self.sockets.get(slot.0 as usize) {
+                socket.notify(events);
+            }
+        }
+    }
+
+    /// Assigns a role to an application thread that is about to sleep; `None` if frames came and
+    /// it has to look again. While it sleeps nobody but [`Core::wake`] takes the role back.
+    pub(crate) fn fall_asleep(&mut self, waiter: &Arc<Waiter>) -> Option<Role> {
+        if self.leader == Leader::Application {
+            self.followers.push(Arc::clone(waiter));
+            return Some(Role::Follow);
+        }
+        self.lead(Leader::Application).then_some(Role::Lead)
+    }
+
+    pub(crate) fn wake(&mut self, waiter: &Arc<Waiter>, role: Role) {
+        match role {
+            Role::Lead => self.stop_leading(),
+            Role::Follow => self
+                .followers
+                .retain(|follower| !Arc::ptr_eq(follower, waiter)),
+        }
+    }
+
+    /// Called by a thread that goes back to its application: somebody else has to lead.
+    pub(crate) fn hand_over(&mut self) {
+        if self.leader != Leader::Application
+            && let Some(follower) = self.followers.first()
+        {
+            follower.signal();
+        }
+    }
+
+    /// The helper leads if no application thread does and nothing has come.
+    pub(crate) fn helper_leads(&mut self) -> bool {
+        self.leader != Leader::Application && self.lead(Leader::Helper)
+    }
+
+    pub(crate) fn helper_wakes(&mut self) {
+        if self.leader == Leader::Helper {
+            self.stop_leading();
+        }
+    }
+
+    pub(crate) fn is_attended(&self) -> bool {
+        self.leader == Leader::Application
+    }
+
+    fn lead(&mut self, leader: Leader) -> bool {
+        self.channel.fall_asleep();
+        if self.channel.has_received() {
+            self.channel.wake_up();
+            self.leader = Leader::Nobody;
+            return false;
+        }
+        self.leader = leader;
+        true
+    }
+
+    fn stop_leading(&mut self) {
+        self.leader = Leader::Nobody;
+        self.channel.wake_up();
+    }
+}
+
+fn read_routes(metastate: &MetastateReader) -> Option<Routes> {
+    let generation = metastate.generation();
+    Some(Routes::new(generation, metastate.read()?))
+}
+
+/// An address the application gave, as flows hold it: IPv4-mapped IPv6 becomes IPv4.
+pub(crate) fn canonical(address: IpAddr) -> IpAddr {
+    address.to_canonical()
+}

@@ -1,0 +1,127 @@
+//! The helper thread: attends to the channel only while no application thread does.
+//!
+//! It is in one of three states. *Ticking*: every [`TICK`] it looks whether application threads
+//! still come by, and helps out if frames or timers wait. *On duty*: none has come since the last
+//! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
+//! leader and does all the work; nothing to do until that thread has left.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
+use std::time::Duration;
+
+use portolan_sys::{clock, thread, wait};
+
+use crate::core::Core;
+use crate::process::{CoreGuard, Process};
+use crate::report;
+
+/// How late an unattended channel may be noticed.
+const TICK: Duration = Duration::from_millis(10);
+
+/// How many ticks pass before the figures that `portolan ss` shows are published again.
+const PUBLISH_EVERY: u32 = 10;
+
+/// A resting helper looks up once in that time all the same, to publish figures.
+const REST: Duration = Duration::from_secs(1);
+
+/// Where application threads meet the helper.
+#[derive(Default)]
+pub(crate) struct Post {
+    is_started: AtomicBool,
+    is_resting: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Process {
+    /// Starts the helper with the first session.
+    pub(crate) fn ensure_helper(&'static self) {
+        if self.helper.is_started.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if thread::spawn_masked("portolan", move || self.help()).is_err() {
+            // Tried again with the next session; until then only application threads attend.
+            self.helper.is_started.store(false, Ordering::Release);
+        }
+    }
+
+    /// Called by a leader that goes back to its application.
+    pub(crate) fn rouse_helper(&self) {
+        if self.helper.is_resting.load(Ordering::Relaxed)
+            && self.helper.is_resting.swap(false, Ordering::AcqRel)
+            && let Some(thread) = self.helper.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    fn help(&self) {
+        let _ = self.helper.thread.set(std::thread::current());
+        let mut seen = 0;
+        let mut ticks = 0_u32;
+        loop {
+            std::thread::sleep(TICK);
+            ticks = ticks.wrapping_add(1);
+            let mut core = self.lock();
+            if ticks.is_multiple_of(PUBLISH_EVERY) {
+                self.publish(&core);
+            }
+            let someone_came = core.attended != seen;
+            if core.is_attended() {
+                seen = core.attended;
+                if !someone_came {
+                    self.rest(core);
+                }
+                continue;
+            }
+            if someone_came {
+                core.attend(clock::now());
+                seen = core.attended;
+            } else {
+                self.publish(&core);
+                seen = self.stand_in(core);
+            }
+        }
+    }
+
+    /// Attends to the channel until an application thread comes. Returns what `attended` stood at
+    /// before that one.
+    fn stand_in<'a>(&'a self, mut core: CoreGuard<'a>) -> u64 {
+        loop {
+            core.attend(clock::now());
+            let seen = core.attended;
+            if core.is_attended() {
+                return seen;
+            }
+            if !core.helper_leads() {
+                continue;
+            }
+            let mut fds = Vec::new();
+            core.channel_fds(&mut fds);
+            let deadline = core.stack.deadline();
+            drop(core);
+            // Whatever ended it, the next look tells.
+            let _ = wait::ppoll(&mut fds, deadline, None);
+            core = self.lock();
+            core.helper_wakes();
+            if core.attended != seen {
+                return seen;
+            }
+        }
+    }
+
+    fn rest(&self, core: CoreGuard<'_>) {
+        self.publish(&core);
+        self.helper.is_resting.store(true, Ordering::Release);
+        drop(core);
+        std::thread::park_timeout(REST);
+        self.helper.is_resting.store(false, Ordering::Release);
+    }
+
+    /// Puts the figures of all sessions where the server can read them.
+    fn publish(&self, core: &Core) {
+        for (slot, session) in core.stack.iter() {
+            self.statistics.publish(slot, &report::row(session));
+        }
+    }
+}

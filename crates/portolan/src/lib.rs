@@ -1,0 +1,22 @@
+//! The protocol library: sockets whose TCP and UDP run in the application's address space.
+//!
+//! [`posix`] is the surface: BSD socket calls on descriptor numbers. Beneath it lie [`process`]
+//! (one channel, one server connection), `core` (the sessions and whoever attends to them),
+//! `socket` and `epoll`.
+//!
+//! Lock order: a socket's `setup` → `Core` → a socket's `watchers` → an epoll set's state. No
+//! system call that can block is made with `Core` held.
+#![deny(unsafe_code)]
+
+mod channel;
+mod control;
+mod core;
+mod epoll;
+mod helper;
+mod options;
+pub mod posix;
+mod process;
+mod report;
+mod socket;
+mod table;
+mod wait;

@@ -1,0 +1,453 @@
+//! Socket options: what was set, what Linux shows for what was not, and what the engine is told.
+//!
+//! Every accepted `setsockopt` is also kept as it came, to be repeated on the kernel's socket if
+//! this one falls back.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use libc::{
+    IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPV6_TCLASS, IPV6_UNICAST_HOPS, IPV6_V6ONLY, SOL_SOCKET,
+    TCP_CORK, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_MAXSEG, TCP_NODELAY, TCP_QUICKACK,
+    TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
+};
+use portolan_proto::control::Reuse;
+use portolan_stack::{IpOptions, Session, TcpSession};
+use portolan_types::Protocol;
+use rustix::io::Errno;
+
+/// Linux's `net.core.wmem_max` and `rmem_max` bound what an application may ask for.
+const BUFFER_MAX: u32 = 4 << 20;
+const BUFFER_MIN: u32 = 2304;
+
+/// What was set on one socket, by level and name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    values: BTreeMap<(i32, i32), Vec<u8>>,
+}
+
+/// `SO_LINGER`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Linger {
+    pub(crate) time: Duration,
+}
+
+/// Which ancillary data `recvmsg` is to bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WantedControl {
+    pub(crate) timestamp: bool,
+    pub(crate) timestamp_ns: bool,
+    pub(crate) destination: bool,
+}
+
+impl Options {
+    /// Checks and keeps a value.
+    pub(crate) fn set(
+        &mut self,
+        protocol: Protocol,
+        level: i32,
+        name: i32,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        if level == IPPROTO_TCP && protocol != Protocol::Tcp {
+            return Err(Errno::NOPROTOOPT);
+        }
+        let shape = shape(level, name).ok_or(Errno::NOPROTOOPT)?;
+        let mut kept = match shape {
+            Shape::ReadOnly => return Err(Errno::NOPROTOOPT),
+            Shape::Octets(least) if value.len() < least => return Err(Errno::INVAL),
+            Shape::Octets(least) => value[..least].to_vec(),
+            Shape::Text => value
+                .split(|&octet| octet == 0)
+                .next()
+                .unwrap_or_default()
+                .to_vec(),
+            Shape::Int { .. } | Shape::Flag { .. } => {
+                let number = int_of(value, level)?;
+                check_range(level, name, number)?;
+                let number = if matches!(shape, Shape::Flag { .. }) {
+                    i32::from(number != 0)
+                } else {
+                    number
+                };
+                number.to_ne_bytes().to_vec()
+            }
+        };
+        if level == SOL_SOCKET && matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
+            kept = doubled(int_of(&kept, level)?).to_ne_bytes().to_vec();
+        }
+        if level == IPPROTO_TCP && name == libc::TCP_CONGESTION {
+            check_congestion(&kept)?;
+        }
+        self.values.insert((level, name), kept);
+        Ok(())
+    }
+
+    /// The value Linux would show, but for what needs the session (`TCP_INFO`, `SO_ERROR` …).
+    pub(crate) fn get(&self, level: i32, name: i32) -> Result<Vec<u8>, Errno> {
+        if let Some(value) = self.values.get(&(level, name)) {
+            return Ok(value.clone());
+        }
+        match shape(level, name).ok_or(Errno::NOPROTOOPT)? {
+            Shape::Int { default } | Shape::Flag { default } => Ok(default.to_ne_bytes().to_vec()),
+            Shape::Octets(length) => Ok(vec![0; length]),
+            Shape::Text => Ok(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec()),
+            Shape::ReadOnly => Err(Errno::NOPROTOOPT),
+        }
+    }
+
+    /// All that was set, in `setsockopt`'s terms.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (i32, i32, &[u8])> {
+        self.values
+            .iter()
+            .map(|(&(level, name), value)| (level, name, value.as_slice()))
+    }
+
+    /// What an accepted socket starts with (Linux copies the listener's socket).
+    pub(crate) fn inherited(&self) -> Options {
+        self.clone()
+    }
+
+    fn int(&self, level: i32, name: i32) -> Option<i32> {
+        let value = self.values.get(&(level, name))?;
+        Some(i32::from_ne_bytes(value.get(..4)?.try_into().ok()?))
+    }
+
+    fn flag(&self, level: i32, name: i32) -> bool {
+        self.int(level, name).is_some_and(|value| value != 0)
+    }
+
+    fn seconds(&self, level: i32, name: i32) -> Option<Duration> {
+        Some(Duration::from_secs(
+            u64::try_from(self.int(level, name)?).ok()?,
+        ))
+    }
+
+    pub(crate) fn reuse(&self) -> Reuse {
+        Reuse {
+            address: self.flag(SOL_SOCKET, libc::SO_REUSEADDR),
+            port: self.flag(SOL_SOCKET, libc::SO_REUSEPORT),
+        }
+    }
+
+    pub(crate) fn v6_only(&self) -> bool {
+        self.flag(IPPROTO_IPV6, IPV6_V6ONLY)
+    }
+
+    pub(crate) fn receive_buffer(&self) -> Option<u32> {
+        self.int(SOL_SOCKET, libc::SO_RCVBUF)
+            .and_then(|octets| u32::try_from(octets).ok())
+    }
+
+    pub(crate) fn receive_timeout(&self) -> Option<Duration> {
+        self.timeout(libc::SO_RCVTIMEO)
+    }
+
+    pub(crate) fn send_timeout(&self) -> Option<Duration> {
+        self.timeout(libc::SO_SNDTIMEO)
+    }
+
+    /// A zero `timeval` means for ever.
+    fn timeout(&self, name: i32) -> Option<Duration> {
+        let value = self.values.get(&(SOL_SOCKET, name))?;
+        let seconds = u64::from_ne_bytes(value.get(..8)?.try_into().ok()?);
+        let micros = u64::from_ne_bytes(value.get(8..16)?.try_into().ok()?);
+        let timeout = Duration::from_secs(seconds) + Duration::from_micros(micros);
+        (!timeout.is_zero()).then_some(timeout)
+    }
+
+    pub(crate) fn linger(&self) -> Option<Linger> {
+        let value = self.values.get(&(SOL_SOCKET, libc::SO_LINGER))?;
+        let on = i32::from_ne_bytes(value.get(..4)?.try_into().ok()?);
+        let seconds = i32::from_ne_bytes(value.get(4..8)?.try_into().ok()?);
+        let time = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        (on != 0).then_some(Linger { time })
+    }
+
+    pub(crate) fn wanted_control(&self) -> WantedControl {
+        WantedControl {
+            timestamp: self.flag(SOL_SOCKET, libc::SO_TIMESTAMP),
+            timestamp_ns: self.flag(SOL_SOCKET, libc::SO_TIMESTAMPNS),
+            destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO)
+                || self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+        }
+    }
+
+    pub(crate) fn is_corked(&self) -> bool {
+        self.flag(IPPROTO_TCP, TCP_CORK)
+    }
+
+    /// Tells the session all that concerns it.
+    pub(crate) fn apply(&self, session: &mut Session) {
+        match session {
+            Session::Tcp(session) => self.apply_to_tcp(session),
+            Session::Udp(session) => {
+                session.ip = self.ip();
+                if let Some(octets) = self.receive_buffer() {
+                    session.receive_buffer = octets as usize;
+                }
+            }
+        }
+    }
+
+    fn apply_to_tcp(&self, session: &mut TcpSession) {
+        session.ip = self.ip();
+        if let Some(octets) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
+            session
+                .connection
+                .set_send_buffer(usize::try_from(octets).unwrap_or(0));
+        }
+        if let Some(octets) = self.receive_buffer() {
+            session.connection.set_receive_buffer(octets as usize);
+        }
+        let low_water = self.int(SOL_SOCKET, libc::SO_RCVLOWAT);
+        let options = session.connection.options();
+        options.nodelay = self.flag(IPPROTO_TCP, TCP_NODELAY);
+        options.cork = self.is_corked();
+        options.quickack = self.flag(IPPROTO_TCP, TCP_QUICKACK);
+        options.keepalive.enabled = self.flag(SOL_SOCKET, libc::SO_KEEPALIVE);
+        if let Some(idle) = self.seconds(IPPROTO_TCP, TCP_KEEPIDLE) {
+            options.keepalive.idle = idle;
+        }
+        if let Some(interval) = self.seconds(IPPROTO_TCP, TCP_KEEPINTVL) {
+            options.keepalive.interval = interval;
+        }
+        if let Some(count) = self.int(IPPROTO_TCP, TCP_KEEPCNT) {
+            options.keepalive.count = count.unsigned_abs();
+        }
+        let timeout = self
+            .int(IPPROTO_TCP, TCP_USER_TIMEOUT)
+            .map(i32::unsigned_abs);
+        options.user_timeout = timeout
+            .filter(|&ms| ms > 0)
+            .map(|ms| Duration::from_millis(u64::from(ms)));
+        let clamp = self
+            .int(IPPROTO_TCP, TCP_WINDOW_CLAMP)
+            .map(i32::unsigned_abs);
+        options.window_clamp = clamp.filter(|&octets| octets > 0);
+        let segment = self
+            .int(IPPROTO_TCP, TCP_MAXSEG)
+            .and_then(|mss| u16::try_from(mss).ok());
+        options.max_segment = segment.filter(|&mss| mss > 0);
+        options.receive_low_water = low_water
+            .and_then(|octets| usize::try_from(octets).ok())
+            .unwrap_or(1)
+            .max(1);
+    }
+
+    fn ip(&self) -> IpOptions {
+        let octet = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
+        let default = IpOptions::default();
+        IpOptions {
+            ttl: octet(IPPROTO_IP, libc::IP_TTL)
+                .or(octet(IPPROTO_IPV6, IPV6_UNICAST_HOPS))
+                .unwrap_or(default.ttl),
+            tos: octet(IPPROTO_IP, libc::IP_TOS)
+                .or(octet(IPPROTO_IPV6, IPV6_TCLASS))
+                .unwrap_or(default.tos),
+        }
+    }
+}
+
+/// What a value looks like, and what Linux shows when nobody has set it.
+#[derive(Clone, Copy)]
+enum Shape {
+    Int { default: i32 },
+    Flag { default: i32 },
+    Octets(usize),
+    Text,
+    ReadOnly,
+}
+
+/// The options Portolan knows. Others get `ENOPROTOOPT`.
+fn shape(level: i32, name: i32) -> Option<Shape> {
+    let flag = Shape::Flag { default: 0 };
+    let int = |default| Shape::Int { default };
+    Some(match (level, name) {
+        (SOL_SOCKET, libc::SO_SNDBUF) => int(16_384 * 4),
+        (SOL_SOCKET, libc::SO_RCVBUF) => int(131_072),
+        (SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_SNDLOWAT) => int(1),
+        (SOL_SOCKET, libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL) => int(0),
+        (
+            SOL_SOCKET,
+            libc::SO_DEBUG
+            | libc::SO_REUSEADDR
+            | libc::SO_REUSEPORT
+            | libc::SO_DONTROUTE
+            | libc::SO_BROADCAST
+            | libc::SO_KEEPALIVE
+            | libc::SO_OOBINLINE
+            | libc::SO_TIMESTAMP
+            | libc::SO_TIMESTAMPNS
+            | libc::SO_ZEROCOPY,
+        ) => flag,
+        (SOL_SOCKET, libc::SO_LINGER) => Shape::Octets(8),
+        (SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => Shape::Octets(16),
+        (IPPROTO_TCP, TCP_NODELAY | TCP_CORK) => flag,
+        (IPPROTO_TCP, TCP_QUICKACK) => Shape::Flag { default: 1 },
+        (IPPROTO_TCP, TCP_KEEPIDLE) => int(7200),
+        (IPPROTO_TCP, TCP_KEEPINTVL) => int(75),
+        (IPPROTO_TCP, TCP_KEEPCNT) => int(9),
+        (IPPROTO_TCP, TCP_MAXSEG) => int(536),
+        (IPPROTO_TCP, libc::TCP_SYNCNT) => int(6),
+        (IPPROTO_TCP, libc::TCP_LINGER2) => int(60),
+        (
+            IPPROTO_TCP,
+            libc::TCP_DEFER_ACCEPT
+            | TCP_WINDOW_CLAMP
+            | TCP_USER_TIMEOUT
+            | libc::TCP_FASTOPEN
+            | libc::TCP_NOTSENT_LOWAT,
+        ) => int(0),
+        (IPPROTO_TCP, libc::TCP_CONGESTION) => Shape::Text,
+        (IPPROTO_TCP, libc::TCP_INFO) => Shape::ReadOnly,
+        (IPPROTO_IP, libc::IP_TTL) => int(64),
+        (IPPROTO_IP, libc::IP_TOS | libc::IP_BIND_ADDRESS_NO_PORT) => int(0),
+        (IPPROTO_IP, libc::IP_MTU_DISCOVER) => int(1),
+        (
+            IPPROTO_IP,
+            libc::IP_RECVERR
+            | libc::IP_PKTINFO
+            | libc::IP_FREEBIND
+            | libc::IP_RECVTTL
+            | libc::IP_RECVTOS
+            | libc::IP_TRANSPARENT,
+        ) => flag,
+        (IPPROTO_IPV6, IPV6_V6ONLY) => flag,
+        (IPPROTO_IPV6, IPV6_UNICAST_HOPS) => int(64),
+        (IPPROTO_IPV6, IPV6_TCLASS) => int(0),
+        (IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => int(1),
+        (IPPROTO_IPV6, libc::IPV6_RECVERR | libc::IPV6_RECVPKTINFO) => flag,
+        _ => return None,
+    })
+}
+
+/// IP options may be given as one octet, all others as an `int`.
+fn int_of(value: &[u8], level: i32) -> Result<i32, Errno> {
+    match value {
+        [a, b, c, d, ..] => Ok(i32::from_ne_bytes([*a, *b, *c, *d])),
+        [octet, ..] if level == IPPROTO_IP => Ok(i32::from(*octet)),
+        _ => Err(Errno::INVAL),
+    }
+}
+
+fn check_range(level: i32, name: i32, value: i32) -> Result<(), Errno> {
+    let allowed = match (level, name) {
+        (IPPROTO_TCP, TCP_KEEPIDLE | TCP_KEEPINTVL) => 1..=32_767,
+        (IPPROTO_TCP, TCP_KEEPCNT | libc::TCP_SYNCNT) => 1..=127,
+        (IPPROTO_TCP, TCP_MAXSEG) => 88..=32_767,
+        (IPPROTO_TCP, TCP_USER_TIMEOUT) => 0..=i32::MAX,
+        (IPPROTO_IP, libc::IP_TTL) => 1..=255,
+        (IPPROTO_IPV6, IPV6_UNICAST_HOPS) => -1..=255,
+        _ => i32::MIN..=i32::MAX,
+    };
+    if allowed.contains(&value) {
+        Ok(())
+    } else {
+        Err(Errno::INVAL)
+    }
+}
+
+/// As socket(7): the kernel keeps twice what was asked for.
+fn doubled(asked: i32) -> i32 {
+    let octets = asked
+        .unsigned_abs()
+        .min(BUFFER_MAX)
+        .saturating_mul(2)
+        .max(BUFFER_MIN);
+    i32::try_from(octets).unwrap_or(i32::MAX)
+}
+
+fn check_congestion(name: &[u8]) -> Result<(), Errno> {
+    if matches!(name, b"cubic" | b"reno") {
+        Ok(())
+    } else {
+        Err(Errno::NOENT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn int(value: i32) -> [u8; 4] {
+        value.to_ne_bytes()
+    }
+
+    #[test]
+    fn buffers_read_back_doubled_as_linux_shows_them() {
+        let mut options = Options::default();
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_SNDBUF, &int(100_000))
+            .unwrap();
+        assert_eq!(
+            options.get(SOL_SOCKET, libc::SO_SNDBUF).unwrap(),
+            int(200_000)
+        );
+    }
+
+    #[test]
+    fn values_out_of_range_and_unknown_options_are_refused() {
+        let mut options = Options::default();
+        let set = Options::set;
+        assert_eq!(
+            set(
+                &mut options,
+                Protocol::Tcp,
+                IPPROTO_TCP,
+                TCP_KEEPIDLE,
+                &int(0)
+            ),
+            Err(Errno::INVAL)
+        );
+        assert_eq!(
+            set(
+                &mut options,
+                Protocol::Udp,
+                IPPROTO_TCP,
+                TCP_NODELAY,
+                &int(1)
+            ),
+            Err(Errno::NOPROTOOPT)
+        );
+        assert_eq!(
+            set(&mut options, Protocol::Tcp, SOL_SOCKET, 9999, &int(1)),
+            Err(Errno::NOPROTOOPT)
+        );
+        assert_eq!(
+            set(
+                &mut options,
+                Protocol::Tcp,
+                SOL_SOCKET,
+                libc::SO_KEEPALIVE,
+                &[1]
+            ),
+            Err(Errno::INVAL)
+        );
+    }
+
+    #[test]
+    fn flags_read_back_as_one() {
+        let mut options = Options::default();
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_REUSEADDR, &int(17))
+            .unwrap();
+        assert_eq!(options.get(SOL_SOCKET, libc::SO_REUSEADDR).unwrap(), int(1));
+        assert!(options.reuse().address && !options.reuse().port);
+    }
+
+    #[test]
+    fn a_zero_timeout_means_for_ever() {
+        let mut options = Options::default();
+        let mut value = [0; 16];
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_RCVTIMEO, &value)
+            .unwrap();
+        assert_eq!(options.receive_timeout(), None);
+        value[8] = 100;
+        options
+            .set(Protocol::Tcp, SOL_SOCKET, libc::SO_RCVTIMEO, &value)
+            .unwrap();
+        assert_eq!(options.receive_timeout(), Some(Duration::from_micros(100)));
+    }
+}

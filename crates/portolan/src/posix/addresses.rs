@@ -1,0 +1,41 @@
+//! `getsockname` and `getpeername`.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use portolan_tcp::StateName;
+use rustix::io::Errno;
+
+use super::opening::complete_connect;
+use super::{Answer, Stop, find};
+use crate::socket::Phase;
+
+pub fn local_address(fd: RawFd) -> Answer<SocketAddr> {
+    fn local(fd: RawFd) -> Result<SocketAddr, Stop> {
+        let (socket, _) = find(fd)?;
+        let local = socket.setup().local;
+        Ok(local.map_or_else(|| socket.unspecified(), |local| socket.shown(local)))
+    }
+    local(fd).into()
+}
+
+pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
+    fn peer(fd: RawFd) -> Result<SocketAddr, Stop> {
+        let (socket, process) = find(fd)?;
+        complete_connect(process, fd, &socket);
+        if !matches!(socket.phase(), Phase::Cached | Phase::Relayed) {
+            return Err(Errno::NOTCONN.into());
+        }
+        let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
+        let is_closed = process
+            .lock()
+            .stack
+            .tcp(socket.slot())
+            .is_some_and(|session| session.connection.state() == StateName::Closed);
+        if is_closed && socket.phase() == Phase::Cached {
+            return Err(Errno::NOTCONN.into());
+        }
+        Ok(socket.shown(remote))
+    }
+    peer(fd).into()
+}

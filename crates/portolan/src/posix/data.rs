@@ -1,0 +1,485 @@
+//! Sending and receiving: the calls that never go to the server.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use portolan_proto::metastate::RouteKind;
+use portolan_stack::{Datagram, SendError};
+use portolan_sys::{clock, descriptor};
+use portolan_types::Protocol;
+use rustix::io::Errno;
+
+use super::opening::{bind_implicitly, complete_connect};
+use super::{Answer, Stop, Watching, deadline_after, find};
+use crate::core::Core;
+use crate::process::Process;
+use crate::socket::{Phase, Socket};
+use crate::wait::{Sleep, Woken};
+
+/// What `recvmsg` reports besides the octets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// As the call returns it: with `MSG_TRUNC` the datagram's own length.
+    pub length: usize,
+    pub from: Option<SocketAddr>,
+    /// `msg_flags`.
+    pub flags: i32,
+    pub control: Control,
+}
+
+/// Ancillary data, as far as the socket's options ask for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// When the packet filter saw the datagram, since the epoch (`SO_TIMESTAMP`).
+    pub timestamp: Option<Duration>,
+    /// The same for `SO_TIMESTAMPNS`.
+    pub timestamp_ns: Option<Duration>,
+    /// Where it came to (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    pub destination: Option<Destination>,
+}
+
+/// The host's address and device that a datagram came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    pub address: IpAddr,
+    pub interface: u32,
+}
+
+pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
+    fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
+        let (socket, process) = find(fd)?;
+        complete_connect(process, fd, &socket);
+        match (socket.phase(), socket.protocol) {
+            (Phase::Cached, Protocol::Tcp) => receive_tcp(process, &socket, buffers, flags),
+            (Phase::Cached, Protocol::Udp) => receive_udp(process, &socket, buffers, flags),
+            (Phase::Idle, Protocol::Udp) => {
+                bind_implicitly(process, fd, &socket)?;
+                receive_udp(process, &socket, buffers, flags)
+            }
+            (Phase::Connecting, _) => Err(Errno::AGAIN.into()),
+            (Phase::Relayed, _) => Err(Stop::NotOurs),
+            (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
+                Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
+            }
+        }
+    }
+    take(fd, buffers, flags).into()
+}
+
+fn receive_tcp(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Result<Received, Stop> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::INVAL.into());
+    }
+    let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    let is_peek = flags & libc::MSG_PEEK != 0;
+    let least = if flags & libc::MSG_WAITALL != 0 && !is_peek {
+        wanted
+    } else {
+        1
+    };
+    let mut done = 0;
+    let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
+        let now = clock::now();
+        let slot = socket.slot();
+        let Some(session) = core.stack.tcp(slot) else {
+            return Some(gone(socket));
+        };
+        let connection = &mut session.connection;
+        let mut taken = 0;
+        scatter(buffers, done, |piece| {
+            let count = if is_peek {
+                connection.peek(taken, piece)
+            } else {
+                connection.recv(now, piece)
+            };
+            taken += count;
+            count
+        });
+        done += taken;
+        let has_ended = connection.is_receive_finished();
+        if taken > 0 && !is_peek {
+            core.stack.touch(slot);
+        }
+        if done >= least || wanted == 0 || (done > 0 && has_ended) {
+            return Some(Ok(done));
+        }
+        if let Some(errno) = socket.take_error(Some(core)) {
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(errno.into())
+            });
+        }
+        has_ended.then_some(Ok(done))
+    };
+    let received = |length| Received {
+        length,
+        ..Received::default()
+    };
+
+    let mut core = process.lock();
+    core.take_in(clock::now());
+    let first = attempt(&mut core);
+    core.send_out(clock::now());
+    drop(core);
+    if let Some(result) = first {
+        return result.map(received);
+    }
+    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return if done > 0 {
+            Ok(received(done))
+        } else {
+            Err(Errno::AGAIN.into())
+        };
+    }
+    let deadline = deadline_after(socket.options().receive_timeout());
+    let watching = Watching::new(vec![socket])?;
+    let woken = process.wait(Sleep::until(deadline), &mut attempt);
+    drop(watching);
+    let mut core = process.lock();
+    core.send_out(clock::now());
+    drop(core);
+    match woken {
+        Ok(Woken::Ready(result)) => result.map(received),
+        Ok(Woken::TimedOut | Woken::Kernel) if done == 0 => Err(Errno::AGAIN.into()),
+        Err(errno) if done == 0 => Err(errno.into()),
+        Ok(_) | Err(_) => Ok(received(done)),
+    }
+}
+
+/// The session has left this process: for the server, which relays it, or for good.
+fn gone<T>(socket: &Socket) -> Result<T, Stop> {
+    match socket.phase() {
+        Phase::Relayed => Err(Stop::NotOurs),
+        _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
+    }
+}
+
+/// Calls `fill` for each piece of `buffers` behind the first `skip` octets, until one is not
+/// filled.
+fn scatter(
+    buffers: &mut [IoSliceMut<'_>],
+    mut skip: usize,
+    mut fill: impl FnMut(&mut [u8]) -> usize,
+) {
+    for buffer in buffers {
+        if skip >= buffer.len() {
+            skip -= buffer.len();
+            continue;
+        }
+        let piece = &mut buffer[skip..];
+        skip = 0;
+        if fill(piece) < piece.len() {
+            return;
+        }
+    }
+}
+
+fn receive_udp(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Result<Received, Stop> {
+    let is_peek = flags & libc::MSG_PEEK != 0;
+    let mut attempt = |core: &mut Core| -> Option<Result<Received, Stop>> {
+        if let Some(errno) = socket.take_error(Some(core)) {
+            return Some(Err(errno.into()));
+        }
+        let Some(session) = core.stack.udp(socket.slot()) else {
+            return Some(gone(socket));
+        };
+        if is_peek {
+            return session
+                .queue
+                .front()
+                .map(|d| Ok(unload(socket, d, buffers, flags)));
+        }
+        session
+            .receive()
+            .map(|datagram| Ok(unload(socket, &datagram, buffers, flags)))
+    };
+    let mut core = process.lock();
+    core.take_in(clock::now());
+    let first = attempt(&mut core);
+    drop(core);
+    if let Some(result) = first {
+        return result;
+    }
+    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return Err(Errno::AGAIN.into());
+    }
+    let deadline = deadline_after(socket.options().receive_timeout());
+    let watching = Watching::new(vec![socket])?;
+    let woken = process.wait(Sleep::until(deadline), &mut attempt)?;
+    drop(watching);
+    match woken {
+        Woken::Ready(result) => result,
+        Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
+    }
+}
+
+/// Copies a datagram out; what does not fit is lost (udp(7)).
+fn unload(
+    socket: &Socket,
+    datagram: &Datagram,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Received {
+    let mut rest = datagram.data.as_slice();
+    scatter(buffers, 0, |piece| {
+        let (now, later) = rest.split_at(rest.len().min(piece.len()));
+        piece[..now.len()].copy_from_slice(now);
+        rest = later;
+        now.len()
+    });
+    let whole = datagram.data.len();
+    let is_truncated = !rest.is_empty();
+    Received {
+        length: if flags & libc::MSG_TRUNC != 0 {
+            whole
+        } else {
+            whole - rest.len()
+        },
+        from: Some(socket.shown(datagram.from)),
+        flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
+        control: control(socket, datagram),
+    }
+}
+
+fn control(socket: &Socket, datagram: &Datagram) -> Control {
+    let wants = socket.options().wanted_control();
+    let received = || {
+        let age = clock::now().since(datagram.received);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        now.saturating_sub(age)
+    };
+    let address = socket.shown(datagram.to).ip();
+    Control {
+        timestamp: wants.timestamp.then(received),
+        timestamp_ns: wants.timestamp_ns.then(received),
+        destination: wants.destination.then_some(Destination {
+            address,
+            interface: datagram.interface,
+        }),
+    }
+}
+
+pub fn send(
+    fd: RawFd,
+    buffers: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    flags: i32,
+) -> Answer<usize> {
+    fn give(
+        fd: RawFd,
+        buffers: &[IoSlice<'_>],
+        to: Option<SocketAddr>,
+        flags: i32,
+    ) -> Result<usize, Stop> {
+        let (socket, process) = find(fd)?;
+        complete_connect(process, fd, &socket);
+        match (socket.phase(), socket.protocol) {
+            (Phase::Cached, Protocol::Tcp) => send_tcp(process, &socket, buffers, flags),
+            (Phase::Cached | Phase::Idle, Protocol::Udp) => {
+                send_udp(process, fd, &socket, buffers, to, flags)
+            }
+            (Phase::Connecting, _) => Err(Errno::AGAIN.into()),
+            (Phase::Relayed, _) => Err(Stop::NotOurs),
+            (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
+                Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
+            }
+        }
+    }
+    let answer = give(fd, buffers, to, flags).into();
+    if answer == Answer::Failed(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+        descriptor::raise_sigpipe();
+    }
+    answer
+}
+
+fn send_tcp(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    buffers: &[IoSlice<'_>],
+    flags: i32,
+) -> Result<usize, Stop> {
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    let cork = flags & libc::MSG_MORE != 0 || socket.options().is_corked();
+    let mut done = 0;
+    let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
+        let now = clock::now();
+        let slot = socket.slot();
+        if core
+            .stack
+            .tcp(slot)
+            .is_some_and(|session| session.connection.error().is_some())
+            && let Some(errno) = socket.take_error(Some(core))
+        {
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(errno.into())
+            });
+        }
+        let Some(session) = core.stack.tcp(slot) else {
+            return Some(gone(socket));
+        };
+        let connection = &mut session.connection;
+        if connection.is_send_closed() {
+            return Some(if done > 0 {
+                Ok(done)
+            } else {
+                Err(Errno::PIPE.into())
+            });
+        }
+        connection.options().cork = cork;
+        gather(buffers, done, |piece| {
+            let count = connection.send(now, piece);
+            done += count;
+            count
+        });
+        core.stack.touch(slot);
+        core.send_out(now);
+        (done == total).then_some(Ok(done))
+    };
+    let mut core = process.lock();
+    core.take_in(clock::now());
+    let first = attempt(&mut core);
+    drop(core);
+    if let Some(result) = first {
+        return result;
+    }
+    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return if done > 0 {
+            Ok(done)
+        } else {
+            Err(Errno::AGAIN.into())
+        };
+    }
+    let deadline = deadline_after(socket.options().send_timeout());
+    let watching = Watching::new(vec![socket])?;
+    let woken = process.wait(Sleep::until(deadline), &mut attempt);
+    drop(watching);
+    match woken {
+        Ok(Woken::Ready(result)) => result,
+        Ok(Woken::TimedOut | Woken::Kernel) if done == 0 => Err(Errno::AGAIN.into()),
+        Err(errno) if done == 0 => Err(errno.into()),
+        Ok(_) | Err(_) => Ok(done),
+    }
+}
+
+/// Calls `take` for each piece of `buffers` behind the first `skip` octets, until one is not
+/// taken whole.
+fn gather(buffers: &[IoSlice<'_>], mut skip: usize, mut take: impl FnMut(&[u8]) -> usize) {
+    for buffer in buffers {
+        if skip >= buffer.len() {
+            skip -= buffer.len();
+            continue;
+        }
+        let piece = &buffer[skip..];
+        skip = 0;
+        if take(piece) < piece.len() {
+            return;
+        }
+    }
+}
+
+fn send_udp(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    buffers: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    flags: i32,
+) -> Result<usize, Stop> {
+    let to = to.map(|to| socket.given(to)).transpose()?;
+    if let Some(to) = to
+        && !leads_to_wire(process, to)
+    {
+        return super::fallback::leave_for_kernel(process, socket, to);
+    }
+    if socket.phase() == Phase::Idle {
+        if to.is_none() {
+            return Err(Errno::DESTADDRREQ.into());
+        }
+        bind_implicitly(process, fd, socket)?;
+    }
+    let joined: Vec<u8>;
+    let payload: [&[u8]; 2] = match buffers {
+        [] => [&[], &[]],
+        [one] => [one, &[]],
+        [one, two] => [one, two],
+        many => {
+            joined = many
+                .iter()
+                .flat_map(|buffer| buffer.iter().copied())
+                .collect();
+            [&joined, &[]]
+        }
+    };
+    let attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
+        if let Some(errno) = socket.take_error(Some(core)) {
+            return Some(Err(errno.into()));
+        }
+        let Core {
+            stack,
+            routes,
+            channel,
+            ..
+        } = core;
+        let sent = stack.send_datagram(socket.slot(), to, payload, routes, channel);
+        core.send_out(clock::now());
+        match sent {
+            Ok(length) => Some(Ok(length)),
+            Err(SendError::Full) => None,
+            Err(SendError::NoSession) => Some(gone(socket)),
+            Err(SendError::NoDestination) => Some(Err(Errno::DESTADDRREQ.into())),
+            Err(SendError::TooLong) => Some(Err(Errno::MSGSIZE.into())),
+            Err(SendError::NoRoute) => Some(Err(Errno::NETUNREACH.into())),
+        }
+    };
+    let mut core = process.lock();
+    core.take_in(clock::now());
+    let first = attempt(&mut core);
+    drop(core);
+    if let Some(result) = first {
+        return result;
+    }
+    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return Err(Errno::AGAIN.into());
+    }
+    let deadline = deadline_after(socket.options().send_timeout());
+    match process.wait(Sleep::until(deadline), attempt)? {
+        Woken::Ready(result) => result,
+        Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
+    }
+}
+
+/// Does a datagram to `to` leave by a device that Portolan manages?
+fn leads_to_wire(process: &Process, to: SocketAddr) -> bool {
+    let core = process.lock();
+    let is_unicast = match to.ip() {
+        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
+        IpAddr::V6(v6) => !v6.is_multicast(),
+    };
+    is_unicast
+        && !core.routes.is_local(to.ip())
+        && core
+            .routes
+            .path(to.ip())
+            .is_ok_and(|path| path.managed && path.kind == RouteKind::Unicast)
+}

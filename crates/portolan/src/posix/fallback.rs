@@ -1,0 +1,117 @@
+//! Sockets that become the kernel's, and descriptors whose events the kernel knows.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
+use portolan_sys::descriptor;
+use portolan_types::Protocol;
+use rustix::io::Errno;
+
+use super::Stop;
+use crate::process::Process;
+use crate::socket::{Family, Phase, Setup, Socket};
+use crate::table::{self, File};
+
+/// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
+/// that holds its port, else a new one. Whatever was set on it is set again. The lock on `setup`
+/// keeps others out meanwhile. Says why the call goes no further: `NotOurs` if all went well.
+pub(super) fn fall_back(socket: &Arc<Socket>, _setup: &Setup, kernel: Option<OwnedFd>) -> Stop {
+    match become_kernel(socket, kernel) {
+        Ok(()) => Stop::NotOurs,
+        Err(errno) => Stop::Failed(errno),
+    }
+}
+
+fn become_kernel(socket: &Arc<Socket>, kernel: Option<OwnedFd>) -> Result<(), Errno> {
+    let kernel = match kernel {
+        Some(kernel) => kernel,
+        None => new_kernel_socket(socket)?,
+    };
+    for (level, name, value) in socket.options().all() {
+        // The kernel may refuse what it would have refused at once; the call is long over.
+        let _ = descriptor::set_socket_option(&kernel, level, name, value);
+    }
+    descriptor::set_nonblocking(&kernel, socket.is_nonblocking())?;
+    socket.set_phase(Phase::Closed);
+    for number in descriptors_of(socket) {
+        let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
+        descriptor::replace(&kernel, number, is_cloexec)?;
+        table::remove(number);
+    }
+    hand_to_kernel_epolls(socket);
+    Ok(())
+}
+
+fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
+    let domain = match socket.family {
+        Family::V4 => libc::AF_INET,
+        Family::V6 => libc::AF_INET6,
+    };
+    let kind = match socket.protocol {
+        Protocol::Tcp => libc::SOCK_STREAM,
+        Protocol::Udp => libc::SOCK_DGRAM,
+    };
+    descriptor::kernel_socket(domain, kind | libc::SOCK_CLOEXEC, 0)
+}
+
+fn descriptors_of(socket: &Arc<Socket>) -> Vec<RawFd> {
+    let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
+    table::all()
+        .into_iter()
+        .filter(|(_, file)| is_it(file))
+        .map(|(fd, _)| fd)
+        .collect()
+}
+
+/// Moves the socket's epoll memberships to the kernel's sets.
+pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
+    for (epoll, fd) in socket.epolls() {
+        let interest = epoll.interest(fd);
+        epoll.remove(fd);
+        socket.leave_epoll(&epoll, fd);
+        if interest.is_some()
+            && descriptor::epoll_control(epoll.fd, libc::EPOLL_CTL_ADD, fd, interest).is_ok()
+        {
+            epoll.kernel_member_added();
+        }
+    }
+}
+
+/// A connection that came by the kernel's stack: from now on an ordinary kernel socket.
+pub(super) fn accept_kernel(socket: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
+    descriptor::set_nonblocking(socket.as_fd(), flags & libc::SOCK_NONBLOCK != 0)?;
+    descriptor::set_close_on_exec(&socket, flags & libc::SOCK_CLOEXEC != 0)?;
+    Ok(socket.into_raw_fd())
+}
+
+/// A UDP socket that sends where Portolan does not reach: it becomes the kernel's, port and all.
+pub(super) fn leave_for_kernel<T>(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    to: SocketAddr,
+) -> Result<T, Stop> {
+    let setup = socket.setup();
+    let Some(session) = setup.session else {
+        return Err(fall_back(socket, &setup, None));
+    };
+    let slot = socket.slot();
+    let request = RequestBody::Connect {
+        session: SessionRef::Known(session),
+        protocol: Protocol::Udp,
+        remote: to,
+        slot,
+        receive_buffer: None,
+    };
+    match process.control.call(request, &[])? {
+        (ReplyBody::UseKernel { .. }, fds) => {
+            let mut core = process.lock();
+            core.detach(slot);
+            core.stack.remove(slot);
+            drop(core);
+            Err(fall_back(socket, &setup, fds.into_iter().next()))
+        }
+        _ => Err(Errno::NETUNREACH.into()),
+    }
+}

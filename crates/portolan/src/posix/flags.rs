@@ -1,0 +1,48 @@
+//! `fcntl` and `ioctl`.
+
+use std::os::fd::RawFd;
+
+use portolan_stack::Session;
+use portolan_sys::memory;
+
+use super::{Answer, Stop, find};
+use crate::socket::Phase;
+
+/// Notes what concerns us; the descriptor's own flags are the kernel's.
+pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
+    if command == libc::F_SETFL
+        && let Ok((socket, _)) = find(fd)
+    {
+        socket.set_nonblocking(argument & libc::O_NONBLOCK as usize != 0);
+    }
+    Answer::NotOurs
+}
+
+pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
+    fn answer(fd: RawFd, request: u64, argument: usize) -> Result<i32, Stop> {
+        let (socket, process) = find(fd)?;
+        if request == libc::FIONBIO {
+            let on = memory::read_int(argument)? != 0;
+            socket.set_nonblocking(on);
+            return Err(Stop::NotOurs);
+        }
+        if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ) || socket.phase() != Phase::Cached {
+            return Err(Stop::NotOurs);
+        }
+        let mut core = process.lock();
+        core.take_in(portolan_sys::clock::now());
+        let octets = match (request, core.stack.get(socket.slot())) {
+            (libc::FIONREAD, Some(Session::Tcp(session))) => session.connection.readable(),
+            (libc::FIONREAD, Some(Session::Udp(session))) => session
+                .queue
+                .front()
+                .map_or(0, |datagram| datagram.data.len()),
+            (_, Some(Session::Tcp(session))) => session.connection.figures().send_queue,
+            (_, Some(Session::Udp(_)) | None) => 0,
+        };
+        drop(core);
+        memory::write_int(argument, i32::try_from(octets).unwrap_or(i32::MAX))?;
+        Ok(0)
+    }
+    answer(fd, request, argument).into()
+}

@@ -1,0 +1,254 @@
+//! From `socket` to `close`, and the duplicates in between.
+
+use std::os::fd::{AsFd, IntoRawFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{AfterFlush, RequestBody};
+use portolan_stack::{Session, TcpSession};
+use portolan_sys::unix::{PairKind, socket_pair};
+use portolan_sys::{clock, descriptor};
+use portolan_types::Protocol;
+use rustix::io::Errno;
+
+use super::{Answer, Stop, find};
+use crate::control;
+use crate::epoll::Epoll;
+use crate::process::{Absent, Process};
+use crate::socket::{Family, Phase, Socket};
+use crate::table::{self, File};
+
+pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
+    fn open(domain: i32, kind: i32, protocol: i32) -> Result<RawFd, Stop> {
+        let family = match domain {
+            libc::AF_INET => Family::V4,
+            libc::AF_INET6 => Family::V6,
+            _ => return Err(Stop::NotOurs),
+        };
+        let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        let (protocol, pair) = match (kind & !flags, protocol) {
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => (Protocol::Tcp, PairKind::Stream),
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
+            _ => return Err(Stop::NotOurs),
+        };
+        Process::start().map_err(|absent| match absent {
+            Absent::UseKernel => Stop::NotOurs,
+            Absent::Refuse => Stop::Failed(Errno::NETDOWN),
+        })?;
+        let (near, far) = socket_pair(pair)?;
+        let socket = Arc::new(Socket::new(family, protocol, table::hide(far)));
+        enter(near, socket, flags)
+    }
+    open(domain, kind, protocol).into()
+}
+
+/// Gives a socket its descriptor, with the flags of `socket` or `accept4`.
+pub(super) fn enter(
+    near: std::os::fd::OwnedFd,
+    socket: Arc<Socket>,
+    flags: i32,
+) -> Result<RawFd, Stop> {
+    let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+    if is_nonblocking {
+        descriptor::set_nonblocking(&near, true)?;
+    }
+    if flags & libc::SOCK_CLOEXEC == 0 {
+        descriptor::set_close_on_exec(&near, false)?;
+    }
+    socket.set_nonblocking(is_nonblocking);
+    let near = near.into_raw_fd();
+    if !table::can_hold(near) {
+        descriptor::close(near);
+        return Err(Errno::MFILE.into());
+    }
+    table::insert(near, File::Socket(socket));
+    Ok(near)
+}
+
+pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
+    fn end(fd: RawFd, how: i32) -> Result<(), Stop> {
+        let (socket, process) = find(fd)?;
+        if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+            return Err(Errno::INVAL.into());
+        }
+        match socket.phase() {
+            Phase::Cached => {}
+            Phase::Listening | Phase::Relayed => return Err(Stop::NotOurs),
+            _ => return Err(Errno::NOTCONN.into()),
+        }
+        let mut core = process.lock();
+        let now = clock::now();
+        let slot = socket.slot();
+        match core.stack.get_mut(slot) {
+            Some(Session::Tcp(session)) => {
+                if how != libc::SHUT_RD {
+                    session.connection.shutdown_send(now);
+                }
+                if how != libc::SHUT_WR {
+                    session.connection.shutdown_receive();
+                }
+            }
+            Some(Session::Udp(session)) if session.remote.is_some() => {}
+            Some(Session::Udp(_)) | None => return Err(Errno::NOTCONN.into()),
+        }
+        core.stack.touch(slot);
+        core.send_out(now);
+        socket.notify(portolan_tcp::Events::PEER_CLOSED | portolan_tcp::Events::WRITABLE);
+        Ok(())
+    }
+    end(fd, how).into()
+}
+
+pub fn close(fd: RawFd) -> Answer<()> {
+    if table::is_internal(fd) {
+        return Answer::Failed(Errno::BADF);
+    }
+    if !table::is_ours(fd) {
+        return Answer::NotOurs;
+    }
+    forget(fd);
+    descriptor::close(fd);
+    Answer::Done(())
+}
+
+/// The number `fd` stops to refer to what it did, as by `dup2` onto it.
+pub fn forget(fd: RawFd) {
+    match table::remove(fd) {
+        Some(File::Socket(socket)) => {
+            for (epoll, member) in socket.epolls() {
+                if member == fd {
+                    epoll.remove(fd);
+                    socket.leave_epoll(&epoll, fd);
+                }
+            }
+            if socket.drop_reference() {
+                release(&socket);
+            }
+        }
+        Some(File::Epoll(epoll)) => leave_all(&epoll),
+        None => {}
+    }
+}
+
+fn leave_all(epoll: &Arc<Epoll>) {
+    for (fd, socket) in epoll.members() {
+        socket.leave_epoll(epoll, fd);
+    }
+}
+
+/// The process has no descriptor for the socket any more. What has no session here ends when the
+/// server sees the descriptor's last copy go.
+fn release(socket: &Arc<Socket>) {
+    let Some(process) = Process::running() else {
+        return;
+    };
+    let phase = socket.phase();
+    socket.set_phase(Phase::Closed);
+    match phase {
+        Phase::Cached => {}
+        Phase::Connecting => {
+            process.lock().stack.remove(socket.slot());
+            return;
+        }
+        Phase::Idle | Phase::Listening | Phase::Relayed | Phase::Closed => return,
+    }
+    let mut core = process.lock();
+    let slot = socket.slot();
+    core.detach(slot);
+    let is_abortive = socket
+        .options()
+        .linger()
+        .is_some_and(|linger| linger.time.is_zero());
+    if let Some(Session::Tcp(session)) = core.stack.get_mut(slot) {
+        let now = clock::now();
+        if is_abortive {
+            session.connection.abort(now);
+        } else {
+            session.connection.close(now);
+        }
+        core.stack.touch(slot);
+        core.send_out(now);
+        if process.control.is_lost() {
+            // Without a server the session ends here, attended by the helper.
+            return;
+        }
+    }
+    let session = core.stack.remove(slot);
+    drop(core);
+    match session {
+        Some(Session::Tcp(session)) => flush_to_close(process, &session),
+        Some(Session::Udp(session)) => {
+            // The port is free when `close` returns; a lost server has freed it already.
+            let _ = process.control.call(
+                RequestBody::Release {
+                    session: session.id,
+                },
+                &[],
+            );
+        }
+        None => {}
+    }
+}
+
+/// Without waiting for the server: what it could answer would change nothing.
+fn flush_to_close(process: &Process, session: &TcpSession) {
+    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
+        return;
+    };
+    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+    let then = AfterFlush::Close;
+    let _ = process.control.tell(
+        RequestBody::Flush {
+            session: session.id,
+            capsule,
+            then,
+        },
+        &fds,
+    );
+}
+
+/// Where a duplicate goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duplicate {
+    /// The lowest free number from `min` on.
+    Any { min: RawFd, cloexec: bool },
+    /// Exactly that number, whatever it was.
+    Onto { fd: RawFd, cloexec: bool },
+}
+
+pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
+    fn copy(fd: RawFd, to: Duplicate) -> Result<RawFd, Stop> {
+        let file = table::find(fd).ok_or(Stop::NotOurs)?;
+        let near = descriptor::borrow(fd)?;
+        let new = match to {
+            Duplicate::Any { min, cloexec: true } => {
+                rustix::io::fcntl_dupfd_cloexec(near, min)?.into_raw_fd()
+            }
+            Duplicate::Any {
+                min,
+                cloexec: false,
+            } => {
+                let new = rustix::io::fcntl_dupfd_cloexec(near, min)?;
+                descriptor::set_close_on_exec(&new, false)?;
+                new.into_raw_fd()
+            }
+            Duplicate::Onto { fd: onto, cloexec } => {
+                if table::is_internal(onto) {
+                    return Err(Errno::BUSY.into());
+                }
+                forget(onto);
+                descriptor::replace(near, onto, cloexec)?;
+                onto
+            }
+        };
+        if !table::can_hold(new) {
+            descriptor::close(new);
+            return Err(Errno::MFILE.into());
+        }
+        if let File::Socket(socket) = &file {
+            socket.add_reference();
+        }
+        table::insert(new, file);
+        Ok(new)
+    }
+    copy(fd, to).into()
+}

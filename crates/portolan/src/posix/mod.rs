@@ -1,0 +1,120 @@
+//! BSD socket calls on descriptor numbers. Each says [`Answer::NotOurs`] if the kernel should
+//! have the call: for descriptors that are not Portolan's, and for sockets that the server relays
+//! or that fell back.
+
+mod addresses;
+mod data;
+mod fallback;
+mod flags;
+mod fork;
+mod lifecycle;
+mod multiplex;
+mod opening;
+mod socket_options;
+
+pub use addresses::{local_address, peer_address};
+pub use data::{Control, Destination, Received, receive, send};
+pub use flags::{fcntl, ioctl};
+pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
+pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
+pub use opening::{accept, bind, connect, listen};
+pub use socket_options::{get_option, set_option};
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use portolan_types::Instant;
+use rustix::io::Errno;
+
+use crate::process::Process;
+use crate::socket::Socket;
+use crate::table;
+use crate::wait::Waiter;
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<T> {
+    Done(T),
+    Failed(Errno),
+    /// Have the kernel do it.
+    NotOurs,
+}
+
+impl<T> From<Result<T, Errno>> for Answer<T> {
+    fn from(result: Result<T, Errno>) -> Answer<T> {
+        match result {
+            Ok(value) => Answer::Done(value),
+            Err(errno) => Answer::Failed(errno),
+        }
+    }
+}
+
+/// Why a call of ours goes no further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Failed(Errno),
+    NotOurs,
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Stop {
+        Stop::Failed(errno)
+    }
+}
+
+impl<T> From<Result<T, Stop>> for Answer<T> {
+    fn from(result: Result<T, Stop>) -> Answer<T> {
+        match result {
+            Ok(value) => Answer::Done(value),
+            Err(Stop::Failed(errno)) => Answer::Failed(errno),
+            Err(Stop::NotOurs) => Answer::NotOurs,
+        }
+    }
+}
+
+/// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
+pub fn is_ours(fd: RawFd) -> bool {
+    table::is_ours(fd)
+}
+
+/// Does Portolan serve this process? What could carry sockets past it (io_uring) is closed then.
+pub fn is_active() -> bool {
+    Process::running().is_some()
+}
+
+/// The socket behind a descriptor, and the process that holds its session.
+fn find(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
+    let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
+    let process = Process::running().ok_or(Stop::NotOurs)?;
+    Ok((socket, process))
+}
+
+/// The calling thread watches sockets for as long as this lives.
+struct Watching<'a> {
+    sockets: Vec<&'a Arc<Socket>>,
+    waiter: Arc<Waiter>,
+}
+
+impl<'a> Watching<'a> {
+    fn new(sockets: Vec<&'a Arc<Socket>>) -> Result<Watching<'a>, Errno> {
+        let waiter = Waiter::mine()?;
+        for socket in &sockets {
+            socket.watch(&waiter);
+        }
+        Ok(Watching { sockets, waiter })
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        for socket in &self.sockets {
+            socket.unwatch(&self.waiter);
+        }
+    }
+}
+
+/// `SO_RCVTIMEO` and friends, from now on.
+fn deadline_after(timeout: Option<std::time::Duration>) -> Option<Instant> {
+    timeout.map(|timeout| portolan_sys::clock::now() + timeout)
+}

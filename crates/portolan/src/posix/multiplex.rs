@@ -1,0 +1,289 @@
+//! `poll` and `epoll` over sockets of ours and kernel descriptors together.
+
+use std::os::fd::{IntoRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use portolan_sys::{clock, descriptor, wait};
+use rustix::io::Errno;
+
+use super::opening::complete_connect;
+use super::{Answer, Stop, Watching, deadline_after};
+use crate::epoll::Epoll;
+use crate::process::Process;
+use crate::socket::{ERR, HUP, Phase, Socket};
+use crate::table::{self, File};
+use crate::wait::{Sleep, Waiter, Woken, pollfd};
+
+/// Who knows the events of a descriptor.
+enum Source {
+    /// The session here.
+    Library(Arc<Socket>),
+    /// The outcome of an active open, which shows on the descriptor.
+    Opening(Arc<Socket>),
+    Kernel,
+}
+
+fn source_of(fd: RawFd) -> Source {
+    match table::socket(fd) {
+        Some(socket) => match socket.phase() {
+            Phase::Listening | Phase::Relayed => Source::Kernel,
+            Phase::Connecting => Source::Opening(socket),
+            Phase::Idle | Phase::Cached | Phase::Closed => Source::Library(socket),
+        },
+        None => Source::Kernel,
+    }
+}
+
+pub fn poll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Answer<usize> {
+    let Some(process) = Process::running() else {
+        return Answer::NotOurs;
+    };
+    if !fds.iter().any(|fd| table::is_ours(fd.fd)) {
+        return Answer::NotOurs;
+    }
+    let deadline = deadline_after(timeout);
+    loop {
+        match poll_once(process, fds, deadline, mask) {
+            Ok(None) => {}
+            Ok(Some(ready)) => return Answer::Done(ready),
+            Err(errno) => return Answer::Failed(errno),
+        }
+    }
+}
+
+/// `None` if an active open has ended meanwhile and everything has to be looked at again.
+fn poll_once(
+    process: &'static Process,
+    fds: &mut [libc::pollfd],
+    deadline: Option<portolan_types::Instant>,
+    mask: Option<&libc::sigset_t>,
+) -> Result<Option<usize>, Errno> {
+    let sources: Vec<Source> = fds.iter().map(|fd| source_of(fd.fd)).collect();
+    let mut kernel: Vec<libc::pollfd> = fds
+        .iter()
+        .zip(&sources)
+        .filter_map(|(fd, source)| match source {
+            Source::Library(_) => None,
+            Source::Opening(_) => Some(pollfd(fd.fd, libc::POLLIN)),
+            Source::Kernel => Some(pollfd(fd.fd, fd.events)),
+        })
+        .collect();
+    let ours = sources.iter().filter_map(|source| match source {
+        Source::Library(socket) => Some(socket),
+        _ => None,
+    });
+    let watching = Watching::new(ours.collect())?;
+    let sleep = Sleep {
+        kernel: &mut kernel,
+        deadline,
+        mask,
+    };
+    let woken = process.wait(sleep, |core| {
+        let mut count = 0;
+        for (fd, source) in fds.iter_mut().zip(&sources) {
+            if let Source::Library(socket) = source {
+                fd.revents = revents(socket.readiness(core), fd.events);
+                count += usize::from(fd.revents != 0);
+            }
+        }
+        (count > 0).then_some(count)
+    })?;
+    drop(watching);
+    if !matches!(woken, Woken::Kernel) && !kernel.is_empty() {
+        wait::ppoll(&mut kernel, Some(clock::now()), None)?;
+    }
+    let mut has_opened = false;
+    let mut theirs = kernel.iter();
+    let mut count = 0;
+    for (fd, source) in fds.iter_mut().zip(&sources) {
+        match source {
+            Source::Library(_) => {}
+            Source::Opening(socket) => {
+                fd.revents = 0;
+                if theirs.next().is_some_and(|polled| polled.revents != 0) {
+                    complete_connect(process, fd.fd, socket);
+                    has_opened = true;
+                }
+            }
+            Source::Kernel => fd.revents = theirs.next().map_or(0, |polled| polled.revents),
+        }
+        count += usize::from(fd.revents != 0);
+    }
+    let is_over = count > 0 || matches!(woken, Woken::TimedOut);
+    Ok(if has_opened || !is_over {
+        None
+    } else {
+        Some(count)
+    })
+}
+
+fn revents(ready: u32, asked: i16) -> i16 {
+    // Events are bits 0 to 13, so the mask loses nothing.
+    (ready & (u32::from(asked as u16) | ERR | HUP) & 0x3fff) as i16
+}
+
+pub fn epoll_create(flags: i32) -> Answer<RawFd> {
+    let set = match descriptor::epoll_create(flags & libc::EPOLL_CLOEXEC != 0) {
+        Ok(set) => set.into_raw_fd(),
+        Err(errno) => return Answer::Failed(errno),
+    };
+    if table::can_hold(set) {
+        table::insert(set, File::Epoll(Arc::new(Epoll::new(set))));
+    }
+    Answer::Done(set)
+}
+
+pub fn epoll_control(
+    set: RawFd,
+    operation: i32,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Answer<()> {
+    let Some(epoll) = table::epoll(set) else {
+        return Answer::NotOurs;
+    };
+    control(&epoll, operation, fd, event).into()
+}
+
+fn control(
+    epoll: &Arc<Epoll>,
+    operation: i32,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Result<(), Stop> {
+    let process = Process::running();
+    let (socket, process) = match (source_of(fd), process) {
+        (Source::Library(socket) | Source::Opening(socket), Some(process)) => (socket, process),
+        _ => return kernel_control(epoll, operation, fd, event),
+    };
+    let holds = epoll.holds(fd);
+    match operation {
+        libc::EPOLL_CTL_ADD if holds => Err(Errno::EXIST.into()),
+        libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !holds => Err(Errno::NOENT.into()),
+        libc::EPOLL_CTL_DEL => {
+            epoll.remove(fd);
+            socket.leave_epoll(epoll, fd);
+            Ok(())
+        }
+        libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
+            let event = event.ok_or(Errno::FAULT)?;
+            if !holds {
+                socket.join_epoll(epoll, fd);
+            }
+            // Sleepers of the set are signalled with the core held.
+            let _core = process.lock();
+            epoll.set(fd, &socket, event);
+            Ok(())
+        }
+        _ => Err(Errno::INVAL.into()),
+    }
+}
+
+fn kernel_control(
+    epoll: &Epoll,
+    operation: i32,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Result<(), Stop> {
+    descriptor::epoll_control(epoll.fd, operation, fd, event)?;
+    match operation {
+        libc::EPOLL_CTL_ADD => epoll.kernel_member_added(),
+        libc::EPOLL_CTL_DEL => epoll.kernel_member_removed(),
+        _ => {}
+    }
+    Ok(())
+}
+
+pub fn epoll_wait(
+    set: RawFd,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Answer<usize> {
+    let (Some(epoll), Some(process)) = (table::epoll(set), Process::running()) else {
+        return Answer::NotOurs;
+    };
+    if epoll.is_empty() {
+        return Answer::NotOurs;
+    }
+    if events.is_empty() {
+        return Answer::Failed(Errno::INVAL);
+    }
+    let deadline = deadline_after(timeout);
+    loop {
+        match wait_once(process, &epoll, events, deadline, mask) {
+            Ok(None) => {}
+            Ok(Some(count)) => return Answer::Done(count),
+            Err(errno) => return Answer::Failed(errno),
+        }
+    }
+}
+
+/// `None` if what woke it was nothing to report.
+fn wait_once(
+    process: &'static Process,
+    epoll: &Arc<Epoll>,
+    events: &mut [libc::epoll_event],
+    deadline: Option<portolan_types::Instant>,
+    mask: Option<&libc::sigset_t>,
+) -> Result<Option<usize>, Errno> {
+    let connecting = epoll.connecting();
+    let mut kernel: Vec<libc::pollfd> = connecting
+        .iter()
+        .map(|(fd, _)| pollfd(*fd, libc::POLLIN))
+        .collect();
+    let has_kernel_members = epoll.has_kernel_members();
+    if has_kernel_members {
+        kernel.push(pollfd(epoll.fd, libc::POLLIN));
+    }
+    let sleeping = Sleeping::new(epoll)?;
+    let sleep = Sleep {
+        kernel: &mut kernel,
+        deadline,
+        mask,
+    };
+    let woken = process.wait(sleep, |core| {
+        let count = epoll.collect(core, events);
+        (count > 0).then_some(count)
+    })?;
+    drop(sleeping);
+    let mut count = match woken {
+        Woken::Ready(count) => count,
+        Woken::Kernel | Woken::TimedOut => 0,
+    };
+    if has_kernel_members {
+        count += descriptor::epoll_collect(epoll.fd, &mut events[count..])?;
+    }
+    if matches!(woken, Woken::Kernel) {
+        for (fd, socket) in &connecting {
+            complete_connect(process, *fd, socket);
+        }
+    }
+    let is_over = count > 0 || matches!(woken, Woken::TimedOut);
+    Ok(is_over.then_some(count))
+}
+
+/// The calling thread sleeps on an epoll set for as long as this lives.
+struct Sleeping<'a> {
+    epoll: &'a Epoll,
+    waiter: Arc<Waiter>,
+}
+
+impl<'a> Sleeping<'a> {
+    fn new(epoll: &'a Epoll) -> Result<Sleeping<'a>, Errno> {
+        let waiter = Waiter::mine()?;
+        epoll.add_sleeper(&waiter);
+        Ok(Sleeping { epoll, waiter })
+    }
+}
+
+impl Drop for Sleeping<'_> {
+    fn drop(&mut self) {
+        self.epoll.remove_sleeper(&self.waiter);
+    }
+}

@@ -1,0 +1,247 @@
+//! This process as Portolan sees it: one connection to the server, one channel, its sessions.
+//!
+//! Made when the program opens its first socket. A forked child starts anew, when it needs to.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use portolan_proto::VERSION;
+use portolan_proto::control::{Parameters, ReplyBody, RequestBody};
+use portolan_sys::doorbell::Doorbell;
+use portolan_sys::ring::Ring;
+use portolan_sys::shm::{MetastateReader, StatisticsWriter};
+use portolan_sys::tap::TapIo;
+use portolan_sys::{clock, namespace};
+use portolan_types::Instant;
+
+use crate::channel::Channel;
+use crate::control::{Control, Lost};
+use crate::core::Core;
+use crate::{helper, table};
+
+/// After a failed attempt, how long sockets are the kernel's before the server is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+pub(crate) struct Process {
+    pub(crate) control: Control,
+    pub(crate) statistics: StatisticsWriter,
+    pub(crate) helper: helper::Post,
+    core: Mutex<Core>,
+    spin_us: u32,
+}
+
+/// What the environment asks for (`PORTOLAN`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Portolan if there is a server, else the kernel with one warning.
+    Auto,
+    /// Without a server sockets fail.
+    Require,
+    Off,
+}
+
+/// Why there is no Portolan for this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Absent {
+    /// Use the kernel's sockets.
+    UseKernel,
+    /// The user forbade that.
+    Refuse,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
+
+impl Process {
+    /// The process if it has been started.
+    pub(crate) fn running() -> Option<&'static Process> {
+        portolan_sys::leak::load(&CURRENT)
+    }
+
+    /// The process, started now if it has to be.
+    pub(crate) fn start() -> Result<&'static Process, Absent> {
+        if let Some(process) = Process::running() {
+            return if process.control.is_lost() {
+                absent(mode())
+            } else {
+                Ok(process)
+            };
+        }
+        let mode = mode();
+        if mode == Mode::Off {
+            return Err(Absent::UseKernel);
+        }
+        let mut tried = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(process) = Process::running() {
+            return Ok(process);
+        }
+        let now = clock::now();
+        if tried.is_some_and(|last| now.since(last) < RETRY) {
+            return absent(mode);
+        }
+        let is_first = tried.replace(now).is_none();
+        match Process::register() {
+            Ok(process) => Ok(portolan_sys::leak::store(&CURRENT, process)),
+            Err(reason) => {
+                if is_first {
+                    warn(&reason, mode);
+                }
+                absent(mode)
+            }
+        }
+    }
+
+    /// In a forked child: the parent's channel is not ours.
+    pub(crate) fn forget() {
+        CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+        *STARTING.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn register() -> Result<Process, String> {
+        let path = socket_path()?;
+        let control =
+            Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let hello = RequestBody::Hello {
+            version: VERSION,
+            program: program(),
+        };
+        let (reply, fds) = control
+            .call(hello, &[])
+            .map_err(|Lost| "the server hung up".to_string())?;
+        match reply {
+            ReplyBody::Welcome {
+                ring_size,
+                parameters,
+                ..
+            } => Process::with_channel(control, ring_size, parameters, fds),
+            ReplyBody::Error { errno } => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                Err(format!("the server refused: {error}"))
+            }
+            _ => Err("the server gave no sensible answer".to_string()),
+        }
+    }
+
+    fn with_channel(
+        control: Control,
+        ring_size: u32,
+        parameters: Parameters,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Process, String> {
+        let Ok([tap, ring_fd, doorbell, metastate, statistics]) = <[OwnedFd; 5]>::try_from(fds)
+        else {
+            return Err("the server sent no channel".to_string());
+        };
+        let (tap, ring_fd) = (table::hide(tap), table::hide(ring_fd));
+        let ring = Ring::map(&ring_fd, ring_size as usize).map_err(|e| e.to_string())?;
+        let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
+        let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
+        let statistics = StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
+        let channel = Channel::new(TapIo::new(tap), ring, ring_fd, doorbell);
+        Ok(Process {
+            control,
+            spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
+            statistics,
+            helper: helper::Post::default(),
+            core: Mutex::new(Core::new(clock::now(), channel, metastate)),
+        })
+    }
+
+    pub(crate) fn spin_us(&self) -> u32 {
+        self.spin_us
+    }
+
+    pub(crate) fn lock(&self) -> CoreGuard<'_> {
+        let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        CoreGuard {
+            guard: Some(guard),
+            control: &self.control,
+        }
+    }
+}
+
+/// The lock on `Core`. What the sessions have to tell the server goes out when it is released.
+pub(crate) struct CoreGuard<'a> {
+    /// Always there until dropped.
+    guard: Option<MutexGuard<'a, Core>>,
+    control: &'a Control,
+}
+
+impl Deref for CoreGuard<'_> {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        self.guard.as_ref().expect("there until dropped")
+    }
+}
+
+impl DerefMut for CoreGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.guard.as_mut().expect("there until dropped")
+    }
+}
+
+impl Drop for CoreGuard<'_> {
+    fn drop(&mut self) {
+        let outbox = self.take_outbox();
+        self.guard = None;
+        for message in outbox {
+            // Without a server there is nobody to tell; the sessions go on.
+            let _ = self.control.tell(message, &[]);
+        }
+    }
+}
+
+fn absent<T>(mode: Mode) -> Result<T, Absent> {
+    Err(if mode == Mode::Require {
+        Absent::Refuse
+    } else {
+        Absent::UseKernel
+    })
+}
+
+fn mode() -> Mode {
+    match std::env::var("PORTOLAN").as_deref() {
+        Ok("off") => Mode::Off,
+        Ok("require") => Mode::Require,
+        _ => Mode::Auto,
+    }
+}
+
+fn number_from(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+fn socket_path() -> Result<PathBuf, String> {
+    match std::env::var_os("PORTOLAN_SOCKET") {
+        Some(path) => Ok(path.into()),
+        None => namespace::control_path().map_err(|e| format!("no network namespace: {e}")),
+    }
+}
+
+fn program() -> String {
+    std::env::args_os()
+        .next()
+        .and_then(|path| {
+            Some(
+                PathBuf::from(path)
+                    .file_name()?
+                    .to_string_lossy()
+                    .into_owned(),
+            )
+        })
+        .unwrap_or_else(|| "?".to_string())
+}
+
+fn warn(reason: &str, mode: Mode) {
+    let outcome = match mode {
+        Mode::Require => "sockets will fail (PORTOLAN=require)",
+        Mode::Auto | Mode::Off => "using the kernel's sockets",
+    };
+    let line = format!("portolan: {reason}; {outcome}\n");
+    // There is nobody to tell that the warning could not be written.
+    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+}

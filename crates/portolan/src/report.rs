@@ -1,0 +1,76 @@
+//! Figures of the sessions held here, as `portolan ss` shows them.
+
+use std::time::Duration;
+
+use portolan_proto::report::{STATE_NAMES, SessionFigures, StatisticsRow};
+use portolan_stack::{Session, TcpSession, UdpSession};
+
+pub(crate) fn row(session: &Session) -> StatisticsRow {
+    match session {
+        Session::Tcp(session) => tcp_row(session),
+        Session::Udp(session) => udp_row(session),
+    }
+}
+
+fn tcp_row(session: &TcpSession) -> StatisticsRow {
+    let figures = session.connection.figures();
+    let state = session.connection.state().to_string();
+    let state = STATE_NAMES
+        .iter()
+        .position(|&name| name == state)
+        .unwrap_or(0);
+    StatisticsRow {
+        session: session.id.0,
+        state: state as u32,
+        reserved: 0,
+        figures: SessionFigures {
+            octets_in: figures.octets_in,
+            octets_out: figures.octets_out,
+            segments_in: figures.segments_in,
+            segments_out: figures.segments_out,
+            retransmits: figures.retransmits,
+            receive_queue: clamp(figures.receive_queue),
+            send_queue: clamp(figures.send_queue),
+            cwnd: figures.cwnd,
+            ssthresh: figures.ssthresh,
+            srtt_us: figures.srtt.map_or(0, micros),
+            rttvar_us: micros(figures.rttvar),
+            rto_us: micros(figures.rto),
+            mss: figures.mss,
+            receive_window: figures.receive_window,
+            send_window: figures.send_window,
+        },
+    }
+}
+
+fn udp_row(session: &UdpSession) -> StatisticsRow {
+    let connected = STATE_NAMES
+        .iter()
+        .position(|&name| name == "ESTAB")
+        .unwrap_or(0);
+    StatisticsRow {
+        session: session.id.0,
+        state: if session.remote.is_some() {
+            connected as u32
+        } else {
+            0
+        },
+        reserved: 0,
+        figures: SessionFigures {
+            octets_in: session.octets_in,
+            octets_out: session.octets_out,
+            segments_in: session.datagrams_in,
+            segments_out: session.datagrams_out,
+            receive_queue: clamp(session.queue.iter().map(|d| d.data.len()).sum()),
+            ..SessionFigures::default()
+        },
+    }
+}
+
+fn clamp(octets: usize) -> u32 {
+    u32::try_from(octets).unwrap_or(u32::MAX)
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}

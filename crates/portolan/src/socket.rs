@@ -1,0 +1,340 @@
+//! A socket: what stands behind one of the application's descriptors, whichever of them refer to
+//! it. Its session lies in `Core`; here is where it stands in its life and who watches it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use portolan_stack::{Session, TcpSession, UdpSession, Wire};
+use portolan_tcp::{Events, StateName};
+use portolan_types::{Protocol, SessionId, Slot};
+use rustix::io::Errno;
+
+use crate::core::{Core, canonical};
+use crate::epoll::Epoll;
+use crate::options::Options;
+use crate::wait::Waiter;
+
+// poll(2) and epoll(7) use the same bits.
+pub(crate) const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
+pub(crate) const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
+pub(crate) const ERR: u32 = libc::EPOLLERR as u32;
+pub(crate) const HUP: u32 = libc::EPOLLHUP as u32;
+pub(crate) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+/// Where a socket stands. Who handles its calls follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    /// No session yet, or only a port.
+    Idle,
+    /// The server opens it; the outcome comes on the descriptor.
+    Connecting,
+    /// The session is here.
+    Cached,
+    /// Sessions to accept come on the descriptor.
+    Listening,
+    /// The server holds it and relays through the descriptor: calls go to the kernel.
+    Relayed,
+    Closed,
+}
+
+const PHASES: [Phase; 6] = [
+    Phase::Idle,
+    Phase::Connecting,
+    Phase::Cached,
+    Phase::Listening,
+    Phase::Relayed,
+    Phase::Closed,
+];
+
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) family: Family,
+    pub(crate) protocol: Protocol,
+    phase: AtomicU8,
+    slot: AtomicU32,
+    is_nonblocking: AtomicBool,
+    /// Descriptors of this process that refer to it.
+    references: AtomicU32,
+    setup: Mutex<Setup>,
+    options: Mutex<Options>,
+    watchers: Mutex<Watchers>,
+    error: AtomicI32,
+}
+
+/// What opening, binding and closing need; locked across calls to the server.
+#[derive(Debug, Default)]
+pub(crate) struct Setup {
+    /// Once the server knows the socket.
+    pub(crate) session: Option<SessionId>,
+    /// The descriptor's other end, until the server gets it.
+    pub(crate) far: Option<OwnedFd>,
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) remote: Option<SocketAddr>,
+}
+
+#[derive(Debug, Default)]
+struct Watchers {
+    threads: Vec<Arc<Waiter>>,
+    epolls: Vec<(Arc<Epoll>, RawFd)>,
+}
+
+impl Socket {
+    pub(crate) fn new(family: Family, protocol: Protocol, far: OwnedFd) -> Socket {
+        let setup = Setup {
+            far: Some(far),
+            ..Setup::default()
+        };
+        Socket::with(family, protocol, Phase::Idle, setup, Options::default())
+    }
+
+    /// An accepted session, on its way to `slot`.
+    pub(crate) fn accepted(listener: &Socket, setup: Setup, slot: Slot) -> Socket {
+        let options = listener.options().inherited();
+        let socket = Socket::with(
+            listener.family,
+            Protocol::Tcp,
+            Phase::Cached,
+            setup,
+            options,
+        );
+        socket.slot.store(slot.0, Ordering::Relaxed);
+        socket
+    }
+
+    fn with(
+        family: Family,
+        protocol: Protocol,
+        phase: Phase,
+        setup: Setup,
+        options: Options,
+    ) -> Socket {
+        Socket {
+            family,
+            protocol,
+            phase: AtomicU8::new(phase as u8),
+            slot: AtomicU32::new(u32::MAX),
+            is_nonblocking: AtomicBool::new(false),
+            references: AtomicU32::new(1),
+            setup: Mutex::new(setup),
+            options: Mutex::new(options),
+            watchers: Mutex::default(),
+            error: AtomicI32::new(0),
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        PHASES[usize::from(self.phase.load(Ordering::Acquire))]
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    /// Where the session lies; meaningful while `Cached`.
+    pub(crate) fn slot(&self) -> Slot {
+        Slot(self.slot.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn cache_at(&self, slot: Slot) {
+        self.slot.store(slot.0, Ordering::Release);
+        self.set_phase(Phase::Cached);
+    }
+
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        self.is_nonblocking.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
+        self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn setup(&self) -> MutexGuard<'_, Setup> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn options(&self) -> MutexGuard<'_, Options> {
+        self.options.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watchers(&self) -> MutexGuard<'_, Watchers> {
+        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add_reference(&self) {
+        self.references.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// True when the last one has gone.
+    pub(crate) fn drop_reference(&self) -> bool {
+        self.references.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Stores an error that the next call reports.
+    pub(crate) fn set_error(&self, errno: i32) {
+        self.error.store(errno, Ordering::Release);
+    }
+
+    /// The pending error of the socket or of its session; reading clears it (`SO_ERROR`).
+    pub(crate) fn take_error(&self, core: Option<&mut Core>) -> Option<Errno> {
+        let own = self.error.swap(0, Ordering::AcqRel);
+        if own != 0 {
+            return Some(Errno::from_raw_os_error(own));
+        }
+        let errno = match core?.stack.get_mut(self.slot())? {
+            Session::Tcp(session) => session.connection.take_error()?.errno(),
+            Session::Udp(session) => session.error.take()?,
+        };
+        Some(Errno::from_raw_os_error(errno))
+    }
+
+    fn has_error(&self) -> bool {
+        self.error.load(Ordering::Acquire) != 0
+    }
+
+    pub(crate) fn watch(&self, waiter: &Arc<Waiter>) {
+        self.watchers().threads.push(Arc::clone(waiter));
+    }
+
+    pub(crate) fn unwatch(&self, waiter: &Arc<Waiter>) {
+        let mut watchers = self.watchers();
+        if let Some(at) = watchers.threads.iter().position(|w| Arc::ptr_eq(w, waiter)) {
+            watchers.threads.swap_remove(at);
+        }
+    }
+
+    pub(crate) fn join_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
+        self.watchers().epolls.push((Arc::clone(epoll), fd));
+    }
+
+    pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
+        self.watchers()
+            .epolls
+            .retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
+    }
+
+    /// The epoll sets that hold this socket, with the descriptor they know it by.
+    pub(crate) fn epolls(&self) -> Vec<(Arc<Epoll>, RawFd)> {
+        self.watchers().epolls.clone()
+    }
+
+    /// Something happened to the session: wakes threads and marks epoll sets.
+    pub(crate) fn notify(&self, events: Events) {
+        let watchers = self.watchers();
+        for waiter in &watchers.threads {
+            waiter.signal();
+        }
+        for (epoll, fd) in &watchers.epolls {
+            epoll.mark(*fd, poll_bits(events));
+        }
+    }
+
+    /// What poll and epoll say of the socket now.
+    pub(crate) fn readiness(&self, core: &mut Core) -> u32 {
+        let error = if self.has_error() { IN | OUT | ERR } else { 0 };
+        match self.phase() {
+            Phase::Cached => {
+                let slot = self.slot();
+                let wire_is_full = core.channel.is_full();
+                error
+                    | match core.stack.get_mut(slot) {
+                        Some(Session::Tcp(session)) => tcp_readiness(session),
+                        Some(Session::Udp(session)) => udp_readiness(session, wire_is_full),
+                        None => HUP | ERR,
+                    }
+            }
+            // As Linux: a TCP socket that was never connected is writable and hung up.
+            Phase::Idle if self.protocol == Protocol::Tcp => error | OUT | HUP,
+            Phase::Idle => error | OUT,
+            Phase::Closed => HUP | ERR,
+            Phase::Connecting | Phase::Listening | Phase::Relayed => error,
+        }
+    }
+
+    /// An address as the application sees it: an IPv6 socket sees IPv4 peers mapped (RFC 4291
+    /// §2.5.5.2).
+    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+        match (self.family, address.ip()) {
+            (Family::V6, IpAddr::V4(v4)) => {
+                SocketAddr::new(v4.to_ipv6_mapped().into(), address.port())
+            }
+            _ => address,
+        }
+    }
+
+    /// What `getsockname` shows before there is a port.
+    pub(crate) fn unspecified(&self) -> SocketAddr {
+        match self.family {
+            Family::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+            Family::V6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+        }
+    }
+
+    /// An address the application gave, checked against the socket's family.
+    pub(crate) fn given(&self, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        match (self.family, address) {
+            (Family::V4, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
+            (Family::V6, SocketAddr::V4(_)) => Err(Errno::INVAL),
+            _ if address.ip().is_unspecified() => Ok(address),
+            _ => Ok(SocketAddr::new(canonical(address.ip()), address.port())),
+        }
+    }
+}
+
+fn poll_bits(events: Events) -> u32 {
+    let mut bits = 0;
+    if events.intersects(Events::READABLE) {
+        bits |= IN;
+    }
+    if events.intersects(Events::WRITABLE | Events::CONNECTED) {
+        bits |= OUT;
+    }
+    if events.intersects(Events::PEER_CLOSED) {
+        bits |= IN | RDHUP;
+    }
+    if events.intersects(Events::ERROR | Events::CLOSED) {
+        bits |= IN | OUT | ERR | HUP | RDHUP;
+    }
+    bits
+}
+
+fn tcp_readiness(session: &mut TcpSession) -> u32 {
+    let connection = &mut session.connection;
+    let mut bits = 0;
+    let has_ended = connection.is_receive_finished();
+    if connection.is_readable() || has_ended {
+        bits |= IN;
+    }
+    if has_ended {
+        bits |= RDHUP;
+    }
+    if connection.poll_writable() || connection.is_send_closed() {
+        bits |= OUT;
+    }
+    if (has_ended && connection.is_send_closed()) || connection.state() == StateName::Closed {
+        bits |= HUP | IN | RDHUP;
+    }
+    if connection.error().is_some() {
+        bits |= ERR | IN | OUT;
+    }
+    bits
+}
+
+fn udp_readiness(session: &UdpSession, wire_is_full: bool) -> u32 {
+    let mut bits = if wire_is_full { 0 } else { OUT };
+    if !session.queue.is_empty() {
+        bits |= IN;
+    }
+    if session.error.is_some() {
+        bits |= ERR | IN;
+    }
+    bits
+}

@@ -1,0 +1,128 @@
+//! Which descriptors of this process are Portolan's. The negative answer, by far the most common
+//! under a preload library, is one atomic load.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::epoll::Epoll;
+use crate::socket::Socket;
+
+/// Descriptors beyond this number stay the kernel's.
+const MOST: usize = 1 << 16;
+
+/// Our own descriptors move up here, if the limit allows it, out of the way of programs that
+/// expect small numbers.
+const HIDDEN_FROM: RawFd = 900;
+
+const FOREIGN: u8 = 0;
+const OURS: u8 = 1;
+/// The library's own: the channel, the control connection.
+const INTERNAL: u8 = 2;
+
+static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(FOREIGN) }; MOST];
+static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
+
+#[derive(Clone)]
+pub(crate) enum File {
+    Socket(Arc<Socket>),
+    Epoll(Arc<Epoll>),
+}
+
+fn kind(fd: RawFd) -> u8 {
+    usize::try_from(fd)
+        .ok()
+        .and_then(|fd| KINDS.get(fd))
+        .map_or(FOREIGN, |kind| kind.load(Ordering::Acquire))
+}
+
+pub(crate) fn is_ours(fd: RawFd) -> bool {
+    kind(fd) == OURS
+}
+
+pub(crate) fn is_internal(fd: RawFd) -> bool {
+    kind(fd) == INTERNAL
+}
+
+pub(crate) fn can_hold(fd: RawFd) -> bool {
+    usize::try_from(fd).is_ok_and(|fd| fd < MOST)
+}
+
+pub(crate) fn find(fd: RawFd) -> Option<File> {
+    if !is_ours(fd) {
+        return None;
+    }
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files.get(usize::try_from(fd).ok()?)?.clone()
+}
+
+pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
+    match find(fd)? {
+        File::Socket(socket) => Some(socket),
+        File::Epoll(_) => None,
+    }
+}
+
+pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll>> {
+    match find(fd)? {
+        File::Epoll(epoll) => Some(epoll),
+        File::Socket(_) => None,
+    }
+}
+
+/// Enters a descriptor that [`can_hold`] accepted.
+pub(crate) fn insert(fd: RawFd, file: File) {
+    let Ok(index) = usize::try_from(fd) else {
+        return;
+    };
+    let mut files = FILES.write().unwrap_or_else(PoisonError::into_inner);
+    if files.len() <= index {
+        files.resize_with(index + 1, || None);
+    }
+    files[index] = Some(file);
+    KINDS[index].store(OURS, Ordering::Release);
+}
+
+pub(crate) fn remove(fd: RawFd) -> Option<File> {
+    let index = usize::try_from(fd).ok()?;
+    if !is_ours(fd) {
+        return None;
+    }
+    let mut files = FILES.write().unwrap_or_else(PoisonError::into_inner);
+    KINDS[index].store(FOREIGN, Ordering::Release);
+    files.get_mut(index)?.take()
+}
+
+/// All descriptors in the table.
+pub(crate) fn all() -> Vec<(RawFd, File)> {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files
+        .iter()
+        .zip(0..)
+        .filter_map(|(file, fd)| Some((fd, file.clone()?)))
+        .collect()
+}
+
+/// Moves one of the library's own descriptors out of the application's way, and protects it from
+/// programs that close all they find.
+pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN_FROM).unwrap_or(fd);
+    if let Some(kind) = usize::try_from(fd.as_raw_fd())
+        .ok()
+        .and_then(|fd| KINDS.get(fd))
+    {
+        kind.store(INTERNAL, Ordering::Release);
+    }
+    fd
+}
+
+/// The library's own descriptors; a child of fork must close its copies.
+pub(crate) fn take_hidden() -> impl Iterator<Item = RawFd> {
+    KINDS.iter().zip(0..).filter_map(|(kind, fd)| {
+        let is_internal = kind.load(Ordering::Relaxed) == INTERNAL;
+        is_internal.then(|| {
+            kind.store(FOREIGN, Ordering::Release);
+            fd
+        })
+    })
+}

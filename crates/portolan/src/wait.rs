@@ -1,0 +1,221 @@
+//! Sleeping until something of interest happens: to a session, to a kernel descriptor, or by the
+//! clock. All blocking calls of the library come here.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use portolan_stack::Wire;
+use portolan_sys::{clock, wait};
+use portolan_types::Instant;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+
+use crate::core::{Core, Role};
+use crate::process::Process;
+use crate::table;
+
+/// What others signal to wake one sleeping thread.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    eventfd: OwnedFd,
+    is_asleep: AtomicBool,
+    is_signalled: AtomicBool,
+}
+
+thread_local! {
+    static MINE: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
+}
+
+impl Waiter {
+    /// The calling thread's own.
+    pub(crate) fn mine() -> Result<Arc<Waiter>, Errno> {
+        MINE.with(|mine| {
+            let mut mine = mine.borrow_mut();
+            if let Some(waiter) = &*mine {
+                return Ok(Arc::clone(waiter));
+            }
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let waiter = Arc::new(Waiter {
+                eventfd: table::hide(eventfd(0, flags)?),
+                is_asleep: AtomicBool::new(false),
+                is_signalled: AtomicBool::new(false),
+            });
+            *mine = Some(Arc::clone(&waiter));
+            Ok(waiter)
+        })
+    }
+
+    /// After fork the child shares the parent's eventfd and must not use it.
+    pub(crate) fn forget_mine() {
+        MINE.with(|mine| mine.borrow_mut().take());
+    }
+
+    /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its
+    /// last look and [`Waiter::fall_asleep`]: no signal is lost.
+    pub(crate) fn signal(&self) {
+        if self.is_asleep.load(Ordering::Relaxed)
+            && !self.is_signalled.swap(true, Ordering::Relaxed)
+        {
+            // Fails only if it is signalled already.
+            let _ = write(&self.eventfd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn fall_asleep(&self) {
+        self.is_asleep.store(true, Ordering::Relaxed);
+    }
+
+    fn wake(&self) {
+        self.is_asleep.store(false, Ordering::Relaxed);
+        if self.is_signalled.swap(false, Ordering::Relaxed) {
+            // Fails only if there is nothing to read.
+            let _ = read(&self.eventfd, &mut [0; 8]);
+        }
+    }
+}
+
+/// How a wait ended.
+#[derive(Debug)]
+pub(crate) enum Woken<T> {
+    Ready(T),
+    /// One of the kernel descriptors has something (see `revents`).
+    Kernel,
+    TimedOut,
+}
+
+/// What a thread waits for besides sessions.
+pub(crate) struct Sleep<'a> {
+    pub(crate) kernel: &'a mut [libc::pollfd],
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) mask: Option<&'a libc::sigset_t>,
+}
+
+impl Sleep<'static> {
+    pub(crate) fn until(deadline: Option<Instant>) -> Sleep<'static> {
+        Sleep {
+            kernel: &mut [],
+            deadline,
+            mask: None,
+        }
+    }
+}
+
+impl Process {
+    /// Attends to the channel until `ready` gives something. Whoever makes `ready` true must
+    /// signal this thread's [`Waiter`], which the caller has registered where it matters.
+    pub(crate) fn wait<T>(
+        &self,
+        sleep: Sleep<'_>,
+        ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<Woken<T>, Errno> {
+        let woken = self.wait_attending(sleep, ready);
+        self.rouse_helper();
+        woken
+    }
+
+    fn wait_attending<T>(
+        &self,
+        mut sleep: Sleep<'_>,
+        mut ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<Woken<T>, Errno> {
+        let waiter = Waiter::mine()?;
+        let spin_until = clock::now() + Duration::from_micros(u64::from(self.spin_us()));
+        loop {
+            let mut core = self.lock();
+            let now = clock::now();
+            core.attend(now);
+            if let Some(value) = ready(&mut core) {
+                core.hand_over();
+                return Ok(Woken::Ready(value));
+            }
+            if sleep.deadline.is_some_and(|deadline| deadline <= now) {
+                core.hand_over();
+                return Ok(Woken::TimedOut);
+            }
+            if now < spin_until {
+                drop(core);
+                std::hint::spin_loop();
+                continue;
+            }
+            let Some(role) = core.fall_asleep(&waiter) else {
+                continue;
+            };
+            let timer = if role == Role::Lead {
+                core.stack.deadline()
+            } else {
+                None
+            };
+            let wake_on = core.wake_fds(&waiter, role);
+            waiter.fall_asleep();
+            drop(core);
+
+            let slept = sleep.sleep(&wake_on, earliest(sleep.deadline, timer));
+
+            let mut core = self.lock();
+            core.wake(&waiter, role);
+            waiter.wake();
+            match slept {
+                Ok(kernel_ready) if kernel_ready => {
+                    core.attend(clock::now());
+                    core.hand_over();
+                    return Ok(Woken::Kernel);
+                }
+                Ok(_) => {}
+                Err(errno) => {
+                    core.hand_over();
+                    return Err(errno);
+                }
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Descriptors that end the sleep of a thread in that role.
+    fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
+        let mut fds = vec![pollfd(waiter.eventfd.as_raw_fd(), libc::POLLIN)];
+        if role == Role::Lead {
+            self.channel_fds(&mut fds);
+        }
+        fds
+    }
+
+    /// Descriptors by which the channel asks for attention.
+    pub(crate) fn channel_fds(&self, fds: &mut Vec<libc::pollfd>) {
+        fds.push(pollfd(self.channel.wake_fd().as_raw_fd(), libc::POLLIN));
+        if self.channel.is_full() {
+            fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), libc::POLLOUT));
+        }
+    }
+}
+
+impl Sleep<'_> {
+    /// True if a kernel descriptor of the caller has something.
+    fn sleep(&mut self, own: &[libc::pollfd], deadline: Option<Instant>) -> Result<bool, Errno> {
+        let mut all = Vec::with_capacity(own.len() + self.kernel.len());
+        all.extend_from_slice(own);
+        all.extend_from_slice(self.kernel);
+        wait::ppoll(&mut all, deadline, self.mask)?;
+        let theirs = &all[own.len()..];
+        self.kernel.copy_from_slice(theirs);
+        Ok(theirs.iter().any(|fd| fd.revents != 0))
+    }
+}
+
+pub(crate) fn pollfd(fd: i32, events: i16) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
+}
+
+fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

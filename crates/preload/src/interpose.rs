@@ -1,0 +1,123 @@
+//! How a libc symbol is defined: `interpose!` makes the exported function, answers from its body, and otherwise calls
+//! the next definition. Owns the meeting of `Answer`, `errno` and panics; knows no particular call.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    process::abort,
+};
+
+use libc::c_int;
+use portolan::posix::{self, Answer};
+use rustix::io::Errno;
+
+/// What the body of a translated call yields.
+pub type Outcome<T> = Result<T, Refusal>;
+
+/// Why a body did not complete the call.
+pub enum Refusal {
+    /// The call fails with this `errno`.
+    Errno(Errno),
+    /// The call is for the next definition of the symbol.
+    NotOurs,
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// From the library's answer to a body's outcome.
+pub trait Settle<T> {
+    fn settle(self) -> Outcome<T>;
+}
+
+impl<T> Settle<T> for Answer<T> {
+    fn settle(self) -> Outcome<T> {
+        match self {
+            Self::Done(value) => Ok(value),
+            Self::Failed(errno) => Err(Refusal::Errno(errno)),
+            Self::NotOurs => Err(Refusal::NotOurs),
+        }
+    }
+}
+
+/// The outcome of a call that returns 0.
+pub fn done(answer: Answer<()>) -> Outcome<c_int> {
+    answer.settle().map(|()| 0)
+}
+
+/// Leaves the body at once if `fd` is not Portolan's: the fast negative path.
+#[inline]
+pub fn ours(fd: c_int) -> Outcome<()> {
+    if posix::is_ours(fd) {
+        Ok(())
+    } else {
+        Err(Refusal::NotOurs)
+    }
+}
+
+/// What a C function returns when it has set `errno`.
+pub trait FailureValue {
+    const FAILED: Self;
+}
+
+impl FailureValue for c_int {
+    const FAILED: Self = -1;
+}
+
+impl FailureValue for i64 {
+    const FAILED: Self = -1;
+}
+
+impl FailureValue for isize {
+    const FAILED: Self = -1;
+}
+
+impl FailureValue for () {
+    const FAILED: Self = ();
+}
+
+/// Sets `errno` and gives the value that announces it.
+pub fn failed<T: FailureValue>(errno: Errno) -> T {
+    // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
+    unsafe { *libc::__errno_location() = errno.raw_os_error() };
+    T::FAILED
+}
+
+/// Runs a body. A panic in it is a defect whose locks and state nobody can trust: it ends here, never in a C frame.
+#[inline]
+pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
+}
+
+/// Defines libc symbols. Each body is an [`Outcome`]; on `NotOurs` the next definition gets the same arguments.
+///
+/// The ABI is `C-unwind` because libc cancels a thread (pthread_cancel) by unwinding through these frames.
+macro_rules! interpose {
+    ($( $(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block )*) => { $(
+        $(#[$note])*
+        ///
+        /// # Safety
+        /// The contract of the C function of this name.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            // SAFETY: the caller keeps the C contract, so its pointers are valid for the lengths given; `next` is
+            // null or the definition that the C declaration describes.
+            unsafe {
+                match $crate::interpose::shielded(|| -> $crate::interpose::Outcome<$result> { $body }) {
+                    Ok(value) => value,
+                    Err($crate::interpose::Refusal::Errno(errno)) => $crate::interpose::failed(errno),
+                    Err($crate::interpose::Refusal::NotOurs) => {
+                        let next = $crate::table::next($crate::table::Symbol::$name);
+                        if next.is_null() {
+                            return $crate::interpose::failed(rustix::io::Errno::NOSYS);
+                        }
+                        let next: unsafe extern "C-unwind" fn($($type),*) -> $result = std::mem::transmute(next);
+                        next($($argument),*)
+                    }
+                }
+            }
+        }
+    )* };
+}

@@ -1,0 +1,22 @@
+//! The socket proxy: libc's symbols, translated to `portolan::posix` for the programs that preload this library.
+//!
+//! It owns the list of symbols ([`table`]) and the translation of C structures. It holds no socket state and takes no
+//! decision: what is not Portolan's goes to the next definition of the symbol, unchanged.
+
+#[macro_use]
+mod interpose;
+
+mod address;
+mod buffers;
+mod descriptors;
+mod file;
+mod io;
+mod memory;
+mod message;
+mod multiplex;
+mod number;
+mod process;
+mod select;
+mod socket;
+mod table;
+mod time;

@@ -1,0 +1,156 @@
+//! Copies between the caller's memory and ours that fail with EFAULT where the kernel's would.
+//!
+//! For the small structures of calls that are seldom made: the copy is a system call on our own process. Payload
+//! buffers, `iovec`, `msghdr` and `pollfd` arrays are used in place: a bad pointer there faults.
+
+use std::{
+    ffi::c_void,
+    mem::{MaybeUninit, size_of, size_of_val},
+    ptr,
+};
+
+use rustix::{io::Errno, process::getpid};
+
+/// Types for which every bit pattern is a value and which hold no padding that matters.
+///
+/// # Safety
+/// The implementor is plain data.
+pub unsafe trait Plain: Copy {}
+
+// SAFETY: integers are plain data.
+unsafe impl Plain for u8 {}
+// SAFETY: integers are plain data.
+unsafe impl Plain for u32 {}
+// SAFETY: integers are plain data.
+unsafe impl Plain for i32 {}
+// SAFETY: integers are plain data.
+unsafe impl Plain for i64 {}
+// SAFETY: integers are plain data.
+unsafe impl Plain for u64 {}
+// SAFETY: integers are plain data.
+unsafe impl Plain for usize {}
+// SAFETY: a C struct of integers.
+unsafe impl Plain for libc::epoll_event {}
+// SAFETY: a C struct of integers.
+unsafe impl Plain for libc::timeval {}
+// SAFETY: a C struct of integers.
+unsafe impl Plain for libc::timespec {}
+// SAFETY: a C struct of integers.
+unsafe impl Plain for libc::cmsghdr {}
+// SAFETY: a C struct of integers.
+unsafe impl Plain for libc::in_pktinfo {}
+// SAFETY: a C struct of integers.
+unsafe impl Plain for libc::in6_pktinfo {}
+
+/// Reads one value at `source`.
+pub fn load<T: Plain>(source: *const T) -> Result<T, Errno> {
+    let mut value = MaybeUninit::<T>::uninit();
+    copy_in(source.cast(), value.as_mut_ptr().cast(), size_of::<T>())?;
+    // SAFETY: all octets were written and T is plain data.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Fills `values` from the array at `source`.
+pub fn load_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
+    copy_in(
+        source.cast(),
+        values.as_mut_ptr().cast(),
+        size_of_val(values),
+    )
+}
+
+/// Writes `values` to the array at `target`.
+pub fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
+    copy_out(values.as_ptr().cast(), target.cast(), size_of_val(values))
+}
+
+/// Refuses what can be told to be bad without touching it: null, and the kernel's half of the address space.
+#[inline]
+pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
+    if length > 0 && (pointer.is_null() || (pointer as isize) < 0) {
+        Err(Errno::FAULT)
+    } else {
+        Ok(())
+    }
+}
+
+fn copy_in(theirs: *const c_void, ours: *mut c_void, length: usize) -> Result<(), Errno> {
+    plausible(theirs, length)?;
+    let (local, remote) = (piece(ours, length), piece(theirs.cast_mut(), length));
+    // SAFETY: `ours` is valid for `length`; the kernel checks `theirs`.
+    let copied = unsafe { libc::process_vm_readv(own_pid(), &local, 1, &remote, 1, 0) };
+    // SAFETY: only reached where the kernel refuses to do the checked copy: the C contract is all that is left.
+    checked(copied, length, || unsafe {
+        ptr::copy_nonoverlapping(theirs.cast::<u8>(), ours.cast(), length)
+    })
+}
+
+fn copy_out(ours: *const c_void, theirs: *mut c_void, length: usize) -> Result<(), Errno> {
+    plausible(theirs, length)?;
+    let (local, remote) = (piece(ours.cast_mut(), length), piece(theirs, length));
+    // SAFETY: `ours` is valid for `length`; the kernel checks `theirs`.
+    let copied = unsafe { libc::process_vm_writev(own_pid(), &local, 1, &remote, 1, 0) };
+    // SAFETY: only reached where the kernel refuses to do the checked copy: the C contract is all that is left.
+    checked(copied, length, || unsafe {
+        ptr::copy_nonoverlapping(ours.cast::<u8>(), theirs.cast(), length)
+    })
+}
+
+/// A sandbox may forbid the call (EPERM, ENOSYS): then the copy is a plain one.
+fn checked(copied: isize, length: usize, plain_copy: impl FnOnce()) -> Result<(), Errno> {
+    if copied == length as isize {
+        return Ok(());
+    }
+    let refused = [Errno::PERM, Errno::NOSYS].contains(&last_error());
+    if copied < 0 && refused {
+        plain_copy();
+        return Ok(());
+    }
+    Err(Errno::FAULT)
+}
+
+fn piece(base: *mut c_void, length: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: base,
+        iov_len: length,
+    }
+}
+
+fn own_pid() -> libc::pid_t {
+    getpid().as_raw_pid()
+}
+
+/// The calling thread's `errno`.
+pub fn last_error() -> Errno {
+    // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
+    Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn good_pointers_are_copied_both_ways() {
+        let mut place = 7_u32;
+        assert_eq!(load(&place), Ok(7));
+        assert_eq!(store(&mut place, &[9]), Ok(()));
+        assert_eq!(place, 9);
+    }
+
+    #[test]
+    fn null_unmapped_and_kernel_pointers_are_faults() {
+        for bad in [0_usize, 8, usize::MAX] {
+            assert_eq!(load::<u32>(ptr::without_provenance(bad)), Err(Errno::FAULT));
+            assert_eq!(
+                store::<u32>(ptr::without_provenance_mut(bad), &[1]),
+                Err(Errno::FAULT)
+            );
+        }
+    }
+
+    #[test]
+    fn nothing_is_read_for_an_empty_array() {
+        assert_eq!(load_into::<u8>(ptr::null(), &mut []), Ok(()));
+    }
+}

@@ -1,0 +1,209 @@
+//! `syscall(2)`: programs that call the kernel by number reach the same translation (libuv closes its sockets so).
+//!
+//! Only calls that touch a descriptor of ours are answered here; all others go to the kernel as they are.
+
+use std::{ffi::c_long, mem, ptr, time::Duration};
+
+use libc::{c_int, sigset_t};
+use portolan::posix;
+use rustix::io::Errno;
+
+use crate::{
+    descriptors,
+    interpose::{Outcome, Refusal, Settle, ours},
+    io, memory, multiplex, select, socket,
+    table::{self, Symbol},
+    time,
+};
+
+interpose! {
+    /// `long syscall(long, ...)`: six integers or pointers in the place of the variable arguments.
+    fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+        let arguments = [a, b, c, d, e, f];
+        match makes_descriptors(number, arguments).or_else(|refusal| match refusal {
+            Refusal::NotOurs => waits(number, arguments),
+            refused => Err(refused),
+        }) {
+            Err(Refusal::NotOurs) => works_on_one(number, arguments),
+            answered => answered,
+        }
+    }
+}
+
+/// Makes a system call that no symbol of ours sees.
+///
+/// # Safety
+/// The contract of the call.
+pub unsafe fn raw(number: c_long, [a, b, c]: [usize; 3]) -> Result<usize, Errno> {
+    let next = table::next(Symbol::syscall);
+    if next.is_null() {
+        return Err(Errno::NOSYS);
+    }
+    // SAFETY: libc's syscall takes integers in the registers of its variable arguments.
+    let call: unsafe extern "C" fn(c_long, usize, usize, usize) -> c_long =
+        unsafe { mem::transmute(next) };
+    // SAFETY: the caller's promise.
+    let result = unsafe { call(number, a, b, c) };
+    usize::try_from(result).map_err(|_| memory::last_error())
+}
+
+/// The calls that make descriptors, and the rings that would use them behind our back.
+fn makes_descriptors(number: c_long, [a, b, c, ..]: [usize; 6]) -> Outcome<c_long> {
+    let made = match number {
+        libc::SYS_socket => posix::socket(a as c_int, b as c_int, c as c_int),
+        libc::SYS_epoll_create1 if a as c_int & !libc::EPOLL_CLOEXEC == 0 => {
+            posix::epoll_create(a as c_int)
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_epoll_create if a as c_int > 0 => posix::epoll_create(0),
+        libc::SYS_io_uring_setup if posix::is_active() => return Err(Errno::NOSYS.into()),
+        _ => return Err(Refusal::NotOurs),
+    };
+    made.settle().map(c_long::from)
+}
+
+/// The calls that wait for several descriptors. Signal sets are the kernel's, shorter than libc's.
+///
+/// # Safety
+/// The contract of the call.
+unsafe fn waits(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_long> {
+    let at_timespec = |timeout: usize| time::at_timespec(ptr::with_exposed_provenance(timeout));
+    let milliseconds =
+        |timeout: usize| Ok::<Option<Duration>, Errno>(time::milliseconds(timeout as c_int));
+    // SAFETY: the caller's promise.
+    let waited = unsafe {
+        match number {
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_poll => multiplex::poll_any(a as _, b as _, || milliseconds(c), || Ok(None)),
+            libc::SYS_ppoll => multiplex::poll_any(a as _, b as _, || at_timespec(c), || mask(d)),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_select => multiplex::select_any(a as _, [b as _, c as _, d as _], e as _),
+            libc::SYS_pselect6 => {
+                let sets = select::Sets::borrow(a as _, [b as _, c as _, d as _])?;
+                let mask = if f == 0 {
+                    None
+                } else {
+                    mask(memory::load(f as *const usize)?)?
+                };
+                sets.wait(&select::Wait::until(at_timespec(e)?), mask.as_ref())
+            }
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_epoll_wait => {
+                multiplex::epoll_any(a as _, b as _, c as _, || milliseconds(d), || Ok(None))
+            }
+            libc::SYS_epoll_pwait => {
+                multiplex::epoll_any(a as _, b as _, c as _, || milliseconds(d), || mask(e))
+            }
+            libc::SYS_epoll_pwait2 => {
+                multiplex::epoll_any(a as _, b as _, c as _, || at_timespec(d), || mask(e))
+            }
+            _ => Err(Refusal::NotOurs),
+        }
+    };
+    waited.map(c_long::from)
+}
+
+/// The calls whose first argument is the descriptor, or that have another descriptor behind it.
+///
+/// # Safety
+/// The contract of the call.
+unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_long> {
+    if number == libc::SYS_close_range {
+        // SAFETY: the caller's promise.
+        return Ok(unsafe { descriptors::close_range(a as _, b as _, c as _) }.into());
+    }
+    let second = match number {
+        libc::SYS_dup3 | libc::SYS_sendfile => b,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_dup2 => b,
+        libc::SYS_splice | libc::SYS_epoll_ctl => c,
+        _ => a,
+    };
+    ours(a as c_int).or_else(|_| ours(second as c_int))?;
+    // SAFETY: the caller's promise; the functions have the contracts of the calls.
+    let result = unsafe {
+        match number {
+            libc::SYS_read => io::read(a as _, b as _, c) as c_long,
+            libc::SYS_write => io::write(a as _, b as _, c) as c_long,
+            libc::SYS_readv => io::readv(a as _, b as _, c as _) as c_long,
+            libc::SYS_writev => io::writev(a as _, b as _, c as _) as c_long,
+            libc::SYS_recvfrom => io::recvfrom(a as _, b as _, c, d as _, e as _, f as _) as c_long,
+            libc::SYS_sendto => io::sendto(a as _, b as _, c, d as _, e as _, f as _) as c_long,
+            libc::SYS_recvmsg => io::recvmsg(a as _, b as _, c as _) as c_long,
+            libc::SYS_sendmsg => io::sendmsg(a as _, b as _, c as _) as c_long,
+            libc::SYS_recvmmsg => io::recvmmsg(a as _, b as _, c as _, d as _, e as _).into(),
+            libc::SYS_sendmmsg => io::sendmmsg(a as _, b as _, c as _, d as _).into(),
+            libc::SYS_sendfile => io::sendfile(a as _, b as _, c as _, d) as c_long,
+            libc::SYS_splice => io::splice(a as _, b as _, c as _, d as _, e, f as _) as c_long,
+            libc::SYS_bind => socket::bind(a as _, b as _, c as _).into(),
+            libc::SYS_connect => socket::connect(a as _, b as _, c as _).into(),
+            libc::SYS_listen => socket::listen(a as _, b as _).into(),
+            libc::SYS_accept => socket::accept(a as _, b as _, c as _).into(),
+            libc::SYS_accept4 => socket::accept4(a as _, b as _, c as _, d as _).into(),
+            libc::SYS_shutdown => socket::shutdown(a as _, b as _).into(),
+            libc::SYS_getsockname => socket::getsockname(a as _, b as _, c as _).into(),
+            libc::SYS_getpeername => socket::getpeername(a as _, b as _, c as _).into(),
+            libc::SYS_getsockopt => {
+                socket::getsockopt(a as _, b as _, c as _, d as _, e as _).into()
+            }
+            libc::SYS_setsockopt => {
+                socket::setsockopt(a as _, b as _, c as _, d as _, e as _).into()
+            }
+            libc::SYS_epoll_ctl => multiplex::epoll_ctl(a as _, b as _, c as _, d as _).into(),
+            libc::SYS_close => descriptors::close(a as _).into(),
+            libc::SYS_dup => descriptors::dup(a as _).into(),
+            #[cfg(target_arch = "x86_64")]
+            libc::SYS_dup2 => descriptors::dup2(a as _, b as _).into(),
+            libc::SYS_dup3 => descriptors::dup3(a as _, b as _, c as _).into(),
+            libc::SYS_fcntl => descriptors::fcntl(a as _, b as _, c).into(),
+            libc::SYS_ioctl => descriptors::ioctl(a as _, b as _, c as _).into(),
+            _ => return Err(Refusal::NotOurs),
+        }
+    };
+    Ok(result)
+}
+
+/// The kernel's signal set at `pointer` as libc's.
+fn mask(pointer: usize) -> Result<Option<sigset_t>, Errno> {
+    if pointer == 0 {
+        return Ok(None);
+    }
+    let signals = memory::load(ptr::with_exposed_provenance::<u64>(pointer))?;
+    // SAFETY: a signal set is an array of words, in which the kernel's 64 signals come first.
+    unsafe {
+        let mut set: sigset_t = mem::zeroed();
+        ptr::from_mut(&mut set).cast::<u64>().write(signals);
+        Ok(Some(set))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_no_interest_reach_the_kernel() {
+        // SAFETY: getpid has no arguments.
+        let pid = unsafe { syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) };
+        assert_eq!(pid, std::process::id() as c_long);
+    }
+
+    #[test]
+    fn an_error_by_number_is_minus_one_and_errno() {
+        // SAFETY: no descriptor has this number.
+        let closed = unsafe { syscall(libc::SYS_close, usize::MAX, 0, 0, 0, 0, 0) };
+        assert_eq!((closed, memory::last_error()), (-1, Errno::BADF));
+    }
+
+    #[test]
+    fn the_kernels_signal_set_becomes_libcs() {
+        let signals = 1_u64 << (libc::SIGUSR1 - 1);
+        let set = mask((&raw const signals).expose_provenance())
+            .unwrap()
+            .unwrap();
+        // SAFETY: the set is initialised.
+        let members =
+            unsafe { [libc::SIGUSR1, libc::SIGUSR2].map(|signal| libc::sigismember(&set, signal)) };
+        assert_eq!(members, [1, 0]);
+    }
+}

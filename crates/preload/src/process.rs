@@ -1,0 +1,34 @@
+//! What concerns the process as a whole: its start and its forks.
+
+use portolan::posix;
+
+use crate::table;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+/// Runs when the library is loaded, before the program's own code.
+extern "C" fn start() {
+    table::look_all_up();
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_in_parent),
+            Some(after_fork_in_child),
+        )
+    };
+}
+
+unsafe extern "C" fn before_fork() {
+    posix::before_fork();
+}
+
+unsafe extern "C" fn after_fork_in_parent() {
+    posix::after_fork_in_parent();
+}
+
+unsafe extern "C" fn after_fork_in_child() {
+    posix::after_fork_in_child();
+}

@@ -1,0 +1,110 @@
+//! The symbols that make, name and configure sockets.
+
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use portolan::posix;
+use rustix::io::Errno;
+
+use crate::{
+    address,
+    interpose::{Outcome, Settle, done, ours},
+    memory,
+};
+
+/// No option of TCP, UDP, IP or the socket level is longer than this.
+const LONGEST_OPTION: usize = 1024;
+
+interpose! {
+    /// `int socket(int, int, int)`
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        posix::socket(domain, kind, protocol).settle()
+    }
+
+    /// `int bind(int, const struct sockaddr *, socklen_t)`
+    fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+        ours(fd)?;
+        done(posix::bind(fd, address::to_bind(address, length)?))
+    }
+
+    /// `int connect(int, const struct sockaddr *, socklen_t)`
+    fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+        ours(fd)?;
+        done(posix::connect(fd, address::to_connect(address, length)?))
+    }
+
+    /// `int listen(int, int)`
+    fn listen(fd: c_int, backlog: c_int) -> c_int {
+        ours(fd)?;
+        done(posix::listen(fd, backlog))
+    }
+
+    /// `int accept(int, struct sockaddr *, socklen_t *)`
+    fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+        accept_one(fd, address, length, 0)
+    }
+
+    /// `int accept4(int, struct sockaddr *, socklen_t *, int)`
+    fn accept4(fd: c_int, address: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int {
+        accept_one(fd, address, length, flags)
+    }
+
+    /// `int shutdown(int, int)`
+    fn shutdown(fd: c_int, how: c_int) -> c_int {
+        ours(fd)?;
+        done(posix::shutdown(fd, how))
+    }
+
+    /// `int getsockname(int, struct sockaddr *, socklen_t *)`
+    fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+        ours(fd)?;
+        address::store(posix::local_address(fd).settle()?, address, length)?;
+        Ok(0)
+    }
+
+    /// `int getpeername(int, struct sockaddr *, socklen_t *)`
+    fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+        ours(fd)?;
+        address::store(posix::peer_address(fd).settle()?, address, length)?;
+        Ok(0)
+    }
+
+    /// `int getsockopt(int, int, int, void *, socklen_t *)`
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
+        ours(fd)?;
+        let room = option_length(memory::load(length)?)?;
+        let mut octets = [0; LONGEST_OPTION];
+        let written = posix::get_option(fd, level, name, &mut octets[..room]).settle()?;
+        memory::store(value.cast(), &octets[..written])?;
+        memory::store(length, &[written as socklen_t])?;
+        Ok(0)
+    }
+
+    /// `int setsockopt(int, int, int, const void *, socklen_t)`
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int {
+        ours(fd)?;
+        let mut octets = [0; LONGEST_OPTION];
+        let octets = &mut octets[..option_length(length)?];
+        memory::load_into(value.cast(), octets)?;
+        done(posix::set_option(fd, level, name, octets))
+    }
+}
+
+fn accept_one(
+    fd: c_int,
+    address: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> Outcome<c_int> {
+    ours(fd)?;
+    address::check_room(address, length)?;
+    let (accepted, peer) = posix::accept(fd, flags).settle()?;
+    address::store_if_wanted(Some(peer), address, length)?;
+    Ok(accepted)
+}
+
+/// How much of an option is looked at; a negative length is invalid.
+fn option_length(length: socklen_t) -> Result<usize, Errno> {
+    match i32::try_from(length) {
+        Ok(length) => Ok((length as usize).min(LONGEST_OPTION)),
+        Err(_) => Err(Errno::INVAL),
+    }
+}

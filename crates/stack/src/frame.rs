@@ -1,0 +1,182 @@
+//! Building frames: a header template per destination, filled in for each segment.
+
+use core::net::IpAddr;
+
+use portolan_types::{MacAddr, Protocol};
+use portolan_wire::tcp::TcpHeader;
+
+use crate::session::IpOptions;
+
+/// Octets of the virtio-net header that a tap expects before each frame.
+pub(crate) const VNET: usize = 10;
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const IPV6: usize = 40;
+const TCP_MAX: usize = 60;
+const UDP: usize = 8;
+
+/// Longest head of a frame: virtio-net, Ethernet, IPv6, TCP with all options.
+pub(crate) const HEAD_MAX: usize = VNET + ETHERNET + IPV6 + TCP_MAX;
+
+/// A frame to send: headers (virtio-net header first), then the payload in two pieces.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    pub head: &'a [u8],
+    pub payload: [&'a [u8]; 2],
+}
+
+impl Frame<'_> {
+    pub fn length(&self) -> usize {
+        self.head.len() + self.payload[0].len() + self.payload[1].len()
+    }
+}
+
+/// Takes frames to the device. It never refuses one: when the device is busy it keeps the frame
+/// and says [`Wire::is_full`] until it has got rid of it.
+pub trait Wire {
+    fn transmit(&mut self, frame: &Frame<'_>);
+    fn is_full(&self) -> bool;
+}
+
+/// The part of the head that all packets between two addresses share, with its checksums summed.
+#[derive(Clone, Debug)]
+pub(crate) struct Template {
+    octets: [u8; VNET + ETHERNET + IPV6],
+    length: usize,
+    /// One's complement sum of addresses and protocol (the pseudo header without its length).
+    pseudo_sum: u32,
+    /// Same of the IPv4 header with total length 0; unused for IPv6.
+    header_sum: u32,
+    is_ipv4: bool,
+}
+
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const NEEDS_CSUM: u8 = 1;
+
+impl Template {
+    /// `None` if the addresses are of different families.
+    pub(crate) fn new(
+        protocol: Protocol,
+        source: IpAddr,
+        destination: IpAddr,
+        source_mac: MacAddr,
+        destination_mac: MacAddr,
+        options: IpOptions,
+    ) -> Option<Template> {
+        let mut octets = [0; VNET + ETHERNET + IPV6];
+        octets[VNET..VNET + 6].copy_from_slice(&destination_mac.0);
+        octets[VNET + 6..VNET + 12].copy_from_slice(&source_mac.0);
+        let (ethertype, ip) = octets[VNET + 12..].split_at_mut(2);
+        let mut pseudo_sum = u32::from(protocol.number());
+        let (length, header_sum, is_ipv4) = match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                ethertype.copy_from_slice(&0x0800u16.to_be_bytes());
+                ip[0] = 0x45;
+                ip[1] = options.tos;
+                ip[6] = 0x40; // don't fragment: path MTU discovery, RFC 1191
+                ip[8] = options.ttl;
+                ip[9] = protocol.number();
+                ip[12..16].copy_from_slice(&source.octets());
+                ip[16..20].copy_from_slice(&destination.octets());
+                pseudo_sum += sum(&ip[12..20]);
+                (VNET + ETHERNET + IPV4, sum(&ip[..IPV4]), true)
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                ethertype.copy_from_slice(&0x86ddu16.to_be_bytes());
+                ip[0] = 0x60 | options.tos >> 4;
+                ip[1] = options.tos << 4;
+                ip[6] = protocol.number();
+                ip[7] = options.ttl;
+                ip[8..24].copy_from_slice(&source.octets());
+                ip[24..40].copy_from_slice(&destination.octets());
+                pseudo_sum += sum(&ip[8..40]);
+                (VNET + ETHERNET + IPV6, 0, false)
+            }
+            _ => return None,
+        };
+        Some(Template {
+            octets,
+            length,
+            pseudo_sum,
+            header_sum,
+            is_ipv4,
+        })
+    }
+
+    /// Head of a TCP segment; `segment_size` other than 0 asks the device to cut the payload.
+    pub(crate) fn tcp_head<'a>(
+        &self,
+        head: &'a mut [u8; HEAD_MAX],
+        header: &TcpHeader,
+        payload: usize,
+        segment_size: u16,
+    ) -> &'a [u8] {
+        let tcp_length = header.emit(&mut head[self.length..]);
+        let end = self.length + tcp_length;
+        self.fill(head, tcp_length + payload, 16);
+        if segment_size != 0 && payload > usize::from(segment_size) {
+            head[1] = if self.is_ipv4 { GSO_TCPV4 } else { GSO_TCPV6 };
+            head[2..4].copy_from_slice(&to_u16(end - VNET).to_ne_bytes());
+            head[4..6].copy_from_slice(&segment_size.to_ne_bytes());
+        }
+        &head[..end]
+    }
+
+    /// Head of a UDP datagram.
+    pub(crate) fn udp_head<'a>(
+        &self,
+        head: &'a mut [u8; HEAD_MAX],
+        source_port: u16,
+        destination_port: u16,
+        payload: usize,
+    ) -> &'a [u8] {
+        let udp = &mut head[self.length..self.length + UDP];
+        udp[0..2].copy_from_slice(&source_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&destination_port.to_be_bytes());
+        udp[4..6].copy_from_slice(&to_u16(UDP + payload).to_be_bytes());
+        self.fill(head, UDP + payload, 6);
+        &head[..self.length + UDP]
+    }
+
+    /// Writes everything below the transport header, and the transport checksum's start value:
+    /// the device completes it (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    fn fill(&self, head: &mut [u8; HEAD_MAX], transport_length: usize, checksum_at: usize) {
+        head[..self.length].copy_from_slice(&self.octets[..self.length]);
+        head[0] = NEEDS_CSUM;
+        head[6..8].copy_from_slice(&to_u16(self.length - VNET).to_ne_bytes());
+        head[8..10].copy_from_slice(&to_u16(checksum_at).to_ne_bytes());
+        let ip = &mut head[VNET + ETHERNET..];
+        if self.is_ipv4 {
+            let total = to_u16(IPV4 + transport_length);
+            ip[2..4].copy_from_slice(&total.to_be_bytes());
+            let checksum = !fold(self.header_sum + u32::from(total));
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        } else {
+            ip[4..6].copy_from_slice(&to_u16(transport_length).to_be_bytes());
+        }
+        let start = fold(self.pseudo_sum + u32::from(to_u16(transport_length)));
+        let at = self.length + checksum_at;
+        head[at..at + 2].copy_from_slice(&start.to_be_bytes());
+    }
+}
+
+/// Lengths here come from MTU-bounded or GSO-bounded segments; a larger one saturates and is
+/// dropped by the device rather than wrapped into a valid smaller one.
+fn to_u16(length: usize) -> u16 {
+    u16::try_from(length).unwrap_or(u16::MAX)
+}
+
+fn sum(octets: &[u8]) -> u32 {
+    octets
+        .chunks_exact(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum()
+}
+
+fn fold(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}

@@ -1,0 +1,19 @@
+//! Sessions over IP, sans-IO.
+//!
+//! Call contract of [`Stack`]: give it every received frame ([`Stack::input`]), then let it send
+//! ([`Stack::output`]), look at the [`Stack::changed`] sessions, and come back no later than
+//! [`Stack::deadline`] with [`Stack::expire`] and `output`. After touching a session through
+//! [`Stack::get_mut`] call [`Stack::touch`].
+#![forbid(unsafe_code)]
+
+mod frame;
+mod packet;
+mod routes;
+mod session;
+mod stack;
+
+pub use frame::{Frame, Wire};
+pub use packet::{Drop, IcmpMessage, Packet, Transport};
+pub use routes::{NoRoute, Path, Routes};
+pub use session::{BadCapsule, Datagram, IpOptions, Session, TcpSession, UdpSession};
+pub use stack::{Input, SendError, Stack, send_segment};

@@ -1,0 +1,562 @@
+//! The session table: who gets a received frame, who may send, whose timer is due.
+
+use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+
+use portolan_proto::filter::RecordHeader;
+use portolan_tcp::Events;
+use portolan_timers::Wheel;
+use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot};
+use portolan_wire::tcp::TcpHeader;
+
+use crate::frame::{Frame, HEAD_MAX, Template, Wire};
+use crate::packet::{Drop, IcmpMessage, Packet, Transport};
+use crate::routes::{NoRoute, Routes};
+use crate::session::{Datagram, IpOptions, Session, TcpSession, UdpSession};
+
+/// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
+const PARKED_MAX: usize = 64;
+
+/// Sessions of one holder, and what they want to send.
+#[derive(Debug)]
+pub struct Stack {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    timers: Wheel,
+    /// Sessions that may have something to send, each at most once.
+    pending: VecDeque<u32>,
+    /// Sessions that wait for a route or a neighbour.
+    stalled: Vec<u32>,
+    parked: VecDeque<Parked>,
+    unresolved: Vec<IpAddr>,
+    changed: Vec<(Slot, Events)>,
+    /// Generation of the routes that `stalled` and `parked` were tried with.
+    tried_generation: u32,
+}
+
+#[derive(Debug)]
+enum Place {
+    Free,
+    /// Promised to a session that is on its way.
+    Reserved,
+    Taken(Box<Entry>),
+}
+
+#[derive(Debug)]
+struct Entry {
+    session: Session,
+    /// For TCP and connected UDP, with the generation of the routes it was made from.
+    template: Option<(u32, Template)>,
+    is_pending: bool,
+    /// When the wheel will look at it; never later than its deadline.
+    scheduled: Instant,
+}
+
+/// A datagram whose next hop has no link-layer address yet.
+#[derive(Debug)]
+struct Parked {
+    source: SocketAddr,
+    destination: SocketAddr,
+    ip: IpOptions,
+    data: Vec<u8>,
+}
+
+/// What became of a received frame.
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// It went to the session at that slot.
+    Delivered(Slot),
+    /// It is sound, but no session here is its owner.
+    Unclaimed(Packet<'a>),
+    Dropped(Drop),
+}
+
+/// Why a datagram was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    #[error("no UDP session there")]
+    NoSession,
+    #[error("no destination")]
+    NoDestination,
+    #[error("message too long")]
+    TooLong,
+    #[error("no route to host")]
+    NoRoute,
+    /// The device is busy; try again when the wire has room.
+    #[error("device busy")]
+    Full,
+}
+
+impl Stack {
+    pub fn new(now: Instant) -> Stack {
+        Stack {
+            places: Vec::new(),
+            free: Vec::new(),
+            timers: Wheel::new(now),
+            pending: VecDeque::new(),
+            stalled: Vec::new(),
+            parked: VecDeque::new(),
+            unresolved: Vec::new(),
+            changed: Vec::new(),
+            tried_generation: 0,
+        }
+    }
+
+    /// Promises a slot to a session that will come by [`Stack::insert_at`].
+    pub fn reserve(&mut self) -> Slot {
+        if let Some(slot) = self.free.pop() {
+            self.places[slot as usize] = Place::Reserved;
+            return Slot(slot);
+        }
+        self.places.push(Place::Reserved);
+        Slot(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 sessions in memory"))
+    }
+
+    /// Puts a session at a slot that [`Stack::reserve`] gave.
+    pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
+        self.places[slot.0 as usize] = Place::Taken(Box::new(Entry {
+            session,
+            template: None,
+            is_pending: false,
+            scheduled: Instant::FAR_FUTURE,
+        }));
+        self.reschedule(now, slot.0);
+        self.touch(slot);
+    }
+
+    pub fn insert(&mut self, now: Instant, session: Session) -> Slot {
+        let slot = self.reserve();
+        self.insert_at(now, slot, session);
+        slot
+    }
+
+    /// Takes a session out, or gives a reserved slot back.
+    pub fn remove(&mut self, slot: Slot) -> Option<Session> {
+        let place = self.places.get_mut(slot.0 as usize)?;
+        let taken = match core::mem::replace(place, Place::Free) {
+            Place::Free => return None,
+            Place::Reserved => None,
+            Place::Taken(entry) => {
+                self.timers.clear(slot.0);
+                Some(entry.session)
+            }
+        };
+        self.pending.retain(|&pending| pending != slot.0);
+        self.stalled.retain(|&stalled| stalled != slot.0);
+        self.free.push(slot.0);
+        taken
+    }
+
+    pub fn get(&self, slot: Slot) -> Option<&Session> {
+        match self.places.get(slot.0 as usize) {
+            Some(Place::Taken(entry)) => Some(&entry.session),
+            _ => None,
+        }
+    }
+
+    /// After changing the session, call [`Stack::touch`].
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Session> {
+        Some(&mut self.entry(slot.0)?.session)
+    }
+
+    pub fn tcp(&mut self, slot: Slot) -> Option<&mut TcpSession> {
+        match self.get_mut(slot)? {
+            Session::Tcp(session) => Some(session),
+            Session::Udp(_) => None,
+        }
+    }
+
+    pub fn udp(&mut self, slot: Slot) -> Option<&mut UdpSession> {
+        match self.get_mut(slot)? {
+            Session::Udp(session) => Some(session),
+            Session::Tcp(_) => None,
+        }
+    }
+
+    /// All sessions with their slots.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &Session)> {
+        self.places
+            .iter()
+            .zip(0..)
+            .filter_map(|(place, slot)| match place {
+                Place::Taken(entry) => Some((Slot(slot), &entry.session)),
+                _ => None,
+            })
+    }
+
+    fn entry(&mut self, slot: u32) -> Option<&mut Entry> {
+        match self.places.get_mut(slot as usize) {
+            Some(Place::Taken(entry)) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// The session at `slot` may have something to send: [`Stack::output`] will ask it.
+    pub fn touch(&mut self, slot: Slot) {
+        if let Some(entry) = self.entry(slot.0)
+            && !entry.is_pending
+        {
+            entry.is_pending = true;
+            self.pending.push_back(slot.0);
+        }
+    }
+
+    /// The application changed an IP option of the session: build its next header anew.
+    pub fn forget_path(&mut self, slot: Slot) {
+        if let Some(entry) = self.entry(slot.0) {
+            entry.template = None;
+        }
+    }
+
+    /// Gives a received frame to its session.
+    pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
+        let packet = match Packet::parse(frame, record) {
+            Ok(packet) => packet,
+            Err(reason) => return Input::Dropped(reason),
+        };
+        let slot = record.slot;
+        let Some(entry) = self.entry(slot) else {
+            return Input::Unclaimed(packet);
+        };
+        if generation(&entry.session) != Generation(record.generation) {
+            return Input::Unclaimed(packet);
+        }
+        let events = match (&mut entry.session, &packet.transport) {
+            (Session::Tcp(session), Transport::Tcp { header, payload }) => {
+                session.connection.on_segment(now, header, payload);
+                session.connection.events()
+            }
+            (Session::Tcp(session), Transport::IcmpError(message)) => {
+                report_to_tcp(session, message);
+                session.connection.events()
+            }
+            (Session::Udp(session), Transport::Udp { payload }) => {
+                if session.remote.is_some_and(|remote| remote != packet.source) {
+                    return Input::Dropped(Drop::ForeignPeer);
+                }
+                let delivered = session.deliver(Datagram {
+                    from: packet.source,
+                    to: packet.destination,
+                    interface: record.ifindex,
+                    received: Instant::from_nanos(record.timestamp),
+                    data: payload.to_vec(),
+                });
+                if !delivered {
+                    return Input::Dropped(Drop::ReceiveBufferFull);
+                }
+                Events::READABLE
+            }
+            (Session::Udp(session), Transport::IcmpError(message)) => {
+                match message.errno_for_udp() {
+                    Some(errno) => {
+                        session.error = Some(errno);
+                        Events::ERROR
+                    }
+                    None => Events::NONE,
+                }
+            }
+            _ => return Input::Unclaimed(packet),
+        };
+        self.note(slot, events);
+        self.touch(Slot(slot));
+        Input::Delivered(Slot(slot))
+    }
+
+    fn note(&mut self, slot: u32, events: Events) {
+        if !events.is_empty() {
+            self.changed.push((Slot(slot), events));
+        }
+    }
+
+    /// Sessions whose state changed for their application since the last call.
+    pub fn changed(&mut self) -> impl Iterator<Item = (Slot, Events)> + '_ {
+        self.changed.drain(..)
+    }
+
+    /// Next hops that nobody has an address for since the last call: have them resolved.
+    pub fn unresolved(&mut self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.unresolved.drain(..)
+    }
+
+    /// Sends what is due until nothing is left or the wire is full.
+    pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
+        if self.tried_generation != routes.generation() {
+            self.retry_stalled(routes, wire);
+        }
+        while !wire.is_full() {
+            let Some(slot) = self.pending.pop_front() else {
+                return;
+            };
+            self.output_one(now, slot, routes, wire);
+        }
+    }
+
+    /// Is somebody waiting for the wire?
+    pub fn has_output(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
+        let Some(entry) = self.entry(slot) else {
+            return;
+        };
+        entry.is_pending = false;
+        let Entry {
+            session: Session::Tcp(session),
+            template,
+            ..
+        } = entry
+        else {
+            return;
+        };
+        let template = match current_template(template, session, routes) {
+            Ok(template) => template,
+            Err(next_hop) => {
+                self.stalled.push(slot);
+                self.unresolved.extend(next_hop);
+                return;
+            }
+        };
+        let mut head = [0; HEAD_MAX];
+        while let Some(segment) = session.connection.transmit(now) {
+            let length = segment.payload[0].len() + segment.payload[1].len();
+            let head = template.tcp_head(&mut head, &segment.header, length, segment.segment_size);
+            wire.transmit(&Frame {
+                head,
+                payload: segment.payload,
+            });
+            if wire.is_full() {
+                entry.is_pending = true;
+                break;
+            }
+        }
+        if entry.is_pending {
+            self.pending.push_front(slot);
+        }
+        let events = self
+            .tcp(Slot(slot))
+            .map(|s| s.connection.events())
+            .unwrap_or(Events::NONE);
+        self.note(slot, events);
+        self.reschedule(now, slot);
+    }
+
+    /// The wheel only has to be told when a deadline moves forward: when it moves back, the early
+    /// visit costs less than a change for each segment.
+    fn reschedule(&mut self, now: Instant, slot: u32) {
+        let Some(entry) = self.entry(slot) else {
+            return;
+        };
+        let Session::Tcp(session) = &entry.session else {
+            return;
+        };
+        let Some(deadline) = session.connection.deadline() else {
+            return;
+        };
+        if deadline < entry.scheduled || entry.scheduled <= now {
+            entry.scheduled = deadline;
+            self.timers.set(slot, deadline);
+        }
+    }
+
+    /// When to call [`Stack::expire`] next.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// Runs the timers that are due; follow with [`Stack::output`].
+    pub fn expire(&mut self, now: Instant) {
+        if self.timers.next().is_none_or(|next| next > now) {
+            return;
+        }
+        let mut due = Vec::new();
+        self.timers.expire(now, |slot| due.push(slot));
+        for slot in due {
+            let Some(entry) = self.entry(slot) else {
+                continue;
+            };
+            entry.scheduled = Instant::FAR_FUTURE;
+            let Session::Tcp(session) = &mut entry.session else {
+                continue;
+            };
+            if session
+                .connection
+                .deadline()
+                .is_some_and(|deadline| deadline <= now)
+            {
+                session.connection.on_timer(now);
+                let events = session.connection.events();
+                self.note(slot, events);
+                self.touch(Slot(slot));
+            }
+            self.reschedule(now, slot);
+        }
+    }
+
+    /// Sends one datagram. A destination overrides the session's peer.
+    pub fn send_datagram(
+        &mut self,
+        slot: Slot,
+        destination: Option<SocketAddr>,
+        payload: [&[u8]; 2],
+        routes: &Routes,
+        wire: &mut impl Wire,
+    ) -> Result<usize, SendError> {
+        if wire.is_full() {
+            return Err(SendError::Full);
+        }
+        let session = self.udp(slot).ok_or(SendError::NoSession)?;
+        let destination = destination
+            .or(session.remote)
+            .ok_or(SendError::NoDestination)?;
+        let (local, ip) = (session.local, session.ip);
+        let path = routes
+            .path(destination.ip())
+            .map_err(|NoRoute| SendError::NoRoute)?;
+        let source = if local.ip().is_unspecified() {
+            path.source.ok_or(SendError::NoRoute)?
+        } else {
+            local.ip()
+        };
+        let source = SocketAddr::new(source, local.port());
+        let length = payload[0].len() + payload[1].len();
+        let overhead = if destination.is_ipv4() { 28 } else { 48 };
+        if length + overhead > path.mtu as usize {
+            return Err(SendError::TooLong);
+        }
+        if !transmit_datagram(routes, wire, source, destination, ip, payload)? {
+            self.park(
+                path.next_hop,
+                Parked {
+                    source,
+                    destination,
+                    ip,
+                    data: payload.concat(),
+                },
+            );
+        }
+        let session = self.udp(slot).ok_or(SendError::NoSession)?;
+        session.datagrams_out += 1;
+        session.octets_out += length as u64;
+        Ok(length)
+    }
+
+    /// Like the kernel's, the oldest goes when too many wait.
+    fn park(&mut self, next_hop: IpAddr, parked: Parked) {
+        self.unresolved.push(next_hop);
+        if self.parked.len() == PARKED_MAX {
+            self.parked.pop_front();
+        }
+        self.parked.push_back(parked);
+    }
+
+    fn retry_stalled(&mut self, routes: &Routes, wire: &mut impl Wire) {
+        self.tried_generation = routes.generation();
+        for slot in core::mem::take(&mut self.stalled) {
+            self.touch(Slot(slot));
+        }
+        self.parked.retain(|p| {
+            let sent =
+                transmit_datagram(routes, wire, p.source, p.destination, p.ip, [&p.data, &[]]);
+            sent == Ok(false)
+        });
+    }
+}
+
+/// Sends a segment that belongs to no session: a reset, a SYN cookie. False if there is no way to
+/// its destination now.
+pub fn send_segment(
+    flow: &FlowKey,
+    header: &TcpHeader,
+    routes: &Routes,
+    wire: &mut impl Wire,
+) -> bool {
+    let template = make_template(
+        Protocol::Tcp,
+        flow.local.ip(),
+        flow.remote.ip(),
+        IpOptions::default(),
+        routes,
+    );
+    let Ok(template) = template else { return false };
+    let mut head = [0; HEAD_MAX];
+    let head = template.tcp_head(&mut head, header, 0, 0);
+    wire.transmit(&Frame {
+        head,
+        payload: [&[], &[]],
+    });
+    true
+}
+
+fn generation(session: &Session) -> Generation {
+    match session {
+        Session::Tcp(session) => session.generation,
+        Session::Udp(session) => session.generation,
+    }
+}
+
+fn report_to_tcp(session: &mut TcpSession, message: &IcmpMessage) {
+    if let Some(error) = message.for_tcp() {
+        session.connection.on_icmp(error);
+    }
+}
+
+/// False if the next hop is not resolved yet.
+fn transmit_datagram(
+    routes: &Routes,
+    wire: &mut impl Wire,
+    source: SocketAddr,
+    destination: SocketAddr,
+    ip: IpOptions,
+    payload: [&[u8]; 2],
+) -> Result<bool, SendError> {
+    match make_template(Protocol::Udp, source.ip(), destination.ip(), ip, routes) {
+        Ok(template) => {
+            let mut head = [0; HEAD_MAX];
+            let length = payload[0].len() + payload[1].len();
+            let head = template.udp_head(&mut head, source.port(), destination.port(), length);
+            wire.transmit(&Frame { head, payload });
+            Ok(true)
+        }
+        Err(Some(_unresolved)) => Ok(false),
+        Err(None) => Err(SendError::NoRoute),
+    }
+}
+
+/// The template of a TCP session, made anew when metastate has moved. Fails with the next hop
+/// that has no link-layer address, or with `None` if there is no route.
+fn current_template<'a>(
+    kept: &'a mut Option<(u32, Template)>,
+    session: &TcpSession,
+    routes: &Routes,
+) -> Result<&'a Template, Option<IpAddr>> {
+    let is_current = kept
+        .as_ref()
+        .is_some_and(|(made, _)| *made == routes.generation());
+    if !is_current {
+        let flow = &session.flow;
+        let fresh = make_template(
+            Protocol::Tcp,
+            flow.local.ip(),
+            flow.remote.ip(),
+            session.ip,
+            routes,
+        )?;
+        *kept = Some((routes.generation(), fresh));
+    }
+    kept.as_ref().map(|(_, template)| template).ok_or(None)
+}
+
+fn make_template(
+    protocol: Protocol,
+    source: IpAddr,
+    destination: IpAddr,
+    ip: IpOptions,
+    routes: &Routes,
+) -> Result<Template, Option<IpAddr>> {
+    let path = routes.path(destination).map_err(|NoRoute| None)?;
+    let neighbour = routes
+        .neighbour(path.interface, path.next_hop)
+        .ok_or(Some(path.next_hop))?;
+    Template::new(protocol, source, destination, path.mac, neighbour, ip).ok_or(None)
+}

@@ -1,0 +1,76 @@
+//! Which privileges the process has of those that the server needs.
+
+use rustix::thread::{CapabilitySet, capabilities};
+
+/// A privilege the server uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// Taps, filters, routes.
+    NetAdmin,
+    /// Raw access to devices.
+    NetRaw,
+    /// Loading programs and maps.
+    Bpf,
+    /// Loading programs that read kernel memory through helpers.
+    Perfmon,
+    /// Thread priorities.
+    SysNice,
+}
+
+impl Capability {
+    pub const ALL: [Capability; 5] = [
+        Capability::NetAdmin,
+        Capability::NetRaw,
+        Capability::Bpf,
+        Capability::Perfmon,
+        Capability::SysNice,
+    ];
+
+    /// As capabilities(7) spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Capability::NetAdmin => "CAP_NET_ADMIN",
+            Capability::NetRaw => "CAP_NET_RAW",
+            Capability::Bpf => "CAP_BPF",
+            Capability::Perfmon => "CAP_PERFMON",
+            Capability::SysNice => "CAP_SYS_NICE",
+        }
+    }
+
+    fn set(self) -> CapabilitySet {
+        match self {
+            Capability::NetAdmin => CapabilitySet::NET_ADMIN,
+            Capability::NetRaw => CapabilitySet::NET_RAW,
+            Capability::Bpf => CapabilitySet::BPF,
+            Capability::Perfmon => CapabilitySet::PERFMON,
+            Capability::SysNice => CapabilitySet::SYS_NICE,
+        }
+    }
+
+    /// True if the calling thread has it in effect. CAP_SYS_ADMIN stands for the two that were
+    /// once part of it.
+    pub fn in_effect(self) -> bool {
+        let Ok(sets) = capabilities(None) else {
+            return false;
+        };
+        let parted = matches!(self, Capability::Bpf | Capability::Perfmon);
+        sets.effective.contains(self.set())
+            || parted && sets.effective.contains(CapabilitySet::SYS_ADMIN)
+    }
+
+    /// Those the calling thread lacks.
+    pub fn missing() -> impl Iterator<Item = Capability> {
+        Capability::ALL.into_iter().filter(|one| !one.in_effect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_lacks_nothing() {
+        assert!(rustix::process::geteuid().is_root(), "tests run as root");
+        assert_eq!(Capability::missing().next(), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! Descriptors by number: the application's, which the library works on but does not own. If the
+//! application closes one meanwhile, a call fails or meets the number's next owner, as with any
+//! descriptor used after close.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::event::epoll;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
+
+/// `EBADF` for a negative number.
+pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the number is not -1; what it refers to, if anything, is the application's affair,
+    // and every call made on it reports `EBADF` if that is nothing.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Closes the application's descriptor on its behalf.
+pub fn close(fd: RawFd) {
+    if fd >= 0 {
+        // SAFETY: the application asked for it and gives the number up.
+        unsafe { rustix::io::close(fd) };
+    }
+}
+
+/// `dup3`: makes the number `onto` refer to what `from` does.
+pub fn replace(from: impl AsFd, onto: RawFd, close_on_exec: bool) -> Result<(), Errno> {
+    let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+    let from = from.as_fd().as_raw_fd();
+    // SAFETY: plain numbers; what `onto` referred to is the application's to give up.
+    let result = unsafe { libc::syscall(libc::SYS_dup3, from, onto, flags) };
+    if result < 0 {
+        Err(crate::wait::last_errno())
+    } else {
+        Ok(())
+    }
+}
+
+pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
+    Ok(fcntl_getfd(borrow(fd)?)?.contains(FdFlags::CLOEXEC))
+}
+
+pub fn set_close_on_exec(fd: impl AsFd, on: bool) -> Result<(), Errno> {
+    fcntl_setfd(
+        fd,
+        if on {
+            FdFlags::CLOEXEC
+        } else {
+            FdFlags::empty()
+        },
+    )
+}
+
+pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
+    let flags = fcntl_getfl(&fd)?;
+    fcntl_setfl(
+        fd,
+        if on {
+            flags | OFlags::NONBLOCK
+        } else {
+            flags - OFlags::NONBLOCK
+        },
+    )
+}
+
+/// `setsockopt` with the octets as they are.
+pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+    // SAFETY: `value` is readable for its length.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            fd.as_fd().as_raw_fd(),
+            level,
+            name,
+            value.as_ptr(),
+            value.len(),
+        )
+    };
+    if result < 0 {
+        Err(crate::wait::last_errno())
+    } else {
+        Ok(())
+    }
+}
+
+/// A kernel socket.
+pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) };
+    match RawFd::try_from(fd) {
+        // SAFETY: the kernel just made it for us.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(crate::wait::last_errno()),
+    }
+}
+
+/// `epoll_ctl` with the data as it is. `event` is unused for a removal.
+pub fn epoll_control(
+    set: RawFd,
+    operation: i32,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Result<(), Errno> {
+    let mut event = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
+    // SAFETY: `event` outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_ctl,
+            set,
+            operation,
+            fd,
+            std::ptr::from_mut(&mut event),
+        )
+    };
+    if result < 0 {
+        Err(crate::wait::last_errno())
+    } else {
+        Ok(())
+    }
+}
+
+/// What a kernel epoll set has now, without waiting.
+pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
+    if events.is_empty() {
+        return Ok(0);
+    }
+    // SAFETY: `events` is writable for its length; a null mask leaves the signals alone.
+    let count = unsafe {
+        libc::syscall(
+            libc::SYS_epoll_pwait,
+            set,
+            events.as_mut_ptr(),
+            events.len().min(i32::MAX as usize),
+            0,
+            std::ptr::null::<libc::sigset_t>(),
+            8,
+        )
+    };
+    usize::try_from(count).map_err(|_| crate::wait::last_errno())
+}
+
+/// A new kernel epoll set.
+pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
+    let flags = if close_on_exec {
+        epoll::CreateFlags::CLOEXEC
+    } else {
+        epoll::CreateFlags::empty()
+    };
+    epoll::create(flags)
+}
+
+/// Raises SIGPIPE in the calling thread, as writing to a closed socket does.
+pub fn raise_sigpipe() {
+    // SAFETY: a signal to the calling thread; what it does is the application's choice.
+    unsafe { libc::raise(libc::SIGPIPE) };
+}

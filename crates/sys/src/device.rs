@@ -1,0 +1,187 @@
+//! What the kernel says about one network device, by the classic device ioctls, and the few
+//! settings that a tap needs.
+
+use std::os::fd::OwnedFd;
+
+use portolan_types::MacAddr;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+/// A device as it was when asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub index: u32,
+    pub mac: MacAddr,
+    pub mtu: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    #[error("no device has the name {0:?}")]
+    BadName(String),
+    #[error("cannot ask about device {name}: {errno}")]
+    Ask { name: String, errno: Errno },
+    #[error("cannot change device {name}: {errno}")]
+    Change { name: String, errno: Errno },
+}
+
+/// Looks `name` up in the calling thread's network namespace.
+pub fn by_name(name: &str) -> Result<Device, DeviceError> {
+    let ask = |errno| DeviceError::Ask {
+        name: name.to_owned(),
+        errno,
+    };
+    let device = Requests::about(name)?;
+    Ok(Device {
+        index: device.index().map_err(ask)?,
+        mac: device.mac().map_err(ask)?,
+        mtu: device.mtu().map_err(ask)?,
+    })
+}
+
+/// Makes `name` fall silent and comes up: no ARP, no multicast, a queue of `queue` packets.
+pub(crate) fn bring_up_quietly(name: &str, queue: u32) -> Result<(), DeviceError> {
+    let change = |errno| DeviceError::Change {
+        name: name.to_owned(),
+        errno,
+    };
+    let device = Requests::about(name)?;
+    device.set_queue(queue).map_err(change)?;
+    let quiet = device.flags().map_err(change)? & !(libc::IFF_MULTICAST as i16);
+    let up = quiet | libc::IFF_NOARP as i16 | libc::IFF_UP as i16;
+    device.set_flags(up).map_err(change)
+}
+
+/// Index of device `name`.
+pub(crate) fn index(name: &str) -> Result<u32, DeviceError> {
+    Requests::about(name)?
+        .index()
+        .map_err(|errno| DeviceError::Ask {
+            name: name.to_owned(),
+            errno,
+        })
+}
+
+/// An `ifreq` that names `name`, otherwise zero.
+pub(crate) fn request(name: &str) -> Option<libc::ifreq> {
+    let octets = name.as_bytes();
+    if octets.is_empty() || octets.len() >= libc::IFNAMSIZ || octets.contains(&0) {
+        return None;
+    }
+    // SAFETY: `ifreq` is integers and plain unions of them, for which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(octets) {
+        *to = *from as libc::c_char;
+    }
+    Some(request)
+}
+
+/// The name that an `ifreq` holds.
+pub(crate) fn name_of(request: &libc::ifreq) -> String {
+    let octets = request.ifr_name.iter().map(|octet| *octet as u8);
+    let name: Vec<u8> = octets.take_while(|octet| *octet != 0).collect();
+    String::from_utf8_lossy(&name).into_owned()
+}
+
+/// Device ioctls about one name, on a socket that serves for nothing else.
+struct Requests {
+    socket: OwnedFd,
+    named: libc::ifreq,
+}
+
+impl Requests {
+    fn about(name: &str) -> Result<Requests, DeviceError> {
+        let named = request(name).ok_or_else(|| DeviceError::BadName(name.to_owned()))?;
+        let socket = socket_with(
+            AddressFamily::INET,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|errno| DeviceError::Ask {
+            name: name.to_owned(),
+            errno,
+        })?;
+        Ok(Requests { socket, named })
+    }
+
+    fn index(&self) -> Result<u32, Errno> {
+        let answer = self.perform::<{ libc::SIOCGIFINDEX as Opcode }>(self.named)?;
+        // SAFETY: SIOCGIFINDEX fills this member.
+        Ok(unsafe { answer.ifr_ifru.ifru_ifindex } as u32)
+    }
+
+    fn mtu(&self) -> Result<u32, Errno> {
+        let answer = self.perform::<{ libc::SIOCGIFMTU as Opcode }>(self.named)?;
+        // SAFETY: SIOCGIFMTU fills this member.
+        Ok(unsafe { answer.ifr_ifru.ifru_mtu } as u32)
+    }
+
+    fn mac(&self) -> Result<MacAddr, Errno> {
+        let answer = self.perform::<{ libc::SIOCGIFHWADDR as Opcode }>(self.named)?;
+        // SAFETY: SIOCGIFHWADDR fills this member.
+        let octets = unsafe { answer.ifr_ifru.ifru_hwaddr.sa_data };
+        Ok(MacAddr(std::array::from_fn(|index| octets[index] as u8)))
+    }
+
+    fn flags(&self) -> Result<i16, Errno> {
+        let answer = self.perform::<{ libc::SIOCGIFFLAGS as Opcode }>(self.named)?;
+        // SAFETY: SIOCGIFFLAGS fills this member.
+        Ok(unsafe { answer.ifr_ifru.ifru_flags })
+    }
+
+    fn set_flags(&self, flags: i16) -> Result<(), Errno> {
+        let mut request = self.named;
+        request.ifr_ifru.ifru_flags = flags;
+        self.perform::<{ libc::SIOCSIFFLAGS as Opcode }>(request)?;
+        Ok(())
+    }
+
+    fn set_queue(&self, packets: u32) -> Result<(), Errno> {
+        let mut request = self.named;
+        // The queue length shares its place in the union with the other plain integers.
+        request.ifr_ifru.ifru_metric = packets as i32;
+        self.perform::<{ libc::SIOCSIFTXQLEN as Opcode }>(request)?;
+        Ok(())
+    }
+
+    fn perform<const OPCODE: Opcode>(
+        &self,
+        mut request: libc::ifreq,
+    ) -> Result<libc::ifreq, Errno> {
+        // SAFETY: the opcodes used here are device ioctls, which read and write one `ifreq`.
+        let call = unsafe { Updater::<OPCODE, libc::ifreq>::new(&mut request) };
+        // SAFETY: as above; the request is plain data.
+        unsafe { ioctl(&self.socket, call)? };
+        Ok(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{in_fresh_namespace, ip};
+
+    #[test]
+    fn a_device_is_found_by_name() {
+        in_fresh_namespace(|| {
+            ip("link add p0 address 02:00:00:00:00:07 mtu 1400 type veth peer name p1");
+            let device = by_name("p0").unwrap();
+            assert_eq!(device.mac, MacAddr([2, 0, 0, 0, 0, 7]));
+            assert_eq!(device.mtu, 1400);
+            assert_ne!(device.index, 0);
+        });
+    }
+
+    #[test]
+    fn a_name_without_a_device_is_an_error() {
+        assert!(matches!(
+            by_name("no-such-dev"),
+            Err(DeviceError::Ask { .. })
+        ));
+        assert!(matches!(by_name(""), Err(DeviceError::BadName(_))));
+        let long = "a-name-that-is-too-long";
+        assert!(matches!(by_name(long), Err(DeviceError::BadName(_))));
+    }
+}

@@ -1,0 +1,96 @@
+//! The page on which a channel's owner tells the packet filter whether it sleeps, and on which the
+//! filter counts. See [`portolan_proto::filter::Doorbell`] for the layout.
+
+use std::mem::offset_of;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use portolan_proto::filter::Doorbell as Layout;
+use rustix::io::Errno;
+
+use crate::mapping::{Mapping, page_size};
+
+/// What the owner of a channel does about new frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Looks at the ring by itself.
+    Awake,
+    /// Sleeps on the ring's descriptor.
+    Asleep,
+    /// Sleeps on the tap: the filter sends frames there until the owner says otherwise.
+    AsleepOnTap,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot map the doorbell: {0}")]
+pub struct MapError(Errno);
+
+#[derive(Debug)]
+pub struct Doorbell {
+    page: Mapping,
+}
+
+impl Doorbell {
+    /// Maps the first page of the doorbell map.
+    pub fn map(fd: impl AsFd) -> Result<Doorbell, MapError> {
+        let page = Mapping::read_write(fd.as_fd(), 0, page_size()).map_err(MapError)?;
+        Ok(Doorbell { page })
+    }
+
+    /// Announces `state`. A full barrier: when the owner looks at the ring after this, either it
+    /// sees a frame or the filter sees the new state. (The filter has to order its side too: its
+    /// read of the state follows an atomic add that follows the reservation of the record.)
+    pub fn set(&self, state: State) {
+        let value = match state {
+            State::Awake => Layout::AWAKE,
+            State::Asleep => Layout::ASLEEP,
+            State::AsleepOnTap => Layout::ASLEEP_ON_TAP,
+        };
+        self.page
+            .u32_at(offset_of!(Layout, state))
+            .swap(value, SeqCst);
+    }
+
+    /// The state as it stands; the filter returns it to `Awake` when it has rung.
+    pub fn state(&self) -> State {
+        match self.page.u32_at(offset_of!(Layout, state)).load(SeqCst) {
+            Layout::ASLEEP => State::Asleep,
+            Layout::ASLEEP_ON_TAP => State::AsleepOnTap,
+            _ => State::Awake,
+        }
+    }
+
+    /// Frames the filter put into the ring.
+    pub fn delivered(&self) -> u64 {
+        self.page
+            .u64_at(offset_of!(Layout, delivered))
+            .load(Relaxed)
+    }
+
+    /// Frames the filter lost because the ring was full.
+    pub fn overflow(&self) -> u64 {
+        self.page.u64_at(offset_of!(Layout, overflow)).load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{BpfMap, bpf_map};
+
+    #[test]
+    fn both_sides_see_one_page() {
+        let fd = bpf_map(BpfMap::Array, page_size());
+        let owner = Doorbell::map(&fd).unwrap();
+        let filter = Mapping::read_write(fd.as_fd(), 0, page_size()).unwrap();
+
+        owner.set(State::Asleep);
+        assert_eq!(filter.u32_at(0).load(SeqCst), Layout::ASLEEP);
+        filter.u32_at(0).store(Layout::AWAKE, SeqCst);
+        assert_eq!(owner.state(), State::Awake);
+
+        filter.u64_at(8).store(7, SeqCst);
+        filter.u64_at(16).store(9, SeqCst);
+        assert_eq!((owner.delivered(), owner.overflow()), (7, 9));
+    }
+}

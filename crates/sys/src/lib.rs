@@ -1,0 +1,25 @@
+//! The operating system as Portolan needs it: clock, taps, rings, shared memory, UNIX sockets with
+//! descriptors, rtnetlink, sysctls, namespaces, waiting. Owns every unsafe block of these; decides
+//! nothing. System calls never pass through a libc function that a preload shim could interpose.
+
+pub mod capability;
+pub mod clock;
+pub mod descriptor;
+pub mod device;
+pub mod doorbell;
+pub mod leak;
+mod mapping;
+pub mod memory;
+pub mod namespace;
+pub mod netlink;
+pub mod ring;
+pub mod shm;
+pub mod signals;
+pub mod sysctl;
+pub mod tap;
+pub mod thread;
+pub mod unix;
+pub mod wait;
+
+#[cfg(test)]
+mod testing;

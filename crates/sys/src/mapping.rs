@@ -1,0 +1,102 @@
+//! Memory shared with other processes or the kernel, mapped for as long as a [`Mapping`] lives.
+//! Hands out atomics only: whoever shares the memory may change it at any time.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Size of a page; the layouts shared with the kernel count in it.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread, and `Mapping` gives access to it
+// through atomics and raw pointers only.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` octets of `fd` from `offset`, shared, for reading only.
+    pub(crate) fn read_only(
+        fd: BorrowedFd<'_>,
+        offset: usize,
+        length: usize,
+    ) -> Result<Mapping, Errno> {
+        Mapping::shared(fd, offset, length, ProtFlags::READ)
+    }
+
+    /// Maps `length` octets of `fd` from `offset`, shared, for reading and writing.
+    pub(crate) fn read_write(
+        fd: BorrowedFd<'_>,
+        offset: usize,
+        length: usize,
+    ) -> Result<Mapping, Errno> {
+        Mapping::shared(fd, offset, length, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    fn shared(
+        fd: BorrowedFd<'_>,
+        offset: usize,
+        length: usize,
+        protection: ProtFlags,
+    ) -> Result<Mapping, Errno> {
+        // SAFETY: the kernel chooses a free range, so no memory of this process is touched.
+        let start = unsafe {
+            mmap(
+                null_mut(),
+                length,
+                protection,
+                MapFlags::SHARED,
+                fd,
+                offset as u64,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Mapping { start, length })
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// First octet of `offset..offset + length`, which must lie inside the mapping.
+    pub(crate) fn pointer(&self, offset: usize, length: usize) -> *mut u8 {
+        let end = offset.checked_add(length);
+        assert!(end.is_some_and(|end| end <= self.length), "outside mapping");
+        // SAFETY: the assertion keeps the result inside the mapping.
+        unsafe { self.start.as_ptr().add(offset) }
+    }
+
+    pub(crate) fn u32_at(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(align_of::<AtomicU32>()));
+        let pointer = self.pointer(offset, size_of::<AtomicU32>());
+        // SAFETY: in bounds (`pointer`), aligned (asserted; mappings start at a page), alive as
+        // long as `self`; shared memory that is only touched through atomics.
+        unsafe { AtomicU32::from_ptr(pointer.cast()) }
+    }
+
+    pub(crate) fn u64_at(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(align_of::<AtomicU64>()));
+        let pointer = self.pointer(offset, size_of::<AtomicU64>());
+        // SAFETY: as in `u32_at`.
+        unsafe { AtomicU64::from_ptr(pointer.cast()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly the range that `shared` mapped; every borrow of it has ended.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
+        debug_assert!(unmapped.is_ok());
+    }
+}

@@ -1,0 +1,81 @@
+//! Network namespaces: which one this is, and starting programs in another.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::fs::{Mode, OFlags, open, stat};
+use rustix::io::Errno;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+/// Names the calling thread's network namespace among those of the host.
+pub fn inode() -> Result<u64, Errno> {
+    Ok(stat("/proc/thread-self/ns/net")?.st_ino)
+}
+
+/// Where the server of the calling thread's network namespace listens unless told otherwise.
+pub fn control_path() -> Result<PathBuf, Errno> {
+    Ok(format!("/run/portolan/{}/control", inode()?).into())
+}
+
+/// Makes a fresh network namespace, which lasts while the descriptor, a process or a device in it
+/// does. The calling thread stays where it is.
+pub fn create() -> Result<OwnedFd, Errno> {
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            // SAFETY: a new network namespace leaves the descriptor table shared.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            open("/proc/thread-self/ns/net", flags, Mode::empty())
+        });
+        // The thread does nothing that panics.
+        made.join().unwrap_or(Err(Errno::CANCELED))
+    })
+}
+
+/// Moves the calling thread into the network namespace `fd`.
+pub fn enter(fd: impl AsFd) -> Result<(), Errno> {
+    move_into_link_name_space(fd.as_fd(), Some(LinkNameSpaceType::Network))
+}
+
+/// Makes `command` start in the network namespace `fd`.
+pub fn start_in(command: &mut Command, fd: OwnedFd) {
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    unsafe { command.pre_exec(move || Ok(enter(&fd)?)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::in_fresh_namespace;
+
+    #[test]
+    fn a_program_starts_in_the_namespace_it_is_given() {
+        let fresh = create().unwrap();
+        let inside = rustix::fs::fstat(&fresh).unwrap().st_ino;
+        assert_ne!(inode().unwrap(), inside);
+        let mut command = Command::new("readlink");
+        command.arg("/proc/self/ns/net");
+        start_in(&mut command, fresh);
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        assert_eq!(said.trim(), format!("net:[{inside}]"));
+    }
+
+    #[test]
+    fn a_thread_that_enters_is_in_another_namespace() {
+        let outside = inode().unwrap();
+        in_fresh_namespace(move || assert_ne!(inode().unwrap(), outside));
+        assert_eq!(inode().unwrap(), outside);
+    }
+
+    #[test]
+    fn the_control_path_names_the_namespace() {
+        let path = control_path().unwrap();
+        let inode = inode().unwrap().to_string();
+        assert!(
+            path.components()
+                .any(|part| part.as_os_str() == inode.as_str())
+        );
+    }
+}

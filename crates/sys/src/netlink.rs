@@ -1,0 +1,187 @@
+//! The server's view of the host's network: links, addresses, routes (main and local table) and
+//! neighbours, kept true by rtnetlink. Events only say which table to read again: the kernel does
+//! not announce everything that follows from a change (a link that goes down takes its IPv4 routes
+//! with it in silence), and a table that is read whole cannot drift. Policy rules and further
+//! tables are not mirrored.
+
+mod parse;
+mod socket;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
+use rustix::io::Errno;
+
+use socket::{Events, Requests};
+
+#[derive(Debug, thiserror::Error)]
+pub enum MonitorError {
+    #[error("cannot open a netlink socket: {0}")]
+    Open(Errno),
+    #[error("cannot listen for network changes: {0}")]
+    Subscribe(Errno),
+    #[error("cannot read the kernel's {table} table: {errno}")]
+    Read { table: &'static str, errno: Errno },
+    #[error("cannot follow network changes: {0}")]
+    Follow(Errno),
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot have {address} resolved: {errno}")]
+pub struct ResolveError {
+    pub address: IpAddr,
+    pub errno: Errno,
+}
+
+/// Which tables have to be read again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stale {
+    links: bool,
+    addresses: bool,
+    routes: bool,
+    neighbours: bool,
+}
+
+impl Stale {
+    const ALL: Stale = Stale {
+        links: true,
+        addresses: true,
+        routes: true,
+        neighbours: true,
+    };
+
+    fn note(&mut self, message: &RouteNetlinkMessage) {
+        match message {
+            RouteNetlinkMessage::NewLink(_) | RouteNetlinkMessage::DelLink(_) => *self = Stale::ALL,
+            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => {
+                self.addresses = true;
+                self.routes = true;
+            }
+            RouteNetlinkMessage::NewRoute(_) | RouteNetlinkMessage::DelRoute(_) => {
+                self.routes = true;
+            }
+            RouteNetlinkMessage::NewNeighbour(_) | RouteNetlinkMessage::DelNeighbour(_) => {
+                self.neighbours = true;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Follows one network namespace: the one its creator's thread was in.
+#[derive(Debug)]
+pub struct Monitor {
+    events: Events,
+    requests: Requests,
+    links: Vec<Interface>,
+    addresses: Vec<Address>,
+    routes: Vec<Route>,
+    neighbours: Vec<Neighbour>,
+}
+
+impl Monitor {
+    /// Subscribes to changes, then reads everything once.
+    pub fn new() -> Result<Monitor, MonitorError> {
+        let mut monitor = Monitor {
+            events: Events::subscribe()?,
+            requests: Requests::open().map_err(MonitorError::Open)?,
+            links: Vec::new(),
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            neighbours: Vec::new(),
+        };
+        monitor.read_again(Stale::ALL)?;
+        Ok(monitor)
+    }
+
+    /// Takes the changes that wait; true if the snapshot is another one now. Call when the
+    /// descriptor is readable.
+    pub fn process(&mut self) -> Result<bool, MonitorError> {
+        let mut stale = Stale::default();
+        loop {
+            match self.events.next(|message| stale.note(message)) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => break,
+                // Events were lost: everything may have changed.
+                Err(Errno::NOBUFS) => stale = Stale::ALL,
+                Err(errno) => return Err(MonitorError::Follow(errno)),
+            }
+        }
+        self.read_again(stale)
+    }
+
+    /// The network as last read. `managed` are the devices with Portolan's filter.
+    pub fn snapshot(&self, managed: &BTreeSet<u32>) -> Metastate {
+        let links = self.links.iter().map(|link| Interface {
+            managed: managed.contains(&link.index),
+            ..link.clone()
+        });
+        Metastate {
+            interfaces: links.collect(),
+            addresses: self.addresses.clone(),
+            routes: self.routes.clone(),
+            neighbours: self.neighbours.clone(),
+        }
+    }
+
+    /// Asks the kernel to find the link-layer address of `address`, or to confirm it. The answer
+    /// comes as a change.
+    pub fn resolve(&mut self, ifindex: u32, address: IpAddr) -> Result<(), ResolveError> {
+        self.requests
+            .acknowledged(parse::use_neighbour(ifindex, address))
+            .map_err(|errno| ResolveError { address, errno })
+    }
+
+    fn read_again(&mut self, stale: Stale) -> Result<bool, MonitorError> {
+        let mut changed = false;
+        if stale.links {
+            let links = self.table("link", parse::all_links(), parse::link)?;
+            changed |= replace(&mut self.links, links);
+        }
+        if stale.addresses {
+            let addresses = self.table("address", parse::all_addresses(), parse::address)?;
+            changed |= replace(&mut self.addresses, addresses);
+        }
+        if stale.routes {
+            let mut routes = self.table("route", parse::all_routes(), parse::route)?;
+            routes.sort_by_key(parse::route_order);
+            let routes = routes.into_iter().map(|ranked| ranked.route).collect();
+            changed |= replace(&mut self.routes, routes);
+        }
+        if stale.neighbours {
+            let neighbours = self.table("neighbour", parse::all_neighbours(), parse::neighbour)?;
+            changed |= replace(&mut self.neighbours, neighbours);
+        }
+        Ok(changed)
+    }
+
+    fn table<T>(
+        &mut self,
+        table: &'static str,
+        request: RouteNetlinkMessage,
+        parse: fn(&RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<Vec<T>, MonitorError> {
+        self.requests
+            .dump(&request, parse)
+            .map_err(|errno| MonitorError::Read { table, errno })
+    }
+}
+
+impl AsFd for Monitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+/// Puts `new` in place of `old`; true if they differ.
+fn replace<T: PartialEq>(old: &mut Vec<T>, new: Vec<T>) -> bool {
+    let changed = *old != new;
+    *old = new;
+    changed
+}
+
+#[cfg(test)]
+mod tests;

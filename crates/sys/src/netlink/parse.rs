@@ -1,0 +1,279 @@
+//! rtnetlink messages in and out: requests for whole tables, and what an entry means to Portolan.
+//! Entries that Portolan does not use become `None`.
+
+use std::cmp::Reverse;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
+};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
+    RouteNextHopFlags, RouteType, RouteVia,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use portolan_proto::metastate::{Address, Interface, Neighbour, Route, RouteKind};
+use portolan_types::MacAddr;
+
+const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
+const LOCAL_TABLE: u32 = libc::RT_TABLE_LOCAL as u32;
+
+pub(super) fn all_links() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetLink(LinkMessage::default())
+}
+
+pub(super) fn all_addresses() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetAddress(AddressMessage::default())
+}
+
+pub(super) fn all_routes() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetRoute(RouteMessage::default())
+}
+
+pub(super) fn all_neighbours() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
+}
+
+/// Has the kernel treat the neighbour as if it had a packet for it.
+pub(super) fn use_neighbour(ifindex: u32, address: IpAddr) -> RouteNetlinkMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family(address);
+    message.header.ifindex = ifindex;
+    message.header.flags = NeighbourFlags::Use;
+    message.attributes = vec![NeighbourAttribute::Destination(address.into())];
+    RouteNetlinkMessage::NewNeighbour(message)
+}
+
+fn family(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Interface> {
+    let RouteNetlinkMessage::NewLink(link) = message else {
+        return None;
+    };
+    let mut interface = Interface {
+        index: link.header.index,
+        name: String::new(),
+        mac: MacAddr::default(),
+        mtu: 0,
+        up: link
+            .header
+            .flags
+            .contains(LinkFlags::Up | LinkFlags::LowerUp),
+        managed: false,
+    };
+    for attribute in &link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => interface.name.clone_from(name),
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            LinkAttribute::Address(octets) => {
+                interface.mac = mac(octets).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    Some(interface)
+}
+
+fn mac(octets: &[u8]) -> Option<MacAddr> {
+    octets.try_into().ok().map(MacAddr)
+}
+
+pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
+    let RouteNetlinkMessage::NewAddress(message) = message else {
+        return None;
+    };
+    // RFC 4862 §5.4: a tentative address is not assigned yet.
+    let unusable = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
+    let optimistic = AddressHeaderFlags::Optimistic;
+    let flags = message.header.flags;
+    if flags.intersects(unusable) && !flags.contains(optimistic) {
+        return None;
+    }
+    // On a point-to-point link `Address` is the peer's and `Local` ours.
+    let local = message
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            AddressAttribute::Local(address) => Some(*address),
+            _ => None,
+        });
+    let address = local.or_else(|| {
+        message
+            .attributes
+            .iter()
+            .find_map(|attribute| match attribute {
+                AddressAttribute::Address(address) => Some(*address),
+                _ => None,
+            })
+    })?;
+    Some(Address {
+        interface: message.header.index,
+        address,
+        prefix: message.header.prefix_len,
+    })
+}
+
+/// A route, and the table it is from.
+#[derive(Debug)]
+pub(super) struct RankedRoute {
+    pub(super) route: Route,
+    table: u32,
+}
+
+/// Longest prefix first, then the local table, then the lowest metric. The destination keeps the
+/// order stable from one reading to the next.
+pub(super) fn route_order(ranked: &RankedRoute) -> (Reverse<u8>, bool, u32, IpAddr, u32) {
+    let route = &ranked.route;
+    (
+        Reverse(route.prefix),
+        ranked.table != LOCAL_TABLE,
+        route.metric,
+        route.destination,
+        route.interface,
+    )
+}
+
+pub(super) fn route(message: &RouteNetlinkMessage) -> Option<RankedRoute> {
+    let RouteNetlinkMessage::NewRoute(message) = message else {
+        return None;
+    };
+    let header = &message.header;
+    let dead = RouteFlags::Dead | RouteFlags::Cloned;
+    // Routes by source or by type of service are beyond metastate.
+    if header.flags.intersects(dead) || header.source_prefix_length != 0 || header.tos != 0 {
+        return None;
+    }
+    let mut route = Route {
+        destination: unspecified(header.address_family)?,
+        prefix: header.destination_prefix_length,
+        gateway: None,
+        interface: 0,
+        source: None,
+        metric: 0,
+        mtu: None,
+        kind: kind(header.kind)?,
+    };
+    let mut table = u32::from(header.table);
+    for attribute in &message.attributes {
+        if let RouteAttribute::Table(number) = attribute {
+            table = *number;
+        }
+        apply(&mut route, attribute);
+    }
+    matches!(table, MAIN_TABLE | LOCAL_TABLE).then_some(RankedRoute { route, table })
+}
+
+fn unspecified(family: AddressFamily) -> Option<IpAddr> {
+    match family {
+        AddressFamily::Inet => Some(Ipv4Addr::UNSPECIFIED.into()),
+        AddressFamily::Inet6 => Some(Ipv6Addr::UNSPECIFIED.into()),
+        _ => None,
+    }
+}
+
+fn kind(kind: RouteType) -> Option<RouteKind> {
+    match kind {
+        RouteType::Unicast => Some(RouteKind::Unicast),
+        RouteType::Local | RouteType::Anycast => Some(RouteKind::Local),
+        RouteType::Broadcast => Some(RouteKind::Broadcast),
+        RouteType::Multicast => Some(RouteKind::Multicast),
+        RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit => {
+            Some(RouteKind::Refuse)
+        }
+        _ => None,
+    }
+}
+
+fn apply(route: &mut Route, attribute: &RouteAttribute) {
+    match attribute {
+        RouteAttribute::Destination(address) => {
+            if let Some(address) = ip(address) {
+                route.destination = address;
+            }
+        }
+        RouteAttribute::Gateway(address) => route.gateway = ip(address),
+        RouteAttribute::Via(RouteVia::Inet(address)) => route.gateway = Some((*address).into()),
+        RouteAttribute::Via(RouteVia::Inet6(address)) => route.gateway = Some((*address).into()),
+        RouteAttribute::PrefSource(address) => route.source = ip(address),
+        RouteAttribute::Oif(index) => route.interface = *index,
+        RouteAttribute::Priority(metric) => route.metric = *metric,
+        RouteAttribute::Metrics(metrics) => {
+            route.mtu = metrics.iter().find_map(|metric| match metric {
+                RouteMetric::Mtu(mtu) => Some(*mtu),
+                _ => None,
+            });
+        }
+        RouteAttribute::MultiPath(hops) => first_living(route, hops),
+        _ => {}
+    }
+}
+
+/// Of several next hops Portolan uses the first that works.
+fn first_living(route: &mut Route, hops: &[RouteNextHop]) {
+    let dead = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
+    if let Some(hop) = hops.iter().find(|hop| !hop.flags.intersects(dead)) {
+        route.interface = hop.interface_index;
+        for attribute in &hop.attributes {
+            if let RouteAttribute::Gateway(_) | RouteAttribute::Via(_) = attribute {
+                apply(route, attribute);
+            }
+        }
+    }
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
+pub(super) fn neighbour(message: &RouteNetlinkMessage) -> Option<Neighbour> {
+    let RouteNetlinkMessage::NewNeighbour(message) = message else {
+        return None;
+    };
+    if !usable(message.header.state) || message.header.flags.contains(NeighbourFlags::Proxy) {
+        return None;
+    }
+    let mut address = None;
+    let mut link_layer = None;
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => {
+                address = Some(IpAddr::V4(*v4));
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
+                address = Some(IpAddr::V6(*v6));
+            }
+            NeighbourAttribute::LinkLayerAddress(octets) => link_layer = mac(octets),
+            _ => {}
+        }
+    }
+    Some(Neighbour {
+        interface: message.header.ifindex,
+        address: address?,
+        mac: link_layer?,
+    })
+}
+
+/// States in which the kernel itself would send to the address (RFC 4861 §7.3.2): also a stale
+/// one, until it is found wrong.
+fn usable(state: NeighbourState) -> bool {
+    matches!(
+        state,
+        NeighbourState::Reachable
+            | NeighbourState::Stale
+            | NeighbourState::Delay
+            | NeighbourState::Probe
+            | NeighbourState::Permanent
+            | NeighbourState::Noarp
+    )
+}

@@ -1,0 +1,200 @@
+//! rtnetlink sockets: one that hears of changes, one that asks and is answered.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader,
+    NetlinkMessage, NetlinkPayload,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
+    sockopt,
+};
+
+use super::MonitorError;
+
+/// The kernel fills at most 32 KiB per message of a dump.
+const BUFFER: usize = 64 * 1024;
+
+/// Events that may wait; beyond, the kernel drops them and says so.
+const EVENT_BUFFER: usize = 1024 * 1024;
+
+/// How often a dump starts over because the table changed meanwhile.
+const ATTEMPTS: usize = 10;
+
+/// Octets of a message header; shorter lengths would not advance.
+const HEADER: usize = 16;
+
+fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        flags | SocketFlags::CLOEXEC,
+        // NETLINK_ROUTE is the default, number 0.
+        None,
+    )
+}
+
+/// Calls `each` with every message of one datagram. What this version of the parser cannot read
+/// is skipped: tables hold entries that do not concern Portolan.
+fn for_each_message(mut octets: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
+    while let Some(length) = octets.first_chunk().map(|word| u32::from_ne_bytes(*word)) {
+        let length = length as usize;
+        if length < HEADER || length > octets.len() {
+            return;
+        }
+        if let Ok(message) = NetlinkMessage::deserialize(&octets[..length]) {
+            each(message);
+        }
+        octets = octets.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+    }
+}
+
+/// Hears of changes; never blocks.
+#[derive(Debug)]
+pub(super) struct Events {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Events {
+    pub(super) fn subscribe() -> Result<Events, MonitorError> {
+        let fd = open(SocketFlags::NONBLOCK).map_err(MonitorError::Open)?;
+        // If the kernel grants less, a storm is answered by reading the tables once more.
+        let _ = sockopt::set_socket_recv_buffer_size_force(&fd, EVENT_BUFFER);
+        let groups = libc::RTMGRP_LINK
+            | libc::RTMGRP_NEIGH
+            | libc::RTMGRP_IPV4_IFADDR
+            | libc::RTMGRP_IPV4_ROUTE
+            | libc::RTMGRP_IPV6_IFADDR
+            | libc::RTMGRP_IPV6_ROUTE;
+        bind(&fd, &SocketAddrNetlink::new(0, groups as u32)).map_err(MonitorError::Subscribe)?;
+        Ok(Events {
+            fd,
+            buffer: vec![0; BUFFER],
+        })
+    }
+
+    /// Takes one datagram of events; `AGAIN` when none waits, `NOBUFS` when some were lost.
+    pub(super) fn next(&mut self, mut each: impl FnMut(&RouteNetlinkMessage)) -> Result<(), Errno> {
+        let (length, _) = recv(&self.fd, &mut self.buffer[..], RecvFlags::empty())?;
+        for_each_message(&self.buffer[..length], |message| {
+            if let NetlinkPayload::InnerMessage(event) = message.payload {
+                each(&event);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl AsFd for Events {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Asks the kernel, which answers at once.
+#[derive(Debug)]
+pub(super) struct Requests {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+    sequence: u32,
+}
+
+/// What one datagram of answers amounts to.
+enum Progress {
+    More,
+    /// All has been said, undisturbed or not.
+    Done {
+        interrupted: bool,
+    },
+}
+
+impl Requests {
+    pub(super) fn open() -> Result<Requests, Errno> {
+        Ok(Requests {
+            fd: open(SocketFlags::empty())?,
+            buffer: vec![0; BUFFER],
+            sequence: 0,
+        })
+    }
+
+    /// Reads a whole table and keeps what `parse` makes of its entries.
+    pub(super) fn dump<T>(
+        &mut self,
+        request: &RouteNetlinkMessage,
+        parse: fn(&RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<Vec<T>, Errno> {
+        for _ in 0..ATTEMPTS {
+            self.send(request.clone(), NLM_F_DUMP)?;
+            let mut entries = Vec::new();
+            let mut disturbed = false;
+            loop {
+                let answers = self.receive(&mut disturbed, |entry| {
+                    entries.extend(parse(entry));
+                })?;
+                if let Progress::Done { interrupted } = answers {
+                    disturbed |= interrupted;
+                    break;
+                }
+            }
+            if !disturbed {
+                return Ok(entries);
+            }
+        }
+        Err(Errno::BUSY)
+    }
+
+    /// Sends `request`, to create what it names, and awaits the kernel's word.
+    pub(super) fn acknowledged(&mut self, request: RouteNetlinkMessage) -> Result<(), Errno> {
+        self.send(request, NLM_F_ACK | NLM_F_CREATE)?;
+        while let Progress::More = self.receive(&mut false, |_| {})? {}
+        Ok(())
+    }
+
+    fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> Result<(), Errno> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
+        message.finalize();
+        let mut octets = vec![0; message.buffer_len()];
+        message.serialize(&mut octets);
+        send(&self.fd, &octets, SendFlags::empty()).map(drop)
+    }
+
+    /// Takes one datagram of answers to the last request.
+    fn receive(
+        &mut self,
+        disturbed: &mut bool,
+        mut each: impl FnMut(&RouteNetlinkMessage),
+    ) -> Result<Progress, Errno> {
+        let (length, _) = recv(&self.fd, &mut self.buffer[..], RecvFlags::empty())?;
+        let sequence = self.sequence;
+        let mut progress = Ok(Progress::More);
+        for_each_message(&self.buffer[..length], |message| {
+            // An answer to an earlier request that was given up.
+            if message.header.sequence_number != sequence {
+                return;
+            }
+            let interrupted = message.header.flags & NLM_F_DUMP_INTR != 0;
+            *disturbed |= interrupted;
+            match message.payload {
+                NetlinkPayload::InnerMessage(entry) => each(&entry),
+                NetlinkPayload::Done(_) => progress = Ok(Progress::Done { interrupted }),
+                NetlinkPayload::Error(error) => {
+                    progress = match error.code {
+                        None => Ok(Progress::Done { interrupted }),
+                        Some(code) => Err(Errno::from_raw_os_error(code.get().saturating_neg())),
+                    }
+                }
+                _ => {}
+            }
+        });
+        progress
+    }
+}

@@ -1,0 +1,164 @@
+//! Consumer of a receive ring: a `BPF_MAP_TYPE_RINGBUF` that only the packet filter fills.
+//! Yields frames in place and decides when their space goes back to the filter.
+//!
+//! The kernel lays the ring out as one consumer page (ours to write), one producer page, and the
+//! data area mapped twice in a row, so that a record never wraps. A record is a word of length and
+//! flags, a word the kernel keeps for itself, and the data, padded to eight octets.
+
+use std::os::fd::AsFd;
+use std::slice::from_raw_parts;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use portolan_proto::filter::RecordHeader;
+use rustix::io::Errno;
+use zerocopy::FromBytes;
+
+use crate::mapping::{Mapping, page_size};
+
+/// The filter is still writing the record (`BPF_RINGBUF_BUSY_BIT`).
+const BUSY: u32 = 1 << 31;
+/// The filter gave the record up (`BPF_RINGBUF_DISCARD_BIT`).
+const DISCARD: u32 = 1 << 30;
+/// Octets before the data of a record (`BPF_RINGBUF_HDR_SZ`).
+const RECORD_PREFIX: u64 = 8;
+const HEADER: usize = size_of::<RecordHeader>();
+
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    #[error("ring size {0} is not a power of two of at least one page")]
+    BadSize(usize),
+    #[error("cannot map the consumer page: {0}")]
+    Consumer(Errno),
+    #[error("cannot map the data pages: {0}")]
+    Data(Errno),
+}
+
+/// One frame, lying in the ring.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    pub header: RecordHeader,
+    pub frame: &'a [u8],
+}
+
+/// The consuming end. One per ring: two would release each other's frames.
+#[derive(Debug)]
+pub struct Ring {
+    consumer: Mapping,
+    /// Producer page, then the data area twice.
+    producer: Mapping,
+    size: u64,
+    /// Everything before this position has been read.
+    position: u64,
+    /// What the kernel was last told of `position`.
+    published: u64,
+    malformed: u64,
+}
+
+impl Ring {
+    /// Maps the ring `fd`, whose data area has `size` octets.
+    pub fn map(fd: impl AsFd, size: usize) -> Result<Ring, MapError> {
+        let page = page_size();
+        // The bound keeps `2 * size + page` from overflowing.
+        if !size.is_power_of_two() || size < page || size > usize::MAX / 8 {
+            return Err(MapError::BadSize(size));
+        }
+        let fd = fd.as_fd();
+        let consumer = Mapping::read_write(fd, 0, page).map_err(MapError::Consumer)?;
+        let producer = Mapping::read_only(fd, page, page + 2 * size).map_err(MapError::Data)?;
+        let position = consumer.u64_at(0).load(Acquire);
+        Ok(Ring {
+            consumer,
+            producer,
+            size: size as u64,
+            position,
+            published: position,
+            malformed: 0,
+        })
+    }
+
+    /// The next frame, or none that is complete. What earlier calls returned may be released by
+    /// this one, once half the ring has been read since the last [`Ring::release`].
+    #[expect(clippy::should_implement_trait, reason = "lends from the ring")]
+    pub fn next(&mut self) -> Option<Record<'_>> {
+        if self.position - self.published >= self.size / 2 {
+            self.release();
+        }
+        let (header, start, length) = loop {
+            let (offset, word) = self.head()?;
+            if word & BUSY != 0 {
+                return None;
+            }
+            let length = word & !DISCARD;
+            self.skip(length);
+            if word & DISCARD != 0 {
+                continue;
+            }
+            let start = offset + RECORD_PREFIX as usize;
+            match self.header(start, length as usize) {
+                Some(header) => break (header, start + HEADER, header.length as usize),
+                None => self.malformed += 1,
+            }
+        };
+        let frame = self.octets(start, length);
+        Some(Record { header, frame })
+    }
+
+    /// Offset in the producer mapping and first word of the record at `position`.
+    fn head(&self) -> Option<(usize, u32)> {
+        // Acquire: the record's words are read after the position that covers them.
+        let produced = self.producer.u64_at(0).load(Acquire);
+        if self.position >= produced {
+            return None;
+        }
+        let offset = page_size() + (self.position & (self.size - 1)) as usize;
+        // Acquire: the filter's data is read after the word that says it is complete.
+        Some((offset, self.producer.u32_at(offset).load(Acquire)))
+    }
+
+    fn skip(&mut self, length: u32) {
+        self.position += (u64::from(length) + RECORD_PREFIX).next_multiple_of(8);
+    }
+
+    /// The header of the record whose data are `length` octets at `start`, if the record holds
+    /// the frame that the header claims. Copied once, then checked.
+    fn header(&self, start: usize, length: usize) -> Option<RecordHeader> {
+        if length < HEADER || start + length > self.producer.length() {
+            return None;
+        }
+        let header = RecordHeader::read_from_bytes(self.octets(start, HEADER)).ok()?;
+        (header.length as usize <= length - HEADER).then_some(header)
+    }
+
+    /// Octets of a complete record that has not been released.
+    fn octets(&self, start: usize, length: usize) -> &[u8] {
+        let data = self.producer.pointer(start, length);
+        // SAFETY: in bounds (`pointer` asserts it), and nobody writes these octets while the slice
+        // lives: the mapping is read-only, the kernel refuses a writable one to anybody, and the
+        // filter reuses a record's space only after the consumer position has passed it. That
+        // position is stored by `release` alone, which takes `&mut self` and so cannot run while
+        // the slice is borrowed.
+        unsafe { from_raw_parts(data, length) }
+    }
+
+    /// Gives the space of every frame read so far back to the filter.
+    pub fn release(&mut self) {
+        if self.published != self.position {
+            self.published = self.position;
+            self.consumer.u64_at(0).store(self.position, Release);
+        }
+    }
+
+    /// Nothing to read and nothing being written. With a record in the making this is false, so
+    /// an owner that looks here after it has rung in sleep does not sleep over that record.
+    pub fn is_empty(&self) -> bool {
+        self.head().is_none()
+    }
+
+    /// Records that did not hold what their header claims.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+}
+
+#[cfg(test)]
+mod tests;

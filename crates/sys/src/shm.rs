@@ -1,0 +1,56 @@
+//! Memory that library and server share: metastate (server writes), statistics (library writes),
+//! and blobs that travel sealed. Seals keep the other side from shrinking what is mapped here.
+
+mod blob;
+mod metastate;
+mod statistics;
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+
+pub use blob::{BlobReadError, BlobWriteError, read_blob, write_blob};
+pub use metastate::{MetastateReader, MetastateWriter, PublishError};
+pub use statistics::{StatisticsReader, StatisticsWriter};
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot create shared memory: {0}")]
+pub struct CreateError(#[from] Errno);
+
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    #[error("the shared memory can shrink")]
+    Unsealed,
+    #[error("the shared memory is too short")]
+    TooShort,
+    #[error("cannot map the shared memory: {0}")]
+    Map(#[from] Errno),
+}
+
+/// A memfd of `size` zero octets that takes seals.
+fn create(name: &str, size: usize) -> Result<OwnedFd, Errno> {
+    let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, size as u64)?;
+    Ok(fd)
+}
+
+/// Fixes the size of `fd` for good, sets `more` and forbids further seals.
+fn seal(fd: &OwnedFd, more: SealFlags) -> Result<(), Errno> {
+    let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(fd, size | more)
+}
+
+/// Checks that mapping `size` octets of `fd` can never fault.
+fn check_size(fd: impl AsFd, size: usize) -> Result<(), MapError> {
+    let seals = fcntl_get_seals(&fd).map_err(|_| MapError::Unsealed)?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(MapError::Unsealed);
+    }
+    match usize::try_from(fstat(&fd)?.st_size) {
+        Ok(octets) if octets >= size => Ok(()),
+        _ => Err(MapError::TooShort),
+    }
+}

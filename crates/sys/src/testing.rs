@@ -1,0 +1,65 @@
+//! What several unit tests of this crate share.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::namespace;
+
+/// Plain shared memory of `length` zero octets.
+pub(crate) fn memory(length: usize) -> OwnedFd {
+    let fd = memfd_create("portolan-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, length as u64).unwrap();
+    fd
+}
+
+/// Runs `test` on a thread of its own in a network namespace of its own. Needs root.
+pub(crate) fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
+    std::thread::spawn(move || {
+        let fresh = namespace::create().expect("root may create namespaces");
+        namespace::enter(fresh).expect("root may enter namespaces");
+        test();
+    })
+    .join()
+    .expect("the test inside the namespace passes");
+}
+
+/// Runs `ip` with the words of `arguments`, in the calling thread's namespace.
+pub(crate) fn ip(arguments: &str) {
+    let status = std::process::Command::new("ip")
+        .args(arguments.split_whitespace())
+        .status()
+        .unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+/// The kernel's `BPF_MAP_TYPE_ARRAY` and `BPF_MAP_TYPE_RINGBUF`.
+#[derive(Clone, Copy)]
+pub(crate) enum BpfMap {
+    Array = 2,
+    Ring = 27,
+}
+
+/// Creates a BPF map by the bare system call. An array has one mmapable element of `size` octets;
+/// a ring has a data area of that size.
+pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
+    const BPF_MAP_CREATE: libc::c_long = 0;
+    const BPF_F_MMAPABLE: u32 = 1 << 10;
+    // Type, key size, value size, entries, flags: the start of `union bpf_attr`.
+    let attributes: [u32; 5] = match kind {
+        BpfMap::Array => [kind as u32, 4, size as u32, 1, BPF_F_MMAPABLE],
+        BpfMap::Ring => [kind as u32, 0, 0, size as u32, 0],
+    };
+    // SAFETY: the kernel reads as many octets of the attributes as it is told there are.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            BPF_MAP_CREATE,
+            attributes.as_ptr(),
+            size_of_val(&attributes),
+        )
+    };
+    assert!(fd >= 0, "bpf: {}", std::io::Error::last_os_error());
+    // SAFETY: the kernel has just opened it for us.
+    unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
+}

@@ -1,0 +1,22 @@
+//! Threads that the application must not notice.
+
+use std::mem::MaybeUninit;
+use std::thread::{Builder, JoinHandle};
+
+/// Starts a thread that takes no signals: they are the application's threads' to handle.
+pub fn spawn_masked(
+    name: &str,
+    body: impl FnOnce() + Send + 'static,
+) -> std::io::Result<JoinHandle<()>> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `sigfillset` initialises `all`; `pthread_sigmask` reads it and initialises `before`.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let spawned = Builder::new().name(name.to_string()).spawn(body);
+    // SAFETY: `before` was initialised above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    spawned
+}

@@ -1,0 +1,339 @@
+//! UNIX sockets: the control connection between library and server, and the pairs that
+//! descriptors are made of. Messages keep their boundaries and carry descriptors. Nothing here
+//! blocks: every call that could says `Blocked`, and the caller polls.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use arrayvec::ArrayVec;
+use rustix::fs::{Mode, chmod, mkdir, unlink};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect as connect_socket, listen, recvmsg, sendmsg, socket_with,
+    socketpair, sockopt,
+};
+
+/// Descriptors that one message may carry.
+pub const MAX_FDS: usize = 8;
+
+/// Connections that wait for `accept`.
+const BACKLOG: i32 = 128;
+
+/// Room for a few of the longest messages; the kernel caps it at `net.core.wmem_max`.
+const SEND_BUFFER: usize = 1024 * 1024;
+
+/// Who is at the other end, as the kernel saw it when the connection was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    #[error("socket path {0} is too long")]
+    BadPath(PathBuf),
+    #[error("another server listens on {0}")]
+    InUse(PathBuf),
+    #[error("cannot create the directory {path}: {errno}")]
+    Directory { path: PathBuf, errno: Errno },
+    #[error("cannot listen on {path}: {errno}")]
+    Listen { path: PathBuf, errno: Errno },
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// No socket there, or nobody who listens on it.
+    #[error("no server listens")]
+    NoServer,
+    #[error("cannot connect: {0}")]
+    Failed(Errno),
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AcceptError {
+    #[error("nobody waits")]
+    Blocked,
+    #[error("cannot accept: {0}")]
+    Failed(Errno),
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The peer reads too slowly; poll for POLLOUT.
+    #[error("the peer's queue is full")]
+    Blocked,
+    #[error("the peer has gone")]
+    Closed,
+    #[error("a message carries at most {MAX_FDS} descriptors")]
+    TooManyFds,
+    #[error("cannot send: {0}")]
+    Failed(Errno),
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    #[error("no message waits")]
+    Blocked,
+    #[error("the peer has gone")]
+    Closed,
+    /// The message was longer than the buffer or carried too many descriptors; it is lost.
+    #[error("the message did not fit")]
+    Truncated,
+    #[error("cannot receive: {0}")]
+    Failed(Errno),
+}
+
+/// What one receive brought; the octets are in the caller's buffer.
+#[derive(Debug)]
+pub struct Received {
+    pub length: usize,
+    pub fds: ArrayVec<OwnedFd, MAX_FDS>,
+}
+
+/// The server's end of a well-known path; removes the path when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens on `path`, open to every user, and makes the directories above it. A socket that a
+    /// dead server left there is replaced.
+    pub fn bind(path: &Path) -> Result<Listener, BindError> {
+        let address = SocketAddrUnix::new(path).map_err(|_| BindError::BadPath(path.to_owned()))?;
+        make_directories(path)?;
+        remove_leftover(path)?;
+        let listening = || {
+            let fd = seqpacket_socket()?;
+            bind(&fd, &address)?;
+            // Every user may connect; the server judges by credentials.
+            chmod(path, Mode::from_raw_mode(0o666))?;
+            listen(&fd, BACKLOG)?;
+            Ok(fd)
+        };
+        let fd = listening().map_err(|errno| BindError::Listen {
+            path: path.to_owned(),
+            errno,
+        })?;
+        Ok(Listener {
+            fd,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The next connection that waits.
+    pub fn accept(&self) -> Result<(Connection, Credentials), AcceptError> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = match accept_with(&self.fd, flags) {
+            Ok(fd) => fd,
+            Err(Errno::AGAIN) => return Err(AcceptError::Blocked),
+            Err(errno) => return Err(AcceptError::Failed(errno)),
+        };
+        let connection = Connection::new(fd);
+        let credentials = peer_credentials(&connection).map_err(AcceptError::Failed)?;
+        Ok((connection, credentials))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Somebody may have removed it already.
+        let _ = unlink(&self.path);
+    }
+}
+
+fn make_directories(path: &Path) -> Result<(), BindError> {
+    let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
+    above.reverse();
+    for directory in above {
+        if directory.as_os_str().is_empty() || directory.is_dir() {
+            continue;
+        }
+        match mkdir(directory, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => {
+                return Err(BindError::Directory {
+                    path: directory.to_owned(),
+                    errno,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Unlinks the socket of a server that is dead; refuses if one is alive.
+fn remove_leftover(path: &Path) -> Result<(), BindError> {
+    match Connection::connect(path) {
+        Err(ConnectError::NoServer) => {
+            // If there is nothing to unlink, so much the better.
+            let _ = unlink(path);
+            Ok(())
+        }
+        Ok(_) | Err(ConnectError::Failed(Errno::AGAIN)) => Err(BindError::InUse(path.to_owned())),
+        Err(ConnectError::Failed(errno)) => Err(BindError::Listen {
+            path: path.to_owned(),
+            errno,
+        }),
+    }
+}
+
+/// One end of a control connection.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+}
+
+impl Connection {
+    /// Connects to the server that listens on `path`.
+    pub fn connect(path: &Path) -> Result<Connection, ConnectError> {
+        let address = SocketAddrUnix::new(path).map_err(ConnectError::Failed)?;
+        let fd = seqpacket_socket().map_err(ConnectError::Failed)?;
+        match connect_socket(&fd, &address) {
+            Ok(()) => Ok(Connection::new(fd)),
+            Err(Errno::NOENT | Errno::CONNREFUSED) => Err(ConnectError::NoServer),
+            Err(errno) => Err(ConnectError::Failed(errno)),
+        }
+    }
+
+    fn new(fd: OwnedFd) -> Connection {
+        // A smaller buffer than asked for only means that senders wait earlier.
+        let _ = sockopt::set_socket_send_buffer_size(&fd, SEND_BUFFER);
+        Connection { fd }
+    }
+
+    /// Sends one message, whole or not at all.
+    pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+        send(&self.fd, message, fds)
+    }
+
+    /// Receives one message into `buffer`.
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, ReceiveError> {
+        receive(&self.fd, buffer)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Connection {
+    fn from(fd: OwnedFd) -> Connection {
+        Connection::new(fd)
+    }
+}
+
+impl From<Connection> for OwnedFd {
+    fn from(connection: Connection) -> OwnedFd {
+        connection.fd
+    }
+}
+
+fn seqpacket_socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// What a pair carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairKind {
+    /// Octets, as a relayed TCP session does.
+    Stream,
+    /// Messages, as a listener's accepted sessions or a UDP session's datagrams are.
+    SeqPacket,
+}
+
+/// A connected pair, close-on-exec and in blocking mode, as descriptors are born.
+pub fn socket_pair(kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let socket_type = match kind {
+        PairKind::Stream => SocketType::STREAM,
+        PairKind::SeqPacket => SocketType::SEQPACKET,
+    };
+    socketpair(AddressFamily::UNIX, socket_type, SocketFlags::CLOEXEC, None)
+}
+
+/// Sends one message through any UNIX socket, without blocking and without SIGPIPE. On a message
+/// socket all of it is sent.
+pub fn send(fd: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(SendError::TooManyFds);
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match sendmsg(fd, &[IoSlice::new(message)], &mut ancillary, flags) {
+        Ok(_) => Ok(()),
+        Err(Errno::AGAIN) => Err(SendError::Blocked),
+        Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(SendError::Closed),
+        Err(errno) => Err(SendError::Failed(errno)),
+    }
+}
+
+/// Receives one message from any UNIX message socket, without blocking. The received descriptors
+/// are close-on-exec.
+pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let message = match recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags) {
+        Ok(message) => message,
+        Err(Errno::AGAIN) => return Err(ReceiveError::Blocked),
+        Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(ReceiveError::Closed),
+        Err(errno) => return Err(ReceiveError::Failed(errno)),
+    };
+    let mut fds = ArrayVec::new();
+    for part in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = part {
+            // The space holds no more than `MAX_FDS`; `take` makes that plain.
+            fds.extend(rights.take(MAX_FDS));
+        }
+    }
+    if message
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(ReceiveError::Truncated);
+    }
+    // Nobody sends empty messages, so this is the end.
+    if message.bytes == 0 {
+        return Err(ReceiveError::Closed);
+    }
+    Ok(Received {
+        length: message.bytes,
+        fds,
+    })
+}
+
+/// What the kernel calls this socket (`SO_COOKIE`): unique while the host runs, and the same for
+/// every descriptor of the socket.
+pub fn cookie(fd: impl AsFd) -> Result<u64, Errno> {
+    sockopt::socket_cookie(fd)
+}
+
+/// Who connected, or made the pair (`SO_PEERCRED`).
+pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials, Errno> {
+    let peer = sockopt::socket_peercred(fd)?;
+    Ok(Credentials {
+        pid: peer.pid.as_raw_nonzero().get().unsigned_abs(),
+        uid: peer.uid.as_raw(),
+        gid: peer.gid.as_raw(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,135 @@
+//! Waiting: poll with a deadline and a signal mask, and a word that wakes a waiter.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{null, null_mut};
+
+use portolan_types::Instant;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+
+use crate::clock;
+
+/// Octets of the kernel's signal set, which is shorter than libc's.
+const KERNEL_SIGSET: usize = 8;
+
+/// Waits until one of `fds` is ready, `deadline` has passed (none: for ever) or a signal came
+/// (`EINTR`); `mask`, if any, replaces the thread's signal mask meanwhile. Returns how many are
+/// ready.
+pub fn ppoll(
+    fds: &mut [libc::pollfd],
+    deadline: Option<Instant>,
+    mask: Option<&libc::sigset_t>,
+) -> Result<usize, Errno> {
+    let mut timeout = deadline.map(|deadline| {
+        let left = deadline.since(clock::now());
+        libc::timespec {
+            tv_sec: left.as_secs() as libc::time_t,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        }
+    });
+    let timeout = timeout.as_mut().map_or(null_mut(), |t| t as *mut _);
+    let mask = mask.map_or(null(), |mask| mask as *const libc::sigset_t);
+    // SAFETY: `fds` is a slice of `pollfd`; `timeout` and `mask` are null or point to values that
+    // outlive the call; the mask is longer than the eight octets that the kernel reads.
+    let ready = unsafe {
+        libc::syscall(
+            libc::SYS_ppoll,
+            fds.as_mut_ptr(),
+            fds.len(),
+            timeout,
+            mask,
+            KERNEL_SIGSET,
+        )
+    };
+    usize::try_from(ready).map_err(|_| last_errno())
+}
+
+/// What the last `libc::syscall` of this thread failed with.
+pub(crate) fn last_errno() -> Errno {
+    let error = std::io::Error::last_os_error();
+    Errno::from_io_error(&error).unwrap_or(Errno::INVAL)
+}
+
+/// Wakes whoever polls it, once for any number of rings.
+#[derive(Debug)]
+pub struct Bell {
+    fd: OwnedFd,
+}
+
+impl Bell {
+    pub fn new() -> Result<Bell, Errno> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Bell { fd })
+    }
+
+    pub fn ring(&self) {
+        // Fails only when it has been rung 2^64 - 2 times, and then it is still ringing.
+        let _ = write(&self.fd, &1_u64.to_ne_bytes());
+    }
+
+    /// Silences it; true if it rang.
+    pub fn silence(&self) -> bool {
+        read(&self.fd, &mut [0; 8]).is_ok()
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn readable(fd: impl AsFd) -> libc::pollfd {
+        libc::pollfd {
+            fd: fd.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }
+    }
+
+    #[test]
+    fn a_deadline_ends_the_wait() {
+        let start = clock::now();
+        let deadline = start + Duration::from_millis(20);
+        assert_eq!(ppoll(&mut [], Some(deadline), None), Ok(0));
+        assert!(clock::now() >= deadline);
+    }
+
+    #[test]
+    fn a_deadline_in_the_past_only_looks() {
+        let bell = Bell::new().unwrap();
+        let past = Some(Instant::ZERO);
+        assert_eq!(ppoll(&mut [readable(&bell)], past, None), Ok(0));
+        bell.ring();
+        assert_eq!(ppoll(&mut [readable(&bell)], past, None), Ok(1));
+    }
+
+    #[test]
+    fn a_bell_wakes_a_waiter_and_falls_silent() {
+        let bell = Bell::new().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(10));
+                bell.ring();
+                bell.ring();
+            });
+            assert_eq!(ppoll(&mut [readable(&bell)], None, None), Ok(1));
+        });
+        assert!(bell.silence());
+        assert!(!bell.silence());
+    }
+
+    #[test]
+    fn a_signal_mask_is_accepted() {
+        // SAFETY: zero is the empty set.
+        let none: libc::sigset_t = unsafe { std::mem::zeroed() };
+        assert_eq!(ppoll(&mut [], Some(Instant::ZERO), Some(&none)), Ok(0));
+    }
+}

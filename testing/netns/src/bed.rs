@@ -1,0 +1,98 @@
+//! Two hosts and what joins them. Each has one device, `eth0`, with an IPv4 and an IPv6 address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use portolan_sys::{sysctl, tap::Tap};
+
+use crate::link::{Counters, Impairment};
+use crate::namespace::Namespace;
+use crate::wire::Wire;
+
+const MAC_A: &str = "02:00:00:00:77:01";
+const MAC_B: &str = "02:00:00:00:77:02";
+
+/// Hosts `a` and `b` on one wire. The namespaces and the wire go when it is dropped, also in a
+/// panic.
+#[derive(Debug)]
+pub struct Bed {
+    /// Stops before the namespaces go.
+    wire: Option<Wire>,
+    pub a: Namespace,
+    pub b: Namespace,
+}
+
+impl Bed {
+    /// Each host's device.
+    pub const DEVICE: &'static str = "eth0";
+    pub const A4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
+    pub const B4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2));
+    pub const A6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
+    pub const B6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2));
+
+    /// Hosts joined by a veth pair: fast, lossless, with all the kernel's offloads.
+    pub fn veth() -> Bed {
+        let (a, b) = (Namespace::new("a"), Namespace::new("b"));
+        let peer = b.path();
+        a.ip(&format!(
+            "link add eth0 address {MAC_A} type veth \
+             peer name eth0 address {MAC_B} netns {peer}"
+        ));
+        let bed = Bed { wire: None, a, b };
+        bed.configure();
+        bed
+    }
+
+    /// Hosts joined by a wire with faults, alike in both directions. Frames larger than the MTU
+    /// are cut into segments first, as a NIC would, so that each segment meets its own fate. The
+    /// hosts know each other's MAC addresses beforehand: faults hit transports, not ARP.
+    pub fn impaired(impairment: Impairment) -> Bed {
+        let (a, b) = (Namespace::new("a"), Namespace::new("b"));
+        let taps = [tap_device(&a, MAC_A), tap_device(&b, MAC_B)];
+        let wire = Wire::start(taps, impairment);
+        let bed = Bed {
+            wire: Some(wire),
+            a,
+            b,
+        };
+        bed.configure();
+        introduce(&bed.a, [Bed::B4, Bed::B6], MAC_B);
+        introduce(&bed.b, [Bed::A4, Bed::A6], MAC_A);
+        bed
+    }
+
+    /// What the impaired wire did so far, both directions together; zero for a veth pair.
+    pub fn counters(&self) -> Counters {
+        self.wire.as_ref().map(Wire::counters).unwrap_or_default()
+    }
+
+    fn configure(&self) {
+        for (host, v4, v6) in [(&self.a, Bed::A4, Bed::A6), (&self.b, Bed::B4, Bed::B6)] {
+            host.ip("link set eth0 up");
+            host.ip(&format!("addr add {v4}/24 dev eth0"));
+            host.ip(&format!("addr add {v6}/64 dev eth0 nodad"));
+        }
+    }
+}
+
+/// A tap that is the host's NIC: unlike a channel's, it speaks ARP, IPv6 and multicast.
+fn tap_device(host: &Namespace, mac: &str) -> Tap {
+    let tap = host.enter(|| {
+        let tap = Tap::create("eth").expect("root may create taps");
+        sysctl::write("net/ipv6/conf/eth0/disable_ipv6", "0").expect("the kernel has IPv6");
+        tap
+    });
+    host.ip("link set eth0 down");
+    host.ip(&format!("link set eth0 address {mac} arp on multicast on"));
+    tap
+}
+
+fn introduce(host: &Namespace, addresses: [IpAddr; 2], mac: &str) {
+    for address in addresses {
+        host.ip(&format!(
+            "neigh replace {address} lladdr {mac} dev eth0 nud permanent"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+//! A program in the background of a test: awaited until it is ready, killed with the test, its
+//! output shown if the test fails.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How long a program may take until it is ready.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a program may take to end when told to.
+const GRACE: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_millis(5);
+
+/// By what a program shows that it is ready.
+#[derive(Clone, Debug)]
+pub enum Ready {
+    /// At once.
+    Started,
+    /// A line of its output contains this.
+    Line(String),
+    /// Some socket of its namespace listens on this TCP port.
+    TcpPort(u16),
+    /// Some socket of its namespace has this UDP port.
+    UdpPort(u16),
+    /// This file or socket exists.
+    Path(PathBuf),
+}
+
+/// A running program and its process group.
+#[derive(Debug)]
+pub struct Daemon {
+    name: String,
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Daemon {
+    /// Starts `command` and waits until it is ready; panics with its output if it never is.
+    pub fn start(mut command: Command, ready: Ready) -> Daemon {
+        let name = command.get_program().to_string_lossy().into_owned();
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        capture(child.stdout.take(), &lines);
+        capture(child.stderr.take(), &lines);
+        let mut daemon = Daemon { name, child, lines };
+        daemon.await_ready(&ready);
+        daemon
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it has written so far, both streams, line by line.
+    pub fn output(&self) -> String {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.join("\n")
+    }
+
+    /// Waits until a line of the output contains `text`.
+    pub fn await_line(&mut self, text: &str) {
+        self.await_ready(&Ready::Line(text.to_owned()));
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Sends `signal` to it and to the processes it started.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(group) = Pid::from_raw(self.child.id() as i32) {
+            // It may have ended already.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Waits for its end, two seconds at most; none if it goes on.
+    pub fn await_end(&mut self) -> Option<ExitStatus> {
+        let deadline = Instant::now() + GRACE;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if Instant::now() > deadline {
+                return None;
+            }
+            sleep(TICK);
+        }
+    }
+
+    fn await_ready(&mut self, ready: &Ready) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_ready(ready) {
+            let running = self.is_running();
+            // What it wrote last may still be on its way through the pipe.
+            if !running {
+                sleep(20 * TICK);
+            }
+            if (!running && !self.is_ready(ready)) || Instant::now() > deadline {
+                let what = if running { "is not ready" } else { "has ended" };
+                panic!("{} {what} ({ready:?}):\n{}", self.name, self.output());
+            }
+            sleep(TICK);
+        }
+    }
+
+    fn is_ready(&self, ready: &Ready) -> bool {
+        match ready {
+            Ready::Started => true,
+            Ready::Line(text) => self.output().lines().any(|line| line.contains(text)),
+            Ready::TcpPort(port) => {
+                self.has_socket("tcp", *port, LISTEN) || self.has_socket("tcp6", *port, LISTEN)
+            }
+            Ready::UdpPort(port) => {
+                self.has_socket("udp", *port, CLOSE) || self.has_socket("udp6", *port, CLOSE)
+            }
+            Ready::Path(path) => path.exists(),
+        }
+    }
+
+    /// Looks for a socket in the program's namespace, which `/proc/<pid>/net` shows.
+    fn has_socket(&self, protocol: &str, port: u16, state: &str) -> bool {
+        let path = format!("/proc/{}/net/{protocol}", self.pid());
+        let table = std::fs::read_to_string(path).unwrap_or_default();
+        let port = format!(":{port:04X}");
+        table.lines().skip(1).any(|line| {
+            // Number, local address, remote address, state.
+            let mut words = line.split_whitespace().skip(1);
+            let local = words.next().is_some_and(|local| local.ends_with(&port));
+            local && words.nth(1) == Some(state)
+        })
+    }
+}
+
+/// Socket states in `/proc/net`: a TCP listener; a UDP socket without a peer.
+const LISTEN: &str = "0A";
+const CLOSE: &str = "07";
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.signal(Signal::TERM);
+        if self.await_end().is_none() {
+            self.child.kill().ok();
+            self.child.wait().ok();
+        }
+        // Also what it left behind.
+        self.signal(Signal::KILL);
+        if std::thread::panicking() {
+            eprintln!("--- output of {}:\n{}\n---", self.name, self.output());
+        }
+    }
+}
+
+/// Collects the lines of `stream` until its last writer has gone.
+fn capture(stream: Option<impl Read + Send + 'static>, lines: &Arc<Mutex<Vec<String>>>) {
+    let Some(stream) = stream else {
+        return;
+    };
+    let lines = lines.clone();
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            lines
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(line);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_daemon_is_ready_by_its_line_and_gone_with_its_guard() {
+        let daemon = Daemon::start(
+            shell("echo warming up; echo ready; sleep 1000"),
+            Ready::Line("ready".into()),
+        );
+        let proc = PathBuf::from(format!("/proc/{}", daemon.pid()));
+        assert!(daemon.output().contains("warming up"));
+        assert!(proc.exists());
+        drop(daemon);
+        assert!(!proc.exists());
+    }
+
+    #[test]
+    fn a_daemon_that_ignores_the_request_is_killed() {
+        let daemon = Daemon::start(
+            shell("trap '' TERM; echo ready; while :; do sleep 0.1; done"),
+            Ready::Line("ready".into()),
+        );
+        let proc = PathBuf::from(format!("/proc/{}", daemon.pid()));
+        drop(daemon);
+        assert!(!proc.exists());
+    }
+
+    #[test]
+    #[should_panic(expected = "no such luck")]
+    fn a_daemon_that_ends_too_early_fails_with_its_output() {
+        Daemon::start(shell("echo no such luck; exit 3"), Ready::TcpPort(1));
+    }
+
+    #[test]
+    fn an_end_is_noticed() {
+        let mut daemon = Daemon::start(shell("exit 3"), Ready::Started);
+        assert_eq!(daemon.await_end().and_then(|status| status.code()), Some(3));
+        assert!(!daemon.is_running());
+    }
+}

@@ -1,0 +1,121 @@
+//! The thread that is an impaired wire: reads each host's tap, lets the frames cross a [`Link`],
+//! writes what arrives to the other tap.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use portolan_sys::clock;
+use portolan_sys::tap::{Tap, TapIo};
+use portolan_sys::wait::{Bell, ppoll};
+
+use crate::link::{Counters, Impairment, Link};
+use crate::segment::{VNET_HEADER, wire_frames};
+
+/// Largest frame a tap delivers, with headers.
+const LARGEST: usize = VNET_HEADER + 14 + 65_536;
+
+/// Frames taken from one tap before the wire looks at what is due.
+const BATCH: usize = 64;
+
+/// Runs until dropped.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stop: Arc<Bell>,
+    counters: Arc<Mutex<Counters>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Wire {
+    pub(crate) fn start(taps: [Tap; 2], impairment: Impairment) -> Wire {
+        let stop = Arc::new(Bell::new().expect("the kernel has eventfd"));
+        let counters = Arc::new(Mutex::new(Counters::default()));
+        let forwarder = Forwarder {
+            taps: taps.map(|tap| TapIo::new(tap.fd)),
+            links: [Link::new(impairment, 0), Link::new(impairment, 1)],
+            buffer: vec![0; LARGEST],
+        };
+        let thread = std::thread::spawn({
+            let (stop, counters) = (stop.clone(), counters.clone());
+            move || forwarder.run(&stop, &counters)
+        });
+        Wire {
+            stop,
+            counters,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        *self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.stop.ring();
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, that has been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Forwarder {
+    taps: [TapIo<std::os::fd::OwnedFd>; 2],
+    /// `links[n]` carries what tap `n` says.
+    links: [Link; 2],
+    buffer: Vec<u8>,
+}
+
+impl Forwarder {
+    fn run(mut self, stop: &Bell, counters: &Mutex<Counters>) {
+        while !self.wait(stop) {
+            for side in 0..2 {
+                self.take(side);
+            }
+            for side in 0..2 {
+                self.give(side);
+            }
+            let [a, b] = &self.links;
+            let sum = a.counters().plus(b.counters());
+            *counters.lock().unwrap_or_else(PoisonError::into_inner) = sum;
+        }
+    }
+
+    /// Sleeps until a tap has a frame or one is due; true if the wire is to stop.
+    fn wait(&self, stop: &Bell) -> bool {
+        let [a, b] = &self.taps;
+        let mut fds = [a.as_fd(), b.as_fd(), stop.as_fd()].map(|fd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        let deadline = self.links.iter().filter_map(Link::deadline).min();
+        // Interrupted or not: the caller looks at everything anyway.
+        let _ = ppoll(&mut fds, deadline, None);
+        fds[2].revents != 0
+    }
+
+    fn take(&mut self, side: usize) {
+        for _ in 0..BATCH {
+            let Some(length) = self.taps[side].read(&mut self.buffer) else {
+                return;
+            };
+            let now = clock::now();
+            for frame in wire_frames(&self.buffer[..length]) {
+                self.links[side].offer(now, frame);
+            }
+        }
+    }
+
+    fn give(&mut self, side: usize) {
+        let now = clock::now();
+        while let Some(frame) = self.links[side].due(now) {
+            let parts = [IoSlice::new(&[0; VNET_HEADER]), IoSlice::new(&frame)];
+            // A host that is down loses what is sent to it.
+            let _ = self.taps[1 - side].write(&parts);
+        }
+    }
+}

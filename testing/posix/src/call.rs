@@ -1,0 +1,605 @@
+//! libc's calls as safe functions: slices for buffers, `Result` for -1 and `errno`. The only unsafe code of the checker.
+
+mod address;
+mod signal;
+
+use std::{
+    ffi::c_void,
+    mem::{size_of, size_of_val, zeroed},
+    net::SocketAddr,
+    ptr,
+    time::Duration,
+};
+
+use libc::{c_int, epoll_event, iovec, msghdr, pollfd, sockaddr, socklen_t};
+
+use address::{Raw, decoded};
+pub use signal::{count_signals, kick, this_thread};
+
+pub const STREAM: i32 = libc::SOCK_STREAM;
+pub const DATAGRAM: i32 = libc::SOCK_DGRAM;
+
+pub type Fd = c_int;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+pub type Answer<T> = Result<T, Errno>;
+
+/// -1 to `errno`.
+fn answered<T: TryInto<i64> + Copy>(result: T) -> Answer<usize> {
+    match result
+        .try_into()
+        .ok()
+        .and_then(|result| usize::try_from(result).ok())
+    {
+        Some(value) => Ok(value),
+        None => Err(last_error()),
+    }
+}
+
+fn number(result: c_int) -> Answer<c_int> {
+    if result < 0 {
+        Err(last_error())
+    } else {
+        Ok(result)
+    }
+}
+
+fn last_error() -> Errno {
+    // SAFETY: the calling thread's errno.
+    Errno(unsafe { *libc::__errno_location() })
+}
+
+macro_rules! plain_calls {
+    ($($(#[$note:meta])* $name:ident = $call:ident($($argument:ident: $type:ty),*);)*) => { $(
+        $(#[$note])*
+        pub fn $name($($argument: $type),*) -> Answer<c_int> {
+            // SAFETY: integers only.
+            number(unsafe { libc::$call($($argument),*) })
+        }
+    )* };
+}
+
+plain_calls! {
+    socket = socket(domain: c_int, kind: c_int, protocol: c_int);
+    listen = listen(fd: Fd, backlog: c_int);
+    shutdown = shutdown(fd: Fd, how: c_int);
+    close = close(fd: Fd);
+    dup = dup(fd: Fd);
+    dup2 = dup2(fd: Fd, onto: Fd);
+    dup3 = dup3(fd: Fd, onto: Fd, flags: c_int);
+    epoll_create = epoll_create1(flags: c_int);
+    eventfd = eventfd(value: u32, flags: c_int);
+    fcntl = fcntl(fd: Fd, command: c_int, argument: c_int);
+}
+
+pub fn bind(fd: Fd, address: SocketAddr) -> Answer<c_int> {
+    let raw = Raw::from(address);
+    // SAFETY: `raw` is an address of that length.
+    number(unsafe { libc::bind(fd, raw.pointer(), raw.length) })
+}
+
+pub fn connect(fd: Fd, address: SocketAddr) -> Answer<c_int> {
+    let raw = Raw::from(address);
+    connect_raw(fd, raw.pointer(), raw.length)
+}
+
+/// connect(AF_UNSPEC).
+pub fn disconnect(fd: Fd) -> Answer<c_int> {
+    // SAFETY: all zeros is an address of the family AF_UNSPEC.
+    let nowhere: sockaddr = unsafe { zeroed() };
+    connect_raw(fd, &nowhere, size_of::<sockaddr>() as socklen_t)
+}
+
+/// connect with any pointer and length, for what the other end must refuse.
+pub fn connect_raw(fd: Fd, address: *const sockaddr, length: socklen_t) -> Answer<c_int> {
+    // SAFETY: callers give live addresses or ones that must be refused unread.
+    number(unsafe { libc::connect(fd, address, length) })
+}
+
+/// connect with the first `length` octets of an address.
+pub fn connect_short(fd: Fd, address: SocketAddr, length: socklen_t) -> Answer<c_int> {
+    let raw = Raw::from(address);
+    connect_raw(fd, raw.pointer(), length.min(raw.length))
+}
+
+/// connect with another family in the address.
+pub fn connect_family(fd: Fd, address: SocketAddr, family: u16) -> Answer<c_int> {
+    let mut raw = Raw::from(address);
+    raw.set_family(family);
+    connect_raw(fd, raw.pointer(), raw.length)
+}
+
+pub fn accept(fd: Fd, flags: c_int) -> Answer<(Fd, SocketAddr)> {
+    let mut raw = Raw::empty();
+    // SAFETY: `raw` has room for any address.
+    let accepted = unsafe {
+        match flags {
+            0 => libc::accept(fd, raw.pointer_mut(), &mut raw.length),
+            _ => libc::accept4(fd, raw.pointer_mut(), &mut raw.length, flags),
+        }
+    };
+    Ok((number(accepted)?, decoded(&raw)))
+}
+
+/// accept without asking for the address.
+pub fn accept_quietly(fd: Fd) -> Answer<Fd> {
+    // SAFETY: null is "no address wanted".
+    number(unsafe { libc::accept(fd, ptr::null_mut(), ptr::null_mut()) })
+}
+
+pub fn local_address(fd: Fd) -> Answer<SocketAddr> {
+    let mut raw = Raw::empty();
+    // SAFETY: `raw` has room for any address.
+    number(unsafe { libc::getsockname(fd, raw.pointer_mut(), &mut raw.length) })?;
+    Ok(decoded(&raw))
+}
+
+pub fn peer_address(fd: Fd) -> Answer<SocketAddr> {
+    let mut raw = Raw::empty();
+    // SAFETY: `raw` has room for any address.
+    number(unsafe { libc::getpeername(fd, raw.pointer_mut(), &mut raw.length) })?;
+    Ok(decoded(&raw))
+}
+
+/// getsockname with less room than the address needs: what was written, and the length told.
+pub fn local_address_cut(fd: Fd, room: usize) -> Answer<(usize, socklen_t)> {
+    let mut place = [0xee_u8; 64];
+    let mut length = room as socklen_t;
+    // SAFETY: `place` has more room than is told.
+    number(unsafe { libc::getsockname(fd, place.as_mut_ptr().cast(), &mut length) })?;
+    Ok((
+        place
+            .iter()
+            .rposition(|octet| *octet != 0xee)
+            .map_or(0, |last| last + 1),
+        length,
+    ))
+}
+
+/// getsockname with any pointers.
+pub fn local_address_raw(fd: Fd, address: *mut sockaddr, length: *mut socklen_t) -> Answer<c_int> {
+    // SAFETY: callers give pointers that must be refused.
+    number(unsafe { libc::getsockname(fd, address, length) })
+}
+
+/// Types of socket options.
+pub trait Value: Copy {}
+impl Value for c_int {}
+impl Value for u8 {}
+impl Value for libc::linger {}
+impl Value for libc::timeval {}
+impl Value for libc::tcp_info {}
+impl<const N: usize> Value for [u8; N] {}
+
+/// The value and the length told.
+pub fn option<T: Value>(fd: Fd, level: c_int, name: c_int) -> Answer<(T, usize)> {
+    // SAFETY: every option type is plain data, for which zeros are a value.
+    let mut value: T = unsafe { zeroed() };
+    let mut length = size_of::<T>() as socklen_t;
+    // SAFETY: `value` has the room told.
+    number(unsafe {
+        libc::getsockopt(
+            fd,
+            level,
+            name,
+            ptr::from_mut(&mut value).cast(),
+            &mut length,
+        )
+    })?;
+    Ok((value, length as usize))
+}
+
+pub fn flag(fd: Fd, level: c_int, name: c_int) -> Answer<c_int> {
+    option(fd, level, name).map(|(value, _)| value)
+}
+
+pub fn socket_error(fd: Fd) -> Answer<Errno> {
+    flag(fd, libc::SOL_SOCKET, libc::SO_ERROR).map(Errno)
+}
+
+pub fn set_option<T: Value>(fd: Fd, level: c_int, name: c_int, value: &T) -> Answer<c_int> {
+    let length = size_of_val(value) as socklen_t;
+    // SAFETY: `value` has the length told.
+    number(unsafe { libc::setsockopt(fd, level, name, ptr::from_ref(value).cast(), length) })
+}
+
+/// setsockopt with any pointer and length.
+pub fn set_option_raw(
+    fd: Fd,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> Answer<c_int> {
+    // SAFETY: callers give pointers that must be refused.
+    number(unsafe { libc::setsockopt(fd, level, name, value, length) })
+}
+
+/// getsockopt with any pointers.
+pub fn option_raw(
+    fd: Fd,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> Answer<c_int> {
+    // SAFETY: callers give pointers that must be refused.
+    number(unsafe { libc::getsockopt(fd, level, name, value, length) })
+}
+
+pub fn read(fd: Fd, buffer: &mut [u8]) -> Answer<usize> {
+    // SAFETY: the slice's own length.
+    answered(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
+}
+
+pub fn receive(fd: Fd, buffer: &mut [u8], flags: c_int) -> Answer<usize> {
+    // SAFETY: the slice's own length.
+    answered(unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), flags) })
+}
+
+/// The length told for the address is 0 if there is none.
+pub fn receive_from(
+    fd: Fd,
+    buffer: &mut [u8],
+    flags: c_int,
+) -> Answer<(usize, Option<SocketAddr>)> {
+    let mut raw = Raw::empty();
+    // SAFETY: the slice's own length; `raw` has room for any address.
+    let received = unsafe {
+        libc::recvfrom(
+            fd,
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            flags,
+            raw.pointer_mut(),
+            &mut raw.length,
+        )
+    };
+    Ok((answered(received)?, (raw.length > 0).then(|| decoded(&raw))))
+}
+
+fn pieces_mut(buffers: &mut [&mut [u8]]) -> Vec<iovec> {
+    let piece = |buffer: &mut &mut [u8]| iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
+    };
+    buffers.iter_mut().map(piece).collect()
+}
+
+fn pieces(buffers: &[&[u8]]) -> Vec<iovec> {
+    let piece = |buffer: &&[u8]| iovec {
+        iov_base: buffer.as_ptr().cast_mut().cast(),
+        iov_len: buffer.len(),
+    };
+    buffers.iter().map(piece).collect()
+}
+
+pub fn read_scattered(fd: Fd, buffers: &mut [&mut [u8]]) -> Answer<usize> {
+    let pieces = pieces_mut(buffers);
+    // SAFETY: the pieces describe live buffers.
+    answered(unsafe { libc::readv(fd, pieces.as_ptr(), pieces.len() as c_int) })
+}
+
+pub fn write_gathered(fd: Fd, buffers: &[&[u8]]) -> Answer<usize> {
+    let pieces = pieces(buffers);
+    // SAFETY: the pieces describe live buffers.
+    answered(unsafe { libc::writev(fd, pieces.as_ptr(), pieces.len() as c_int) })
+}
+
+/// What recvmsg tells.
+pub struct Message {
+    pub length: usize,
+    pub from: Option<SocketAddr>,
+    pub flags: c_int,
+    /// Level and type of each control message.
+    pub control: Vec<(c_int, c_int)>,
+}
+
+pub fn receive_message(fd: Fd, buffers: &mut [&mut [u8]], flags: c_int) -> Answer<Message> {
+    let mut pieces = pieces_mut(buffers);
+    let mut raw = Raw::empty();
+    let mut control = [0_u64; 32];
+    // SAFETY: zeros are a msghdr.
+    let mut header: msghdr = unsafe { zeroed() };
+    header.msg_name = raw.pointer_mut().cast();
+    header.msg_namelen = raw.length;
+    header.msg_iov = pieces.as_mut_ptr();
+    header.msg_iovlen = pieces.len();
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    // SAFETY: the header describes live buffers.
+    let length = answered(unsafe { libc::recvmsg(fd, &mut header, flags) })?;
+    raw.length = header.msg_namelen;
+    let mut kinds = Vec::new();
+    // SAFETY: the call left well-formed control messages.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(&header);
+        while !next.is_null() {
+            kinds.push(((*next).cmsg_level, (*next).cmsg_type));
+            next = libc::CMSG_NXTHDR(&header, next);
+        }
+    }
+    let from = (raw.length > 0).then(|| decoded(&raw));
+    Ok(Message {
+        length,
+        from,
+        flags: header.msg_flags,
+        control: kinds,
+    })
+}
+
+pub fn send_message(
+    fd: Fd,
+    buffers: &[&[u8]],
+    to: Option<SocketAddr>,
+    flags: c_int,
+) -> Answer<usize> {
+    let mut pieces = pieces(buffers);
+    let mut raw = to.map(Raw::from);
+    // SAFETY: zeros are a msghdr.
+    let mut header: msghdr = unsafe { zeroed() };
+    if let Some(raw) = &mut raw {
+        header.msg_name = raw.pointer_mut().cast();
+        header.msg_namelen = raw.length;
+    }
+    header.msg_iov = pieces.as_mut_ptr();
+    header.msg_iovlen = pieces.len();
+    // SAFETY: the header describes live buffers.
+    answered(unsafe { libc::sendmsg(fd, &header, flags) })
+}
+
+/// recvmmsg into buffers of 64 octets: the texts.
+pub fn receive_messages(
+    fd: Fd,
+    count: usize,
+    flags: c_int,
+    timeout: Option<Duration>,
+) -> Answer<Vec<Vec<u8>>> {
+    let mut buffers = vec![[0_u8; 64]; count];
+    let mut pieces: Vec<iovec> = buffers
+        .iter_mut()
+        .map(|buffer| iovec {
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
+        })
+        .collect();
+    let mut headers: Vec<libc::mmsghdr> = pieces.iter_mut().map(one_piece).collect();
+    let mut time = timeout.map(timespec);
+    let time = time.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: the headers describe live buffers.
+    let got =
+        number(unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count as u32, flags, time) })?;
+    let texts = buffers.iter().zip(&headers).take(got as usize);
+    Ok(texts
+        .map(|(buffer, header)| buffer[..(header.msg_len as usize).min(64)].to_vec())
+        .collect())
+}
+
+pub fn send_messages(fd: Fd, texts: &[&[u8]], flags: c_int) -> Answer<c_int> {
+    let mut pieces = pieces(texts);
+    let mut headers: Vec<libc::mmsghdr> = pieces.iter_mut().map(one_piece).collect();
+    // SAFETY: the headers describe live buffers.
+    number(unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as u32, flags) })
+}
+
+fn one_piece(piece: &mut iovec) -> libc::mmsghdr {
+    // SAFETY: zeros are a mmsghdr.
+    let mut header: libc::mmsghdr = unsafe { zeroed() };
+    header.msg_hdr.msg_iov = piece;
+    header.msg_hdr.msg_iovlen = 1;
+    header
+}
+
+pub fn write(fd: Fd, buffer: &[u8]) -> Answer<usize> {
+    // SAFETY: the slice's own length.
+    answered(unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) })
+}
+
+/// send; MSG_NOSIGNAL is the caller's to add.
+pub fn send(fd: Fd, buffer: &[u8], flags: c_int) -> Answer<usize> {
+    // SAFETY: the slice's own length.
+    answered(unsafe { libc::send(fd, buffer.as_ptr().cast(), buffer.len(), flags) })
+}
+
+pub fn send_to(fd: Fd, buffer: &[u8], flags: c_int, to: SocketAddr) -> Answer<usize> {
+    let raw = Raw::from(to);
+    // SAFETY: the slice's own length; `raw` is an address of that length.
+    answered(unsafe {
+        libc::sendto(
+            fd,
+            buffer.as_ptr().cast(),
+            buffer.len(),
+            flags,
+            raw.pointer(),
+            raw.length,
+        )
+    })
+}
+
+/// The octets sent and the offset afterwards.
+pub fn send_file(to: Fd, from: Fd, offset: Option<i64>, count: usize) -> Answer<(usize, i64)> {
+    let mut at = offset.unwrap_or(-1);
+    let pointer = if offset.is_some() {
+        &raw mut at
+    } else {
+        ptr::null_mut()
+    };
+    // SAFETY: `pointer` is null or a live offset.
+    let sent = answered(unsafe { libc::sendfile(to, from, pointer, count) })?;
+    Ok((sent, at))
+}
+
+/// A memory file with these contents, its position at the start.
+pub fn file(contents: &[u8]) -> Fd {
+    // SAFETY: a C string and integers.
+    let file = unsafe { libc::memfd_create(c"contents".as_ptr(), 0) };
+    write(file, contents).expect("a memory file");
+    seek(file, 0, libc::SEEK_SET);
+    file
+}
+
+pub fn seek(fd: Fd, offset: i64, whence: c_int) -> i64 {
+    // SAFETY: integers only.
+    unsafe { libc::lseek(fd, offset, whence) }
+}
+
+/// An ioctl that reads or writes one int.
+pub fn ioctl(fd: Fd, request: u64, value: c_int) -> Answer<c_int> {
+    let mut value = value;
+    // SAFETY: the requests used take a pointer to an int.
+    number(unsafe { libc::ioctl(fd, request, &raw mut value) })?;
+    Ok(value)
+}
+
+pub fn file_type(fd: Fd) -> Answer<u32> {
+    // SAFETY: zeros are a stat.
+    let mut status: libc::stat = unsafe { zeroed() };
+    // SAFETY: `status` is live.
+    number(unsafe { libc::fstat(fd, &mut status) })?;
+    Ok(status.st_mode & libc::S_IFMT)
+}
+
+pub fn pipe() -> (Fd, Fd) {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    number(unsafe { libc::pipe(ends.as_mut_ptr()) }).expect("a pipe");
+    (ends[0], ends[1])
+}
+
+/// A timer that fires once.
+pub fn timer(after: Duration) -> Fd {
+    // SAFETY: integers only.
+    let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) };
+    let when = libc::itimerspec {
+        it_interval: timespec(Duration::ZERO),
+        it_value: timespec(after),
+    };
+    // SAFETY: `when` is live; null is "the old value is not wanted".
+    number(unsafe { libc::timerfd_settime(fd, 0, &when, ptr::null_mut()) }).expect("a timer");
+    fd
+}
+
+/// poll on pairs of descriptor and events: the count and each one's events.
+pub fn poll(wanted: &[(Fd, i16)], milliseconds: c_int) -> Answer<(c_int, Vec<i16>)> {
+    let mut entries = entries(wanted);
+    // SAFETY: the array's own length.
+    let ready =
+        number(unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as u64, milliseconds) })?;
+    Ok((ready, entries.iter().map(|entry| entry.revents).collect()))
+}
+
+/// ppoll, with SIGUSR1 let through and nothing else blocked.
+pub fn poll_open(wanted: &[(Fd, i16)], timeout: Duration) -> Answer<(c_int, Vec<i16>)> {
+    let mut entries = entries(wanted);
+    // SAFETY: zeros are an empty signal set; array and time are live.
+    let ready = unsafe {
+        let none: libc::sigset_t = zeroed();
+        libc::ppoll(
+            entries.as_mut_ptr(),
+            entries.len() as u64,
+            &timespec(timeout),
+            &none,
+        )
+    };
+    let ready = number(ready)?;
+    Ok((ready, entries.iter().map(|entry| entry.revents).collect()))
+}
+
+fn entries(wanted: &[(Fd, i16)]) -> Vec<pollfd> {
+    wanted
+        .iter()
+        .map(|&(fd, events)| pollfd {
+            fd,
+            events,
+            revents: 0,
+        })
+        .collect()
+}
+
+/// Waits, for a few seconds at most, until one of `events` holds, or an error or a hang-up.
+pub fn wait_for(fd: Fd, events: i16) {
+    let _ = poll(&[(fd, events)], 3000);
+}
+
+/// The events that hold now.
+pub fn events_now(fd: Fd) -> Answer<i16> {
+    events_within(fd, 0)
+}
+
+/// The events after at most this long.
+pub fn events_within(fd: Fd, milliseconds: c_int) -> Answer<i16> {
+    let all = libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP;
+    poll(&[(fd, all)], milliseconds).map(|(_, events)| events[0])
+}
+
+/// select: the count, and for each set what was ready.
+pub fn select(sets: [&[Fd]; 3], timeout: Duration) -> Answer<(c_int, [Vec<Fd>; 3])> {
+    // SAFETY: zeros are empty sets; the descriptors are below FD_SETSIZE.
+    let mut raw = sets.map(|set| unsafe {
+        let mut raw: libc::fd_set = zeroed();
+        set.iter().for_each(|fd| libc::FD_SET(*fd, &mut raw));
+        raw
+    });
+    let highest = sets
+        .iter()
+        .flat_map(|set| set.iter())
+        .max()
+        .map_or(0, |fd| fd + 1);
+    let mut time = libc::timeval {
+        tv_sec: timeout.as_secs() as i64,
+        tv_usec: timeout.subsec_micros().into(),
+    };
+    let [read, write, except] = &mut raw;
+    // SAFETY: sets and time are live.
+    let ready = number(unsafe { libc::select(highest, read, write, except, &mut time) })?;
+    let mut index = 0;
+    let left = sets.map(|set| {
+        let raw = &raw[index];
+        index += 1;
+        // SAFETY: the descriptors are below FD_SETSIZE.
+        set.iter()
+            .copied()
+            .filter(|fd| unsafe { libc::FD_ISSET(*fd, raw) })
+            .collect()
+    });
+    Ok((ready, left))
+}
+
+pub fn epoll_control(set: Fd, operation: c_int, fd: Fd, events: c_int, data: u64) -> Answer<c_int> {
+    let mut event = epoll_event {
+        events: events as u32,
+        u64: data,
+    };
+    // SAFETY: the event is live.
+    number(unsafe { libc::epoll_ctl(set, operation, fd, &mut event) })
+}
+
+/// The events and data of each, in the order of the data.
+pub fn epoll_wait(set: Fd, maximum: usize, milliseconds: c_int) -> Answer<Vec<(u64, u32)>> {
+    let mut events = vec![epoll_event { events: 0, u64: 0 }; maximum];
+    // SAFETY: the array's own length.
+    let ready =
+        unsafe { libc::epoll_wait(set, events.as_mut_ptr(), maximum as c_int, milliseconds) };
+    let ready = number(ready)? as usize;
+    let mut told: Vec<_> = events[..ready]
+        .iter()
+        .map(|event| (event.u64, event.events))
+        .collect();
+    told.sort_unstable();
+    Ok(told)
+}
+
+/// A call by number with four integers.
+pub fn by_number(call: libc::c_long, [a, b, c, d]: [usize; 4]) -> Answer<usize> {
+    // SAFETY: callers give integers or pointers to live buffers with their lengths.
+    answered(unsafe { libc::syscall(call, a, b, c, d, 0_usize, 0_usize) })
+}
+
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}

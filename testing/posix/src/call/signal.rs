@@ -1,0 +1,53 @@
+//! Signals: a handler that counts, and a way to send one to a thread that is blocked in a call.
+
+use std::{
+    mem::zeroed,
+    ptr,
+    sync::atomic::{AtomicU32, Ordering},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use libc::{c_int, pid_t};
+
+static SEEN: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count(_signal: c_int) {
+    SEEN.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The signals that a handler has seen since it was installed.
+pub struct Counted;
+
+impl Counted {
+    pub fn so_far(&self) -> u32 {
+        SEEN.load(Ordering::Relaxed)
+    }
+}
+
+/// Installs a handler for `signal` that counts, with these SA_ flags.
+pub fn count_signals(signal: c_int, flags: c_int) -> Counted {
+    SEEN.store(0, Ordering::Relaxed);
+    // SAFETY: zeros are a sigaction; the handler only adds to an atomic.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = count as extern "C" fn(c_int) as usize;
+        action.sa_flags = flags;
+        libc::sigaction(signal, &action, ptr::null_mut());
+    }
+    Counted
+}
+
+pub fn this_thread() -> pid_t {
+    // SAFETY: no arguments.
+    unsafe { libc::gettid() }
+}
+
+/// Sends `signal` to a thread after a while.
+pub fn kick(target: pid_t, signal: c_int, after: Duration) -> JoinHandle<()> {
+    thread::spawn(move || {
+        thread::sleep(after);
+        // SAFETY: integers only.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), target, signal) };
+    })
+}

@@ -1,0 +1,182 @@
+//! One role of a topic: its addresses, its way to stay in step with the other role, and its printed lines.
+
+use std::{
+    cell::Cell,
+    fmt::Display,
+    fs,
+    io::{self, BufRead, BufReader, Write},
+    net::{IpAddr, SocketAddr},
+    os::unix::net::{UnixListener, UnixStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Options,
+    call::{self, Fd, STREAM},
+};
+
+/// How long the other role may take to appear.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Ports of one topic; topics run one after the other but closed ports rest for a while.
+const PORTS_PER_TOPIC: u16 = 40;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Server,
+    Client,
+}
+
+pub struct Side {
+    pub role: Role,
+    topic: &'static str,
+    local: IpAddr,
+    remote: IpAddr,
+    next_port: Cell<u16>,
+    other: BufReader<UnixStream>,
+}
+
+impl Side {
+    /// Finds the other role of `topic`.
+    pub fn meet_other(role: Role, topic: &'static str, options: &Options) -> io::Result<Self> {
+        let place = options
+            .meet
+            .join(format!("posix-check-{}-{topic}", options.port));
+        let other = match role {
+            Role::Server => {
+                let _ = fs::remove_file(&place);
+                let listener = UnixListener::bind(&place)?;
+                let (other, _) = listener.accept()?;
+                fs::remove_file(&place)?;
+                other
+            }
+            Role::Client => connect_patiently(&place)?,
+        };
+        let index = crate::TOPICS
+            .iter()
+            .position(|known| known.name == topic)
+            .unwrap_or(0) as u16;
+        Ok(Self {
+            role,
+            topic,
+            local: options.local,
+            remote: options.remote,
+            next_port: Cell::new(options.port + index * PORTS_PER_TOPIC),
+            other: BufReader::new(other),
+        })
+    }
+
+    pub fn is_server(&self) -> bool {
+        self.role == Role::Server
+    }
+
+    /// Prints one observation.
+    pub fn report(&self, check: &str, observed: impl Display) {
+        let role = if self.is_server() { "server" } else { "client" };
+        println!("{} {role} {check}: {observed}", self.topic);
+    }
+
+    /// A barrier: both roles have come here.
+    pub fn step(&mut self) {
+        self.tell("step");
+        assert_eq!(self.hear(), "step", "the roles are out of step");
+    }
+
+    pub fn tell(&mut self, line: impl Display) {
+        writeln!(self.other.get_mut(), "{line}").expect("the other role listens");
+    }
+
+    pub fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.other
+            .read_line(&mut line)
+            .expect("the other role speaks");
+        line.trim_end().to_owned()
+    }
+
+    /// The next unused port; both roles count alike.
+    pub fn port(&self) -> u16 {
+        self.next_port.replace(self.next_port.get() + 1)
+    }
+
+    pub fn here(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.local, port)
+    }
+
+    pub fn there(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.remote, port)
+    }
+
+    pub fn is_v6(&self) -> bool {
+        self.local.is_ipv6()
+    }
+
+    pub fn domain(&self) -> i32 {
+        if self.is_v6() {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        }
+    }
+
+    pub fn socket(&self, kind: i32) -> Fd {
+        call::socket(self.domain(), kind, 0).expect("a socket")
+    }
+
+    /// A listener on this side's `port`.
+    pub fn listener(&self, port: u16) -> Fd {
+        let listener = self.socket(STREAM);
+        call::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1).expect("SO_REUSEADDR");
+        call::bind(listener, self.here(port)).expect("bind");
+        call::listen(listener, 16).expect("listen");
+        listener
+    }
+
+    /// One end of a fresh connection between the roles, both of which call this.
+    pub fn connection(&mut self) -> Fd {
+        let port = self.port();
+        if self.is_server() {
+            let listener = self.listener(port);
+            self.step();
+            let (accepted, _) = call::accept(listener, 0).expect("accept");
+            call::close(listener).expect("close");
+            accepted
+        } else {
+            self.step();
+            let socket = self.socket(STREAM);
+            call::connect(socket, self.there(port)).expect("connect");
+            socket
+        }
+    }
+
+    /// How an address looks when nothing in it changes from run to run.
+    pub fn name(&self, address: SocketAddr, known_port: u16) -> String {
+        let host = match address.ip() {
+            ip if ip.is_unspecified() => "any".to_owned(),
+            ip if ip == self.local => "local".to_owned(),
+            ip if ip == self.remote => "remote".to_owned(),
+            ip => ip.to_string(),
+        };
+        let port = match address.port() {
+            0 => "0",
+            port if port == known_port => "known",
+            _ => "ephemeral",
+        };
+        // On one host both roles have the same address.
+        if self.local == self.remote && host == "local" {
+            format!("remote:{port}")
+        } else {
+            format!("{host}:{port}")
+        }
+    }
+}
+
+fn connect_patiently(place: &std::path::Path) -> io::Result<UnixStream> {
+    let started = Instant::now();
+    loop {
+        match UnixStream::connect(place) {
+            Err(_) if started.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(2)),
+            connected => return connected,
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The topics, in the order they are run.
+
+mod accept;
+mod by_number;
+mod connect;
+mod descriptors;
+mod duplicate;
+mod epoll;
+mod faults;
+mod linger;
+mod names;
+mod options;
+mod poll;
+mod receive;
+mod send;
+mod shutdown;
+mod signals;
+mod threads;
+mod timeouts;
+mod udp;
+
+use crate::side::Side;
+
+/// One subject; both roles run it in step.
+pub struct Topic {
+    pub name: &'static str,
+    pub run: fn(&mut Side),
+}
+
+pub static TOPICS: [Topic; 18] = [
+    Topic {
+        name: "connect",
+        run: connect::run,
+    },
+    Topic {
+        name: "accept",
+        run: accept::run,
+    },
+    Topic {
+        name: "receive",
+        run: receive::run,
+    },
+    Topic {
+        name: "send",
+        run: send::run,
+    },
+    Topic {
+        name: "shutdown",
+        run: shutdown::run,
+    },
+    Topic {
+        name: "names",
+        run: names::run,
+    },
+    Topic {
+        name: "options",
+        run: options::run,
+    },
+    Topic {
+        name: "descriptors",
+        run: descriptors::run,
+    },
+    Topic {
+        name: "duplicate",
+        run: duplicate::run,
+    },
+    Topic {
+        name: "poll",
+        run: poll::run,
+    },
+    Topic {
+        name: "epoll",
+        run: epoll::run,
+    },
+    Topic {
+        name: "signals",
+        run: signals::run,
+    },
+    Topic {
+        name: "timeouts",
+        run: timeouts::run,
+    },
+    Topic {
+        name: "linger",
+        run: linger::run,
+    },
+    Topic {
+        name: "threads",
+        run: threads::run,
+    },
+    Topic {
+        name: "udp",
+        run: udp::run,
+    },
+    Topic {
+        name: "by-number",
+        run: by_number::run,
+    },
+    Topic {
+        name: "faults",
+        run: faults::run,
+    },
+];

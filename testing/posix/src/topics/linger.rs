@@ -1,0 +1,83 @@
+//! Closes that reset: SO_LINGER of zero, unread data; and closes that wait.
+
+use libc::{MSG_NOSIGNAL, SO_LINGER, SOL_SOCKET, linger};
+
+use crate::{
+    call::{self, Fd},
+    show::{events, read_text, told},
+    side::Side,
+};
+
+pub fn run(side: &mut Side) {
+    reset(side, "linger zero", |socket| {
+        let none = linger {
+            l_onoff: 1,
+            l_linger: 0,
+        };
+        call::set_option(socket, SOL_SOCKET, SO_LINGER, &none).expect("SO_LINGER");
+    });
+    reset(side, "unread data", |socket| {
+        call::wait_for(socket, libc::POLLIN);
+    });
+    delivered(side);
+}
+
+/// The server closes so that the client is reset.
+fn reset(side: &mut Side, name: &str, prepare: fn(Fd)) {
+    let socket = side.connection();
+    if side.is_server() {
+        side.step();
+        prepare(socket);
+        call::close(socket).expect("close");
+        side.step();
+        return;
+    }
+    call::send(socket, b"unread", 0).expect("send");
+    side.step();
+    side.step();
+    call::wait_for(socket, 0);
+    side.report(
+        &format!("{name}: events"),
+        told(call::events_now(socket).map(events)),
+    );
+    let mut buffer = [0; 16];
+    side.report(
+        &format!("{name}: receive"),
+        read_text(call::receive(socket, &mut buffer, 0), &buffer),
+    );
+    side.report(
+        &format!("{name}: receive again"),
+        read_text(call::receive(socket, &mut buffer, 0), &buffer),
+    );
+    side.report(
+        &format!("{name}: send"),
+        told(call::send(socket, b"x", MSG_NOSIGNAL)),
+    );
+    side.report(
+        &format!("{name}: error"),
+        told(call::socket_error(socket).map(|error| error.0)),
+    );
+}
+
+/// What was sent before a plain close arrives, however much it is.
+fn delivered(side: &mut Side) {
+    let socket = side.connection();
+    const COUNT: usize = 1 << 20;
+    if side.is_server() {
+        let octets: Vec<u8> = (0..COUNT).map(|index| (index >> 3) as u8).collect();
+        let mut sent = 0;
+        while sent < COUNT {
+            sent += call::send(socket, &octets[sent..], 0).expect("send");
+        }
+        side.report("closing after much", told(call::close(socket)));
+    } else {
+        let mut octets = vec![0; COUNT + 1];
+        let got = call::receive(socket, &mut octets, libc::MSG_WAITALL).expect("receive");
+        let intact = octets[..got]
+            .iter()
+            .enumerate()
+            .all(|(index, octet)| *octet == (index >> 3) as u8);
+        side.report("all arrived", format!("{got} {intact}"));
+    }
+    side.step();
+}

@@ -1,0 +1,132 @@
+//! Signals during blocked calls, with and without SA_RESTART.
+
+use std::{thread, time::Duration};
+
+use libc::{POLLIN, SA_RESTART, SIGUSR1, SOL_SOCKET, timeval};
+
+use crate::{
+    call::{self, Fd, STREAM, count_signals, kick, this_thread},
+    show::{events, read_text, told, worked},
+    side::Side,
+};
+
+const SOON: Duration = Duration::from_millis(60);
+const LATER: Duration = Duration::from_millis(250);
+
+pub fn run(side: &mut Side) {
+    for (flags, name) in [(0, "no restart"), (SA_RESTART, "restart")] {
+        receiving(side, flags, name);
+        waiting(side, flags, name);
+        accepting(side, flags, name);
+        timed_receive(side, flags, name);
+    }
+}
+
+/// Interrupts `act` on this thread after a moment.
+fn interrupted<T>(side: &Side, flags: i32, check: &str, act: impl FnOnce() -> T) -> T {
+    let signals = count_signals(SIGUSR1, flags);
+    let kicker = kick(this_thread(), SIGUSR1, SOON);
+    let result = act();
+    kicker.join().expect("the kicker");
+    side.report(&format!("{check}: signals"), signals.so_far());
+    result
+}
+
+fn receive(socket: Fd, flags: i32) -> String {
+    let mut buffer = [0; 16];
+    let answer = call::receive(socket, &mut buffer, flags);
+    read_text(answer, &buffer)
+}
+
+fn receiving(side: &mut Side, flags: i32, name: &str) {
+    let socket = side.connection();
+    if side.is_server() {
+        side.step();
+        thread::sleep(LATER);
+        call::send(socket, b"late", 0).expect("send");
+        side.step();
+        call::send(socket, b"half", 0).expect("send");
+        thread::sleep(LATER);
+        call::send(socket, b"rest", 0).expect("send");
+        side.step();
+        return;
+    }
+    side.step();
+    let check = format!("{name}: receive");
+    let got = interrupted(side, flags, &check, || receive(socket, 0));
+    side.report(&check, got);
+    wait_quietly(socket);
+    side.step();
+    let check = format!("{name}: receive all");
+    let got = interrupted(side, flags, &check, || receive(socket, libc::MSG_WAITALL));
+    side.report(&check, got);
+    side.step();
+}
+
+/// Lets what is under way arrive and drops it.
+fn wait_quietly(socket: Fd) {
+    thread::sleep(LATER);
+    while call::receive(socket, &mut [0; 16], libc::MSG_DONTWAIT).is_ok_and(|length| length > 0) {}
+}
+
+fn waiting(side: &mut Side, flags: i32, name: &str) {
+    let socket = side.connection();
+    if !side.is_server() {
+        let set = call::epoll_create(0).expect("an epoll");
+        call::epoll_control(set, libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, 0)
+            .expect("EPOLL_CTL_ADD");
+        let check = format!("{name}: poll");
+        let got = interrupted(side, flags, &check, || call::poll(&[(socket, POLLIN)], 400));
+        side.report(&check, told(got.map(|(ready, _)| ready)));
+        let check = format!("{name}: epoll");
+        let got = interrupted(side, flags, &check, || call::epoll_wait(set, 1, 400));
+        side.report(&check, told(got.map(|found| found.len())));
+        let check = format!("{name}: select");
+        let time = Duration::from_millis(400);
+        let got = interrupted(side, flags, &check, || {
+            call::select([&[socket], &[], &[]], time)
+        });
+        side.report(&check, told(got.map(|(ready, _)| ready)));
+    }
+    side.step();
+}
+
+fn accepting(side: &mut Side, flags: i32, name: &str) {
+    let port = side.port();
+    if side.is_server() {
+        let listener = side.listener(port);
+        side.step();
+        let check = format!("{name}: accept");
+        let got = interrupted(side, flags, &check, || {
+            worked(call::accept_quietly(listener))
+        });
+        side.report(&check, got);
+        side.step();
+    } else {
+        side.step();
+        thread::sleep(LATER);
+        let socket = side.socket(STREAM);
+        let _ = call::connect(socket, side.there(port));
+        side.step();
+    }
+}
+
+/// With a time-out on the socket, no call is restarted.
+fn timed_receive(side: &mut Side, flags: i32, name: &str) {
+    let socket = side.connection();
+    if !side.is_server() {
+        let time = timeval {
+            tv_sec: 0,
+            tv_usec: 400_000,
+        };
+        call::set_option(socket, SOL_SOCKET, libc::SO_RCVTIMEO, &time).expect("SO_RCVTIMEO");
+        let check = format!("{name}: receive with a time-out");
+        let got = interrupted(side, flags, &check, || receive(socket, 0));
+        side.report(&check, got);
+        side.report(
+            &format!("{name}: events"),
+            told(call::events_now(socket).map(events)),
+        );
+    }
+    side.step();
+}

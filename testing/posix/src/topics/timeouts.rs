@@ -1,0 +1,59 @@
+//! SO_RCVTIMEO and SO_SNDTIMEO.
+
+use std::time::Duration;
+
+use libc::{SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, timeval};
+
+use crate::{
+    call::{self, DATAGRAM, Fd},
+    show::{timed, told},
+    side::Side,
+};
+
+const WAIT: Duration = Duration::from_millis(150);
+
+pub fn run(side: &mut Side) {
+    let socket = side.connection();
+    if !side.is_server() {
+        receiving(side, "receive", socket);
+        receiving(side, "datagram", side.socket(DATAGRAM));
+        accepting(side);
+        sending(side, socket);
+    }
+    side.step();
+}
+
+fn set(socket: Fd, name: i32) {
+    let time = timeval {
+        tv_sec: 0,
+        tv_usec: WAIT.subsec_micros().into(),
+    };
+    call::set_option(socket, SOL_SOCKET, name, &time).expect("a time-out");
+}
+
+fn receiving(side: &Side, check: &str, socket: Fd) {
+    set(socket, SO_RCVTIMEO);
+    let (answer, time) = timed(WAIT, || call::receive(socket, &mut [0; 16], 0));
+    side.report(check, format!("{} {time}", told(answer)));
+}
+
+fn accepting(side: &Side) {
+    let listener = side.listener(side.port());
+    set(listener, SO_RCVTIMEO);
+    let (answer, time) = timed(WAIT, || call::accept_quietly(listener));
+    side.report("accept", format!("{} {time}", told(answer)));
+}
+
+/// Sends more than the buffers hold to a peer that does not read.
+fn sending(side: &Side, socket: Fd) {
+    set(socket, SO_SNDTIMEO);
+    let plenty = vec![7; 64 << 20];
+    let sent = call::send(socket, &plenty, 0);
+    side.report(
+        "send plenty",
+        told(sent.map(|length| length < plenty.len())),
+    );
+    while call::send(socket, &plenty, 0).is_ok() {}
+    let (answer, time) = timed(WAIT, || call::send(socket, &plenty, 0));
+    side.report("send again", format!("{} {time}", told(answer)));
+}

@@ -1,0 +1,97 @@
+//! What the program tests share: the pairings of stacks, Python, and waiting for something.
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::run;
+use portolan_netns::Impairment;
+
+/// Debian's interpreter, not one that a version manager wraps in a shell script.
+pub const PYTHON: &str = "/usr/bin/python3";
+
+/// The stacks of the two ends of a test.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairing {
+    pub server: Stack,
+    pub client: Stack,
+}
+
+/// Portolan with itself, and with the kernel's stack both ways round.
+pub const PAIRINGS: [Pairing; 3] = [
+    Pairing {
+        server: Stack::Portolan,
+        client: Stack::Portolan,
+    },
+    Pairing {
+        server: Stack::Portolan,
+        client: Stack::Kernel,
+    },
+    Pairing {
+        server: Stack::Kernel,
+        client: Stack::Portolan,
+    },
+];
+
+/// A bed with a server on each host.
+///
+/// # Panics
+/// Without root, and without the programs that `cargo build` makes.
+pub fn bed() -> Bed {
+    Bed::new().unwrap_or_else(|error| panic!("no bed (root and `cargo build` are needed): {error}"))
+}
+
+/// A bed with a server on each host, on a wire with faults.
+///
+/// # Panics
+/// As [`bed`].
+pub fn impaired_bed(impairment: Impairment) -> Bed {
+    Bed::impaired(impairment).unwrap_or_else(|error| panic!("no bed: {error}"))
+}
+
+/// Runs a test for every pairing on one bed; which one fails stands in the test's output.
+pub fn each_pairing(bed: &Bed, mut test: impl FnMut(&Bed, Pairing)) {
+    for pairing in PAIRINGS {
+        eprintln!("{pairing:?}");
+        test(bed, pairing);
+    }
+}
+
+/// Runs a program on the client host to its end and returns what it printed.
+///
+/// # Panics
+/// If it fails.
+pub fn client(bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> String {
+    run(bed.command(Side::Client, stack, program).args(arguments))
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The sessions that the server of one host knows, TIME-WAIT aside, which is meant to stay.
+///
+/// # Panics
+/// If the server does not answer.
+pub fn live_sessions(bed: &Bed, side: Side) -> usize {
+    let text = bed
+        .portolan(side, &["ss", "--json"])
+        .expect("the server answers");
+    let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
+    let live = |session: &&serde_json::Value| session["state"] != "TIME-WAIT";
+    sessions
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(live)
+        .count()
+}
+
+/// Waits for something that takes a moment; false if it does not come.
+pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > limit {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    true
+}

@@ -1,0 +1,83 @@
+//! What a thousand connections leave behind: nothing.
+
+use std::fs;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::run;
+use portolan_programs::{bed, client, eventually, live_sessions};
+
+const PORT: u16 = 7011;
+
+/// Sessions wait up to that long in states that end by a timer, TIME-WAIT aside.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// What could leak, of one host's server.
+#[derive(Debug, PartialEq, Eq)]
+struct Holdings {
+    descriptors: usize,
+    maps: usize,
+    devices: usize,
+    sessions: usize,
+}
+
+impl Holdings {
+    fn of(bed: &mut Bed, side: Side) -> Holdings {
+        let pid = bed.daemon(side).as_ref().expect("it runs").pid();
+        let descriptors = descriptors(pid);
+        Holdings {
+            maps: descriptors
+                .iter()
+                .filter(|target| target.contains("bpf-map"))
+                .count(),
+            descriptors: descriptors.len(),
+            devices: devices(bed, side),
+            sessions: live_sessions(bed, side),
+        }
+    }
+}
+
+fn descriptors(pid: u32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the server runs");
+    let target = |entry: std::io::Result<fs::DirEntry>| fs::read_link(entry.ok()?.path()).ok();
+    entries
+        .filter_map(target)
+        .map(|path| path.display().to_string())
+        .collect()
+}
+
+fn devices(bed: &Bed, side: Side) -> usize {
+    let links = run(bed.command(side, Stack::Kernel, "ip").args(["-o", "link"]));
+    links.expect("ip runs").lines().count()
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    let mut bed = bed();
+    let before = [Side::Client, Side::Server].map(|side| Holdings::of(&mut bed, side));
+    let endpoint = bed.endpoint(PORT).to_string();
+    let greet = bed
+        .serve(
+            Stack::Portolan,
+            PORT,
+            "portolan-traffic",
+            &["greet", &endpoint],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let report = client(
+        &bed,
+        Stack::Portolan,
+        "portolan-traffic",
+        &["connect", &endpoint, "--count", "1000", "--seconds", "50"],
+    );
+    assert!(report.contains("\"connections\":1000"), "{report}");
+    drop(greet);
+    let mut after = Vec::new();
+    let settled = eventually(SETTLED, || {
+        after = [Side::Client, Side::Server]
+            .map(|side| Holdings::of(&mut bed, side))
+            .into();
+        after == before
+    });
+    assert!(settled, "before {before:#?}, after {after:#?}");
+}

@@ -1,0 +1,69 @@
+//! Programs of a user without any privilege.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::run;
+use portolan_programs::bed;
+
+const PORT: u16 = 7012;
+
+/// Copies the programs to where every user may run them: the build's own directory may be closed.
+fn public_programs(bed: &Bed) -> PathBuf {
+    let directory = bed.file("bin");
+    fs::create_dir_all(&directory).expect("the bed's directory is writable");
+    let built = bed
+        .tools()
+        .portolan
+        .parent()
+        .expect("a file is in a directory")
+        .to_owned();
+    for name in ["portolan", "portolan-traffic", "libportolan_preload.so"] {
+        fs::copy(built.join(name), directory.join(name)).expect("cargo build has made it");
+    }
+    for path in [directory.parent().expect("a parent"), &directory] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    directory
+}
+
+fn as_nobody(bed: &Bed, programs: &Path, arguments: &[&str]) -> String {
+    let mut command = bed.command(Side::Client, Stack::Kernel, "setpriv");
+    command.args([
+        "--reuid=nobody",
+        "--regid=nogroup",
+        "--clear-groups",
+        "--no-new-privs",
+        "--",
+    ]);
+    command
+        .arg(programs.join("portolan"))
+        .args(["run", "--require", "--"]);
+    command
+        .arg(programs.join("portolan-traffic"))
+        .args(arguments);
+    run(&mut command).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn nobody_can_run_programs_on_portolan() {
+    let bed = bed();
+    let programs = public_programs(&bed);
+    let endpoint = bed.endpoint(PORT).to_string();
+    let _greet = bed
+        .serve(
+            Stack::Portolan,
+            PORT,
+            "portolan-traffic",
+            &["greet", &endpoint],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let report = as_nobody(
+        &bed,
+        &programs,
+        &["connect", &endpoint, "--count", "20", "--seconds", "10"],
+    );
+    assert!(report.contains("\"connections\":20"), "{report}");
+}
