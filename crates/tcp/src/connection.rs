@@ -18,7 +18,7 @@ use crate::figures::Figures;
 use crate::handshake::{Agreement, Offer, SynReceived, SynSent};
 use crate::output::Reset;
 use crate::receive::{AckNeed, Receiver};
-use crate::send::{Episode, Sender};
+use crate::send::{Episode, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
@@ -213,9 +213,11 @@ impl Connection {
     }
 
     fn clamped(&self, mss: u32) -> u32 {
-        self.options
+        let clamp = self
+            .options
             .max_segment
-            .map_or(mss, |clamp| mss.min(u32::from(clamp).max(48)))
+            .map_or(LARGEST_SEGMENT, |clamp| u32::from(clamp).max(48));
+        mss.clamp(1, LARGEST_SEGMENT).min(clamp)
     }
 
     // ---- the user's octets ----

@@ -57,6 +57,11 @@ impl Connection {
         if self.send.has_unsent() {
             self.send.resume(now);
         }
+        if self.sack && self.receive.has_report() {
+            // Full segments have no room for SACK blocks.
+            let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
+            return Some(bare(header));
+        }
         if let Some(chunk) = self.send.next_chunk(&self.options) {
             return Some(self.emit_chunk(now, chunk));
         }
@@ -151,10 +156,9 @@ impl Connection {
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
         let blocks = if timestamps.is_some() { 3 } else { 4 };
-        let sack = if self.sack {
-            self.receive.sack_blocks(blocks)
-        } else {
-            Default::default()
+        let sack = match self.sack && !text {
+            true => self.receive.sack_blocks(blocks),
+            false => Default::default(),
         };
         self.receive.acknowledge(now, text);
         self.timers.acknowledge = Instant::FAR_FUTURE;

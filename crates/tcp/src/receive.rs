@@ -302,6 +302,11 @@ impl Receiver {
         self.acknowledged = self.nxt;
     }
 
+    /// Whether the next acknowledgement is due at once and tells of octets out of order.
+    pub(crate) fn has_report(&self) -> bool {
+        self.need == AckNeed::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
+    }
+
     /// The SACK option of the next acknowledgement, at most `limit` blocks.
     pub(crate) fn sack_blocks(&mut self, limit: usize) -> ArrayVec<SackBlock, 4> {
         let mut blocks = ArrayVec::new();

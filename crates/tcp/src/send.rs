@@ -14,6 +14,9 @@ use crate::sack::Scoreboard;
 
 pub(crate) use recovery::{AckInput, Episode};
 
+/// What an IPv4 packet holds beside its headers and timestamps.
+pub(crate) const LARGEST_SEGMENT: u32 = 0xffff - 52;
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sender {
     /// Oldest unacknowledged octet; the head of `buffer`.
@@ -73,7 +76,7 @@ pub(crate) struct Chunk {
 impl Sender {
     /// `first` is the sequence number of the first octet of the stream.
     pub(crate) fn new(config: &Config, first: SeqNum, now: Instant) -> Sender {
-        let mss = u32::from(config.mss).max(1);
+        let mss = u32::from(config.mss).clamp(1, LARGEST_SEGMENT);
         Sender {
             una: first,
             nxt: first,
@@ -115,7 +118,7 @@ impl Sender {
         self.wl2 = self.una;
         self.window = window;
         self.max_window = window.max(1);
-        self.mss = mss.max(1);
+        self.mss = mss;
         self.congestion.set_initial(self.mss);
         self.retries = 0;
         self.rtt.reset_backoff();
@@ -324,7 +327,7 @@ impl Sender {
 
     /// Bounds of fields that no other file sees.
     pub(crate) fn bounds_hold(&self) -> bool {
-        (1..=0xffff).contains(&self.mss)
+        (1..=LARGEST_SEGMENT).contains(&self.mss)
             && (1..=0xffff).contains(&self.gso_max)
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST

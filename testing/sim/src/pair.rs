@@ -235,6 +235,11 @@ impl Pair {
         };
         while let Some(segment) = connection.transmit(now) {
             for packet in cut(&segment) {
+                let mtu = usize::from(end.config.mss);
+                assert!(
+                    packet.payload.len() + option_octets(&packet) <= mtu,
+                    "{packet:?}"
+                );
                 if let Some(trace) = &mut self.trace {
                     trace.push(describe(side, now - START, &packet));
                 }
@@ -371,6 +376,20 @@ fn follows(last: &Packet, packet: &Packet) -> bool {
         && last.header.window == packet.header.window
         && last.header.options == packet.header.options
         && last.payload.len() + packet.payload.len() <= GRO_MAX
+}
+
+/// Octets of the options that may accompany text, with their padding.
+fn option_octets(packet: &Packet) -> usize {
+    let options = &packet.header.options;
+    let sack = match options.sack.len() {
+        0 => 0,
+        blocks => 4 + 8 * blocks,
+    };
+    if options.timestamps.is_some() {
+        12 + sack
+    } else {
+        sack
+    }
 }
 
 fn describe(side: Side, at: Duration, packet: &Packet) -> String {

@@ -246,7 +246,12 @@ fn a_damaged_capsule_is_refused_or_harmless() {
             if connection.validate().is_err() {
                 return;
             }
-            let mut pair = Pair::new(1, Duration::from_millis(1), &Config::default());
+            // A capsule may claim any segment size.
+            let config = Config {
+                mss: u16::MAX,
+                ..Config::default()
+            };
+            let mut pair = Pair::new(1, Duration::from_millis(1), &config);
             pair.now = now;
             pair.a.connection = Some(connection);
             run(pair, steps);
