@@ -19,7 +19,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, read_blob};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::{self, Connection, PairKind, ReceiveError};
-use portolan_types::{ChannelId, Generation, Instant, Protocol, SessionId, Slot};
+use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 
 /// How long anything in a test may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -103,7 +103,6 @@ impl Client {
 /// A registered process.
 pub struct Library {
     pub client: Client,
-    pub channel: ChannelId,
     pub stack: Stack,
     ring: Ring,
     tap: Tap,
@@ -136,17 +135,13 @@ impl Library {
             program: "test".into(),
         };
         let (reply, fds) = client.ask_with(hello, &[]);
-        let ReplyBody::Welcome {
-            channel, ring_size, ..
-        } = reply
-        else {
+        let ReplyBody::Welcome { ring_size, .. } = reply else {
             panic!("{reply:?}");
         };
         let [tap, ring, _doorbell, metastate, _statistics] = <[OwnedFd; 5]>::try_from(fds).unwrap();
         let metastate = MetastateReader::map(&metastate).unwrap();
         Library {
             client,
-            channel,
             stack: Stack::new(clock::now()),
             ring: Ring::map(&ring, ring_size as usize).unwrap(),
             tap: Tap(TapIo::new(tap)),
@@ -176,7 +171,7 @@ impl Library {
 
     /// Binds and listens; returns the session, its address and its descriptor.
     pub fn listen(&mut self, local: SocketAddr, backlog: u32) -> (SessionId, SocketAddr, Near) {
-        let (reply, _) = self.bind(Protocol::Tcp, local, Slot(0));
+        let (reply, _replaced) = self.bind(Protocol::Tcp, local, Slot(0));
         let ReplyBody::Bound { session, .. } = reply else {
             panic!("{reply:?}");
         };
