@@ -303,17 +303,123 @@ fn a_flushed_session_is_relayed_and_can_be_cached_again() {
 }
 
 #[test]
-fn a_full_accept_queue_and_a_flood_do_not_lose_connections() {
+fn more_connections_than_the_descriptors_queue_holds_are_all_accepted() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let mut library = Library::start(&control_path(&bed.a));
-    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 64);
-    let peers: Vec<TcpStream> = (0..40)
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 511);
+    let peers: Vec<TcpStream> = (0..500)
         .map(|_| connect_from_b(&bed, at(Bed::A4, 8080)))
         .collect();
     for _ in &peers {
         library.accept(&listener);
     }
+}
+
+#[test]
+fn a_closed_listener_leaves_its_port_at_once() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    for _ in 0..50 {
+        let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+        drop(listener);
+    }
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let open_files = || {
+        std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
+            .unwrap()
+            .count()
+    };
+    let mut command = Client::connect(&control_path(&bed.a));
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 64);
+    sessions(&mut command);
+    let before = open_files();
+    for _ in 0..1000 {
+        let peer = connect_from_b(&bed, at(Bed::A4, 8080));
+        let (id, near, slot) = library.accept(&listener);
+        drop(peer);
+        await_some("the peer's end", || {
+            library.turn();
+            let session = library.stack.tcp(slot).unwrap();
+            session.connection.is_peer_closed().then_some(())
+        });
+        library.flush(id, slot, AfterFlush::Close);
+        drop(near);
+    }
+    await_some("an empty table", || {
+        (sessions(&mut command).len() == 1).then_some(())
+    });
+    assert_eq!(open_files(), before);
+}
+
+/// Sends SYNs to `10.77.0.1:8080` from addresses that nobody has.
+const FLOOD: &str = r#"
+import socket, struct
+def total(octets):
+    s = sum(struct.unpack("!%dH" % (len(octets) // 2), octets))
+    return ~((s & 0xffff) + (s >> 16)) & 0xffff
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+to = socket.inet_aton("10.77.0.1")
+for n in range(200):
+    source = socket.inet_aton("10.77.0.%d" % (100 + n % 100))
+    tcp = struct.pack("!HHIIBBHHH", 1024 + n, 8080, n, 0, 0x50, 2, 1024, 0, 0)
+    sum_ = total(source + to + struct.pack("!HH", 6, 20) + tcp)
+    tcp = tcp[:16] + struct.pack("!H", sum_) + tcp[18:]
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, 6, 0) + source + to
+    raw.sendto(ip + tcp, ("10.77.0.1", 0))
+"#;
+
+#[test]
+fn under_a_flood_of_syns_cookies_keep_the_port_open() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut command = Client::connect(&control_path(&bed.a));
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 16);
+    // The neighbour is known: what follows is about SYNs only.
+    drop(connect_from_b(&bed, at(Bed::A4, 8080)));
+    library.accept(&listener);
+    let flood = bed.b.exec("python3").args(["-c", FLOOD]).status();
+    assert!(flood.unwrap().success());
+
+    let mut peer = connect_from_b(&bed, at(Bed::A4, 8080));
+    let (_, _near, slot) = library.accept(&listener);
+    peer.write_all(b"through").unwrap();
+    assert_eq!(library.read(slot, 7), b"through");
+    assert!(counter(&mut command, "server", "syn-cookies-sent") >= 1);
+    assert_eq!(counter(&mut command, "server", "syn-cookies-accepted"), 1);
+}
+
+#[test]
+fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+    for _ in 0..2 {
+        // The same port of the peer each time: only TIME_WAIT stands in the way.
+        let mut peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
+        let (id, near, slot) = library.accept(&listener);
+        library.flush(id, slot, AfterFlush::Close);
+        drop(near);
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    }
+}
+
+fn connect_from_port(port: u16, remote: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+    let fd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_reuseaddr(&fd, true).unwrap();
+    bind(&fd, &at(Bed::B4, port)).unwrap();
+    connect(&fd, &remote).unwrap();
+    TcpStream::from(fd)
 }
 
 #[test]
