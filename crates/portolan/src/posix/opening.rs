@@ -19,6 +19,7 @@ use super::{Answer, Stop, Watching, deadline_after, find};
 use crate::control::{self, Lost};
 use crate::process::Process;
 use crate::socket::{Phase, Setup, Socket};
+use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -50,7 +51,9 @@ impl Setup {
     /// The server knows the session now, and holds the far end.
     fn opened(&mut self, session: SessionId) {
         self.session = Some(session);
-        self.far = None;
+        if let Some(far) = self.far.take() {
+            table::unhide(far);
+        }
     }
 }
 
@@ -419,7 +422,8 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         }
         // Linux takes a negative backlog for the largest.
         let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
-        match (socket.phase(), socket.setup().session) {
+        let session = socket.setup().session;
+        match (socket.phase(), session) {
             (Phase::Idle, _) => become_listener(process, fd, &socket, backlog),
             (Phase::Listening, Some(session)) => {
                 let session = SessionRef::Known(session);
