@@ -140,7 +140,7 @@ impl Process {
                 std::hint::spin_loop();
                 continue;
             }
-            let Some(role) = core.fall_asleep(&waiter) else {
+            let Some(role) = core.fall_asleep(now, &waiter) else {
                 continue;
             };
             let timer = if role == Role::Lead {
@@ -155,7 +155,7 @@ impl Process {
             let slept = sleep.sleep(&wake_on, earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
-            core.wake(&waiter, role);
+            core.wake(clock::now(), &waiter, role);
             waiter.wake();
             match slept {
                 Ok(kernel_ready) if kernel_ready => {
@@ -185,10 +185,13 @@ impl Core {
 
     /// Descriptors by which the channel asks for attention.
     pub(crate) fn channel_fds(&self, fds: &mut Vec<libc::pollfd>) {
-        fds.push(pollfd(self.channel.wake_fd().as_raw_fd(), libc::POLLIN));
-        if self.channel.is_full() {
-            fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), libc::POLLOUT));
-        }
+        let on_tap = if self.channel.is_full() {
+            libc::POLLIN | libc::POLLOUT
+        } else {
+            libc::POLLIN
+        };
+        fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), on_tap));
+        fds.push(pollfd(self.channel.ring_fd().as_raw_fd(), libc::POLLIN));
     }
 }
 
