@@ -40,6 +40,16 @@ fn sessions(client: &mut Client) -> Vec<SessionReport> {
     }
 }
 
+fn await_time_wait(client: &mut Client) {
+    await_some("TIME_WAIT", || {
+        let state = sessions(client)
+            .into_iter()
+            .find(|session| session.remote.is_some())?
+            .state;
+        (state == "TIME-WAIT").then_some(())
+    });
+}
+
 fn counter(client: &mut Client, group: &str, name: &str) -> u64 {
     match client.ask(RequestBody::ReadCounters) {
         ReplyBody::Counters(counters) => {
@@ -75,13 +85,7 @@ fn a_connection_to_a_listener_is_accepted_cached_used_and_closed() {
     assert_eq!(peer.read(&mut answer).unwrap(), 0, "the peer sees the end");
     drop(peer);
     let mut command = Client::connect(&control_path(&bed.a));
-    await_some("TIME_WAIT", || {
-        let state = sessions(&mut command)
-            .into_iter()
-            .find(|session| session.remote.is_some())?
-            .state;
-        (state == "TIME-WAIT").then_some(())
-    });
+    await_time_wait(&mut command);
 }
 
 #[test]
@@ -402,6 +406,7 @@ fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let mut library = Library::start(&control_path(&bed.a));
+    let mut command = Client::connect(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
     for _ in 0..2 {
         // The same port of the peer each time: only TIME_WAIT stands in the way.
@@ -410,6 +415,8 @@ fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
         library.flush(id, slot, AfterFlush::Close);
         drop(near);
         assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        drop(peer);
+        await_time_wait(&mut command);
     }
 }
 
