@@ -28,7 +28,6 @@ pub struct Limits {
 /// The packet filter and the transmit filter with their tables. The programs stay attached until
 /// they are detached or their device goes; the tables live as long as the programs.
 pub struct Filter {
-    pub(crate) objects: Objects,
     packet_filter: OwnedFd,
     inject_filter: OwnedFd,
     transmit_filter: OwnedFd,
@@ -51,25 +50,28 @@ pub struct Filter {
 
 impl Filter {
     pub fn load(limits: &Limits) -> Result<Filter, LoadError> {
-        let objects = Objects::load(limits)?;
+        Filter::of(&Objects::load(limits)?, limits)
+    }
+
+    /// The programs and maps stay loaded through the descriptors that this takes.
+    pub(crate) fn of(objects: &Objects, limits: &Limits) -> Result<Filter, LoadError> {
         Ok(Filter {
             packet_filter: objects.program("packet_filter")?,
             inject_filter: objects.program("inject_filter")?,
             transmit_filter: objects.program("transmit_filter")?,
             hooks: HashMap::new(),
             limits: *limits,
-            flows: Table::of(&objects, "flows")?,
-            bindings: Table::of(&objects, "bindings")?,
-            interfaces: Table::of(&objects, "interfaces")?,
-            local_addresses: Table::of(&objects, "local_addresses")?,
-            taps: Table::of(&objects, "taps")?,
-            channels: Table::of(&objects, "channels")?,
-            rings: Table::of(&objects, "rings")?,
-            doorbells: Table::of(&objects, "doorbells")?,
+            flows: Table::of(objects, "flows")?,
+            bindings: Table::of(objects, "bindings")?,
+            interfaces: Table::of(objects, "interfaces")?,
+            local_addresses: Table::of(objects, "local_addresses")?,
+            taps: Table::of(objects, "taps")?,
+            channels: Table::of(objects, "channels")?,
+            rings: Table::of(objects, "rings")?,
+            doorbells: Table::of(objects, "doorbells")?,
             counters: objects.map("counters")?,
             addresses: HashSet::new(),
             tap_of: HashMap::new(),
-            objects,
         })
     }
 

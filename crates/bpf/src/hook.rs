@@ -8,8 +8,8 @@ use libbpf_rs::{TC_EGRESS, TC_H_CLSACT, TC_H_MIN_EGRESS, TC_H_MIN_INGRESS, TC_IN
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
-use netlink_sys::protocols::NETLINK_ROUTE;
-use netlink_sys::{Socket, SocketAddr};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::error::AttachError;
 
@@ -17,6 +17,9 @@ use crate::error::AttachError;
 const HANDLE: u32 = 0x706f_7274;
 /// After most others, so that theirs see every frame.
 const PRIORITY: u32 = 0x706f;
+
+/// The kernel fills datagrams of a dump up to this many octets.
+const LARGEST_DATAGRAM: usize = 32 * 1024;
 
 /// An attached program.
 #[derive(Debug)]
@@ -102,32 +105,45 @@ fn has_filters(ifindex: u32) -> io::Result<bool> {
 
 /// All replies to a dump request.
 fn dump(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
-    socket.bind_auto()?;
-    socket.connect(&SocketAddr::new(0, 0))?;
+    // Protocol 0 of this family is NETLINK_ROUTE.
+    let socket = net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
     let mut message = NetlinkMessage::from(request);
     message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
     message.finalize();
     let mut octets = vec![0; message.buffer_len()];
     message.serialize(&mut octets);
-    socket.send(&octets, 0)?;
+    net::send(&socket, &octets, SendFlags::empty())?;
 
     let mut replies = Vec::new();
+    let mut datagram = vec![0; LARGEST_DATAGRAM];
     loop {
-        let (datagram, _) = socket.recv_from_full()?;
-        let mut rest = &datagram[..];
-        while !rest.is_empty() {
-            let reply = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-                .map_err(io::Error::other)?;
-            match reply.payload {
-                NetlinkPayload::Done(_) => return Ok(replies),
-                NetlinkPayload::Error(error) => return Err(error.to_io()),
-                NetlinkPayload::InnerMessage(inner) => replies.push(inner),
-                _ => {}
-            }
-            // Messages are padded to four octets.
-            let length = (reply.header.length as usize).next_multiple_of(4);
-            rest = rest.get(length..).unwrap_or(&[]);
+        let (length, _) = net::recv(&socket, &mut datagram, RecvFlags::empty())?;
+        if take_replies(&datagram[..length.min(LARGEST_DATAGRAM)], &mut replies)? {
+            return Ok(replies);
         }
     }
+}
+
+/// Answers whether the dump is complete.
+fn take_replies(mut datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
+    while !datagram.is_empty() {
+        let reply = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)
+            .map_err(io::Error::other)?;
+        match reply.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            NetlinkPayload::InnerMessage(inner) => replies.push(inner),
+            _ => {}
+        }
+        // Messages are padded to four octets.
+        let length = (reply.header.length as usize).next_multiple_of(4);
+        datagram = datagram.get(length..).unwrap_or(&[]);
+    }
+    Ok(false)
 }

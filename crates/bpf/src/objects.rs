@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use libbpf_rs::{ErrorKind, MapHandle, Object, ObjectBuilder, OpenObject};
+use libbpf_rs::{ErrorKind, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
 use crate::error::LoadError;
 use crate::filter::Limits;
@@ -62,7 +62,14 @@ impl Objects {
             .ok_or(LoadError::Incomplete { name })
     }
 
-    pub(crate) fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
+    #[cfg(test)]
+    pub(crate) fn programs_mut(&mut self) -> impl Iterator<Item = libbpf_rs::ProgramMut<'_>> {
+        self.packet_filter
+            .progs_mut()
+            .chain(self.transmit_filter.progs_mut())
+    }
+
+    fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
         self.packet_filter
             .progs()
             .chain(self.transmit_filter.progs())

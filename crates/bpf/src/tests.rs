@@ -1,1 +1,9 @@
+//! Every verdict of both filters as a `BPF_PROG_TEST_RUN` fixture, and the attaching in a network
+//! namespace of its own. All of it needs root.
 
+mod attach;
+mod bed;
+mod frames;
+mod receive;
+mod report;
+mod transmit;

@@ -32,6 +32,14 @@ pub(crate) struct Linger {
     pub(crate) time: Duration,
 }
 
+/// Which ancillary data `recvmsg` is to bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WantedControl {
+    pub(crate) timestamp: bool,
+    pub(crate) timestamp_ns: bool,
+    pub(crate) destination: bool,
+}
+
 impl Options {
     /// Checks and keeps a value.
     pub(crate) fn set(
@@ -154,6 +162,15 @@ impl Options {
         let seconds = i32::from_ne_bytes(value.get(4..8)?.try_into().ok()?);
         let time = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         (on != 0).then_some(Linger { time })
+    }
+
+    pub(crate) fn wanted_control(&self) -> WantedControl {
+        WantedControl {
+            timestamp: self.flag(SOL_SOCKET, libc::SO_TIMESTAMP),
+            timestamp_ns: self.flag(SOL_SOCKET, libc::SO_TIMESTAMPNS),
+            destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO)
+                || self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+        }
     }
 
     pub(crate) fn is_corked(&self) -> bool {

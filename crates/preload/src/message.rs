@@ -169,17 +169,8 @@ fn store_control(message: &mut msghdr, control: &Control) -> Result<c_int, Errno
     if let Some(when) = control.timestamp_ns {
         place.put(SOL_SOCKET, libc::SCM_TIMESTAMPNS, &to_timespec(when))?;
     }
-    if let Some(overflow) = control.overflow {
-        place.put(SOL_SOCKET, libc::SO_RXQ_OVFL, &overflow)?;
-    }
     if let Some(destination) = control.destination {
         put_destination(&mut place, destination.address, destination.interface)?;
-    }
-    if let Some(hops) = control.time_to_live {
-        place.put(IPPROTO_IP, libc::IP_TTL, &u32::from(hops))?;
-    }
-    if let Some(class) = control.traffic_class {
-        place.put(IPPROTO_IP, libc::IP_TOS, &class)?;
     }
     message.msg_controllen = place.used;
     Ok(if place.truncated { MSG_CTRUNC } else { 0 })

@@ -56,7 +56,7 @@ fn makes_descriptors(number: c_long, [a, b, c, ..]: [usize; 6]) -> Outcome<c_lon
         }
         #[cfg(target_arch = "x86_64")]
         libc::SYS_epoll_create if a as c_int > 0 => posix::epoll_create(0),
-        libc::SYS_io_uring_setup if posix::active() => return Err(Errno::NOSYS.into()),
+        libc::SYS_io_uring_setup if posix::is_active() => return Err(Errno::NOSYS.into()),
         _ => return Err(Refusal::NotOurs),
     };
     made.settle().map(c_long::from)

@@ -14,6 +14,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod ring;
 pub mod shm;
+pub mod signals;
 pub mod sysctl;
 pub mod tap;
 pub mod thread;

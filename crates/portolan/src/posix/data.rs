@@ -4,11 +4,12 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::{Datagram, SendError};
 use portolan_sys::{clock, descriptor};
-use portolan_types::{Instant, Protocol};
+use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::opening::{bind_implicitly, complete_connect};
@@ -29,14 +30,22 @@ pub struct Received {
     pub control: Control,
 }
 
-/// What ancillary data may be made of.
+/// Ancillary data, as far as the socket's options ask for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Control {
-    /// The host's address a datagram came to.
-    pub to: Option<IpAddr>,
+    /// When the packet filter saw the datagram, since the epoch (`SO_TIMESTAMP`).
+    pub timestamp: Option<Duration>,
+    /// The same for `SO_TIMESTAMPNS`.
+    pub timestamp_ns: Option<Duration>,
+    /// Where it came to (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    pub destination: Option<Destination>,
+}
+
+/// The host's address and device that a datagram came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    pub address: IpAddr,
     pub interface: u32,
-    /// When the packet filter saw it, by the monotonic clock.
-    pub received: Option<Instant>,
 }
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
@@ -242,11 +251,27 @@ fn unload(
         },
         from: Some(socket.shown(datagram.from)),
         flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
-        control: Control {
-            to: Some(datagram.to.ip()),
+        control: control(socket, datagram),
+    }
+}
+
+fn control(socket: &Socket, datagram: &Datagram) -> Control {
+    let wants = socket.options().wanted_control();
+    let received = || {
+        let age = clock::now().since(datagram.received);
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        now.saturating_sub(age)
+    };
+    let address = socket.shown(datagram.to).ip();
+    Control {
+        timestamp: wants.timestamp.then(received),
+        timestamp_ns: wants.timestamp_ns.then(received),
+        destination: wants.destination.then_some(Destination {
+            address,
             interface: datagram.interface,
-            received: Some(datagram.received),
-        },
+        }),
     }
 }
 

@@ -13,7 +13,7 @@ mod opening;
 mod socket_options;
 
 pub use addresses::{local_address, peer_address};
-pub use data::{Control, Received, receive, send};
+pub use data::{Control, Destination, Received, receive, send};
 pub use flags::{fcntl, ioctl};
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
@@ -76,6 +76,11 @@ impl<T> From<Result<T, Stop>> for Answer<T> {
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
 pub fn is_ours(fd: RawFd) -> bool {
     table::is_ours(fd)
+}
+
+/// Does Portolan serve this process? What could carry sockets past it (io_uring) is closed then.
+pub fn is_active() -> bool {
+    Process::running().is_some()
 }
 
 /// The socket behind a descriptor, and the process that holds its session.

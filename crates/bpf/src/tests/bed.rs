@@ -1,0 +1,271 @@
+//! Loaded filters with two libraries' channels, a way to run frames through them, and the sight of
+//! what came of it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
+use libbpf_rs::{MapCore, MapFlags, ProgramInput, RingBufferBuilder};
+use portolan_proto::filter::{Doorbell, FilterInterface, FlowRow, RecordHeader};
+use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::channel::Maps;
+use crate::filter::{Filter, Limits};
+use crate::objects::Objects;
+
+/// Verdicts of linux/pkt_cls.h.
+pub(super) const UNSPEC: i32 = -1;
+pub(super) const SHOT: i32 = 2;
+pub(super) const REDIRECT: i32 = 7;
+
+/// The device that a test run pretends frames to come from: it must exist, so it is lo.
+pub(super) const IFINDEX: u32 = 1;
+pub(super) const OWN_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+pub(super) const EGRESS: u32 = 7;
+/// The channel whose behaviour is looked at, and someone else's.
+pub(super) const CHANNEL: ChannelId = ChannelId(1);
+pub(super) const OTHER_CHANNEL: ChannelId = ChannelId(2);
+
+const RING_SIZE: u32 = 256 * 1024;
+
+pub(super) struct Bed {
+    pub filter: Filter,
+    objects: RefCell<Objects>,
+    maps: Maps,
+    counted: RefCell<BTreeMap<(&'static str, &'static str), u64>>,
+}
+
+/// What a program made of a frame.
+#[derive(Debug, PartialEq)]
+pub(super) struct Outcome {
+    pub verdict: i32,
+    /// The counters that moved, by one.
+    pub counted: Vec<&'static str>,
+}
+
+/// An outcome in one line.
+pub(super) fn outcome(verdict: i32, counted: &[&'static str]) -> Outcome {
+    Outcome {
+        verdict,
+        counted: counted.to_vec(),
+    }
+}
+
+pub(super) fn row(channel: ChannelId) -> FlowRow {
+    FlowRow {
+        channel: channel.0,
+        slot: 77,
+        generation: 5,
+        flags: 0,
+    }
+}
+
+/// One flow of each family, for `protocol`.
+pub(super) fn flows(protocol: Protocol) -> [FlowKey; 2] {
+    let flow = |local: &str, remote: &str| FlowKey {
+        protocol,
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
+    };
+    [
+        flow("10.0.0.1:80", "10.0.0.2:40000"),
+        flow("[fd00::1]:80", "[fd00::2]:40000"),
+    ]
+}
+
+pub(super) fn local_addresses() -> [IpAddr; 2] {
+    flows(Protocol::Tcp).map(|flow| flow.local.ip())
+}
+
+/// The unspecified address of the flow's family with its local port.
+pub(super) fn any_address(flow: &FlowKey) -> SocketAddr {
+    let unspecified = if flow.local.is_ipv4() {
+        "0.0.0.0"
+    } else {
+        "::"
+    };
+    SocketAddr::new(unspecified.parse().unwrap(), flow.local.port())
+}
+
+impl Bed {
+    pub(super) fn new() -> Bed {
+        let limits = Limits {
+            flows: 1024,
+            bindings: 64,
+            channels: 8,
+        };
+        let objects = Objects::load(&limits).expect("the tests run as root");
+        let mut filter = Filter::of(&objects, &limits).unwrap();
+        let maps = Maps::create(RING_SIZE).unwrap();
+        filter.install(CHANNEL, &maps).unwrap();
+        filter.register_tap(CHANNEL, IFINDEX).unwrap();
+        let interface = FilterInterface {
+            ifindex: EGRESS,
+            mac: OWN_MAC.0,
+            reserved: [0; 2],
+        };
+        let other = FilterInterface {
+            ifindex: 3,
+            mac: [9; 6],
+            reserved: [0; 2],
+        };
+        filter.set_interfaces(&[other, interface]).unwrap();
+        filter.set_local_addresses(&local_addresses()).unwrap();
+        Bed {
+            filter,
+            objects: RefCell::new(objects),
+            maps,
+            counted: RefCell::default(),
+        }
+    }
+
+    /// Runs one frame through a program.
+    pub(super) fn run(&self, program: &str, frame: &[u8]) -> Outcome {
+        self.run_with(program, frame, &mut Context::default())
+    }
+
+    pub(super) fn run_with(&self, program: &str, frame: &[u8], context: &mut Context) -> Outcome {
+        self.newly_counted();
+        let verdict = self.test_run(program, frame, context, 1).0;
+        Outcome {
+            verdict,
+            counted: self.newly_counted(),
+        }
+    }
+
+    /// Mean duration over many runs; `after` is called between batches, to drain the ring.
+    pub(super) fn time(&self, program: &str, frame: &[u8], mut after: impl FnMut()) -> Duration {
+        const BATCHES: u32 = 50;
+        let total: Duration = (0..BATCHES)
+            .map(|_| {
+                let (_, duration) = self.test_run(program, frame, &mut Context::default(), 100);
+                after();
+                duration
+            })
+            .sum();
+        total / BATCHES
+    }
+
+    /// Takes everything out of the channel's ring.
+    pub(super) fn records(&self) -> Vec<(RecordHeader, Vec<u8>)> {
+        let records = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&records);
+        let mut builder = RingBufferBuilder::new();
+        builder
+            .add(&self.maps.ring, move |record: &[u8]| {
+                let (header, rest) = RecordHeader::read_from_prefix(record).unwrap();
+                sink.borrow_mut()
+                    .push((header, rest[..header.length as usize].to_vec()));
+                0
+            })
+            .unwrap();
+        let ring = builder.build().unwrap();
+        ring.consume().unwrap();
+        drop(ring);
+        records.take()
+    }
+
+    pub(super) fn doorbell(&self) -> Doorbell {
+        let page = self
+            .maps
+            .doorbell
+            .lookup(&[0; 4], MapFlags::ANY)
+            .unwrap()
+            .unwrap();
+        Doorbell::read_from_bytes(&page).unwrap()
+    }
+
+    pub(super) fn set_doorbell(&self, state: u32) {
+        let doorbell = Doorbell {
+            state,
+            ..Doorbell::default()
+        };
+        self.maps
+            .doorbell
+            .update(&[0; 4], doorbell.as_bytes(), MapFlags::ANY)
+            .unwrap();
+    }
+
+    /// Name and translated size, in instructions, of each program.
+    pub(super) fn program_sizes(&self) -> Vec<(String, usize)> {
+        let mut objects = self.objects.borrow_mut();
+        let size = |program: libbpf_rs::ProgramMut<'_>| {
+            let id = libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap();
+            let with_code = ProgInfoQueryOptions::default().include_xlated_prog_insns(true);
+            let info = ProgInfoIter::with_query_opts(with_code)
+                .find(|info| info.id == id)
+                .unwrap();
+            (
+                program.name().to_str().unwrap().to_owned(),
+                info.xlated_prog_insns.len() / 8,
+            )
+        };
+        objects.programs_mut().map(size).collect()
+    }
+
+    fn test_run(
+        &self,
+        program: &str,
+        frame: &[u8],
+        context: &mut Context,
+        repeat: u32,
+    ) -> (i32, Duration) {
+        let mut objects = self.objects.borrow_mut();
+        let program = objects
+            .programs_mut()
+            .find(|candidate| candidate.name() == program)
+            .unwrap();
+        let input = ProgramInput {
+            data_in: Some(frame),
+            context_in: Some(&mut context.0),
+            repeat,
+            ..ProgramInput::default()
+        };
+        let output = program.test_run(input).unwrap();
+        (output.return_value as i32, output.duration)
+    }
+
+    /// Names of the counters that grew by one since the last call; more than one is a bug.
+    fn newly_counted(&self) -> Vec<&'static str> {
+        let mut before = self.counted.borrow_mut();
+        let mut names = Vec::new();
+        for counter in self.filter.counters() {
+            let old = before
+                .insert((counter.group, counter.name), counter.value)
+                .unwrap_or(0);
+            assert!(counter.value - old <= 1, "{} counted twice", counter.name);
+            if counter.value != old {
+                names.push(counter.name);
+            }
+        }
+        names
+    }
+}
+
+/// `struct __sk_buff` of linux/bpf.h, of which a test run takes a few fields.
+pub(super) struct Context([u8; 192]);
+
+impl Default for Context {
+    fn default() -> Context {
+        let mut context = Context([0; 192]);
+        context.set(40, IFINDEX);
+        context
+    }
+}
+
+impl Context {
+    pub(super) fn with_gso_size(gso_size: u32) -> Context {
+        let mut context = Context::default();
+        context.set(176, gso_size);
+        context
+    }
+
+    fn set(&mut self, offset: usize, value: u32) {
+        self.0[offset..offset + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+}

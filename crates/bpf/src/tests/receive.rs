@@ -1,0 +1,423 @@
+//! The packet filter: who gets which frame.
+
+use portolan_proto::filter::{BindingKey, Doorbell, RecordHeader};
+use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
+use portolan_wire::icmp::{Cause, Echo, IcmpMessage};
+
+use super::bed::{Bed, CHANNEL, Context, IFINDEX, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC};
+use super::bed::{any_address, flows, outcome, row};
+use super::frames::Frame;
+
+fn all_flows() -> impl Iterator<Item = FlowKey> {
+    [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(flows)
+}
+
+/// A bed on which the flow is aimed at the channel.
+fn bed_with(flow: &FlowKey) -> Bed {
+    let bed = Bed::new();
+    bed.filter.aim(flow, row(CHANNEL)).unwrap();
+    bed
+}
+
+fn filter(bed: &Bed, frame: &[u8]) -> Outcome {
+    bed.run("packet_filter", frame)
+}
+
+#[test]
+fn a_packet_of_a_flow_goes_into_the_owners_ring() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let frame = Frame::received(&flow).build();
+        assert_eq!(
+            filter(&bed, &frame),
+            outcome(SHOT, &["delivered"]),
+            "{flow}"
+        );
+        let records = bed.records();
+        let (header, copy) = &records[0];
+        assert_eq!(copy, &frame, "{flow}");
+        assert_eq!((header.slot, header.generation), (77, 5));
+        assert_eq!(
+            (header.flags, header.gso_size, header.ifindex),
+            (0, 0, IFINDEX)
+        );
+        assert!(header.timestamp > 0);
+        assert_eq!(records.len(), 1);
+        assert_eq!(bed.doorbell().delivered, 1);
+    }
+}
+
+#[test]
+fn frames_of_every_length_are_copied_whole() {
+    let [flow, _] = flows(Protocol::Udp);
+    let bed = bed_with(&flow);
+    // The edges of the record classes that a test run can reach; attach.rs goes to 64 KiB.
+    for payload in [
+        0, 1, 181, 182, 183, 437, 438, 439, 949, 950, 951, 1973, 1974, 1975, 3000,
+    ] {
+        let frame = Frame {
+            payload,
+            ..Frame::received(&flow)
+        }
+        .build();
+        assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+        let records = bed.records();
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].1, frame, "{payload} octets");
+    }
+}
+
+#[test]
+fn a_coalesced_frame_keeps_its_segment_size() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    let frame = Frame {
+        payload: 3000,
+        ..Frame::received(&flow)
+    }
+    .build();
+    bed.run_with("packet_filter", &frame, &mut Context::with_gso_size(1448));
+    assert_eq!(bed.records()[0].0.gso_size, 1448);
+}
+
+#[test]
+fn a_packet_that_differs_in_any_part_of_the_key_is_left_to_the_kernel() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let base = Frame::received(&flow);
+        let mut spoilt = vec![base.clone(); 5];
+        spoilt[0].source.set_port(40001);
+        spoilt[1].destination.set_port(81);
+        let [v4, v6] = flows(flow.protocol);
+        let stranger = if flow.local.is_ipv4() {
+            "10.0.0.3"
+        } else {
+            "fd00::3"
+        };
+        spoilt[2].source.set_ip(stranger.parse().unwrap());
+        spoilt[3].destination.set_ip(stranger.parse().unwrap());
+        spoilt[4].protocol = if flow.protocol == Protocol::Tcp {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        };
+        for frame in spoilt {
+            let expected = outcome(UNSPEC, &["pass_unclaimed"]);
+            assert_eq!(filter(&bed, &frame.build()), expected, "{flow}");
+        }
+        let other_family = if flow == v4 { v6 } else { v4 };
+        let frame = Frame::received(&other_family).build();
+        assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_unclaimed"]));
+        assert!(bed.records().is_empty());
+    }
+}
+
+#[test]
+fn unaimed_flows_are_left_to_the_kernel() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    bed.filter.unaim(&flow).unwrap();
+    bed.filter.unaim(&flow).unwrap();
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_unclaimed"]));
+}
+
+#[test]
+fn a_packet_without_a_flow_goes_to_the_binding_of_its_port() {
+    for flow in all_flows() {
+        for local in [flow.local, any_address(&flow)] {
+            let bed = Bed::new();
+            let key = BindingKey::new(flow.protocol, local);
+            bed.filter.bind(&key, row(CHANNEL)).unwrap();
+            let frame = Frame::received(&flow).build();
+            assert_eq!(
+                filter(&bed, &frame),
+                outcome(SHOT, &["delivered"]),
+                "{flow} {local}"
+            );
+            assert_eq!(bed.records()[0].0.flags, RecordHeader::BINDING);
+            bed.filter.unbind(&key).unwrap();
+            assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_unclaimed"]));
+        }
+    }
+}
+
+#[test]
+fn a_flow_goes_before_a_binding_and_an_address_before_any() {
+    let [flow, _] = flows(Protocol::Udp);
+    let bed = Bed::new();
+    let any = BindingKey::new(flow.protocol, any_address(&flow));
+    let exact = BindingKey::new(flow.protocol, flow.local);
+    let with_slot = |slot| portolan_proto::filter::FlowRow {
+        slot,
+        ..row(CHANNEL)
+    };
+    let frame = Frame::received(&flow).build();
+    bed.filter.bind(&any, with_slot(1)).unwrap();
+    filter(&bed, &frame);
+    bed.filter.bind(&exact, with_slot(2)).unwrap();
+    filter(&bed, &frame);
+    bed.filter.aim(&flow, with_slot(3)).unwrap();
+    filter(&bed, &frame);
+    let slots: Vec<u32> = bed
+        .records()
+        .iter()
+        .map(|(header, _)| header.slot)
+        .collect();
+    assert_eq!(slots, [1, 2, 3]);
+}
+
+#[test]
+fn a_bound_port_on_a_foreign_address_is_left_to_the_kernel() {
+    let [flow, _] = flows(Protocol::Udp);
+    let mut bed = Bed::new();
+    let any = BindingKey::new(flow.protocol, any_address(&flow));
+    bed.filter.bind(&any, row(CHANNEL)).unwrap();
+    bed.filter
+        .set_local_addresses(&["10.9.9.9".parse().unwrap()])
+        .unwrap();
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_not_local"]));
+}
+
+#[test]
+fn options_and_extension_headers_are_walked_over() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let frame = Frame::received(&flow).build_with_options();
+        assert_eq!(
+            filter(&bed, &frame),
+            outcome(SHOT, &["delivered"]),
+            "{flow}"
+        );
+    }
+}
+
+#[test]
+fn an_icmp_error_reaches_the_owner_and_the_kernel() {
+    for flow in all_flows() {
+        for cause in [Cause::PortUnreachable, Cause::TooBig { mtu: 1280 }] {
+            let bed = bed_with(&flow);
+            let frame = Frame::sent(&flow, OWN_MAC).build_error_about(cause);
+            assert_eq!(
+                filter(&bed, &frame),
+                outcome(UNSPEC, &["delivered_icmp_error"])
+            );
+            let records = bed.records();
+            assert_eq!(records[0].0.flags, RecordHeader::ICMP_ERROR);
+            assert_eq!(records[0].0.slot, 77);
+            assert_eq!(records[0].1, frame);
+        }
+    }
+}
+
+#[test]
+fn an_icmp_error_about_a_bound_ports_datagram_reaches_its_owner() {
+    let [flow, _] = flows(Protocol::Udp);
+    let bed = Bed::new();
+    bed.filter
+        .bind(&BindingKey::new(flow.protocol, flow.local), row(CHANNEL))
+        .unwrap();
+    let frame = Frame::sent(&flow, OWN_MAC).build_error_about(Cause::PortUnreachable);
+    assert_eq!(
+        filter(&bed, &frame),
+        outcome(UNSPEC, &["delivered_icmp_error"])
+    );
+    let expected = RecordHeader::ICMP_ERROR | RecordHeader::BINDING;
+    assert_eq!(bed.records()[0].0.flags, expected);
+}
+
+#[test]
+fn an_icmp_error_about_a_strangers_packet_is_left_to_the_kernel() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    let mut sent = Frame::sent(&flow, OWN_MAC);
+    sent.source.set_port(81);
+    let frame = sent.build_error_about(Cause::HostUnreachable);
+    assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_unclaimed"]));
+}
+
+#[test]
+fn other_icmp_and_other_protocols_are_left_to_the_kernel() {
+    for flow in flows(Protocol::Tcp) {
+        let bed = bed_with(&flow);
+        let base = Frame::received(&flow);
+        let echo = IcmpMessage::EchoRequest(Echo {
+            identifier: 1,
+            sequence: 1,
+            data: b"ping",
+        });
+        let mut message = vec![0; echo.emitted_len()];
+        echo.emit_v4(&mut message);
+        let icmp = if flow.local.is_ipv4() { 1 } else { 58 };
+        if icmp == 58 {
+            message[0] = 128;
+        }
+        for frame in [base.around(icmp, &message), base.around(47, &message)] {
+            assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_protocol"]));
+        }
+    }
+}
+
+#[test]
+fn fragments_are_left_to_the_kernel() {
+    let [v4, v6] = flows(Protocol::Udp);
+    let bed = bed_with(&v4);
+    bed.filter.aim(&v6, row(CHANNEL)).unwrap();
+    let mut first = Frame::received(&v4).build();
+    first[20] = 0x20;
+    let mut later = Frame::received(&v4).build();
+    later[21] = 9;
+    let fragment = Frame::received(&v6).around(44, &[17, 0, 0, 1, 0, 0, 0, 9, 0, 80, 0, 80]);
+    for frame in [first, later, fragment] {
+        assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_fragment"]));
+    }
+}
+
+#[test]
+fn headers_that_are_cut_short_or_inconsistent_are_left_to_the_kernel() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let whole = Frame::received(&flow).build();
+        let ip_header = if flow.local.is_ipv4() { 20 } else { 40 };
+        let mut wrong_version = whole.clone();
+        wrong_version[14] ^= 0xf0;
+        for frame in [
+            &whole[..14 + ip_header - 1],
+            &whole[..14 + ip_header + 3],
+            &wrong_version,
+        ] {
+            assert_eq!(
+                filter(&bed, frame),
+                outcome(UNSPEC, &["pass_malformed"]),
+                "{flow}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_endless_chain_of_extension_headers_is_left_to_the_kernel() {
+    let [_, flow] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    let frame = Frame::received(&flow).around(0, &[0; 128]);
+    assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_malformed"]));
+}
+
+#[test]
+fn what_is_not_ip_is_left_to_the_kernel() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    let mut frame = Frame::received(&flow).build();
+    frame[12..14].copy_from_slice(&[0x08, 0x06]);
+    assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_not_ip"]));
+}
+
+#[test]
+fn frames_to_other_stations_and_to_groups_are_left_to_the_kernel() {
+    let [flow, _] = flows(Protocol::Udp);
+    let bed = bed_with(&flow);
+    for mac in [[2, 9, 9, 9, 9, 9], [1, 0, 0x5e, 0, 0, 1], [0xff; 6]] {
+        let frame = Frame {
+            destination_mac: MacAddr(mac),
+            ..Frame::received(&flow)
+        }
+        .build();
+        assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_not_to_host"]));
+    }
+}
+
+#[test]
+fn a_full_ring_drops_and_counts_for_its_own_channel_only() {
+    let [flow, _] = flows(Protocol::Udp);
+    let bed = bed_with(&flow);
+    let frame = Frame {
+        payload: 3000,
+        ..Frame::received(&flow)
+    }
+    .build();
+    let mut delivered = 0;
+    while filter(&bed, &frame) == outcome(SHOT, &["delivered"]) {
+        delivered += 1;
+    }
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_ring_full"]));
+    let doorbell = bed.doorbell();
+    assert_eq!((doorbell.delivered, doorbell.overflow), (delivered, 2));
+    assert_eq!(bed.records().len() as u64, delivered);
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+}
+
+#[test]
+fn a_row_to_a_removed_channel_drops_rather_than_wakes_the_kernel() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let mut bed = bed_with(&flow);
+    bed.filter.remove_channel(CHANNEL).unwrap();
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
+    bed.filter.aim(&flow, row(ChannelId(u32::MAX))).unwrap();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
+}
+
+#[test]
+fn a_sleeping_owner_is_woken_once() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    bed.set_doorbell(Doorbell::ASLEEP);
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+    assert_eq!(bed.doorbell().state, Doorbell::AWAKE);
+    assert_eq!(bed.records().len(), 1);
+}
+
+#[test]
+fn an_owner_that_sleeps_on_its_tap_gets_the_frame_there_until_it_says_otherwise() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    bed.set_doorbell(Doorbell::ASLEEP_ON_TAP);
+    let frame = Frame::received(&flow).build();
+    for _ in 0..2 {
+        assert_eq!(
+            filter(&bed, &frame),
+            outcome(REDIRECT, &["delivered_on_tap"])
+        );
+    }
+    assert_eq!(bed.doorbell().state, Doorbell::ASLEEP_ON_TAP);
+    assert_eq!(bed.doorbell().delivered, 2);
+    assert!(bed.records().is_empty());
+
+    let error = Frame::sent(&flow, OWN_MAC).build_error_about(Cause::HostUnreachable);
+    assert_eq!(
+        filter(&bed, &error),
+        outcome(UNSPEC, &["delivered_icmp_error"])
+    );
+    assert_eq!(bed.records().len(), 1);
+}
+
+#[test]
+fn a_reinjected_frame_reaches_the_new_owner_whatever_its_mac_address() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = bed_with(&flow);
+    let frame = Frame {
+        destination_mac: OWN_MAC,
+        ..Frame::received(&flow)
+    }
+    .build();
+    assert_eq!(
+        bed.run("inject_filter", &frame),
+        outcome(SHOT, &["delivered"])
+    );
+    assert_eq!(bed.records().len(), 1);
+}
+
+#[test]
+fn a_reinjected_frame_that_nobody_claims_is_dropped() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = Bed::new();
+    let frame = Frame {
+        destination_mac: OWN_MAC,
+        ..Frame::received(&flow)
+    }
+    .build();
+    let expected = outcome(SHOT, &["drop_unclaimed", "pass_unclaimed"]);
+    assert_eq!(bed.run("inject_filter", &frame), expected);
+}

@@ -1,0 +1,37 @@
+//! Sizes and speeds, printed for the reader; nothing is asserted about them but that they exist.
+
+use portolan_types::Protocol;
+
+use super::bed::{Bed, CHANNEL, OWN_MAC, flows, row};
+use super::frames::Frame;
+
+#[test]
+fn report_of_program_sizes_and_nanoseconds_per_packet() {
+    let bed = Bed::new();
+    for (name, instructions) in bed.program_sizes() {
+        println!("{name}: {instructions} instructions");
+    }
+    let [tcp, _] = flows(Protocol::Tcp);
+    let [udp, _] = flows(Protocol::Udp);
+    bed.filter.aim(&tcp, row(CHANNEL)).unwrap();
+    let drain = || drop(bed.records());
+    for payload in [1, 1460, 3000] {
+        let frame = Frame {
+            payload,
+            ..Frame::received(&tcp)
+        }
+        .build();
+        let time = bed.time("packet_filter", &frame, drain);
+        println!("deliver {:4} octets: {time:?}", frame.len());
+    }
+    let stranger = Frame::received(&udp).build();
+    println!(
+        "pass to the kernel:  {:?}",
+        bed.time("packet_filter", &stranger, || ())
+    );
+    let frame = Frame::sent(&tcp, OWN_MAC).build();
+    println!(
+        "transmit:            {:?}",
+        bed.time("transmit_filter", &frame, || ())
+    );
+}

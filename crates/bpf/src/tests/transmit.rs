@@ -1,0 +1,236 @@
+//! The transmit filter: who may send what.
+
+use portolan_proto::filter::BindingKey;
+use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
+
+use super::bed::{
+    Bed, CHANNEL, IFINDEX, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, any_address, flows,
+    outcome, row,
+};
+use super::frames::Frame;
+
+fn all_flows() -> impl Iterator<Item = FlowKey> {
+    [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(flows)
+}
+
+fn bed_with(flow: &FlowKey) -> Bed {
+    let bed = Bed::new();
+    bed.filter.aim(flow, row(CHANNEL)).unwrap();
+    bed
+}
+
+/// A bed whose tap is the server's.
+fn bed_of_server() -> Bed {
+    let mut bed = Bed::new();
+    bed.filter.register_tap(ChannelId::SERVER, IFINDEX).unwrap();
+    bed
+}
+
+fn send(bed: &Bed, frame: &[u8]) -> Outcome {
+    bed.run("transmit_filter", frame)
+}
+
+fn sent() -> Outcome {
+    outcome(REDIRECT, &["sent"])
+}
+
+fn dropped(reason: &'static str) -> Outcome {
+    outcome(SHOT, &[reason])
+}
+
+#[test]
+fn a_channel_sends_from_its_own_flow() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        assert_eq!(
+            send(&bed, &Frame::sent(&flow, OWN_MAC).build()),
+            sent(),
+            "{flow}"
+        );
+    }
+}
+
+#[test]
+fn a_spoofed_source_mac_is_dropped() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        for spoof in 0..6 {
+            let mut mac = OWN_MAC;
+            mac.0[spoof] ^= 4;
+            let frame = Frame::sent(&flow, mac).build();
+            assert_eq!(
+                send(&bed, &frame),
+                dropped("drop_source_mac"),
+                "octet {spoof}"
+            );
+        }
+        let frame = Frame::sent(&flow, MacAddr::default()).build();
+        assert_eq!(send(&bed, &frame), dropped("drop_source_mac"));
+    }
+}
+
+#[test]
+fn a_spoofed_address_port_or_protocol_is_dropped() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let base = Frame::sent(&flow, OWN_MAC);
+        let mut spoofs = vec![base.clone(); 5];
+        let stranger = if flow.local.is_ipv4() {
+            "10.0.0.3"
+        } else {
+            "fd00::3"
+        };
+        spoofs[0].source.set_ip(stranger.parse().unwrap());
+        spoofs[1].source.set_port(81);
+        spoofs[2].destination.set_ip(stranger.parse().unwrap());
+        spoofs[3].destination.set_port(81);
+        spoofs[4].protocol = if flow.protocol == Protocol::Tcp {
+            Protocol::Udp
+        } else {
+            Protocol::Tcp
+        };
+        for spoof in spoofs {
+            assert_eq!(
+                send(&bed, &spoof.build()),
+                dropped("drop_no_flow"),
+                "{flow}"
+            );
+        }
+    }
+}
+
+#[test]
+fn another_channels_flow_is_dropped() {
+    for flow in all_flows() {
+        let bed = Bed::new();
+        bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+        let frame = Frame::sent(&flow, OWN_MAC).build();
+        assert_eq!(send(&bed, &frame), dropped("drop_foreign"), "{flow}");
+    }
+}
+
+#[test]
+fn another_channels_flow_is_dropped_even_from_a_port_of_ones_own() {
+    let [flow, _] = flows(Protocol::Udp);
+    let bed = Bed::new();
+    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    bed.filter
+        .bind(&BindingKey::new(flow.protocol, flow.local), row(CHANNEL))
+        .unwrap();
+    let frame = Frame::sent(&flow, OWN_MAC).build();
+    assert_eq!(send(&bed, &frame), dropped("drop_foreign"));
+}
+
+#[test]
+fn a_channel_sends_datagrams_from_a_port_that_it_has_bound() {
+    for flow in flows(Protocol::Udp) {
+        for local in [flow.local, any_address(&flow)] {
+            let bed = Bed::new();
+            let key = BindingKey::new(flow.protocol, local);
+            bed.filter.bind(&key, row(CHANNEL)).unwrap();
+            let frame = Frame::sent(&flow, OWN_MAC);
+            assert_eq!(send(&bed, &frame.build()), sent(), "{local}");
+            let mut spoof = frame.clone();
+            spoof.source.set_port(81);
+            assert_eq!(send(&bed, &spoof.build()), dropped("drop_no_flow"));
+            bed.filter.bind(&key, row(OTHER_CHANNEL)).unwrap();
+            assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
+        }
+    }
+}
+
+#[test]
+fn a_port_bound_to_any_address_does_not_give_foreign_addresses() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let key = BindingKey::new(flow.protocol, any_address(&flow));
+        bed.filter.bind(&key, row(CHANNEL)).unwrap();
+        let mut frame = Frame::sent(&flow, OWN_MAC);
+        frame.source.set_ip(flow.remote.ip());
+        assert_eq!(send(&bed, &frame.build()), dropped("drop_source_address"));
+    }
+}
+
+#[test]
+fn a_tcp_listener_does_not_let_its_channel_send() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let bed = Bed::new();
+    bed.filter
+        .bind(&BindingKey::new(flow.protocol, flow.local), row(CHANNEL))
+        .unwrap();
+    assert_eq!(
+        send(&bed, &Frame::sent(&flow, OWN_MAC).build()),
+        dropped("drop_no_flow")
+    );
+}
+
+#[test]
+fn options_extension_headers_and_fragments_are_dropped() {
+    let [v4, v6] = flows(Protocol::Udp);
+    let bed = bed_with(&v4);
+    bed.filter.aim(&v6, row(CHANNEL)).unwrap();
+    let options = Frame::sent(&v4, OWN_MAC).build_with_options();
+    assert_eq!(send(&bed, &options), dropped("drop_malformed"));
+    let mut fragment = Frame::sent(&v4, OWN_MAC).build();
+    fragment[20] = 0x20;
+    assert_eq!(send(&bed, &fragment), dropped("drop_malformed"));
+    let extension = Frame::sent(&v6, OWN_MAC).build_with_options();
+    assert_eq!(send(&bed, &extension), dropped("drop_protocol"));
+}
+
+#[test]
+fn other_protocols_are_dropped() {
+    for flow in flows(Protocol::Udp) {
+        let bed = bed_with(&flow);
+        for protocol in [1, 2, 47, 58, 132] {
+            let frame = Frame::sent(&flow, OWN_MAC).around(protocol, &[0; 16]);
+            assert_eq!(send(&bed, &frame), dropped("drop_protocol"));
+        }
+        let mut arp = Frame::sent(&flow, OWN_MAC).build();
+        arp[12..14].copy_from_slice(&[0x08, 0x06]);
+        assert_eq!(send(&bed, &arp), dropped("drop_not_ip"));
+    }
+}
+
+#[test]
+fn short_frames_are_dropped() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let whole = Frame::sent(&flow, OWN_MAC).build();
+        let ip_header = if flow.local.is_ipv4() { 20 } else { 40 };
+        for length in [14 + ip_header - 1, 14 + ip_header + 3] {
+            assert_eq!(send(&bed, &whole[..length]), dropped("drop_malformed"));
+        }
+    }
+}
+
+#[test]
+fn a_tap_of_no_channel_sends_nothing() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let mut bed = bed_with(&flow);
+    bed.filter.remove_channel(CHANNEL).unwrap();
+    assert_eq!(
+        send(&bed, &Frame::sent(&flow, OWN_MAC).build()),
+        dropped("drop_no_channel")
+    );
+}
+
+#[test]
+fn the_server_sends_anything_from_a_local_address() {
+    for flow in all_flows() {
+        let bed = bed_of_server();
+        let frame = Frame::sent(&flow, OWN_MAC);
+        assert_eq!(send(&bed, &frame.build()), sent());
+        assert_eq!(send(&bed, &frame.around(1, &[0; 16])), sent());
+        let foreign = Frame {
+            source: flow.remote,
+            ..frame.clone()
+        };
+        assert_eq!(send(&bed, &foreign.build()), dropped("drop_source_address"));
+        let spoof = Frame {
+            source_mac: MacAddr([2, 9, 9, 9, 9, 9]),
+            ..frame
+        };
+        assert_eq!(send(&bed, &spoof.build()), dropped("drop_source_mac"));
+    }
+}

@@ -1,0 +1,119 @@
+//! Accept and SYN queues of one listener, as numbers: what to do with a SYN or a completed
+//! handshake. The sessions themselves lie elsewhere.
+
+/// Linux's default `net.core.somaxconn`.
+pub const SOMAXCONN: u32 = 4096;
+
+/// What to do with a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SynVerdict {
+    /// Keep state for it and answer.
+    Open,
+    /// Answer with a cookie and keep nothing.
+    Cookie,
+    /// The accept queue is full; the peer will try again.
+    Drop,
+}
+
+/// Counts of one listener. `handshakes` are answered SYNs, `waiting` are established sessions that
+/// nobody has accepted.
+#[derive(Clone, Copy, Debug)]
+pub struct Backlog {
+    limit: u32,
+    handshakes: u32,
+    waiting: u32,
+}
+
+impl Backlog {
+    /// `requested` is the argument of `listen`; negative values arrive as large ones, as in Linux.
+    pub fn new(requested: u32) -> Backlog {
+        Backlog {
+            limit: requested.min(SOMAXCONN),
+            handshakes: 0,
+            waiting: 0,
+        }
+    }
+
+    pub fn resize(&mut self, requested: u32) {
+        self.limit = requested.min(SOMAXCONN);
+    }
+
+    /// `tcp_conn_request`: a full accept queue drops the SYN, a full SYN queue makes it a cookie.
+    pub fn on_syn(&self) -> SynVerdict {
+        if self.is_full() {
+            SynVerdict::Drop
+        } else if self.handshakes >= self.limit.max(1) {
+            SynVerdict::Cookie
+        } else {
+            SynVerdict::Open
+        }
+    }
+
+    /// `sk_acceptq_is_full`: one more than the backlog may wait.
+    pub fn is_full(&self) -> bool {
+        self.waiting > self.limit
+    }
+
+    pub fn handshake_started(&mut self) {
+        self.handshakes += 1;
+    }
+
+    /// A handshake failed, or completed and became [`Backlog::queued`].
+    pub fn handshake_ended(&mut self) {
+        self.handshakes = self.handshakes.saturating_sub(1);
+    }
+
+    pub fn queued(&mut self) {
+        self.waiting += 1;
+    }
+
+    pub fn accepted(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
+    }
+
+    pub fn waiting(&self) -> u32 {
+        self.waiting
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_syn_queue_answers_with_cookies() {
+        let mut backlog = Backlog::new(2);
+        backlog.handshake_started();
+        assert_eq!(backlog.on_syn(), SynVerdict::Open);
+        backlog.handshake_started();
+        assert_eq!(backlog.on_syn(), SynVerdict::Cookie);
+        backlog.handshake_ended();
+        assert_eq!(backlog.on_syn(), SynVerdict::Open);
+    }
+
+    #[test]
+    fn one_more_than_the_backlog_may_wait_and_then_syns_are_dropped() {
+        let mut backlog = Backlog::new(1);
+        backlog.queued();
+        assert!(!backlog.is_full());
+        backlog.queued();
+        assert!(backlog.is_full());
+        assert_eq!(backlog.on_syn(), SynVerdict::Drop);
+        backlog.accepted();
+        assert_eq!(backlog.on_syn(), SynVerdict::Open);
+    }
+
+    #[test]
+    fn a_backlog_of_zero_still_opens_one() {
+        assert_eq!(Backlog::new(0).on_syn(), SynVerdict::Open);
+    }
+
+    #[test]
+    fn the_backlog_is_capped() {
+        assert_eq!(Backlog::new(u32::MAX).limit(), SOMAXCONN);
+    }
+}

@@ -1,0 +1,172 @@
+//! The one table of commands and of when each is legal. Every request about a session passes it
+//! before anything else happens.
+
+use portolan_proto::control::RequestBody;
+use portolan_types::Protocol;
+
+use crate::errno::Errno;
+
+/// The requests that name a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    Bind,
+    Connect,
+    Listen,
+    Cache,
+    Flush,
+    Release,
+    Disconnect,
+}
+
+impl Command {
+    pub const ALL: [Command; 7] = [
+        Command::Bind,
+        Command::Connect,
+        Command::Listen,
+        Command::Cache,
+        Command::Flush,
+        Command::Release,
+        Command::Disconnect,
+    ];
+
+    pub fn of(body: &RequestBody) -> Option<Command> {
+        Some(match body {
+            RequestBody::Bind { .. } => Command::Bind,
+            RequestBody::Connect { .. } => Command::Connect,
+            RequestBody::Listen { .. } => Command::Listen,
+            RequestBody::Cache { .. } => Command::Cache,
+            RequestBody::Flush { .. } => Command::Flush,
+            RequestBody::Release { .. } => Command::Release,
+            RequestBody::Disconnect { .. } => Command::Disconnect,
+            _ => return None,
+        })
+    }
+}
+
+/// Where a session stands in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Does not exist yet: `SessionRef::New`.
+    New,
+    /// Has a local endpoint and no peer.
+    Bound,
+    Listening,
+    /// Active open under way at the server.
+    Connecting,
+    /// Passive open under way at the server; no process knows it.
+    Handshake,
+    /// In an accept queue, or accepted and not yet cached.
+    Offered,
+    /// Held by a process; TCP is connected, UDP has a peer.
+    Connected,
+    /// Held by the server and moved through its descriptor.
+    Relayed,
+    /// The server finishes it; no process has it any more.
+    Closing,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 9] = [
+        Phase::New,
+        Phase::Bound,
+        Phase::Listening,
+        Phase::Connecting,
+        Phase::Handshake,
+        Phase::Offered,
+        Phase::Connected,
+        Phase::Relayed,
+        Phase::Closing,
+    ];
+}
+
+/// May `command` be given for a session of `protocol` in `phase`? The errno is Linux's.
+pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), Errno> {
+    use Command as C;
+    use Phase as P;
+    use Protocol::{Tcp, Udp};
+    match (command, protocol, phase) {
+        // No process may touch these.
+        (_, _, P::Handshake | P::Closing) => Err(Errno::BADF),
+
+        (C::Bind, _, P::New) => Ok(()),
+        (C::Bind, _, _) => Err(Errno::INVAL),
+
+        (C::Connect, _, P::New | P::Bound) => Ok(()),
+        (C::Connect, Udp, P::Connected) => Ok(()),
+        (C::Connect, Tcp, P::Connecting) => Err(Errno::ALREADY),
+        (C::Connect, _, _) => Err(Errno::ISCONN),
+
+        (C::Listen, Udp, _) => Err(Errno::OPNOTSUPP),
+        (C::Listen, Tcp, P::New | P::Bound | P::Listening) => Ok(()),
+        (C::Listen, Tcp, _) => Err(Errno::INVAL),
+
+        (C::Cache, _, P::Offered | P::Relayed) => Ok(()),
+        (C::Cache, _, _) => Err(Errno::INVAL),
+
+        (C::Flush, Tcp, P::Connected) => Ok(()),
+        (C::Flush, Udp, P::Connected | P::Bound) => Ok(()),
+        (C::Flush, _, _) => Err(Errno::NOTCONN),
+
+        (C::Release, _, P::New) => Err(Errno::BADF),
+        // A connected TCP session has state worth a capsule: it must be flushed.
+        (C::Release, Tcp, P::Connected) => Err(Errno::INVAL),
+        (C::Release, _, _) => Ok(()),
+
+        (C::Disconnect, Udp, P::Connected | P::Bound) => Ok(()),
+        (C::Disconnect, _, _) => Err(Errno::INVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn legal(command: Command, protocol: Protocol) -> Vec<Phase> {
+        Phase::ALL
+            .into_iter()
+            .filter(|&phase| check(command, protocol, phase).is_ok())
+            .collect()
+    }
+
+    #[test]
+    fn the_table_for_tcp_reads_as_written() {
+        use Phase as P;
+        let expected: [(Command, &[Phase]); 7] = [
+            (Command::Bind, &[P::New]),
+            (Command::Connect, &[P::New, P::Bound]),
+            (Command::Listen, &[P::New, P::Bound, P::Listening]),
+            (Command::Cache, &[P::Offered, P::Relayed]),
+            (Command::Flush, &[P::Connected]),
+            (
+                Command::Release,
+                &[
+                    P::Bound,
+                    P::Listening,
+                    P::Connecting,
+                    P::Offered,
+                    P::Relayed,
+                ],
+            ),
+            (Command::Disconnect, &[]),
+        ];
+        for (command, phases) in expected {
+            assert_eq!(legal(command, Protocol::Tcp), phases, "{command:?}");
+        }
+    }
+
+    #[test]
+    fn udp_never_listens_and_may_change_its_peer() {
+        assert!(legal(Command::Listen, Protocol::Udp).is_empty());
+        assert!(legal(Command::Connect, Protocol::Udp).contains(&Phase::Connected));
+        assert!(legal(Command::Disconnect, Protocol::Udp).contains(&Phase::Connected));
+    }
+
+    #[test]
+    fn nobody_touches_a_session_that_the_server_finishes() {
+        for command in Command::ALL {
+            for phase in [Phase::Closing, Phase::Handshake] {
+                assert!(check(command, Protocol::Tcp, phase).is_err());
+            }
+        }
+    }
+}

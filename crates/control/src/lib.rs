@@ -1,0 +1,15 @@
+//! Server logic, sans-IO: ports, processes and sessions, accept queues, admission. Knows no file
+//! descriptor, clock or random source; time and randomness are arguments.
+#![forbid(unsafe_code)]
+
+pub mod backlog;
+pub mod errno;
+pub mod legality;
+pub mod ports;
+pub mod registry;
+
+pub use backlog::{Backlog, SynVerdict};
+pub use errno::Errno;
+pub use legality::{Command, Phase};
+pub use ports::{Claim, ClaimId, PortTable};
+pub use registry::{Holder, Limits, Opening, Process, Registry, Session};

@@ -1,0 +1,320 @@
+//! The port namespace: who holds which local endpoint, by Linux's rules for `SO_REUSEADDR`,
+//! `SO_REUSEPORT` and `IPV6_V6ONLY`. Owns claims and the set of live flows; never opens a socket.
+//!
+//! A claim is *bound* (by `bind`), *listening*, a *flow* (a connection on the port), or *held
+//! back* (TIME_WAIT, or the time after a process died). One port may carry many claims.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+
+use portolan_proto::control::Reuse;
+use portolan_types::{FlowKey, Instant, Protocol};
+
+use crate::errno::Errno;
+
+#[cfg(test)]
+mod tests;
+
+/// A wish for a local endpoint. Port 0 asks for an ephemeral one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub protocol: Protocol,
+    pub local: SocketAddr,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+    pub uid: u32,
+}
+
+/// Names a granted claim until it is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClaimId(u64);
+
+/// Why a local endpoint is not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    #[error("the local endpoint is in use")]
+    InUse,
+    #[error("no ephemeral port is free")]
+    Exhausted,
+    #[error("the connection exists already")]
+    FlowExists,
+}
+
+impl ClaimError {
+    /// As `bind`, `listen` and `connect` of Linux report it.
+    pub fn errno(self) -> Errno {
+        match self {
+            ClaimError::InUse => Errno::ADDRINUSE,
+            ClaimError::Exhausted | ClaimError::FlowExists => Errno::ADDRNOTAVAIL,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Bound,
+    Listening,
+    Flow(SocketAddr),
+    HeldBack {
+        remote: Option<SocketAddr>,
+        until: Instant,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    claim: Claim,
+    usage: Use,
+}
+
+/// All claims of one network namespace.
+#[derive(Debug)]
+pub struct PortTable {
+    ephemeral: RangeInclusive<u16>,
+    ports: HashMap<(Protocol, u16), BTreeMap<ClaimId, Entry>>,
+    index: HashMap<ClaimId, (Protocol, u16)>,
+    flows: HashSet<FlowKey>,
+    held: BTreeMap<(Instant, ClaimId), ()>,
+    next: u64,
+}
+
+impl PortTable {
+    pub fn new(ephemeral: RangeInclusive<u16>) -> PortTable {
+        PortTable {
+            ephemeral,
+            ports: HashMap::new(),
+            index: HashMap::new(),
+            flows: HashSet::new(),
+            held: BTreeMap::new(),
+            next: 1,
+        }
+    }
+
+    /// Grants `claim`; `random` chooses where the search for an ephemeral port starts.
+    pub fn bind(&mut self, claim: Claim, random: u32) -> Result<(ClaimId, SocketAddr), ClaimError> {
+        let claim = normalised(claim);
+        if claim.local.port() != 0 {
+            if self.conflicts(&claim, false, None) {
+                return Err(ClaimError::InUse);
+            }
+            return Ok(self.grant(claim, Use::Bound));
+        }
+        // An ephemeral port is never shared, whatever the reuse flags say.
+        let mut candidate = claim;
+        for port in self.search(random) {
+            candidate.local.set_port(port);
+            if !self.taken(claim.protocol, port) {
+                return Ok(self.grant(candidate, Use::Bound));
+            }
+        }
+        Err(ClaimError::InUse)
+    }
+
+    /// Grants an ephemeral port for a connection to `remote`. Connections to different peers may
+    /// share a port; a bound endpoint is never shared.
+    pub fn connect(
+        &mut self,
+        claim: Claim,
+        remote: SocketAddr,
+        random: u32,
+    ) -> Result<(ClaimId, SocketAddr), ClaimError> {
+        let mut candidate = normalised(claim);
+        for port in self.search(random) {
+            candidate.local.set_port(port);
+            if self.flows.contains(&flow_of(&candidate, remote)) || self.bound(&candidate) {
+                continue;
+            }
+            self.flows.insert(flow_of(&candidate, remote));
+            return Ok(self.grant(candidate, Use::Flow(remote)));
+        }
+        Err(ClaimError::Exhausted)
+    }
+
+    /// Records one more connection on a port that its listener or a `bind` holds.
+    pub fn join(&mut self, claim: Claim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
+        let claim = normalised(claim);
+        if !self.flows.insert(flow_of(&claim, remote)) {
+            return Err(ClaimError::FlowExists);
+        }
+        Ok(self.grant(claim, Use::Flow(remote)).0)
+    }
+
+    /// Turns a bound claim into a listening one (`inet_csk_listen_start`: the port is checked
+    /// again, now against other listeners).
+    pub fn listen(&mut self, id: ClaimId) -> Result<(), ClaimError> {
+        let Some(entry) = self.entry(id).copied() else {
+            return Err(ClaimError::InUse);
+        };
+        if self.conflicts(&entry.claim, true, Some(id)) {
+            return Err(ClaimError::InUse);
+        }
+        if let Some(entry) = self.entry_mut(id) {
+            entry.usage = Use::Listening;
+        }
+        Ok(())
+    }
+
+    /// Frees a claim now.
+    pub fn release(&mut self, id: ClaimId) {
+        let Some(key) = self.index.remove(&id) else {
+            return;
+        };
+        let Some(entries) = self.ports.get_mut(&key) else {
+            return;
+        };
+        if let Some(entry) = entries.remove(&id) {
+            match entry.usage {
+                Use::Flow(remote) => {
+                    self.flows.remove(&flow_of(&entry.claim, remote));
+                }
+                Use::HeldBack { remote, until } => {
+                    self.held.remove(&(until, id));
+                    if let Some(remote) = remote {
+                        self.flows.remove(&flow_of(&entry.claim, remote));
+                    }
+                }
+                Use::Bound | Use::Listening => {}
+            }
+        }
+        if entries.is_empty() {
+            self.ports.remove(&key);
+        }
+    }
+
+    /// Keeps a claim's port from careless reuse until `until`: only a bind with `SO_REUSEADDR`
+    /// gets it, and no connection to the same peer.
+    pub fn hold_back(&mut self, id: ClaimId, until: Instant) {
+        let Some(entry) = self.entry_mut(id) else {
+            return;
+        };
+        let remote = match entry.usage {
+            Use::Flow(remote) => Some(remote),
+            Use::Bound | Use::Listening => None,
+            Use::HeldBack { .. } => return,
+        };
+        entry.usage = Use::HeldBack { remote, until };
+        self.held.insert((until, id), ());
+    }
+
+    /// Frees what was held back long enough. Returns when to call again.
+    pub fn expire(&mut self, now: Instant) -> Option<Instant> {
+        while let Some((&(until, id), ())) = self.held.first_key_value() {
+            if until > now {
+                return Some(until);
+            }
+            self.release(id);
+        }
+        None
+    }
+
+    pub fn claim(&self, id: ClaimId) -> Option<Claim> {
+        self.entry(id).map(|entry| entry.claim)
+    }
+
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    fn search(&self, random: u32) -> impl Iterator<Item = u16> + use<> {
+        let first = u32::from(*self.ephemeral.start());
+        let count = u32::from(*self.ephemeral.end()).saturating_sub(first) + 1;
+        let start = random % count;
+        // `first + count - 1` is a u16 by construction.
+        (0..count).map(move |i| (first + (start + i) % count) as u16)
+    }
+
+    fn grant(&mut self, claim: Claim, usage: Use) -> (ClaimId, SocketAddr) {
+        let id = ClaimId(self.next);
+        self.next += 1;
+        let key = (claim.protocol, claim.local.port());
+        self.ports
+            .entry(key)
+            .or_default()
+            .insert(id, Entry { claim, usage });
+        self.index.insert(id, key);
+        (id, claim.local)
+    }
+
+    fn taken(&self, protocol: Protocol, port: u16) -> bool {
+        self.ports.contains_key(&(protocol, port))
+    }
+
+    /// Is the port held by anything but connections?
+    fn bound(&self, claim: &Claim) -> bool {
+        let key = (claim.protocol, claim.local.port());
+        self.ports.get(&key).is_some_and(|entries| {
+            entries.values().any(|entry| {
+                !matches!(
+                    entry.usage,
+                    Use::Flow(_)
+                        | Use::HeldBack {
+                            remote: Some(_),
+                            ..
+                        }
+                ) && overlap(claim, &entry.claim)
+            })
+        })
+    }
+
+    fn conflicts(&self, claim: &Claim, listening: bool, except: Option<ClaimId>) -> bool {
+        let key = (claim.protocol, claim.local.port());
+        self.ports.get(&key).is_some_and(|entries| {
+            entries.iter().any(|(id, entry)| {
+                Some(*id) != except
+                    && overlap(claim, &entry.claim)
+                    && !may_share(claim, entry, listening)
+            })
+        })
+    }
+
+    fn entry(&self, id: ClaimId) -> Option<&Entry> {
+        self.ports.get(self.index.get(&id)?)?.get(&id)
+    }
+
+    fn entry_mut(&mut self, id: ClaimId) -> Option<&mut Entry> {
+        self.ports.get_mut(self.index.get(&id)?)?.get_mut(&id)
+    }
+}
+
+/// `inet_csk_bind_conflict` and `inet_rcv_saddr_equal` of Linux, for claims that overlap.
+fn may_share(new: &Claim, old: &Entry, listening: bool) -> bool {
+    if new.reuse.port && old.claim.reuse.port && new.uid == old.claim.uid {
+        return true;
+    }
+    match old.usage {
+        Use::HeldBack { .. } => new.reuse.address || listening,
+        Use::Listening if new.protocol == Protocol::Tcp => false,
+        // A listener meets the connections it accepted before, and other binds it was let share with.
+        Use::Flow(_) | Use::Bound | Use::Listening => {
+            listening || (new.reuse.address && old.claim.reuse.address)
+        }
+    }
+}
+
+fn overlap(a: &Claim, b: &Claim) -> bool {
+    match (a.local.ip(), b.local.ip()) {
+        (IpAddr::V4(x), IpAddr::V4(y)) => x == y || x.is_unspecified() || y.is_unspecified(),
+        (IpAddr::V6(x), IpAddr::V6(y)) => x == y || x.is_unspecified() || y.is_unspecified(),
+        (IpAddr::V4(_), IpAddr::V6(y)) => y.is_unspecified() && !b.v6_only,
+        (IpAddr::V6(x), IpAddr::V4(_)) => x.is_unspecified() && !a.v6_only,
+    }
+}
+
+/// An IPv4-mapped address is the IPv4 address (RFC 4291 §2.5.5.2).
+fn normalised(mut claim: Claim) -> Claim {
+    claim.local.set_ip(claim.local.ip().to_canonical());
+    claim
+}
+
+fn flow_of(claim: &Claim, remote: SocketAddr) -> FlowKey {
+    FlowKey {
+        protocol: claim.protocol,
+        local: claim.local,
+        remote,
+    }
+}

@@ -1,0 +1,350 @@
+//! Who is there: processes with their channels, sessions with their holders. Admits requests and
+//! bounds how much one process or user may have. Session numbers are random, so that knowing one
+//! proves that its descriptor's message was read.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+
+use portolan_proto::control::Reuse;
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
+
+use crate::errno::Errno;
+use crate::legality::{self, Command, Phase};
+use crate::ports::ClaimId;
+
+#[cfg(test)]
+mod tests;
+
+/// How much the server lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub processes: u32,
+    pub processes_per_user: u32,
+    pub sessions_per_process: u32,
+}
+
+/// A process that said `Hello`.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub channel: ChannelId,
+    pub pid: u32,
+    pub uid: u32,
+    pub program: String,
+    /// May bind ports below 1024 (`CAP_NET_BIND_SERVICE`).
+    pub low_ports: bool,
+    sessions: u32,
+}
+
+/// Where a session's packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Nowhere: it has no row in the filter.
+    None,
+    Server(Slot),
+    Process(ChannelId, Slot),
+}
+
+/// One session, whoever holds it.
+#[derive(Clone, Debug)]
+pub struct Session {
+    pub id: SessionId,
+    pub protocol: Protocol,
+    pub phase: Phase,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+    pub uid: u32,
+    pub holder: Holder,
+    pub generation: Generation,
+    /// Its own bind, if it has one.
+    pub claim: Option<ClaimId>,
+    /// Its connection's place in the port table.
+    pub flow_claim: Option<ClaimId>,
+    /// Socket cookie of the descriptor's near end.
+    pub cookie: u64,
+    /// The listener it was accepted from.
+    pub listener: Option<SessionId>,
+    /// Charged for it; the first process that opened or cached it.
+    owner: Option<ChannelId>,
+    /// Processes known to have its descriptor.
+    users: BTreeSet<ChannelId>,
+}
+
+impl Session {
+    pub fn flow(&self) -> Option<FlowKey> {
+        self.remote.map(|remote| FlowKey {
+            protocol: self.protocol,
+            local: self.local,
+            remote,
+        })
+    }
+
+    pub fn owner(&self) -> Option<ChannelId> {
+        self.owner
+    }
+
+    /// Is `channel` the only process known to have the descriptor?
+    pub fn is_sole_user(&self, channel: ChannelId) -> bool {
+        self.users.len() == 1 && self.users.contains(&channel)
+    }
+
+    /// Does `channel` have, or did it have, the descriptor?
+    pub fn is_user(&self, channel: ChannelId) -> bool {
+        self.users.contains(&channel)
+    }
+
+    fn may_be_named_by(&self, channel: ChannelId) -> bool {
+        match self.phase {
+            // Shared by fork or handed out through a descriptor: knowing the number is the right.
+            Phase::Offered | Phase::Relayed | Phase::Listening => true,
+            Phase::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
+            Phase::Connected => {
+                matches!(self.holder, Holder::Process(holder, _) if holder == channel)
+            }
+            Phase::Connecting => self.users.contains(&channel),
+            Phase::New | Phase::Handshake | Phase::Closing => false,
+        }
+    }
+}
+
+/// What a new session starts with.
+#[derive(Clone, Copy, Debug)]
+pub struct Opening {
+    pub protocol: Protocol,
+    pub phase: Phase,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+    pub uid: u32,
+    pub cookie: u64,
+    pub claim: Option<ClaimId>,
+    pub flow_claim: Option<ClaimId>,
+    pub listener: Option<SessionId>,
+}
+
+/// All processes and sessions of one network namespace.
+#[derive(Debug)]
+pub struct Registry {
+    limits: Limits,
+    processes: HashMap<ChannelId, Process>,
+    sessions: HashMap<SessionId, Session>,
+    cookies: HashMap<u64, SessionId>,
+    /// The last generation given to any row: fresh for every aim of every row.
+    generation: u32,
+}
+
+impl Registry {
+    pub fn new(limits: Limits) -> Registry {
+        Registry {
+            limits,
+            processes: HashMap::new(),
+            sessions: HashMap::new(),
+            cookies: HashMap::new(),
+            generation: 0,
+        }
+    }
+
+    /// Gives a process the lowest free channel.
+    pub fn register(
+        &mut self,
+        pid: u32,
+        uid: u32,
+        program: String,
+        low_ports: bool,
+    ) -> Result<ChannelId, Errno> {
+        let of_user = self.processes.values().filter(|p| p.uid == uid).count();
+        if of_user >= self.limits.processes_per_user as usize {
+            return Err(Errno::MFILE);
+        }
+        let channel = (1..=self.limits.processes)
+            .map(ChannelId)
+            .find(|channel| !self.processes.contains_key(channel))
+            .ok_or(Errno::NFILE)?;
+        let process = Process {
+            channel,
+            pid,
+            uid,
+            program,
+            low_ports,
+            sessions: 0,
+        };
+        self.processes.insert(channel, process);
+        Ok(channel)
+    }
+
+    /// Forgets a process. Returns the sessions it held, which are the server's problem now.
+    pub fn unregister(&mut self, channel: ChannelId) -> Vec<SessionId> {
+        self.processes.remove(&channel);
+        let mut held = Vec::new();
+        for session in self.sessions.values_mut() {
+            session.users.remove(&channel);
+            if session.owner == Some(channel) {
+                session.owner = None;
+            }
+            if matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
+                held.push(session.id);
+            }
+        }
+        held
+    }
+
+    /// May `channel` have one more session?
+    pub fn has_room(&self, channel: ChannelId) -> Result<(), Errno> {
+        let process = self.processes.get(&channel).ok_or(Errno::PERM)?;
+        if process.sessions >= self.limits.sessions_per_process {
+            return Err(Errno::NOBUFS);
+        }
+        Ok(())
+    }
+
+    /// Enters a session under a number from `random`. `owner` is charged for it.
+    pub fn open(
+        &mut self,
+        owner: Option<ChannelId>,
+        opening: Opening,
+        mut random: impl FnMut() -> u64,
+    ) -> Result<SessionId, Errno> {
+        if let Some(channel) = owner {
+            self.has_room(channel)?;
+        }
+        let mut id = SessionId(random());
+        while id.0 == 0 || self.sessions.contains_key(&id) {
+            id = SessionId(random());
+        }
+        self.sessions.insert(
+            id,
+            Session {
+                id,
+                protocol: opening.protocol,
+                phase: opening.phase,
+                local: opening.local,
+                remote: opening.remote,
+                reuse: opening.reuse,
+                v6_only: opening.v6_only,
+                uid: opening.uid,
+                holder: Holder::None,
+                generation: Generation(0),
+                claim: opening.claim,
+                flow_claim: opening.flow_claim,
+                cookie: opening.cookie,
+                listener: opening.listener,
+                owner: None,
+                users: BTreeSet::new(),
+            },
+        );
+        if opening.cookie != 0 {
+            self.cookies.insert(opening.cookie, id);
+        }
+        if let Some(channel) = owner {
+            self.entitle(id, channel);
+        }
+        Ok(id)
+    }
+
+    /// Checks that `channel` may give `command` for `id` now.
+    pub fn admit(
+        &self,
+        channel: ChannelId,
+        command: Command,
+        id: SessionId,
+    ) -> Result<&Session, Errno> {
+        let session = self.sessions.get(&id).ok_or(Errno::BADF)?;
+        if !session.may_be_named_by(channel) {
+            return Err(match session.phase {
+                Phase::Connecting if command == Command::Connect => Errno::ALREADY,
+                _ => Errno::BADF,
+            });
+        }
+        legality::check(command, session.protocol, session.phase)?;
+        Ok(session)
+    }
+
+    /// Records that `channel` has the descriptor; the first one that does is charged.
+    pub fn entitle(&mut self, id: SessionId, channel: ChannelId) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        session.users.insert(channel);
+        if session.owner.is_none() {
+            if let Some(process) = self.processes.get_mut(&channel) {
+                session.owner = Some(channel);
+                process.sessions += 1;
+            }
+        }
+    }
+
+    /// Records that `channel` no longer uses the session; it is no longer charged.
+    pub fn detach(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        if let Some(process) = session
+            .owner
+            .take()
+            .and_then(|c| self.processes.get_mut(&c))
+        {
+            process.sessions = process.sessions.saturating_sub(1);
+        }
+    }
+
+    /// Gives the session a new holder and a fresh generation.
+    pub fn aim(&mut self, id: SessionId, holder: Holder) -> Generation {
+        self.generation = self.generation.wrapping_add(1);
+        let generation = Generation(self.generation);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.holder = holder;
+            session.generation = generation;
+        }
+        generation
+    }
+
+    /// Replaces the descriptor's cookie (a listener's descriptor is replaced by `Listen`).
+    pub fn replace_cookie(&mut self, id: SessionId, cookie: u64) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            self.cookies.remove(&session.cookie);
+            session.cookie = cookie;
+            if cookie != 0 {
+                self.cookies.insert(cookie, id);
+            }
+        }
+    }
+
+    pub fn remove(&mut self, id: SessionId) -> Option<Session> {
+        self.detach(id);
+        let session = self.sessions.remove(&id)?;
+        if self.cookies.get(&session.cookie) == Some(&id) {
+            self.cookies.remove(&session.cookie);
+        }
+        Some(session)
+    }
+
+    pub fn session(&self, id: SessionId) -> Option<&Session> {
+        self.sessions.get(&id)
+    }
+
+    pub fn session_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.sessions.get_mut(&id)
+    }
+
+    pub fn by_cookie(&self, cookie: u64) -> Option<&Session> {
+        self.cookies.get(&cookie).and_then(|id| self.session(*id))
+    }
+
+    pub fn process(&self, channel: ChannelId) -> Option<&Process> {
+        self.processes.get(&channel)
+    }
+
+    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.sessions.values()
+    }
+
+    pub fn process_count(&self) -> usize {
+        self.processes.len()
+    }
+
+    pub fn session_count(&self) -> usize {
+        self.sessions.len()
+    }
+}

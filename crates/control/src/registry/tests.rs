@@ -1,0 +1,164 @@
+//! Admission: a process gets at its own sessions, within its limits, and at nothing else.
+
+use super::*;
+
+fn registry() -> Registry {
+    Registry::new(Limits {
+        processes: 3,
+        processes_per_user: 2,
+        sessions_per_process: 2,
+    })
+}
+
+fn opening(protocol: Protocol, phase: Phase) -> Opening {
+    Opening {
+        protocol,
+        phase,
+        local: "10.0.0.1:80".parse().unwrap(),
+        remote: None,
+        reuse: Reuse::default(),
+        v6_only: false,
+        uid: 1000,
+        cookie: 0,
+        claim: None,
+        flow_claim: None,
+        listener: None,
+    }
+}
+
+fn numbers() -> impl FnMut() -> u64 {
+    let mut next = 0;
+    move || {
+        next += 7;
+        next
+    }
+}
+
+fn process(registry: &mut Registry, uid: u32) -> ChannelId {
+    registry.register(1, uid, "test".into(), false).unwrap()
+}
+
+#[test]
+fn channels_are_numbered_from_one_and_reused() {
+    let mut registry = registry();
+    let first = process(&mut registry, 1);
+    assert_eq!(first, ChannelId(1));
+    assert_eq!(process(&mut registry, 2), ChannelId(2));
+    registry.unregister(first);
+    assert_eq!(process(&mut registry, 3), ChannelId(1));
+}
+
+#[test]
+fn processes_are_bounded_per_user_and_in_all() {
+    let mut registry = registry();
+    process(&mut registry, 1);
+    process(&mut registry, 1);
+    assert_eq!(
+        registry.register(1, 1, String::new(), false),
+        Err(Errno::MFILE)
+    );
+    process(&mut registry, 2);
+    assert_eq!(
+        registry.register(1, 3, String::new(), false),
+        Err(Errno::NFILE)
+    );
+}
+
+#[test]
+fn sessions_are_bounded_per_process() {
+    let mut registry = registry();
+    let channel = process(&mut registry, 1);
+    let mut numbers = numbers();
+    let bound = opening(Protocol::Tcp, Phase::Bound);
+    let first = registry.open(Some(channel), bound, &mut numbers).unwrap();
+    registry.open(Some(channel), bound, &mut numbers).unwrap();
+    assert_eq!(
+        registry.open(Some(channel), bound, &mut numbers),
+        Err(Errno::NOBUFS)
+    );
+    registry.remove(first);
+    registry.open(Some(channel), bound, &mut numbers).unwrap();
+}
+
+#[test]
+fn a_process_cannot_name_the_cached_session_of_another() {
+    let mut registry = registry();
+    let mine = process(&mut registry, 1);
+    let other = process(&mut registry, 2);
+    let connected = opening(Protocol::Tcp, Phase::Connected);
+    let id = registry.open(Some(mine), connected, numbers()).unwrap();
+    registry.aim(id, Holder::Process(mine, Slot(0)));
+    assert!(registry.admit(mine, Command::Flush, id).is_ok());
+    assert_eq!(
+        registry.admit(other, Command::Flush, id).err(),
+        Some(Errno::BADF)
+    );
+}
+
+#[test]
+fn an_offered_session_goes_to_whoever_learnt_its_number() {
+    let mut registry = registry();
+    let worker = process(&mut registry, 1);
+    let offered = opening(Protocol::Tcp, Phase::Offered);
+    let id = registry.open(None, offered, numbers()).unwrap();
+    assert!(registry.admit(worker, Command::Cache, id).is_ok());
+    assert_eq!(
+        registry.admit(worker, Command::Cache, SessionId(1)).err(),
+        Some(Errno::BADF)
+    );
+}
+
+#[test]
+fn every_aim_has_a_fresh_generation() {
+    let mut registry = registry();
+    let id = registry
+        .open(None, opening(Protocol::Tcp, Phase::Offered), numbers())
+        .unwrap();
+    let first = registry.aim(id, Holder::Server(Slot(1)));
+    let second = registry.aim(id, Holder::Server(Slot(1)));
+    assert_ne!(first, second);
+    assert_eq!(registry.session(id).unwrap().generation, second);
+}
+
+#[test]
+fn a_dead_process_leaves_the_sessions_it_held() {
+    let mut registry = registry();
+    let channel = process(&mut registry, 1);
+    let mut numbers = numbers();
+    let connected = opening(Protocol::Tcp, Phase::Connected);
+    let held = registry
+        .open(Some(channel), connected, &mut numbers)
+        .unwrap();
+    registry.aim(held, Holder::Process(channel, Slot(0)));
+    let bound = opening(Protocol::Tcp, Phase::Bound);
+    registry.open(Some(channel), bound, &mut numbers).unwrap();
+    assert_eq!(registry.unregister(channel), [held]);
+    assert!(registry.session(held).unwrap().owner().is_none());
+}
+
+#[test]
+fn sole_use_ends_with_the_second_user() {
+    let mut registry = registry();
+    let parent = process(&mut registry, 1);
+    let child = process(&mut registry, 1);
+    let listening = opening(Protocol::Tcp, Phase::Listening);
+    let id = registry.open(Some(parent), listening, numbers()).unwrap();
+    assert!(registry.session(id).unwrap().is_sole_user(parent));
+    registry.entitle(id, child);
+    assert!(!registry.session(id).unwrap().is_sole_user(parent));
+}
+
+#[test]
+fn a_cookie_finds_its_session_until_it_is_replaced() {
+    let mut registry = registry();
+    let with_cookie = Opening {
+        cookie: 9,
+        ..opening(Protocol::Tcp, Phase::Bound)
+    };
+    let id = registry.open(None, with_cookie, numbers()).unwrap();
+    assert_eq!(registry.by_cookie(9).unwrap().id, id);
+    registry.replace_cookie(id, 10);
+    assert!(registry.by_cookie(9).is_none());
+    registry.remove(id);
+    assert!(registry.by_cookie(10).is_none());
+}

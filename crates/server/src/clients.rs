@@ -1,0 +1,301 @@
+//! Control connections: accept, read requests, send replies. Every message is hostile until it is
+//! decoded and admitted; nobody is waited for.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use portolan_control::Errno;
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_sys::unix::{AcceptError, Connection, Credentials, ReceiveError, SendError};
+use portolan_types::ChannelId;
+use rustix::event::epoll::EventFlags;
+use tracing::{debug, info};
+
+use crate::poll::Token;
+use crate::server::{Server, Source};
+
+/// Replies that may wait for a client that does not read; beyond, it is disconnected.
+const WAITING_MAX: usize = 512;
+
+/// Requests of one client before others get their turn.
+const REQUESTS_PER_TURN: usize = 64;
+
+/// Control connections beyond those of registered processes, for commands and newcomers.
+const EXTRA_CLIENTS: usize = 256;
+
+/// Names a control connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+/// One control connection.
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+    token: Token,
+    pub credentials: Credentials,
+    /// Set by `Hello`.
+    pub channel: Option<ChannelId>,
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+}
+
+/// What a request leads to.
+pub enum Answer {
+    Reply(ReplyBody, Vec<OwnedFd>),
+    Silence,
+}
+
+impl From<ReplyBody> for Answer {
+    fn from(body: ReplyBody) -> Answer {
+        Answer::Reply(body, Vec::new())
+    }
+}
+
+impl Server {
+    /// Lets in whoever waits at the control socket.
+    pub fn accept_clients(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((connection, credentials)) => self.welcome(connection, credentials),
+                Err(AcceptError::Blocked) => return,
+                Err(AcceptError::Failed(errno)) => {
+                    debug!(%errno, "cannot accept a control connection");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, connection: Connection, credentials: Credentials) {
+        let room = self.config.limits.processes as usize + EXTRA_CLIENTS;
+        if self.clients.len() >= room {
+            self.counters.refused += 1;
+            return;
+        }
+        let id = ClientId(self.next_client);
+        self.next_client += 1;
+        let added = self
+            .poll
+            .add(&connection, Source::Client(id), EventFlags::IN);
+        let Ok(token) = added else { return };
+        self.clients.insert(
+            id,
+            Client {
+                connection,
+                token,
+                credentials,
+                channel: None,
+                waiting: VecDeque::new(),
+            },
+        );
+    }
+
+    /// The connection is readable, writable or gone.
+    pub fn serve_client(&mut self, id: ClientId, flags: EventFlags) {
+        if flags.contains(EventFlags::OUT) {
+            self.send_waiting(id);
+        }
+        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            self.read_client(id, REQUESTS_PER_TURN);
+        }
+    }
+
+    /// Reads up to `most` requests and answers them.
+    pub fn read_client(&mut self, id: ClientId, most: usize) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(MAX_MESSAGE, 0);
+        for _ in 0..most {
+            let Some(client) = self.clients.get(&id) else {
+                break;
+            };
+            match client.connection.receive(&mut buffer) {
+                Ok(received) => {
+                    let fds = received.fds.into_iter().collect();
+                    match decode::<Request>(&buffer[..received.length]) {
+                        Ok(request) => self.handle(id, request, fds),
+                        Err(_) => self.throw_out(id, "malformed message"),
+                    }
+                }
+                Err(ReceiveError::Blocked) => break,
+                Err(ReceiveError::Closed) => {
+                    self.disconnect(id);
+                    break;
+                }
+                Err(ReceiveError::Truncated | ReceiveError::Failed(_)) => {
+                    self.throw_out(id, "unreadable message");
+                    break;
+                }
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
+        let answer = self.perform(id, request.body, fds);
+        let (body, fds) = match answer {
+            Ok(Answer::Reply(body, fds)) => (body, fds),
+            Ok(Answer::Silence) => return,
+            Err(errno) => {
+                self.counters.refused += 1;
+                (ReplyBody::Error { errno: errno.0 }, Vec::new())
+            }
+        };
+        let reply = Reply {
+            id: request.id,
+            body,
+        };
+        self.send(id, encode(&reply), fds);
+    }
+
+    fn perform(
+        &mut self,
+        id: ClientId,
+        body: RequestBody,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        match body {
+            RequestBody::Hello { version, program } => self.hello(id, version, program),
+            RequestBody::ListSessions => Ok(self.list_sessions(id)),
+            RequestBody::ReadCounters => Ok(self.read_counters()),
+            RequestBody::ReadStatus => Ok(self.read_status()),
+            body => {
+                let channel = self.clients.get(&id).and_then(|client| client.channel);
+                self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)
+            }
+        }
+    }
+
+    fn perform_for(
+        &mut self,
+        channel: ChannelId,
+        body: RequestBody,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        match body {
+            RequestBody::Bind {
+                session,
+                protocol,
+                local,
+                reuse,
+                v6_only,
+                slot,
+            } => {
+                let wish = crate::opens::Wish {
+                    protocol,
+                    local,
+                    reuse,
+                    v6_only,
+                };
+                self.bind(channel, session, wish, slot, &mut fds)
+            }
+            RequestBody::Connect {
+                session,
+                protocol,
+                remote,
+                slot,
+                receive_buffer,
+            } => {
+                let target = crate::opens::Target {
+                    protocol,
+                    remote,
+                    slot,
+                    receive_buffer,
+                };
+                self.connect(channel, session, target, &mut fds)
+            }
+            RequestBody::Listen { session, backlog } => {
+                self.listen(channel, session, backlog, &mut fds)
+            }
+            RequestBody::Cache { session, slot } => self.cache(channel, session, slot),
+            RequestBody::Flush {
+                session,
+                capsule,
+                then,
+            } => self.flush(channel, session, capsule, then, fds.pop()),
+            RequestBody::Release { session } => self.release(channel, session),
+            RequestBody::Disconnect { session, slot } => {
+                self.disconnect_udp(channel, session, slot)
+            }
+            RequestBody::Resolve { address } => {
+                self.resolve(address);
+                Ok(Answer::Silence)
+            }
+            RequestBody::Stray { frame } => {
+                self.stray(channel, &frame);
+                Ok(Answer::Silence)
+            }
+            RequestBody::Probe => self.probe(channel, fds.pop()),
+            RequestBody::Hello { .. }
+            | RequestBody::ListSessions
+            | RequestBody::ReadCounters
+            | RequestBody::ReadStatus => Err(Errno::INVAL),
+        }
+    }
+
+    fn send(&mut self, id: ClientId, message: Vec<u8>, fds: Vec<OwnedFd>) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if client.waiting.len() >= WAITING_MAX {
+            self.counters.deaf += 1;
+            self.throw_out(id, "replies are not read");
+            return;
+        }
+        client.waiting.push_back((message, fds));
+        self.send_waiting(id);
+    }
+
+    fn send_waiting(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let was_waiting = client.waiting.len() > 1;
+        while let Some((message, fds)) = client.waiting.front() {
+            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            match client.connection.send(message, &borrowed) {
+                Ok(()) => {
+                    client.waiting.pop_front();
+                }
+                Err(SendError::Blocked) => break,
+                // Its hang-up is on the way to us.
+                Err(_) => {
+                    client.waiting.clear();
+                    break;
+                }
+            }
+        }
+        let mut interest = EventFlags::IN;
+        if !client.waiting.is_empty() {
+            interest |= EventFlags::OUT;
+        }
+        if was_waiting || !client.waiting.is_empty() {
+            // Fails only for a descriptor that is not in the set; this one is.
+            let _ = self.poll.modify(&client.connection, client.token, interest);
+        }
+    }
+
+    /// Ends the connection of a client that breaks the rules.
+    fn throw_out(&mut self, id: ClientId, why: &str) {
+        if let Some(client) = self.clients.get(&id) {
+            info!(pid = client.credentials.pid, why, "client disconnected");
+            self.counters.malformed += 1;
+        }
+        self.disconnect(id);
+    }
+
+    /// The connection is gone, and with it the process.
+    pub fn disconnect(&mut self, id: ClientId) {
+        let Some(client) = self.clients.remove(&id) else {
+            return;
+        };
+        self.poll.remove(&client.connection, client.token);
+        if let Some(channel) = client.channel {
+            self.channel_gone(channel);
+        }
+    }
+
+    /// The control connection of the process that owns `channel`.
+    pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
+        self.channels.get(&channel).map(|channel| channel.client)
+    }
+}

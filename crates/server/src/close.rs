@@ -1,0 +1,260 @@
+//! The end of sessions: capsules that come back, connections the server finishes, processes that
+//! died with sessions open.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use portolan_control::{Command, Errno, Holder, Phase};
+use portolan_proto::control::{AfterFlush, Blob, ReplyBody};
+use portolan_stack::{Packet, Session, TcpSession, Transport, send_segment};
+use portolan_tcp::StateName;
+use portolan_types::{ChannelId, Instant, Protocol, SeqNum, SessionId, Slot};
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
+use tracing::debug;
+
+use crate::clients::Answer;
+use crate::server::{Server, random_u32};
+
+/// How long the port of an aborted connection is kept from careless reuse: as long as TIME_WAIT.
+const HOLD_BACK: Duration = Duration::from_secs(60);
+
+/// First wait for a peer to answer the provoking segment; doubled each time. Linux answers at most
+/// one segment outside the window each 500 ms.
+const PROVOKE_EVERY: Duration = Duration::from_millis(550);
+const PROVOKE_TIMES: u32 = 5;
+
+/// A slot that no session has.
+const NO_SLOT: Slot = Slot(u32::MAX);
+
+/// A connection whose holder died with its numbers: the peer must say them before it can be reset.
+#[derive(Clone, Copy, Debug)]
+pub struct Dying {
+    pub next: Instant,
+    tries: u32,
+}
+
+impl Server {
+    /// `Flush`: the session comes back.
+    pub fn flush(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        capsule: Blob,
+        then: AfterFlush,
+        fd: Option<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let session = self.registry.admit(channel, Command::Flush, id)?;
+        self.counters.flushes += 1;
+        if session.protocol == Protocol::Udp {
+            return self.flush_udp(id, then);
+        }
+        let Some(session) = self.unpack(id, capsule, fd) else {
+            self.counters.bad_capsules += 1;
+            self.abort_orphan(id);
+            return Err(Errno::PROTO);
+        };
+        self.hold_session(id, session);
+        self.registry.detach(id);
+        match then {
+            AfterFlush::Close => self.close_held(id),
+            AfterFlush::Relay => self.start_relay(id),
+        }
+        Ok(ReplyBody::Done.into())
+    }
+
+    /// Datagrams have no state worth keeping; only the port stays while a descriptor lives.
+    fn flush_udp(&mut self, id: SessionId, then: AfterFlush) -> Result<Answer, Errno> {
+        match then {
+            AfterFlush::Close => {
+                self.forget(id);
+                Ok(ReplyBody::Done.into())
+            }
+            AfterFlush::Relay => Err(Errno::OPNOTSUPP),
+        }
+    }
+
+    /// Decodes a capsule; only one of this very session is taken.
+    fn unpack(&self, id: SessionId, capsule: Blob, fd: Option<OwnedFd>) -> Option<TcpSession> {
+        let octets = match capsule {
+            Blob::Inline(octets) => octets,
+            Blob::Memfd { length } => portolan_sys::shm::read_blob(fd?, length).ok()?,
+        };
+        let capsule = TcpSession::from_capsule(&octets).ok()?;
+        let session = self.registry.session(id)?;
+        let is_same = capsule.id == id && Some(capsule.flow) == session.flow();
+        let has_ports = capsule.connection.local_port() == capsule.flow.local.port()
+            && capsule.connection.remote_port() == capsule.flow.remote.port();
+        (is_same && has_ports).then_some(capsule)
+    }
+
+    /// `Release`: the process gives up a session without state.
+    pub fn release(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+        let session = self.registry.admit(channel, Command::Release, id)?;
+        let (phase, is_shared) = (session.phase, !session.is_sole_user(channel));
+        match phase {
+            // Other processes may have the descriptor: its hang-up will tell.
+            Phase::Listening if is_shared => {}
+            Phase::Listening => self.close_listener(id),
+            Phase::Offered | Phase::Relayed => self.abort_held(id),
+            _ => self.forget(id),
+        }
+        Ok(ReplyBody::Done.into())
+    }
+
+    /// Finishes a session that the server holds: what is queued, FIN, TIME_WAIT.
+    pub fn close_held(&mut self, id: SessionId) {
+        self.set_phase(id, Phase::Closing);
+        let Some(slot) = self.server_slot(id) else {
+            return;
+        };
+        let now = self.now;
+        if let Some(session) = self.stack.tcp(slot) {
+            session.connection.close(now);
+        }
+        self.stack.touch(slot);
+        self.look_at_closing(id);
+    }
+
+    /// Resets a session that the server holds.
+    pub fn abort_held(&mut self, id: SessionId) {
+        self.counters.aborts += 1;
+        self.set_phase(id, Phase::Closing);
+        let Some(slot) = self.server_slot(id) else {
+            self.forget(id);
+            return;
+        };
+        let now = self.now;
+        if let Some(session) = self.stack.tcp(slot) {
+            session.connection.abort(now);
+        }
+        self.stack.touch(slot);
+    }
+
+    /// Is a closing session done, or in TIME_WAIT? The oldest go when too many wait.
+    pub fn look_at_closing(&mut self, id: SessionId) {
+        let state = self
+            .server_slot(id)
+            .and_then(|slot| self.stack.tcp(slot))
+            .map(|session| session.connection.state());
+        match state {
+            Some(StateName::TimeWait) if self.waiting.insert(id) => {
+                self.time_wait.push_back(id);
+                while self.time_wait.len() > self.config.limits.time_wait {
+                    if let Some(oldest) = self.time_wait.pop_front() {
+                        self.counters.time_wait_evicted += 1;
+                        self.forget(oldest);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the session out of the server's stack, to give it away or to forget it.
+    pub fn take_from_stack(&mut self, id: SessionId) -> Option<TcpSession> {
+        let slot = self.server_slot(id)?;
+        match self.stack.remove(slot)? {
+            Session::Tcp(session) => {
+                // The row still points here until it is aimed anew; the slot must not be freed
+                // twice.
+                if let Some(session) = self.registry.session_mut(id) {
+                    session.holder = Holder::None;
+                }
+                Some(*session)
+            }
+            Session::Udp(_) => None,
+        }
+    }
+
+    /// The holder is gone and with it the numbers. The row points here now: a segment outside any
+    /// window makes the peer acknowledge (RFC 9293 §3.10.7.4), and the reset that answers this
+    /// acknowledgement is exact.
+    pub fn abort_orphan(&mut self, id: SessionId) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        let is_tcp_flow = session.protocol == Protocol::Tcp && session.remote.is_some();
+        if !is_tcp_flow {
+            self.forget(id);
+            return;
+        }
+        self.counters.aborts += 1;
+        self.registry.detach(id);
+        self.drop_far(id);
+        self.set_phase(id, Phase::Closing);
+        self.aim(id, Holder::Server(NO_SLOT));
+        let dying = Dying {
+            next: self.now,
+            tries: 0,
+        };
+        self.dying.insert(id, dying);
+        self.provoke(id);
+    }
+
+    fn provoke(&mut self, id: SessionId) {
+        let Some(flow) = self.registry.session(id).and_then(|session| session.flow()) else {
+            self.dying.remove(&id);
+            return;
+        };
+        let Some(dying) = self.dying.get_mut(&id) else {
+            return;
+        };
+        if dying.tries == PROVOKE_TIMES {
+            debug!(session = id.0, "peer never answered");
+            self.retire(id);
+            return;
+        }
+        dying.next = self.now + PROVOKE_EVERY * (1 << dying.tries);
+        dying.tries += 1;
+        let header = TcpHeader {
+            source_port: flow.local.port(),
+            destination_port: flow.remote.port(),
+            seq: SeqNum(random_u32()),
+            ack: SeqNum(random_u32()),
+            flags: TcpFlags::ACK,
+            ..TcpHeader::default()
+        };
+        send_segment(&flow, &header, &self.routes, &mut self.wire);
+    }
+
+    /// Asks again the peers that have not answered. Returns when to come back.
+    pub fn drive_dying(&mut self) -> Option<Instant> {
+        let now = self.now;
+        let due: Vec<SessionId> = self
+            .dying
+            .iter()
+            .filter(|(_, dying)| dying.next <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            self.provoke(id);
+        }
+        self.dying.values().map(|dying| dying.next).min()
+    }
+
+    /// A segment of a connection whose holder died.
+    pub fn on_last_words(&mut self, id: SessionId, packet: &Packet<'_>) {
+        let Transport::Tcp { header, payload } = &packet.transport else {
+            return;
+        };
+        let is_reset = header.flags.contains(TcpFlags::RST);
+        if !is_reset && !header.flags.contains(TcpFlags::ACK) {
+            return;
+        }
+        self.reset(packet, header, payload.len());
+        self.retire(id);
+    }
+
+    /// Forgets a connection that ended badly, and holds its port back.
+    pub fn retire(&mut self, id: SessionId) {
+        let until = self.now + HOLD_BACK;
+        let claim = self
+            .registry
+            .session_mut(id)
+            .and_then(|session| session.flow_claim.take());
+        if let Some(claim) = claim {
+            self.ports.hold_back(claim, until);
+        }
+        self.forget(id);
+    }
+}

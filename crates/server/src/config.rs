@@ -1,0 +1,227 @@
+//! The configuration file: TOML, unknown keys refused, every value checked before anything starts.
+
+use std::path::{Path, PathBuf};
+
+use portolan_control::Limits;
+use portolan_proto::control::{BufferLimits, Parameters};
+use serde::Deserialize;
+
+#[cfg(test)]
+mod tests;
+
+/// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
+pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+
+/// Everything `portoland` can be told. Each key is optional.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Devices whose packets Portolan filters.
+    pub interfaces: Vec<String>,
+    /// Control socket; by default `/run/portolan/<namespace>/control`.
+    pub socket: Option<PathBuf>,
+    /// Who may connect to it, as `chmod` takes it.
+    pub socket_mode: u32,
+    /// Group that owns it.
+    pub socket_group: Option<String>,
+    /// First and last port for connections and binds that name none. Kept apart from the kernel's
+    /// own by `net.ipv4.ip_local_reserved_ports`, and by default outside its 32768–60999.
+    pub ephemeral_ports: [u16; 2],
+    /// Octets of each process's receive ring, a power of two.
+    pub ring_size: u32,
+    /// Microseconds a waiting thread looks at its ring before it sleeps.
+    pub spin_us: u32,
+    /// `cubic` or `reno`.
+    pub congestion: String,
+    pub buffers: Buffers,
+    pub limits: LimitsConfig,
+}
+
+/// Socket buffers in octets: where they start and how far they grow.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Buffers {
+    pub send_initial: u32,
+    pub send_maximum: u32,
+    pub receive_initial: u32,
+    pub receive_maximum: u32,
+}
+
+/// What one process, one user and all together may have.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    pub processes: u32,
+    pub processes_per_user: u32,
+    pub sessions_per_process: u32,
+    /// Sessions in TIME_WAIT; the oldest goes when there are more.
+    pub time_wait: usize,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            interfaces: Vec::new(),
+            socket: None,
+            socket_mode: 0o666,
+            socket_group: None,
+            ephemeral_ports: [20000, 29999],
+            ring_size: 4 << 20,
+            spin_us: 0,
+            congestion: "cubic".to_owned(),
+            buffers: Buffers::default(),
+            limits: LimitsConfig::default(),
+        }
+    }
+}
+
+impl Default for Buffers {
+    fn default() -> Buffers {
+        Buffers {
+            send_initial: 256 << 10,
+            send_maximum: 8 << 20,
+            receive_initial: 256 << 10,
+            receive_maximum: 8 << 20,
+        }
+    }
+}
+
+impl Default for LimitsConfig {
+    fn default() -> LimitsConfig {
+        LimitsConfig {
+            processes: 256,
+            processes_per_user: 128,
+            sessions_per_process: 32_768,
+            time_wait: 16_384,
+        }
+    }
+}
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read {path}: {source}")]
+    Read {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("{path}: {message}")]
+    Parse { path: PathBuf, message: String },
+    #[error("no interface is named: give --interface or `interfaces` in the file")]
+    NoInterface,
+    #[error("at most {0} interfaces can be managed")]
+    TooManyInterfaces(usize),
+    #[error("interface {0:?} is named twice")]
+    RepeatedInterface(String),
+    #[error("`ring_size` {0} is not a power of two between 64 KiB and 1 GiB")]
+    RingSize(u32),
+    #[error("`ephemeral_ports` {0}-{1} is empty or reaches below port 1024")]
+    EphemeralPorts(u16, u16),
+    #[error("`congestion` {0:?} is unknown; there are cubic and reno")]
+    Congestion(String),
+    #[error("`socket_mode` {0:o} has more than permission bits")]
+    SocketMode(u32),
+    #[error("`buffers`: each initial size must be at least 4096 and at most its maximum")]
+    Buffers,
+    #[error("`limits`: {0} must be between 1 and {1}")]
+    Limit(&'static str, u32),
+}
+
+impl Config {
+    /// Reads and checks a file's syntax; values are checked by [`Config::check`], after the command
+    /// line had its say.
+    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        toml::from_str(&text).map_err(|error| ConfigError::Parse {
+            path: path.to_owned(),
+            message: error.to_string(),
+        })
+    }
+
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_interfaces()?;
+        if !self.ring_size.is_power_of_two() || !(64 << 10..=1 << 30).contains(&self.ring_size) {
+            return Err(ConfigError::RingSize(self.ring_size));
+        }
+        let [first, last] = self.ephemeral_ports;
+        if first > last || first < FIRST_UNPRIVILEGED_PORT {
+            return Err(ConfigError::EphemeralPorts(first, last));
+        }
+        if !["cubic", "reno"].contains(&self.congestion.as_str()) {
+            return Err(ConfigError::Congestion(self.congestion.clone()));
+        }
+        if self.socket_mode & !0o777 != 0 {
+            return Err(ConfigError::SocketMode(self.socket_mode));
+        }
+        let b = &self.buffers;
+        let sound = |initial, maximum| (4096..=maximum).contains(&initial);
+        if !sound(b.send_initial, b.send_maximum) || !sound(b.receive_initial, b.receive_maximum) {
+            return Err(ConfigError::Buffers);
+        }
+        self.check_limits()
+    }
+
+    fn check_interfaces(&self) -> Result<(), ConfigError> {
+        const MAX: usize = portolan_proto::filter::MAX_INTERFACES;
+        if self.interfaces.is_empty() {
+            return Err(ConfigError::NoInterface);
+        }
+        if self.interfaces.len() > MAX {
+            return Err(ConfigError::TooManyInterfaces(MAX));
+        }
+        for (i, name) in self.interfaces.iter().enumerate() {
+            if self.interfaces[..i].contains(name) {
+                return Err(ConfigError::RepeatedInterface(name.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_limits(&self) -> Result<(), ConfigError> {
+        let l = &self.limits;
+        for (name, value, maximum) in [
+            ("processes", l.processes, MAX_PROCESSES),
+            ("processes_per_user", l.processes_per_user, MAX_PROCESSES),
+            ("sessions_per_process", l.sessions_per_process, 1 << 20),
+        ] {
+            if !(1..=maximum).contains(&value) {
+                return Err(ConfigError::Limit(name, maximum));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn limits(&self) -> Limits {
+        Limits {
+            processes: self.limits.processes,
+            processes_per_user: self.limits.processes_per_user,
+            sessions_per_process: self.limits.sessions_per_process,
+        }
+    }
+
+    /// What each library is told.
+    pub fn parameters(&self) -> Parameters {
+        Parameters {
+            spin_us: self.spin_us,
+            send_buffer: BufferLimits {
+                initial: self.buffers.send_initial,
+                maximum: self.buffers.send_maximum,
+            },
+            receive_buffer: BufferLimits {
+                initial: self.buffers.receive_initial,
+                maximum: self.buffers.receive_maximum,
+            },
+            gso_max: GSO_MAX,
+            congestion: self.congestion.clone(),
+        }
+    }
+}
+
+/// Channels the filter has room for, the server's own aside.
+const MAX_PROCESSES: u32 = 1023;
+
+/// TCP payload of the largest segment: 64 KiB less the longest IPv6 and TCP headers.
+const GSO_MAX: u32 = 65_535 - 40 - 60;

@@ -1,0 +1,80 @@
+//! A wrong configuration is refused with a message that names what is wrong.
+
+use super::*;
+
+fn parse(text: &str) -> Result<Config, String> {
+    toml::from_str(text).map_err(|error| error.to_string())
+}
+
+fn refused(text: &str) -> String {
+    parse(text).unwrap().check().unwrap_err().to_string()
+}
+
+#[test]
+fn the_defaults_need_only_an_interface() {
+    assert!(matches!(
+        Config::default().check(),
+        Err(ConfigError::NoInterface)
+    ));
+    parse("interfaces = ['eth0']").unwrap().check().unwrap();
+}
+
+#[test]
+fn an_unknown_key_is_refused_by_name() {
+    assert!(parse("colour = 'blue'").unwrap_err().contains("colour"));
+    assert!(parse("[limits]\nmagic = 1").unwrap_err().contains("magic"));
+}
+
+#[test]
+fn every_key_can_be_set() {
+    let config = parse(
+        "interfaces = ['eth0', 'eth1']
+         socket = '/tmp/control'
+         socket_mode = 0o660
+         socket_group = 'portolan'
+         ephemeral_ports = [10000, 10999]
+         ring_size = 1048576
+         spin_us = 50
+         congestion = 'reno'
+         [buffers]
+         send_initial = 65536
+         send_maximum = 131072
+         receive_initial = 65536
+         receive_maximum = 131072
+         [limits]
+         processes = 4
+         processes_per_user = 2
+         sessions_per_process = 100
+         time_wait = 10",
+    )
+    .unwrap();
+    config.check().unwrap();
+    assert_eq!(config.socket_mode, 0o660);
+    assert_eq!(config.parameters().spin_us, 50);
+    assert_eq!(config.limits().processes, 4);
+}
+
+#[test]
+fn wrong_values_are_refused_by_name() {
+    let eth0 = "interfaces = ['eth0']\n";
+    for (text, named) in [
+        ("ring_size = 5000000", "ring_size"),
+        ("ring_size = 4096", "ring_size"),
+        ("ephemeral_ports = [300, 400]", "ephemeral_ports"),
+        ("ephemeral_ports = [9000, 8000]", "ephemeral_ports"),
+        ("congestion = 'bbr9'", "bbr9"),
+        ("socket_mode = 0o4777", "socket_mode"),
+        ("[buffers]\nsend_initial = 1", "buffers"),
+        ("[limits]\nprocesses = 0", "processes"),
+    ] {
+        let message = refused(&format!("{eth0}{text}"));
+        assert!(message.contains(named), "{text}: {message}");
+    }
+    assert!(refused("interfaces = ['a', 'a']").contains("twice"));
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let error = Config::read(Path::new("/nonexistent/portolan.toml")).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/portolan.toml"));
+}

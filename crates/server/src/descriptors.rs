@@ -1,0 +1,76 @@
+//! What happens on the far ends of descriptors: events out, hang-ups in.
+
+use std::os::fd::BorrowedFd;
+
+use portolan_control::{Holder, Phase};
+use portolan_proto::control::DescriptorEvent;
+use portolan_proto::encode;
+use portolan_sys::unix::{self, SendError};
+use portolan_types::{Protocol, SessionId};
+use rustix::event::epoll::EventFlags;
+
+use crate::server::Server;
+
+/// Requests read from a process before its descriptor's hang-up is believed.
+const REQUESTS_BEFORE_HANGUP: usize = 1024;
+
+impl Server {
+    /// Leaves an event on the session's descriptor. False if it cannot be left.
+    pub fn send_event(
+        &mut self,
+        id: SessionId,
+        event: &DescriptorEvent,
+        fds: &[BorrowedFd<'_>],
+    ) -> bool {
+        self.try_send_event(id, event, fds).is_ok()
+    }
+
+    pub fn try_send_event(
+        &mut self,
+        id: SessionId,
+        event: &DescriptorEvent,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), SendError> {
+        match self.fars.get(&id) {
+            Some(far) => unix::send(&far.fd, &encode(event), fds),
+            None => Err(SendError::Closed),
+        }
+    }
+
+    /// epoll says something about a far end.
+    pub fn on_descriptor(&mut self, id: SessionId, flags: EventFlags) {
+        match self.phase(id) {
+            Some(Phase::Relayed) => self.on_relay(id, flags),
+            Some(Phase::Listening) if !flags.contains(EventFlags::HUP) => self.announce(id),
+            Some(_) if flags.intersects(EventFlags::HUP | EventFlags::ERR) => self.on_hangup(id),
+            _ => {}
+        }
+    }
+
+    /// The last descriptor of the session is closed. A `Flush` that was sent before may still lie
+    /// in the process's control connection: it goes first.
+    fn on_hangup(&mut self, id: SessionId) {
+        let Some(session) = self.registry.session(id) else {
+            self.drop_far(id);
+            return;
+        };
+        if let Holder::Process(channel, _) = session.holder
+            && let Some(client) = self.client_of(channel)
+        {
+            self.read_client(client, REQUESTS_BEFORE_HANGUP);
+        }
+        self.drop_far(id);
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        match (session.phase, session.protocol) {
+            (Phase::Listening, _) => self.close_listener(id),
+            (Phase::Connected, Protocol::Tcp) => self.abort_orphan(id),
+            (Phase::Offered, _) => self.abort_held(id),
+            (Phase::Closing | Phase::Handshake | Phase::Relayed, _) => {}
+            (Phase::New | Phase::Bound | Phase::Connecting | Phase::Connected, _) => {
+                self.forget(id);
+            }
+        }
+    }
+}

@@ -1,0 +1,493 @@
+//! Passive opens: SYN, SYN queue or cookie, accept queue, offer on the listener's descriptor,
+//! `Cache`. Connections that reach the port through the kernel are handed on as they are.
+
+use std::collections::{HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use portolan_control::registry::Opening;
+use portolan_control::{Backlog, Claim, Command, Errno, Holder, Phase, SynVerdict};
+use portolan_proto::control::{Blob, DescriptorEvent, ReplyBody, SessionRef};
+use portolan_proto::filter::{BindingKey, FlowRow};
+use portolan_sys::unix::{self, PairKind, SendError};
+use portolan_tcp::Connection;
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
+use portolan_wire::tcp::TcpHeader;
+use rustix::event::epoll::EventFlags;
+use tracing::{debug, warn};
+
+use crate::clients::Answer;
+use crate::server::{Server, Source, random_u64};
+use crate::sessions::NewDescriptor;
+
+/// Connections taken from the kernel's queue in one turn.
+const KERNEL_ACCEPTS_PER_TURN: usize = 64;
+
+/// Capsules up to this length travel inside the message.
+const INLINE_CAPSULE: usize = 32 * 1024;
+
+/// A slot that no session has: the row of a listener names nobody.
+const NO_SLOT: u32 = u32::MAX;
+
+/// What the server keeps of a listener beside its session.
+#[derive(Debug)]
+pub struct Listener {
+    backlog: Backlog,
+    handshakes: HashSet<SessionId>,
+    /// Established, not yet offered: the descriptor's queue was full.
+    ready: VecDeque<SessionId>,
+    /// Offered, not yet cached.
+    offered: HashSet<SessionId>,
+    /// Connections from the kernel that wait for room in the descriptor's queue.
+    kernel: VecDeque<(OwnedFd, SocketAddr)>,
+}
+
+impl Server {
+    /// `listen`.
+    pub fn listen(
+        &mut self,
+        channel: ChannelId,
+        session: SessionRef,
+        backlog: u32,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let id = match session {
+            SessionRef::Known(id) => {
+                let session = self.registry.admit(channel, Command::Listen, id)?;
+                if session.phase == Phase::Listening {
+                    return self.resize_backlog(id, backlog);
+                }
+                id
+            }
+            SessionRef::New => return self.listen_unbound(channel, backlog, fds),
+        };
+        let descriptor = NewDescriptor::from_fds(fds)?;
+        self.become_listener(id, backlog, descriptor)
+    }
+
+    fn resize_backlog(&mut self, id: SessionId, backlog: u32) -> Result<Answer, Errno> {
+        let listener = self.listeners.get_mut(&id).ok_or(Errno::INVAL)?;
+        listener.backlog.resize(backlog);
+        if let Some((reservation, _)) = self.reservations.get(&id) {
+            reservation.listen(backlog)?;
+        }
+        let local = self.registry.session(id).ok_or(Errno::BADF)?.local;
+        Ok(ReplyBody::Listening { session: id, local }.into())
+    }
+
+    /// Linux gives a socket that listens without `bind` an ephemeral port on all addresses.
+    fn listen_unbound(
+        &mut self,
+        channel: ChannelId,
+        backlog: u32,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        self.registry.has_room(channel)?;
+        let descriptor = NewDescriptor::from_fds(fds)?;
+        let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
+        let claim = Claim {
+            protocol: Protocol::Tcp,
+            local: (IpAddr::from([0, 0, 0, 0]), 0).into(),
+            reuse: Default::default(),
+            v6_only: false,
+            uid,
+        };
+        let (claim_id, local, reservation) = self.reserve(claim)?;
+        let opening = Opening {
+            protocol: Protocol::Tcp,
+            phase: Phase::Bound,
+            local,
+            remote: None,
+            reuse: claim.reuse,
+            v6_only: false,
+            uid,
+            cookie: 0,
+            claim: Some(claim_id),
+            flow_claim: None,
+            listener: None,
+        };
+        let id = self.enter(channel, opening, None)?;
+        self.keep_reservation(id, reservation);
+        let listening = self.become_listener(id, backlog, descriptor);
+        if listening.is_err() {
+            self.forget(id);
+        }
+        listening
+    }
+
+    fn become_listener(
+        &mut self,
+        id: SessionId,
+        backlog: u32,
+        descriptor: NewDescriptor,
+    ) -> Result<Answer, Errno> {
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let local = session.local;
+        let claim = session.claim.ok_or(Errno::INVAL)?;
+        let (reservation, token) = self.reservations.get_mut(&id).ok_or(Errno::INVAL)?;
+        reservation.listen(backlog)?;
+        self.ports.listen(claim).map_err(|error| error.errno())?;
+        *token = self
+            .poll
+            .add(&*reservation, Source::Reservation(id), EventFlags::IN)
+            .ok();
+        self.registry.replace_cookie(id, descriptor.cookie);
+        self.keep_far(id, descriptor.far)?;
+        self.set_phase(id, Phase::Listening);
+        self.listeners.insert(
+            id,
+            Listener {
+                backlog: Backlog::new(backlog),
+                handshakes: HashSet::new(),
+                ready: VecDeque::new(),
+                offered: HashSet::new(),
+                kernel: VecDeque::new(),
+            },
+        );
+        self.open_port(id, local);
+        debug!(session = id.0, %local, backlog, "listening");
+        Ok(ReplyBody::Listening { session: id, local }.into())
+    }
+
+    /// Lets the filter send the port's segments here. Listeners that share a port share the row.
+    fn open_port(&mut self, id: SessionId, local: SocketAddr) {
+        self.listening_ports
+            .entry(local.port())
+            .or_default()
+            .push(id);
+        let row = FlowRow {
+            channel: ChannelId::SERVER.0,
+            slot: NO_SLOT,
+            generation: 0,
+            flags: 0,
+        };
+        let key = BindingKey::new(Protocol::Tcp, local);
+        if let Err(error) = self.filter.bind(&key, row) {
+            warn!(%error, %local, "cannot open a port in the filter");
+        }
+    }
+
+    fn close_port(&mut self, id: SessionId, local: SocketAddr) {
+        let key = BindingKey::new(Protocol::Tcp, local);
+        let Some(ids) = self.listening_ports.get_mut(&local.port()) else {
+            return;
+        };
+        ids.retain(|other| *other != id);
+        let is_shared = ids.iter().any(|other| {
+            self.registry
+                .session(*other)
+                .is_some_and(|session| BindingKey::new(Protocol::Tcp, session.local) == key)
+        });
+        if ids.is_empty() {
+            self.listening_ports.remove(&local.port());
+        }
+        if !is_shared && let Err(error) = self.filter.unbind(&key) {
+            warn!(%error, %local, "cannot close a port in the filter");
+        }
+    }
+
+    /// Ends a listener: what nobody accepted is reset, the port is free.
+    pub fn close_listener(&mut self, id: SessionId) {
+        let Some(listener) = self.listeners.remove(&id) else {
+            return;
+        };
+        if let Some(session) = self.registry.session(id) {
+            self.close_port(id, session.local);
+        }
+        let unaccepted = listener.handshakes.iter().chain(&listener.ready);
+        for &id in unaccepted.chain(&listener.offered) {
+            self.abort_held(id);
+        }
+        self.forget(id);
+    }
+
+    /// The listener that a packet to `local` is for: the very address goes before any address;
+    /// among equals (`SO_REUSEPORT`) the flow's hash decides.
+    pub fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
+        let ids = self.listening_ports.get(&flow.local.port())?;
+        let fits = |id: &&SessionId, exact: bool| {
+            self.registry.session(**id).is_some_and(|session| {
+                if exact {
+                    session.local.ip() == flow.local.ip()
+                } else {
+                    session.local.ip().is_unspecified()
+                        && (session.local.is_ipv4() == flow.local.is_ipv4()
+                            || session.local.is_ipv6() && !session.v6_only)
+                }
+            })
+        };
+        for exact in [true, false] {
+            let group: Vec<&SessionId> = ids.iter().filter(|id| fits(id, exact)).collect();
+            if !group.is_empty() {
+                let index = self.flow_hash(flow) % group.len() as u64;
+                // The remainder is below the group's length.
+                return Some(*group[index as usize]);
+            }
+        }
+        None
+    }
+
+    /// A SYN for a listener.
+    pub fn on_syn(&mut self, listener_id: SessionId, flow: FlowKey, header: &TcpHeader) {
+        let Some(listener) = self.listeners.get(&listener_id) else {
+            return;
+        };
+        match listener.backlog.on_syn() {
+            SynVerdict::Drop => self.counters.syn_dropped += 1,
+            SynVerdict::Cookie => self.send_cookie(&flow, header),
+            SynVerdict::Open => self.open_handshake(listener_id, flow, header),
+        }
+    }
+
+    fn open_handshake(&mut self, listener_id: SessionId, flow: FlowKey, header: &TcpHeader) {
+        let Ok(path) = self.routes.path(flow.remote.ip()) else {
+            return;
+        };
+        let config = self.tcp_config(&path, &flow);
+        let isn = self.isn(&flow);
+        let connection = Connection::accept(&config, header, isn, self.now);
+        let Some(id) = self.enter_passive(listener_id, flow, Phase::Handshake, connection) else {
+            return;
+        };
+        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+            listener.handshakes.insert(id);
+            listener.backlog.handshake_started();
+        }
+    }
+
+    /// Enters a session that a listener opens, held here.
+    pub fn enter_passive(
+        &mut self,
+        listener_id: SessionId,
+        flow: FlowKey,
+        phase: Phase,
+        connection: Connection,
+    ) -> Option<SessionId> {
+        let parent = self.registry.session(listener_id)?;
+        let opening = Opening {
+            protocol: Protocol::Tcp,
+            phase,
+            local: flow.local,
+            remote: Some(flow.remote),
+            reuse: parent.reuse,
+            v6_only: parent.v6_only,
+            uid: parent.uid,
+            cookie: 0,
+            claim: None,
+            flow_claim: None,
+            listener: Some(listener_id),
+        };
+        let claim = Claim {
+            local: flow.local,
+            ..self.claim_of(listener_id)?
+        };
+        let flow_claim = self.ports.join(claim, flow.remote).ok()?;
+        let opening = Opening {
+            flow_claim: Some(flow_claim),
+            ..opening
+        };
+        let id = self.registry.open(None, opening, random_u64).ok()?;
+        self.hold(id, flow, phase, connection);
+        Some(id)
+    }
+
+    /// A handshake is done: the session waits to be accepted.
+    pub fn handshake_done(&mut self, id: SessionId) {
+        let Some(listener_id) = self.registry.session(id).and_then(|s| s.listener) else {
+            return;
+        };
+        let Some(listener) = self.listeners.get_mut(&listener_id) else {
+            self.abort_held(id);
+            return;
+        };
+        if listener.handshakes.remove(&id) {
+            listener.backlog.handshake_ended();
+        }
+        if listener.backlog.is_full() {
+            self.counters.accept_overflow += 1;
+            self.abort_held(id);
+            return;
+        }
+        listener.backlog.queued();
+        listener.ready.push_back(id);
+        self.set_phase(id, Phase::Offered);
+        self.announce(listener_id);
+    }
+
+    /// A handshake came to nothing.
+    pub fn handshake_failed(&mut self, id: SessionId) {
+        let listener = self
+            .registry
+            .session(id)
+            .and_then(|session| session.listener)
+            .and_then(|listener| self.listeners.get_mut(&listener));
+        if let Some(listener) = listener
+            && listener.handshakes.remove(&id)
+        {
+            listener.backlog.handshake_ended();
+        }
+        self.forget(id);
+    }
+
+    /// Offers what waits, as far as the descriptor's queue has room.
+    pub fn announce(&mut self, listener_id: SessionId) {
+        let blocked = self.announce_kernel(listener_id) || self.announce_sessions(listener_id);
+        let interest = if blocked {
+            EventFlags::OUT
+        } else {
+            EventFlags::empty()
+        };
+        self.watch_far(listener_id, interest);
+    }
+
+    /// True if the queue is full.
+    fn announce_sessions(&mut self, listener_id: SessionId) -> bool {
+        while let Some(&id) = self
+            .listeners
+            .get(&listener_id)
+            .and_then(|l| l.ready.front())
+        {
+            match self.offer(listener_id, id) {
+                Ok(()) => self.counters.accepts += 1,
+                Err(SendError::Blocked) => return true,
+                Err(_) => self.abort_held(id),
+            }
+            if let Some(listener) = self.listeners.get_mut(&listener_id) {
+                listener.ready.pop_front();
+                listener.offered.insert(id);
+            }
+        }
+        false
+    }
+
+    /// Sends one accepted session's descriptor to whoever accepts next.
+    fn offer(&mut self, listener_id: SessionId, id: SessionId) -> Result<(), SendError> {
+        let Some(session) = self.registry.session(id) else {
+            return Err(SendError::Closed);
+        };
+        let Some(remote) = session.remote else {
+            return Err(SendError::Closed);
+        };
+        let event = DescriptorEvent::Accepted {
+            session: id,
+            local: session.local,
+            remote,
+        };
+        let (far, near) = unix::socket_pair(PairKind::Stream).map_err(SendError::Failed)?;
+        let cookie = unix::cookie(&near).map_err(SendError::Failed)?;
+        self.try_send_event(listener_id, &event, &[near.as_fd()])?;
+        self.registry.replace_cookie(id, cookie);
+        if self.keep_far(id, far).is_err() {
+            warn!(session = id.0, "cannot watch an accepted session");
+        }
+        Ok(())
+    }
+
+    /// Connections that only the kernel sees, such as those over loopback.
+    pub fn on_reservation(&mut self, id: SessionId) {
+        let (Some((reservation, _)), Some(listener)) =
+            (self.reservations.get(&id), self.listeners.get_mut(&id))
+        else {
+            return;
+        };
+        for _ in 0..KERNEL_ACCEPTS_PER_TURN {
+            let Some((fd, remote)) = reservation.accept() else {
+                break;
+            };
+            self.counters.kernel_accepts += 1;
+            listener.kernel.push_back((fd, remote));
+        }
+        self.announce(id);
+    }
+
+    /// True if the queue is full.
+    fn announce_kernel(&mut self, listener_id: SessionId) -> bool {
+        let Some(listener) = self.listeners.get_mut(&listener_id) else {
+            return false;
+        };
+        let mut waiting = std::mem::take(&mut listener.kernel);
+        let mut blocked = false;
+        while let Some((fd, remote)) = waiting.front() {
+            let event = DescriptorEvent::AcceptedKernel { remote: *remote };
+            let sent = self.try_send_event(listener_id, &event, &[fd.as_fd()]);
+            if sent == Err(SendError::Blocked) {
+                blocked = true;
+                break;
+            }
+            waiting.pop_front();
+        }
+        self.watch_reservation(listener_id, !blocked);
+        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+            listener.kernel = waiting;
+        }
+        blocked
+    }
+
+    /// Leaves connections in the kernel's queue while ours is full.
+    fn watch_reservation(&self, id: SessionId, wanted: bool) {
+        let Some((reservation, Some(token))) = self.reservations.get(&id) else {
+            return;
+        };
+        let interest = if wanted {
+            EventFlags::IN
+        } else {
+            EventFlags::empty()
+        };
+        if let Err(errno) = self.poll.modify(reservation, *token, interest) {
+            warn!(%errno, "cannot watch a reservation");
+        }
+    }
+
+    /// `Cache`: an accepted or relayed session goes to the process.
+    pub fn cache(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        slot: Slot,
+    ) -> Result<Answer, Errno> {
+        let session = self.registry.admit(channel, Command::Cache, id)?;
+        if session.protocol != Protocol::Tcp {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let listener = session.listener;
+        if session.owner() != Some(channel) {
+            self.registry.has_room(channel)?;
+        }
+        if session_is_relaying(self, id) {
+            self.stop_relay(id)?;
+        }
+        let session = self.take_from_stack(id).ok_or(Errno::INVAL)?;
+        if let Some(listener) = listener.and_then(|listener| self.listeners.get_mut(&listener))
+            && listener.offered.remove(&id)
+        {
+            listener.backlog.accepted();
+        }
+        self.registry.entitle(id, channel);
+        self.set_phase(id, Phase::Connected);
+        let generation = self.aim(id, Holder::Process(channel, slot));
+        self.counters.handoffs += 1;
+        let (capsule, fd) = pack(session.to_capsule())?;
+        let fds = fd.into_iter().collect();
+        Ok(Answer::Reply(
+            ReplyBody::Cached {
+                capsule,
+                generation,
+            },
+            fds,
+        ))
+    }
+}
+
+fn session_is_relaying(server: &Server, id: SessionId) -> bool {
+    server.phase(id) == Some(Phase::Relayed)
+}
+
+/// A capsule as it travels: inside the message, or in a memfd.
+pub fn pack(capsule: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
+    if capsule.len() <= INLINE_CAPSULE {
+        return Ok((Blob::Inline(capsule), None));
+    }
+    let length = u32::try_from(capsule.len()).map_err(|_| Errno::NOBUFS)?;
+    let fd = portolan_sys::shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?;
+    Ok((Blob::Memfd { length }, Some(fd)))
+}

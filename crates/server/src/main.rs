@@ -1,0 +1,168 @@
+//! `portoland`: command line, logging, exit codes.
+#![forbid(unsafe_code)]
+
+mod clients;
+mod close;
+mod config;
+mod counters;
+mod descriptors;
+mod instance;
+mod listen;
+mod metastate;
+mod opens;
+mod packets;
+mod poll;
+mod processes;
+mod relay;
+mod reports;
+mod reservation;
+mod server;
+mod sessions;
+mod udp;
+mod wire;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use portolan_sys::{capability::Capability, namespace};
+use tracing::error;
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Config, ConfigError};
+use crate::instance::{Instance, InstanceError};
+use crate::server::{Server, StartError};
+
+/// The network server of Portolan: owns ports, connection set-up and tear-down, and the packet
+/// filter of one network namespace.
+#[derive(Debug, Parser)]
+#[command(name = "portoland", version)]
+struct Args {
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Check configuration and command line, then exit
+    #[arg(long)]
+    check: bool,
+    /// Device to manage; may be given several times, replaces the file's list
+    #[arg(long = "interface", value_name = "NAME")]
+    interfaces: Vec<String>,
+    /// Control socket [default: $PORTOLAN_SOCKET, else /run/portolan/<namespace>/control]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// How log lines look; PORTOLAN_LOG chooses which ones there are
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What the exit status says. 2 is also clap's for a wrong command line.
+#[derive(Clone, Copy, Debug)]
+enum Exit {
+    Success = 0,
+    Failure = 1,
+    Configuration = 2,
+    AlreadyRunning = 3,
+    Privileges = 4,
+}
+
+/// Why the server did not run, or stopped.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
+    #[error("missing {0}: run as root, or grant it with `setcap` or systemd's AmbientCapabilities")]
+    Privileges(String),
+    #[error("cannot tell the network namespace: {0}")]
+    Namespace(rustix::io::Errno),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("the event loop failed: {0}")]
+    Loop(rustix::io::Errno),
+}
+
+impl Failure {
+    fn exit(&self) -> Exit {
+        match self {
+            Failure::Config(_) => Exit::Configuration,
+            Failure::Instance(InstanceError::Running { .. }) => Exit::AlreadyRunning,
+            Failure::Privileges(_) => Exit::Privileges,
+            _ => Exit::Failure,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    start_logging(args.log_format);
+    let exit = match run(args) {
+        Ok(()) => Exit::Success,
+        Err(failure) => {
+            error!("{failure}");
+            failure.exit()
+        }
+    };
+    ExitCode::from(exit as u8)
+}
+
+fn run(args: Args) -> Result<(), Failure> {
+    let config = configuration(&args)?;
+    config.check()?;
+    if args.check {
+        println!("configuration is sound");
+        return Ok(());
+    }
+    check_privileges()?;
+    let socket = match &config.socket {
+        Some(path) => path.clone(),
+        None => namespace::control_path().map_err(Failure::Namespace)?,
+    };
+    let instance = Instance::claim(&socket)?;
+    let mut server = Server::start(config, &instance)?;
+    server.run().map_err(Failure::Loop)?;
+    server.stop();
+    Ok(())
+}
+
+/// The file's words, then the command line's.
+fn configuration(args: &Args) -> Result<Config, ConfigError> {
+    let mut config = match &args.config {
+        Some(path) => Config::read(path)?,
+        None => Config::default(),
+    };
+    if !args.interfaces.is_empty() {
+        config.interfaces.clone_from(&args.interfaces);
+    }
+    let from_environment = || std::env::var_os("PORTOLAN_SOCKET").map(PathBuf::from);
+    if let Some(socket) = args.socket.clone().or_else(from_environment) {
+        config.socket = Some(socket);
+    }
+    Ok(config)
+}
+
+fn check_privileges() -> Result<(), Failure> {
+    let missing: Vec<&str> = Capability::missing().map(Capability::name).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Privileges(missing.join(", ")))
+}
+
+fn start_logging(format: LogFormat) {
+    let filter = EnvFilter::try_from_env("PORTOLAN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.init(),
+        LogFormat::Json => builder.json().init(),
+    }
+}

@@ -1,0 +1,155 @@
+//! Routes, neighbours and addresses: from the kernel to every library, to the filter and to the
+//! server's own look-ups. Also the waiting for neighbours that nobody knows yet.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use portolan_control::{Errno, Phase};
+use portolan_proto::filter::FilterInterface;
+use portolan_proto::metastate::Metastate;
+use portolan_stack::Routes;
+use portolan_types::{Instant, SessionId};
+use tracing::{debug, error, warn};
+
+use crate::server::Server;
+
+/// How long a neighbour may take, as long as the kernel itself tries (three probes, one second
+/// apart).
+const RESOLVE_FOR: Duration = Duration::from_secs(3);
+const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
+
+/// Neighbours looked for at a time; a flood of `Resolve` gets no further.
+const RESOLVING_MAX: usize = 1024;
+
+/// A neighbour that is being looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Resolving {
+    interface: u32,
+    since: Instant,
+    again: Instant,
+}
+
+impl Server {
+    /// The kernel announced changes.
+    pub fn on_network_change(&mut self) {
+        match self.monitor.process() {
+            Ok(true) => self.publish(),
+            Ok(false) => {}
+            Err(failure) => error!(%failure, "routes may be out of date"),
+        }
+    }
+
+    /// Tells everybody what the network looks like now.
+    pub fn publish(&mut self) {
+        let state = self.monitor.snapshot(&self.managed);
+        if let Err(failure) = self.metastate.publish(&state) {
+            error!(%failure, "libraries keep the old metastate");
+        }
+        self.tell_filter(&state);
+        self.managed_addresses = state
+            .addresses
+            .iter()
+            .map(|address| (address.address, self.managed.contains(&address.interface)))
+            .collect();
+        self.generation = self.generation.wrapping_add(2);
+        self.routes = Routes::new(self.generation, state);
+        self.drop_resolved();
+    }
+
+    fn tell_filter(&mut self, state: &Metastate) {
+        let interfaces: Vec<FilterInterface> = state
+            .interfaces
+            .iter()
+            .filter(|interface| interface.managed)
+            .map(|interface| FilterInterface {
+                ifindex: interface.index,
+                mac: interface.mac.0,
+                reserved: [0; 2],
+            })
+            .collect();
+        let addresses: Vec<IpAddr> = state.addresses.iter().map(|a| a.address).collect();
+        let told = self
+            .filter
+            .set_interfaces(&interfaces)
+            .and_then(|()| self.filter.set_local_addresses(&addresses));
+        if let Err(failure) = told {
+            error!(%failure, "the filter keeps the old addresses");
+        }
+    }
+
+    /// Has the kernel look for a neighbour, unless it is doing so already.
+    pub fn resolve(&mut self, address: IpAddr) {
+        let Ok(path) = self.routes.path(address) else {
+            return;
+        };
+        let known = self.routes.neighbour(path.interface, address).is_some();
+        let is_full = self.resolving.len() >= RESOLVING_MAX;
+        if known || !path.managed || is_full || self.resolving.contains_key(&address) {
+            return;
+        }
+        let resolving = Resolving {
+            interface: path.interface,
+            since: self.now,
+            again: self.now + RESOLVE_AGAIN,
+        };
+        self.resolving.insert(address, resolving);
+        self.ask_kernel(path.interface, address);
+    }
+
+    fn ask_kernel(&mut self, interface: u32, address: IpAddr) {
+        if let Err(failure) = self.monitor.resolve(interface, address) {
+            warn!(%failure, "cannot resolve a neighbour");
+        }
+    }
+
+    fn drop_resolved(&mut self) {
+        let routes = &self.routes;
+        self.resolving
+            .retain(|address, r| routes.neighbour(r.interface, *address).is_none());
+    }
+
+    /// Asks again for neighbours, and gives up on those that do not answer. Returns when to come
+    /// back.
+    pub fn drive_resolving(&mut self) -> Option<Instant> {
+        let now = self.now;
+        let due: Vec<(IpAddr, Resolving)> = self
+            .resolving
+            .iter()
+            .filter(|(_, resolving)| resolving.again <= now)
+            .map(|(address, resolving)| (*address, *resolving))
+            .collect();
+        for (address, resolving) in due {
+            if now.since(resolving.since) >= RESOLVE_FOR {
+                self.resolving.remove(&address);
+                self.fail_opens_through(address);
+            } else {
+                self.ask_kernel(resolving.interface, address);
+                if let Some(entry) = self.resolving.get_mut(&address) {
+                    entry.again = now + RESOLVE_AGAIN;
+                }
+            }
+        }
+        self.resolving.values().map(|r| r.again).min()
+    }
+
+    /// Linux reports a neighbour that does not answer as `EHOSTUNREACH`.
+    fn fail_opens_through(&mut self, next_hop: IpAddr) {
+        let stuck: Vec<SessionId> = self
+            .connecting
+            .keys()
+            .filter(|id| {
+                self.registry
+                    .session(**id)
+                    .filter(|session| session.phase == Phase::Connecting)
+                    .and_then(|session| session.remote)
+                    .and_then(|remote| self.routes.path(remote.ip()).ok())
+                    .is_some_and(|path| path.next_hop == next_hop)
+            })
+            .copied()
+            .collect();
+        debug!(%next_hop, opens = stuck.len(), "neighbour does not answer");
+        for id in stuck {
+            self.open_failed(id, Errno::HOSTUNREACH);
+        }
+    }
+}

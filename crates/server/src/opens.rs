@@ -1,0 +1,478 @@
+//! Binding and active opens: is the call ours, which address and port, then the handshake by the
+//! engine. When it is done the session goes to the process; see also `udp`.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use portolan_control::registry::Opening;
+use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
+use portolan_proto::control::{DescriptorEvent, KernelReason, ReplyBody, Reuse, SessionRef};
+use portolan_proto::metastate::RouteKind;
+use portolan_stack::{Path, TcpSession};
+use portolan_tcp::Connection;
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
+use tracing::debug;
+
+use crate::clients::Answer;
+use crate::config::FIRST_UNPRIVILEGED_PORT;
+use crate::reservation::Reservation;
+use crate::server::{Server, random_u32, random_u64};
+use crate::sessions::NewDescriptor;
+
+/// Ephemeral ports that are tried when the kernel turns out to have one in use.
+const PORT_ATTEMPTS: usize = 16;
+
+/// A local endpoint somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    pub protocol: Protocol,
+    pub local: SocketAddr,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+}
+
+/// A peer somebody wants to talk to.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub protocol: Protocol,
+    pub remote: SocketAddr,
+    pub slot: Slot,
+    pub receive_buffer: Option<u32>,
+}
+
+/// Why a call does not lead to a session of Portolan's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detour {
+    Kernel(KernelReason),
+    Error(Errno),
+}
+
+impl From<Errno> for Detour {
+    fn from(errno: Errno) -> Detour {
+        Detour::Error(errno)
+    }
+}
+
+impl From<KernelReason> for Detour {
+    fn from(reason: KernelReason) -> Detour {
+        Detour::Kernel(reason)
+    }
+}
+
+impl Server {
+    /// `bind`: takes the port here and in the kernel.
+    pub fn bind(
+        &mut self,
+        channel: ChannelId,
+        session: SessionRef,
+        wish: Wish,
+        slot: Slot,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        if let SessionRef::Known(id) = session {
+            self.registry.admit(channel, Command::Bind, id)?;
+        }
+        let descriptor = NewDescriptor::from_fds(fds)?;
+        self.registry.has_room(channel)?;
+        let wish = Wish {
+            local: canonical(wish.local),
+            ..wish
+        };
+        match self.bind_new(channel, wish, slot, descriptor) {
+            Ok(answer) => Ok(answer),
+            Err(detour) => self.detour(None, detour),
+        }
+    }
+
+    fn bind_new(
+        &mut self,
+        channel: ChannelId,
+        wish: Wish,
+        slot: Slot,
+        descriptor: NewDescriptor,
+    ) -> Result<Answer, Detour> {
+        self.check_local(wish.local.ip())?;
+        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
+        let port = wish.local.port();
+        if port != 0 && port < FIRST_UNPRIVILEGED_PORT && !process.low_ports {
+            return Err(Errno::ACCES.into());
+        }
+        let claim = Claim {
+            protocol: wish.protocol,
+            local: wish.local,
+            reuse: wish.reuse,
+            v6_only: wish.v6_only,
+            uid: process.uid,
+        };
+        let (claim_id, local, reservation) = self.reserve(claim)?;
+        let opening = Opening {
+            protocol: wish.protocol,
+            phase: Phase::Bound,
+            local,
+            remote: None,
+            reuse: wish.reuse,
+            v6_only: wish.v6_only,
+            uid: claim.uid,
+            cookie: descriptor.cookie,
+            claim: Some(claim_id),
+            flow_claim: None,
+            listener: None,
+        };
+        let id = self.enter(channel, opening, Some(descriptor.far))?;
+        self.keep_reservation(id, reservation);
+        let generation = match wish.protocol {
+            Protocol::Udp => self.aim(id, Holder::Process(channel, slot)),
+            Protocol::Tcp => Default::default(),
+        };
+        Ok(ReplyBody::Bound {
+            session: id,
+            local,
+            generation,
+        }
+        .into())
+    }
+
+    /// Takes a port in the table and binds a kernel socket to it.
+    pub fn reserve(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr, Reservation), Errno> {
+        let mut last = Errno::ADDRINUSE;
+        for _ in 0..PORT_ATTEMPTS {
+            let random = random_u32();
+            let (id, local) = self.ports.bind(claim, random).map_err(|e| e.errno())?;
+            match Reservation::take(&Claim { local, ..claim }) {
+                Ok(reservation) => return Ok((id, local, reservation)),
+                Err(errno) => {
+                    self.ports.release(id);
+                    last = errno;
+                }
+            }
+            if claim.local.port() != 0 {
+                break;
+            }
+        }
+        Err(last)
+    }
+
+    /// Enters a session of a process; undoes the claim if there is no room.
+    pub fn enter(
+        &mut self,
+        channel: ChannelId,
+        opening: Opening,
+        far: Option<OwnedFd>,
+    ) -> Result<SessionId, Errno> {
+        let opened = self.registry.open(Some(channel), opening, random_u64);
+        let id = match opened {
+            Ok(id) => id,
+            Err(errno) => {
+                if let Some(claim) = opening.claim {
+                    self.ports.release(claim);
+                }
+                return Err(errno);
+            }
+        };
+        if let Some(far) = far
+            && let Err(errno) = self.keep_far(id, far)
+        {
+            self.forget(id);
+            return Err(errno);
+        }
+        Ok(id)
+    }
+
+    /// `connect`.
+    pub fn connect(
+        &mut self,
+        channel: ChannelId,
+        session: SessionRef,
+        target: Target,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let target = Target {
+            remote: canonical(target.remote),
+            ..target
+        };
+        let known = match session {
+            SessionRef::Known(id) => {
+                let session = self.registry.admit(channel, Command::Connect, id)?;
+                if session.protocol != target.protocol {
+                    return Err(Errno::INVAL);
+                }
+                Some(id)
+            }
+            SessionRef::New => {
+                self.registry.has_room(channel)?;
+                None
+            }
+        };
+        let descriptor = match known {
+            Some(_) => None,
+            None => Some(NewDescriptor::from_fds(fds)?),
+        };
+        let opened =
+            self.path_to(target.remote.ip(), known)
+                .and_then(|path| match target.protocol {
+                    Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
+                    Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
+                });
+        match opened {
+            Ok(answer) => Ok(answer),
+            Err(detour) => self.detour(known, detour),
+        }
+    }
+
+    fn connect_tcp(
+        &mut self,
+        channel: ChannelId,
+        known: Option<SessionId>,
+        target: Target,
+        path: Path,
+        descriptor: Option<NewDescriptor>,
+    ) -> Result<Answer, Detour> {
+        let id = match known {
+            Some(id) => id,
+            None => self.enter_unbound(channel, Protocol::Tcp, target.remote, descriptor)?,
+        };
+        let local = match self.local_for(id, target.remote, &path) {
+            Ok(local) => local,
+            Err(errno) => {
+                if known.is_none() {
+                    self.forget(id);
+                }
+                return Err(errno.into());
+            }
+        };
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local,
+            remote: target.remote,
+        };
+        let mut config = self.tcp_config(&path, &flow);
+        if let Some(octets) = target.receive_buffer {
+            // `SO_RCVBUF` fixes the size: no auto-tuning beyond it.
+            let octets = octets.clamp(4096, self.config.buffers.receive_maximum) as usize;
+            config.receive_buffer = octets;
+            config.receive_buffer_max = octets;
+        }
+        let isn = self.isn(&flow);
+        let connection =
+            Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
+        self.counters.opens += 1;
+        self.connecting.insert(id, (channel, target.slot));
+        self.hold(id, flow, Phase::Connecting, connection);
+        debug!(session = id.0, %flow, "connecting");
+        Ok(ReplyBody::Connecting { session: id, local }.into())
+    }
+
+    /// A session that `connect` opens without `bind`: no port yet.
+    pub fn enter_unbound(
+        &mut self,
+        channel: ChannelId,
+        protocol: Protocol,
+        remote: SocketAddr,
+        descriptor: Option<NewDescriptor>,
+    ) -> Result<SessionId, Errno> {
+        let descriptor = descriptor.ok_or(Errno::INVAL)?;
+        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
+        let opening = Opening {
+            protocol,
+            phase: Phase::Bound,
+            local: SocketAddr::new(any_of(remote.ip()), 0),
+            remote: None,
+            reuse: Reuse::default(),
+            v6_only: false,
+            uid: process.uid,
+            cookie: descriptor.cookie,
+            claim: None,
+            flow_claim: None,
+            listener: None,
+        };
+        self.enter(channel, opening, Some(descriptor.far))
+    }
+
+    /// Chooses source address and port for a TCP session that wants to reach `remote`, and enters
+    /// the connection in the port table.
+    fn local_for(
+        &mut self,
+        id: SessionId,
+        remote: SocketAddr,
+        path: &Path,
+    ) -> Result<SocketAddr, Errno> {
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let mut claim = self.ports_claim(session);
+        if claim.local.ip().is_unspecified() {
+            claim.local.set_ip(path.source.ok_or(Errno::ADDRNOTAVAIL)?);
+        }
+        if claim.local.is_ipv4() != remote.is_ipv4() {
+            return Err(Errno::AFNOSUPPORT);
+        }
+        let random = random_u32();
+        let (claim_id, local) = if claim.local.port() == 0 {
+            self.ports.connect(claim, remote, random)
+        } else {
+            let local = claim.local;
+            self.ports.join(claim, remote).map(|id| (id, local))
+        }
+        .map_err(|error| error.errno())?;
+        if let Some(session) = self.registry.session_mut(id) {
+            session.flow_claim = Some(claim_id);
+        }
+        Ok(local)
+    }
+
+    fn ports_claim(&self, session: &Session) -> Claim {
+        Claim {
+            protocol: session.protocol,
+            local: session.local,
+            reuse: session.reuse,
+            v6_only: session.v6_only,
+            uid: session.uid,
+        }
+    }
+
+    /// Puts a TCP session into the server's own stack and aims its row here.
+    pub fn hold(&mut self, id: SessionId, flow: FlowKey, phase: Phase, connection: Connection) {
+        if let Some(session) = self.registry.session_mut(id) {
+            session.remote = Some(flow.remote);
+            session.local = flow.local;
+            session.phase = phase;
+        }
+        self.hold_session(id, TcpSession::new(id, flow, connection));
+    }
+
+    /// As [`Server::hold`], for a session that comes whole.
+    pub fn hold_session(&mut self, id: SessionId, mut session: TcpSession) {
+        let slot = self.stack.reserve();
+        session.generation = self.aim(id, Holder::Server(slot));
+        self.stack.insert_at(
+            self.now,
+            slot,
+            portolan_stack::Session::Tcp(Box::new(session)),
+        );
+    }
+
+    /// The handshake of an active open is done: the session goes to its process.
+    pub fn established(&mut self, id: SessionId) {
+        let Some((channel, slot)) = self.connecting.remove(&id) else {
+            return;
+        };
+        let Some(session) = self.take_from_stack(id) else {
+            return;
+        };
+        self.set_phase(id, Phase::Connected);
+        let generation = self.aim(id, Holder::Process(channel, slot));
+        let event = DescriptorEvent::Established {
+            capsule: portolan_proto::control::Blob::Inline(session.to_capsule()),
+            generation,
+        };
+        self.counters.handoffs += 1;
+        if !self.send_event(id, &event, &[]) {
+            self.abort_orphan(id);
+        }
+    }
+
+    /// An active open failed: the process may try again with the same descriptor.
+    pub fn open_failed(&mut self, id: SessionId, errno: Errno) {
+        self.connecting.remove(&id);
+        self.counters.open_failures += 1;
+        debug!(session = id.0, errno = errno.0, "connecting failed");
+        self.send_event(id, &DescriptorEvent::Failed { errno: errno.0 }, &[]);
+        self.back_to_bound(id);
+    }
+
+    /// Takes a failed open back to where `connect` found it.
+    fn back_to_bound(&mut self, id: SessionId) {
+        self.take_from_stack(id);
+        self.unaim(id);
+        let bound = self
+            .registry
+            .session(id)
+            .and_then(|session| self.ports.claim(session.claim?));
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        let family = any_of(session.local.ip());
+        session.local = bound.map_or(SocketAddr::new(family, 0), |claim| claim.local);
+        session.remote = None;
+        session.phase = Phase::Bound;
+        if let Some(claim) = session.flow_claim.take() {
+            self.ports.release(claim);
+        }
+    }
+
+    /// Is `remote` reached through a managed device? `known` may be bound to a device's address.
+    fn path_to(&self, remote: IpAddr, known: Option<SessionId>) -> Result<Path, Detour> {
+        if remote.is_unspecified() || self.routes.is_local(remote) {
+            return Err(KernelReason::LocalAddress.into());
+        }
+        if remote.is_multicast() || remote == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            return Err(KernelReason::NotUnicast.into());
+        }
+        let path = self
+            .routes
+            .path(remote)
+            .map_err(|_| Detour::Kernel(KernelReason::NoRoute))?;
+        match path.kind {
+            RouteKind::Unicast if path.managed => {}
+            RouteKind::Unicast => return Err(KernelReason::UnmanagedDevice.into()),
+            RouteKind::Local => return Err(KernelReason::LocalAddress.into()),
+            RouteKind::Broadcast | RouteKind::Multicast => {
+                return Err(KernelReason::NotUnicast.into());
+            }
+            RouteKind::Refuse => return Err(KernelReason::NoRoute.into()),
+        }
+        let family = known
+            .and_then(|id| self.registry.session(id))
+            .map(|session| session.local.ip());
+        match family {
+            Some(local) if !local.is_unspecified() && local.is_ipv4() != remote.is_ipv4() => {
+                Err(Errno::AFNOSUPPORT.into())
+            }
+            _ => Ok(path),
+        }
+    }
+
+    /// May a session of Portolan's have this local address?
+    fn check_local(&self, address: IpAddr) -> Result<(), Detour> {
+        if address.is_unspecified() {
+            return Ok(());
+        }
+        if address.is_loopback() {
+            return Err(KernelReason::LocalAddress.into());
+        }
+        if address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            return Err(KernelReason::NotUnicast.into());
+        }
+        match self.managed_addresses.get(&address) {
+            Some(true) => Ok(()),
+            Some(false) => Err(KernelReason::UnmanagedDevice.into()),
+            None => Err(Errno::ADDRNOTAVAIL.into()),
+        }
+    }
+
+    /// Answers a call that leads elsewhere. A bound session gives its port to the kernel's socket.
+    fn detour(&mut self, known: Option<SessionId>, detour: Detour) -> Result<Answer, Errno> {
+        let reason = match detour {
+            Detour::Error(errno) => return Err(errno),
+            Detour::Kernel(reason) => reason,
+        };
+        self.counters.use_kernel(reason);
+        let socket = known.and_then(|id| {
+            let reservation = self.drop_reservation(id);
+            self.forget(id);
+            reservation
+        });
+        let fds = socket.into_iter().map(Reservation::into_fd).collect();
+        Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
+    }
+}
+
+/// An IPv4-mapped address is the IPv4 address (RFC 4291 §2.5.5.2).
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+pub fn any_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}

@@ -1,0 +1,283 @@
+//! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
+//! have moved, and the rest, which is reset.
+
+use portolan_control::{Holder, Phase};
+use portolan_proto::filter::RecordHeader;
+use portolan_stack::{Input, Packet, Transport, send_segment};
+use portolan_tcp::{Connection, Events, StateName, cookie, reset_for};
+use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
+
+use crate::server::Server;
+
+/// Frames taken from the ring before other events get their turn.
+const FRAMES_PER_TURN: usize = 1024;
+
+/// Header of a frame that is whole: nothing to check or to cut.
+const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
+
+impl Server {
+    /// Takes what the filter left. True if there may be more.
+    pub fn drain_ring(&mut self) -> bool {
+        let mut frame = std::mem::take(&mut self.frame);
+        let mut more = true;
+        for _ in 0..FRAMES_PER_TURN {
+            let Some(record) = self.ring.next() else {
+                more = false;
+                break;
+            };
+            let header = record.header;
+            frame.clear();
+            frame.extend_from_slice(record.frame);
+            self.on_frame(&header, &frame);
+        }
+        self.ring.release();
+        self.frame = frame;
+        more
+    }
+
+    fn on_frame(&mut self, record: &RecordHeader, frame: &[u8]) {
+        if self.reopens(record, frame) {
+            return;
+        }
+        match self.stack.input(self.now, record, frame) {
+            Input::Delivered(slot) => self.on_delivered(slot),
+            Input::Unclaimed(packet) => self.on_unclaimed(&packet, record, frame),
+            Input::Dropped(_) => self.counters.dropped += 1,
+        }
+    }
+
+    /// A new SYN for a connection in TIME_WAIT ends it, if somebody listens (RFC 9293 §3.10.7.4,
+    /// RFC 6191).
+    fn reopens(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
+        let waiting = self
+            .stack
+            .tcp(Slot(record.slot))
+            .filter(|session| session.connection.state() == StateName::TimeWait)
+            .map(|session| (session.id, session.flow));
+        let Some((id, flow)) = waiting else {
+            return false;
+        };
+        let Ok(packet) = Packet::parse(frame, record) else {
+            return false;
+        };
+        let Transport::Tcp { header, .. } = &packet.transport else {
+            return false;
+        };
+        let Some(listener) = self.listener_for(&flow).filter(|_| is_opening(header)) else {
+            return false;
+        };
+        if packet.flow() != Some(flow) {
+            return false;
+        }
+        self.forget(id);
+        self.on_syn(listener, flow, header);
+        true
+    }
+
+    fn on_delivered(&mut self, slot: Slot) {
+        let Some(id) = self.stack.tcp(slot).map(|session| session.id) else {
+            return;
+        };
+        if self.phase(id) == Some(Phase::Closing) {
+            self.look_at_closing(id);
+        }
+    }
+
+    fn on_unclaimed(&mut self, packet: &Packet<'_>, record: &RecordHeader, frame: &[u8]) {
+        let Some(flow) = packet.flow() else {
+            self.counters.dropped += 1;
+            return;
+        };
+        if let Some(&id) = self.flows.get(&flow) {
+            self.on_moved(id, packet, record, frame);
+        } else if let Transport::Tcp { header, payload } = &packet.transport {
+            self.on_stranger(flow, packet, header, payload);
+        } else {
+            self.counters.dropped += 1;
+        }
+    }
+
+    /// The session has moved since the filter saw the frame: it is filtered again, or is here.
+    fn on_moved(
+        &mut self,
+        id: SessionId,
+        packet: &Packet<'_>,
+        record: &RecordHeader,
+        frame: &[u8],
+    ) {
+        if self.dying.contains_key(&id) {
+            self.on_last_words(id, packet);
+            return;
+        }
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        match session.holder {
+            Holder::Process(..) => self.inject(frame),
+            Holder::Server(slot) if slot.0 != record.slot => {
+                let record = RecordHeader {
+                    slot: slot.0,
+                    generation: session.generation.0,
+                    ..*record
+                };
+                if let Input::Delivered(slot) = self.stack.input(self.now, &record, frame) {
+                    self.on_delivered(slot);
+                }
+            }
+            Holder::Server(_) | Holder::None => self.counters.dropped += 1,
+        }
+    }
+
+    /// Lets the filter see the frame again.
+    fn inject(&mut self, frame: &[u8]) {
+        self.counters.reinjected += 1;
+        self.inject.resend(PLAIN, frame);
+    }
+
+    /// A frame that reached a process after its session had left. Only one for a session that the
+    /// process had is believed: everything else could be a forgery.
+    pub fn stray(&mut self, channel: ChannelId, frame: &[u8]) {
+        let record = RecordHeader {
+            // The frame's length fits: messages are bounded.
+            length: frame.len() as u32,
+            slot: u32::MAX,
+            ..RecordHeader::default()
+        };
+        let Ok(packet) = Packet::parse(frame, &record) else {
+            self.counters.dropped += 1;
+            return;
+        };
+        let id = packet
+            .flow()
+            .and_then(|flow| self.flows.get(&flow).copied());
+        let is_user = id
+            .and_then(|id| self.registry.session(id))
+            .is_some_and(|session| session.is_user(channel));
+        match id {
+            Some(id) if is_user => self.on_moved(id, &packet, &record, frame),
+            _ => self.counters.dropped += 1,
+        }
+    }
+
+    /// A segment without a session.
+    fn on_stranger(
+        &mut self,
+        flow: FlowKey,
+        packet: &Packet<'_>,
+        header: &TcpHeader,
+        payload: &[u8],
+    ) {
+        let listener = self.listener_for(&flow);
+        match listener {
+            Some(listener) if is_opening(header) => self.on_syn(listener, flow, header),
+            Some(listener) if is_plain_ack(header) && self.is_cookie(&flow, header) => {
+                self.open_by_cookie(listener, flow, header, payload);
+            }
+            _ => self.reset(packet, header, payload.len()),
+        }
+    }
+
+    /// RFC 9293 §3.10.7.1.
+    pub fn reset(&mut self, packet: &Packet<'_>, header: &TcpHeader, length: usize) {
+        let (Some(flow), Some(reset)) = (packet.flow(), reset_for(header, length)) else {
+            return;
+        };
+        if send_segment(&flow, &reset, &self.routes, &mut self.wire) {
+            self.counters.resets += 1;
+        }
+    }
+
+    /// Answers a SYN without keeping anything.
+    pub fn send_cookie(&mut self, flow: &FlowKey, header: &TcpHeader) {
+        let Ok(path) = self.routes.path(flow.remote.ip()) else {
+            return;
+        };
+        let config = self.tcp_config(&path, flow);
+        let answer = cookie::syn_ack(&self.secret, flow, header, &config, self.now);
+        if send_segment(flow, &answer, &self.routes, &mut self.wire) {
+            self.counters.cookies_sent += 1;
+            self.last_cookie = Some(self.now);
+        }
+    }
+
+    /// Could it return a cookie? Only looked at while cookies are being sent.
+    fn is_cookie(&mut self, flow: &FlowKey, header: &TcpHeader) -> bool {
+        let recent = self
+            .last_cookie
+            .is_some_and(|last| self.now.since(last) < COOKIE_LIFETIME);
+        if !recent {
+            return false;
+        }
+        let genuine = cookie::decode(&self.secret, flow, header, self.now).is_some();
+        if !genuine {
+            self.counters.cookies_bad += 1;
+        }
+        genuine
+    }
+
+    fn open_by_cookie(
+        &mut self,
+        listener: SessionId,
+        flow: FlowKey,
+        header: &TcpHeader,
+        payload: &[u8],
+    ) {
+        let (Ok(path), Some(decoded)) = (
+            self.routes.path(flow.remote.ip()),
+            cookie::decode(&self.secret, &flow, header, self.now),
+        ) else {
+            return;
+        };
+        let config = self.tcp_config(&path, &flow);
+        let mut connection = Connection::accept_cookie(&config, header, &decoded, self.now);
+        connection.on_segment(self.now, header, payload);
+        // Its events are told by the hand-over below.
+        connection.events();
+        if let Some(id) = self.enter_passive(listener, flow, Phase::Handshake, connection) {
+            self.counters.cookies_taken += 1;
+            self.handshake_done(id);
+        }
+    }
+
+    /// Something changed for a session that the server holds.
+    pub fn on_changed(&mut self, slot: Slot, events: Events) {
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        let (id, error) = (session.id, session.connection.error());
+        let ended = events.intersects(Events::CLOSED | Events::ERROR);
+        match self.phase(id) {
+            Some(Phase::Connecting) if events.contains(Events::CONNECTED) => self.established(id),
+            Some(Phase::Connecting) if ended => {
+                let errno = error.map_or(portolan_control::Errno::TIMEDOUT, |error| {
+                    portolan_control::Errno(error.errno())
+                });
+                self.open_failed(id, errno);
+            }
+            Some(Phase::Handshake) if events.contains(Events::CONNECTED) => self.handshake_done(id),
+            Some(Phase::Handshake) if ended => self.handshake_failed(id),
+            Some(Phase::Relayed) => self.pump(id),
+            Some(Phase::Closing) if events.contains(Events::CLOSED) => self.finished(id),
+            _ => {}
+        }
+    }
+
+    /// A closing session is closed. What it still has to say (a reset) goes out first.
+    fn finished(&mut self, id: SessionId) {
+        self.done.push(id);
+    }
+}
+
+/// Twice the age at which the engine refuses a cookie.
+const COOKIE_LIFETIME: std::time::Duration = std::time::Duration::from_secs(240);
+
+fn is_opening(header: &TcpHeader) -> bool {
+    let others = TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN);
+    header.flags.contains(TcpFlags::SYN) && header.flags.0 & others.0 == 0
+}
+
+fn is_plain_ack(header: &TcpHeader) -> bool {
+    let others = TcpFlags::SYN.with(TcpFlags::RST);
+    header.flags.contains(TcpFlags::ACK) && header.flags.0 & others.0 == 0
+}

@@ -1,0 +1,141 @@
+//! Processes come and go: `Hello` builds a channel, a hang-up takes it down.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use portolan_control::Errno;
+use portolan_proto::VERSION;
+use portolan_proto::control::{Probed, ReplyBody};
+use portolan_sys::shm::StatisticsReader;
+use portolan_sys::tap::Tap;
+use portolan_sys::unix::Credentials;
+use portolan_types::ChannelId;
+use tracing::{error, info};
+
+use crate::clients::{Answer, ClientId};
+use crate::server::Server;
+
+/// Longest program name that is kept.
+const PROGRAM_MAX: usize = 64;
+
+/// Octets of frames on their way to the wire before a library's tap is full.
+const TAP_SEND_BUFFER: u32 = 4 << 20;
+
+/// `CAP_NET_BIND_SERVICE`.
+const BIND_LOW_PORTS: u64 = 1 << 10;
+
+/// What the server keeps of a process's channel. The tap is not among it: it must go with the
+/// process, and destroying one is slow.
+#[derive(Debug)]
+pub struct Channel {
+    pub client: ClientId,
+    pub statistics: StatisticsReader,
+}
+
+impl Server {
+    /// Registers a process and hands it its channel.
+    pub fn hello(
+        &mut self,
+        id: ClientId,
+        version: u32,
+        mut program: String,
+    ) -> Result<Answer, Errno> {
+        if version != VERSION {
+            return Err(Errno::PROTO);
+        }
+        let client = self.clients.get(&id).ok_or(Errno::BADF)?;
+        if client.channel.is_some() {
+            return Err(Errno::ALREADY);
+        }
+        let Credentials { pid, uid, .. } = client.credentials;
+        while program.len() > PROGRAM_MAX {
+            program.pop();
+        }
+        let low_ports = uid == 0 || has_capability(pid, BIND_LOW_PORTS);
+        let channel = self
+            .registry
+            .register(pid, uid, program.clone(), low_ports)?;
+        match self.build_channel(id, channel) {
+            Ok(answer) => {
+                self.counters.processes += 1;
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.channel = Some(channel);
+                }
+                info!(pid, uid, program, channel = channel.0, "process registered");
+                Ok(answer)
+            }
+            Err(failure) => {
+                error!(%failure, pid, "cannot build a channel");
+                self.registry.unregister(channel);
+                Err(Errno::NOBUFS)
+            }
+        }
+    }
+
+    fn build_channel(&mut self, client: ClientId, channel: ChannelId) -> anyhow::Result<Answer> {
+        let tap = Tap::create("ptl")?;
+        tap.set_send_buffer(TAP_SEND_BUFFER)?;
+        let statistics = StatisticsReader::create()?;
+        let ends = self.filter.create_channel(channel, self.config.ring_size)?;
+        self.filter.attach_tap(channel, tap.ifindex)?;
+        let fds: Vec<OwnedFd> = vec![
+            tap.fd,
+            ends.ring,
+            ends.doorbell,
+            self.metastate.as_fd().try_clone_to_owned()?,
+            statistics.as_fd().try_clone_to_owned()?,
+        ];
+        self.channels
+            .insert(channel, Channel { client, statistics });
+        let body = ReplyBody::Welcome {
+            channel,
+            ring_size: self.config.ring_size,
+            tap: tap.ifindex,
+            parameters: self.config.parameters(),
+        };
+        Ok(Answer::Reply(body, fds))
+    }
+
+    /// The process is gone, however it went: abort what it held, free its channel.
+    pub fn channel_gone(&mut self, channel: ChannelId) {
+        if let Some(process) = self.registry.process(channel) {
+            info!(pid = process.pid, program = process.program, "process gone");
+        }
+        for id in self.registry.unregister(channel) {
+            self.abort_orphan(id);
+        }
+        self.channels.remove(&channel);
+        if let Err(failure) = self.filter.remove_channel(channel) {
+            error!(%failure, channel = channel.0, "cannot remove a channel");
+        }
+    }
+
+    /// Tells what is behind a descriptor that the process did not open.
+    pub fn probe(&mut self, channel: ChannelId, fd: Option<OwnedFd>) -> Result<Answer, Errno> {
+        let fd = fd.ok_or(Errno::INVAL)?;
+        let cookie = portolan_sys::unix::cookie(&fd).map_err(|_| Errno::INVAL)?;
+        let probed = self.registry.by_cookie(cookie).map(|session| Probed {
+            session: session.id,
+            protocol: session.protocol,
+            listening: session.phase == portolan_control::Phase::Listening,
+            local: session.local,
+            remote: session.remote,
+        });
+        if let Some(probed) = &probed {
+            self.registry.entitle(probed.session, channel);
+        }
+        Ok(ReplyBody::Probed(probed).into())
+    }
+}
+
+/// Looks up an effective capability of a process.
+fn has_capability(pid: u32, capability: u64) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/status"))
+        .ok()
+        .and_then(|status| {
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("CapEff:"))?;
+            u64::from_str_radix(line.trim(), 16).ok()
+        })
+        .is_some_and(|effective| effective & capability != 0)
+}

@@ -1,0 +1,160 @@
+//! Relaying: a TCP session that the server holds while its descriptor lives. Octets move both ways
+//! through the far end as each side takes them; the end of each direction is passed on.
+
+use portolan_control::{Errno, Phase};
+use portolan_types::SessionId;
+use rustix::event::epoll::EventFlags;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+
+use crate::server::Server;
+
+/// Octets moved in one direction before others get their turn.
+const TURN: usize = 256 * 1024;
+const CHUNK: usize = 64 * 1024;
+
+/// What one relayed session has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Relay {
+    /// The application's side ended: nothing more comes from the descriptor.
+    near_ended: bool,
+    /// The peer's end was passed on to the descriptor.
+    far_ended: bool,
+    /// Every copy of the descriptor is closed.
+    hung_up: bool,
+}
+
+impl Server {
+    pub fn start_relay(&mut self, id: SessionId) {
+        self.set_phase(id, Phase::Relayed);
+        self.relays.insert(id, Relay::default());
+        self.pump(id);
+    }
+
+    /// Stops relaying so that the session can be cached. What the application had written before
+    /// is taken along; what it has not read yet cannot be.
+    pub fn stop_relay(&mut self, id: SessionId) -> Result<(), Errno> {
+        self.pump_out(id);
+        self.relays.remove(&id).ok_or(Errno::INVAL)?;
+        self.watch_far(id, EventFlags::empty());
+        Ok(())
+    }
+
+    /// epoll says something about a relayed descriptor.
+    pub fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
+        if flags.intersects(EventFlags::HUP | EventFlags::ERR)
+            && let Some(relay) = self.relays.get_mut(&id)
+        {
+            relay.hung_up = true;
+        }
+        self.pump(id);
+    }
+
+    /// Moves what can be moved, and waits for what cannot.
+    pub fn pump(&mut self, id: SessionId) {
+        self.pump_out(id);
+        let blocked = self.pump_in(id);
+        let (Some(relay), Some(slot)) = (self.relays.get(&id).copied(), self.server_slot(id))
+        else {
+            return;
+        };
+        self.stack.touch(slot);
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        if relay.hung_up && relay.near_ended {
+            self.relays.remove(&id);
+            self.drop_far(id);
+            self.close_held(id);
+            return;
+        }
+        let mut interest = EventFlags::empty();
+        if !relay.near_ended && session.connection.send_space() > 0 {
+            interest |= EventFlags::IN;
+        }
+        if blocked {
+            interest |= EventFlags::OUT;
+        }
+        self.watch_far(id, interest);
+    }
+
+    /// From the descriptor to the peer.
+    fn pump_out(&mut self, id: SessionId) {
+        let (Some(far), Some(relay), Some(slot)) = (
+            self.fars.get(&id),
+            self.relays.get_mut(&id),
+            self.registry.session(id).and_then(|s| match s.holder {
+                portolan_control::Holder::Server(slot) => Some(slot),
+                _ => None,
+            }),
+        ) else {
+            return;
+        };
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        let mut chunk = vec![0; CHUNK];
+        let mut moved = 0;
+        while !relay.near_ended && moved < TURN {
+            let room = session.connection.send_space().min(CHUNK);
+            if room == 0 {
+                // A closed connection takes nothing: what the application writes is lost, as with
+                // a socket.
+                relay.near_ended = session.connection.is_send_closed();
+                break;
+            }
+            match recv(&far.fd, &mut chunk[..room], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => {
+                    relay.near_ended = true;
+                    session.connection.shutdown_send(self.now);
+                }
+                Ok((count, _)) => {
+                    session.connection.send(self.now, &chunk[..count]);
+                    moved += count;
+                }
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(_) => relay.near_ended = true,
+            }
+        }
+    }
+
+    /// From the peer to the descriptor. True if the descriptor is full.
+    fn pump_in(&mut self, id: SessionId) -> bool {
+        let Some(slot) = self.server_slot(id) else {
+            return false;
+        };
+        let (Some(far), Some(relay)) = (self.fars.get(&id), self.relays.get_mut(&id)) else {
+            return false;
+        };
+        let Some(session) = self.stack.tcp(slot) else {
+            return false;
+        };
+        let mut chunk = vec![0; CHUNK];
+        let mut moved = 0;
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while moved < TURN {
+            let count = session.connection.peek(0, &mut chunk);
+            if count == 0 {
+                break;
+            }
+            match send(&far.fd, &chunk[..count], flags) {
+                Ok(sent) => {
+                    // Consumes what was sent; it was peeked, so it is there.
+                    session.connection.recv(self.now, &mut chunk[..sent]);
+                    moved += sent;
+                }
+                Err(rustix::io::Errno::AGAIN) => return true,
+                // Nobody reads any more.
+                Err(_) => {
+                    session.connection.recv(self.now, &mut chunk[..count]);
+                }
+            }
+        }
+        let ended = session.connection.is_receive_finished() || session.connection.is_closed();
+        if ended && !relay.far_ended && session.connection.readable() == 0 {
+            relay.far_ended = true;
+            // The descriptor may be closed already, which says as much.
+            let _ = shutdown(&far.fd, Shutdown::Write);
+        }
+        session.connection.readable() > 0
+    }
+}

@@ -1,0 +1,156 @@
+//! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
+//! libraries claim.
+
+use portolan_control::{Holder, Phase, Session};
+use portolan_proto::control::ReplyBody;
+use portolan_proto::report::{
+    CounterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures, SessionReport,
+    StatisticsRow, StatusReport,
+};
+use portolan_proto::{MAX_MESSAGE, encode};
+use portolan_tcp::Figures;
+use portolan_types::{Protocol, SessionId};
+
+use crate::clients::{Answer, ClientId};
+use crate::server::Server;
+
+/// Octets left for the message around a list.
+const ENVELOPE: usize = 64;
+
+impl Server {
+    /// All sessions, as many as fit a message. Their numbers open doors, so they are shown to root
+    /// and to their owner only.
+    pub fn list_sessions(&mut self, client: ClientId) -> Answer {
+        let uid = self.clients.get(&client).map(|c| c.credentials.uid);
+        let mut room = MAX_MESSAGE - ENVELOPE;
+        let mut reports = Vec::new();
+        for session in self.registry.sessions() {
+            let mut report = self.report(session);
+            if uid != Some(0) && uid != Some(session.uid) {
+                report.session = SessionId(0);
+            }
+            let length = encode(&report).len();
+            if length > room {
+                break;
+            }
+            room -= length;
+            reports.push(report);
+        }
+        ReplyBody::Sessions(reports).into()
+    }
+
+    fn report(&self, session: &Session) -> SessionReport {
+        let row = self.claimed(session);
+        let (state, figures) = match (session.holder, session.protocol) {
+            (Holder::Server(slot), Protocol::Tcp) => match self.stack.get(slot) {
+                Some(portolan_stack::Session::Tcp(tcp)) => (
+                    tcp.connection.state().to_string(),
+                    figures(&tcp.connection.figures()),
+                ),
+                _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
+            },
+            _ => (
+                state_of(session, row.as_ref()),
+                row.map_or_else(Default::default, |r| r.figures),
+            ),
+        };
+        SessionReport {
+            session: session.id,
+            protocol: session.protocol,
+            local: session.local,
+            remote: session.remote,
+            holder: self.holder_of(session),
+            state,
+            figures,
+        }
+    }
+
+    /// What the holding library says of the session.
+    fn claimed(&self, session: &Session) -> Option<StatisticsRow> {
+        let Holder::Process(channel, slot) = session.holder else {
+            return None;
+        };
+        let row = self.channels.get(&channel)?.statistics.row(slot)?;
+        (row.session == session.id.0).then_some(row)
+    }
+
+    fn holder_of(&self, session: &Session) -> ReportedHolder {
+        let channel = match session.holder {
+            Holder::Process(channel, _) => Some(channel),
+            // A listener is the server's work, but somebody's port.
+            _ if matches!(session.phase, Phase::Listening | Phase::Bound) => session.owner(),
+            _ => None,
+        };
+        match channel.and_then(|channel| self.registry.process(channel)) {
+            Some(process) => ReportedHolder::Process {
+                pid: process.pid,
+                program: process.program.clone(),
+            },
+            None if session.phase == Phase::Relayed => ReportedHolder::Relayed,
+            None => ReportedHolder::Server,
+        }
+    }
+
+    pub fn read_counters(&mut self) -> Answer {
+        self.counters.wire_overflow = self.wire.lost;
+        self.counters.reinject_failed = self.inject.lost;
+        let mut counters = self.counters.report();
+        counters.extend(
+            self.filter
+                .counters()
+                .into_iter()
+                .map(|counter| CounterReport {
+                    group: counter.group.to_owned(),
+                    name: counter.name.to_owned(),
+                    value: counter.value,
+                }),
+        );
+        ReplyBody::Counters(counters).into()
+    }
+
+    pub fn read_status(&self) -> Answer {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        ReplyBody::Status(StatusReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            interfaces: self.config.interfaces.clone(),
+            processes: count(self.registry.process_count()),
+            sessions: count(self.registry.session_count()),
+            uptime_s: self.now.since(self.started).as_secs(),
+        })
+        .into()
+    }
+}
+
+fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
+    let claimed = row.and_then(|row| STATE_NAMES.get(row.state as usize));
+    let known = match (session.protocol, session.phase) {
+        (Protocol::Tcp, Phase::Listening) => "LISTEN",
+        (Protocol::Tcp, Phase::Connected) => claimed.copied().unwrap_or("ESTAB"),
+        (Protocol::Udp, Phase::Connected) => "ESTAB",
+        _ => "UNCONN",
+    };
+    known.to_owned()
+}
+
+fn figures(f: &Figures) -> SessionFigures {
+    let micros = |d: std::time::Duration| u32::try_from(d.as_micros()).unwrap_or(u32::MAX);
+    let octets = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    SessionFigures {
+        octets_in: f.octets_in,
+        octets_out: f.octets_out,
+        segments_in: f.segments_in,
+        segments_out: f.segments_out,
+        retransmits: f.retransmits,
+        receive_queue: octets(f.receive_queue),
+        send_queue: octets(f.send_queue),
+        cwnd: f.cwnd,
+        ssthresh: f.ssthresh,
+        srtt_us: f.srtt.map_or(0, micros),
+        rttvar_us: micros(f.rttvar),
+        rto_us: micros(f.rto),
+        mss: f.mss,
+        receive_window: f.receive_window,
+        send_window: f.send_window,
+    }
+}

@@ -1,0 +1,68 @@
+//! Kernel sockets that hold the ports Portolan hands out, so that neither side can take the
+//! other's. A listener's one listens: connections that only the kernel sees (loopback) arrive
+//! there.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use portolan_control::{Claim, Errno};
+use portolan_types::Protocol;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, accept_with, bind, ipproto, listen, socket_with,
+    sockopt,
+};
+
+/// A kernel socket bound to the endpoint of a claim.
+#[derive(Debug)]
+pub struct Reservation {
+    fd: OwnedFd,
+}
+
+impl Reservation {
+    /// Binds the claim's endpoint, with its reuse options.
+    pub fn take(claim: &Claim) -> Result<Reservation, Errno> {
+        let family = match claim.local {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let (kind, protocol) = match claim.protocol {
+            Protocol::Tcp => (SocketType::STREAM, ipproto::TCP),
+            Protocol::Udp => (SocketType::DGRAM, ipproto::UDP),
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(family, kind, flags, Some(protocol)).map_err(errno)?;
+        sockopt::set_socket_reuseaddr(&fd, claim.reuse.address).map_err(errno)?;
+        sockopt::set_socket_reuseport(&fd, claim.reuse.port).map_err(errno)?;
+        if claim.local.is_ipv6() {
+            sockopt::set_ipv6_v6only(&fd, claim.v6_only).map_err(errno)?;
+        }
+        bind(&fd, &claim.local).map_err(errno)?;
+        Ok(Reservation { fd })
+    }
+
+    pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
+        listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
+    }
+
+    /// A connection that reached the port through the kernel.
+    pub fn accept(&self) -> Option<(OwnedFd, SocketAddr)> {
+        let fd = accept_with(&self.fd, SocketFlags::CLOEXEC).ok()?;
+        let remote = rustix::net::getpeername(&fd).ok().flatten()?;
+        Some((fd, remote.try_into().ok()?))
+    }
+
+    /// The socket itself, for a program whose call is the kernel's after all.
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}
+
+impl AsFd for Reservation {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn errno(errno: rustix::io::Errno) -> Errno {
+    Errno(errno.raw_os_error())
+}

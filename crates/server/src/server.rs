@@ -1,0 +1,474 @@
+//! The server: what it owns, how it starts, its event loop, how it stops. The concerns have their
+//! own files, each an `impl Server`.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
+use portolan_control::{PortTable, Registry};
+use portolan_stack::{Path, Routes, Stack};
+use portolan_sys::clock;
+use portolan_sys::device::{self, DeviceError};
+use portolan_sys::doorbell::{Doorbell, State};
+use portolan_sys::netlink::{Monitor, MonitorError};
+use portolan_sys::ring::Ring;
+use portolan_sys::shm::MetastateWriter;
+use portolan_sys::signals::Signals;
+use portolan_sys::sysctl::{ReserveError, ReservedPorts};
+use portolan_sys::tap::{self, Tap};
+use portolan_sys::unix::{BindError, Listener as ControlSocket};
+use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
+use portolan_tcp::{Config as TcpConfig, CongestionKind};
+use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId, Slot};
+use rustix::event::epoll::EventFlags;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+use tracing::{info, warn};
+
+use crate::clients::{Client, ClientId};
+use crate::close::Dying;
+use crate::config::Config;
+use crate::counters::Counters;
+use crate::instance::Instance;
+use crate::listen::Listener;
+use crate::metastate::Resolving;
+use crate::poll::{Poller, Ready, Token};
+use crate::processes::Channel;
+use crate::relay::Relay;
+use crate::reservation::Reservation;
+use crate::sessions::Far;
+use crate::wire::TapWire;
+
+/// Rows of the filter's tables.
+const FLOWS: u32 = 262_144;
+const BINDINGS: u32 = 16_384;
+
+/// Descriptors the server wants: a few for each session.
+const DESCRIPTORS: u64 = 1 << 20;
+
+/// How long a stopping server waits for its last segments to leave.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// What the event loop waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Control,
+    Signals,
+    Network,
+    Ring,
+    Wire,
+    Inject,
+    Client(ClientId),
+    Descriptor(SessionId),
+    Reservation(SessionId),
+}
+
+/// Why the server cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    #[error("cannot load the packet filter: {0}")]
+    Load(#[from] LoadError),
+    #[error("cannot attach the packet filter: {0}")]
+    Attach(#[from] AttachError),
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error("cannot create the server's tap: {0}")]
+    Tap(#[from] tap::CreateError),
+    #[error("cannot map the server's ring: {0}")]
+    Ring(#[from] portolan_sys::ring::MapError),
+    #[error(transparent)]
+    Doorbell(#[from] portolan_sys::doorbell::MapError),
+    #[error(transparent)]
+    Network(#[from] MonitorError),
+    #[error(transparent)]
+    Memory(#[from] portolan_sys::shm::CreateError),
+    #[error("cannot reserve the ephemeral ports: {0}")]
+    Ports(#[from] ReserveError),
+    #[error(transparent)]
+    Socket(#[from] BindError),
+    #[error("cannot set {what} of {path}: {reason}")]
+    Permissions {
+        what: &'static str,
+        path: String,
+        reason: String,
+    },
+    #[error("cannot set up the event loop: {0}")]
+    Poll(#[from] Errno),
+}
+
+/// Everything the network server of one namespace owns.
+pub struct Server {
+    pub(crate) config: Config,
+    pub(crate) counters: Counters,
+    pub(crate) started: Instant,
+    /// Read once each turn.
+    pub(crate) now: Instant,
+    stopping: bool,
+
+    // Decisions.
+    pub(crate) registry: Registry,
+    pub(crate) ports: PortTable,
+    pub(crate) secret: Secret,
+    hasher: RandomState,
+
+    // Events.
+    pub(crate) poll: Poller<Source>,
+    pub(crate) listener: ControlSocket,
+    signals: Signals,
+    pub(crate) clients: HashMap<ClientId, Client>,
+    pub(crate) next_client: u64,
+    pub(crate) channels: HashMap<ChannelId, Channel>,
+    pub(crate) buffer: Vec<u8>,
+
+    // Packets.
+    pub(crate) filter: Filter,
+    pub(crate) ring: Ring,
+    doorbell: Doorbell,
+    pub(crate) stack: Stack,
+    pub(crate) wire: TapWire,
+    pub(crate) inject: TapWire,
+    pub(crate) frame: Vec<u8>,
+    pub(crate) last_cookie: Option<Instant>,
+
+    // The network.
+    pub(crate) monitor: Monitor,
+    pub(crate) metastate: MetastateWriter,
+    pub(crate) routes: Routes,
+    pub(crate) generation: u32,
+    pub(crate) managed: BTreeSet<u32>,
+    /// The host's addresses, and whether their device is managed.
+    pub(crate) managed_addresses: HashMap<IpAddr, bool>,
+    pub(crate) resolving: HashMap<IpAddr, Resolving>,
+    reserved: Option<ReservedPorts>,
+
+    // What sessions have beside their entry in the registry.
+    pub(crate) flows: HashMap<FlowKey, SessionId>,
+    pub(crate) fars: HashMap<SessionId, Far>,
+    pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
+    pub(crate) listeners: HashMap<SessionId, Listener>,
+    pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
+    /// Where active opens go when they are done.
+    pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
+    pub(crate) relays: HashMap<SessionId, Relay>,
+    pub(crate) dying: HashMap<SessionId, Dying>,
+    /// Sessions in TIME_WAIT, oldest first, and the same as a set.
+    pub(crate) time_wait: VecDeque<SessionId>,
+    pub(crate) waiting: HashSet<SessionId>,
+    /// Closed sessions, to be forgotten when their last segment is out.
+    pub(crate) done: Vec<SessionId>,
+}
+
+impl Server {
+    /// Takes everything the server needs; gives it back if something is missing.
+    pub fn start(config: Config, instance: &Instance) -> Result<Server, StartError> {
+        raise_descriptor_limit();
+        let now = clock::now();
+        let signals = Signals::watch(&[Signal::TERM, Signal::INT, Signal::HUP])?;
+        let managed = config
+            .interfaces
+            .iter()
+            .map(|name| device::by_name(name).map(|device| device.index))
+            .collect::<Result<BTreeSet<u32>, DeviceError>>()?;
+        let [first, last] = config.ephemeral_ports;
+        let mut filter = Filter::load(&portolan_bpf::Limits {
+            flows: FLOWS,
+            bindings: BINDINGS,
+            channels: config.limits.processes + 1,
+        })?;
+        let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
+        let wire = Tap::create("ptl-srv")?;
+        filter.attach_tap(ChannelId::SERVER, wire.ifindex)?;
+        let inject = Tap::create("ptl-inj")?;
+        filter.attach_inject_tap(inject.ifindex)?;
+        let ring = Ring::map(&ends.ring, config.ring_size as usize)?;
+        let doorbell = Doorbell::map(&ends.doorbell)?;
+        let monitor = Monitor::new()?;
+        let reserved = Some(ReservedPorts::reserve(first..=last)?);
+        let listener = ControlSocket::bind(instance.socket())?;
+        set_permissions(&config, instance)?;
+
+        let mut poll = Poller::new()?;
+        poll.add(&listener, Source::Control, EventFlags::IN)?;
+        poll.add(&signals, Source::Signals, EventFlags::IN)?;
+        poll.add(&monitor, Source::Network, EventFlags::IN)?;
+        poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
+        let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
+        let edge = EventFlags::OUT | EventFlags::ET;
+        poll.add(&wire, Source::Wire, edge)?;
+        poll.add(&inject, Source::Inject, edge)?;
+
+        let mut server = Server {
+            registry: Registry::new(config.limits()),
+            ports: PortTable::new(first..=last),
+            secret: Secret(random_octets()),
+            hasher: RandomState::new(),
+            counters: Counters::default(),
+            started: now,
+            now,
+            stopping: false,
+            poll,
+            listener,
+            signals,
+            clients: HashMap::new(),
+            next_client: 1,
+            channels: HashMap::new(),
+            buffer: Vec::new(),
+            filter,
+            ring,
+            doorbell,
+            stack: Stack::new(now),
+            wire,
+            inject,
+            frame: Vec::new(),
+            last_cookie: None,
+            monitor,
+            metastate: MetastateWriter::create()?,
+            routes: Routes::default(),
+            generation: 0,
+            managed,
+            managed_addresses: HashMap::new(),
+            resolving: HashMap::new(),
+            reserved,
+            flows: HashMap::new(),
+            fars: HashMap::new(),
+            reservations: HashMap::new(),
+            listeners: HashMap::new(),
+            listening_ports: HashMap::new(),
+            connecting: HashMap::new(),
+            relays: HashMap::new(),
+            dying: HashMap::new(),
+            time_wait: VecDeque::new(),
+            waiting: HashSet::new(),
+            done: Vec::new(),
+            config,
+        };
+        // The tables are right before the first packet meets the filter.
+        server.publish();
+        for &ifindex in &server.managed {
+            server.filter.attach_interface(ifindex)?;
+        }
+        info!(
+            interfaces = server.config.interfaces.join(","),
+            socket = %instance.socket().display(),
+            "ready"
+        );
+        Ok(server)
+    }
+
+    /// Serves until a signal says to stop.
+    pub fn run(&mut self) -> Result<(), Errno> {
+        while !self.stopping {
+            self.turn(None)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until something happens, and answers all of it.
+    fn turn(&mut self, latest: Option<Instant>) -> Result<(), Errno> {
+        let deadline = [self.deadline(), latest].into_iter().flatten().min();
+        self.doorbell.set(State::Asleep);
+        // Looked at after the bell was set: a frame is either seen here or rings.
+        let deadline = if self.ring.is_empty() {
+            deadline
+        } else {
+            Some(self.now)
+        };
+        let ready = self.poll.wait(clock::now(), deadline)?;
+        self.doorbell.set(State::Awake);
+        self.now = clock::now();
+        for Ready { source, flags } in ready {
+            self.dispatch(source, flags);
+        }
+        self.drain_ring();
+        self.stack.expire(self.now);
+        self.settle();
+        Ok(())
+    }
+
+    fn dispatch(&mut self, source: Source, flags: EventFlags) {
+        match source {
+            Source::Control => self.accept_clients(),
+            Source::Signals => self.on_signal(),
+            Source::Network => self.on_network_change(),
+            Source::Ring => {
+                self.drain_ring();
+            }
+            Source::Wire => self.wire.flush(),
+            Source::Inject => self.inject.flush(),
+            Source::Client(id) => self.serve_client(id, flags),
+            Source::Descriptor(id) => self.on_descriptor(id, flags),
+            Source::Reservation(id) => self.on_reservation(id),
+        }
+    }
+
+    fn on_signal(&mut self) {
+        while let Some(signal) = self.signals.next() {
+            match signal {
+                Signal::HUP => info!("SIGHUP ignored: restart to read the configuration again"),
+                signal => {
+                    info!(?signal, "stopping");
+                    self.stopping = true;
+                }
+            }
+        }
+    }
+
+    /// Sends what is due and answers what changed, until nothing changes any more.
+    fn settle(&mut self) {
+        loop {
+            self.stack.output(self.now, &self.routes, &mut self.wire);
+            let unresolved: Vec<IpAddr> = self.stack.unresolved().collect();
+            for address in unresolved {
+                self.resolve(address);
+            }
+            let changed: Vec<_> = self.stack.changed().collect();
+            if changed.is_empty() {
+                break;
+            }
+            for (slot, events) in changed {
+                self.on_changed(slot, events);
+            }
+        }
+        for id in std::mem::take(&mut self.done) {
+            self.forget(id);
+        }
+    }
+
+    /// When something is due without an event. Drives what is due now.
+    fn deadline(&mut self) -> Option<Instant> {
+        [
+            self.stack.deadline(),
+            self.ports.expire(self.now),
+            self.drive_dying(),
+            self.drive_resolving(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Leaves the host as it was found: filters off, peers told, ports returned.
+    pub fn stop(mut self) {
+        let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
+        for id in held {
+            match self.server_slot(id) {
+                Some(_) => self.abort_held(id),
+                None => self.abort_orphan(id),
+            }
+        }
+        let end = clock::now() + FAREWELL;
+        while clock::now() < end && !(self.dying.is_empty() && self.registry.session_count() == 0) {
+            if let Err(errno) = self.turn(Some(end)) {
+                warn!(%errno, "cannot take leave of peers");
+                break;
+            }
+        }
+        for ifindex in std::mem::take(&mut self.managed) {
+            if let Err(failure) = self.filter.detach_interface(ifindex) {
+                warn!(%failure, "the packet filter stays attached");
+            }
+        }
+        if let Some(Err(failure)) = self.reserved.take().map(ReservedPorts::release) {
+            warn!(%failure, "ephemeral ports stay reserved");
+        }
+        info!("stopped");
+    }
+
+    /// Parameters of a connection over `path`.
+    pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
+        let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
+        let parameters = self.config.parameters();
+        TcpConfig {
+            mss: u16::try_from(path.mtu.saturating_sub(headers)).unwrap_or(u16::MAX - 120),
+            send_buffer: parameters.send_buffer.initial as usize,
+            send_buffer_max: parameters.send_buffer.maximum as usize,
+            receive_buffer: parameters.receive_buffer.initial as usize,
+            receive_buffer_max: parameters.receive_buffer.maximum as usize,
+            gso_max: parameters.gso_max as usize,
+            congestion: match self.config.congestion.as_str() {
+                "reno" => CongestionKind::Reno,
+                _ => CongestionKind::Cubic,
+            },
+            timestamp_offset: timestamp_offset(&self.secret, flow),
+            ..TcpConfig::default()
+        }
+    }
+
+    pub(crate) fn isn(&self, flow: &FlowKey) -> SeqNum {
+        initial_sequence(&self.secret, flow, self.now)
+    }
+
+    pub(crate) fn flow_hash(&self, flow: &FlowKey) -> u64 {
+        self.hasher.hash_one(flow)
+    }
+}
+
+/// Octets from the kernel's generator.
+fn random_octets<const N: usize>() -> [u8; N] {
+    let mut octets = [0; N];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    // Up to 256 octets come whole and without an error once the generator is seeded, which the
+    // call waits for.
+    let filled = rustix::rand::getrandom(&mut octets, flags);
+    assert_eq!(filled, Ok(N), "the kernel has a random generator");
+    octets
+}
+
+pub fn random_u32() -> u32 {
+    u32::from_ne_bytes(random_octets())
+}
+
+pub fn random_u64() -> u64 {
+    u64::from_ne_bytes(random_octets())
+}
+
+/// Each session takes a descriptor or two here.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: Some(DESCRIPTORS),
+        maximum: Some(limit.maximum.unwrap_or(DESCRIPTORS).max(DESCRIPTORS)),
+    };
+    if setrlimit(Resource::Nofile, wanted).is_err() {
+        // Without CAP_SYS_RESOURCE: up to what is granted.
+        let granted = Rlimit {
+            current: limit.maximum,
+            maximum: limit.maximum,
+        };
+        if let Err(errno) = setrlimit(Resource::Nofile, granted) {
+            warn!(%errno, "cannot raise the limit of descriptors");
+        }
+    }
+}
+
+/// Who may connect to the control socket.
+fn set_permissions(config: &Config, instance: &Instance) -> Result<(), StartError> {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let path = instance.socket();
+    let failed = |what, reason: String| StartError::Permissions {
+        what,
+        path: path.display().to_string(),
+        reason,
+    };
+    if let Some(group) = &config.socket_group {
+        let gid = group_id(group)
+            .ok_or_else(|| failed("the group", format!("no group is named {group:?}")))?;
+        chown(path, None, Some(gid)).map_err(|error| failed("the group", error.to_string()))?;
+    }
+    let mode = std::fs::Permissions::from_mode(config.socket_mode);
+    std::fs::set_permissions(path, mode).map_err(|error| failed("the mode", error.to_string()))
+}
+
+/// Looks a group up in `/etc/group`.
+fn group_id(name: &str) -> Option<u32> {
+    let groups = std::fs::read_to_string("/etc/group").ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?
+    })
+}

@@ -1,0 +1,188 @@
+//! What every operation on a session shares: aiming its row, keeping its sockets, forgetting it.
+
+use std::os::fd::OwnedFd;
+
+use portolan_control::{Claim, Errno, Holder, Phase};
+use portolan_proto::filter::{BindingKey, FlowRow};
+use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
+use rustix::event::epoll::EventFlags;
+use rustix::net::{AddressFamily, sockopt};
+use tracing::warn;
+
+use crate::poll::Token;
+use crate::reservation::Reservation;
+use crate::server::{Server, Source};
+
+/// The far end of a descriptor, watched for its hang-up.
+#[derive(Debug)]
+pub struct Far {
+    pub fd: OwnedFd,
+    pub token: Token,
+}
+
+/// A new session's descriptor as a request brings it.
+#[derive(Debug)]
+pub struct NewDescriptor {
+    pub far: OwnedFd,
+    pub cookie: u64,
+}
+
+impl NewDescriptor {
+    /// Takes the far and near end that a request carried.
+    pub fn from_fds(fds: &mut Vec<OwnedFd>) -> Result<NewDescriptor, Errno> {
+        if fds.len() != 2 {
+            return Err(Errno::INVAL);
+        }
+        let near = fds.remove(1);
+        let far = fds.remove(0);
+        for fd in [&far, &near] {
+            if sockopt::socket_domain(fd) != Ok(AddressFamily::UNIX) {
+                return Err(Errno::INVAL);
+            }
+        }
+        let cookie = portolan_sys::unix::cookie(&near).map_err(|_| Errno::INVAL)?;
+        Ok(NewDescriptor { far, cookie })
+    }
+}
+
+impl Server {
+    /// Watches `far` for the session; replaces an earlier one.
+    pub fn keep_far(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
+        self.drop_far(id);
+        // Without interest of ours, epoll still reports hang-up.
+        let token = self
+            .poll
+            .add(&far, Source::Descriptor(id), EventFlags::empty())
+            .map_err(|_| Errno::NOBUFS)?;
+        self.fars.insert(id, Far { fd: far, token });
+        Ok(())
+    }
+
+    pub fn drop_far(&mut self, id: SessionId) {
+        if let Some(far) = self.fars.remove(&id) {
+            self.poll.remove(&far.fd, far.token);
+        }
+    }
+
+    pub fn watch_far(&self, id: SessionId, flags: EventFlags) {
+        if let Some(far) = self.fars.get(&id)
+            && let Err(errno) = self.poll.modify(&far.fd, far.token, flags)
+        {
+            warn!(%errno, "cannot watch a descriptor");
+        }
+    }
+
+    /// Sends the session's packets to `holder` from now on.
+    pub fn aim(&mut self, id: SessionId, holder: Holder) -> Generation {
+        let generation = self.registry.aim(id, holder);
+        let Some(session) = self.registry.session(id) else {
+            return generation;
+        };
+        let (channel, slot) = match holder {
+            Holder::Process(channel, slot) => (channel, slot),
+            Holder::Server(slot) => (ChannelId::SERVER, slot),
+            Holder::None => return generation,
+        };
+        let row = FlowRow {
+            channel: channel.0,
+            slot: slot.0,
+            generation: generation.0,
+            flags: 0,
+        };
+        let set = match session.flow() {
+            Some(flow) => {
+                self.flows.insert(flow, id);
+                self.filter.aim(&flow, row)
+            }
+            None => {
+                let key = BindingKey::new(session.protocol, session.local);
+                self.filter.bind(&key, row)
+            }
+        };
+        if let Err(error) = set {
+            warn!(%error, session = id.0, "cannot aim a session");
+        }
+        generation
+    }
+
+    /// Takes the session's row out of the filter.
+    pub fn unaim(&mut self, id: SessionId) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        let removed = match (session.flow(), session.phase) {
+            (Some(flow), _) => {
+                self.flows.remove(&flow);
+                self.filter.unaim(&flow)
+            }
+            (None, Phase::Listening) => return,
+            (None, _) if session.protocol == Protocol::Udp => {
+                let key = BindingKey::new(session.protocol, session.local);
+                self.filter.unbind(&key)
+            }
+            (None, _) => return,
+        };
+        if let Err(error) = removed {
+            warn!(%error, session = id.0, "cannot remove a row of the filter");
+        }
+        self.registry.aim(id, Holder::None);
+    }
+
+    /// Forgets the session with all it has here: row, port, sockets, engine state.
+    pub fn forget(&mut self, id: SessionId) {
+        self.unaim(id);
+        self.drop_far(id);
+        self.drop_reservation(id);
+        self.relays.remove(&id);
+        self.connecting.remove(&id);
+        self.dying.remove(&id);
+        if self.waiting.remove(&id) {
+            self.time_wait.retain(|waiting| *waiting != id);
+        }
+        let Some(session) = self.registry.remove(id) else {
+            return;
+        };
+        if let Holder::Server(slot) = session.holder {
+            self.stack.remove(slot);
+        }
+        for claim in session.claim.into_iter().chain(session.flow_claim) {
+            self.ports.release(claim);
+        }
+    }
+
+    /// Holds the claim's port on the kernel's side.
+    pub fn keep_reservation(&mut self, id: SessionId, reservation: Reservation) {
+        self.reservations.insert(id, (reservation, None));
+    }
+
+    pub fn drop_reservation(&mut self, id: SessionId) -> Option<Reservation> {
+        let (reservation, token) = self.reservations.remove(&id)?;
+        if let Some(token) = token {
+            self.poll.remove(&reservation, token);
+        }
+        Some(reservation)
+    }
+
+    /// The claim behind a session, for connections that join its port.
+    pub fn claim_of(&self, id: SessionId) -> Option<Claim> {
+        let session = self.registry.session(id)?;
+        self.ports.claim(session.claim?)
+    }
+
+    pub fn server_slot(&self, id: SessionId) -> Option<Slot> {
+        match self.registry.session(id)?.holder {
+            Holder::Server(slot) => Some(slot),
+            _ => None,
+        }
+    }
+
+    pub fn set_phase(&mut self, id: SessionId, phase: Phase) {
+        if let Some(session) = self.registry.session_mut(id) {
+            session.phase = phase;
+        }
+    }
+
+    pub fn phase(&self, id: SessionId) -> Option<Phase> {
+        self.registry.session(id).map(|session| session.phase)
+    }
+}

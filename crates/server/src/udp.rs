@@ -1,0 +1,102 @@
+//! UDP sessions: cached at bind and at connect, so all there is to do is rows and ports.
+
+use portolan_control::{Claim, Command, Errno, Holder, Phase};
+use portolan_proto::control::{ReplyBody, Reuse};
+use portolan_stack::Path;
+use portolan_types::{ChannelId, Protocol, SessionId, Slot};
+
+use crate::clients::Answer;
+use crate::opens::{Detour, Target};
+use crate::server::{Server, random_u32};
+use crate::sessions::NewDescriptor;
+
+impl Server {
+    /// Fixes the peer: an exact flow instead of the binding.
+    pub fn connect_udp(
+        &mut self,
+        channel: ChannelId,
+        known: Option<SessionId>,
+        target: Target,
+        path: Path,
+        descriptor: Option<NewDescriptor>,
+    ) -> Result<Answer, Detour> {
+        let id = match known {
+            Some(id) => id,
+            None => self.enter_unbound(channel, Protocol::Udp, target.remote, descriptor)?,
+        };
+        if let Err(errno) = self.give_udp_endpoint(id, &path) {
+            if known.is_none() {
+                self.forget(id);
+            }
+            return Err(errno.into());
+        }
+        self.unaim(id);
+        let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
+        session.remote = Some(target.remote);
+        session.phase = Phase::Connected;
+        let local = session.local;
+        let generation = self.aim(id, Holder::Process(channel, target.slot));
+        self.counters.handoffs += 1;
+        Ok(ReplyBody::Connected {
+            session: id,
+            local,
+            generation,
+        }
+        .into())
+    }
+
+    /// An address and a port, if it has none yet. Ports of our own range need no kernel socket:
+    /// the kernel leaves that range alone.
+    fn give_udp_endpoint(&mut self, id: SessionId, path: &Path) -> Result<(), Errno> {
+        let random = random_u32();
+        let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
+        if session.local.port() == 0 {
+            let claim = Claim {
+                protocol: Protocol::Udp,
+                local: session.local,
+                reuse: Reuse::default(),
+                v6_only: false,
+                uid: session.uid,
+            };
+            let (claim, local) = self.ports.bind(claim, random).map_err(|e| e.errno())?;
+            session.claim = Some(claim);
+            session.local = local;
+        }
+        if session.local.ip().is_unspecified() {
+            let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
+            let port = session.local.port();
+            // The binding row goes before the address that names it does.
+            self.unaim(id);
+            if let Some(session) = self.registry.session_mut(id) {
+                session.local = (source, port).into();
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the peer: the binding is back, at the address that `bind` gave.
+    pub fn disconnect_udp(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        slot: Slot,
+    ) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Disconnect, id)?;
+        self.unaim(id);
+        let bound = self.claim_of(id);
+        let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
+        session.remote = None;
+        session.phase = Phase::Bound;
+        if let Some(claim) = bound {
+            session.local = claim.local;
+        }
+        let local = session.local;
+        let generation = self.aim(id, Holder::Process(channel, slot));
+        Ok(ReplyBody::Bound {
+            session: id,
+            local,
+            generation,
+        }
+        .into())
+    }
+}

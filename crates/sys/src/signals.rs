@@ -1,0 +1,70 @@
+//! Signals as something to wait for: blocked from interrupting, read from a descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::null_mut;
+
+use rustix::io::{Errno, read};
+use rustix::process::Signal;
+
+use crate::wait::last_errno;
+
+/// Octets of `signalfd_siginfo`; its first word is the signal's number.
+const INFO: usize = 128;
+
+/// A set of signals that the calling thread, and those it starts, no longer get otherwise.
+#[derive(Debug)]
+pub struct Signals {
+    fd: OwnedFd,
+}
+
+impl Signals {
+    pub fn watch(signals: &[Signal]) -> Result<Signals, Errno> {
+        // SAFETY: zero is the empty set.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        for signal in signals {
+            // SAFETY: `set` is a set, and the number is one of a signal.
+            unsafe { libc::sigaddset(&mut set, signal.as_raw()) };
+        }
+        // SAFETY: `set` is a set; the old mask is not asked for.
+        if unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, null_mut()) } != 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: `set` is a set; -1 asks for a new descriptor.
+        let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(last_errno());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Signals { fd })
+    }
+
+    /// The next signal that came, if any.
+    pub fn next(&self) -> Option<Signal> {
+        let mut info = [0; INFO];
+        read(&self.fd, &mut info).ok()?;
+        let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+        Signal::from_named_raw(number)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blocked_signal_is_read_once() {
+        let signals = Signals::watch(&[Signal::USR2]).unwrap();
+        assert_eq!(signals.next(), None);
+        // SAFETY: sends a signal to the calling thread, which has it blocked.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2) };
+        assert_eq!(signals.next(), Some(Signal::USR2));
+        assert_eq!(signals.next(), None);
+    }
+}
