@@ -34,8 +34,3 @@ fn sum_over_cpus(map: &MapHandle, index: u32) -> u64 {
         .filter_map(|value| Some(u64::from_ne_bytes(value.as_slice().try_into().ok()?)))
         .fold(0, u64::wrapping_add)
 }
-
-#[cfg(test)]
-pub(crate) fn entries() -> usize {
-    TABLE.len()
-}

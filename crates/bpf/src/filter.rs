@@ -3,6 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
@@ -40,12 +43,14 @@ pub struct Filter {
     local_addresses: Table<[u8; 16], u8>,
     taps: Table<u32, u32>,
     channels: Table<u32, u32>,
-    rings: Table<u32, i32>,
-    doorbells: Table<u32, i32>,
+    rings: Arc<Table<u32, i32>>,
+    doorbells: Arc<Table<u32, i32>>,
     counters: MapHandle,
     /// What `local_addresses` holds.
     addresses: HashSet<IpAddr>,
     tap_of: HashMap<ChannelId, u32>,
+    /// Channels whose maps are on their way out of the tables.
+    leaving: HashMap<ChannelId, JoinHandle<()>>,
 }
 
 impl Filter {
@@ -67,11 +72,12 @@ impl Filter {
             local_addresses: Table::of(objects, "local_addresses")?,
             taps: Table::of(objects, "taps")?,
             channels: Table::of(objects, "channels")?,
-            rings: Table::of(objects, "rings")?,
-            doorbells: Table::of(objects, "doorbells")?,
+            rings: Arc::new(Table::of(objects, "rings")?),
+            doorbells: Arc::new(Table::of(objects, "doorbells")?),
             counters: objects.map("counters")?,
             addresses: HashSet::new(),
             tap_of: HashMap::new(),
+            leaving: HashMap::new(),
         })
     }
 
@@ -142,15 +148,23 @@ impl Filter {
         Ok(())
     }
 
-    /// Forgets a channel: frames aimed at it are dropped, its tap sends no more. The owner's
-    /// mappings stay valid.
+    /// Forgets a channel: its tap sends no more; frames aimed at it are soon dropped. The kernel
+    /// waits for programs that still use the ring, in a thread of its own here, because that takes
+    /// tens of milliseconds. The owner's mappings stay valid.
     pub fn remove_channel(&mut self, channel: ChannelId) -> Result<(), TableError> {
         if let Some(tap) = self.tap_of.remove(&channel) {
             self.taps.remove(&tap)?;
             self.channels.set(&channel.0, &0)?;
         }
-        self.rings.remove(&channel.0)?;
-        self.doorbells.remove(&channel.0)
+        let (rings, doorbells) = (Arc::clone(&self.rings), Arc::clone(&self.doorbells));
+        let leave = move || {
+            // What is not there needs no removal; nothing else can go wrong with a valid index.
+            let _ = rings.remove(&channel.0);
+            let _ = doorbells.remove(&channel.0);
+        };
+        self.leaving.retain(|_, thread| !thread.is_finished());
+        self.leaving.insert(channel, thread::spawn(leave));
+        Ok(())
     }
 
     /// Directs the packets of a flow; atomically if they had another direction before.
@@ -181,8 +195,24 @@ impl Filter {
         if channel.0 >= self.limits.channels {
             return Err(ChannelError::OutOfRange(channel));
         }
-        self.doorbells.set_map(channel.0, &maps.doorbell)?;
-        Ok(self.rings.set_map(channel.0, &maps.ring)?)
+        self.await_removal(channel);
+        // Each write waits until no program uses what was there before: let them wait together.
+        let (ring, doorbell) = thread::scope(|scope| {
+            let ring = scope.spawn(|| self.rings.set_map(channel.0, &maps.ring));
+            let doorbell = self.doorbells.set_map(channel.0, &maps.doorbell);
+            (ring.join(), doorbell)
+        });
+        doorbell?;
+        ring.unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok(())
+    }
+
+    /// Returns when nothing of a removed channel is left in the tables.
+    pub(crate) fn await_removal(&mut self, channel: ChannelId) {
+        if let Some(thread) = self.leaving.remove(&channel) {
+            // The thread has nothing in it that panics.
+            let _ = thread.join();
+        }
     }
 
     pub(crate) fn register_tap(

@@ -33,15 +33,22 @@ impl Hook {
     /// Attaches `program`. What a dead server left under our handle is replaced.
     pub(crate) fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<Hook, AttachError> {
         let refused = |source| AttachError::Filter { ifindex, source };
-        let had_qdisc = has_ingress_qdisc(ifindex)
-            .map_err(|source| AttachError::Netlink { ifindex, source })?;
+        let unanswered = |source| AttachError::Netlink { ifindex, source };
         let mut hook = tc_hook(program, ifindex);
-        hook.create().map_err(refused)?;
-        let had_leftover = had_qdisc && hook.query().is_ok();
+        let owns_qdisc = if has_ingress_qdisc(ifindex).map_err(unanswered)? {
+            // A leftover of ours means that a server before us made the discipline.
+            filters(ifindex, TC_H_MIN_INGRESS)
+                .map_err(unanswered)?
+                .iter()
+                .any(is_ours)
+        } else {
+            hook.create().map_err(refused)?;
+            true
+        };
         hook.replace(true).attach().map_err(refused)?;
         Ok(Hook {
             ifindex,
-            owns_qdisc: !had_qdisc || had_leftover,
+            owns_qdisc,
         })
     }
 
@@ -52,7 +59,7 @@ impl Hook {
         let mut hook = tc_hook(program, ifindex);
         hook.detach().map_err(refused)?;
         let in_use =
-            has_filters(ifindex).map_err(|source| AttachError::Netlink { ifindex, source })?;
+            is_in_use(ifindex).map_err(|source| AttachError::Netlink { ifindex, source })?;
         if self.owns_qdisc && !in_use {
             // With both attach points named, libbpf removes the discipline itself.
             hook.attach_point(TC_INGRESS | TC_EGRESS)
@@ -88,19 +95,28 @@ fn is_ingress(qdisc: &TcMessage) -> bool {
     )
 }
 
+fn is_ours(filter: &TcMessage) -> bool {
+    // The upper half of this field is the priority.
+    filter.header.handle == TcHandle::from(HANDLE) && filter.header.info >> 16 == PRIORITY
+}
+
 /// Whether any filter, of anyone, is on the device's clsact discipline.
-fn has_filters(ifindex: u32) -> io::Result<bool> {
-    for minor in [TC_H_MIN_INGRESS, TC_H_MIN_EGRESS] {
-        let mut message = TcMessage::with_index(ifindex as i32);
-        message.header.parent = TcHandle {
-            major: (TC_H_CLSACT >> 16) as u16,
-            minor: minor as u16,
-        };
-        if !dump(RouteNetlinkMessage::GetTrafficFilter(message))?.is_empty() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+fn is_in_use(ifindex: u32) -> io::Result<bool> {
+    Ok(!filters(ifindex, TC_H_MIN_INGRESS)?.is_empty()
+        || !filters(ifindex, TC_H_MIN_EGRESS)?.is_empty())
+}
+
+fn filters(ifindex: u32, attach_point: u32) -> io::Result<Vec<TcMessage>> {
+    let mut message = TcMessage::with_index(ifindex as i32);
+    message.header.parent = TcHandle::from(TC_H_CLSACT & 0xffff_0000 | attach_point);
+    let replies = dump(RouteNetlinkMessage::GetTrafficFilter(message))?;
+    Ok(replies
+        .into_iter()
+        .filter_map(|reply| match reply {
+            RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter),
+            _ => None,
+        })
+        .collect())
 }
 
 /// All replies to a dump request.

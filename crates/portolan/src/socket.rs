@@ -2,7 +2,7 @@
 //! it. Its session lies in `Core`; here is where it stands in its life and who watches it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use crate::core::{Core, canonical};
 use crate::epoll::Epoll;
 use crate::options::Options;
+use crate::table::Hidden;
 use crate::wait::Waiter;
 
 // poll(2) and epoll(7) use the same bits.
@@ -76,7 +77,7 @@ pub(crate) struct Setup {
     /// Once the server knows the socket.
     pub(crate) session: Option<SessionId>,
     /// The descriptor's other end, until the server gets it.
-    pub(crate) far: Option<OwnedFd>,
+    pub(crate) far: Option<Hidden>,
     pub(crate) local: Option<SocketAddr>,
     pub(crate) remote: Option<SocketAddr>,
 }
@@ -88,7 +89,7 @@ struct Watchers {
 }
 
 impl Socket {
-    pub(crate) fn new(family: Family, protocol: Protocol, far: OwnedFd) -> Socket {
+    pub(crate) fn new(family: Family, protocol: Protocol, far: Hidden) -> Socket {
         let setup = Setup {
             far: Some(far),
             ..Setup::default()

@@ -1,9 +1,12 @@
 //! Which descriptors of this process are Portolan's. The negative answer, by far the most common
 //! under a preload library, is one atomic load.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+
+use portolan_sys::descriptor;
 
 use crate::epoll::Epoll;
 use crate::socket::Socket;
@@ -103,8 +106,36 @@ pub(crate) fn all() -> Vec<(RawFd, File)> {
         .collect()
 }
 
-/// Moves one of the library's own descriptors out of the application's way, and protects it from
-/// programs that close all they find.
+/// One of the library's own descriptors, closed by a bare system call: `OwnedFd` closes by libc's
+/// symbol, which under the preload library refuses what is not the program's.
+#[derive(Debug)]
+pub(crate) struct Hidden(ManuallyDrop<OwnedFd>);
+
+impl Hidden {
+    pub(crate) fn new(fd: OwnedFd) -> Hidden {
+        Hidden(ManuallyDrop::new(hide(fd)))
+    }
+}
+
+impl AsFd for Hidden {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        let fd = self.0.as_raw_fd();
+        let cell = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
+        // In a child of fork it has been closed already: see `take_hidden`.
+        if cell.is_none_or(|kind| kind.swap(FOREIGN, Ordering::AcqRel) == INTERNAL) {
+            descriptor::close(fd);
+        }
+    }
+}
+
+/// Moves one of the library's own descriptors, which is never closed again, out of the
+/// application's way, and protects it from programs that close all they find.
 pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     let fd = rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN_FROM).unwrap_or(fd);
     if let Some(kind) = usize::try_from(fd.as_raw_fd())

@@ -2,7 +2,7 @@
 //! clock. All blocking calls of the library come here.
 
 use std::cell::RefCell;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,12 +15,12 @@ use rustix::io::{Errno, read, write};
 
 use crate::core::{Core, Role};
 use crate::process::Process;
-use crate::table;
+use crate::table::Hidden;
 
 /// What others signal to wake one sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    eventfd: OwnedFd,
+    eventfd: Hidden,
     is_asleep: AtomicBool,
     is_signalled: AtomicBool,
 }
@@ -39,7 +39,7 @@ impl Waiter {
             }
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             let waiter = Arc::new(Waiter {
-                eventfd: table::hide(eventfd(0, flags)?),
+                eventfd: Hidden::new(eventfd(0, flags)?),
                 is_asleep: AtomicBool::new(false),
                 is_signalled: AtomicBool::new(false),
             });
@@ -176,7 +176,7 @@ impl Process {
 impl Core {
     /// Descriptors that end the sleep of a thread in that role.
     fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
-        let mut fds = vec![pollfd(waiter.eventfd.as_raw_fd(), libc::POLLIN)];
+        let mut fds = vec![pollfd(waiter.eventfd.as_fd().as_raw_fd(), libc::POLLIN)];
         if role == Role::Lead {
             self.channel_fds(&mut fds);
         }

@@ -19,8 +19,9 @@ const MOST_DESCRIPTORS: u64 = 1 << 20;
 
 interpose! {
     /// `int close(int)`
+    ///
+    /// Programs close numbers that they never opened: the library's own descriptors answer EBADF.
     fn close(fd: c_int) -> c_int {
-        ours(fd)?;
         done(posix::close(fd))
     }
 
@@ -87,6 +88,9 @@ fn control(fd: c_int, command: c_int, argument: usize) -> Outcome<c_int> {
 }
 
 fn duplicate_onto(fd: c_int, onto: c_int, cloexec: bool) -> Outcome<c_int> {
+    if posix::is_internal(onto) {
+        return Err(Errno::BUSY.into());
+    }
     if posix::is_ours(fd) {
         return posix::duplicate(fd, Duplicate::Onto { fd: onto, cloexec }).settle();
     }
@@ -98,22 +102,26 @@ fn duplicate_onto(fd: c_int, onto: c_int, cloexec: bool) -> Outcome<c_int> {
     Err(Refusal::NotOurs)
 }
 
-/// Closes ours one by one and lets the kernel close the stretches between them.
+/// Closes ours one by one and lets the kernel close the stretches between them. The library's own descriptors stay.
 fn close_between(first: c_uint, last: c_uint, flags: c_uint) -> Outcome<c_int> {
     let only_marks = flags & libc::CLOSE_RANGE_CLOEXEC != 0;
     let last_possible = last.min(highest_descriptor());
-    if first > last || only_marks || !(first..=last_possible).any(|fd| posix::is_ours(fd as c_int))
-    {
+    if first > last || only_marks || !(first..=last_possible).any(is_special) {
         return Err(Refusal::NotOurs);
     }
     let mut unclosed = first;
-    for fd in (first..=last_possible).filter(|fd| posix::is_ours(*fd as c_int)) {
+    for fd in (first..=last_possible).filter(|fd| is_special(*fd)) {
         close_stretch(unclosed..fd, flags)?;
         done(posix::close(fd as c_int)).ok();
         unclosed = fd + 1;
     }
     close_stretch(unclosed..last.saturating_add(1), flags)?;
     Ok(0)
+}
+
+/// Ours, or the library's own.
+fn is_special(fd: c_uint) -> bool {
+    posix::is_ours(fd as c_int) || posix::is_internal(fd as c_int)
 }
 
 fn close_stretch(stretch: Range<c_uint>, flags: c_uint) -> Result<(), Errno> {

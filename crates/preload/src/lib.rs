@@ -8,6 +8,7 @@ mod interpose;
 
 mod address;
 mod buffers;
+mod control;
 mod descriptors;
 mod file;
 mod io;

@@ -8,6 +8,8 @@ use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 
+use crate::raw;
+
 /// `EBADF` for a negative number.
 pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {
@@ -31,12 +33,13 @@ pub fn replace(from: impl AsFd, onto: RawFd, close_on_exec: bool) -> Result<(), 
     let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
     let from = from.as_fd().as_raw_fd();
     // SAFETY: plain numbers; what `onto` referred to is the application's to give up.
-    let result = unsafe { libc::syscall(libc::SYS_dup3, from, onto, flags) };
-    if result < 0 {
-        Err(crate::wait::last_errno())
-    } else {
-        Ok(())
-    }
+    unsafe {
+        raw::syscall(
+            libc::SYS_dup3,
+            [number(from), number(onto), number(flags), 0, 0, 0],
+        )?
+    };
+    Ok(())
 }
 
 pub fn is_close_on_exec(fd: RawFd) -> Result<bool, Errno> {
@@ -69,32 +72,33 @@ pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
 /// `setsockopt` with the octets as they are.
 pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     // SAFETY: `value` is readable for its length.
-    let result = unsafe {
-        libc::syscall(
+    unsafe {
+        raw::syscall(
             libc::SYS_setsockopt,
-            fd.as_fd().as_raw_fd(),
-            level,
-            name,
-            value.as_ptr(),
-            value.len(),
-        )
-    };
-    if result < 0 {
-        Err(crate::wait::last_errno())
-    } else {
-        Ok(())
+            [
+                number(fd.as_fd().as_raw_fd()),
+                number(level),
+                number(name),
+                value.as_ptr().expose_provenance(),
+                value.len(),
+                0,
+            ],
+        )?;
     }
+    Ok(())
 }
 
 /// A kernel socket.
 pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.
-    let fd = unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) };
-    match RawFd::try_from(fd) {
-        // SAFETY: the kernel just made it for us.
-        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-        _ => Err(crate::wait::last_errno()),
-    }
+    let fd = unsafe {
+        raw::syscall(
+            libc::SYS_socket,
+            [number(domain), number(kind), number(protocol), 0, 0, 0],
+        )?
+    };
+    // SAFETY: the kernel just made it for us; descriptors fit an `int`.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 /// `epoll_ctl` with the data as it is. `event` is unused for a removal.
@@ -106,20 +110,14 @@ pub fn epoll_control(
 ) -> Result<(), Errno> {
     let mut event = event.unwrap_or(libc::epoll_event { events: 0, u64: 0 });
     // SAFETY: `event` outlives the call.
-    let result = unsafe {
-        libc::syscall(
+    unsafe {
+        let event = std::ptr::from_mut(&mut event).expose_provenance();
+        raw::syscall(
             libc::SYS_epoll_ctl,
-            set,
-            operation,
-            fd,
-            std::ptr::from_mut(&mut event),
-        )
-    };
-    if result < 0 {
-        Err(crate::wait::last_errno())
-    } else {
-        Ok(())
+            [number(set), number(operation), number(fd), event, 0, 0],
+        )?;
     }
+    Ok(())
 }
 
 /// What a kernel epoll set has now, without waiting.
@@ -128,18 +126,19 @@ pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usi
         return Ok(0);
     }
     // SAFETY: `events` is writable for its length; a null mask leaves the signals alone.
-    let count = unsafe {
-        libc::syscall(
+    unsafe {
+        raw::syscall(
             libc::SYS_epoll_pwait,
-            set,
-            events.as_mut_ptr(),
-            events.len().min(i32::MAX as usize),
-            0,
-            std::ptr::null::<libc::sigset_t>(),
-            8,
+            [
+                number(set),
+                events.as_mut_ptr().expose_provenance(),
+                events.len().min(i32::MAX as usize),
+                0,
+                0,
+                8,
+            ],
         )
-    };
-    usize::try_from(count).map_err(|_| crate::wait::last_errno())
+    }
 }
 
 /// A new kernel epoll set.
@@ -156,4 +155,9 @@ pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
 pub fn raise_sigpipe() {
     // SAFETY: a signal to the calling thread; what it does is the application's choice.
     unsafe { libc::raise(libc::SIGPIPE) };
+}
+
+/// An `int` argument as a register holds it.
+fn number(argument: i32) -> usize {
+    argument as isize as usize
 }

@@ -12,6 +12,7 @@ mod mapping;
 pub mod memory;
 pub mod namespace;
 pub mod netlink;
+mod raw;
 pub mod ring;
 pub mod shm;
 pub mod signals;

@@ -6,8 +6,6 @@ use std::ptr::null_mut;
 use rustix::io::{Errno, read};
 use rustix::process::Signal;
 
-use crate::wait::last_errno;
-
 /// Octets of `signalfd_siginfo`; its first word is the signal's number.
 const INFO: usize = 128;
 
@@ -32,7 +30,7 @@ impl Signals {
         // SAFETY: `set` is a set; -1 asks for a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
-            return Err(last_errno());
+            return Err(Errno::INVAL);
         }
         // SAFETY: the descriptor is new and nobody else's.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -7,7 +7,7 @@ use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::clock;
+use crate::{clock, raw};
 
 /// Octets of the kernel's signal set, which is shorter than libc's.
 const KERNEL_SIGSET: usize = 8;
@@ -27,27 +27,23 @@ pub fn ppoll(
             tv_nsec: i64::from(left.subsec_nanos()),
         }
     });
-    let timeout = timeout.as_mut().map_or(null_mut(), |t| t as *mut _);
+    let timeout = timeout.as_mut().map_or(null_mut::<libc::timespec>(), |t| t);
     let mask = mask.map_or(null(), |mask| mask as *const libc::sigset_t);
     // SAFETY: `fds` is a slice of `pollfd`; `timeout` and `mask` are null or point to values that
     // outlive the call; the mask is longer than the eight octets that the kernel reads.
-    let ready = unsafe {
-        libc::syscall(
+    unsafe {
+        raw::syscall(
             libc::SYS_ppoll,
-            fds.as_mut_ptr(),
-            fds.len(),
-            timeout,
-            mask,
-            KERNEL_SIGSET,
+            [
+                fds.as_mut_ptr().expose_provenance(),
+                fds.len(),
+                timeout.expose_provenance(),
+                mask.expose_provenance(),
+                KERNEL_SIGSET,
+                0,
+            ],
         )
-    };
-    usize::try_from(ready).map_err(|_| last_errno())
-}
-
-/// What the last `libc::syscall` of this thread failed with.
-pub(crate) fn last_errno() -> Errno {
-    let error = std::io::Error::last_os_error();
-    Errno::from_io_error(&error).unwrap_or(Errno::INVAL)
+    }
 }
 
 /// Wakes whoever polls it, once for any number of rings.

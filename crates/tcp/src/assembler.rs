@@ -120,3 +120,73 @@ impl Assembler {
         self.recent.insert(0, seq);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assembler(ranges: &[(u32, u32)]) -> Assembler {
+        let mut assembler = Assembler::default();
+        for &(start, end) in ranges {
+            assert!(assembler.insert(SeqNum(start), SeqNum(end)));
+        }
+        assembler
+    }
+
+    fn blocks(assembler: &Assembler) -> Vec<(u32, u32)> {
+        let mut blocks = ArrayVec::new();
+        assembler.report(&mut blocks, 4);
+        blocks.iter().map(|b| (b.start.0, b.end.0)).collect()
+    }
+
+    #[test]
+    fn ranges_that_touch_or_overlap_become_one() {
+        assert_eq!(
+            blocks(&assembler(&[(10, 20), (30, 40), (20, 30)])),
+            [(10, 40)]
+        );
+        assert_eq!(
+            blocks(&assembler(&[(10, 20), (30, 40), (5, 50)])),
+            [(5, 50)]
+        );
+    }
+
+    #[test]
+    fn the_newest_range_is_reported_first() {
+        let mut a = assembler(&[(10, 20), (30, 40), (50, 60)]);
+        assert_eq!(blocks(&a), [(50, 60), (30, 40), (10, 20)]);
+        a.insert(SeqNum(20), SeqNum(22));
+        assert_eq!(blocks(&a), [(10, 22), (50, 60), (30, 40)]);
+    }
+
+    #[test]
+    fn the_stream_advances_over_all_it_reaches() {
+        let mut a = assembler(&[(10, 20), (20, 25), (30, 40)]);
+        assert_eq!(a.advance(SeqNum(5)), SeqNum(5));
+        assert_eq!(a.advance(SeqNum(12)), SeqNum(25));
+        assert_eq!(blocks(&a), [(30, 40)]);
+        assert_eq!(a.advance(SeqNum(30)), SeqNum(40));
+        assert!(a.is_empty());
+    }
+
+    #[test]
+    fn ranges_may_span_the_wrap() {
+        let mut a = assembler(&[(u32::MAX - 5, 10), (20, 30)]);
+        assert!(a.covers(SeqNum(u32::MAX), SeqNum(5)));
+        assert!(a.is_consistent(SeqNum(u32::MAX - 10), SeqNum(100)));
+        assert_eq!(a.advance(SeqNum(u32::MAX - 5)), SeqNum(10));
+    }
+
+    #[test]
+    fn the_number_of_holes_is_bounded() {
+        let mut a = Assembler::default();
+        for i in 0..MAX_RANGES as u32 {
+            assert!(a.insert(SeqNum(i * 10), SeqNum(i * 10 + 5)));
+        }
+        assert!(!a.insert(SeqNum(1_000_000), SeqNum(1_000_001)));
+        assert!(
+            a.insert(SeqNum(5), SeqNum(10)),
+            "one that closes a hole is taken"
+        );
+    }
+}

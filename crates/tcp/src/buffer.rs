@@ -1,14 +1,16 @@
 //! A byte ring that grows by doubling. It owns octets, knows nothing of sequence numbers, and may
 //! hold octets beyond its readable part (data that arrived out of order).
 
+use core::fmt;
+
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const SMALLEST: usize = 2048;
 /// More than any buffer may hold; refuses hostile offsets before they become allocations.
-pub(crate) const LARGEST: usize = 1 << 28;
+pub(crate) const LARGEST: usize = 1 << 26;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(crate) struct ByteRing {
     /// Its length is zero or a power of two.
     store: Vec<u8>,
@@ -107,6 +109,12 @@ impl ByteRing {
     }
 }
 
+impl fmt::Debug for ByteRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ByteRing({} readable of {})", self.len, self.span)
+    }
+}
+
 /// Encodes as the readable length and the octets of the used part.
 impl Serialize for ByteRing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -143,7 +151,7 @@ impl<'de> Deserialize<'de> for Octets {
         struct OctetsVisitor;
         impl Visitor<'_> for OctetsVisitor {
             type Value = Octets;
-            fn expecting(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("bytes")
             }
             fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Octets, E> {
@@ -154,5 +162,63 @@ impl<'de> Deserialize<'de> for Octets {
             }
         }
         deserializer.deserialize_bytes(OctetsVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(parts: &[&[u8]]) -> ByteRing {
+        let mut ring = ByteRing::default();
+        for part in parts {
+            ring.push(part);
+        }
+        ring
+    }
+
+    #[test]
+    fn octets_come_out_in_order_across_the_wrap_and_while_it_grows() {
+        let mut ring = ByteRing::default();
+        let (mut next_in, mut next_out) = (0u8, 0u8);
+        for step in 0..200 {
+            let data: Vec<u8> = (0..step * 7 % 900)
+                .map(|i| next_in.wrapping_add(i as u8))
+                .collect();
+            next_in = next_in.wrapping_add(data.len() as u8);
+            ring.push(&data);
+            let mut out = vec![0; step * 5 % 800];
+            let count = ring.copy_out(0, &mut out);
+            ring.consume(count);
+            for octet in &out[..count] {
+                assert_eq!(*octet, next_out);
+                next_out = next_out.wrapping_add(1);
+            }
+        }
+        assert!(ring.len() > SMALLEST);
+    }
+
+    #[test]
+    fn octets_beyond_the_readable_part_wait_to_be_made_readable() {
+        let mut ring = ring(&[b"ab"]);
+        ring.write_at(4, b"ef");
+        assert_eq!((ring.len(), ring.span()), (2, 6));
+        ring.write_at(2, b"cd");
+        ring.extend(4);
+        let mut out = [0; 8];
+        assert_eq!(ring.copy_out(1, &mut out), 5);
+        assert_eq!(&out[..5], b"bcdef");
+    }
+
+    #[test]
+    fn consuming_keeps_what_arrived_out_of_order() {
+        let mut ring = ring(&[b"ab"]);
+        ring.write_at(4, b"ef");
+        ring.consume(2);
+        ring.write_at(0, b"cd");
+        ring.extend(4);
+        let mut out = [0; 4];
+        assert_eq!(ring.copy_out(0, &mut out), 4);
+        assert_eq!(&out, b"cdef");
     }
 }

@@ -1,31 +1,30 @@
-//! The connection: what its owner calls. Segments come in through `input`, leave through
-//! `output`; this file has the calls of the socket layer and of the clock.
+//! The connection: what its owner calls. Segments come in through `input` and leave through
+//! `output`; time passes in `clock`; this file has the calls of the socket layer.
+
+mod clock;
 
 use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
-use portolan_wire::tcp::TcpHeader;
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use serde::{Deserialize, Serialize};
 
+use crate::buffer::LARGEST;
 use crate::config::{Config, Options};
 use crate::cookie;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::events::Events;
 use crate::figures::Figures;
-use crate::handshake::{Agreement, Offer, SYN_ACK_RETRIES, SYN_RETRIES, SynReceived, SynSent};
+use crate::handshake::{Agreement, Offer, SynReceived, SynSent};
 use crate::output::Reset;
 use crate::receive::{AckNeed, Receiver};
-use crate::send::Sender;
+use crate::send::{Episode, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
-use crate::timers::{SendTimer, Timers};
+use crate::timers::Timers;
 use crate::timestamps::Timestamps;
 
 /// Linux's `TCP_TIMEWAIT_LEN` and `tcp_fin_timeout`.
 pub(crate) const LINGERING: Duration = Duration::from_secs(60);
-/// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
-const DATA_RETRIES: u32 = 15;
-const ORPHAN_RETRIES: u32 = 8;
-
 /// One TCP connection.
 ///
 /// Call contract: after each call of `on_segment`, `on_timer`, `on_icmp`, `send`, `recv`,
@@ -214,9 +213,11 @@ impl Connection {
     }
 
     fn clamped(&self, mss: u32) -> u32 {
-        self.options
+        let clamp = self
+            .options
             .max_segment
-            .map_or(mss, |clamp| mss.min(u32::from(clamp).max(48)))
+            .map_or(LARGEST_SEGMENT, |clamp| u32::from(clamp).max(48));
+        mss.clamp(1, LARGEST_SEGMENT).min(clamp)
     }
 
     // ---- the user's octets ----
@@ -279,12 +280,12 @@ impl Connection {
 
     /// Sets the size of the send buffer and ends its auto-tuning.
     pub fn set_send_buffer(&mut self, octets: usize) {
-        self.send.set_limit(octets.min(crate::buffer::LARGEST));
+        self.send.set_limit(octets.min(LARGEST));
     }
 
     /// Sets the size of the receive buffer and ends its auto-tuning.
     pub fn set_receive_buffer(&mut self, octets: usize) {
-        self.receive.set_limit(octets.min(crate::buffer::LARGEST));
+        self.receive.set_limit(octets.min(LARGEST));
     }
 
     // ---- closing ----
@@ -378,6 +379,17 @@ impl Connection {
         matches!(self.state, State::Closed(_))
     }
 
+    /// In TIME-WAIT, whether `syn` begins a new connection and is no late duplicate: its timestamp
+    /// or its number is newer (RFC 6191). Gives a number that the new connection may start with.
+    pub fn reopens(&self, syn: &TcpHeader) -> Option<SeqNum> {
+        let newer = match (&self.timestamps, syn.options.timestamps) {
+            (Some(state), Some(field)) => state.is_newer(field),
+            _ => syn.seq.after(self.receive.nxt),
+        };
+        let fits = matches!(self.state, State::TimeWait(_)) && syn.flags == TcpFlags::SYN;
+        (fits && newer).then(|| self.send.nxt + 0xffff + 2)
+    }
+
     /// Whether all that was queued, a FIN included, is acknowledged.
     pub fn is_flushed(&self) -> bool {
         self.send.buffer.len() == 0 && !self.send.fin
@@ -442,127 +454,11 @@ impl Connection {
             sack: self.sack,
             window_scaling: self.scaling,
             congestion: send.congestion.kind(),
-            fast_recovery: matches!(send.episode, crate::send::Episode::Recovery { .. }),
-            loss_recovery: matches!(send.episode, crate::send::Episode::Loss { .. }),
+            fast_recovery: matches!(send.episode, Episode::Recovery { .. }),
+            loss_recovery: matches!(send.episode, Episode::Loss { .. }),
             last_data_sent: send.last_sent,
             last_data_received: receive.last_data,
         }
-    }
-
-    // ---- the clock ----
-
-    /// When `on_timer` wants to be called.
-    pub fn deadline(&self) -> Option<Instant> {
-        let at = self.timers.earliest().min(self.keepalive_deadline());
-        (at != Instant::FAR_FUTURE).then_some(at)
-    }
-
-    pub fn on_timer(&mut self, now: Instant) {
-        if self.timers.end <= now {
-            return self.end();
-        }
-        if self.timers.acknowledge <= now {
-            self.timers.acknowledge = Instant::FAR_FUTURE;
-            self.receive.want_ack(AckNeed::Now);
-        }
-        if self.timers.send <= now {
-            self.timers.clear_send();
-            self.on_send_timer(now);
-        }
-        if self.keepalive_deadline() <= now {
-            self.on_keepalive(now);
-        }
-    }
-
-    fn on_send_timer(&mut self, now: Instant) {
-        match (&mut self.state, self.timers.send_kind) {
-            (State::SynSent(s), _) => {
-                s.due = true;
-                self.retry_handshake(SYN_RETRIES);
-            }
-            (State::SynReceived(s), _) => {
-                s.due = true;
-                self.retry_handshake(SYN_ACK_RETRIES);
-            }
-            (_, SendTimer::Retransmit) => self.on_retransmit_timeout(now),
-            (_, SendTimer::Persist) => self.on_persist(now),
-            (_, SendTimer::Reorder) => {
-                let again = self.send.detect_loss(now);
-                self.rearm(now, again);
-            }
-            (_, SendTimer::TailProbe) => self.on_tail_probe(now),
-        }
-    }
-
-    fn retry_handshake(&mut self, limit: u32) {
-        if self.send.retries >= limit {
-            return self.give_up();
-        }
-        self.send.retries += 1;
-        self.send.rtt.back_off();
-    }
-
-    /// RFC 9293 §3.8.3: R2 is reached.
-    fn give_up(&mut self) {
-        self.fail(self.soft_error.unwrap_or(Error::TimedOut));
-    }
-
-    fn is_hopeless(&self, now: Instant, tries: u32) -> bool {
-        let limit = if self.orphan {
-            ORPHAN_RETRIES
-        } else {
-            DATA_RETRIES
-        };
-        match self.options.user_timeout {
-            Some(timeout) => now.since(self.send.stalled_since) >= timeout,
-            None => tries >= limit,
-        }
-    }
-
-    fn on_retransmit_timeout(&mut self, now: Instant) {
-        if self.send.is_idle() {
-            return;
-        }
-        if self.is_hopeless(now, self.send.retries) {
-            return self.give_up();
-        }
-        self.send.on_retransmit_timeout();
-    }
-
-    /// RFC 9293 §3.8.6.1: ask for the window, or send a short segment that was held back.
-    fn on_persist(&mut self, now: Instant) {
-        if self.is_hopeless(now, self.send.probes) {
-            return self.give_up();
-        }
-        self.send.probes += 1;
-        self.send.rtt.back_off();
-        self.send.forced = true;
-        self.probe = self.send.window == 0;
-    }
-
-    /// RFC 8985 §7.3: new data if there is any, else the last segment again.
-    fn on_tail_probe(&mut self, now: Instant) {
-        self.send.probe_tail();
-        self.timers
-            .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
-    }
-
-    fn keepalive_deadline(&self) -> Instant {
-        let keepalive = &self.options.keepalive;
-        if !keepalive.enabled || !self.state.is_synchronized() || !self.send.is_idle() {
-            return Instant::FAR_FUTURE;
-        }
-        self.heard + keepalive.idle + keepalive.interval.saturating_mul(self.keepalives)
-    }
-
-    /// RFC 9293 §3.8.4.
-    fn on_keepalive(&mut self, now: Instant) {
-        if self.keepalives >= self.options.keepalive.count {
-            self.abort(now);
-            return self.give_up();
-        }
-        self.keepalives += 1;
-        self.probe = true;
     }
 
     // ---- ICMP ----

@@ -151,3 +151,136 @@ fn stamp(peer: &TcpOptions, clock: u32) -> u32 {
         value
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Connection, StateName};
+    use portolan_types::Protocol;
+
+    const SECRET: Secret = Secret([9; 16]);
+    const NOW: Instant = Instant::from_millis(123_456_789);
+
+    fn flow() -> FlowKey {
+        FlowKey {
+            protocol: Protocol::Tcp,
+            local: ([10, 0, 0, 1], 80).into(),
+            remote: ([10, 0, 0, 2], 1234).into(),
+        }
+    }
+
+    fn syn(options: TcpOptions) -> TcpHeader {
+        TcpHeader {
+            source_port: 1234,
+            destination_port: 80,
+            seq: SeqNum(77),
+            flags: TcpFlags::SYN,
+            options,
+            ..TcpHeader::default()
+        }
+    }
+
+    fn full() -> TcpOptions {
+        TcpOptions {
+            mss: Some(1452),
+            window_scale: Some(9),
+            sack_permitted: true,
+            timestamps: Some(Field { value: 5, echo: 0 }),
+            ..TcpOptions::default()
+        }
+    }
+
+    /// The ACK with which an honest peer answers.
+    fn answer(syn_ack: &TcpHeader) -> TcpHeader {
+        TcpHeader {
+            source_port: 1234,
+            destination_port: 80,
+            seq: syn_ack.ack,
+            ack: syn_ack.seq + 1,
+            flags: TcpFlags::ACK,
+            window: 500,
+            options: TcpOptions {
+                timestamps: syn_ack.options.timestamps.map(|t| Field {
+                    value: 6,
+                    echo: t.value,
+                }),
+                ..TcpOptions::default()
+            },
+            ..TcpHeader::default()
+        }
+    }
+
+    #[test]
+    fn an_honest_peer_gets_the_options_it_asked_for() {
+        let config = Config::default();
+        let reply = syn_ack(&SECRET, &flow(), &syn(full()), &config, NOW);
+        let ack = answer(&reply);
+        let cookie = decode(&SECRET, &flow(), &ack, NOW).expect("our own cookie");
+        let wanted = Decoded {
+            mss: 1440,
+            scale: Some(9),
+            sack: true,
+            timestamps: true,
+        };
+        assert_eq!(cookie, wanted);
+        let connection = Connection::accept_cookie(&config, &ack, &cookie, NOW);
+        assert_eq!(connection.state(), StateName::Established);
+        let figures = connection.figures();
+        assert_eq!((figures.mss, figures.send_window), (1428, 500 << 9));
+        assert_eq!(connection.validate(), Ok(()));
+    }
+
+    #[test]
+    fn without_timestamps_only_the_segment_size_is_kept() {
+        let options = TcpOptions {
+            timestamps: None,
+            ..full()
+        };
+        let reply = syn_ack(&SECRET, &flow(), &syn(options), &Config::default(), NOW);
+        assert_eq!(
+            (reply.options.window_scale, reply.options.sack_permitted),
+            (None, false)
+        );
+        let cookie = decode(&SECRET, &flow(), &answer(&reply), NOW).expect("our own cookie");
+        let wanted = Decoded {
+            mss: 1440,
+            scale: None,
+            sack: false,
+            timestamps: false,
+        };
+        assert_eq!(cookie, wanted);
+    }
+
+    #[test]
+    fn old_foreign_and_invented_cookies_are_refused() {
+        let reply = syn_ack(&SECRET, &flow(), &syn(full()), &Config::default(), NOW);
+        let ack = answer(&reply);
+        let later = Instant::from_millis(NOW.as_millis() + 130_000);
+        assert_eq!(decode(&SECRET, &flow(), &ack, later), None);
+        assert_eq!(decode(&Secret([8; 16]), &flow(), &ack, NOW), None);
+        let other = FlowKey {
+            remote: ([10, 0, 0, 3], 1234).into(),
+            ..flow()
+        };
+        assert_eq!(decode(&SECRET, &other, &ack, NOW), None);
+        let luck = (0..100_000u32)
+            .filter(|i| {
+                let ack = TcpHeader {
+                    ack: SeqNum(i.wrapping_mul(2_654_435_761)),
+                    ..ack.clone()
+                };
+                decode(&SECRET, &flow(), &ack, NOW).is_some()
+            })
+            .count();
+        assert_eq!(luck, 0);
+    }
+
+    #[test]
+    fn the_stamp_carries_five_bits_and_is_never_later_than_the_clock() {
+        for clock in [0, 1, 31, 32, 1000, u32::MAX] {
+            let value = stamp(&full(), clock);
+            assert_eq!(value & 31, 9 | 16);
+            assert!(SeqNum(value).at_or_before(SeqNum(clock)));
+        }
+    }
+}

@@ -72,15 +72,20 @@ impl Connection {
     fn on_syn_ack(&mut self, now: Instant, header: &TcpHeader, payload: &[u8], state: &SynSent) {
         self.receive.synchronize(header.seq, now);
         self.settle(state.offer.agree(&header.options), header, now);
-        if self.send.retries == 0 {
-            self.send.rtt.sample(now.since(self.send.last_sent));
-        }
+        self.sample_handshake(now);
         self.heard = now;
         self.establish(header.seq, u32::from(header.window));
         self.receive.want_ack(AckNeed::Now);
         let fin = header.flags.contains(TcpFlags::FIN);
         if !payload.is_empty() || fin {
             self.on_text(now, header.seq + 1, payload, fin);
+        }
+    }
+
+    /// The round trip of a SYN that was sent once (RFC 6298 §3).
+    fn sample_handshake(&mut self, now: Instant) {
+        if self.send.retries == 0 {
+            self.send.rtt.sample(now.since(self.send.last_sent));
         }
     }
 
@@ -122,7 +127,7 @@ impl Connection {
         if !flags.contains(TcpFlags::ACK) {
             return;
         }
-        if !self.complete_handshake(header) || !self.check_acknowledgement(now, header.ack) {
+        if !self.complete_handshake(now, header) || !self.check_acknowledgement(now, header.ack) {
             return;
         }
         self.note_heard(now, header);
@@ -188,7 +193,7 @@ impl Connection {
             if s.active && header.seq == s.irs && header.flags.contains(TcpFlags::ACK)
                 && header.ack == s.iss + 1);
         if both_open {
-            self.complete_handshake(header);
+            self.complete_handshake(now, header);
             self.receive.want_ack(AckNeed::Now);
         } else if let State::SynReceived(state) = &mut self.state {
             state.due |= header.seq == state.irs && self.challenges.allow(now);
@@ -198,7 +203,7 @@ impl Connection {
     }
 
     /// In SYN-RECEIVED, whether `header` acknowledges our SYN; true in all later states.
-    fn complete_handshake(&mut self, header: &TcpHeader) -> bool {
+    fn complete_handshake(&mut self, now: Instant, header: &TcpHeader) -> bool {
         let State::SynReceived(state) = &self.state else {
             return true;
         };
@@ -209,6 +214,7 @@ impl Connection {
             });
             return false;
         }
+        self.sample_handshake(now);
         let syn = header.flags.contains(TcpFlags::SYN);
         let scale = if syn { 0 } else { self.send.scale };
         self.establish(header.seq, u32::from(header.window) << scale);
@@ -228,10 +234,10 @@ impl Connection {
     fn note_heard(&mut self, now: Instant, header: &TcpHeader) {
         self.heard = now;
         self.keepalives = 0;
-        if let (Some(state), Some(field)) = (&mut self.timestamps, header.options.timestamps) {
-            if header.seq.at_or_before(self.receive.acknowledged) {
-                state.update(field, now);
-            }
+        if let (Some(state), Some(field)) = (&mut self.timestamps, header.options.timestamps)
+            && header.seq.at_or_before(self.receive.acknowledged)
+        {
+            state.update(field, now);
         }
     }
 

@@ -57,6 +57,11 @@ impl Connection {
         if self.send.has_unsent() {
             self.send.resume(now);
         }
+        if self.sack && self.receive.has_report() {
+            // Full segments have no room for SACK blocks.
+            let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
+            return Some(bare(header));
+        }
         if let Some(chunk) = self.send.next_chunk(&self.options) {
             return Some(self.emit_chunk(now, chunk));
         }
@@ -78,10 +83,11 @@ impl Connection {
 
     /// Nothing is due now; what is being waited for gets its timer.
     fn arm_waiting(&mut self, now: Instant) {
-        if self.timers.acknowledge == Instant::FAR_FUTURE {
-            if let Some(at) = self.receive.ack_deadline(now) {
-                self.timers.acknowledge = at;
-            }
+        self.send.forced = false;
+        if self.timers.acknowledge == Instant::FAR_FUTURE
+            && let Some(at) = self.receive.ack_deadline(now)
+        {
+            self.timers.acknowledge = at;
         }
         let waits = self.send.is_idle() && self.send.has_unsent();
         if waits && !self.timers.runs(SendTimer::Persist) {
@@ -93,8 +99,17 @@ impl Connection {
         }
     }
 
+    /// A time-out for what is in flight (RFC 6298 §5.1), or a probe of its tail before that.
     pub(crate) fn arm_retransmission(&mut self, now: Instant) {
         let mut at = now + self.send.rtt.rto();
+        let probe = self
+            .send
+            .tail_probe_delay()
+            .filter(|_| self.sack)
+            .map(|delay| now + delay);
+        if let Some(probe) = probe.filter(|&probe| probe < at) {
+            return self.timers.set_send(SendTimer::TailProbe, probe);
+        }
         if let Some(timeout) = self.options.user_timeout {
             // RFC 5482: do not sleep past the user's own limit.
             at = at.min((self.send.stalled_since + timeout).max(now));
@@ -115,7 +130,7 @@ impl Connection {
         }
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
         self.send.sent(chunk, now);
-        if self.timers.send == Instant::FAR_FUTURE || self.timers.runs(SendTimer::Persist) {
+        if !(self.timers.runs(SendTimer::Retransmit) || self.timers.runs(SendTimer::Reorder)) {
             self.arm_retransmission(now);
         }
         if chunk.retransmission {
@@ -141,10 +156,9 @@ impl Connection {
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
         let blocks = if timestamps.is_some() { 3 } else { 4 };
-        let sack = if self.sack {
-            self.receive.sack_blocks(blocks)
-        } else {
-            Default::default()
+        let sack = match self.sack && !text {
+            true => self.receive.sack_blocks(blocks),
+            false => Default::default(),
         };
         self.receive.acknowledge(now, text);
         self.timers.acknowledge = Instant::FAR_FUTURE;

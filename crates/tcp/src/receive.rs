@@ -9,7 +9,7 @@ use portolan_wire::tcp::SackBlock;
 use serde::{Deserialize, Serialize};
 
 use crate::assembler::Assembler;
-use crate::buffer::ByteRing;
+use crate::buffer::{ByteRing, LARGEST};
 use crate::config::Config;
 
 /// Linux's `TCP_DELACK_MIN`.
@@ -292,7 +292,7 @@ impl Receiver {
 
     /// A segment that acknowledges `nxt` leaves; `data` if it carries text.
     pub(crate) fn acknowledge(&mut self, now: Instant, data: bool) {
-        if data && self.need != AckNeed::None && now.since(self.last_data) < ACK_DELAY {
+        if data && now.since(self.last_data) < ACK_DELAY {
             // The peers take turns: acknowledgements will ride on answers.
             self.quick = 0;
         } else if self.need != AckNeed::None {
@@ -300,6 +300,11 @@ impl Receiver {
         }
         self.need = AckNeed::None;
         self.acknowledged = self.nxt;
+    }
+
+    /// Whether the next acknowledgement is due at once and tells of octets out of order.
+    pub(crate) fn has_report(&self) -> bool {
+        self.need == AckNeed::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
     }
 
     /// The SACK option of the next acknowledgement, at most `limit` blocks.
@@ -381,11 +386,10 @@ impl Receiver {
         let copied = self.tuning.copied;
         if copied > self.tuning.space {
             if self.autotune {
-                let growth = if self.tuning.space == 0 {
-                    copied
-                } else {
-                    copied.saturating_mul(copied - self.tuning.space) / self.tuning.space
-                };
+                let growth = copied
+                    .saturating_mul(copied - self.tuning.space)
+                    .checked_div(self.tuning.space)
+                    .unwrap_or(copied);
                 let wanted = copied
                     .saturating_mul(2)
                     .saturating_add(16 * self.mss as usize)
@@ -406,10 +410,15 @@ impl Receiver {
         });
         self.scale <= MAX_SCALE
             && (1..=0xffff).contains(&self.mss)
-            && self.limit <= crate::buffer::LARGEST
-            && self.limit_max <= crate::buffer::LARGEST
+            && self.limit <= LARGEST
+            && self.limit_max <= LARGEST
             && self.edge.distance(self.nxt) >= 0
-            && self.edge - self.nxt <= 1 << 30
+            && self
+                .buffer
+                .span()
+                .max(self.buffer.len() + self.offered() as usize)
+                <= LARGEST
+            && self.tuning.copied.max(self.tuning.space) <= 1 << 40
             && self.nxt.at_or_after(self.acknowledged)
             && self.assembler.is_consistent(self.nxt, self.edge)
             && self.buffer.len() + beyond <= self.buffer.span()

@@ -73,3 +73,39 @@ impl RttEstimator {
         self.smoothed < BOUND && self.variation < BOUND && self.minimum < BOUND
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_first_sample_sets_both_terms() {
+        let mut rtt = RttEstimator::default();
+        assert_eq!(rtt.rto(), INITIAL_RTO);
+        rtt.sample(100 * MS);
+        assert_eq!((rtt.smoothed(), rtt.variation()), (Some(100 * MS), 50 * MS));
+        assert_eq!(rtt.rto(), 300 * MS);
+    }
+
+    #[test]
+    fn a_steady_path_has_a_time_out_of_200_ms_beyond_the_round_trip() {
+        let mut rtt = RttEstimator::default();
+        for _ in 0..100 {
+            rtt.sample(10 * MS);
+        }
+        assert!(rtt.rto().abs_diff(210 * MS) < MS, "{:?}", rtt.rto());
+    }
+
+    #[test]
+    fn the_time_out_doubles_up_to_two_minutes() {
+        let mut rtt = RttEstimator::default();
+        for doubled in [1, 2, 4, 8, 16, 32, 64, 120, 120] {
+            assert_eq!(rtt.rto(), Duration::from_secs(doubled));
+            rtt.back_off();
+        }
+        rtt.reset_backoff();
+        assert_eq!(rtt.rto(), INITIAL_RTO);
+    }
+}

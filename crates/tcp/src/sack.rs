@@ -95,16 +95,13 @@ impl Scoreboard {
 
     /// `start..end` was sent for the first time; `start` is where the last record ended.
     pub(crate) fn push(&mut self, start: SeqNum, end: SeqNum, now: Instant) {
-        if self.records.len() >= MAX_RECORDS {
-            if let Some(last) = self
-                .records
-                .back_mut()
-                .filter(|r| r.fate == Fate::Outstanding)
-            {
-                last.end = end;
-                last.sent = now;
-                return;
-            }
+        if self.records.len() >= MAX_RECORDS
+            && let Some(last) = self.records.back_mut()
+            && last.fate == Fate::Outstanding
+        {
+            last.end = end;
+            last.sent = now;
+            return;
         }
         self.records.push_back(Record {
             start,
@@ -309,10 +306,6 @@ impl Scoreboard {
             && sacked == u64::from(self.sacked)
             && lost == u64::from(self.lost)
             && self
-                .rack
-                .as_ref()
-                .is_none_or(|r| r.rtt <= Duration::from_secs(3600))
-            && self
                 .highest
                 .is_none_or(|h| h.after(una) && h.at_or_before(nxt))
     }
@@ -385,3 +378,6 @@ impl Scoreboard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,34 +1,21 @@
-//! The sending half: the queue of octets, what of it is in flight, the peer's window, loss
-//! recovery. It decides which octets go next; `output` makes segments of them.
+//! The sending half: the queue of octets, what of it is in flight, the peer's window. It decides
+//! which octets go next; `output` makes segments of them, `recovery` hears the answers.
 
-use core::time::Duration;
+mod recovery;
 
 use portolan_types::{Instant, SeqNum};
-use portolan_wire::tcp::SackBlock;
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{ByteRing, LARGEST};
-use crate::cc::{Acknowledged, Congestion};
+use crate::cc::Congestion;
 use crate::config::{Config, Options};
 use crate::rtt::RttEstimator;
-use crate::sack::{Delivery, Scoreboard};
+use crate::sack::Scoreboard;
 
-/// RFC 5681 §3.2.
-const DUPLICATE_THRESHOLD: u32 = 3;
+pub(crate) use recovery::{AckInput, Episode};
 
-/// Where the sender stands in a loss episode; `until` is what was sent when it began.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Episode {
-    Open,
-    /// Fast recovery (RFC 6675 §5).
-    Recovery {
-        until: SeqNum,
-    },
-    /// After a retransmission time-out.
-    Loss {
-        until: SeqNum,
-    },
-}
+/// What an IPv4 packet holds beside its headers and timestamps.
+pub(crate) const LARGEST_SEGMENT: u32 = 0xffff - 52;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sender {
@@ -67,6 +54,8 @@ pub(crate) struct Sender {
     /// Time-outs, or unanswered window probes, in a row.
     pub(crate) retries: u32,
     pub(crate) probes: u32,
+    /// The tail was probed since the last progress.
+    tail_probed: bool,
     limit: usize,
     limit_max: usize,
     autotune: bool,
@@ -84,34 +73,10 @@ pub(crate) struct Chunk {
     pub(crate) retransmission: bool,
 }
 
-/// The parts of a segment that concern the sending half.
-pub(crate) struct AckInput<'a> {
-    pub(crate) now: Instant,
-    pub(crate) seq: SeqNum,
-    pub(crate) ack: SeqNum,
-    /// Scaled.
-    pub(crate) window: u32,
-    pub(crate) sack: &'a [SackBlock],
-    /// Round-trip time by the echoed timestamp.
-    pub(crate) echo: Option<Duration>,
-    /// The segment occupies sequence space, so that it cannot be a duplicate ACK.
-    pub(crate) occupies: bool,
-    pub(crate) sack_permitted: bool,
-}
-
-/// What an acceptable acknowledgement changed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AckOutcome {
-    pub(crate) advanced: bool,
-    pub(crate) fin_acknowledged: bool,
-    /// When to look for reordered segments again.
-    pub(crate) reorder_at: Option<Instant>,
-}
-
 impl Sender {
     /// `first` is the sequence number of the first octet of the stream.
     pub(crate) fn new(config: &Config, first: SeqNum, now: Instant) -> Sender {
-        let mss = u32::from(config.mss).max(1);
+        let mss = u32::from(config.mss).clamp(1, LARGEST_SEGMENT);
         Sender {
             una: first,
             nxt: first,
@@ -136,6 +101,7 @@ impl Sender {
             stalled_since: now,
             retries: 0,
             probes: 0,
+            tail_probed: false,
             limit: config.send_buffer,
             limit_max: config.send_buffer_max.max(config.send_buffer),
             autotune: true,
@@ -152,7 +118,7 @@ impl Sender {
         self.wl2 = self.una;
         self.window = window;
         self.max_window = window.max(1);
-        self.mss = mss.max(1);
+        self.mss = mss;
         self.congestion.set_initial(self.mss);
         self.retries = 0;
         self.rtt.reset_backoff();
@@ -337,7 +303,7 @@ impl Sender {
             }
             self.board.push(chunk.seq, chunk.seq + space, now);
             self.nxt = chunk.seq + space;
-            if chunk.len % self.mss != 0 {
+            if !chunk.len.is_multiple_of(self.mss) {
                 self.short_end = self.nxt;
             }
         }
@@ -359,217 +325,13 @@ impl Sender {
             .slices((chunk.seq - self.una) as usize, chunk.len as usize)
     }
 
-    // ---- acknowledgements ----
-
-    /// RFC 9293 §3.10.7.4, fifth; `ack` is at most `nxt`, and not older than `una` less the
-    /// largest window.
-    pub(crate) fn on_ack(&mut self, input: &AckInput<'_>) -> AckOutcome {
-        let mut outcome = AckOutcome::default();
-        let mut delivery = Delivery::default();
-        let flight = self.in_flight();
-        let mut news = false;
-        for block in input.sack {
-            news |= self.board.sack(*block, input.now, &mut delivery);
-        }
-        self.probes = 0;
-        let moved = self.update_window(input);
-        let before = self.una;
-        if input.ack.after(self.una) {
-            self.advance(input, &mut delivery, &mut outcome);
-        }
-        self.sample(input, &delivery);
-        self.count_duplicate(input, moved, outcome.advanced);
-        outcome.reorder_at = self.recover(input, before, news || outcome.advanced);
-        self.grow(input.now, flight, &delivery);
-        outcome
-    }
-
-    /// Drops what is acknowledged.
-    fn advance(&mut self, input: &AckInput<'_>, delivery: &mut Delivery, outcome: &mut AckOutcome) {
-        let octets = (input.ack - self.una) as usize;
-        self.board.acknowledge(input.ack, input.now, delivery);
-        outcome.fin_acknowledged = self.fin && octets > self.buffer.len();
-        self.fin &= !outcome.fin_acknowledged;
-        self.buffer.consume(octets);
-        self.una = input.ack;
-        self.short_end = self.short_end.max(self.una);
-        self.retries = 0;
-        self.rtt.reset_backoff();
-        self.stalled_since = input.now;
-        outcome.advanced = true;
-    }
-
-    /// RFC 9293 §3.10.7.4: a window from an older segment does not replace a newer one.
-    fn update_window(&mut self, input: &AckInput<'_>) -> bool {
-        let newer = self.wl1.before(input.seq)
-            || (self.wl1 == input.seq && self.wl2.at_or_before(input.ack));
-        if !newer {
-            return false;
-        }
-        let moved = self.window != input.window;
-        if moved && self.board.is_empty() {
-            // Window probes did their work.
-            self.rtt.reset_backoff();
-        }
-        self.window = input.window;
-        self.max_window = self.max_window.max(input.window);
-        self.wl1 = input.seq;
-        self.wl2 = input.ack;
-        moved
-    }
-
-    /// Karn's rule: the clock of an octet sent once, else the echoed timestamp.
-    fn sample(&mut self, input: &AckInput<'_>, delivery: &Delivery) {
-        if delivery.octets == 0 {
-            return;
-        }
-        match (delivery.sent, input.echo) {
-            (Some(sent), _) => self.rtt.sample(input.now.since(sent)),
-            (None, Some(echo)) => self.rtt.sample(echo),
-            (None, None) => {}
-        }
-    }
-
-    /// RFC 5681 §2: what is a duplicate acknowledgement.
-    fn count_duplicate(&mut self, input: &AckInput<'_>, window_moved: bool, advanced: bool) {
-        if advanced {
-            self.duplicates = 0;
-            self.departed = 0;
-        } else if !input.occupies
-            && !window_moved
-            && input.ack == self.una
-            && !self.board.is_empty()
-            && !input.sack_permitted
-        {
-            self.duplicates = self.duplicates.saturating_add(1);
-            self.departed = self.departed.saturating_add(self.mss);
-        }
-    }
-
-    /// Enters, pursues and leaves loss episodes. Returns when to look for losses again.
-    fn recover(&mut self, input: &AckInput<'_>, before: SeqNum, news: bool) -> Option<Instant> {
-        self.leave_episode();
-        if input.sack_permitted {
-            if news && (self.board.sacked() > 0 || self.episode != Episode::Open) {
-                return self.detect_loss(input.now);
-            }
-            return None;
-        }
-        match self.episode {
-            Episode::Open if self.duplicates == DUPLICATE_THRESHOLD => {
-                self.board.lose_first(self.mss);
-                self.enter_recovery();
-            }
-            // RFC 6582 §3.2 step 3: a partial acknowledgement shows the next hole.
-            Episode::Recovery { .. } if self.una != before => {
-                self.board.lose_first(self.mss);
-                self.forced = true;
-            }
-            _ => {}
-        }
-        None
-    }
-
-    fn leave_episode(&mut self) {
-        if let Episode::Recovery { until } | Episode::Loss { until } = self.episode {
-            if self.una.at_or_after(until) {
-                self.episode = Episode::Open;
-                self.duplicates = 0;
-                self.departed = 0;
-            }
-        }
-    }
-
-    /// RFC 8985 §6.2; also called when the reordering timer fires.
-    pub(crate) fn detect_loss(&mut self, now: Instant) -> Option<Instant> {
-        let (Some(min), Some(srtt)) = (self.rtt.minimum(), self.rtt.smoothed()) else {
-            return None;
-        };
-        let recovering = self.episode != Episode::Open;
-        let window = self
-            .board
-            .reordering_window(recovering, self.mss, min, srtt);
-        let (lost, again) = self.board.detect_loss(now, window);
-        if lost > 0 && self.episode == Episode::Open {
-            self.enter_recovery();
-        }
-        again
-    }
-
-    fn enter_recovery(&mut self) {
-        self.congestion.on_loss(self.mss);
-        self.episode = Episode::Recovery { until: self.nxt };
-        // RFC 6675 §5 step 4.3: the first retransmission does not wait for the pipe to drain.
-        self.forced = true;
-    }
-
-    /// RFC 5681 §3.1, and only while the window is what limits (RFC 7661).
-    fn grow(&mut self, now: Instant, flight: u32, delivery: &Delivery) {
-        if delivery.octets == 0 || matches!(self.episode, Episode::Recovery { .. }) {
-            return;
-        }
-        let cwnd = self.congestion.cwnd();
-        let used = self.congestion_limited
-            || (self.congestion.in_slow_start() && flight.saturating_mul(2) > cwnd);
-        if used {
-            self.congestion.on_ack(Acknowledged {
-                now,
-                octets: delivery.octets,
-                mss: self.mss,
-                rtt: self.rtt.smoothed().unwrap_or(Duration::ZERO),
-            });
-            self.congestion_limited = false;
-            self.grow_buffer();
-        }
-    }
-
-    /// Linux's `tcp_sndbuf_expand`: twice the congestion window.
-    fn grow_buffer(&mut self) {
-        let wanted = 2 * self.congestion.cwnd() as usize;
-        if self.autotune && wanted > self.limit {
-            self.limit = wanted.min(self.limit_max);
-        }
-    }
-
-    // ---- time-outs ----
-
-    /// RFC 6298 §5.4–5.6.
-    pub(crate) fn on_retransmit_timeout(&mut self) {
-        let first = !matches!(self.episode, Episode::Loss { .. }) || self.retries == 0;
-        self.congestion.on_timeout(self.mss, first);
-        self.episode = Episode::Loss { until: self.nxt };
-        self.board.lose_all();
-        self.duplicates = 0;
-        self.departed = 0;
-        self.retries += 1;
-        self.rtt.back_off();
-        self.forced = true;
-    }
-
-    /// RFC 8985 §7.3: one segment may leave although the window is full; without new octets the
-    /// last ones go again.
-    pub(crate) fn probe_tail(&mut self) {
-        if !self.has_unsent() {
-            self.board.lose_last(self.mss);
-        }
-        self.forced = true;
-    }
-
-    /// The path takes segments of `mss` at most: what is in flight was too large.
-    pub(crate) fn shrink_mss(&mut self, mss: u32) {
-        if mss < self.mss {
-            self.mss = mss;
-            self.board.lose_all();
-            self.forced = true;
-        }
-    }
-
     /// Bounds of fields that no other file sees.
     pub(crate) fn bounds_hold(&self) -> bool {
-        (1..=0xffff).contains(&self.mss)
+        (1..=LARGEST_SEGMENT).contains(&self.mss)
             && (1..=0xffff).contains(&self.gso_max)
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST
+            && self.retries.max(self.probes) <= 1 << 24
             && self.short_end.at_or_after(self.una)
             && self.short_end.at_or_before(self.nxt)
     }

@@ -44,6 +44,10 @@ impl Timestamps {
         SeqNum(field.value).before(SeqNum(self.recent)) && now.since(self.recent_at) < STALE
     }
 
+    pub(crate) fn is_newer(&self, field: Field) -> bool {
+        SeqNum(field.value).after(SeqNum(self.recent))
+    }
+
     /// RFC 7323 §5.3 R3; the caller checks that the segment spans the last acknowledgement.
     pub(crate) fn update(&mut self, field: Field, now: Instant) {
         if SeqNum(field.value).at_or_after(SeqNum(self.recent)) || self.is_stale(now) {

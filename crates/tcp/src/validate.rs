@@ -1,7 +1,7 @@
 //! Whether a connection that another process encoded can be trusted not to break this one.
 
 use crate::buffer::LARGEST;
-use crate::connection::Connection;
+use crate::connection::{Connection, Counters};
 use crate::receive::MAX_SCALE;
 use crate::send::Sender;
 use crate::state::State;
@@ -15,6 +15,8 @@ pub enum Invalid {
     Receive,
     #[error("the state contradicts the halves")]
     State,
+    #[error("a counter is out of bounds")]
+    Counters,
     #[error("an option is out of bounds")]
     Options,
 }
@@ -31,6 +33,9 @@ impl Connection {
         if !self.state_fits() {
             return Err(Invalid::State);
         }
+        if !self.counters.are_bounded() {
+            return Err(Invalid::Counters);
+        }
         let options = &self.options;
         if options.receive_low_water > LARGEST || options.max_segment.is_some_and(|m| m == 0) {
             return Err(Invalid::Options);
@@ -40,17 +45,35 @@ impl Connection {
 
     fn state_fits(&self) -> bool {
         let unsynchronized = self.send.una == self.send.nxt && self.send.board.is_empty();
+        let flushed = unsynchronized && !self.send.fin && self.send.buffer.len() == 0;
+        let peer_closed = self.receive.fin_consumed();
         match &self.state {
             State::SynSent(s) => unsynchronized && s.iss + 1 == self.send.una && !self.send.fin,
             State::SynReceived(s) => {
                 unsynchronized && s.iss + 1 == self.send.una && s.irs + 1 == self.receive.nxt
             }
-            State::Established(_) | State::CloseWait(_) => !self.send.fin,
-            State::FinWait1(_) | State::Closing(_) | State::LastAck(_) => self.send.fin,
-            State::FinWait2(_) | State::TimeWait(_) | State::Closed(_) => {
-                !self.send.fin && unsynchronized && self.send.buffer.len() == 0
-            }
+            State::Established(_) => !self.send.fin && !peer_closed,
+            State::CloseWait(_) => !self.send.fin && peer_closed,
+            State::FinWait1(_) => self.send.fin && !peer_closed,
+            State::Closing(_) | State::LastAck(_) => self.send.fin && peer_closed,
+            State::FinWait2(_) => flushed && !peer_closed,
+            State::TimeWait(_) => flushed && peer_closed,
+            State::Closed(_) => flushed,
         }
+    }
+}
+
+impl Counters {
+    fn are_bounded(&self) -> bool {
+        [
+            self.segments_in,
+            self.segments_out,
+            self.octets_in,
+            self.octets_out,
+            self.retransmits,
+        ]
+        .iter()
+        .all(|&count| count < 1 << 62)
     }
 }
 

@@ -91,8 +91,8 @@ impl Pair {
             now: START,
             a: End::new(config),
             b: End::new(config),
-            a_to_b: Link::new(random.next(), delay),
-            b_to_a: Link::new(random.next(), delay),
+            a_to_b: Link::new(random.draw(), delay),
+            b_to_a: Link::new(random.draw(), delay),
             migration: 0,
             migrations: 0,
             random,
@@ -116,7 +116,7 @@ impl Pair {
     /// Starts an active open.
     pub fn connect(&mut self, side: Side) {
         let (local, remote) = ports(side);
-        let iss = SeqNum(self.random.next() as u32);
+        let iss = SeqNum(self.random.draw() as u32);
         let now = self.now;
         let end = self.end(side);
         end.connection = Some(Connection::connect(&end.config, local, remote, iss, now));
@@ -154,10 +154,10 @@ impl Pair {
         self.deliver(Side::B);
         for side in [Side::A, Side::B] {
             let now = self.now;
-            if let Some(connection) = &mut self.end(side).connection {
-                if connection.deadline().is_some_and(|at| at <= now) {
-                    connection.on_timer(now);
-                }
+            if let Some(connection) = &mut self.end(side).connection
+                && connection.deadline().is_some_and(|at| at <= now)
+            {
+                connection.on_timer(now);
             }
         }
         self.flush(Side::A);
@@ -235,6 +235,11 @@ impl Pair {
         };
         while let Some(segment) = connection.transmit(now) {
             for packet in cut(&segment) {
+                let mtu = usize::from(end.config.mss);
+                assert!(
+                    packet.payload.len() + option_octets(&packet) <= mtu,
+                    "{packet:?}"
+                );
                 if let Some(trace) = &mut self.trace {
                     trace.push(describe(side, now - START, &packet));
                 }
@@ -285,7 +290,7 @@ impl Pair {
 
     /// A listener makes a connection of a SYN.
     fn accept(&mut self, side: Side, packet: &Packet) {
-        let (now, iss) = (self.now, SeqNum(self.random.next() as u32));
+        let (now, iss) = (self.now, SeqNum(self.random.draw() as u32));
         let end = self.end(side);
         let syn = packet.header.flags == TcpFlags::SYN;
         if syn && end.listens && end.connection.is_none() {
@@ -371,6 +376,20 @@ fn follows(last: &Packet, packet: &Packet) -> bool {
         && last.header.window == packet.header.window
         && last.header.options == packet.header.options
         && last.payload.len() + packet.payload.len() <= GRO_MAX
+}
+
+/// Octets of the options that may accompany text, with their padding.
+fn option_octets(packet: &Packet) -> usize {
+    let options = &packet.header.options;
+    let sack = match options.sack.len() {
+        0 => 0,
+        blocks => 4 + 8 * blocks,
+    };
+    if options.timestamps.is_some() {
+        12 + sack
+    } else {
+        sack
+    }
 }
 
 fn describe(side: Side, at: Duration, packet: &Packet) -> String {

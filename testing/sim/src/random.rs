@@ -8,7 +8,7 @@ impl Random {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,7 +18,7 @@ impl Random {
 
     /// A number below `bound`, which is not zero.
     pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
+        self.draw() % bound
     }
 
     /// True in `per_mille` of 1000 cases.

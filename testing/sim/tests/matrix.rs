@@ -21,7 +21,7 @@ struct Wire {
 
 fn run(config: &Config, wire: &Wire) -> String {
     let mut random = Random::new(9);
-    let data: Vec<u8> = (0..OCTETS).map(|_| random.next() as u8).collect();
+    let data: Vec<u8> = (0..OCTETS).map(|_| random.draw() as u8).collect();
     let mut pair = Pair::new(42, wire.delay, config);
     pair.links(|link| {
         link.rate = wire.rate;

@@ -3,23 +3,17 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
-use std::thread;
 
+use portolan_netns::Namespace;
 use portolan_proto::filter::BindingKey;
 use portolan_types::Protocol;
 
 use super::bed::{Bed, CHANNEL, IFINDEX, row};
 
-/// Runs `test` in a thread with a namespace of its own, lo up.
-fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
-    let thread = thread::spawn(|| {
-        rustix::thread::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
-        run("ip link set lo up mtu 65536");
-        test();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
+fn in_fresh_namespace(test: impl FnOnce() + Send) {
+    let namespace = Namespace::new("filter");
+    namespace.ip("link set lo mtu 65536");
+    namespace.enter(test);
 }
 
 /// The output of a command of the host, run in this thread's namespace.
@@ -75,7 +69,7 @@ fn a_discipline_of_ours_that_others_have_come_to_use_stays() {
     in_fresh_namespace(|| {
         let mut bed = Bed::new();
         bed.filter.attach_interface(IFINDEX).unwrap();
-        run("tc filter add dev lo egress protocol ip prio 9 u32 match u32 0 0 action ok");
+        run("tc filter add dev lo egress protocol ip prio 9 u32 match u32 0 0 flowid 1:1");
         bed.filter.detach_interface(IFINDEX).unwrap();
         assert!(run("tc filter show dev lo egress").contains("u32"));
     });

@@ -31,7 +31,7 @@ pub(super) const EGRESS: u32 = 7;
 pub(super) const CHANNEL: ChannelId = ChannelId(1);
 pub(super) const OTHER_CHANNEL: ChannelId = ChannelId(2);
 
-const RING_SIZE: u32 = 256 * 1024;
+const RING_SIZE: u32 = 1024 * 1024;
 
 pub(super) struct Bed {
     pub filter: Filter,

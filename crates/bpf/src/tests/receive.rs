@@ -282,11 +282,14 @@ fn headers_that_are_cut_short_or_inconsistent_are_left_to_the_kernel() {
         let ip_header = if flow.local.is_ipv4() { 20 } else { 40 };
         let mut wrong_version = whole.clone();
         wrong_version[14] ^= 0xf0;
-        for frame in [
-            &whole[..14 + ip_header - 1],
-            &whole[..14 + ip_header + 3],
-            &wrong_version,
-        ] {
+        // Of IPv4, a header length beyond the frame; of IPv6, no more a length.
+        let mut wrong_length = whole.clone();
+        wrong_length[14] |= 0x0f;
+        let mut malformed = vec![&whole[..14 + ip_header + 3], &wrong_version];
+        if flow.local.is_ipv4() {
+            malformed.push(&wrong_length);
+        }
+        for frame in malformed {
             assert_eq!(
                 filter(&bed, frame),
                 outcome(UNSPEC, &["pass_malformed"]),
@@ -352,10 +355,30 @@ fn a_row_to_a_removed_channel_drops_rather_than_wakes_the_kernel() {
     let [flow, _] = flows(Protocol::Tcp);
     let mut bed = bed_with(&flow);
     bed.filter.remove_channel(CHANNEL).unwrap();
+    bed.filter.await_removal(CHANNEL);
     let frame = Frame::received(&flow).build();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
     bed.filter.aim(&flow, row(ChannelId(u32::MAX))).unwrap();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
+}
+
+#[test]
+fn the_number_of_a_removed_channel_can_be_used_again() {
+    let [flow, _] = flows(Protocol::Tcp);
+    let mut bed = bed_with(&flow);
+    bed.filter.remove_channel(CHANNEL).unwrap();
+    bed.filter.create_channel(CHANNEL, 0).unwrap();
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+}
+
+#[test]
+fn a_channel_beyond_the_limit_is_refused() {
+    let refused = Bed::new().filter.create_channel(ChannelId(8), 0);
+    assert!(matches!(
+        refused,
+        Err(crate::ChannelError::OutOfRange(ChannelId(8)))
+    ));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::control;
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
 use crate::socket::{Family, Phase, Socket};
-use crate::table::{self, File};
+use crate::table::{self, File, Hidden};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
     fn open(domain: i32, kind: i32, protocol: i32) -> Result<RawFd, Stop> {
@@ -35,7 +35,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
             Absent::Refuse => Stop::Failed(Errno::NETDOWN),
         })?;
         let (near, far) = socket_pair(pair)?;
-        let socket = Arc::new(Socket::new(family, protocol, table::hide(far)));
+        let socket = Arc::new(Socket::new(family, protocol, Hidden::new(far)));
         enter(near, socket, flags)
     }
     open(domain, kind, protocol).into()

@@ -78,9 +78,15 @@ pub fn is_ours(fd: RawFd) -> bool {
     table::is_ours(fd)
 }
 
-/// Does Portolan serve this process? What could carry sockets past it (io_uring) is closed then.
+/// Is the descriptor one that the library uses itself? Programs are to leave it alone.
+pub fn is_internal(fd: RawFd) -> bool {
+    table::is_internal(fd)
+}
+
+/// Does Portolan serve this process? It is looked for now if that was not done yet. What could
+/// carry sockets past it (io_uring) is closed then.
 pub fn is_active() -> bool {
-    Process::running().is_some()
+    Process::start().is_ok()
 }
 
 /// The socket behind a descriptor, and the process that holds its session.

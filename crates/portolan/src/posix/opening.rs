@@ -419,7 +419,8 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         }
         // Linux takes a negative backlog for the largest.
         let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
-        match (socket.phase(), socket.setup().session) {
+        let session = socket.setup().session;
+        match (socket.phase(), session) {
             (Phase::Idle, _) => become_listener(process, fd, &socket, backlog),
             (Phase::Listening, Some(session)) => {
                 let session = SessionRef::Known(session);

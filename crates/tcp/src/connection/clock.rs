@@ -1,0 +1,129 @@
+//! What happens when nothing happens: retransmission, probes, keep-alive, the ends of waiting.
+
+use portolan_types::Instant;
+
+use super::Connection;
+use crate::error::Error;
+use crate::handshake::{SYN_ACK_RETRIES, SYN_RETRIES};
+use crate::receive::AckNeed;
+use crate::state::State;
+use crate::timers::SendTimer;
+
+/// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
+const DATA_RETRIES: u32 = 15;
+const ORPHAN_RETRIES: u32 = 8;
+
+impl Connection {
+    /// When `on_timer` wants to be called.
+    pub fn deadline(&self) -> Option<Instant> {
+        let at = self.timers.earliest().min(self.keepalive_deadline());
+        (at != Instant::FAR_FUTURE).then_some(at)
+    }
+
+    pub fn on_timer(&mut self, now: Instant) {
+        if self.timers.end <= now {
+            return self.end();
+        }
+        if self.timers.acknowledge <= now {
+            self.timers.acknowledge = Instant::FAR_FUTURE;
+            self.receive.want_ack(AckNeed::Now);
+        }
+        if self.timers.send <= now {
+            self.timers.clear_send();
+            self.on_send_timer(now);
+        }
+        if self.keepalive_deadline() <= now {
+            self.on_keepalive(now);
+        }
+    }
+
+    fn on_send_timer(&mut self, now: Instant) {
+        match (&mut self.state, self.timers.send_kind) {
+            (State::SynSent(s), _) => {
+                s.due = true;
+                self.retry_handshake(SYN_RETRIES);
+            }
+            (State::SynReceived(s), _) => {
+                s.due = true;
+                self.retry_handshake(SYN_ACK_RETRIES);
+            }
+            (_, SendTimer::Retransmit) => self.on_retransmit_timeout(now),
+            (_, SendTimer::Persist) => self.on_persist(now),
+            (_, SendTimer::Reorder) => {
+                let again = self.send.detect_loss(now);
+                self.rearm(now, again);
+            }
+            (_, SendTimer::TailProbe) => self.on_tail_probe(now),
+        }
+    }
+
+    fn retry_handshake(&mut self, limit: u32) {
+        if self.send.retries >= limit {
+            return self.give_up();
+        }
+        self.send.retries += 1;
+        self.send.rtt.back_off();
+    }
+
+    /// RFC 9293 §3.8.3: R2 is reached.
+    fn give_up(&mut self) {
+        self.fail(self.soft_error.unwrap_or(Error::TimedOut));
+    }
+
+    fn is_hopeless(&self, now: Instant, tries: u32) -> bool {
+        let limit = if self.orphan {
+            ORPHAN_RETRIES
+        } else {
+            DATA_RETRIES
+        };
+        match self.options.user_timeout {
+            Some(timeout) => now.since(self.send.stalled_since) >= timeout,
+            None => tries >= limit,
+        }
+    }
+
+    fn on_retransmit_timeout(&mut self, now: Instant) {
+        if self.send.is_idle() {
+            return;
+        }
+        if self.is_hopeless(now, self.send.retries) {
+            return self.give_up();
+        }
+        self.send.on_retransmit_timeout();
+    }
+
+    /// RFC 9293 §3.8.6.1: ask for the window, or send a short segment that was held back.
+    fn on_persist(&mut self, now: Instant) {
+        if self.is_hopeless(now, self.send.probes) {
+            return self.give_up();
+        }
+        self.send.probes += 1;
+        self.send.rtt.back_off();
+        self.send.forced = true;
+        self.probe = self.send.window == 0;
+    }
+
+    /// RFC 8985 §7.3: new data if there is any, else the last segment again.
+    fn on_tail_probe(&mut self, now: Instant) {
+        self.send.probe_tail();
+        self.arm_retransmission(now);
+    }
+
+    fn keepalive_deadline(&self) -> Instant {
+        let keepalive = &self.options.keepalive;
+        if !keepalive.enabled || !self.state.is_synchronized() || !self.send.is_idle() {
+            return Instant::FAR_FUTURE;
+        }
+        self.heard + keepalive.idle + keepalive.interval.saturating_mul(self.keepalives)
+    }
+
+    /// RFC 9293 §3.8.4.
+    fn on_keepalive(&mut self, now: Instant) {
+        if self.keepalives >= self.options.keepalive.count {
+            self.abort(now);
+            return self.give_up();
+        }
+        self.keepalives += 1;
+        self.probe = true;
+    }
+}

@@ -1,0 +1,134 @@
+//! What the scoreboard knows of each octet, and when it gives one up.
+
+use super::*;
+
+const MSS: u32 = 1000;
+const MS: Duration = Duration::from_millis(1);
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+/// Ten segments from 0 on, sent at 100, 101 … ms.
+fn board() -> Scoreboard {
+    let mut board = Scoreboard::default();
+    for i in 0..10 {
+        board.push(
+            SeqNum(i * MSS),
+            SeqNum((i + 1) * MSS),
+            at(100 + u64::from(i)),
+        );
+    }
+    board
+}
+
+fn sack(board: &mut Scoreboard, start: u32, end: u32, now: Instant) -> Delivery {
+    let mut delivery = Delivery::default();
+    let block = SackBlock {
+        start: SeqNum(start),
+        end: SeqNum(end),
+    };
+    board.sack(block, now, &mut delivery);
+    assert!(board.is_consistent(board.records[0].start, SeqNum(10 * MSS)));
+    delivery
+}
+
+#[test]
+fn a_block_counts_once_and_leaves_the_network() {
+    let mut board = board();
+    assert_eq!(sack(&mut board, 2500, 4000, at(120)).octets, 1500);
+    assert_eq!(sack(&mut board, 2500, 4500, at(120)).octets, 500);
+    assert_eq!((board.sacked(), board.in_flight()), (2000, 8000));
+    assert_eq!(board.records.len(), 10);
+}
+
+#[test]
+fn blocks_outside_what_was_sent_are_ignored() {
+    let mut board = board();
+    assert_eq!(sack(&mut board, 9000, 10_001, at(120)).octets, 0);
+    assert_eq!(sack(&mut board, 4000, 3000, at(120)).octets, 0);
+    assert_eq!(sack(&mut board, u32::MAX - 5, 3000, at(120)).octets, 0);
+}
+
+#[test]
+fn three_segments_beyond_a_hole_make_it_a_loss() {
+    let mut board = board();
+    sack(&mut board, 1000, 3000, at(120));
+    let patience = board.reordering_window(false, MSS, 20 * MS, 20 * MS);
+    assert_eq!(patience, 5 * MS);
+    sack(&mut board, 3000, 4000, at(120));
+    let patience = board.reordering_window(false, MSS, 20 * MS, 20 * MS);
+    assert_eq!(
+        (patience, board.detect_loss(at(120), patience)),
+        (Duration::ZERO, (1000, None))
+    );
+    assert_eq!(board.first_lost(5000), Some((SeqNum(0), 1000)));
+}
+
+#[test]
+fn a_hole_is_given_the_time_that_reordering_may_take() {
+    let mut board = board();
+    sack(&mut board, 1000, 2000, at(120));
+    // Sent at 100, a round trip of 19 ms, 5 ms of patience.
+    assert_eq!(board.detect_loss(at(120), 5 * MS), (0, Some(at(124))));
+    assert_eq!(board.detect_loss(at(124), 5 * MS), (1000, None));
+}
+
+#[test]
+fn a_retransmission_is_lost_again_when_later_octets_arrive() {
+    let mut board = board();
+    sack(&mut board, 1000, 4000, at(120));
+    board.detect_loss(at(120), Duration::ZERO);
+    board.retransmit(SeqNum(0), 1000, at(121));
+    assert_eq!((board.lost(), board.in_flight()), (0, 7000));
+    board.push(SeqNum(10_000), SeqNum(11_000), at(122));
+    let mut delivery = Delivery::default();
+    let block = SackBlock {
+        start: SeqNum(10_000),
+        end: SeqNum(11_000),
+    };
+    assert!(board.sack(block, at(141), &mut delivery));
+    board.detect_loss(at(141), Duration::ZERO);
+    assert_eq!(board.first_lost(1000), Some((SeqNum(0), 1000)));
+}
+
+#[test]
+fn an_acknowledgement_of_retransmitted_octets_tells_no_round_trip() {
+    let mut board = board();
+    board.lose_first(1000);
+    board.retransmit(SeqNum(0), 1000, at(300));
+    let mut delivery = Delivery::default();
+    board.acknowledge(SeqNum(1000), at(310), &mut delivery);
+    assert_eq!((delivery.octets, delivery.sent), (1000, None));
+}
+
+#[test]
+fn a_time_out_loses_all_but_what_was_sacked() {
+    let mut board = board();
+    sack(&mut board, 2000, 3000, at(120));
+    board.lose_all();
+    assert_eq!(
+        (board.lost(), board.sacked(), board.in_flight()),
+        (9000, 1000, 0)
+    );
+    assert_eq!(board.first_lost(60_000), Some((SeqNum(0), 2000)));
+}
+
+#[test]
+fn a_peer_that_takes_its_word_back_is_not_believed() {
+    let mut board = board();
+    sack(&mut board, 1000, 3000, at(120));
+    let mut delivery = Delivery::default();
+    board.acknowledge(SeqNum(1000), at(121), &mut delivery);
+    board.lose_all();
+    assert_eq!((board.lost(), board.sacked()), (9000, 0));
+}
+
+#[test]
+fn late_octets_show_that_the_path_reorders() {
+    let mut board = board();
+    sack(&mut board, 3000, 4000, at(120));
+    assert!(!board.reordering_seen);
+    sack(&mut board, 1000, 2000, at(121));
+    assert!(board.reordering_seen);
+}
