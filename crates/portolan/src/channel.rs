@@ -31,7 +31,9 @@ pub(crate) struct Channel {
     backlog: VecDeque<Vec<u8>>,
     /// Where frames from the tap lie while they are looked at.
     buffer: Box<[u8]>,
-    /// When to look at the tap for the last time after a sleep.
+    /// Frames taken from ring and tap; the filter counts those it delivered.
+    taken: u64,
+    /// When to look at the tap once more after a sleep: more was delivered than ring and tap had.
     stragglers_by: Option<Instant>,
     /// Frames the tap refused for another reason than being full.
     pub(crate) refused: u64,
@@ -51,6 +53,7 @@ impl Channel {
             doorbell,
             backlog: VecDeque::new(),
             buffer: vec![0; LARGEST_FRAME].into_boxed_slice(),
+            taken: 0,
             stragglers_by: None,
             refused: 0,
         }
@@ -66,11 +69,14 @@ impl Channel {
         if self.stragglers_by.is_some_and(|by| by <= now) {
             self.stragglers_by = None;
             self.drain_tap(now, &mut deliver);
+            // What is still missing was lost on its way.
+            self.taken = self.doorbell.delivered();
         }
         for _ in 0..most {
             let Some(record) = self.ring.next() else {
                 break;
             };
+            self.taken += 1;
             deliver(&record.header, record.frame);
         }
         self.ring.release();
@@ -90,12 +96,17 @@ impl Channel {
     /// Frames come by the ring again; those on the tap are older and go first.
     pub(crate) fn wake_up(&mut self, now: Instant, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
         self.doorbell.set(State::Awake);
-        self.stragglers_by = Some(now + STRAGGLE);
         self.drain_tap(now, &mut deliver);
+        self.stragglers_by = (self.doorbell.delivered() != self.taken).then_some(now + STRAGGLE);
     }
 
+    /// Reads the tap for as long as the filter has delivered more than was taken.
     fn drain_tap(&mut self, now: Instant, deliver: &mut impl FnMut(&RecordHeader, &[u8])) {
-        while let Some(length) = self.tap.read(&mut self.buffer) {
+        while self.doorbell.delivered() != self.taken {
+            let Some(length) = self.tap.read(&mut self.buffer) else {
+                return;
+            };
+            self.taken += 1;
             let Some(octets) = self.buffer.get(..length) else {
                 return;
             };
