@@ -12,6 +12,7 @@ use portolan_types::ChannelId;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::opens::{Target, Wish};
 use crate::poll::Token;
 use crate::server::{Server, Source};
 
@@ -23,6 +24,9 @@ const REQUESTS_PER_TURN: usize = 64;
 
 /// Control connections beyond those of registered processes, for commands and newcomers.
 const EXTRA_CLIENTS: usize = 256;
+
+/// Number of a request whose sender does not wait.
+const NO_REPLY: u32 = 0;
 
 /// Names a control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -140,6 +144,9 @@ impl Server {
                 (ReplyBody::Error { errno: errno.0 }, Vec::new())
             }
         };
+        if request.id == NO_REPLY {
+            return;
+        }
         let reply = Reply {
             id: request.id,
             body,
@@ -180,7 +187,7 @@ impl Server {
                 v6_only,
                 slot,
             } => {
-                let wish = crate::opens::Wish {
+                let wish = Wish {
                     protocol,
                     local,
                     reuse,
@@ -195,7 +202,7 @@ impl Server {
                 slot,
                 receive_buffer,
             } => {
-                let target = crate::opens::Target {
+                let target = Target {
                     protocol,
                     remote,
                     slot,

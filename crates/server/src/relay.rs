@@ -1,7 +1,7 @@
 //! Relaying: a TCP session that the server holds while its descriptor lives. Octets move both ways
 //! through the far end as each side takes them; the end of each direction is passed on.
 
-use portolan_control::{Errno, Phase};
+use portolan_control::{Errno, Holder, Phase};
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
@@ -43,8 +43,11 @@ impl Server {
     pub fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR)
             && let Some(relay) = self.relays.get_mut(&id)
+            && !relay.hung_up
         {
             relay.hung_up = true;
+            // A hang-up is level-triggered whether it is wanted or not.
+            self.watch_far(id, EventFlags::ET);
         }
         self.pump(id);
     }
@@ -67,6 +70,9 @@ impl Server {
             self.close_held(id);
             return;
         }
+        if relay.hung_up {
+            return;
+        }
         let mut interest = EventFlags::empty();
         if !relay.near_ended && session.connection.send_space() > 0 {
             interest |= EventFlags::IN;
@@ -83,7 +89,7 @@ impl Server {
             self.fars.get(&id),
             self.relays.get_mut(&id),
             self.registry.session(id).and_then(|s| match s.holder {
-                portolan_control::Holder::Server(slot) => Some(slot),
+                Holder::Server(slot) => Some(slot),
                 _ => None,
             }),
         ) else {

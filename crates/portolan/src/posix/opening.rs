@@ -340,7 +340,7 @@ fn wait_connected(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
             mask: None,
         };
         let is_over = || (socket.phase() != Phase::Connecting).then_some(());
-        match process.wait(sleep, |_| is_over())? {
+        match process.wait(sleep, |_, _| is_over())? {
             Woken::Ready(()) => break,
             Woken::Kernel => complete_connect(process, fd, socket),
             Woken::TimedOut => return Err(Errno::INPROGRESS.into()),
@@ -491,7 +491,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 deadline,
                 mask: None,
             };
-            if let Woken::TimedOut = process.wait(sleep, |_| None::<()>)? {
+            if let Woken::TimedOut = process.wait(sleep, |_, _| None::<()>)? {
                 return Err(Errno::AGAIN.into());
             }
         }
