@@ -30,6 +30,11 @@ impl Tools {
             traffic: find(&directory, "portolan-traffic")?,
         })
     }
+
+    /// Another program of the same build.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.portolan.with_file_name(name)
+    }
 }
 
 /// The directory of the running program; of a test, the directory of the programs it tests.

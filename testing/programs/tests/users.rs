@@ -14,14 +14,8 @@ const PORT: u16 = 7012;
 fn public_programs(bed: &Bed) -> PathBuf {
     let directory = bed.file("bin");
     fs::create_dir_all(&directory).expect("the bed's directory is writable");
-    let built = bed
-        .tools()
-        .portolan
-        .parent()
-        .expect("a file is in a directory")
-        .to_owned();
     for name in ["portolan", "portolan-traffic", "libportolan_preload.so"] {
-        fs::copy(built.join(name), directory.join(name)).expect("cargo build has made it");
+        fs::copy(bed.tools().beside(name), directory.join(name)).expect("cargo build has made it");
     }
     for path in [directory.parent().expect("a parent"), &directory] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");

@@ -1,0 +1,77 @@
+//! `posix-check` says the same on Portolan as on the kernel's stack, whichever end is on Portolan.
+
+use std::fs::{self, File};
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run_within};
+use portolan_programs::{PAIRINGS, Pairing, bed};
+
+/// Longer than all topics take.
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// What one run printed, in both roles.
+struct Account {
+    server: Vec<String>,
+    client: Vec<String>,
+}
+
+fn account(bed: &Bed, pairing: Pairing) -> Account {
+    let (server, client) = (
+        bed.server.address.to_string(),
+        bed.client.address.to_string(),
+    );
+    let meet = bed.file("meet");
+    fs::create_dir_all(&meet).expect("the bed's directory is writable");
+    let program = bed.tools().beside("posix-check").display().to_string();
+    let arguments = |role, local, remote| {
+        let mut words = vec![role, "--local", local, "--remote", remote, "--meet"];
+        words.push(meet.to_str().expect("we chose its name"));
+        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let log = bed.file("posix-server");
+    let mut command = bed.command(Side::Server, pairing.server, &program);
+    command.args(arguments("server", &server, &client));
+    command.stdout(File::create(&log).expect("the bed's directory is writable"));
+    let mut background = Background::start_with_output(&mut command).expect("it starts");
+    let mut command = bed.command(Side::Client, pairing.client, &program);
+    command.args(arguments("client", &client, &server));
+    let client = run_within(&mut command, LIMIT).unwrap_or_else(|error| error.to_string());
+    background.wait(LIMIT);
+    let server = fs::read_to_string(log).expect("it was written");
+    let lines = |text: &str| text.lines().map(str::to_owned).collect();
+    Account {
+        server: lines(&server),
+        client: lines(&client),
+    }
+}
+
+/// Lines that differ, of one role.
+fn differences(kernel: &[String], portolan: &[String]) -> Vec<String> {
+    let missing = kernel.iter().filter(|line| !portolan.contains(line));
+    let added = portolan.iter().filter(|line| !kernel.contains(line));
+    missing
+        .map(|line| format!("- {line}"))
+        .chain(added.map(|line| format!("+ {line}")))
+        .collect()
+}
+
+#[test]
+fn sockets_behave_as_the_kernels_do() {
+    let bed = bed();
+    let kernel = account(
+        &bed,
+        Pairing {
+            server: Stack::Kernel,
+            client: Stack::Kernel,
+        },
+    );
+    assert!(kernel.client.len() > 50, "{:#?}", kernel.client);
+    let mut all = Vec::new();
+    for pairing in PAIRINGS {
+        let portolan = account(&bed, pairing);
+        let mut found = differences(&kernel.server, &portolan.server);
+        found.extend(differences(&kernel.client, &portolan.client));
+        all.extend(found.iter().map(|line| format!("{pairing:?} {line}")));
+    }
+    assert!(all.is_empty(), "{all:#?}");
+}
