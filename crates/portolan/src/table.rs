@@ -147,13 +147,6 @@ pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     fd
 }
 
-/// Closes a descriptor that [`hide`] made.
-pub(crate) fn unhide(fd: OwnedFd) {
-    if let Some(kind) = usize::try_from(fd.as_raw_fd()).ok().and_then(|fd| KINDS.get(fd)) {
-        kind.store(FOREIGN, Ordering::Release);
-    }
-}
-
 /// The library's own descriptors; a child of fork must close its copies.
 pub(crate) fn take_hidden() -> impl Iterator<Item = RawFd> {
     KINDS.iter().zip(0..).filter_map(|(kind, fd)| {

@@ -19,7 +19,6 @@ use super::{Answer, Stop, Watching, deadline_after, find};
 use crate::control::{self, Lost};
 use crate::process::Process;
 use crate::socket::{Phase, Setup, Socket};
-use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -51,9 +50,7 @@ impl Setup {
     /// The server knows the session now, and holds the far end.
     fn opened(&mut self, session: SessionId) {
         self.session = Some(session);
-        if let Some(far) = self.far.take() {
-            table::unhide(far);
-        }
+        self.far = None;
     }
 }
 
