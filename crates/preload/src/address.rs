@@ -77,11 +77,11 @@ pub fn store(
 ) -> Result<(), Errno> {
     let encoded = Encoded::from(value);
     let room = room(length)?;
-    memory::store(
+    memory::write(
         address.cast(),
         &encoded.octets()[..room.min(encoded.length)],
     )?;
-    memory::store(length, &[encoded.length as socklen_t])
+    memory::write(length, &[encoded.length as socklen_t])
 }
 
 /// Writes `value` for a call that may name the peer: nothing is written at a null address.
@@ -93,7 +93,7 @@ pub fn store_if_wanted(
     match value {
         _ if address.is_null() => Ok(()),
         Some(value) => store(value, address, length),
-        None => memory::store(length, &[0]),
+        None => memory::write(length, &[0]),
     }
 }
 
@@ -132,7 +132,7 @@ impl From<SocketAddr> for Encoded {
 }
 
 fn room(length: *mut socklen_t) -> Result<usize, Errno> {
-    let room = memory::load(length)?;
+    let room = memory::read(length)?;
     if room > i32::MAX as socklen_t {
         Err(Errno::INVAL)
     } else {
@@ -143,7 +143,7 @@ fn room(length: *mut socklen_t) -> Result<usize, Errno> {
 fn load(address: *const sockaddr, length: socklen_t) -> Result<Given, Errno> {
     let mut storage = [0_u8; MAXIMUM_LENGTH];
     let octets = storage.get_mut(..length as usize).ok_or(Errno::INVAL)?;
-    memory::load_into(address.cast(), octets)?;
+    memory::read_into(address.cast(), octets)?;
     parse(octets)
 }
 

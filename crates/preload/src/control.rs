@@ -94,11 +94,11 @@ impl Place {
             cmsg_level: level,
             cmsg_type: kind,
         };
-        memory::store(at.cast(), &[header])?;
+        memory::write(at.cast(), &[header])?;
         // SAFETY: a plain value's octets may be read.
         let octets =
             unsafe { slice::from_raw_parts(ptr::from_ref(value).cast::<u8>(), size_of::<T>()) };
-        memory::store(at.wrapping_add(HEADER), &octets[..kept - HEADER])?;
+        memory::write(at.wrapping_add(HEADER), &octets[..kept - HEADER])?;
         self.used += length.next_multiple_of(align_of::<cmsghdr>()).min(left);
         Ok(())
     }

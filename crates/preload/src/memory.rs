@@ -1,7 +1,8 @@
 //! Copies between the caller's memory and ours that fail with EFAULT where the kernel's would.
 //!
-//! For the small structures of calls that are seldom made: the copy is a system call on our own process. Payload
-//! buffers, `iovec`, `msghdr` and `pollfd` arrays are used in place: a bad pointer there faults.
+//! `load` and `store` are for calls that are seldom made: the copy is a system call on our own process. Calls on the
+//! data path `read` and `write` their small structures, and use payload buffers, `iovec`, `msghdr` and `pollfd` arrays
+//! in place: there a pointer that is plainly bad is refused, and one that is not plainly so faults.
 
 use std::{
     ffi::c_void,
@@ -10,6 +11,9 @@ use std::{
 };
 
 use rustix::{io::Errno, process::getpid};
+
+/// No object lies below this address.
+const PAGE: usize = 4096;
 
 /// Types for which every bit pattern is a value and which hold no padding that matters.
 ///
@@ -64,10 +68,46 @@ pub fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     copy_out(values.as_ptr().cast(), target.cast(), size_of_val(values))
 }
 
-/// Refuses what can be told to be bad without touching it: null, and the kernel's half of the address space.
+/// As `load`, without asking the kernel.
+#[inline]
+pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
+    plausible(source, 1)?;
+    // SAFETY: T is plain data, and the C contract of the call makes the caller's pointer good.
+    Ok(unsafe { source.read_unaligned() })
+}
+
+/// As `load_into`, without asking the kernel.
+#[inline]
+pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
+    plausible(source, values.len())?;
+    // SAFETY: T is plain data, and the C contract of the call makes the caller's pointer good; octets, as the array
+    // need not be aligned.
+    unsafe {
+        let octets = size_of_val(values);
+        ptr::copy_nonoverlapping(source.cast::<u8>(), values.as_mut_ptr().cast(), octets);
+    }
+    Ok(())
+}
+
+/// As `store`, without asking the kernel.
+#[inline]
+pub fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
+    plausible(target, values.len())?;
+    // SAFETY: as in `read_into`.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            values.as_ptr().cast(),
+            target.cast::<u8>(),
+            size_of_val(values),
+        );
+    }
+    Ok(())
+}
+
+/// Refuses what can be told to be bad without touching it: the first page, and the kernel's half of the address space.
 #[inline]
 pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
-    if length > 0 && (pointer.is_null() || (pointer as isize) < 0) {
+    if length > 0 && !(PAGE..=isize::MAX as usize).contains(&pointer.addr()) {
         Err(Errno::FAULT)
     } else {
         Ok(())
@@ -142,6 +182,7 @@ mod tests {
     fn null_unmapped_and_kernel_pointers_are_faults() {
         for bad in [0_usize, 8, usize::MAX] {
             assert_eq!(load::<u32>(ptr::without_provenance(bad)), Err(Errno::FAULT));
+            assert_eq!(read::<u32>(ptr::without_provenance(bad)), Err(Errno::FAULT));
             assert_eq!(
                 store::<u32>(ptr::without_provenance_mut(bad), &[1]),
                 Err(Errno::FAULT)

@@ -76,7 +76,7 @@ interpose! {
     /// `int epoll_ctl(int, int, int, struct epoll_event *)`
     fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
         ours(set).or_else(|_| ours(fd))?;
-        let event = if operation == libc::EPOLL_CTL_DEL { None } else { Some(memory::load(event)?) };
+        let event = if operation == libc::EPOLL_CTL_DEL { None } else { Some(memory::read(event)?) };
         done(posix::epoll_control(set, operation, fd, event))
     }
 
@@ -115,7 +115,7 @@ pub unsafe fn select_any(
         .left()
         .filter(|_| !matches!(ready, Err(Refusal::NotOurs)))
     {
-        memory::store(timeout, &[time::to_timeval(left)])?;
+        memory::write(timeout, &[time::to_timeval(left)])?;
     }
     ready
 }

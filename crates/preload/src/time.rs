@@ -17,7 +17,7 @@ pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> 
     if timeout.is_null() {
         return Ok(None);
     }
-    let timespec { tv_sec, tv_nsec } = memory::load(timeout)?;
+    let timespec { tv_sec, tv_nsec } = memory::read(timeout)?;
     let seconds = u64::try_from(tv_sec).map_err(|_| Errno::INVAL)?;
     let nanoseconds = u32::try_from(tv_nsec).map_err(|_| Errno::INVAL)?;
     if nanoseconds >= 1_000_000_000 {
@@ -31,7 +31,7 @@ pub fn at_timeval(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);
     }
-    let timeval { tv_sec, tv_usec } = memory::load(timeout)?;
+    let timeval { tv_sec, tv_usec } = memory::read(timeout)?;
     let seconds = u64::try_from(tv_sec).map_err(|_| Errno::INVAL)?;
     let microseconds = u64::try_from(tv_usec).map_err(|_| Errno::INVAL)?;
     let whole = Duration::from_secs(seconds);

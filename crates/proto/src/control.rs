@@ -14,6 +14,7 @@ use crate::report::{CounterReport, SessionReport, StatusReport};
 /// Library or command to server.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
+    /// Names the request in its reply; 0 wants no reply.
     pub id: u32,
     pub body: RequestBody,
 }

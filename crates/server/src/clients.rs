@@ -24,6 +24,9 @@ const REQUESTS_PER_TURN: usize = 64;
 /// Control connections beyond those of registered processes, for commands and newcomers.
 const EXTRA_CLIENTS: usize = 256;
 
+/// Number of a request whose sender does not wait.
+const NO_REPLY: u32 = 0;
+
 /// Names a control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
@@ -140,6 +143,9 @@ impl Server {
                 (ReplyBody::Error { errno: errno.0 }, Vec::new())
             }
         };
+        if request.id == NO_REPLY {
+            return;
+        }
         let reply = Reply {
             id: request.id,
             body,

@@ -1,6 +1,7 @@
 //! The end of sessions: capsules that come back, connections the server finishes, processes that
 //! died with sessions open.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -22,6 +23,9 @@ const HOLD_BACK: Duration = Duration::from_secs(60);
 /// one segment outside the window each 500 ms.
 const PROVOKE_EVERY: Duration = Duration::from_millis(550);
 const PROVOKE_TIMES: u32 = 5;
+
+/// How long ports in TIME_WAIT are kept from a connection to the same peer, at least.
+const REUSE_AFTER: Duration = Duration::from_secs(1);
 
 /// A slot that no session has.
 const NO_SLOT: Slot = Slot(u32::MAX);
@@ -137,17 +141,51 @@ impl Server {
             .and_then(|slot| self.stack.tcp(slot))
             .map(|session| session.connection.state());
         match state {
-            Some(StateName::TimeWait) if self.waiting.insert(id) => {
-                self.time_wait.push_back(id);
-                while self.time_wait.len() > self.config.limits.time_wait {
-                    if let Some(oldest) = self.time_wait.pop_front() {
-                        self.counters.time_wait_evicted += 1;
-                        self.forget(oldest);
-                    }
-                }
-            }
+            Some(StateName::TimeWait) => self.enter_time_wait(id),
+            Some(StateName::Closed) => self.done.push(id),
             _ => {}
         }
+    }
+
+    fn enter_time_wait(&mut self, id: SessionId) {
+        if self.waiting.insert(id, self.now).is_some() {
+            return;
+        }
+        self.time_wait.push_back(id);
+        while self.waiting.len() > self.config.limits.time_wait {
+            let Some(oldest) = self.time_wait.pop_front() else {
+                return;
+            };
+            if self.waiting.contains_key(&oldest) {
+                self.counters.time_wait_evicted += 1;
+                self.forget(oldest);
+            }
+        }
+        // Those that ended in time lie in the queue until they come to its front.
+        while let Some(oldest) = self.time_wait.front()
+            && !self.waiting.contains_key(oldest)
+        {
+            self.time_wait.pop_front();
+        }
+    }
+
+    /// Ends the oldest TIME_WAIT between two hosts that is old enough for its ports to be used
+    /// again: timestamps tell its late segments from the new connection's (RFC 6191; Linux's
+    /// `tcp_tw_reuse`). False if there is none.
+    pub fn reuse_time_wait(&mut self, local: IpAddr, remote: SocketAddr) -> bool {
+        let is_fit = |id: &&SessionId| {
+            self.waiting
+                .get(*id)
+                .is_some_and(|since| self.now.since(*since) >= REUSE_AFTER)
+                && self.registry.session(**id).is_some_and(|session| {
+                    session.local.ip() == local && session.remote == Some(remote)
+                })
+        };
+        let Some(id) = self.time_wait.iter().find(is_fit).copied() else {
+            return false;
+        };
+        self.forget(id);
+        true
     }
 
     /// Takes the session out of the server's stack, to give it away or to forget it.

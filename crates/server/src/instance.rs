@@ -26,6 +26,8 @@ pub struct Instance {
     socket: PathBuf,
     lock_path: PathBuf,
     _lock: File,
+    /// The socket's folder, if this server made it.
+    folder: Option<PathBuf>,
 }
 
 impl Instance {
@@ -36,7 +38,8 @@ impl Instance {
             path: lock_path.clone(),
             source,
         };
-        if let Some(folder) = socket.parent() {
+        let folder = socket.parent().filter(|folder| !folder.exists());
+        if let Some(folder) = folder {
             std::fs::create_dir_all(folder).map_err(create)?;
         }
         let mut lock = OpenOptions::new()
@@ -65,6 +68,7 @@ impl Instance {
             socket: socket.to_owned(),
             lock_path,
             _lock: lock,
+            folder: folder.map(Path::to_owned),
         })
     }
 
@@ -77,6 +81,9 @@ impl Drop for Instance {
     /// Best effort: a file without a lock stops nobody.
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.lock_path);
+        if let Some(folder) = &self.folder {
+            let _ = std::fs::remove_dir(folder);
+        }
     }
 }
 

@@ -121,6 +121,9 @@ impl Server {
         backlog: u32,
         descriptor: NewDescriptor,
     ) -> Result<Answer, Errno> {
+        if self.registry.by_cookie(descriptor.cookie).is_some() {
+            return Err(Errno::INVAL);
+        }
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use portolan_control::{Errno, Phase};
+use portolan_control::{Errno, Phase, Session};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::Metastate;
 use portolan_stack::Routes;
@@ -121,7 +121,7 @@ impl Server {
         for (address, resolving) in due {
             if now.since(resolving.since) >= RESOLVE_FOR {
                 self.resolving.remove(&address);
-                self.fail_opens_through(address);
+                self.give_up_on(address);
             } else {
                 self.ask_kernel(resolving.interface, address);
                 if let Some(entry) = self.resolving.get_mut(&address) {
@@ -132,24 +132,28 @@ impl Server {
         self.resolving.values().map(|r| r.again).min()
     }
 
-    /// Linux reports a neighbour that does not answer as `EHOSTUNREACH`.
-    fn fail_opens_through(&mut self, next_hop: IpAddr) {
-        let stuck: Vec<SessionId> = self
-            .connecting
-            .keys()
-            .filter(|id| {
-                self.registry
-                    .session(**id)
-                    .filter(|session| session.phase == Phase::Connecting)
-                    .and_then(|session| session.remote)
+    /// Linux reports a neighbour that does not answer as `EHOSTUNREACH`. What only had a reset left
+    /// to say is over.
+    fn give_up_on(&mut self, next_hop: IpAddr) {
+        let is_stuck = |session: &&Session| {
+            matches!(session.phase, Phase::Connecting | Phase::Closing)
+                && session
+                    .remote
                     .and_then(|remote| self.routes.path(remote.ip()).ok())
                     .is_some_and(|path| path.next_hop == next_hop)
-            })
-            .copied()
+        };
+        let stuck: Vec<(SessionId, Phase)> = self
+            .registry
+            .sessions()
+            .filter(is_stuck)
+            .map(|session| (session.id, session.phase))
             .collect();
-        debug!(%next_hop, opens = stuck.len(), "neighbour does not answer");
-        for id in stuck {
-            self.open_failed(id, Errno::HOSTUNREACH);
+        debug!(%next_hop, sessions = stuck.len(), "neighbour does not answer");
+        for (id, phase) in stuck {
+            match phase {
+                Phase::Connecting => self.open_failed(id, Errno::HOSTUNREACH),
+                _ => self.look_at_closing(id),
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
 use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
 use portolan_proto::control::{DescriptorEvent, KernelReason, ReplyBody, Reuse, SessionRef};
@@ -136,8 +137,7 @@ impl Server {
     pub fn reserve(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr, Reservation), Errno> {
         let mut last = Errno::ADDRINUSE;
         for _ in 0..PORT_ATTEMPTS {
-            let random = random_u32();
-            let (id, local) = self.ports.bind(claim, random).map_err(|e| e.errno())?;
+            let (id, local) = self.claim_port(claim)?;
             match Reservation::take(&Claim { local, ..claim }) {
                 Ok(reservation) => return Ok((id, local, reservation)),
                 Err(errno) => {
@@ -152,6 +152,15 @@ impl Server {
         Err(last)
     }
 
+    /// A port that is in use may be free by now: its descriptor's end is not seen yet.
+    fn claim_port(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr), Errno> {
+        let bound = self.ports.bind(claim, random_u32()).or_else(|_| {
+            self.reap();
+            self.ports.bind(claim, random_u32())
+        });
+        bound.map_err(|error| error.errno())
+    }
+
     /// Enters a session of a process; undoes the claim if there is no room.
     pub fn enter(
         &mut self,
@@ -159,13 +168,17 @@ impl Server {
         opening: Opening,
         far: Option<OwnedFd>,
     ) -> Result<SessionId, Errno> {
+        // One near end, one session: a second would take the first one's name.
+        let is_taken = opening.cookie != 0 && self.registry.by_cookie(opening.cookie).is_some();
+        if is_taken {
+            self.release_claims(&opening);
+            return Err(Errno::INVAL);
+        }
         let opened = self.registry.open(Some(channel), opening, random_u64);
         let id = match opened {
             Ok(id) => id,
             Err(errno) => {
-                if let Some(claim) = opening.claim {
-                    self.ports.release(claim);
-                }
+                self.release_claims(&opening);
                 return Err(errno);
             }
         };
@@ -176,6 +189,12 @@ impl Server {
             return Err(errno);
         }
         Ok(id)
+    }
+
+    fn release_claims(&mut self, opening: &Opening) {
+        for claim in opening.claim.into_iter().chain(opening.flow_claim) {
+            self.ports.release(claim);
+        }
     }
 
     /// `connect`.
@@ -304,18 +323,27 @@ impl Server {
         if claim.local.is_ipv4() != remote.is_ipv4() {
             return Err(Errno::AFNOSUPPORT);
         }
-        let random = random_u32();
-        let (claim_id, local) = if claim.local.port() == 0 {
-            self.ports.connect(claim, remote, random)
-        } else {
-            let local = claim.local;
-            self.ports.join(claim, remote).map(|id| (id, local))
+        let mut joined = self.join_port(claim, remote);
+        if joined.is_err() && self.reuse_time_wait(claim.local.ip(), remote) {
+            joined = self.join_port(claim, remote);
         }
-        .map_err(|error| error.errno())?;
+        let (claim_id, local) = joined.map_err(|error| error.errno())?;
         if let Some(session) = self.registry.session_mut(id) {
             session.flow_claim = Some(claim_id);
         }
         Ok(local)
+    }
+
+    fn join_port(
+        &mut self,
+        claim: Claim,
+        remote: SocketAddr,
+    ) -> Result<(ClaimId, SocketAddr), ClaimError> {
+        if claim.local.port() == 0 {
+            return self.ports.connect(claim, remote, random_u32());
+        }
+        let id = self.ports.join(claim, remote)?;
+        Ok((id, claim.local))
     }
 
     fn ports_claim(&self, session: &Session) -> Claim {

@@ -43,8 +43,11 @@ impl Server {
     pub fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR)
             && let Some(relay) = self.relays.get_mut(&id)
+            && !relay.hung_up
         {
             relay.hung_up = true;
+            // A hang-up is level-triggered whether it is wanted or not.
+            self.watch_far(id, EventFlags::ET);
         }
         self.pump(id);
     }
@@ -65,6 +68,9 @@ impl Server {
             self.relays.remove(&id);
             self.drop_far(id);
             self.close_held(id);
+            return;
+        }
+        if relay.hung_up {
             return;
         }
         let mut interest = EventFlags::empty();

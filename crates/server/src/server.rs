@@ -2,13 +2,13 @@
 //! own files, each an `impl Server`.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
-use portolan_control::{PortTable, Registry};
+use portolan_control::{Phase, PortTable, Registry};
 use portolan_stack::{Path, Routes, Stack};
 use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
@@ -156,9 +156,10 @@ pub struct Server {
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
     pub(crate) dying: HashMap<SessionId, Dying>,
-    /// Sessions in TIME_WAIT, oldest first, and the same as a set.
+    /// Sessions in TIME_WAIT, oldest first; some have ended already.
     pub(crate) time_wait: VecDeque<SessionId>,
-    pub(crate) waiting: HashSet<SessionId>,
+    /// Those that have not, and since when they wait.
+    pub(crate) waiting: HashMap<SessionId, Instant>,
     /// Closed sessions, to be forgotten when their last segment is out.
     pub(crate) done: Vec<SessionId>,
 }
@@ -243,7 +244,7 @@ impl Server {
             relays: HashMap::new(),
             dying: HashMap::new(),
             time_wait: VecDeque::new(),
-            waiting: HashSet::new(),
+            waiting: HashMap::new(),
             done: Vec::new(),
             config,
         };
@@ -306,6 +307,26 @@ impl Server {
         }
     }
 
+    /// Looks for descriptors that were closed before a request whose answer depends on it.
+    pub(crate) fn reap(&mut self) {
+        let ready = match self.poll.wait(self.now, Some(self.now)) {
+            Ok(ready) => ready,
+            Err(errno) => {
+                warn!(%errno, "cannot look for closed descriptors");
+                return;
+            }
+        };
+        for Ready { source, flags } in ready {
+            match source {
+                // The others will be reported again; an edge of these would be lost.
+                Source::Wire | Source::Inject | Source::Descriptor(_) => {
+                    self.dispatch(source, flags);
+                }
+                _ => {}
+            }
+        }
+    }
+
     fn on_signal(&mut self) {
         while let Some(signal) = self.signals.next() {
             match signal {
@@ -356,9 +377,10 @@ impl Server {
     pub fn stop(mut self) {
         let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
         for id in held {
-            match self.server_slot(id) {
-                Some(_) => self.abort_held(id),
-                None => self.abort_orphan(id),
+            match (self.phase(id), self.server_slot(id)) {
+                (Some(Phase::Listening), _) => self.close_listener(id),
+                (_, Some(_)) => self.abort_held(id),
+                (_, None) => self.abort_orphan(id),
             }
         }
         let end = clock::now() + FAREWELL;

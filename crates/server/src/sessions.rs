@@ -136,9 +136,7 @@ impl Server {
         self.relays.remove(&id);
         self.connecting.remove(&id);
         self.dying.remove(&id);
-        if self.waiting.remove(&id) {
-            self.time_wait.retain(|waiting| *waiting != id);
-        }
+        self.waiting.remove(&id);
         let Some(session) = self.registry.remove(id) else {
             return;
         };

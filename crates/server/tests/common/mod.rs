@@ -1,0 +1,348 @@
+//! The smallest possible protocol library: speaks the control protocol, and runs sessions by the
+//! engine over its channel. Panics on whatever a test does not expect.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use portolan_netns::{Bed, Daemon, Namespace, Ready};
+use portolan_proto::control::{
+    AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
+};
+use portolan_proto::{MAX_MESSAGE, VERSION, decode, encode};
+use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, Wire};
+use portolan_sys::clock;
+use portolan_sys::ring::Ring;
+use portolan_sys::shm::{MetastateReader, read_blob};
+use portolan_sys::tap::TapIo;
+use portolan_sys::unix::{self, Connection, PairKind, ReceiveError};
+use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
+
+/// How long anything in a test may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Starts the server on host `a` of a bed.
+pub fn start_server(host: &Namespace) -> Daemon {
+    let mut command = host.exec(env!("CARGO_BIN_EXE_portoland"));
+    command.args(["--interface", Bed::DEVICE]);
+    command
+        .env("PORTOLAN_LOG", "debug")
+        .env_remove("PORTOLAN_SOCKET");
+    Daemon::start(command, Ready::Line("ready".into()))
+}
+
+pub fn control_path(host: &Namespace) -> std::path::PathBuf {
+    format!("/run/portolan/{}/control", host.inode()).into()
+}
+
+/// A control connection, and after `hello` a channel.
+pub struct Client {
+    connection: Connection,
+    next: u32,
+    waiting: VecDeque<(Reply, Vec<OwnedFd>)>,
+}
+
+impl Client {
+    pub fn connect(path: &Path) -> Client {
+        Client {
+            connection: Connection::connect(path).unwrap(),
+            next: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    pub fn send(&mut self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> u32 {
+        self.next += 1;
+        let request = Request {
+            id: self.next,
+            body,
+        };
+        self.connection.send(&encode(&request), fds).unwrap();
+        self.next
+    }
+
+    pub fn send_raw(&self, octets: &[u8]) {
+        self.connection.send(octets, &[]).unwrap();
+    }
+
+    pub fn ask(&mut self, body: RequestBody) -> ReplyBody {
+        self.ask_with(body, &[]).0
+    }
+
+    pub fn ask_with(
+        &mut self,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> (ReplyBody, Vec<OwnedFd>) {
+        let id = self.send(body, fds);
+        let (reply, fds) = self.receive().expect("the server answers");
+        assert_eq!(reply.id, id);
+        (reply.body, fds)
+    }
+
+    /// The next reply; none if the server closed the connection.
+    pub fn receive(&mut self) -> Option<(Reply, Vec<OwnedFd>)> {
+        if let Some(reply) = self.waiting.pop_front() {
+            return Some(reply);
+        }
+        let mut buffer = vec![0; MAX_MESSAGE];
+        await_some("a reply", || match self.connection.receive(&mut buffer) {
+            Ok(received) => {
+                let reply = decode(&buffer[..received.length]).unwrap();
+                Some(Some((reply, received.fds.into_iter().collect())))
+            }
+            Err(ReceiveError::Blocked) => None,
+            Err(_) => Some(None),
+        })
+    }
+}
+
+/// A registered process.
+pub struct Library {
+    pub client: Client,
+    pub stack: Stack,
+    ring: Ring,
+    tap: Tap,
+    metastate: MetastateReader,
+    routes: Routes,
+}
+
+struct Tap(TapIo<OwnedFd>);
+
+impl Wire for Tap {
+    fn transmit(&mut self, frame: &Frame<'_>) {
+        let [first, second] = frame.payload;
+        let parts = [frame.head, first, second].map(IoSlice::new);
+        self.0.write(&parts).unwrap();
+    }
+
+    fn is_full(&self) -> bool {
+        false
+    }
+}
+
+/// A descriptor as the application has it.
+pub struct Near(pub OwnedFd);
+
+impl Library {
+    pub fn start(path: &Path) -> Library {
+        let mut client = Client::connect(path);
+        let hello = RequestBody::Hello {
+            version: VERSION,
+            program: "test".into(),
+        };
+        let (reply, fds) = client.ask_with(hello, &[]);
+        let ReplyBody::Welcome { ring_size, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        let [tap, ring, _doorbell, metastate, _statistics] = <[OwnedFd; 5]>::try_from(fds).unwrap();
+        let metastate = MetastateReader::map(&metastate).unwrap();
+        Library {
+            client,
+            stack: Stack::new(clock::now()),
+            ring: Ring::map(&ring, ring_size as usize).unwrap(),
+            tap: Tap(TapIo::new(tap)),
+            metastate,
+            routes: Routes::default(),
+        }
+    }
+
+    /// Sends a request about a new session with its descriptor pair.
+    pub fn ask_new(&mut self, kind: PairKind, body: RequestBody) -> (ReplyBody, Near) {
+        let (far, near) = unix::socket_pair(kind).unwrap();
+        let (reply, _) = self.client.ask_with(body, &[far.as_fd(), near.as_fd()]);
+        (reply, Near(near))
+    }
+
+    pub fn bind(&mut self, protocol: Protocol, local: SocketAddr, slot: Slot) -> (ReplyBody, Near) {
+        let body = RequestBody::Bind {
+            session: SessionRef::New,
+            protocol,
+            local,
+            reuse: Reuse::default(),
+            v6_only: false,
+            slot,
+        };
+        self.ask_new(PairKind::Stream, body)
+    }
+
+    /// Binds and listens; returns the session, its address and its descriptor.
+    pub fn listen(&mut self, local: SocketAddr, backlog: u32) -> (SessionId, SocketAddr, Near) {
+        let (reply, _replaced) = self.bind(Protocol::Tcp, local, Slot(0));
+        let ReplyBody::Bound { session, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        let body = RequestBody::Listen {
+            session: SessionRef::Known(session),
+            backlog,
+        };
+        let (reply, near) = self.ask_new(PairKind::SeqPacket, body);
+        let ReplyBody::Listening { session, local } = reply else {
+            panic!("{reply:?}");
+        };
+        (session, local, near)
+    }
+
+    pub fn connect(&mut self, protocol: Protocol, remote: SocketAddr) -> (ReplyBody, Near, Slot) {
+        let slot = self.stack.reserve();
+        let body = RequestBody::Connect {
+            session: SessionRef::New,
+            protocol,
+            remote,
+            slot,
+            receive_buffer: None,
+        };
+        let (reply, near) = self.ask_new(PairKind::Stream, body);
+        (reply, near, slot)
+    }
+
+    /// Opens a TCP connection and takes it over.
+    pub fn open(&mut self, remote: SocketAddr) -> (SessionId, Near, Slot) {
+        let (reply, near, slot) = self.connect(Protocol::Tcp, remote);
+        let ReplyBody::Connecting { session, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        let (event, _) = near.event();
+        let DescriptorEvent::Established {
+            capsule: Blob::Inline(octets),
+            generation,
+        } = event
+        else {
+            panic!("{event:?}");
+        };
+        self.adopt(&octets, generation, slot);
+        (session, near, slot)
+    }
+
+    /// Accepts the next session of a listener and takes it over.
+    pub fn accept(&mut self, listener: &Near) -> (SessionId, Near, Slot) {
+        let (event, mut fds) = listener.event();
+        let DescriptorEvent::Accepted { session, .. } = event else {
+            panic!("{event:?}");
+        };
+        let slot = self.cache(session);
+        (session, Near(fds.remove(0)), slot)
+    }
+
+    pub fn cache(&mut self, session: SessionId) -> Slot {
+        let slot = self.stack.reserve();
+        let (reply, fds) = self
+            .client
+            .ask_with(RequestBody::Cache { session, slot }, &[]);
+        let ReplyBody::Cached {
+            capsule,
+            generation,
+        } = reply
+        else {
+            panic!("{reply:?}");
+        };
+        let octets = match capsule {
+            Blob::Inline(octets) => octets,
+            Blob::Memfd { length } => read_blob(&fds[0], length).unwrap(),
+        };
+        self.adopt(&octets, generation, slot);
+        slot
+    }
+
+    fn adopt(&mut self, capsule: &[u8], generation: Generation, slot: Slot) {
+        let mut session = TcpSession::from_capsule(capsule).unwrap();
+        session.generation = generation;
+        let session = Session::Tcp(Box::new(session));
+        self.stack.insert_at(clock::now(), slot, session);
+    }
+
+    /// Returns a session to the server.
+    pub fn flush(&mut self, id: SessionId, slot: Slot, then: AfterFlush) {
+        let Some(Session::Tcp(session)) = self.stack.remove(slot) else {
+            panic!("no session at {slot:?}");
+        };
+        let body = RequestBody::Flush {
+            session: id,
+            capsule: Blob::Inline(session.to_capsule()),
+            then,
+        };
+        let reply = self.client.ask(body);
+        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    }
+
+    /// Moves packets once.
+    pub fn turn(&mut self) {
+        let now: Instant = clock::now();
+        if self.metastate.generation() != self.routes.generation() {
+            let generation = self.metastate.generation();
+            self.routes = Routes::new(generation, self.metastate.read().unwrap());
+        }
+        let mut strays = Vec::new();
+        while let Some(record) = self.ring.next() {
+            if let Input::Unclaimed(_) = self.stack.input(now, &record.header, record.frame) {
+                strays.push(record.frame.to_vec());
+            }
+        }
+        for frame in strays {
+            self.client.send(RequestBody::Stray { frame }, &[]);
+        }
+        self.stack.expire(now);
+        self.stack.output(now, &self.routes, &mut self.tap);
+    }
+
+    pub fn write(&mut self, slot: Slot, octets: &[u8]) {
+        let mut left = octets;
+        await_some("room to send", || {
+            let now = clock::now();
+            let sent = self.stack.tcp(slot).unwrap().connection.send(now, left);
+            left = &left[sent..];
+            self.stack.touch(slot);
+            self.turn();
+            left.is_empty().then_some(())
+        });
+    }
+
+    /// Reads exactly `count` octets.
+    pub fn read(&mut self, slot: Slot, count: usize) -> Vec<u8> {
+        let mut octets = Vec::new();
+        await_some("octets", || {
+            self.turn();
+            let mut chunk = vec![0; count - octets.len()];
+            let now = clock::now();
+            let got = self
+                .stack
+                .tcp(slot)
+                .unwrap()
+                .connection
+                .recv(now, &mut chunk);
+            octets.extend_from_slice(&chunk[..got]);
+            self.stack.touch(slot);
+            (octets.len() == count).then(|| octets.clone())
+        })
+    }
+}
+
+impl Near {
+    /// The next event on the descriptor.
+    pub fn event(&self) -> (DescriptorEvent, Vec<OwnedFd>) {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        await_some("an event", || match unix::receive(&self.0, &mut buffer) {
+            Ok(received) => {
+                let event = decode(&buffer[..received.length]).unwrap();
+                Some((event, received.fds.into_iter().collect()))
+            }
+            Err(ReceiveError::Blocked) => None,
+            Err(failure) => panic!("{failure}"),
+        })
+    }
+}
+
+/// Tries until `attempt` gives something; panics when it takes too long.
+pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let start = clock::now();
+    loop {
+        if let Some(result) = attempt() {
+            return result;
+        }
+        assert!(clock::now().since(start) < PATIENCE, "no {what} came");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}

@@ -1,0 +1,536 @@
+//! The server in a bed of two hosts: `a` runs it, `b` is a plain kernel. Sessions are opened,
+//! moved, closed and orphaned; the kernel peer says what it saw.
+
+mod common;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use common::{Client, Library, await_some, control_path, start_server};
+use portolan_netns::Bed;
+use portolan_proto::control::{
+    AfterFlush, DescriptorEvent, KernelReason, ReplyBody, RequestBody, SessionRef,
+};
+use portolan_proto::report::{CounterReport, Holder, SessionReport};
+use portolan_sys::unix::PairKind;
+use portolan_types::{Protocol, Slot};
+use rustix::process::Signal;
+
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+fn at(address: std::net::IpAddr, port: u16) -> SocketAddr {
+    SocketAddr::new(address, port)
+}
+
+fn connect_from_b(bed: &Bed, remote: SocketAddr) -> TcpStream {
+    let stream = bed.b.enter(|| TcpStream::connect(remote)).unwrap();
+    stream.set_read_timeout(PATIENCE).unwrap();
+    stream
+}
+
+fn listen_on_b(bed: &Bed) -> TcpListener {
+    bed.b.enter(|| TcpListener::bind(at(Bed::B4, 0))).unwrap()
+}
+
+fn sessions(client: &mut Client) -> Vec<SessionReport> {
+    match client.ask(RequestBody::ListSessions) {
+        ReplyBody::Sessions(sessions) => sessions,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn counter(client: &mut Client, group: &str, name: &str) -> u64 {
+    match client.ask(RequestBody::ReadCounters) {
+        ReplyBody::Counters(counters) => {
+            counters
+                .iter()
+                .find(|c: &&CounterReport| c.group == group && c.name == name)
+                .unwrap_or_else(|| panic!("no counter {group} {name}"))
+                .value
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_connection_to_a_listener_is_accepted_cached_used_and_closed() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, local, listener) = library.listen(at([0, 0, 0, 0].into(), 8080), 5);
+    assert_eq!(local.port(), 8080);
+
+    let mut peer = connect_from_b(&bed, at(Bed::A4, 8080));
+    let (id, near, slot) = library.accept(&listener);
+    peer.write_all(b"question").unwrap();
+    assert_eq!(library.read(slot, 8), b"question");
+    library.write(slot, b"answer");
+    let mut answer = [0; 6];
+    peer.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"answer");
+
+    library.flush(id, slot, AfterFlush::Close);
+    drop(near);
+    assert_eq!(peer.read(&mut answer).unwrap(), 0, "the peer sees the end");
+    drop(peer);
+    let mut command = Client::connect(&control_path(&bed.a));
+    await_some("TIME_WAIT", || {
+        let state = sessions(&mut command)
+            .into_iter()
+            .find(|session| session.remote.is_some())?
+            .state;
+        (state == "TIME-WAIT").then_some(())
+    });
+}
+
+#[test]
+fn data_that_comes_before_cache_is_in_the_capsule() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+    let mut peer = connect_from_b(&bed, at(Bed::A4, 8080));
+    let sent: Vec<u8> = (0..60_000).map(|i| i as u8).collect();
+    peer.write_all(&sent).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let (_, _near, slot) = library.accept(&listener);
+    assert_eq!(library.read(slot, sent.len()), sent);
+}
+
+#[test]
+fn an_active_open_resolves_the_neighbour_and_hands_the_session_over() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let kernel = listen_on_b(&bed);
+    let (id, near, slot) = library.open(kernel.local_addr().unwrap());
+    let (mut peer, from) = kernel.accept().unwrap();
+    peer.set_read_timeout(PATIENCE).unwrap();
+    assert!((20000..30000).contains(&from.port()), "{from}");
+    library.write(slot, b"hello");
+    let mut hello = [0; 5];
+    peer.read_exact(&mut hello).unwrap();
+    assert_eq!(&hello, b"hello");
+
+    let mut command = Client::connect(&control_path(&bed.a));
+    let report = sessions(&mut command).remove(0);
+    assert_eq!(report.session, id);
+    assert!(matches!(report.holder, Holder::Process { .. }));
+    drop(near);
+}
+
+#[test]
+fn an_open_to_a_closed_port_is_refused() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (reply, near, _) = library.connect(Protocol::Tcp, at(Bed::B4, 9));
+    assert!(matches!(reply, ReplyBody::Connecting { .. }), "{reply:?}");
+    let (event, _) = near.event();
+    assert!(
+        matches!(event, DescriptorEvent::Failed { errno: 111 }),
+        "{event:?}"
+    );
+}
+
+#[test]
+fn an_open_to_a_silent_neighbour_fails_as_linux_does() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, near, _) = library.connect(Protocol::Tcp, "10.77.0.99:80".parse().unwrap());
+    let (event, _) = near.event();
+    assert!(
+        matches!(event, DescriptorEvent::Failed { errno: 113 }),
+        "{event:?}"
+    );
+}
+
+#[test]
+fn what_is_not_portolans_goes_to_the_kernel_with_a_reason() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    for (remote, expected) in [
+        ("127.0.0.1:80", KernelReason::LocalAddress),
+        ("[::1]:80", KernelReason::LocalAddress),
+        ("0.0.0.0:80", KernelReason::LocalAddress),
+        ("10.77.0.1:80", KernelReason::LocalAddress),
+        ("8.8.8.8:80", KernelReason::NoRoute),
+        ("224.0.0.1:80", KernelReason::NotUnicast),
+        ("10.77.0.255:80", KernelReason::NotUnicast),
+    ] {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let (reply, ..) = library.connect(protocol, remote.parse().unwrap());
+            assert!(
+                matches!(reply, ReplyBody::UseKernel { reason } if reason == expected),
+                "{protocol} {remote}: {reply:?}"
+            );
+        }
+    }
+    let (reply, _) = library.bind(Protocol::Udp, "127.0.0.1:0".parse().unwrap(), Slot(0));
+    assert!(matches!(
+        reply,
+        ReplyBody::UseKernel {
+            reason: KernelReason::LocalAddress
+        }
+    ));
+}
+
+#[test]
+fn a_bound_session_that_goes_to_the_kernel_takes_its_port_along() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (reply, _near) = library.bind(Protocol::Tcp, at([0, 0, 0, 0].into(), 4321), Slot(0));
+    let ReplyBody::Bound { session, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    let body = RequestBody::Connect {
+        session: SessionRef::Known(session),
+        protocol: Protocol::Tcp,
+        remote: "127.0.0.1:80".parse().unwrap(),
+        slot: Slot(0),
+        receive_buffer: None,
+    };
+    let (reply, fds) = library.client.ask_with(body, &[]);
+    assert!(matches!(reply, ReplyBody::UseKernel { .. }), "{reply:?}");
+    let local = rustix::net::getsockname(&fds[0]).unwrap();
+    assert_eq!(SocketAddr::try_from(local).unwrap().port(), 4321);
+}
+
+#[test]
+fn a_port_has_one_owner_on_both_sides() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let mut other = Library::start(&control_path(&bed.a));
+    let taken = at([0, 0, 0, 0].into(), 8080);
+    let _listener = library.listen(taken, 5);
+    let (reply, _) = other.bind(Protocol::Tcp, taken, Slot(0));
+    assert!(matches!(reply, ReplyBody::Error { errno: 98 }), "{reply:?}");
+    let kernel = bed.a.enter(|| TcpListener::bind(taken));
+    assert_eq!(kernel.unwrap_err().kind(), ErrorKind::AddrInUse);
+
+    let kernels = bed
+        .a
+        .enter(|| TcpListener::bind(at(Bed::A4, 8081)))
+        .unwrap();
+    let (reply, _) = other.bind(Protocol::Tcp, at(Bed::A4, 8081), Slot(0));
+    assert!(matches!(reply, ReplyBody::Error { errno: 98 }), "{reply:?}");
+    drop(kernels);
+}
+
+#[test]
+fn a_connection_over_loopback_is_handed_on_as_a_kernel_socket() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at([0, 0, 0, 0].into(), 8080), 5);
+    bed.a.ip("link set lo up");
+    let _peer = bed
+        .a
+        .enter(|| TcpStream::connect("127.0.0.1:8080"))
+        .unwrap();
+    let (event, fds) = listener.event();
+    assert!(matches!(event, DescriptorEvent::AcceptedKernel { .. }));
+    assert_eq!(fds.len(), 1);
+}
+
+#[test]
+fn a_dead_process_has_its_connections_reset_and_its_port_freed() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut command = Client::connect(&control_path(&bed.a));
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+    let mut peer = connect_from_b(&bed, at(Bed::A4, 8080));
+    let (_, near, slot) = library.accept(&listener);
+    let mut waiting = connect_from_b(&bed, at(Bed::A4, 8080));
+    library.write(slot, &[7; 10_000]);
+    let mut octets = vec![0; 10_000];
+    peer.read_exact(&mut octets).unwrap();
+
+    drop((library, listener, near));
+    for stream in [&mut peer, &mut waiting] {
+        let end = stream.read(&mut octets).unwrap_err();
+        assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+    }
+    await_some("an empty table", || {
+        sessions(&mut command).is_empty().then_some(())
+    });
+    bed.a
+        .enter(|| TcpListener::bind(at(Bed::A4, 8080)))
+        .unwrap();
+}
+
+#[test]
+fn a_flushed_session_is_relayed_and_can_be_cached_again() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let kernel = listen_on_b(&bed);
+    let (id, near, slot) = library.open(kernel.local_addr().unwrap());
+    let (mut peer, _) = kernel.accept().unwrap();
+    peer.set_read_timeout(PATIENCE).unwrap();
+    library.write(slot, b"one");
+    library.flush(id, slot, AfterFlush::Relay);
+
+    let mut descriptor = std::os::unix::net::UnixStream::from(near.0.try_clone().unwrap());
+    descriptor.write_all(b"two").unwrap();
+    let mut both = [0; 6];
+    peer.read_exact(&mut both).unwrap();
+    assert_eq!(&both, b"onetwo");
+    peer.write_all(b"three").unwrap();
+    let mut three = [0; 5];
+    descriptor.read_exact(&mut three).unwrap();
+    assert_eq!(&three, b"three");
+
+    let slot = library.cache(id);
+    library.write(slot, b"four");
+    let mut four = [0; 4];
+    peer.read_exact(&mut four).unwrap();
+    assert_eq!(&four, b"four");
+
+    library.flush(id, slot, AfterFlush::Relay);
+    descriptor.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(peer.read(&mut four).unwrap(), 0);
+    peer.write_all(b"last").unwrap();
+    descriptor.read_exact(&mut four).unwrap();
+    drop(peer);
+    assert_eq!(descriptor.read(&mut four).unwrap(), 0);
+}
+
+#[test]
+fn more_connections_than_the_descriptors_queue_holds_are_all_accepted() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 511);
+    let peers: Vec<TcpStream> = (0..500)
+        .map(|_| connect_from_b(&bed, at(Bed::A4, 8080)))
+        .collect();
+    for _ in &peers {
+        library.accept(&listener);
+    }
+}
+
+#[test]
+fn a_closed_listener_leaves_its_port_at_once() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    for _ in 0..50 {
+        let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+        drop(listener);
+    }
+}
+
+#[test]
+fn a_thousand_connections_leave_nothing_behind() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let open_files = || {
+        std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
+            .unwrap()
+            .count()
+    };
+    let mut command = Client::connect(&control_path(&bed.a));
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 64);
+    sessions(&mut command);
+    let before = open_files();
+    for _ in 0..1000 {
+        let peer = connect_from_b(&bed, at(Bed::A4, 8080));
+        let (id, near, slot) = library.accept(&listener);
+        drop(peer);
+        await_some("the peer's end", || {
+            library.turn();
+            let session = library.stack.tcp(slot).unwrap();
+            session.connection.is_peer_closed().then_some(())
+        });
+        library.flush(id, slot, AfterFlush::Close);
+        drop(near);
+    }
+    await_some("an empty table", || {
+        (sessions(&mut command).len() == 1).then_some(())
+    });
+    assert_eq!(open_files(), before);
+}
+
+/// Sends SYNs to `10.77.0.1:8080` from addresses that nobody has.
+const FLOOD: &str = r#"
+import socket, struct
+def total(octets):
+    s = sum(struct.unpack("!%dH" % (len(octets) // 2), octets))
+    return ~((s & 0xffff) + (s >> 16)) & 0xffff
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+to = socket.inet_aton("10.77.0.1")
+for n in range(200):
+    source = socket.inet_aton("10.77.0.%d" % (100 + n % 100))
+    tcp = struct.pack("!HHIIBBHHH", 1024 + n, 8080, n, 0, 0x50, 2, 1024, 0, 0)
+    sum_ = total(source + to + struct.pack("!HH", 6, 20) + tcp)
+    tcp = tcp[:16] + struct.pack("!H", sum_) + tcp[18:]
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 40, 0, 0, 64, 6, 0) + source + to
+    raw.sendto(ip + tcp, ("10.77.0.1", 0))
+"#;
+
+#[test]
+fn under_a_flood_of_syns_cookies_keep_the_port_open() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut command = Client::connect(&control_path(&bed.a));
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 16);
+    // The neighbour is known: what follows is about SYNs only.
+    drop(connect_from_b(&bed, at(Bed::A4, 8080)));
+    library.accept(&listener);
+    let flood = bed.b.exec("python3").args(["-c", FLOOD]).status();
+    assert!(flood.unwrap().success());
+
+    let mut peer = connect_from_b(&bed, at(Bed::A4, 8080));
+    let (_, _near, slot) = library.accept(&listener);
+    peer.write_all(b"through").unwrap();
+    assert_eq!(library.read(slot, 7), b"through");
+    assert!(counter(&mut command, "server", "syn-cookies-sent") >= 1);
+    assert_eq!(counter(&mut command, "server", "syn-cookies-accepted"), 1);
+}
+
+#[test]
+fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+    for _ in 0..2 {
+        // The same port of the peer each time: only TIME_WAIT stands in the way.
+        let mut peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
+        let (id, near, slot) = library.accept(&listener);
+        library.flush(id, slot, AfterFlush::Close);
+        drop(near);
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    }
+}
+
+fn connect_from_port(port: u16, remote: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
+    let fd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_reuseaddr(&fd, true).unwrap();
+    bind(&fd, &at(Bed::B4, port)).unwrap();
+    connect(&fd, &remote).unwrap();
+    TcpStream::from(fd)
+}
+
+#[test]
+fn udp_is_cached_at_bind_and_at_connect() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let peer = bed.b.enter(|| UdpSocket::bind(at(Bed::B4, 0))).unwrap();
+    let (reply, _near) = library.bind(Protocol::Udp, at([0, 0, 0, 0].into(), 5353), Slot(0));
+    let ReplyBody::Bound { session, local, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(local.port(), 5353);
+    let body = RequestBody::Connect {
+        session: SessionRef::Known(session),
+        protocol: Protocol::Udp,
+        remote: peer.local_addr().unwrap(),
+        slot: Slot(0),
+        receive_buffer: None,
+    };
+    let reply = library.client.ask(body);
+    let ReplyBody::Connected { local, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(local, at(Bed::A4, 5353));
+    let reply = library.client.ask(RequestBody::Disconnect {
+        session,
+        slot: Slot(0),
+    });
+    let ReplyBody::Bound { local, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(local, at([0, 0, 0, 0].into(), 5353));
+    let reply = library.client.ask(RequestBody::Release { session });
+    assert!(matches!(reply, ReplyBody::Done));
+    bed.a
+        .enter(|| UdpSocket::bind(at([0, 0, 0, 0].into(), 5353)))
+        .unwrap();
+}
+
+#[test]
+fn hostile_clients_are_refused_or_disconnected() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut garbage = Client::connect(&path);
+    garbage.send_raw(&[0xff; 100]);
+    assert!(garbage.receive().is_none(), "disconnected");
+
+    let mut stranger = Client::connect(&path);
+    let reply = stranger.ask(RequestBody::Listen {
+        session: SessionRef::New,
+        backlog: 1,
+    });
+    assert!(matches!(reply, ReplyBody::Error { errno: 1 }), "{reply:?}");
+    let reply = stranger.ask(RequestBody::Hello {
+        version: 999,
+        program: String::new(),
+    });
+    assert!(matches!(reply, ReplyBody::Error { errno: 71 }), "{reply:?}");
+
+    let mut owner = Library::start(&path);
+    let mut thief = Library::start(&path);
+    let kernel = listen_on_b(&bed);
+    let (id, _near, _) = owner.open(kernel.local_addr().unwrap());
+    let reply = thief.client.ask(RequestBody::Cache {
+        session: id,
+        slot: Slot(0),
+    });
+    assert!(matches!(reply, ReplyBody::Error { errno: 9 }), "{reply:?}");
+    let (reply, _) = thief.ask_new(
+        PairKind::Stream,
+        RequestBody::Listen {
+            session: SessionRef::Known(id),
+            backlog: 1,
+        },
+    );
+    assert!(matches!(reply, ReplyBody::Error { errno: 9 }), "{reply:?}");
+
+    let (_, mine, slot) = owner.open(kernel.local_addr().unwrap());
+    owner.write(slot, b"still alive");
+    drop(mine);
+    let mut command = Client::connect(&path);
+    assert!(counter(&mut command, "server", "malformed-messages") >= 1);
+    assert!(counter(&mut command, "server", "refused-requests") >= 4);
+}
+
+#[test]
+fn a_second_server_is_refused_and_a_stopped_one_leaves_nothing() {
+    let bed = Bed::veth();
+    let mut server = start_server(&bed.a);
+    let second = bed
+        .a
+        .exec(env!("CARGO_BIN_EXE_portoland"))
+        .args(["--interface", Bed::DEVICE])
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&second.stderr).contains("running already"));
+
+    server.signal(Signal::TERM);
+    assert_eq!(server.await_end().and_then(|end| end.code()), Some(0));
+    assert!(!control_path(&bed.a).exists());
+    let shown = |arguments: &[&str]| {
+        let output = bed.a.exec(arguments[0]).args(&arguments[1..]).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    };
+    let filters = shown(&["tc", "filter", "show", "dev", "eth0", "ingress"]);
+    assert!(!filters.contains("bpf"), "{filters}");
+    assert!(!shown(&["ip", "link"]).contains("ptl"));
+    let reserved = shown(&["cat", "/proc/sys/net/ipv4/ip_local_reserved_ports"]);
+    assert_eq!(reserved.trim(), "");
+    start_server(&bed.a);
+}
