@@ -139,6 +139,9 @@ impl Epoll {
 
     /// Descriptors of members that the server is opening: their outcome shows there.
     pub(crate) fn connecting(&self) -> Vec<(RawFd, Arc<Socket>)> {
+        if !Socket::any_connecting() {
+            return Vec::new();
+        }
         let mut connecting = self.members();
         connecting.retain(|(_, socket)| socket.phase() == Phase::Connecting);
         connecting
