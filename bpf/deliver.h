@@ -78,7 +78,9 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 	bpf_ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
 }
 
-static __always_inline int deliver_on_tap(__u32 channel, struct doorbell *doorbell)
+/* The stamp takes the place of addresses that the owner has no use for. */
+static __always_inline int deliver_on_tap(struct __sk_buff *skb, const struct tap_stamp *stamp,
+					  __u32 channel, struct doorbell *doorbell)
 {
 	struct channel *entry = bpf_map_lookup_elem(&channels, &channel);
 
@@ -86,7 +88,12 @@ static __always_inline int deliver_on_tap(__u32 channel, struct doorbell *doorbe
 		count(receive_drop_no_channel);
 		return TC_ACT_SHOT;
 	}
+	if (bpf_skb_store_bytes(skb, 0, stamp, sizeof(*stamp), 0)) {
+		count(receive_drop_no_channel);
+		return TC_ACT_SHOT;
+	}
 	__sync_fetch_and_add(&doorbell->delivered, 1);
+	__sync_fetch_and_add(&doorbell->by_tap, 1);
 	count(receive_delivered_on_tap);
 	return bpf_redirect(entry->tap_ifindex, 0);
 }
@@ -106,8 +113,11 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 		return TC_ACT_SHOT;
 	}
 	if (!(flags & RECORD_ICMP_ERROR) &&
-	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP)
-		return deliver_on_tap(channel, doorbell);
+	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
+		struct tap_stamp stamp = { slot, generation, flags, 0 };
+
+		return deliver_on_tap(skb, &stamp, channel, doorbell);
+	}
 	if (length == 0 || length > LARGEST_RECORD - sizeof(*record)) {
 		count(receive_drop_too_long);
 		return TC_ACT_SHOT;

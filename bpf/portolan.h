@@ -62,13 +62,21 @@ struct record_header {
 	__u32 reserved;
 };
 
+/* In place of the Ethernet addresses of a frame that comes by the tap. */
+struct tap_stamp {
+	__u32 slot;
+	__u32 generation;
+	__u16 flags;
+	__u16 reserved;
+};
+
 #define RECORD_ICMP_ERROR 1
 #define RECORD_BINDING 2
 
 /* On a page of its own, shared with the channel's owner, who may write anything here. */
 struct doorbell {
 	__u32 state;
-	__u32 reserved;
+	__u32 by_tap;
 	__u64 delivered;
 	__u64 overflow;
 };
@@ -89,6 +97,7 @@ _Static_assert(sizeof(struct flow_row) == 16, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
 _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
+_Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
 
 #endif

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use portolan_proto::control::RequestBody;
+use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Routes, Stack};
 use portolan_sys::shm::MetastateReader;
 use portolan_types::{Instant, Slot};
@@ -92,14 +93,8 @@ impl Core {
             outbox,
             ..
         } = self;
-        channel.receive(BATCH, |record, frame| {
-            if let Input::Unclaimed(_) = stack.input(now, record, frame)
-                && outbox.len() < OUTBOX_MAX
-            {
-                outbox.push(RequestBody::Stray {
-                    frame: frame.to_vec(),
-                });
-            }
+        channel.receive(now, BATCH, |record, frame| {
+            input(stack, outbox, now, record, frame)
         });
         stack.expire(now);
         self.dispatch();
@@ -147,17 +142,17 @@ impl Core {
 
     /// Assigns a role to an application thread that is about to sleep; `None` if frames came and
     /// it has to look again. While it sleeps nobody but [`Core::wake`] takes the role back.
-    pub(crate) fn fall_asleep(&mut self, waiter: &Arc<Waiter>) -> Option<Role> {
+    pub(crate) fn fall_asleep(&mut self, now: Instant, waiter: &Arc<Waiter>) -> Option<Role> {
         if self.leader == Leader::Application {
             self.followers.push(Arc::clone(waiter));
             return Some(Role::Follow);
         }
-        self.lead(Leader::Application).then_some(Role::Lead)
+        self.lead(now, Leader::Application).then_some(Role::Lead)
     }
 
-    pub(crate) fn wake(&mut self, waiter: &Arc<Waiter>, role: Role) {
+    pub(crate) fn wake(&mut self, now: Instant, waiter: &Arc<Waiter>, role: Role) {
         match role {
-            Role::Lead => self.stop_leading(),
+            Role::Lead => self.stop_leading(now),
             Role::Follow => self
                 .followers
                 .retain(|follower| !Arc::ptr_eq(follower, waiter)),
@@ -174,13 +169,13 @@ impl Core {
     }
 
     /// The helper leads if no application thread does and nothing has come.
-    pub(crate) fn helper_leads(&mut self) -> bool {
-        self.leader != Leader::Application && self.lead(Leader::Helper)
+    pub(crate) fn helper_leads(&mut self, now: Instant) -> bool {
+        self.leader != Leader::Application && self.lead(now, Leader::Helper)
     }
 
-    pub(crate) fn helper_wakes(&mut self) {
+    pub(crate) fn helper_wakes(&mut self, now: Instant) {
         if self.leader == Leader::Helper {
-            self.stop_leading();
+            self.stop_leading(now);
         }
     }
 
@@ -188,20 +183,43 @@ impl Core {
         self.leader == Leader::Application
     }
 
-    fn lead(&mut self, leader: Leader) -> bool {
+    fn lead(&mut self, now: Instant, leader: Leader) -> bool {
         self.channel.fall_asleep();
-        if self.channel.has_received() {
-            self.channel.wake_up();
-            self.leader = Leader::Nobody;
-            return false;
-        }
         self.leader = leader;
-        true
+        if self.channel.has_received() {
+            self.stop_leading(now);
+        }
+        self.leader == leader
     }
 
-    fn stop_leading(&mut self) {
+    fn stop_leading(&mut self, now: Instant) {
         self.leader = Leader::Nobody;
-        self.channel.wake_up();
+        let Core {
+            stack,
+            channel,
+            outbox,
+            ..
+        } = self;
+        channel.wake_up(now, |record, frame| {
+            input(stack, outbox, now, record, frame)
+        });
+    }
+}
+
+/// A frame that no session here claims is the server's to judge.
+fn input(
+    stack: &mut Stack,
+    outbox: &mut Vec<RequestBody>,
+    now: Instant,
+    record: &RecordHeader,
+    frame: &[u8],
+) {
+    if let Input::Unclaimed(_) = stack.input(now, record, frame)
+        && outbox.len() < OUTBOX_MAX
+    {
+        outbox.push(RequestBody::Stray {
+            frame: frame.to_vec(),
+        });
     }
 }
 

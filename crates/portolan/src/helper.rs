@@ -88,12 +88,13 @@ impl Process {
     /// before that one.
     fn stand_in<'a>(&'a self, mut core: CoreGuard<'a>) -> u64 {
         loop {
-            core.attend(clock::now());
+            let now = clock::now();
+            core.attend(now);
             let seen = core.attended;
             if core.is_attended() {
                 return seen;
             }
-            if !core.helper_leads() {
+            if !core.helper_leads(now) {
                 continue;
             }
             let mut fds = Vec::new();
@@ -103,7 +104,7 @@ impl Process {
             // Whatever ended it, the next look tells.
             let _ = wait::ppoll(&mut fds, deadline, None);
             core = self.lock();
-            core.helper_wakes();
+            core.helper_wakes(clock::now());
             if core.attended != seen {
                 return seen;
             }

@@ -109,7 +109,7 @@ impl Process {
     pub(crate) fn wait<T>(
         &self,
         sleep: Sleep<'_>,
-        ready: impl FnMut(&mut Core) -> Option<T>,
+        ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
         let woken = self.wait_attending(sleep, ready);
         self.rouse_helper();
@@ -119,15 +119,16 @@ impl Process {
     fn wait_attending<T>(
         &self,
         mut sleep: Sleep<'_>,
-        mut ready: impl FnMut(&mut Core) -> Option<T>,
+        mut ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
         let waiter = Waiter::mine()?;
-        let spin_until = clock::now() + Duration::from_micros(u64::from(self.spin_us()));
+        let spin = Duration::from_micros(u64::from(self.spin_us()));
+        let mut spin_until = None;
         loop {
             let mut core = self.lock();
             let now = clock::now();
             core.attend(now);
-            if let Some(value) = ready(&mut core) {
+            if let Some(value) = ready(&mut core, now) {
                 core.hand_over();
                 return Ok(Woken::Ready(value));
             }
@@ -135,12 +136,12 @@ impl Process {
                 core.hand_over();
                 return Ok(Woken::TimedOut);
             }
-            if now < spin_until {
+            if now < *spin_until.get_or_insert(now + spin) {
                 drop(core);
                 std::hint::spin_loop();
                 continue;
             }
-            let Some(role) = core.fall_asleep(&waiter) else {
+            let Some(role) = core.fall_asleep(now, &waiter) else {
                 continue;
             };
             let timer = if role == Role::Lead {
@@ -155,7 +156,7 @@ impl Process {
             let slept = sleep.sleep(&wake_on, earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
-            core.wake(&waiter, role);
+            core.wake(clock::now(), &waiter, role);
             waiter.wake();
             match slept {
                 Ok(kernel_ready) if kernel_ready => {
@@ -185,10 +186,13 @@ impl Core {
 
     /// Descriptors by which the channel asks for attention.
     pub(crate) fn channel_fds(&self, fds: &mut Vec<libc::pollfd>) {
-        fds.push(pollfd(self.channel.wake_fd().as_raw_fd(), libc::POLLIN));
-        if self.channel.is_full() {
-            fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), libc::POLLOUT));
-        }
+        let on_tap = if self.channel.is_full() {
+            libc::POLLIN | libc::POLLOUT
+        } else {
+            libc::POLLIN
+        };
+        fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), on_tap));
+        fds.push(pollfd(self.channel.ring_fd().as_raw_fd(), libc::POLLIN));
     }
 }
 

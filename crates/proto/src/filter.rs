@@ -80,6 +80,19 @@ impl RecordHeader {
     pub const BINDING: u16 = 2;
 }
 
+/// What a frame that comes by the tap has in place of its Ethernet addresses.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct TapStamp {
+    pub slot: u32,
+    pub generation: u32,
+    /// As in [`RecordHeader`].
+    pub flags: u16,
+    pub reserved: u16,
+}
+
 /// One page shared by a channel's owner (read, write) and the filter: the owner says whether it
 /// sleeps, the filter counts. The first page of the channel's doorbell map.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -88,7 +101,9 @@ pub struct Doorbell {
     /// [`Doorbell::AWAKE`], [`Doorbell::ASLEEP`]; written by the owner, and set to `AWAKE` by the
     /// filter when it has rung.
     pub state: u32,
-    pub reserved: u32,
+    /// Frames sent to the tap; wraps.
+    pub by_tap: u32,
+    /// All frames, by ring and by tap.
     pub delivered: u64,
     /// Frames lost because the ring was full.
     pub overflow: u64,
@@ -98,7 +113,7 @@ impl Doorbell {
     pub const AWAKE: u32 = 0;
     /// Wake the owner through the ring with the next frame.
     pub const ASLEEP: u32 = 1;
-    /// Wake the owner by sending the next frames through its tap.
+    /// Wake the owner by sending the next frames through its tap, behind a [`TapStamp`].
     pub const ASLEEP_ON_TAP: u32 = 2;
 }
 
@@ -107,6 +122,7 @@ const _: () = assert!(size_of::<FlowRow>() == 16);
 const _: () = assert!(size_of::<BindingKey>() == 20);
 const _: () = assert!(size_of::<FilterInterface>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() == 32);
+const _: () = assert!(size_of::<TapStamp>() == 12);
 const _: () = assert!(size_of::<Doorbell>() == 24);
 
 /// An address as the filter's tables hold it.

@@ -12,6 +12,7 @@ use portolan_types::ChannelId;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::opens::{Target, Wish};
 use crate::poll::Token;
 use crate::server::{Server, Source};
 
@@ -186,7 +187,7 @@ impl Server {
                 v6_only,
                 slot,
             } => {
-                let wish = crate::opens::Wish {
+                let wish = Wish {
                     protocol,
                     local,
                     reuse,
@@ -201,7 +202,7 @@ impl Server {
                 slot,
                 receive_buffer,
             } => {
-                let target = crate::opens::Target {
+                let target = Target {
                     protocol,
                     remote,
                     slot,

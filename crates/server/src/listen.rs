@@ -40,6 +40,8 @@ pub struct Listener {
     offered: HashSet<SessionId>,
     /// Connections from the kernel that wait for room in the descriptor's queue.
     kernel: VecDeque<(OwnedFd, SocketAddr)>,
+    /// The descriptor's queue is full: we wait for room, and leave connections to the kernel.
+    is_blocked: bool,
 }
 
 impl Server {
@@ -145,6 +147,7 @@ impl Server {
                 ready: VecDeque::new(),
                 offered: HashSet::new(),
                 kernel: VecDeque::new(),
+                is_blocked: false,
             },
         );
         self.open_port(id, local);
@@ -335,12 +338,20 @@ impl Server {
     /// Offers what waits, as far as the descriptor's queue has room.
     pub fn announce(&mut self, listener_id: SessionId) {
         let blocked = self.announce_kernel(listener_id) || self.announce_sessions(listener_id);
-        let interest = if blocked {
-            EventFlags::OUT
-        } else {
-            EventFlags::empty()
+        let Some(listener) = self.listeners.get_mut(&listener_id) else {
+            return;
         };
-        self.watch_far(listener_id, interest);
+        if listener.is_blocked == blocked {
+            return;
+        }
+        listener.is_blocked = blocked;
+        let (far, reservation) = if blocked {
+            (EventFlags::OUT, EventFlags::empty())
+        } else {
+            (EventFlags::empty(), EventFlags::IN)
+        };
+        self.watch_far(listener_id, far);
+        self.watch_reservation(listener_id, reservation);
     }
 
     /// True if the queue is full.
@@ -419,22 +430,15 @@ impl Server {
             }
             waiting.pop_front();
         }
-        self.watch_reservation(listener_id, !blocked);
         if let Some(listener) = self.listeners.get_mut(&listener_id) {
             listener.kernel = waiting;
         }
         blocked
     }
 
-    /// Leaves connections in the kernel's queue while ours is full.
-    fn watch_reservation(&self, id: SessionId, wanted: bool) {
+    fn watch_reservation(&self, id: SessionId, interest: EventFlags) {
         let Some((reservation, Some(token))) = self.reservations.get(&id) else {
             return;
-        };
-        let interest = if wanted {
-            EventFlags::IN
-        } else {
-            EventFlags::empty()
         };
         if let Err(errno) = self.poll.modify(reservation, *token, interest) {
             warn!(%errno, "cannot watch a reservation");
@@ -453,10 +457,11 @@ impl Server {
             return Err(Errno::OPNOTSUPP);
         }
         let listener = session.listener;
+        let is_relayed = session.phase == Phase::Relayed;
         if session.owner() != Some(channel) {
             self.registry.has_room(channel)?;
         }
-        if session_is_relaying(self, id) {
+        if is_relayed {
             self.stop_relay(id)?;
         }
         let session = self.take_from_stack(id).ok_or(Errno::INVAL)?;
@@ -479,10 +484,6 @@ impl Server {
             fds,
         ))
     }
-}
-
-fn session_is_relaying(server: &Server, id: SessionId) -> bool {
-    server.phase(id) == Some(Phase::Relayed)
 }
 
 /// A capsule as it travels: inside the message, or in a memfd.

@@ -1,7 +1,9 @@
 //! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
 //! have moved, and the rest, which is reset.
 
-use portolan_control::{Holder, Phase};
+use std::time::Duration;
+
+use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Packet, Transport, send_segment};
 use portolan_tcp::{Connection, Events, StateName, cookie, reset_for};
@@ -12,6 +14,9 @@ use crate::server::Server;
 
 /// Frames taken from the ring before other events get their turn.
 const FRAMES_PER_TURN: usize = 1024;
+
+/// Twice the age at which the engine refuses a cookie.
+const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 
 /// Header of a frame that is whole: nothing to check or to cut.
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
@@ -250,9 +255,7 @@ impl Server {
         match self.phase(id) {
             Some(Phase::Connecting) if events.contains(Events::CONNECTED) => self.established(id),
             Some(Phase::Connecting) if ended => {
-                let errno = error.map_or(portolan_control::Errno::TIMEDOUT, |error| {
-                    portolan_control::Errno(error.errno())
-                });
+                let errno = error.map_or(Errno::TIMEDOUT, |error| Errno(error.errno()));
                 self.open_failed(id, errno);
             }
             Some(Phase::Handshake) if events.contains(Events::CONNECTED) => self.handshake_done(id),
@@ -268,9 +271,6 @@ impl Server {
         self.done.push(id);
     }
 }
-
-/// Twice the age at which the engine refuses a cookie.
-const COOKIE_LIFETIME: std::time::Duration = std::time::Duration::from_secs(240);
 
 fn is_opening(header: &TcpHeader) -> bool {
     let others = TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN);

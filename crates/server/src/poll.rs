@@ -2,13 +2,12 @@
 //! is never reused, so that an event for a closed descriptor finds nothing.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_types::Instant;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
 
 /// Names a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use portolan_control::Errno;
+use portolan_control::{Errno, Phase};
 use portolan_proto::VERSION;
 use portolan_proto::control::{Probed, ReplyBody};
 use portolan_sys::shm::StatisticsReader;
@@ -116,7 +116,7 @@ impl Server {
         let probed = self.registry.by_cookie(cookie).map(|session| Probed {
             session: session.id,
             protocol: session.protocol,
-            listening: session.phase == portolan_control::Phase::Listening,
+            listening: session.phase == Phase::Listening,
             local: session.local,
             remote: session.remote,
         });

@@ -1,7 +1,7 @@
 //! Relaying: a TCP session that the server holds while its descriptor lives. Octets move both ways
 //! through the far end as each side takes them; the end of each direction is passed on.
 
-use portolan_control::{Errno, Phase};
+use portolan_control::{Errno, Holder, Phase};
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
@@ -89,7 +89,7 @@ impl Server {
             self.fars.get(&id),
             self.relays.get_mut(&id),
             self.registry.session(id).and_then(|s| match s.holder {
-                portolan_control::Holder::Server(slot) => Some(slot),
+                Holder::Server(slot) => Some(slot),
                 _ => None,
             }),
         ) else {

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_stack::{Frame, Wire};
 use portolan_sys::tap::{Tap, TapIo, VNET_HEADER, WriteError};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Frames kept for a full tap. The stack stops at the first; what exceeds this is session-less
 /// segments and re-injected frames, which may be lost like any packet.

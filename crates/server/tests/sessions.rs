@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use common::{Client, Library, await_some, control_path, start_server};
-use portolan_netns::Bed;
+use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, KernelReason, ReplyBody, RequestBody, SessionRef,
 };
@@ -38,6 +38,16 @@ fn sessions(client: &mut Client) -> Vec<SessionReport> {
         ReplyBody::Sessions(sessions) => sessions,
         other => panic!("{other:?}"),
     }
+}
+
+fn await_time_wait(client: &mut Client) {
+    await_some("TIME_WAIT", || {
+        let state = sessions(client)
+            .into_iter()
+            .find(|session| session.remote.is_some())?
+            .state;
+        (state == "TIME-WAIT").then_some(())
+    });
 }
 
 fn counter(client: &mut Client, group: &str, name: &str) -> u64 {
@@ -75,13 +85,7 @@ fn a_connection_to_a_listener_is_accepted_cached_used_and_closed() {
     assert_eq!(peer.read(&mut answer).unwrap(), 0, "the peer sees the end");
     drop(peer);
     let mut command = Client::connect(&control_path(&bed.a));
-    await_some("TIME_WAIT", || {
-        let state = sessions(&mut command)
-            .into_iter()
-            .find(|session| session.remote.is_some())?
-            .state;
-        (state == "TIME-WAIT").then_some(())
-    });
+    await_time_wait(&mut command);
 }
 
 #[test]
@@ -402,6 +406,7 @@ fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let mut library = Library::start(&control_path(&bed.a));
+    let mut command = Client::connect(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
     for _ in 0..2 {
         // The same port of the peer each time: only TIME_WAIT stands in the way.
@@ -410,6 +415,8 @@ fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
         library.flush(id, slot, AfterFlush::Close);
         drop(near);
         assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+        drop(peer);
+        await_time_wait(&mut command);
     }
 }
 
@@ -520,6 +527,27 @@ fn a_second_server_is_refused_and_a_stopped_one_leaves_nothing() {
     assert_eq!(second.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&second.stderr).contains("running already"));
 
+    stop_and_look(&bed, &mut server, "");
+    start_server(&bed.a);
+}
+
+#[test]
+fn what_a_killed_server_left_goes_with_the_next() {
+    let bed = Bed::veth();
+    let parameter = "net/ipv4/ip_local_reserved_ports";
+    bed.a
+        .enter(|| portolan_sys::sysctl::write(parameter, "8080,25000-25010"))
+        .unwrap();
+    let mut server = start_server(&bed.a);
+    server.signal(Signal::KILL);
+    server.await_end();
+    let mut next = start_server(&bed.a);
+    stop_and_look(&bed, &mut next, "8080,25000-25010");
+    assert!(!control_path(&bed.a).parent().unwrap().exists());
+}
+
+/// Ends a server; the host must be as before, with the ports reserved that somebody else had.
+fn stop_and_look(bed: &Bed, server: &mut Daemon, expected_ports: &str) {
     server.signal(Signal::TERM);
     assert_eq!(server.await_end().and_then(|end| end.code()), Some(0));
     assert!(!control_path(&bed.a).exists());
@@ -531,6 +559,5 @@ fn a_second_server_is_refused_and_a_stopped_one_leaves_nothing() {
     assert!(!filters.contains("bpf"), "{filters}");
     assert!(!shown(&["ip", "link"]).contains("ptl"));
     let reserved = shown(&["cat", "/proc/sys/net/ipv4/ip_local_reserved_ports"]);
-    assert_eq!(reserved.trim(), "");
-    start_server(&bed.a);
+    assert_eq!(reserved.trim(), expected_ports);
 }

@@ -15,7 +15,7 @@ use crate::sysctl;
 pub const VNET_HEADER: usize = 10;
 
 /// Frames the device queues for a reader. The filter's own counters bound what matters.
-const QUEUE: u32 = 10_000;
+const QUEUE: u32 = 512;
 
 /// A tap device that lives as long as its descriptor.
 #[derive(Debug)]

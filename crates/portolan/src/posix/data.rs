@@ -7,10 +7,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use portolan_proto::metastate::RouteKind;
 use portolan_stack::{Datagram, SendError};
 use portolan_sys::{clock, descriptor};
-use portolan_types::Protocol;
+use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::opening::{bind_implicitly, complete_connect};
@@ -93,8 +92,7 @@ fn receive_tcp(
         socket.options().receive_low_water().min(wanted)
     };
     let done = Cell::new(0);
-    let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
-        let now = clock::now();
+    let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         let Some(session) = core.stack.tcp(slot) else {
             return Some(gone(socket));
@@ -139,10 +137,11 @@ fn receive_tcp(
         ..Received::default()
     };
 
+    let now = clock::now();
     let mut core = process.lock();
-    core.take_in(clock::now());
-    let first = attempt(&mut core);
-    core.send_out(clock::now());
+    core.take_in(now);
+    let first = attempt(&mut core, now);
+    core.send_out(now);
     drop(core);
     if let Some(result) = first {
         return result.map(received);
@@ -210,7 +209,7 @@ fn receive_udp(
     flags: i32,
 ) -> Result<Received, Stop> {
     let is_peek = flags & libc::MSG_PEEK != 0;
-    let mut attempt = |core: &mut Core| -> Option<Result<Received, Stop>> {
+    let mut attempt = |core: &mut Core, _: Instant| -> Option<Result<Received, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -228,9 +227,10 @@ fn receive_udp(
         }
         None
     };
+    let now = clock::now();
     let mut core = process.lock();
-    core.take_in(clock::now());
-    let first = attempt(&mut core);
+    core.take_in(now);
+    let first = attempt(&mut core, now);
     drop(core);
     if let Some(result) = first {
         return result;
@@ -239,9 +239,9 @@ fn receive_udp(
         return Err(Errno::AGAIN.into());
     }
     let deadline = deadline_after(socket.options().receive_timeout());
-    let mut attempt = |core: &mut Core| {
+    let mut attempt = |core: &mut Core, now: Instant| {
         let ended = || socket.is_shut(RECEIVE).then(|| Ok(Received::default()));
-        attempt(core).or_else(ended)
+        attempt(core, now).or_else(ended)
     };
     let _watching = Watching::new(vec![socket])?;
     loop {
@@ -349,8 +349,7 @@ fn send_tcp(
     }
     let cork = flags & libc::MSG_MORE != 0 || socket.options().is_corked();
     let done = Cell::new(0);
-    let mut attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
-        let now = clock::now();
+    let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         if core
             .stack
@@ -385,9 +384,10 @@ fn send_tcp(
         core.send_out(now);
         (done.get() == total).then_some(Ok(total))
     };
+    let now = clock::now();
     let mut core = process.lock();
-    core.take_in(clock::now());
-    let first = attempt(&mut core);
+    core.take_in(now);
+    let first = attempt(&mut core, now);
     drop(core);
     if let Some(result) = first {
         return result;
@@ -448,11 +448,6 @@ fn send_udp(
     if socket.is_shut(SEND) {
         return Err(Errno::PIPE.into());
     }
-    if let Some(to) = to
-        && !leads_to_wire(process, to)
-    {
-        return super::fallback::leave_for_kernel(process, socket, to);
-    }
     if socket.phase() == Phase::Idle {
         if to.is_none() {
             return Err(Errno::DESTADDRREQ.into());
@@ -472,7 +467,7 @@ fn send_udp(
             [&joined, &[]]
         }
     };
-    let attempt = |core: &mut Core| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -483,7 +478,7 @@ fn send_udp(
             ..
         } = core;
         let sent = stack.send_datagram(socket.slot(), to, payload, routes, channel);
-        core.send_out(clock::now());
+        core.send_out(now);
         match sent {
             Ok(length) => Some(Ok(length)),
             Err(SendError::Full) => None,
@@ -491,14 +486,20 @@ fn send_udp(
             Err(SendError::NoDestination) => Some(Err(Errno::DESTADDRREQ.into())),
             Err(SendError::TooLong) => Some(Err(Errno::MSGSIZE.into())),
             Err(SendError::NoRoute) => Some(Err(Errno::NETUNREACH.into())),
+            Err(SendError::NotOurs) => Some(Err(Stop::NotOurs)),
         }
     };
+    let now = clock::now();
     let mut core = process.lock();
-    core.take_in(clock::now());
-    let first = attempt(&mut core);
+    core.take_in(now);
+    let first = attempt(&mut core, now);
     drop(core);
-    if let Some(result) = first {
-        return result;
+    match (first, to) {
+        (Some(Err(Stop::NotOurs)), Some(to)) if socket.phase() == Phase::Cached => {
+            return super::fallback::leave_for_kernel(process, socket, to);
+        }
+        (Some(result), _) => return result,
+        (None, _) => {}
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
         return Err(Errno::AGAIN.into());
@@ -508,19 +509,4 @@ fn send_udp(
         Woken::Ready(result) => result,
         Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
     }
-}
-
-/// Does a datagram to `to` leave by a device that Portolan manages?
-fn leads_to_wire(process: &Process, to: SocketAddr) -> bool {
-    let core = process.lock();
-    let is_unicast = match to.ip() {
-        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
-        IpAddr::V6(v6) => !v6.is_multicast(),
-    };
-    is_unicast
-        && !core.routes.is_local(to.ip())
-        && core
-            .routes
-            .path(to.ip())
-            .is_ok_and(|path| path.managed && path.kind == RouteKind::Unicast)
 }

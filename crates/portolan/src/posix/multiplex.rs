@@ -91,7 +91,7 @@ fn poll_once(
         deadline,
         mask,
     };
-    let woken = process.wait(sleep, |core| {
+    let woken = process.wait(sleep, |core, _| {
         let mut count = 0;
         for (fd, source) in fds.iter_mut().zip(&sources) {
             if let Source::Library(socket) = source {
@@ -271,7 +271,7 @@ fn wait_once(
         deadline,
         mask,
     };
-    let woken = process.wait(sleep, |core| {
+    let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(core, events);
         (count > 0).then_some(count)
     })?;

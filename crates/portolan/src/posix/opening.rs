@@ -376,7 +376,7 @@ fn wait_connected(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
             mask: None,
         };
         let is_over = || (socket.phase() != Phase::Connecting).then_some(());
-        match process.wait(sleep, |_| is_over()) {
+        match process.wait(sleep, |_, _| is_over()) {
             Ok(Woken::Ready(())) => break,
             Ok(Woken::Kernel) => complete_connect(process, fd, socket),
             Ok(Woken::TimedOut) => return Err(Errno::INPROGRESS.into()),
@@ -531,7 +531,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 deadline,
                 mask: None,
             };
-            match process.wait(sleep, |_| None::<()>) {
+            match process.wait(sleep, |_, _| None::<()>) {
                 Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
                 Err(Errno::INTR) if restarts(deadline) => {}
                 Err(errno) => return Err(errno.into()),
