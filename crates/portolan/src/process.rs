@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portolan_proto::VERSION;
 use portolan_proto::control::{Parameters, ReplyBody, RequestBody};
+use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
@@ -118,6 +118,12 @@ impl Process {
                 parameters,
                 ..
             } => Process::with_channel(control, ring_size, parameters, fds),
+            ReplyBody::Error {
+                errno: libc::EPROTO,
+            } => Err(format!(
+                "{}: the server is of another version than this program's library",
+                path.display()
+            )),
             ReplyBody::Error { errno } => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 Err(format!("the server refused: {error}"))
