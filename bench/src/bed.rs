@@ -70,6 +70,8 @@ pub enum BedError {
 pub enum ServeError {
     #[error(transparent)]
     Process(#[from] ProcessError),
+    #[error("port {port} is not given up by its last listener")]
+    Taken { port: u16 },
     #[error("{program} does not listen on port {port}; it said: {said}")]
     Silent {
         program: String,
@@ -259,7 +261,8 @@ impl Bed {
         run(self.exec(side, &self.tools.portolan).args(arguments))
     }
 
-    /// Starts a TCP service on the server host and waits until it listens.
+    /// Starts a TCP service on the server host and waits until it listens. A port that its last
+    /// listener has not given up yet is waited for first.
     pub fn serve(
         &self,
         stack: Stack,
@@ -267,13 +270,19 @@ impl Bed {
         program: &str,
         arguments: &[&str],
     ) -> Result<Background, ServeError> {
+        let start = Instant::now();
+        while self.is_listening(port) {
+            if start.elapsed() > READY_LIMIT {
+                return Err(ServeError::Taken { port });
+            }
+            std::thread::sleep(POLL);
+        }
         let log = self.file("service.log");
         let mut command = self.command(Side::Server, stack, program);
         command.args(arguments);
         command.stderr(File::create(&log).map_or_else(|_| Stdio::null(), Stdio::from));
         let mut service = Background::start(&mut command)?;
-        let start = Instant::now();
-        while !listens(&service, port) {
+        while !self.is_listening(port) {
             if start.elapsed() > READY_LIMIT || !service.is_running() {
                 let said = fs::read_to_string(&log)
                     .unwrap_or_default()
@@ -289,22 +298,25 @@ impl Bed {
         }
         Ok(service)
     }
-}
 
-/// Whether some socket in the service's namespace listens on a port. A Portolan listener has a
-/// kernel socket that keeps its port. Asking by a connection would disturb some services.
-fn listens(service: &Background, port: u16) -> bool {
-    const LISTEN: &str = "0A";
-    let port = format!(":{port:04X}");
-    ["tcp", "tcp6"].iter().any(|family| {
-        let table = fs::read_to_string(format!("/proc/{}/net/{family}", service.pid()));
-        table.unwrap_or_default().lines().skip(1).any(|line| {
-            // Number, local address, remote address, state.
-            let mut words = line.split_whitespace().skip(1);
-            let local = words.next().is_some_and(|local| local.ends_with(&port));
-            local && words.nth(1) == Some(LISTEN)
+    /// Whether some socket on the server host listens on a port. A Portolan listener has a kernel
+    /// socket that keeps its port. Asking by a connection would disturb some services.
+    fn is_listening(&self, port: u16) -> bool {
+        const LISTEN: &str = "0A";
+        let port = format!(":{port:04X}");
+        let tables = self.namespace(Side::Server).enter(|| {
+            ["tcp", "tcp6"]
+                .map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")))
+        });
+        tables.into_iter().flatten().any(|table| {
+            table.lines().skip(1).any(|line| {
+                // Number, local address, remote address, state.
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().is_some_and(|local| local.ends_with(&port));
+                local && words.nth(1) == Some(LISTEN)
+            })
         })
-    })
+    }
 }
 
 impl Drop for Bed {

@@ -31,7 +31,9 @@ pub(crate) struct Channel {
     backlog: VecDeque<Vec<u8>>,
     /// Where frames from the tap lie while they are looked at.
     buffer: Box<[u8]>,
-    /// When to look at the tap for the last time after a sleep.
+    /// Frames read from the tap; the filter counts those it sent there.
+    taken_from_tap: u32,
+    /// When to look at the tap once more after a sleep: not all that was sent there had come.
     stragglers_by: Option<Instant>,
     /// Frames the tap refused for another reason than being full.
     pub(crate) refused: u64,
@@ -51,6 +53,7 @@ impl Channel {
             doorbell,
             backlog: VecDeque::new(),
             buffer: vec![0; LARGEST_FRAME].into_boxed_slice(),
+            taken_from_tap: 0,
             stragglers_by: None,
             refused: 0,
         }
@@ -90,12 +93,22 @@ impl Channel {
     /// Frames come by the ring again; those on the tap are older and go first.
     pub(crate) fn wake_up(&mut self, now: Instant, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
         self.doorbell.set(State::Awake);
-        self.stragglers_by = Some(now + STRAGGLE);
         self.drain_tap(now, &mut deliver);
+        self.stragglers_by = self.tap_holds_more().then_some(now + STRAGGLE);
     }
 
+    /// Frames that the filter sent there and that were not read, or were lost on the way.
+    fn tap_holds_more(&self) -> bool {
+        self.doorbell.by_tap() != self.taken_from_tap
+    }
+
+    /// Reads the tap for as long as there may be frames.
     fn drain_tap(&mut self, now: Instant, deliver: &mut impl FnMut(&RecordHeader, &[u8])) {
-        while let Some(length) = self.tap.read(&mut self.buffer) {
+        while self.tap_holds_more() {
+            let Some(length) = self.tap.read(&mut self.buffer) else {
+                return;
+            };
+            self.taken_from_tap = self.taken_from_tap.wrapping_add(1);
             let Some(octets) = self.buffer.get(..length) else {
                 return;
             };

@@ -109,7 +109,7 @@ impl Process {
     pub(crate) fn wait<T>(
         &self,
         sleep: Sleep<'_>,
-        ready: impl FnMut(&mut Core) -> Option<T>,
+        ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
         let woken = self.wait_attending(sleep, ready);
         self.rouse_helper();
@@ -119,15 +119,16 @@ impl Process {
     fn wait_attending<T>(
         &self,
         mut sleep: Sleep<'_>,
-        mut ready: impl FnMut(&mut Core) -> Option<T>,
+        mut ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
         let waiter = Waiter::mine()?;
-        let spin_until = clock::now() + Duration::from_micros(u64::from(self.spin_us()));
+        let spin = Duration::from_micros(u64::from(self.spin_us()));
+        let mut spin_until = None;
         loop {
             let mut core = self.lock();
             let now = clock::now();
             core.attend(now);
-            if let Some(value) = ready(&mut core) {
+            if let Some(value) = ready(&mut core, now) {
                 core.hand_over();
                 return Ok(Woken::Ready(value));
             }
@@ -135,7 +136,7 @@ impl Process {
                 core.hand_over();
                 return Ok(Woken::TimedOut);
             }
-            if now < spin_until {
+            if now < *spin_until.get_or_insert(now + spin) {
                 drop(core);
                 std::hint::spin_loop();
                 continue;

@@ -352,7 +352,7 @@ fn a_thousand_connections_leave_nothing_behind() {
         await_some("the peer's end", || {
             library.turn();
             let session = library.stack.tcp(slot).unwrap();
-            session.connection.is_peer_closed().then_some(())
+            session.connection.is_receive_shut().then_some(())
         });
         library.flush(id, slot, AfterFlush::Close);
         drop(near);

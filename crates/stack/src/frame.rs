@@ -47,6 +47,7 @@ pub(crate) struct Template {
     pseudo_sum: u32,
     /// Same of the IPv4 header with total length 0; unused for IPv6.
     header_sum: u32,
+    source: IpAddr,
     is_ipv4: bool,
 }
 
@@ -100,8 +101,13 @@ impl Template {
             length,
             pseudo_sum,
             header_sum,
+            source,
             is_ipv4,
         })
+    }
+
+    pub(crate) fn source(&self) -> IpAddr {
+        self.source
     }
 
     /// Head of a TCP segment; `segment_size` other than 0 asks the device to cut the payload.

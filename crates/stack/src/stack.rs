@@ -4,6 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::metastate::RouteKind;
 use portolan_tcp::Events;
 use portolan_timers::Wheel;
 use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot};
@@ -45,11 +46,30 @@ enum Place {
 #[derive(Debug)]
 struct Entry {
     session: Session,
-    /// For TCP and connected UDP, with the generation of the routes it was made from.
-    template: Option<(u32, Template)>,
+    /// Of the last packet sent.
+    way: Option<Way>,
     is_pending: bool,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
+}
+
+/// How packets reach one destination, as long as the routes stay what they were.
+#[derive(Debug)]
+struct Way {
+    generation: u32,
+    destination: IpAddr,
+    mtu: u32,
+    template: Template,
+}
+
+/// Why there is no way to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NoWay {
+    NoRoute,
+    /// The destination is this host's, not unicast, or behind a device that is not managed.
+    NotOurs,
+    /// Nobody has told the next hop's link-layer address yet.
+    Unresolved(IpAddr),
 }
 
 /// A datagram whose next hop has no link-layer address yet.
@@ -82,6 +102,9 @@ pub enum SendError {
     TooLong,
     #[error("no route to host")]
     NoRoute,
+    /// The destination is not to be reached by a managed device: the kernel may know how.
+    #[error("destination is not behind a managed device")]
+    NotOurs,
     /// The device is busy; try again when the wire has room.
     #[error("device busy")]
     Full,
@@ -116,7 +139,7 @@ impl Stack {
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
         self.places[slot.0 as usize] = Place::Taken(Box::new(Entry {
             session,
-            template: None,
+            way: None,
             is_pending: false,
             scheduled: Instant::FAR_FUTURE,
         }));
@@ -204,7 +227,7 @@ impl Stack {
     /// The application changed an IP option of the session: build its next header anew.
     pub fn forget_path(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
-            entry.template = None;
+            entry.way = None;
         }
     }
 
@@ -230,7 +253,7 @@ impl Stack {
                 report_to_tcp(session, message);
                 session.connection.events()
             }
-            (Session::Udp(session), Transport::Udp { payload }) => {
+            (Session::Udp(session), Transport::Udp { ip, payload }) => {
                 if session.remote.is_some_and(|remote| remote != packet.source) {
                     return Input::Dropped(Drop::ForeignPeer);
                 }
@@ -238,6 +261,7 @@ impl Stack {
                     from: packet.source,
                     to: packet.destination,
                     interface: record.ifindex,
+                    ip: *ip,
                     received: Instant::from_nanos(record.timestamp),
                     data: payload.to_vec(),
                 });
@@ -248,11 +272,12 @@ impl Stack {
             }
             (Session::Udp(session), Transport::IcmpError(message)) => {
                 match message.errno_for_udp() {
-                    Some(errno) => {
+                    // As on Linux, only who has named a peer is told.
+                    Some(errno) if session.remote.is_some() => {
                         session.error = Some(errno);
                         Events::ERROR
                     }
-                    None => Events::NONE,
+                    _ => Events::NONE,
                 }
             }
             _ => return Input::Unclaimed(packet),
@@ -303,17 +328,21 @@ impl Stack {
         entry.is_pending = false;
         let Entry {
             session: Session::Tcp(session),
-            template,
+            way,
             ..
         } = entry
         else {
             return;
         };
-        let template = match current_template(template, session, routes) {
-            Ok(template) => template,
-            Err(next_hop) => {
+        let flow = &session.flow;
+        let ends = (Protocol::Tcp, flow.local.ip(), flow.remote.ip());
+        let template = match current(way, ends, session.ip, routes) {
+            Ok(way) => &way.template,
+            Err(no_way) => {
                 self.stalled.push(slot);
-                self.unresolved.extend(next_hop);
+                if let NoWay::Unresolved(next_hop) = no_way {
+                    self.unresolved.push(next_hop);
+                }
                 return;
             }
         };
@@ -405,28 +434,53 @@ impl Stack {
         if wire.is_full() {
             return Err(SendError::Full);
         }
-        let session = self.udp(slot).ok_or(SendError::NoSession)?;
+        let entry = self.entry(slot.0).ok_or(SendError::NoSession)?;
+        let Entry {
+            session: Session::Udp(session),
+            way,
+            ..
+        } = entry
+        else {
+            return Err(SendError::NoSession);
+        };
         let destination = destination
             .or(session.remote)
             .ok_or(SendError::NoDestination)?;
-        let (local, ip) = (session.local, session.ip);
-        let path = routes
-            .path(destination.ip())
-            .map_err(|NoRoute| SendError::NoRoute)?;
-        let source = if local.ip().is_unspecified() {
-            path.source.ok_or(SendError::NoRoute)?
-        } else {
-            local.ip()
-        };
-        let source = SocketAddr::new(source, local.port());
         let length = payload[0].len() + payload[1].len();
+        let source = match session.local.ip() {
+            any if any.is_unspecified() => way
+                .as_ref()
+                .filter(|way| way.is_current(destination.ip(), routes))
+                .map(|way| way.template.source())
+                .or_else(|| routes.path(destination.ip()).ok()?.source)
+                .ok_or(SendError::NoRoute)?,
+            bound => bound,
+        };
+        let source = SocketAddr::new(source, session.local.port());
+        let ends = (Protocol::Udp, source.ip(), destination.ip());
         let overhead = if destination.is_ipv4() { 28 } else { 48 };
-        if length + overhead > path.mtu as usize {
-            return Err(SendError::TooLong);
-        }
-        if !transmit_datagram(routes, wire, source, destination, ip, payload)? {
+        let unresolved = match current(way, ends, session.ip, routes) {
+            Ok(way) if length + overhead > way.mtu as usize => return Err(SendError::TooLong),
+            Ok(way) => {
+                transmit_datagram(
+                    &way.template,
+                    wire,
+                    source.port(),
+                    destination.port(),
+                    payload,
+                );
+                None
+            }
+            Err(NoWay::Unresolved(next_hop)) => Some(next_hop),
+            Err(NoWay::NotOurs) => return Err(SendError::NotOurs),
+            Err(NoWay::NoRoute) => return Err(SendError::NoRoute),
+        };
+        session.datagrams_out += 1;
+        session.octets_out += length as u64;
+        let ip = session.ip;
+        if let Some(next_hop) = unresolved {
             self.park(
-                path.next_hop,
+                next_hop,
                 Parked {
                     source,
                     destination,
@@ -435,9 +489,6 @@ impl Stack {
                 },
             );
         }
-        let session = self.udp(slot).ok_or(SendError::NoSession)?;
-        session.datagrams_out += 1;
-        session.octets_out += length as u64;
         Ok(length)
     }
 
@@ -455,10 +506,17 @@ impl Stack {
         for slot in core::mem::take(&mut self.stalled) {
             self.touch(Slot(slot));
         }
-        self.parked.retain(|p| {
-            let sent =
-                transmit_datagram(routes, wire, p.source, p.destination, p.ip, [&p.data, &[]]);
-            sent == Ok(false)
+        self.parked.retain(|parked| {
+            let ends = (Protocol::Udp, parked.source.ip(), parked.destination.ip());
+            match find_way(ends, parked.ip, routes) {
+                Ok(way) => {
+                    let ports = (parked.source.port(), parked.destination.port());
+                    let payload: [&[u8]; 2] = [&parked.data, &[]];
+                    transmit_datagram(&way.template, wire, ports.0, ports.1, payload);
+                    false
+                }
+                Err(no_way) => matches!(no_way, NoWay::Unresolved(_)),
+            }
         });
     }
 }
@@ -471,16 +529,12 @@ pub fn send_segment(
     routes: &Routes,
     wire: &mut impl Wire,
 ) -> bool {
-    let template = make_template(
-        Protocol::Tcp,
-        flow.local.ip(),
-        flow.remote.ip(),
-        IpOptions::default(),
-        routes,
-    );
-    let Ok(template) = template else { return false };
+    let ends = (Protocol::Tcp, flow.local.ip(), flow.remote.ip());
+    let Ok(way) = find_way(ends, IpOptions::default(), routes) else {
+        return false;
+    };
     let mut head = [0; HEAD_MAX];
-    let head = template.tcp_head(&mut head, header, 0, 0);
+    let head = way.template.tcp_head(&mut head, header, 0, 0);
     wire.transmit(&Frame {
         head,
         payload: [&[], &[]],
@@ -501,62 +555,65 @@ fn report_to_tcp(session: &mut TcpSession, message: &IcmpMessage) {
     }
 }
 
-/// False if the next hop is not resolved yet.
 fn transmit_datagram(
-    routes: &Routes,
+    template: &Template,
     wire: &mut impl Wire,
-    source: SocketAddr,
-    destination: SocketAddr,
-    ip: IpOptions,
+    source_port: u16,
+    destination_port: u16,
     payload: [&[u8]; 2],
-) -> Result<bool, SendError> {
-    match make_template(Protocol::Udp, source.ip(), destination.ip(), ip, routes) {
-        Ok(template) => {
-            let mut head = [0; HEAD_MAX];
-            let length = payload[0].len() + payload[1].len();
-            let head = template.udp_head(&mut head, source.port(), destination.port(), length);
-            wire.transmit(&Frame { head, payload });
-            Ok(true)
-        }
-        Err(Some(_unresolved)) => Ok(false),
-        Err(None) => Err(SendError::NoRoute),
+) {
+    let mut head = [0; HEAD_MAX];
+    let length = payload[0].len() + payload[1].len();
+    let head = template.udp_head(&mut head, source_port, destination_port, length);
+    wire.transmit(&Frame { head, payload });
+}
+
+impl Way {
+    fn is_current(&self, destination: IpAddr, routes: &Routes) -> bool {
+        self.generation == routes.generation() && self.destination == destination
     }
 }
 
-/// The template of a TCP session, made anew when metastate has moved. Fails with the next hop
-/// that has no link-layer address, or with `None` if there is no route.
-fn current_template<'a>(
-    kept: &'a mut Option<(u32, Template)>,
-    session: &TcpSession,
-    routes: &Routes,
-) -> Result<&'a Template, Option<IpAddr>> {
-    let is_current = kept
-        .as_ref()
-        .is_some_and(|(made, _)| *made == routes.generation());
-    if !is_current {
-        let flow = &session.flow;
-        let fresh = make_template(
-            Protocol::Tcp,
-            flow.local.ip(),
-            flow.remote.ip(),
-            session.ip,
-            routes,
-        )?;
-        *kept = Some((routes.generation(), fresh));
-    }
-    kept.as_ref().map(|(_, template)| template).ok_or(None)
-}
-
-fn make_template(
-    protocol: Protocol,
-    source: IpAddr,
-    destination: IpAddr,
+/// The kept way if it still leads there, else a new one, which is kept.
+fn current<'a>(
+    kept: &'a mut Option<Way>,
+    ends: (Protocol, IpAddr, IpAddr),
     ip: IpOptions,
     routes: &Routes,
-) -> Result<Template, Option<IpAddr>> {
-    let path = routes.path(destination).map_err(|NoRoute| None)?;
+) -> Result<&'a Way, NoWay> {
+    let way = match kept.take() {
+        Some(way) if way.is_current(ends.2, routes) => way,
+        _ => find_way(ends, ip, routes)?,
+    };
+    Ok(kept.insert(way))
+}
+
+/// Looks for a way between two addresses.
+fn find_way(
+    (protocol, source, destination): (Protocol, IpAddr, IpAddr),
+    ip: IpOptions,
+    routes: &Routes,
+) -> Result<Way, NoWay> {
+    let path = routes.path(destination).map_err(|NoRoute| NoWay::NoRoute)?;
+    if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(destination) {
+        return Err(NoWay::NotOurs);
+    }
     let neighbour = routes
         .neighbour(path.interface, path.next_hop)
-        .ok_or(Some(path.next_hop))?;
-    Template::new(protocol, source, destination, path.mac, neighbour, ip).ok_or(None)
+        .ok_or(NoWay::Unresolved(path.next_hop))?;
+    let template = Template::new(protocol, source, destination, path.mac, neighbour, ip)
+        .ok_or(NoWay::NoRoute)?;
+    Ok(Way {
+        generation: routes.generation(),
+        destination,
+        mtu: path.mtu,
+        template,
+    })
+}
+
+fn is_unicast(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
+        IpAddr::V6(v6) => !v6.is_multicast(),
+    }
 }

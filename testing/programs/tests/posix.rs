@@ -1,13 +1,14 @@
 //! `posix-check` says the same on Portolan as on the kernel's stack, whichever end is on Portolan.
 
 use std::fs::{self, File};
+use std::process::Stdio;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::{Background, run_within};
+use portolan_bench::process::Background;
 use portolan_programs::{PAIRINGS, Pairing, bed};
 
 /// Longer than all topics take.
-const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// What one run printed, in both roles.
 struct Account {
@@ -28,20 +29,29 @@ fn account(bed: &Bed, pairing: Pairing) -> Account {
         words.push(meet.to_str().expect("we chose its name"));
         words.into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
-    let log = bed.file("posix-server");
-    let mut command = bed.command(Side::Server, pairing.server, &program);
-    command.args(arguments("server", &server, &client));
-    command.stdout(File::create(&log).expect("the bed's directory is writable"));
-    let mut background = Background::start_with_output(&mut command).expect("it starts");
-    let mut command = bed.command(Side::Client, pairing.client, &program);
-    command.args(arguments("client", &client, &server));
-    let client = run_within(&mut command, LIMIT).unwrap_or_else(|error| error.to_string());
-    background.wait(LIMIT);
-    let server = fs::read_to_string(log).expect("it was written");
-    let lines = |text: &str| text.lines().map(str::to_owned).collect();
+    let start = |side, stack, role: &str, local: &str, remote: &str| {
+        let file = File::create(bed.file(role)).expect("the bed's directory is writable");
+        let mut command = bed.command(side, stack, &program);
+        command
+            .args(arguments(role, local, remote))
+            .stdout(file)
+            .stderr(Stdio::null());
+        Background::start_with_output(&mut command).expect("it starts")
+    };
+    let mut roles = [
+        start(Side::Server, pairing.server, "server", &server, &client),
+        start(Side::Client, pairing.client, "client", &client, &server),
+    ];
+    for role in &mut roles {
+        role.wait(LIMIT);
+    }
+    let lines = |role| {
+        let text = fs::read_to_string(bed.file(role)).expect("it was written");
+        text.lines().map(str::to_owned).collect()
+    };
     Account {
-        server: lines(&server),
-        client: lines(&client),
+        server: lines("server"),
+        client: lines("client"),
     }
 }
 
