@@ -37,7 +37,8 @@ pub enum SessionRef {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// First message of a library. Reply: `Welcome`.
+    /// First message of a library; its shape never changes. `version` is `portolan_stack::VERSION`.
+    /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
     /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
     /// `UseKernel` or `Error`.

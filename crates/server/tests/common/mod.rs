@@ -14,8 +14,8 @@ use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
     AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
 };
-use portolan_proto::{MAX_MESSAGE, VERSION, decode, encode};
-use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, Wire};
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, VERSION, Wire};
 use portolan_sys::clock;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, read_blob};
