@@ -93,6 +93,7 @@ static __always_inline int deliver_on_tap(struct __sk_buff *skb, const struct ta
 		return TC_ACT_SHOT;
 	}
 	__sync_fetch_and_add(&doorbell->delivered, 1);
+	__sync_fetch_and_add(&doorbell->by_tap, 1);
 	count(receive_delivered_on_tap);
 	return bpf_redirect(entry->tap_ifindex, 0);
 }

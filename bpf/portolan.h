@@ -76,7 +76,7 @@ struct tap_stamp {
 /* On a page of its own, shared with the channel's owner, who may write anything here. */
 struct doorbell {
 	__u32 state;
-	__u32 reserved;
+	__u32 by_tap;
 	__u64 delivered;
 	__u64 overflow;
 };

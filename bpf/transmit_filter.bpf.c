@@ -88,6 +88,9 @@ int transmit_filter(struct __sk_buff *skb)
 
 	if (!channel)
 		DROP(no_channel);
+	/* The kernel has moved the tag out of the frame, and would put it back at egress. */
+	if (skb->vlan_present)
+		DROP(vlan);
 	parsed = parse_sent(&cursor, &key);
 	if (parsed == PARSED_NOT_IP)
 		DROP(not_ip);

@@ -31,9 +31,9 @@ pub(crate) struct Channel {
     backlog: VecDeque<Vec<u8>>,
     /// Where frames from the tap lie while they are looked at.
     buffer: Box<[u8]>,
-    /// Frames taken from ring and tap; the filter counts those it delivered.
-    taken: u64,
-    /// When to look at the tap once more after a sleep: more was delivered than ring and tap had.
+    /// Frames read from the tap; the filter counts those it sent there.
+    taken_from_tap: u32,
+    /// When to look at the tap once more after a sleep: not all that was sent there had come.
     stragglers_by: Option<Instant>,
     /// Frames the tap refused for another reason than being full.
     pub(crate) refused: u64,
@@ -53,7 +53,7 @@ impl Channel {
             doorbell,
             backlog: VecDeque::new(),
             buffer: vec![0; LARGEST_FRAME].into_boxed_slice(),
-            taken: 0,
+            taken_from_tap: 0,
             stragglers_by: None,
             refused: 0,
         }
@@ -69,14 +69,11 @@ impl Channel {
         if self.stragglers_by.is_some_and(|by| by <= now) {
             self.stragglers_by = None;
             self.drain_tap(now, &mut deliver);
-            // What is still missing was lost on its way.
-            self.taken = self.doorbell.delivered();
         }
         for _ in 0..most {
             let Some(record) = self.ring.next() else {
                 break;
             };
-            self.taken += 1;
             deliver(&record.header, record.frame);
         }
         self.ring.release();
@@ -97,16 +94,21 @@ impl Channel {
     pub(crate) fn wake_up(&mut self, now: Instant, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
         self.doorbell.set(State::Awake);
         self.drain_tap(now, &mut deliver);
-        self.stragglers_by = (self.doorbell.delivered() != self.taken).then_some(now + STRAGGLE);
+        self.stragglers_by = self.tap_holds_more().then_some(now + STRAGGLE);
     }
 
-    /// Reads the tap for as long as the filter has delivered more than was taken.
+    /// Frames that the filter sent there and that were not read, or were lost on the way.
+    fn tap_holds_more(&self) -> bool {
+        self.doorbell.by_tap() != self.taken_from_tap
+    }
+
+    /// Reads the tap for as long as there may be frames.
     fn drain_tap(&mut self, now: Instant, deliver: &mut impl FnMut(&RecordHeader, &[u8])) {
-        while self.doorbell.delivered() != self.taken {
+        while self.tap_holds_more() {
             let Some(length) = self.tap.read(&mut self.buffer) else {
                 return;
             };
-            self.taken += 1;
+            self.taken_from_tap = self.taken_from_tap.wrapping_add(1);
             let Some(octets) = self.buffer.get(..length) else {
                 return;
             };

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::Core;
@@ -12,6 +13,8 @@ use crate::wait::Waiter;
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
+/// Members whose descriptor is closed get names that are no descriptors.
+static NEXT_NAME: AtomicI32 = AtomicI32::new(-2);
 /// Bits that are always reported.
 const ALWAYS: u32 = ERR | HUP;
 
@@ -91,6 +94,22 @@ impl Epoll {
         let mut state = self.state();
         state.candidates.retain(|&candidate| candidate != fd);
         state.interests.remove(&fd).map(|interest| interest.socket)
+    }
+
+    /// The member's descriptor is closed but the socket lives on under another, which nobody can
+    /// change or remove it by (epoll(7), "Will closing a file descriptor cause it to be removed").
+    pub(crate) fn rename(&self, fd: RawFd) -> RawFd {
+        let name = NEXT_NAME.fetch_sub(1, Ordering::Relaxed);
+        let mut state = self.state();
+        if let Some(interest) = state.interests.remove(&fd) {
+            state.interests.insert(name, interest);
+        }
+        for candidate in &mut state.candidates {
+            if *candidate == fd {
+                *candidate = name;
+            }
+        }
+        name
     }
 
     pub(crate) fn kernel_member_added(&self) {

@@ -18,7 +18,15 @@ use rustix::io::Errno;
 
 /// Linux's `net.core.wmem_max` and `rmem_max` bound what an application may ask for.
 const BUFFER_MAX: u32 = 4 << 20;
-const BUFFER_MIN: u32 = 2304;
+/// Linux's `SOCK_MIN_SNDBUF` and `SOCK_MIN_RCVBUF`.
+const SEND_BUFFER_MIN: u32 = 4608;
+const RECEIVE_BUFFER_MIN: u32 = 2304;
+
+/// Linux's `TCP_CA_NAME_MAX`.
+const CONGESTION_NAME: usize = 16;
+
+/// What sets a number of hops back to its default.
+const RESTORE: i32 = -1;
 
 /// What was set on one socket, by level and name.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +46,8 @@ pub(crate) struct WantedControl {
     pub(crate) timestamp: bool,
     pub(crate) timestamp_ns: bool,
     pub(crate) destination: bool,
+    pub(crate) hops: bool,
+    pub(crate) service: bool,
 }
 
 impl Options {
@@ -52,47 +62,41 @@ impl Options {
         if level == IPPROTO_TCP && protocol != Protocol::Tcp {
             return Err(Errno::NOPROTOOPT);
         }
-        let shape = shape(level, name).ok_or(Errno::NOPROTOOPT)?;
-        let mut kept = match shape {
-            Shape::ReadOnly => return Err(Errno::NOPROTOOPT),
-            Shape::Octets(least) if value.len() < least => return Err(Errno::INVAL),
-            Shape::Octets(least) => value[..least].to_vec(),
-            Shape::Text => value
-                .split(|&octet| octet == 0)
-                .next()
-                .unwrap_or_default()
-                .to_vec(),
-            Shape::Int { .. } | Shape::Flag { .. } => {
+        let kept = match shape(protocol, level, name).ok_or(Errno::NOPROTOOPT)? {
+            Shape::ReadOnly { .. } => return Err(Errno::NOPROTOOPT),
+            Shape::OfUnixOnly => return Err(Errno::OPNOTSUPP),
+            Shape::Linger => linger(value)?,
+            Shape::Time => time(value)?,
+            Shape::Congestion => congestion(value)?,
+            Shape::Flag { .. } => i32::from(int_of(value, level)? != 0).to_ne_bytes().to_vec(),
+            Shape::Int { default } => {
                 let number = int_of(value, level)?;
-                check_range(level, name, number)?;
-                let number = if matches!(shape, Shape::Flag { .. }) {
-                    i32::from(number != 0)
-                } else {
-                    number
-                };
-                number.to_ne_bytes().to_vec()
+                check_range(protocol, level, name, number)?;
+                kept_int(level, name, number, default)
+                    .to_ne_bytes()
+                    .to_vec()
             }
         };
-        if level == SOL_SOCKET && matches!(name, libc::SO_SNDBUF | libc::SO_RCVBUF) {
-            kept = doubled(int_of(&kept, level)?).to_ne_bytes().to_vec();
-        }
-        if level == IPPROTO_TCP && name == libc::TCP_CONGESTION {
-            check_congestion(&kept)?;
-        }
         self.values.insert((level, name), kept);
         Ok(())
     }
 
     /// The value Linux would show, but for what needs the session (`TCP_INFO`, `SO_ERROR` …).
-    pub(crate) fn get(&self, level: i32, name: i32) -> Result<Vec<u8>, Errno> {
+    pub(crate) fn get(&self, protocol: Protocol, level: i32, name: i32) -> Result<Vec<u8>, Errno> {
+        if level == IPPROTO_TCP && protocol != Protocol::Tcp {
+            return Err(Errno::OPNOTSUPP);
+        }
         if let Some(value) = self.values.get(&(level, name)) {
             return Ok(value.clone());
         }
-        match shape(level, name).ok_or(Errno::NOPROTOOPT)? {
-            Shape::Int { default } | Shape::Flag { default } => Ok(default.to_ne_bytes().to_vec()),
-            Shape::Octets(length) => Ok(vec![0; length]),
-            Shape::Text => Ok(b"cubic\0\0\0\0\0\0\0\0\0\0\0".to_vec()),
-            Shape::ReadOnly => Err(Errno::NOPROTOOPT),
+        match shape(protocol, level, name).ok_or(Errno::NOPROTOOPT)? {
+            Shape::Int { default } | Shape::Flag { default } | Shape::ReadOnly { default } => {
+                Ok(default.to_ne_bytes().to_vec())
+            }
+            Shape::Linger => Ok(vec![0; 8]),
+            Shape::Time => Ok(vec![0; 16]),
+            Shape::Congestion => congestion(b"cubic"),
+            Shape::OfUnixOnly => Err(Errno::OPNOTSUPP),
         }
     }
 
@@ -139,6 +143,14 @@ impl Options {
             .and_then(|octets| u32::try_from(octets).ok())
     }
 
+    /// Octets that a blocking receive waits for (`SO_RCVLOWAT`).
+    pub(crate) fn receive_low_water(&self) -> usize {
+        let octets = self.int(SOL_SOCKET, libc::SO_RCVLOWAT);
+        octets
+            .and_then(|octets| usize::try_from(octets).ok())
+            .map_or(1, |octets| octets.max(1))
+    }
+
     pub(crate) fn receive_timeout(&self) -> Option<Duration> {
         self.timeout(libc::SO_RCVTIMEO)
     }
@@ -168,6 +180,8 @@ impl Options {
         WantedControl {
             timestamp: self.flag(SOL_SOCKET, libc::SO_TIMESTAMP),
             timestamp_ns: self.flag(SOL_SOCKET, libc::SO_TIMESTAMPNS),
+            hops: self.flag(IPPROTO_IP, libc::IP_RECVTTL),
+            service: self.flag(IPPROTO_IP, libc::IP_RECVTOS),
             destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO)
                 || self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
         }
@@ -200,7 +214,7 @@ impl Options {
         if let Some(octets) = self.receive_buffer() {
             session.connection.set_receive_buffer(octets as usize);
         }
-        let low_water = self.int(SOL_SOCKET, libc::SO_RCVLOWAT);
+        let low_water = self.receive_low_water();
         let options = session.connection.options();
         options.nodelay = self.flag(IPPROTO_TCP, TCP_NODELAY);
         options.cork = self.is_corked();
@@ -229,10 +243,7 @@ impl Options {
             .int(IPPROTO_TCP, TCP_MAXSEG)
             .and_then(|mss| u16::try_from(mss).ok());
         options.max_segment = segment.filter(|&mss| mss > 0);
-        options.receive_low_water = low_water
-            .and_then(|octets| usize::try_from(octets).ok())
-            .unwrap_or(1)
-            .max(1);
+        options.receive_low_water = low_water;
     }
 
     fn ip(&self) -> IpOptions {
@@ -252,72 +263,113 @@ impl Options {
 /// What a value looks like, and what Linux shows when nobody has set it.
 #[derive(Clone, Copy)]
 enum Shape {
-    Int { default: i32 },
-    Flag { default: i32 },
-    Octets(usize),
-    Text,
-    ReadOnly,
+    Int {
+        default: i32,
+    },
+    Flag {
+        default: i32,
+    },
+    /// `struct linger`.
+    Linger,
+    /// `struct timeval`.
+    Time,
+    /// The name of an algorithm.
+    Congestion,
+    ReadOnly {
+        default: i32,
+    },
+    /// Known, but not for sockets of the Internet.
+    OfUnixOnly,
 }
 
 /// The options Portolan knows. Others get `ENOPROTOOPT`.
-fn shape(level: i32, name: i32) -> Option<Shape> {
-    let flag = Shape::Flag { default: 0 };
+fn shape(protocol: Protocol, level: i32, name: i32) -> Option<Shape> {
+    match level {
+        SOL_SOCKET => socket_shape(protocol, name),
+        IPPROTO_TCP => tcp_shape(name),
+        IPPROTO_IP => ip_shape(name),
+        IPPROTO_IPV6 => ipv6_shape(name),
+        _ => None,
+    }
+}
+
+fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
+    let (send_buffer, receive_buffer) = match protocol {
+        Protocol::Tcp => (16_384, 131_072),
+        Protocol::Udp => (212_992, 212_992),
+    };
+    Some(match name {
+        libc::SO_SNDBUF => Shape::Int {
+            default: send_buffer,
+        },
+        libc::SO_RCVBUF => Shape::Int {
+            default: receive_buffer,
+        },
+        libc::SO_RCVLOWAT => Shape::Int { default: 1 },
+        libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
+        libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
+        libc::SO_DEBUG
+        | libc::SO_REUSEADDR
+        | libc::SO_REUSEPORT
+        | libc::SO_DONTROUTE
+        | libc::SO_BROADCAST
+        | libc::SO_KEEPALIVE
+        | libc::SO_OOBINLINE
+        | libc::SO_TIMESTAMP
+        | libc::SO_TIMESTAMPNS
+        | libc::SO_ZEROCOPY => Shape::Flag { default: 0 },
+        libc::SO_LINGER => Shape::Linger,
+        libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => Shape::Time,
+        libc::SO_PASSCRED => Shape::OfUnixOnly,
+        _ => return None,
+    })
+}
+
+fn tcp_shape(name: i32) -> Option<Shape> {
     let int = |default| Shape::Int { default };
-    Some(match (level, name) {
-        (SOL_SOCKET, libc::SO_SNDBUF) => int(16_384 * 4),
-        (SOL_SOCKET, libc::SO_RCVBUF) => int(131_072),
-        (SOL_SOCKET, libc::SO_RCVLOWAT | libc::SO_SNDLOWAT) => int(1),
-        (SOL_SOCKET, libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL) => int(0),
-        (
-            SOL_SOCKET,
-            libc::SO_DEBUG
-            | libc::SO_REUSEADDR
-            | libc::SO_REUSEPORT
-            | libc::SO_DONTROUTE
-            | libc::SO_BROADCAST
-            | libc::SO_KEEPALIVE
-            | libc::SO_OOBINLINE
-            | libc::SO_TIMESTAMP
-            | libc::SO_TIMESTAMPNS
-            | libc::SO_ZEROCOPY,
-        ) => flag,
-        (SOL_SOCKET, libc::SO_LINGER) => Shape::Octets(8),
-        (SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) => Shape::Octets(16),
-        (IPPROTO_TCP, TCP_NODELAY | TCP_CORK) => flag,
-        (IPPROTO_TCP, TCP_QUICKACK) => Shape::Flag { default: 1 },
-        (IPPROTO_TCP, TCP_KEEPIDLE) => int(7200),
-        (IPPROTO_TCP, TCP_KEEPINTVL) => int(75),
-        (IPPROTO_TCP, TCP_KEEPCNT) => int(9),
-        (IPPROTO_TCP, TCP_MAXSEG) => int(536),
-        (IPPROTO_TCP, libc::TCP_SYNCNT) => int(6),
-        (IPPROTO_TCP, libc::TCP_LINGER2) => int(60),
-        (
-            IPPROTO_TCP,
-            libc::TCP_DEFER_ACCEPT
-            | TCP_WINDOW_CLAMP
-            | TCP_USER_TIMEOUT
-            | libc::TCP_FASTOPEN
-            | libc::TCP_NOTSENT_LOWAT,
-        ) => int(0),
-        (IPPROTO_TCP, libc::TCP_CONGESTION) => Shape::Text,
-        (IPPROTO_TCP, libc::TCP_INFO) => Shape::ReadOnly,
-        (IPPROTO_IP, libc::IP_TTL) => int(64),
-        (IPPROTO_IP, libc::IP_TOS | libc::IP_BIND_ADDRESS_NO_PORT) => int(0),
-        (IPPROTO_IP, libc::IP_MTU_DISCOVER) => int(1),
-        (
-            IPPROTO_IP,
-            libc::IP_RECVERR
-            | libc::IP_PKTINFO
-            | libc::IP_FREEBIND
-            | libc::IP_RECVTTL
-            | libc::IP_RECVTOS
-            | libc::IP_TRANSPARENT,
-        ) => flag,
-        (IPPROTO_IPV6, IPV6_V6ONLY) => flag,
-        (IPPROTO_IPV6, IPV6_UNICAST_HOPS) => int(64),
-        (IPPROTO_IPV6, IPV6_TCLASS) => int(0),
-        (IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => int(1),
-        (IPPROTO_IPV6, libc::IPV6_RECVERR | libc::IPV6_RECVPKTINFO) => flag,
+    Some(match name {
+        TCP_NODELAY | TCP_CORK => Shape::Flag { default: 0 },
+        TCP_QUICKACK => Shape::Flag { default: 1 },
+        TCP_KEEPIDLE => int(7200),
+        TCP_KEEPINTVL => int(75),
+        TCP_KEEPCNT => int(9),
+        TCP_MAXSEG => int(536),
+        libc::TCP_SYNCNT => int(6),
+        libc::TCP_LINGER2 => int(60),
+        libc::TCP_DEFER_ACCEPT
+        | TCP_WINDOW_CLAMP
+        | TCP_USER_TIMEOUT
+        | libc::TCP_FASTOPEN
+        | libc::TCP_NOTSENT_LOWAT => int(0),
+        libc::TCP_CONGESTION => Shape::Congestion,
+        _ => return None,
+    })
+}
+
+fn ip_shape(name: i32) -> Option<Shape> {
+    Some(match name {
+        libc::IP_TTL => Shape::Int { default: 64 },
+        libc::IP_TOS => Shape::Int { default: 0 },
+        libc::IP_MTU_DISCOVER | libc::IP_MULTICAST_TTL => Shape::Int { default: 1 },
+        libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
+        libc::IP_BIND_ADDRESS_NO_PORT
+        | libc::IP_RECVERR
+        | libc::IP_PKTINFO
+        | libc::IP_FREEBIND
+        | libc::IP_RECVTTL
+        | libc::IP_RECVTOS
+        | libc::IP_TRANSPARENT => Shape::Flag { default: 0 },
+        _ => return None,
+    })
+}
+
+fn ipv6_shape(name: i32) -> Option<Shape> {
+    Some(match name {
+        IPV6_UNICAST_HOPS => Shape::Int { default: 64 },
+        IPV6_TCLASS => Shape::Int { default: 0 },
+        libc::IPV6_MTU_DISCOVER | libc::IPV6_MULTICAST_HOPS => Shape::Int { default: 1 },
+        libc::IPV6_MULTICAST_LOOP => Shape::Flag { default: 1 },
+        IPV6_V6ONLY | libc::IPV6_RECVERR | libc::IPV6_RECVPKTINFO => Shape::Flag { default: 0 },
         _ => return None,
     })
 }
@@ -331,14 +383,19 @@ fn int_of(value: &[u8], level: i32) -> Result<i32, Errno> {
     }
 }
 
-fn check_range(level: i32, name: i32, value: i32) -> Result<(), Errno> {
+fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<(), Errno> {
     let allowed = match (level, name) {
         (IPPROTO_TCP, TCP_KEEPIDLE | TCP_KEEPINTVL) => 1..=32_767,
         (IPPROTO_TCP, TCP_KEEPCNT | libc::TCP_SYNCNT) => 1..=127,
         (IPPROTO_TCP, TCP_MAXSEG) => 88..=32_767,
         (IPPROTO_TCP, TCP_USER_TIMEOUT) => 0..=i32::MAX,
-        (IPPROTO_IP, libc::IP_TTL) => 1..=255,
-        (IPPROTO_IPV6, IPV6_UNICAST_HOPS) => -1..=255,
+        // A stream is never sent to a group.
+        (IPPROTO_IP, libc::IP_MULTICAST_TTL) if protocol == Protocol::Tcp => {
+            return Err(Errno::INVAL);
+        }
+        (IPPROTO_IP, libc::IP_TTL) if value != RESTORE => 1..=255,
+        (IPPROTO_IP, libc::IP_TTL | libc::IP_MULTICAST_TTL)
+        | (IPPROTO_IPV6, IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => RESTORE..=255,
         _ => i32::MIN..=i32::MAX,
     };
     if allowed.contains(&value) {
@@ -348,22 +405,61 @@ fn check_range(level: i32, name: i32, value: i32) -> Result<(), Errno> {
     }
 }
 
+/// A number as Linux keeps it.
+fn kept_int(level: i32, name: i32, number: i32, default: i32) -> i32 {
+    match (level, name) {
+        (SOL_SOCKET, libc::SO_SNDBUF) => doubled(number, SEND_BUFFER_MIN),
+        (SOL_SOCKET, libc::SO_RCVBUF) => doubled(number, RECEIVE_BUFFER_MIN),
+        (
+            IPPROTO_IP | IPPROTO_IPV6,
+            libc::IP_TTL | libc::IP_MULTICAST_TTL | IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS,
+        ) if number == RESTORE => default,
+        _ => number,
+    }
+}
+
 /// As socket(7): the kernel keeps twice what was asked for.
-fn doubled(asked: i32) -> i32 {
+fn doubled(asked: i32, least: u32) -> i32 {
     let octets = asked
         .unsigned_abs()
         .min(BUFFER_MAX)
         .saturating_mul(2)
-        .max(BUFFER_MIN);
+        .max(least);
     i32::try_from(octets).unwrap_or(i32::MAX)
 }
 
-fn check_congestion(name: &[u8]) -> Result<(), Errno> {
-    if matches!(name, b"cubic" | b"reno") {
-        Ok(())
-    } else {
-        Err(Errno::NOENT)
+/// `struct linger`; the switch reads back as 1.
+fn linger(value: &[u8]) -> Result<Vec<u8>, Errno> {
+    let (on, seconds) = (value.first_chunk::<4>(), value.get(4..8));
+    let (Some(on), Some(seconds)) = (on, seconds) else {
+        return Err(Errno::INVAL);
+    };
+    let on = i32::from(i32::from_ne_bytes(*on) != 0);
+    Ok([&on.to_ne_bytes()[..], seconds].concat())
+}
+
+/// `struct timeval`; a time before now is none.
+fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
+    let word = |at: usize| -> Result<i64, Errno> {
+        let octets = value.get(at..at + 8).and_then(|word| word.first_chunk());
+        Ok(i64::from_ne_bytes(*octets.ok_or(Errno::INVAL)?))
+    };
+    match (word(0)?, word(8)?) {
+        (_, ..0 | 1_000_000..) => Err(Errno::DOM),
+        (..0, _) => Ok(vec![0; 16]),
+        _ => Ok(value[..16].to_vec()),
     }
+}
+
+/// The name of an algorithm that there is, filled up as Linux shows it.
+fn congestion(value: &[u8]) -> Result<Vec<u8>, Errno> {
+    let name = value.split(|&octet| octet == 0).next().unwrap_or_default();
+    if !matches!(name, b"cubic" | b"reno") {
+        return Err(Errno::NOENT);
+    }
+    let mut kept = name.to_vec();
+    kept.resize(CONGESTION_NAME, 0);
+    Ok(kept)
 }
 
 #[cfg(test)]
@@ -381,7 +477,9 @@ mod tests {
             .set(Protocol::Tcp, SOL_SOCKET, libc::SO_SNDBUF, &int(100_000))
             .unwrap();
         assert_eq!(
-            options.get(SOL_SOCKET, libc::SO_SNDBUF).unwrap(),
+            options
+                .get(Protocol::Tcp, SOL_SOCKET, libc::SO_SNDBUF)
+                .unwrap(),
             int(200_000)
         );
     }
@@ -432,7 +530,12 @@ mod tests {
         options
             .set(Protocol::Tcp, SOL_SOCKET, libc::SO_REUSEADDR, &int(17))
             .unwrap();
-        assert_eq!(options.get(SOL_SOCKET, libc::SO_REUSEADDR).unwrap(), int(1));
+        assert_eq!(
+            options
+                .get(Protocol::Tcp, SOL_SOCKET, libc::SO_REUSEADDR)
+                .unwrap(),
+            int(1)
+        );
         assert!(options.reuse().address && !options.reuse().port);
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portolan_stack::{Session, TcpSession, UdpSession, Wire};
-use portolan_tcp::{Events, StateName};
+use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
@@ -69,7 +69,15 @@ pub(crate) struct Socket {
     options: Mutex<Options>,
     watchers: Mutex<Watchers>,
     error: AtomicI32,
+    /// An active open has ended, or goes on, that no `connect` has told of yet.
+    has_news: AtomicBool,
+    /// Directions of a UDP socket that are shut: [`RECEIVE`], [`SEND`].
+    shut: AtomicU8,
 }
+
+/// Directions of `shutdown`.
+pub(crate) const RECEIVE: u8 = 1;
+pub(crate) const SEND: u8 = 2;
 
 /// What opening, binding and closing need; locked across calls to the server.
 #[derive(Debug, Default)]
@@ -78,7 +86,11 @@ pub(crate) struct Setup {
     pub(crate) session: Option<SessionId>,
     /// The descriptor's other end, until the server gets it.
     pub(crate) far: Option<Hidden>,
+    /// The near end, once the application has closed it under a call that still needs it.
+    pub(crate) kept: Option<Hidden>,
     pub(crate) local: Option<SocketAddr>,
+    /// The application chose `local`.
+    pub(crate) is_bound: bool,
     pub(crate) remote: Option<SocketAddr>,
 }
 
@@ -129,6 +141,8 @@ impl Socket {
             options: Mutex::new(options),
             watchers: Mutex::default(),
             error: AtomicI32::new(0),
+            has_news: AtomicBool::new(false),
+            shut: AtomicU8::new(0),
         }
     }
 
@@ -197,6 +211,25 @@ impl Socket {
         Some(Errno::from_raw_os_error(errno))
     }
 
+    /// An active open has begun that `connect` is to tell of.
+    pub(crate) fn expect_news(&self) {
+        self.has_news.store(true, Ordering::Release);
+    }
+
+    /// Is there an active open that no `connect` has told of? From now on one has.
+    pub(crate) fn take_news(&self) -> bool {
+        self.has_news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Shuts directions of a UDP socket.
+    pub(crate) fn shut(&self, directions: u8) {
+        self.shut.fetch_or(directions, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_shut(&self, direction: u8) -> bool {
+        self.shut.load(Ordering::Acquire) & direction != 0
+    }
+
     fn has_error(&self) -> bool {
         self.error.load(Ordering::Acquire) != 0
     }
@@ -209,6 +242,15 @@ impl Socket {
         let mut watchers = self.watchers();
         if let Some(at) = watchers.threads.iter().position(|w| Arc::ptr_eq(w, waiter)) {
             watchers.threads.swap_remove(at);
+        }
+    }
+
+    /// The descriptor that an epoll set knew the socket by is closed, and another keeps it open.
+    pub(crate) fn rename_in_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd, name: RawFd) {
+        for (other, known) in &mut self.watchers().epolls {
+            if Arc::ptr_eq(other, epoll) && *known == fd {
+                *known = name;
+            }
         }
     }
 
@@ -240,7 +282,11 @@ impl Socket {
 
     /// What poll and epoll say of the socket now.
     pub(crate) fn readiness(&self, core: &mut Core) -> u32 {
-        let error = if self.has_error() { IN | OUT | ERR } else { 0 };
+        let error = match self.protocol {
+            _ if !self.has_error() => 0,
+            Protocol::Tcp => IN | OUT | ERR,
+            Protocol::Udp => ERR,
+        };
         match self.phase() {
             Phase::Cached => {
                 let slot = self.slot();
@@ -248,15 +294,33 @@ impl Socket {
                 error
                     | match core.stack.get_mut(slot) {
                         Some(Session::Tcp(session)) => tcp_readiness(session),
-                        Some(Session::Udp(session)) => udp_readiness(session, wire_is_full),
+                        Some(Session::Udp(session)) => {
+                            udp_readiness(session, wire_is_full) | self.shut_readiness()
+                        }
                         None => HUP | ERR,
                     }
             }
-            // As Linux: a TCP socket that was never connected is writable and hung up.
-            Phase::Idle if self.protocol == Protocol::Tcp => error | OUT | HUP,
-            Phase::Idle => error | OUT,
+            // As Linux: a TCP socket that is not connected is writable and hung up, and after an
+            // open that failed has ended for the reader too.
+            Phase::Idle if self.protocol == Protocol::Tcp => {
+                let ended = if self.has_news.load(Ordering::Acquire) {
+                    IN | RDHUP
+                } else {
+                    0
+                };
+                error | OUT | HUP | ended
+            }
+            Phase::Idle => error | OUT | self.shut_readiness(),
             Phase::Closed => HUP | ERR,
             Phase::Connecting | Phase::Listening | Phase::Relayed => error,
+        }
+    }
+
+    fn shut_readiness(&self) -> u32 {
+        match (self.is_shut(RECEIVE), self.is_shut(SEND)) {
+            (true, true) => IN | RDHUP | HUP,
+            (true, false) => IN | RDHUP,
+            (false, _) => 0,
         }
     }
 
@@ -310,18 +374,18 @@ fn poll_bits(events: Events) -> u32 {
 fn tcp_readiness(session: &mut TcpSession) -> u32 {
     let connection = &mut session.connection;
     let mut bits = 0;
-    let has_ended = connection.is_receive_finished();
-    if connection.is_readable() || has_ended {
+    let has_ended = connection.is_receive_shut();
+    if connection.is_readable() {
         bits |= IN;
     }
     if has_ended {
-        bits |= RDHUP;
+        bits |= IN | RDHUP;
     }
     if connection.poll_writable() || connection.is_send_closed() {
         bits |= OUT;
     }
-    if (has_ended && connection.is_send_closed()) || connection.state() == StateName::Closed {
-        bits |= HUP | IN | RDHUP;
+    if (has_ended && connection.is_send_closed()) || connection.is_closed() {
+        bits |= HUP;
     }
     if connection.error().is_some() {
         bits |= ERR | IN | OUT;
@@ -335,7 +399,7 @@ fn udp_readiness(session: &UdpSession, wire_is_full: bool) -> u32 {
         bits |= IN;
     }
     if session.error.is_some() {
-        bits |= ERR | IN;
+        bits |= ERR;
     }
     bits
 }

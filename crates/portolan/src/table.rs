@@ -96,6 +96,16 @@ pub(crate) fn remove(fd: RawFd) -> Option<File> {
     files.get_mut(index)?.take()
 }
 
+/// The descriptors of one socket.
+pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
+    let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
+    all()
+        .into_iter()
+        .filter(|(_, file)| is_it(file))
+        .map(|(fd, _)| fd)
+        .collect()
+}
+
 /// All descriptors in the table.
 pub(crate) fn all() -> Vec<(RawFd, File)> {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);

@@ -37,6 +37,12 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     if let Some(destination) = control.destination {
         put_destination(&mut place, destination.address, destination.interface)?;
     }
+    if let Some(hops) = control.hops {
+        place.put(IPPROTO_IP, libc::IP_TTL, &c_int::from(hops))?;
+    }
+    if let Some(service) = control.service {
+        place.put(IPPROTO_IP, libc::IP_TOS, &service)?;
+    }
     message.msg_controllen = place.used;
     Ok(if place.truncated { MSG_CTRUNC } else { 0 })
 }

@@ -33,7 +33,10 @@ pub fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<i
     // SAFETY: the number is not negative and is only used in calls that answer EBADF if it names nothing.
     let file = unsafe { BorrowedFd::borrow_raw(from) };
     let start = if offset.is_null() {
-        seek(file, SeekFrom::Current(0)).map_err(|_| Errno::INVAL)?
+        seek(file, SeekFrom::Current(0)).map_err(|errno| match errno {
+            Errno::BADF => errno,
+            _ => Errno::INVAL,
+        })?
     } else {
         u64::try_from(memory::load(offset)?).map_err(|_| Errno::INVAL)?
     };

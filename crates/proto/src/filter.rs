@@ -101,7 +101,9 @@ pub struct Doorbell {
     /// [`Doorbell::AWAKE`], [`Doorbell::ASLEEP`]; written by the owner, and set to `AWAKE` by the
     /// filter when it has rung.
     pub state: u32,
-    pub reserved: u32,
+    /// Frames sent to the tap; wraps.
+    pub by_tap: u32,
+    /// All frames, by ring and by tap.
     pub delivered: u64,
     /// Frames lost because the ring was full.
     pub overflow: u64,

@@ -1,5 +1,6 @@
 //! One server per control socket: a lock on a file beside the socket says whether one runs, also
-//! when the last one died without a word.
+//! when the last one died without a word. What a server changed on the host stands in that file, so
+//! that the next one can undo it if this one cannot.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -25,10 +26,37 @@ pub enum InstanceError {
 pub struct Instance {
     socket: PathBuf,
     lock_path: PathBuf,
-    _lock: File,
-    /// The socket's folder, if this server made it.
+    lock: File,
+    /// Of the server before, if it died.
+    leftover: Record,
+    /// The socket's folder, if this server made it, or one before that died.
     folder: Option<PathBuf>,
 }
+
+/// What the lock file says beside the server's number, one word and its value a line.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Record {
+    made_folder: bool,
+    /// As `ReservedPorts` records them.
+    ports: Option<String>,
+}
+
+impl Record {
+    /// What is not understood is skipped: the file may be older than this program.
+    fn parse(text: &str) -> Record {
+        let mut record = Record::default();
+        for line in text.lines() {
+            match line.split_once(' ') {
+                Some(("ports", ports)) => record.ports = Some(ports.to_owned()),
+                None if line == MADE_FOLDER => record.made_folder = true,
+                _ => {}
+            }
+        }
+        record
+    }
+}
+
+const MADE_FOLDER: &str = "made-folder";
 
 impl Instance {
     /// Takes the lock for `socket`. Whoever holds it may replace a socket file that is left there.
@@ -38,8 +66,9 @@ impl Instance {
             path: lock_path.clone(),
             source,
         };
-        let folder = socket.parent().filter(|folder| !folder.exists());
-        if let Some(folder) = folder {
+        let folder = socket.parent();
+        let is_missing = folder.is_some_and(|folder| !folder.exists());
+        if let Some(folder) = folder.filter(|_| is_missing) {
             std::fs::create_dir_all(folder).map_err(create)?;
         }
         let mut lock = OpenOptions::new()
@@ -52,24 +81,33 @@ impl Instance {
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                let mut pid = String::new();
-                // The number is a help for the reader of the message; without it the message
-                // still says what is wrong.
-                let _ = lock.read_to_string(&mut pid);
                 return Err(InstanceError::Running {
-                    pid: pid.trim().to_owned(),
+                    pid: read(&mut lock).lines().next().unwrap_or("?").to_owned(),
                     path: lock_path,
                 });
             }
             Err(errno) => return Err(create(errno.into())),
         }
-        write_pid(&mut lock).map_err(create)?;
+        let leftover = Record::parse(&read(&mut lock));
+        let made_folder = is_missing || leftover.made_folder;
+        write_record(&mut lock, made_folder).map_err(create)?;
         Ok(Instance {
             socket: socket.to_owned(),
             lock_path,
-            _lock: lock,
-            folder: folder.map(Path::to_owned),
+            lock,
+            leftover,
+            folder: folder.filter(|_| made_folder).map(Path::to_owned),
         })
+    }
+
+    /// The ports that a server which died has left reserved.
+    pub fn leftover_ports(&self) -> Option<&str> {
+        self.leftover.ports.as_deref()
+    }
+
+    /// Leaves word of reserved ports for the next server.
+    pub fn record_ports(&self, ports: &str) -> std::io::Result<()> {
+        writeln!(&self.lock, "ports {ports}")
     }
 
     pub fn socket(&self) -> &Path {
@@ -93,10 +131,21 @@ fn lock_path(socket: &Path) -> PathBuf {
     name.into()
 }
 
-fn write_pid(lock: &mut File) -> std::io::Result<()> {
+/// What cannot be read says nothing, like an empty file.
+fn read(lock: &mut File) -> String {
+    let mut text = String::new();
+    lock.read_to_string(&mut text)
+        .map_or_else(|_| String::new(), |_| text)
+}
+
+fn write_record(lock: &mut File, made_folder: bool) -> std::io::Result<()> {
     lock.set_len(0)?;
     lock.rewind()?;
-    writeln!(lock, "{}", std::process::id())
+    writeln!(lock, "{}", std::process::id())?;
+    if made_folder {
+        writeln!(lock, "{MADE_FOLDER}")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -128,5 +177,22 @@ mod tests {
         std::fs::write(lock_path(&socket), "1\n").unwrap();
         drop(Instance::claim(&socket).unwrap());
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_a_dead_server_changed_is_known_to_the_next() {
+        let folder = folder("record").join("made");
+        let socket = folder.join("control");
+        let dead = Instance::claim(&socket).unwrap();
+        assert_eq!(dead.leftover_ports(), None);
+        dead.record_ports("20000-29999,40000").unwrap();
+        let text = std::fs::read_to_string(lock_path(&socket)).unwrap();
+        drop(dead);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(lock_path(&socket), text).unwrap();
+        let next = Instance::claim(&socket).unwrap();
+        assert_eq!(next.leftover_ports(), Some("20000-29999,40000"));
+        drop(next);
+        assert!(!folder.exists(), "the dead server had made it");
     }
 }

@@ -67,7 +67,13 @@ impl Server {
                 reserved: [0; 2],
             })
             .collect();
-        let addresses: Vec<IpAddr> = state.addresses.iter().map(|a| a.address).collect();
+        // RFC 1122 §3.2.1.3: loopback addresses never appear outside a host.
+        let addresses: Vec<IpAddr> = state
+            .addresses
+            .iter()
+            .map(|a| a.address)
+            .filter(|address| !address.is_loopback())
+            .collect();
         let told = self
             .filter
             .set_interfaces(&interfaces)

@@ -5,6 +5,7 @@ use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
@@ -189,7 +190,7 @@ impl Server {
         let ring = Ring::map(&ends.ring, config.ring_size as usize)?;
         let doorbell = Doorbell::map(&ends.doorbell)?;
         let monitor = Monitor::new()?;
-        let reserved = Some(ReservedPorts::reserve(first..=last)?);
+        let reserved = Some(reserve_ports(first..=last, instance)?);
         let listener = ControlSocket::bind(instance.socket())?;
         set_permissions(&config, instance)?;
 
@@ -428,6 +429,21 @@ impl Server {
     pub(crate) fn flow_hash(&self, flow: &FlowKey) -> u64 {
         self.hasher.hash_one(flow)
     }
+}
+
+/// Undoes what a dead server did, then does the same.
+fn reserve_ports(
+    range: RangeInclusive<u16>,
+    instance: &Instance,
+) -> Result<ReservedPorts, ReserveError> {
+    if let Some(record) = instance.leftover_ports() {
+        ReservedPorts::adopt(record).release()?;
+    }
+    let reserved = ReservedPorts::reserve(range)?;
+    if let Err(error) = instance.record_ports(&reserved.record()) {
+        warn!(%error, "the ports would stay reserved if this server died");
+    }
+    Ok(reserved)
 }
 
 /// Octets from the kernel's generator.

@@ -4,9 +4,9 @@ use std::os::fd::OwnedFd;
 
 use portolan_control::{Claim, Errno, Holder, Phase};
 use portolan_proto::filter::{BindingKey, FlowRow};
+use portolan_sys::unix;
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
-use rustix::net::{AddressFamily, sockopt};
 use tracing::warn;
 
 use crate::poll::Token;
@@ -35,12 +35,14 @@ impl NewDescriptor {
         }
         let near = fds.remove(1);
         let far = fds.remove(0);
-        for fd in [&far, &near] {
-            if sockopt::socket_domain(fd) != Ok(AddressFamily::UNIX) {
-                return Err(Errno::INVAL);
-            }
+        // A control connection as far end would keep its process alive in our eyes for ever.
+        if ![&far, &near].into_iter().all(unix::is_pair_end) {
+            return Err(Errno::INVAL);
         }
-        let cookie = portolan_sys::unix::cookie(&near).map_err(|_| Errno::INVAL)?;
+        let cookie = unix::cookie(&near).map_err(|_| Errno::INVAL)?;
+        if unix::cookie(&far) == Ok(cookie) {
+            return Err(Errno::INVAL);
+        }
         Ok(NewDescriptor { far, cookie })
     }
 }

@@ -14,6 +14,8 @@ use portolan_wire::ipv6::Ipv6Header;
 use portolan_wire::tcp::TcpHeader;
 use portolan_wire::udp::UdpHeader;
 
+use crate::session::IpOptions;
+
 /// Offset of the checksum in a TCP header (RFC 9293 §3.1).
 const TCP_CHECKSUM_AT: usize = 16;
 
@@ -33,6 +35,8 @@ pub enum Transport<'a> {
         payload: &'a [u8],
     },
     Udp {
+        /// What the IP header said.
+        ip: IpOptions,
         payload: &'a [u8],
     },
     IcmpError(IcmpMessage),
@@ -68,7 +72,7 @@ impl From<Malformed> for Drop {
 impl<'a> Packet<'a> {
     pub fn parse(frame: &'a [u8], record: &RecordHeader) -> Result<Packet<'a>, Drop> {
         let (ethernet, packet) = EthernetHeader::parse(frame)?;
-        let (source, destination, protocol, body): (IpAddr, IpAddr, u8, &[u8]) =
+        let (source, destination, protocol, ip, body): (IpAddr, IpAddr, u8, IpOptions, &[u8]) =
             match ethernet.ether_type {
                 EtherType::IPV4 => {
                     let (header, body) = Ipv4Header::parse(packet)?;
@@ -79,6 +83,10 @@ impl<'a> Packet<'a> {
                         header.source.into(),
                         header.destination.into(),
                         header.protocol,
+                        IpOptions {
+                            ttl: header.ttl,
+                            tos: header.traffic_class,
+                        },
                         body,
                     )
                 }
@@ -91,6 +99,10 @@ impl<'a> Packet<'a> {
                         header.source.into(),
                         header.destination.into(),
                         header.protocol,
+                        IpOptions {
+                            ttl: header.hop_limit,
+                            tos: header.traffic_class,
+                        },
                         body,
                     )
                 }
@@ -123,7 +135,7 @@ impl<'a> Packet<'a> {
                 Ok(Packet {
                     source: SocketAddr::new(source, header.source_port),
                     destination: SocketAddr::new(destination, header.destination_port),
-                    transport: Transport::Udp { payload },
+                    transport: Transport::Udp { ip, payload },
                 })
             }
             None => Err(Drop::Unsupported),

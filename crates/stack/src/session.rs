@@ -31,7 +31,7 @@ pub struct TcpSession {
     pub connection: Connection,
 }
 
-/// What the application set for the IP header.
+/// Fields of the IP header that the application sets, or is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpOptions {
     pub ttl: u8,
@@ -116,6 +116,8 @@ pub struct Datagram {
     /// The address it was sent to: one of this host's.
     pub to: SocketAddr,
     pub interface: u32,
+    /// What its IP header said.
+    pub ip: IpOptions,
     pub received: Instant,
     pub data: Vec<u8>,
 }

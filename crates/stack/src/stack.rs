@@ -253,7 +253,7 @@ impl Stack {
                 report_to_tcp(session, message);
                 session.connection.events()
             }
-            (Session::Udp(session), Transport::Udp { payload }) => {
+            (Session::Udp(session), Transport::Udp { ip, payload }) => {
                 if session.remote.is_some_and(|remote| remote != packet.source) {
                     return Input::Dropped(Drop::ForeignPeer);
                 }
@@ -261,6 +261,7 @@ impl Stack {
                     from: packet.source,
                     to: packet.destination,
                     interface: record.ifindex,
+                    ip: *ip,
                     received: Instant::from_nanos(record.timestamp),
                     data: payload.to_vec(),
                 });
@@ -271,11 +272,12 @@ impl Stack {
             }
             (Session::Udp(session), Transport::IcmpError(message)) => {
                 match message.errno_for_udp() {
-                    Some(errno) => {
+                    // As on Linux, only who has named a peer is told.
+                    Some(errno) if session.remote.is_some() => {
                         session.error = Some(errno);
                         Events::ERROR
                     }
-                    None => Events::NONE,
+                    _ => Events::NONE,
                 }
             }
             _ => return Input::Unclaimed(packet),

@@ -60,6 +60,11 @@ impl Doorbell {
         }
     }
 
+    /// Frames the filter sent to the tap; wraps.
+    pub fn by_tap(&self) -> u32 {
+        self.page.u32_at(offset_of!(Layout, by_tap)).load(SeqCst)
+    }
+
     /// Frames the filter put into the ring.
     pub fn delivered(&self) -> u64 {
         self.page

@@ -1,10 +1,50 @@
 //! Signals as something to wait for: blocked from interrupting, read from a descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 
 use rustix::io::{Errno, read};
 use rustix::process::Signal;
+
+/// The kernel's signals are 1 to 64; libc keeps 32 and 33.
+const LAST: i32 = 64;
+
+/// Signals that the calling thread's own faults raise: no handler of theirs interrupts a wait.
+const FAULTS: [i32; 5] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+];
+
+/// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`?
+pub fn handlers_restart() -> bool {
+    // SAFETY: zero is the empty set; a null set changes nothing.
+    let blocked = unsafe {
+        let mut blocked: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, null(), &mut blocked);
+        blocked
+    };
+    (1..=LAST)
+        .filter(|signal| !FAULTS.contains(signal))
+        // SAFETY: `blocked` is a set.
+        .filter(|&signal| unsafe { libc::sigismember(&blocked, signal) } == 0)
+        .all(restarts)
+}
+
+/// True also for a signal without a handler.
+fn restarts(signal: i32) -> bool {
+    // SAFETY: zeros are a `sigaction`, which is only written; a null action changes nothing. For
+    // libc's own signals it fails and leaves the zeros, which mean "no handler".
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, null(), &mut action);
+        action
+    };
+    matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+        || action.sa_flags & libc::SA_RESTART != 0
+}
 
 /// Octets of `signalfd_siginfo`; its first word is the signal's number.
 const INFO: usize = 128;

@@ -63,6 +63,18 @@ impl ReservedPorts {
         Ok(ReservedPorts { added })
     }
 
+    /// What was added, as text: from it [`ReservedPorts::adopt`] makes the reservation again.
+    pub fn record(&self) -> String {
+        self.added.to_text().trim().to_owned()
+    }
+
+    /// The reservation of a server that died, from what it had recorded.
+    pub fn adopt(record: &str) -> ReservedPorts {
+        ReservedPorts {
+            added: PortSet::parse(record),
+        }
+    }
+
     /// Ends the reservation; dropping does the same but cannot tell of a failure.
     pub fn release(mut self) -> Result<(), ReserveError> {
         self.give_back()
@@ -179,6 +191,18 @@ mod tests {
             let value = read_value(RESERVED_PORTS).unwrap();
             assert_eq!(value, "8080,40000-40020");
             reserved.release().unwrap();
+            assert_eq!(read_value(RESERVED_PORTS).unwrap(), "8080,40000-40010");
+        });
+    }
+
+    #[test]
+    fn the_reservation_of_a_dead_server_can_be_ended_by_the_next() {
+        in_fresh_namespace(|| {
+            write(RESERVED_PORTS, "8080,40000-40010").unwrap();
+            let reserved = ReservedPorts::reserve(40_005..=40_020).unwrap();
+            let record = reserved.record();
+            std::mem::forget(reserved);
+            ReservedPorts::adopt(&record).release().unwrap();
             assert_eq!(read_value(RESERVED_PORTS).unwrap(), "8080,40000-40010");
         });
     }

@@ -12,9 +12,9 @@ use rustix::fs::{Mode, chmod, mkdir, unlink};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    accept_with, bind, connect as connect_socket, listen, recvmsg, sendmsg, socket_with,
-    socketpair, sockopt,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
+    SocketFlags, SocketType, accept_with, bind, connect as connect_socket, getpeername,
+    getsockname, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 
 /// Descriptors that one message may carry.
@@ -323,6 +323,19 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveErro
 /// every descriptor of the socket.
 pub fn cookie(fd: impl AsFd) -> Result<u64, Errno> {
     sockopt::socket_cookie(fd)
+}
+
+/// Is `fd` one end of a pair that `socketpair` made? Those, unlike connections, have no name on
+/// either side.
+pub fn is_pair_end(fd: impl AsFd) -> bool {
+    // The address of a socket without a name is the family alone.
+    let is_nameless = |name: Result<Option<SocketAddrAny>, Errno>| {
+        name.ok().flatten().is_some_and(|name| {
+            name.address_family() == AddressFamily::UNIX
+                && name.addr_len() as usize == size_of::<libc::sa_family_t>()
+        })
+    };
+    is_nameless(getsockname(&fd).map(Some)) && is_nameless(getpeername(&fd))
 }
 
 /// Who connected, or made the pair (`SO_PEERCRED`).

@@ -365,14 +365,15 @@ impl Connection {
         !self.may_send()
     }
 
-    /// Whether the end of the peer's stream was reached: its FIN is consumed and all is read.
+    /// Whether all that will ever come is read.
     pub fn is_receive_finished(&self) -> bool {
-        self.receive.buffer.len() == 0 && (self.receive_shut || self.receive.fin_consumed())
+        self.receive.buffer.len() == 0 && self.is_receive_shut()
     }
 
-    /// Whether the peer has sent its FIN, and all before it arrived.
-    pub fn is_peer_closed(&self) -> bool {
-        self.receive.fin_consumed()
+    /// Whether nothing more is expected: the peer's FIN and all before it arrived, the user shut
+    /// that direction, or the connection is over.
+    pub fn is_receive_shut(&self) -> bool {
+        self.receive_shut || self.receive.fin_consumed() || self.is_closed()
     }
 
     pub fn is_closed(&self) -> bool {

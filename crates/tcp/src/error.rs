@@ -22,6 +22,8 @@ pub enum Error {
     Prohibited,
     #[error("connection aborted")]
     Aborted,
+    #[error("broken pipe")]
+    BrokenPipe,
 }
 
 impl Error {
@@ -29,6 +31,7 @@ impl Error {
     pub const fn errno(self) -> i32 {
         match self {
             Error::Prohibited => 13,
+            Error::BrokenPipe => 32,
             Error::ProtocolUnreachable => 92,
             Error::NetworkUnreachable => 101,
             Error::Aborted => 103,

@@ -184,6 +184,8 @@ impl Connection {
             State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
             // RFC 1337 §3: a RST does not cut TIME-WAIT short.
             State::TimeWait(_) => {}
+            // As Linux tells it: the peer had said that it sends no more.
+            State::CloseWait(_) => self.fail(Error::BrokenPipe),
             _ => self.fail(Error::Reset),
         }
     }

@@ -1,5 +1,6 @@
 //! Sending and receiving: the calls that never go to the server.
 
+use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -12,10 +13,10 @@ use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::opening::{bind_implicitly, complete_connect};
-use super::{Answer, Stop, Watching, deadline_after, find};
+use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::core::Core;
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Phase, RECEIVE, SEND, Socket};
 use crate::wait::{Sleep, Woken};
 
 /// What `recvmsg` reports besides the octets.
@@ -38,6 +39,10 @@ pub struct Control {
     pub timestamp_ns: Option<Duration>,
     /// Where it came to (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
     pub destination: Option<Destination>,
+    /// Its time to live (`IP_RECVTTL`).
+    pub hops: Option<u8>,
+    /// Its type of service (`IP_RECVTOS`).
+    pub service: Option<u8>,
 }
 
 /// The host's address and device that a datagram came to.
@@ -79,34 +84,43 @@ fn receive_tcp(
     }
     let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_peek = flags & libc::MSG_PEEK != 0;
-    let least = if flags & libc::MSG_WAITALL != 0 && !is_peek {
+    // With MSG_TRUNC octets are dropped unseen (tcp(7)).
+    let is_drop = flags & libc::MSG_TRUNC != 0;
+    let least = if flags & libc::MSG_WAITALL != 0 {
         wanted
     } else {
-        1
+        socket.options().receive_low_water().min(wanted)
     };
-    let mut done = 0;
+    let done = Cell::new(0);
     let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         let Some(session) = core.stack.tcp(slot) else {
             return Some(gone(socket));
         };
         let connection = &mut session.connection;
+        let has_some = connection.readable() > 0;
+        let before = if is_peek { 0 } else { done.get() };
         let mut taken = 0;
-        scatter(buffers, done, |piece| {
+        scatter(buffers, before, |piece| {
             let count = if is_peek {
                 connection.peek(taken, piece)
+            } else if is_drop {
+                let octets = piece.len().min(connection.readable());
+                connection.recv(now, &mut vec![0; octets])
             } else {
                 connection.recv(now, piece)
             };
             taken += count;
             count
         });
-        done += taken;
+        done.set(before + taken);
         let has_ended = connection.is_receive_finished();
         if taken > 0 && !is_peek {
             core.stack.touch(slot);
         }
-        if done >= least || wanted == 0 || (done > 0 && has_ended) {
+        let done = done.get();
+        let is_enough = done >= least && (done > 0 || has_some);
+        if is_enough || (done > 0 && has_ended) {
             return Some(Ok(done));
         }
         if let Some(errno) = socket.take_error(Some(core)) {
@@ -133,16 +147,22 @@ fn receive_tcp(
         return result.map(received);
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done > 0 {
-            Ok(received(done))
+        return if done.get() > 0 {
+            Ok(received(done.get()))
         } else {
             Err(Errno::AGAIN.into())
         };
     }
     let deadline = deadline_after(socket.options().receive_timeout());
     let watching = Watching::new(vec![socket])?;
-    let woken = process.wait(Sleep::until(deadline), &mut attempt);
+    let woken = loop {
+        match process.wait(Sleep::until(deadline), &mut attempt) {
+            Err(Errno::INTR) if done.get() == 0 && restarts(deadline) => {}
+            woken => break woken,
+        }
+    };
     drop(watching);
+    let done = done.get();
     let mut core = process.lock();
     core.send_out(clock::now());
     drop(core);
@@ -202,9 +222,10 @@ fn receive_udp(
                 .front()
                 .map(|d| Ok(unload(socket, d, buffers, flags)));
         }
-        session
-            .receive()
-            .map(|datagram| Ok(unload(socket, &datagram, buffers, flags)))
+        if let Some(datagram) = session.receive() {
+            return Some(Ok(unload(socket, &datagram, buffers, flags)));
+        }
+        None
     };
     let now = clock::now();
     let mut core = process.lock();
@@ -218,12 +239,18 @@ fn receive_udp(
         return Err(Errno::AGAIN.into());
     }
     let deadline = deadline_after(socket.options().receive_timeout());
-    let watching = Watching::new(vec![socket])?;
-    let woken = process.wait(Sleep::until(deadline), &mut attempt)?;
-    drop(watching);
-    match woken {
-        Woken::Ready(result) => result,
-        Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
+    let mut attempt = |core: &mut Core, now: Instant| {
+        let ended = || socket.is_shut(RECEIVE).then(|| Ok(Received::default()));
+        attempt(core, now).or_else(ended)
+    };
+    let _watching = Watching::new(vec![socket])?;
+    loop {
+        return match process.wait(Sleep::until(deadline), &mut attempt) {
+            Ok(Woken::Ready(result)) => result,
+            Ok(Woken::TimedOut | Woken::Kernel) => Err(Errno::AGAIN.into()),
+            Err(Errno::INTR) if restarts(deadline) => continue,
+            Err(errno) => Err(errno.into()),
+        };
     }
 }
 
@@ -272,6 +299,8 @@ fn control(socket: &Socket, datagram: &Datagram) -> Control {
             address,
             interface: datagram.interface,
         }),
+        hops: wants.hops.then_some(datagram.ip.ttl),
+        service: wants.service.then_some(datagram.ip.tos),
     }
 }
 
@@ -314,12 +343,12 @@ fn send_tcp(
     buffers: &[IoSlice<'_>],
     flags: i32,
 ) -> Result<usize, Stop> {
-    if flags & libc::MSG_OOB != 0 {
+    let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    if flags & libc::MSG_OOB != 0 && total > 0 {
         return Err(Errno::OPNOTSUPP.into());
     }
-    let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let cork = flags & libc::MSG_MORE != 0 || socket.options().is_corked();
-    let mut done = 0;
+    let done = Cell::new(0);
     let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         if core
@@ -328,8 +357,8 @@ fn send_tcp(
             .is_some_and(|session| session.connection.error().is_some())
             && let Some(errno) = socket.take_error(Some(core))
         {
-            return Some(if done > 0 {
-                Ok(done)
+            return Some(if done.get() > 0 {
+                Ok(done.get())
             } else {
                 Err(errno.into())
             });
@@ -339,21 +368,21 @@ fn send_tcp(
         };
         let connection = &mut session.connection;
         if connection.is_send_closed() {
-            return Some(if done > 0 {
-                Ok(done)
+            return Some(if done.get() > 0 {
+                Ok(done.get())
             } else {
                 Err(Errno::PIPE.into())
             });
         }
         connection.options().cork = cork;
-        gather(buffers, done, |piece| {
+        gather(buffers, done.get(), |piece| {
             let count = connection.send(now, piece);
-            done += count;
+            done.set(done.get() + count);
             count
         });
         core.stack.touch(slot);
         core.send_out(now);
-        (done == total).then_some(Ok(done))
+        (done.get() == total).then_some(Ok(total))
     };
     let now = clock::now();
     let mut core = process.lock();
@@ -364,16 +393,22 @@ fn send_tcp(
         return result;
     }
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done > 0 {
-            Ok(done)
+        return if done.get() > 0 {
+            Ok(done.get())
         } else {
             Err(Errno::AGAIN.into())
         };
     }
     let deadline = deadline_after(socket.options().send_timeout());
     let watching = Watching::new(vec![socket])?;
-    let woken = process.wait(Sleep::until(deadline), &mut attempt);
+    let woken = loop {
+        match process.wait(Sleep::until(deadline), &mut attempt) {
+            Err(Errno::INTR) if done.get() == 0 && restarts(deadline) => {}
+            woken => break woken,
+        }
+    };
     drop(watching);
+    let done = done.get();
     match woken {
         Ok(Woken::Ready(result)) => result,
         Ok(Woken::TimedOut | Woken::Kernel) if done == 0 => Err(Errno::AGAIN.into()),
@@ -407,6 +442,12 @@ fn send_udp(
     flags: i32,
 ) -> Result<usize, Stop> {
     let to = to.map(|to| socket.given(to)).transpose()?;
+    if to.is_some_and(|to| to.port() == 0) {
+        return Err(Errno::INVAL.into());
+    }
+    if socket.is_shut(SEND) {
+        return Err(Errno::PIPE.into());
+    }
     if socket.phase() == Phase::Idle {
         if to.is_none() {
             return Err(Errno::DESTADDRREQ.into());

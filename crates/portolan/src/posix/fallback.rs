@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use super::Stop;
 use crate::process::Process;
-use crate::socket::{Family, Phase, Setup, Socket};
-use crate::table::{self, File};
+use crate::socket::{Family, OUT, Phase, Setup, Socket};
+use crate::table;
 
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
 /// that holds its port, else a new one. Whatever was set on it is set again. The lock on `setup`
@@ -35,7 +35,7 @@ fn become_kernel(socket: &Arc<Socket>, kernel: Option<OwnedFd>) -> Result<(), Er
     }
     descriptor::set_nonblocking(&kernel, socket.is_nonblocking())?;
     socket.set_phase(Phase::Closed);
-    for number in descriptors_of(socket) {
+    for number in table::numbers_of(socket) {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
         descriptor::replace(&kernel, number, is_cloexec)?;
         table::remove(number);
@@ -56,19 +56,10 @@ fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
     descriptor::kernel_socket(domain, kind | libc::SOCK_CLOEXEC, 0)
 }
 
-fn descriptors_of(socket: &Arc<Socket>) -> Vec<RawFd> {
-    let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
-    table::all()
-        .into_iter()
-        .filter(|(_, file)| is_it(file))
-        .map(|(fd, _)| fd)
-        .collect()
-}
-
 /// Moves the socket's epoll memberships to the kernel's sets.
 pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
     for (epoll, fd) in socket.epolls() {
-        let interest = epoll.interest(fd);
+        let interest = epoll.interest(fd).map(|event| kernel_event(socket, event));
         epoll.remove(fd);
         socket.leave_epoll(&epoll, fd);
         if interest.is_some()
@@ -76,6 +67,19 @@ pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
         {
             epoll.kernel_member_added();
         }
+    }
+}
+
+/// What the kernel's set is to look for. A listener's descriptor is always writable, a listening
+/// socket never.
+pub(super) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::epoll_event {
+    let ignored = match socket.phase() {
+        Phase::Listening => OUT,
+        _ => 0,
+    };
+    libc::epoll_event {
+        events: event.events & !ignored,
+        u64: event.u64,
     }
 }
 

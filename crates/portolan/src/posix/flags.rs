@@ -4,9 +4,14 @@ use std::os::fd::RawFd;
 
 use portolan_stack::Session;
 use portolan_sys::memory;
+use portolan_types::Protocol;
+use rustix::io::Errno;
 
 use super::{Answer, Stop, find};
 use crate::socket::Phase;
+
+/// Is the next octet urgent? (`asm-generic/sockios.h`)
+const SIOCATMARK: u64 = 0x8905;
 
 /// Notes what concerns us; the descriptor's own flags are the kernel's.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
@@ -25,6 +30,9 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
             let on = memory::read_int(argument)? != 0;
             socket.set_nonblocking(on);
             return Err(Stop::NotOurs);
+        }
+        if request == SIOCATMARK && socket.protocol == Protocol::Udp {
+            return Err(Errno::NOTTY.into());
         }
         if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ) || socket.phase() != Phase::Cached {
             return Err(Stop::NotOurs);

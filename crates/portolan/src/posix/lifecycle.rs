@@ -10,11 +10,12 @@ use portolan_sys::{clock, descriptor};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
+use super::opening::bind_as_asked;
 use super::{Answer, Stop, find};
 use crate::control;
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
-use crate::socket::{Family, Phase, Socket};
+use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
 use crate::table::{self, File, Hidden};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
@@ -72,7 +73,9 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
         }
         match socket.phase() {
             Phase::Cached => {}
-            Phase::Listening | Phase::Relayed => return Err(Stop::NotOurs),
+            Phase::Listening if how == libc::SHUT_WR => return Ok(()),
+            Phase::Listening => return stop_listening(process, fd, &socket),
+            Phase::Relayed => return Err(Stop::NotOurs),
             _ => return Err(Errno::NOTCONN.into()),
         }
         let mut core = process.lock();
@@ -87,7 +90,13 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
                     session.connection.shutdown_receive();
                 }
             }
-            Some(Session::Udp(session)) if session.remote.is_some() => {}
+            Some(Session::Udp(session)) if session.remote.is_some() => {
+                socket.shut(match how {
+                    libc::SHUT_RD => RECEIVE,
+                    libc::SHUT_WR => SEND,
+                    _ => RECEIVE | SEND,
+                });
+            }
             Some(Session::Udp(_)) | None => return Err(Errno::NOTCONN.into()),
         }
         core.stack.touch(slot);
@@ -96,6 +105,63 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
         Ok(())
     }
     end(fd, how).into()
+}
+
+/// The listener is a socket again that nobody listens on; Linux keeps a port that was bound.
+fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    // Who sleeps in `accept` on the old descriptor wakes.
+    rustix::net::shutdown(descriptor::borrow(fd)?, rustix::net::Shutdown::Both)?;
+    let session = socket.setup().session;
+    if let Some(session) = session {
+        // The port is free once the server has answered, whatever it says.
+        let _ = process.control.call(RequestBody::Release { session }, &[]);
+    }
+    dissolve(process, fd, socket)
+}
+
+/// Takes the socket back to where it was before it was connected or listened.
+pub(super) fn dissolve(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+) -> Result<(), Stop> {
+    let mut setup = socket.setup();
+    let bound = setup.local.filter(|_| setup.is_bound);
+    let phase = socket.phase();
+    socket.set_phase(Phase::Idle);
+    end_session(process, socket, phase, true);
+    renew(socket, &mut setup)?;
+    drop(setup);
+    match bound {
+        Some(local) => bind_as_asked(process, fd, socket, local),
+        None => Ok(()),
+    }
+}
+
+/// A fresh pair of descriptors: the server keeps the far end of the old one until it sees its
+/// hang-up.
+fn renew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+    let kind = match socket.protocol {
+        Protocol::Tcp => PairKind::Stream,
+        Protocol::Udp => PairKind::SeqPacket,
+    };
+    let (near, far) = socket_pair(kind)?;
+    put_under_all(socket, &near)?;
+    *setup = Setup {
+        far: Some(Hidden::new(far)),
+        ..Setup::default()
+    };
+    Ok(())
+}
+
+/// `near` becomes what all the socket's numbers refer to.
+pub(super) fn put_under_all(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
+    let near = near.as_fd();
+    descriptor::set_nonblocking(near, socket.is_nonblocking())?;
+    for number in table::numbers_of(socket) {
+        descriptor::replace(near, number, descriptor::is_close_on_exec(number)?)?;
+    }
+    Ok(())
 }
 
 pub fn close(fd: RawFd) -> Answer<()> {
@@ -116,12 +182,12 @@ pub fn forget(fd: RawFd) {
         Some(File::Socket(socket)) => {
             for (epoll, member) in socket.epolls() {
                 if member == fd {
-                    epoll.remove(fd);
-                    socket.leave_epoll(&epoll, fd);
+                    let name = epoll.rename(fd);
+                    socket.rename_in_epoll(&epoll, fd, name);
                 }
             }
-            if socket.drop_reference() {
-                release(&socket);
+            if !drop_reference(&socket) && table::numbers_of(&socket).is_empty() {
+                keep_open(fd, &socket);
             }
         }
         Some(File::Epoll(epoll)) => leave_all(&epoll),
@@ -135,14 +201,40 @@ fn leave_all(epoll: &Arc<Epoll>) {
     }
 }
 
-/// The process has no descriptor for the socket any more. What has no session here ends when the
-/// server sees the descriptor's last copy go.
-fn release(socket: &Arc<Socket>) {
-    let Some(process) = Process::running() else {
-        return;
-    };
-    let phase = socket.phase();
-    socket.set_phase(Phase::Closed);
+/// The process has one descriptor, or one call under way, less for the socket. With the last it
+/// is closed: then true.
+pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
+    if !socket.drop_reference() {
+        return false;
+    }
+    for (epoll, member) in socket.epolls() {
+        epoll.remove(member);
+        socket.leave_epoll(&epoll, member);
+    }
+    if let Some(process) = Process::running() {
+        let phase = socket.phase();
+        socket.set_phase(Phase::Closed);
+        let linger = socket.options().linger();
+        let is_abortive = linger.is_some_and(|linger| linger.time.is_zero());
+        end_session(process, socket, phase, is_abortive);
+    }
+    true
+}
+
+/// Calls on the socket go on although its last descriptor is about to be closed: the server must
+/// not see the far end hang up before they are done.
+fn keep_open(fd: RawFd, socket: &Arc<Socket>) {
+    // Without a copy the calls end with the session.
+    if let Ok(near) = descriptor::borrow(fd)
+        && let Ok(copy) = rustix::io::fcntl_dupfd_cloexec(near, 0)
+    {
+        socket.setup().kept = Some(Hidden::new(copy));
+    }
+}
+
+/// Ends what the socket has here in that phase. What has no session here ends when the server sees
+/// the descriptor's last copy go.
+fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortive: bool) {
     match phase {
         Phase::Cached => {}
         Phase::Connecting => {
@@ -154,10 +246,6 @@ fn release(socket: &Arc<Socket>) {
     let mut core = process.lock();
     let slot = socket.slot();
     core.detach(slot);
-    let is_abortive = socket
-        .options()
-        .linger()
-        .is_some_and(|linger| linger.time.is_zero());
     if let Some(Session::Tcp(session)) = core.stack.get_mut(slot) {
         let now = clock::now();
         if is_abortive {

@@ -106,6 +106,8 @@ impl<'a> Watching<'a> {
     fn new(sockets: Vec<&'a Arc<Socket>>) -> Result<Watching<'a>, Errno> {
         let waiter = Waiter::mine()?;
         for socket in &sockets {
+            // As in the kernel, a call under way keeps the socket open.
+            socket.add_reference();
             socket.watch(&waiter);
         }
         Ok(Watching { sockets, waiter })
@@ -116,8 +118,15 @@ impl Drop for Watching<'_> {
     fn drop(&mut self) {
         for socket in &self.sockets {
             socket.unwatch(&self.waiter);
+            lifecycle::drop_reference(socket);
         }
     }
+}
+
+/// Does Linux begin a call again that a signal has interrupted? Not one with a time-out, nor if a
+/// handler does without (signal(7), "Interruption of system calls").
+fn restarts(deadline: Option<Instant>) -> bool {
+    deadline.is_none() && portolan_sys::signals::handlers_restart()
 }
 
 /// `SO_RCVTIMEO` and friends, from now on.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
+use super::fallback::kernel_event;
 use super::opening::complete_connect;
 use super::{Answer, Stop, Watching, deadline_after};
 use crate::epoll::Epoll;
@@ -21,13 +22,19 @@ enum Source {
     Library(Arc<Socket>),
     /// The outcome of an active open, which shows on the descriptor.
     Opening(Arc<Socket>),
+    /// The kernel, which also takes the descriptor for writable.
+    Listener,
     Kernel,
 }
+
+/// What a listening socket never is.
+const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
 fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
         Some(socket) => match socket.phase() {
-            Phase::Listening | Phase::Relayed => Source::Kernel,
+            Phase::Listening => Source::Listener,
+            Phase::Relayed => Source::Kernel,
             Phase::Connecting => Source::Opening(socket),
             Phase::Idle | Phase::Cached | Phase::Closed => Source::Library(socket),
         },
@@ -70,6 +77,7 @@ fn poll_once(
         .filter_map(|(fd, source)| match source {
             Source::Library(_) => None,
             Source::Opening(_) => Some(pollfd(fd.fd, libc::POLLIN)),
+            Source::Listener => Some(pollfd(fd.fd, fd.events & !OUTPUT)),
             Source::Kernel => Some(pollfd(fd.fd, fd.events)),
         })
         .collect();
@@ -110,7 +118,9 @@ fn poll_once(
                     has_opened = true;
                 }
             }
-            Source::Kernel => fd.revents = theirs.next().map_or(0, |polled| polled.revents),
+            Source::Listener | Source::Kernel => {
+                fd.revents = theirs.next().map_or(0, |polled| polled.revents);
+            }
         }
         count += usize::from(fd.revents != 0);
     }
@@ -190,6 +200,10 @@ fn kernel_control(
     fd: RawFd,
     event: Option<libc::epoll_event>,
 ) -> Result<(), Stop> {
+    let event = match (table::socket(fd), event) {
+        (Some(socket), Some(event)) => Some(kernel_event(&socket, event)),
+        (_, event) => event,
+    };
     descriptor::epoll_control(epoll.fd, operation, fd, event)?;
     match operation {
         libc::EPOLL_CTL_ADD => epoll.kernel_member_added(),

@@ -14,8 +14,8 @@ use portolan_types::{Generation, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::fallback::fall_back;
-use super::lifecycle::enter;
-use super::{Answer, Stop, Watching, deadline_after, find};
+use super::lifecycle::{dissolve, enter, put_under_all};
+use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::control::{self, Lost};
 use crate::process::Process;
 use crate::socket::{Phase, Setup, Socket};
@@ -58,9 +58,21 @@ pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
     fn take(fd: RawFd, address: SocketAddr) -> Result<(), Stop> {
         let (socket, process) = find(fd)?;
         let local = socket.given(address)?;
-        bind_session(process, fd, &socket, local)
+        bind_as_asked(process, fd, &socket, local)
     }
     take(fd, address).into()
+}
+
+/// Binds to what the application chose.
+pub(super) fn bind_as_asked(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    local: SocketAddr,
+) -> Result<(), Stop> {
+    bind_session(process, fd, socket, local)?;
+    socket.setup().is_bound = true;
+    Ok(())
 }
 
 fn bind_session(
@@ -164,11 +176,11 @@ pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Answer<()> {
             (Protocol::Udp, Some(address)) => {
                 connect_udp(process, fd, &socket, socket.given(address)?)
             }
-            (Protocol::Udp, None) => disconnect_udp(process, &socket),
+            (Protocol::Udp, None) => disconnect_udp(process, fd, &socket),
             (Protocol::Tcp, Some(address)) => {
                 connect_tcp(process, fd, &socket, socket.given(address)?)
             }
-            (Protocol::Tcp, None) => Err(Errno::AFNOSUPPORT.into()),
+            (Protocol::Tcp, None) => disconnect_tcp(process, fd, &socket),
         }
     }
     start(fd, address).into()
@@ -249,11 +261,16 @@ fn retarget(
     }
 }
 
-fn disconnect_udp(process: &Process, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let mut setup = socket.setup();
     let (Phase::Cached, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
+    if !setup.is_bound {
+        // Linux gives the port up too.
+        drop(setup);
+        return dissolve(process, fd, socket);
+    }
     let slot = socket.slot();
     match process
         .control
@@ -274,6 +291,17 @@ fn disconnect_udp(process: &Process, socket: &Arc<Socket>) -> Result<(), Stop> {
     }
 }
 
+fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    socket.take_news();
+    match socket.phase() {
+        Phase::Idle => Ok(()),
+        Phase::Relayed => Err(Stop::NotOurs),
+        Phase::Connecting | Phase::Cached | Phase::Listening | Phase::Closed => {
+            dissolve(process, fd, socket)
+        }
+    }
+}
+
 fn connect_tcp(
     process: &'static Process,
     fd: RawFd,
@@ -281,8 +309,15 @@ fn connect_tcp(
     remote: SocketAddr,
 ) -> Result<(), Stop> {
     match socket.phase() {
+        // The open that an earlier call began has ended: this call tells how (connect(2)).
+        Phase::Idle if socket.take_news() => {
+            let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
+            return Err(error.into());
+        }
+        Phase::Cached if socket.take_news() => return Ok(()),
         Phase::Idle => start_connect(process, fd, socket, remote)?,
-        Phase::Connecting => return Err(Errno::ALREADY.into()),
+        Phase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
+        Phase::Connecting => {}
         Phase::Cached | Phase::Listening => return Err(Errno::ISCONN.into()),
         Phase::Relayed => return Err(Stop::NotOurs),
         Phase::Closed => return Err(Errno::BADF.into()),
@@ -320,6 +355,7 @@ fn start_connect(
             setup.remote = Some(remote);
             socket.cache_at(slot);
             socket.set_phase(Phase::Connecting);
+            socket.expect_news();
             return Ok(());
         }
         Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
@@ -340,13 +376,16 @@ fn wait_connected(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
             mask: None,
         };
         let is_over = || (socket.phase() != Phase::Connecting).then_some(());
-        match process.wait(sleep, |_, _| is_over())? {
-            Woken::Ready(()) => break,
-            Woken::Kernel => complete_connect(process, fd, socket),
-            Woken::TimedOut => return Err(Errno::INPROGRESS.into()),
+        match process.wait(sleep, |_, _| is_over()) {
+            Ok(Woken::Ready(())) => break,
+            Ok(Woken::Kernel) => complete_connect(process, fd, socket),
+            Ok(Woken::TimedOut) => return Err(Errno::INPROGRESS.into()),
+            Err(Errno::INTR) if restarts(deadline) => {}
+            Err(errno) => return Err(errno.into()),
         }
     }
     drop(watching);
+    socket.take_news();
     match socket.take_error(None) {
         Some(errno) => Err(errno.into()),
         None if socket.phase() == Phase::Cached => Ok(()),
@@ -421,7 +460,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
         let session = socket.setup().session;
         match (socket.phase(), session) {
-            (Phase::Idle, _) => become_listener(process, fd, &socket, backlog),
+            (Phase::Idle, _) => become_listener(process, &socket, backlog),
             (Phase::Listening, Some(session)) => {
                 let session = SessionRef::Known(session);
                 match process
@@ -443,20 +482,18 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
 /// message, so the kernel lets any number of processes share the queue.
 fn become_listener(
     process: &'static Process,
-    fd: RawFd,
     socket: &Arc<Socket>,
     backlog: u32,
 ) -> Result<(), Stop> {
     let mut setup = socket.setup();
     let (near, far) = unix::socket_pair(PairKind::SeqPacket)?;
-    descriptor::set_nonblocking(&near, socket.is_nonblocking())?;
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
     let request = RequestBody::Listen { session, backlog };
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
         Ok((ReplyBody::Listening { session, local }, _)) => {
             setup.opened(session);
             setup.local = Some(local);
-            descriptor::replace(&near, fd, descriptor::is_close_on_exec(fd)?)?;
+            put_under_all(socket, &near)?;
             socket.set_phase(Phase::Listening);
             drop(setup);
             super::fallback::hand_to_kernel_epolls(socket);
@@ -472,13 +509,16 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL.into());
         }
-        if listener.phase() != Phase::Listening {
-            return Err(Errno::INVAL.into());
+        if listener.protocol != Protocol::Tcp {
+            return Err(Errno::OPNOTSUPP.into());
         }
         // A forked worker registers with its first accept.
         let process = Process::start().map_err(|_| Errno::NETDOWN)?;
         let deadline = deadline_after(listener.options().receive_timeout());
         loop {
+            if listener.phase() != Phase::Listening {
+                return Err(Errno::INVAL.into());
+            }
             if let Some(accepted) = try_accept(process, fd, &listener, flags)? {
                 return Ok(accepted);
             }
@@ -491,8 +531,11 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 deadline,
                 mask: None,
             };
-            if let Woken::TimedOut = process.wait(sleep, |_, _| None::<()>)? {
-                return Err(Errno::AGAIN.into());
+            match process.wait(sleep, |_, _| None::<()>) {
+                Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
+                Err(Errno::INTR) if restarts(deadline) => {}
+                Err(errno) => return Err(errno.into()),
+                Ok(Woken::Ready(()) | Woken::Kernel) => {}
             }
         }
     }
@@ -528,9 +571,9 @@ fn try_accept(
             }) => {
                 let setup = Setup {
                     session: Some(session),
-                    far: None,
                     local: Some(local),
                     remote: Some(remote),
+                    ..Setup::default()
                 };
                 match cache(process, listener, session, setup) {
                     Ok(socket) => {

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use libc::{IPPROTO_TCP, SOL_SOCKET};
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
 use portolan_sys::clock;
 use portolan_tcp::{Connection, StateName};
 use portolan_types::Protocol;
@@ -43,12 +43,17 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
         complete_connect(process, fd, &socket);
         let found = match (level, name) {
             (SOL_SOCKET, _) => of_socket(process, &socket, name),
-            (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG) => of_tcp(process, &socket, name),
+            (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG)
+                if socket.protocol == Protocol::Tcp =>
+            {
+                of_tcp(process, &socket, name)
+            }
+            (IPPROTO_IP, libc::IP_MTU) => Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec()),
             _ => None,
         };
         let found = match found {
             Some(found) => found,
-            None => socket.options().get(level, name)?,
+            None => socket.options().get(socket.protocol, level, name)?,
         };
         let length = found.len().min(value.len());
         value[..length].copy_from_slice(&found[..length]);
@@ -80,6 +85,13 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         _ => return None,
     };
     Some(number.to_ne_bytes().to_vec())
+}
+
+fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
+    let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
+    let core = process.lock();
+    let path = core.routes.path(remote.ip()).map_err(|_| Errno::NOTCONN)?;
+    Ok(path.mtu)
 }
 
 fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {

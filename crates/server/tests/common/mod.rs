@@ -1,5 +1,7 @@
 //! The smallest possible protocol library: speaks the control protocol, and runs sessions by the
 //! engine over its channel. Panics on whatever a test does not expect.
+// Each test program uses its own part.
+#![allow(dead_code)]
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -100,17 +102,33 @@ impl Client {
     }
 }
 
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
 /// A registered process.
 pub struct Library {
     pub client: Client,
     pub stack: Stack,
-    ring: Ring,
-    tap: Tap,
-    metastate: MetastateReader,
+    pub ring: Ring,
+    pub tap: Tap,
+    pub metastate: MetastateReader,
+    /// What came with `Welcome` beside the tap, as it came.
+    pub maps: Maps,
     routes: Routes,
 }
 
-struct Tap(TapIo<OwnedFd>);
+/// The shared memory of a channel.
+pub struct Maps {
+    pub ring: OwnedFd,
+    pub doorbell: OwnedFd,
+    pub metastate: OwnedFd,
+    pub statistics: OwnedFd,
+}
+
+pub struct Tap(pub TapIo<OwnedFd>);
 
 impl Wire for Tap {
     fn transmit(&mut self, frame: &Frame<'_>) {
@@ -138,14 +156,19 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply else {
             panic!("{reply:?}");
         };
-        let [tap, ring, _doorbell, metastate, _statistics] = <[OwnedFd; 5]>::try_from(fds).unwrap();
-        let metastate = MetastateReader::map(&metastate).unwrap();
+        let [tap, ring, doorbell, metastate, statistics] = <[OwnedFd; 5]>::try_from(fds).unwrap();
         Library {
             client,
             stack: Stack::new(clock::now()),
             ring: Ring::map(&ring, ring_size as usize).unwrap(),
             tap: Tap(TapIo::new(tap)),
-            metastate,
+            metastate: MetastateReader::map(&metastate).unwrap(),
+            maps: Maps {
+                ring,
+                doorbell,
+                metastate,
+                statistics,
+            },
             routes: Routes::default(),
         }
     }

@@ -111,3 +111,21 @@ fn a_dead_servers_socket_is_replaced_and_a_live_one_is_not() {
     assert!(Connection::connect(&path).is_ok());
     drop(live);
 }
+
+#[test]
+fn ends_of_a_pair_are_told_from_connections_and_other_sockets() {
+    let (one, two) = socket_pair(PairKind::Stream).unwrap();
+    assert!(is_pair_end(&one) && is_pair_end(&two));
+    drop(two);
+    assert!(is_pair_end(&one), "also when the other end is closed");
+
+    let path = path("pair-end");
+    let listener = Listener::bind(&path).unwrap();
+    let client = Connection::connect(&path).unwrap();
+    let (server, _) = listener.accept().unwrap();
+    assert!(!is_pair_end(&client) && !is_pair_end(&server) && !is_pair_end(&listener));
+    assert!(!is_pair_end(
+        std::net::UdpSocket::bind("127.0.0.1:0").unwrap()
+    ));
+    assert!(!is_pair_end(std::fs::File::open("/dev/null").unwrap()));
+}

@@ -1,0 +1,131 @@
+//! Giving sessions back that were never taken, or not like this.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use portolan_netns::Bed;
+use portolan_proto::control::{AfterFlush, Blob, ReplyBody, RequestBody};
+use portolan_stack::Session;
+use portolan_sys::shm::write_blob;
+use portolan_types::SessionId;
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use crate::common::{Library, Near, control_path, start_server};
+use crate::{Victim, assert_serves_others, counter, hostile_library, open_to_b, refused};
+
+const PROTO: i32 = 71;
+
+/// Opens a session, and returns it with its genuine capsule. Its descriptor stays open.
+fn session(bed: &Bed, hostile: &mut Library) -> (SessionId, Vec<u8>, Near) {
+    let (id, near, slot, _peer) = open_to_b(bed, hostile);
+    match hostile.stack.remove(slot) {
+        Some(Session::Tcp(session)) => (id, session.to_capsule(), near),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn flush(session: SessionId, capsule: Blob) -> RequestBody {
+    RequestBody::Flush {
+        session,
+        capsule,
+        then: AfterFlush::Relay,
+    }
+}
+
+#[test]
+fn forged_capsules_are_refused_and_counted() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let (_, anothers, _near) = session(&bed, &mut hostile);
+    let cases: [fn(Vec<u8>) -> Vec<u8>; 6] = [
+        |_| Vec::new(),
+        |_| vec![0xff; 5000],
+        |_| vec![1; 5000],
+        |genuine| genuine[..genuine.len() - 1].to_vec(),
+        |genuine| [genuine, vec![0]].concat(),
+        |genuine| [vec![9], genuine[1..].to_vec()].concat(),
+    ];
+    for (number, forge) in cases.into_iter().enumerate() {
+        let (id, genuine, _near) = session(&bed, &mut hostile);
+        let errno = refused(&mut hostile, flush(id, Blob::Inline(forge(genuine))), &[]);
+        assert_eq!(errno, PROTO, "case {number}");
+    }
+    let (id, _, _near) = session(&bed, &mut hostile);
+    let errno = refused(&mut hostile, flush(id, Blob::Inline(anothers)), &[]);
+    assert_eq!(errno, PROTO, "the capsule of another session");
+    assert_eq!(counter(&path, "server", "capsules-refused"), 7);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn capsules_in_unsuitable_memory_are_refused() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let unsealed = |octets: &[u8]| {
+        let fd = memfd_create("forged", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::io::pwrite(&fd, octets, 0).unwrap();
+        fd
+    };
+    let file = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
+    type Case = (&'static str, u32, Option<OwnedFd>);
+    for number in 0..7 {
+        let (id, genuine, _near) = session(&bed, &mut hostile);
+        let length = genuine.len() as u32;
+        let (case, length, fd): Case = match number {
+            0 => ("no memfd", length, None),
+            1 => ("not sealed", length, Some(unsealed(&genuine))),
+            2 => ("a device", length, Some(file())),
+            3 => ("too short", length + 1, Some(write_blob(&genuine).unwrap())),
+            4 => ("too long", length - 1, Some(write_blob(&genuine).unwrap())),
+            5 => ("huge", u32::MAX, Some(write_blob(&genuine).unwrap())),
+            _ => ("empty", 0, Some(write_blob(&[]).unwrap())),
+        };
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        let errno = refused(&mut hostile, flush(id, Blob::Memfd { length }), &fds);
+        assert_eq!(errno, PROTO, "{case}");
+    }
+    let (id, genuine, _near) = session(&bed, &mut hostile);
+    let blob = write_blob(&genuine).unwrap();
+    let length = genuine.len() as u32;
+    let body = flush(id, Blob::Memfd { length });
+    let (reply, _) = hostile.client.ask_with(body, &[blob.as_fd()]);
+    assert!(matches!(reply, ReplyBody::Done), "a genuine one: {reply:?}");
+    victim.assert_unharmed();
+}
+
+/// Whatever passes validation is run by the server: it must not fall over.
+#[test]
+fn capsules_with_flipped_bits_are_refused_or_harmless() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    for round in 0..150_usize {
+        let (id, mut capsule, _near) = session(&bed, &mut hostile);
+        let at = round * 7 % capsule.len();
+        capsule[at] ^= 1 << (round % 8);
+        if round % 3 == 0 {
+            let other = round * 131 % capsule.len();
+            capsule[other] = 0xff;
+        }
+        let then = if round % 2 == 0 {
+            AfterFlush::Close
+        } else {
+            AfterFlush::Relay
+        };
+        let body = RequestBody::Flush {
+            session: id,
+            capsule: Blob::Inline(capsule),
+            then,
+        };
+        hostile.client.ask(body);
+    }
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}

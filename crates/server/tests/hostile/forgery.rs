@@ -1,0 +1,247 @@
+//! Sending what is not one's own.
+
+use std::io::IoSlice;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use portolan_netns::Bed;
+use portolan_proto::control::ReplyBody;
+use portolan_stack::Session;
+use portolan_types::{FlowKey, Protocol, Slot};
+
+use crate::capture::Capture;
+use crate::common::{Library, control_path, start_server};
+use crate::frames::{Forgery, ICMP, UDP, arp, is_marked, v4};
+use crate::{Victim, assert_serves_others, counter, hostile_library, open_to_b};
+
+const STRANGER_MAC: [u8; 6] = [2, 0, 0, 0, 0x99, 0x99];
+
+/// Every reason for which the transmit filter drops.
+const REASONS: [&str; 9] = [
+    "drop_no_channel",
+    "drop_source_mac",
+    "drop_vlan",
+    "drop_not_ip",
+    "drop_malformed",
+    "drop_protocol",
+    "drop_no_flow",
+    "drop_foreign",
+    "drop_source_address",
+];
+
+fn flow_of(library: &Library, slot: Slot) -> FlowKey {
+    match library.stack.get(slot) {
+        Some(Session::Tcp(session)) => session.flow,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The MAC addresses of this host's device and of the neighbour on its wire.
+fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
+    let metastate = library.metastate.read().unwrap();
+    let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
+    let peer = metastate.neighbours.iter().find(|n| n.address == Bed::B4);
+    (device.mac.0, peer.unwrap().mac.0)
+}
+
+/// Which drop counters moved during `action`.
+fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
+    let read = || REASONS.map(|reason| counter(path, "transmit", reason));
+    let before = read();
+    action();
+    let after = read();
+    let moved = REASONS.iter().zip(before.iter().zip(after));
+    moved
+        .filter(|(_, (before, after))| **before != *after)
+        .map(|(reason, _)| *reason)
+        .collect()
+}
+
+fn write(library: &Library, frame: &[u8]) {
+    library.tap.0.write(&[IoSlice::new(frame)]).unwrap();
+}
+
+/// Forgeries of a TCP segment, each with the counter it must move.
+fn forgeries(own: &Forgery, victims: &Forgery) -> Vec<(&'static str, Forgery, &'static str)> {
+    let change = |change: fn(&mut Forgery)| {
+        let mut forgery = own.clone();
+        change(&mut forgery);
+        forgery
+    };
+    vec![
+        ("another's flow", victims.clone(), "drop_foreign"),
+        (
+            "stranger's MAC",
+            change(|f| f.source_mac = STRANGER_MAC),
+            "drop_source_mac",
+        ),
+        (
+            "no MAC",
+            change(|f| f.source_mac = [0; 6]),
+            "drop_source_mac",
+        ),
+        (
+            "peer's MAC",
+            change(|f| f.source_mac = f.destination_mac),
+            "drop_source_mac",
+        ),
+        (
+            "peer's address",
+            change(|f| f.source = f.destination),
+            "drop_no_flow",
+        ),
+        (
+            "nobody's address",
+            change(|f| f.source = Ipv4Addr::new(10, 77, 0, 99)),
+            "drop_no_flow",
+        ),
+        (
+            "other source port",
+            change(|f| f.source_port += 1),
+            "drop_no_flow",
+        ),
+        (
+            "well-known source port",
+            change(|f| f.source_port = 22),
+            "drop_no_flow",
+        ),
+        (
+            "other peer port",
+            change(|f| f.destination_port += 1),
+            "drop_no_flow",
+        ),
+        (
+            "other peer",
+            change(|f| f.destination = Ipv4Addr::new(10, 77, 0, 3)),
+            "drop_no_flow",
+        ),
+        ("UDP for TCP", change(|f| f.protocol = UDP), "drop_no_flow"),
+        ("ICMP", change(|f| f.protocol = ICMP), "drop_protocol"),
+        ("SCTP", change(|f| f.protocol = 132), "drop_protocol"),
+        (
+            "first fragment",
+            change(|f| f.fragment = 0x2000),
+            "drop_malformed",
+        ),
+        (
+            "later fragment",
+            change(|f| f.fragment = 0x0010),
+            "drop_malformed",
+        ),
+        (
+            "IP options",
+            change(|f| f.ip_options = true),
+            "drop_malformed",
+        ),
+        ("VLAN tag", change(|f| f.vlan = true), "drop_vlan"),
+    ]
+}
+
+#[test]
+fn forged_segments_never_reach_the_wire_and_genuine_ones_do() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let (_, _near, slot, _peer) = open_to_b(&bed, &mut hostile);
+    let (device, peer) = macs(&hostile);
+    let own = Forgery::of(&flow_of(&hostile, slot), device, peer);
+    let victims = Forgery::of(&flow_of(&victim.library, victim.slot), device, peer);
+    let capture = Capture::start(&bed.b);
+
+    for (case, forgery, reason) in forgeries(&own, &victims) {
+        let drops = drops_of(&path, || write(&hostile, &forgery.frame()));
+        assert_eq!(drops, [reason], "{case}");
+    }
+    let gratuitous = arp(device, v4(Bed::A4), v4(Bed::B4));
+    let drops = drops_of(&path, || write(&hostile, &gratuitous));
+    assert_eq!(drops, ["drop_not_ip"]);
+    let cut = &own.frame()[..10 + 14 + 20 + 2];
+    assert_eq!(drops_of(&path, || write(&hostile, cut)), ["drop_malformed"]);
+
+    std::thread::sleep(Duration::from_millis(50));
+    let escaped = capture.frames().into_iter().find(|frame| is_marked(frame));
+    assert_eq!(escaped, None);
+    let genuine = own.frame();
+    assert!(drops_of(&path, || write(&hostile, &genuine)).is_empty());
+    let passed = || capture.frames().iter().any(|frame| is_marked(frame));
+    crate::common::await_some("genuine frame", || passed().then_some(()));
+    victim.assert_unharmed();
+}
+
+#[test]
+fn datagrams_leave_only_from_ones_own_port() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let any = |port| ([0, 0, 0, 0], port).into();
+    let (reply, _victims) = victim.library.bind(Protocol::Udp, any(5353), Slot(7));
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    let mut hostile = hostile_library(&path);
+    let (reply, _own) = hostile.bind(Protocol::Udp, any(6000), Slot(0));
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    let peer = bed.b.enter(|| UdpSocket::bind((Bed::B4, 7000))).unwrap();
+    peer.set_read_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
+
+    let (device, neighbour) = macs(&hostile);
+    let datagram = |source, port| {
+        let flow = FlowKey {
+            protocol: Protocol::Udp,
+            local: (source, port).into(),
+            remote: peer.local_addr().unwrap(),
+        };
+        Forgery::of(&flow, device, neighbour).frame()
+    };
+    let cases = [
+        ("another's port", v4(Bed::A4), 5353, "drop_foreign"),
+        ("nobody's port", v4(Bed::A4), 6001, "drop_no_flow"),
+        (
+            "the peer's address",
+            v4(Bed::B4),
+            6000,
+            "drop_source_address",
+        ),
+        (
+            "a foreign address",
+            Ipv4Addr::new(192, 0, 2, 1),
+            6000,
+            "drop_source_address",
+        ),
+        ("loopback", Ipv4Addr::LOCALHOST, 6000, "drop_source_address"),
+    ];
+    for (case, source, port, reason) in cases {
+        let frame = datagram(source, port);
+        assert_eq!(
+            drops_of(&path, || write(&hostile, &frame)),
+            [reason],
+            "{case}"
+        );
+    }
+    let mut heard = [0; 100];
+    assert!(peer.recv(&mut heard).is_err(), "the peer heard a forgery");
+    write(&hostile, &datagram(v4(Bed::A4), 6000));
+    assert!(
+        peer.recv(&mut heard).is_ok(),
+        "the peer hears the true port"
+    );
+}
+
+#[test]
+fn a_tap_outlives_its_channel_as_a_dead_end() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (_, _near, slot, _peer) = open_to_b(&bed, &mut hostile);
+    let (device, peer) = macs(&hostile);
+    let own = Forgery::of(&flow_of(&hostile, slot), device, peer).frame();
+    let Library { client, tap, .. } = hostile;
+    drop(client);
+    assert_serves_others(&bed, &path);
+    let drops = drops_of(&path, || tap.0.write(&[IoSlice::new(&own)]).unwrap());
+    assert_eq!(drops, ["drop_no_channel"]);
+}

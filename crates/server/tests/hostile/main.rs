@@ -1,0 +1,129 @@
+//! A hostile program, as user nobody and with nothing but what the server gave it: its forged
+//! frames do not leave the host, it sees nothing of others, and whatever it sends to the server or
+//! writes into shared memory harms only itself.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod capsules;
+mod capture;
+mod forgery;
+mod frames;
+mod memory;
+mod messages;
+mod snooping;
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Client, Library, Near};
+use portolan_netns::Bed;
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_types::{SessionId, Slot};
+use rustix::process::Uid;
+
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+/// User `nobody`.
+const NOBODY: u32 = 65534;
+
+/// Runs `action` on a thread that has given up every privilege for good.
+fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let deprived = scope.spawn(|| {
+            let nobody = Some(Uid::from_raw(NOBODY));
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+            action()
+        });
+        deprived
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// A process of user nobody.
+fn hostile_library(path: &Path) -> Library {
+    as_nobody(|| Library::start(path))
+}
+
+/// An honest process with one connection to the kernel of host `b`, used to see whether the server
+/// and other people's sessions are all right.
+struct Victim {
+    library: Library,
+    id: SessionId,
+    slot: Slot,
+    _near: Near,
+    peer: TcpStream,
+}
+
+impl Victim {
+    fn start(bed: &Bed, path: &Path) -> Victim {
+        let mut library = Library::start(path);
+        let (id, near, slot, peer) = open_to_b(bed, &mut library);
+        Victim {
+            library,
+            id,
+            slot,
+            _near: near,
+            peer,
+        }
+    }
+
+    /// Octets go both ways on the old connection.
+    fn assert_unharmed(&mut self) {
+        echo(&mut self.library, self.slot, &mut self.peer, b"unharmed");
+    }
+}
+
+/// Opens a connection to a fresh listener on host `b`.
+fn open_to_b(bed: &Bed, library: &mut Library) -> (SessionId, Near, Slot, TcpStream) {
+    let listener = bed
+        .b
+        .enter(|| TcpListener::bind(SocketAddr::new(Bed::B4, 0)))
+        .unwrap();
+    let (id, near, slot) = library.open(listener.local_addr().unwrap());
+    let (peer, _) = listener.accept().unwrap();
+    peer.set_read_timeout(PATIENCE).unwrap();
+    (id, near, slot, peer)
+}
+
+fn echo(library: &mut Library, slot: Slot, peer: &mut TcpStream, words: &[u8]) {
+    use std::io::{Read, Write};
+    library.write(slot, words);
+    let mut heard = vec![0; words.len()];
+    peer.read_exact(&mut heard).unwrap();
+    assert_eq!(heard, words);
+    peer.write_all(words).unwrap();
+    assert_eq!(library.read(slot, words.len()), words);
+}
+
+/// A new program is served: it registers, connects, talks.
+fn assert_serves_others(bed: &Bed, path: &Path) {
+    let mut library = Library::start(path);
+    let (_, _near, slot, mut peer) = open_to_b(bed, &mut library);
+    echo(&mut library, slot, &mut peer, b"served");
+}
+
+fn counter(path: &Path, group: &str, name: &str) -> u64 {
+    match Client::connect(path).ask(RequestBody::ReadCounters) {
+        ReplyBody::Counters(counters) => {
+            counters
+                .iter()
+                .find(|c| c.group == group && c.name == name)
+                .unwrap_or_else(|| panic!("no counter {group} {name}"))
+                .value
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The server says no; returns the errno.
+fn refused(library: &mut Library, body: RequestBody, fds: &[BorrowedFd<'_>]) -> i32 {
+    let what = format!("{body:?}");
+    match library.client.ask_with(body, fds).0 {
+        ReplyBody::Error { errno } => errno,
+        other => panic!("{what}: {other:?}"),
+    }
+}

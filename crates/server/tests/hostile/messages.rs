@@ -1,0 +1,235 @@
+//! Saying to the server what nobody should say.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use portolan_netns::Bed;
+use portolan_proto::control::{AfterFlush, Blob, Request, RequestBody, Reuse, SessionRef};
+use portolan_proto::{MAX_MESSAGE, encode};
+use portolan_sys::unix::{Connection, PairKind, socket_pair};
+use portolan_types::{Protocol, SessionId, Slot};
+
+use crate::common::{Client, await_some, control_path, start_server};
+use crate::{Victim, as_nobody, assert_serves_others, counter, hostile_library, refused};
+
+const SLOT: Slot = Slot(0);
+
+fn remote() -> SocketAddr {
+    SocketAddr::new(Bed::B4, 80)
+}
+
+/// Every request that can name `session`.
+fn requests_about(session: SessionId) -> Vec<RequestBody> {
+    let known = SessionRef::Known(session);
+    vec![
+        RequestBody::Cache {
+            session,
+            slot: SLOT,
+        },
+        RequestBody::Flush {
+            session,
+            capsule: Blob::Inline(vec![1, 2, 3]),
+            then: AfterFlush::Close,
+        },
+        RequestBody::Flush {
+            session,
+            capsule: Blob::Inline(Vec::new()),
+            then: AfterFlush::Relay,
+        },
+        RequestBody::Release { session },
+        RequestBody::Disconnect {
+            session,
+            slot: SLOT,
+        },
+        RequestBody::Connect {
+            session: known,
+            protocol: Protocol::Tcp,
+            remote: remote(),
+            slot: SLOT,
+            receive_buffer: None,
+        },
+        RequestBody::Listen {
+            session: known,
+            backlog: 1,
+        },
+        RequestBody::Bind {
+            session: known,
+            protocol: Protocol::Tcp,
+            local: SocketAddr::new(Bed::A4, 0),
+            reuse: Reuse::default(),
+            v6_only: false,
+            slot: SLOT,
+        },
+    ]
+}
+
+#[test]
+fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let before = counter(&path, "server", "refused-requests");
+    let mut asked = 0;
+    for id in [victim.id, SessionId(0), SessionId(1), SessionId(u64::MAX)] {
+        for body in requests_about(id) {
+            refused(&mut hostile, body, &[]);
+            asked += 1;
+        }
+    }
+    let counted = counter(&path, "server", "refused-requests") - before;
+    assert_eq!(counted, asked);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn a_flood_of_requests_drowns_nobody_else() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let deaf = as_nobody(|| Connection::connect(&path).unwrap());
+    let status = encode(&Request {
+        id: 1,
+        body: RequestBody::ReadStatus,
+    });
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(1) {
+        // Never reads a reply: the server hangs up, or stops to read.
+        let _ = deaf.send(&status, &[]);
+    }
+    let asked = Instant::now();
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+    assert!(
+        asked.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        asked.elapsed()
+    );
+}
+
+#[test]
+fn messages_of_any_size_and_content_end_at_worst_the_connection() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let genuine = encode(&Request {
+        id: 1,
+        body: RequestBody::Hello {
+            version: portolan_proto::VERSION,
+            program: "x".repeat(10_000),
+        },
+    });
+    let huge = vec![0xab; MAX_MESSAGE + 1000];
+    let mut messages = vec![vec![0], vec![0xff; 9], huge];
+    messages.extend((0..genuine.len().min(12)).map(|cut| genuine[..cut].to_vec()));
+    for seed in 0..300_u32 {
+        let octets = (0..seed % 40).map(|i| (seed.wrapping_mul(2_654_435_761) >> (i % 24)) as u8);
+        messages.push(octets.collect());
+    }
+    as_nobody(|| {
+        for message in messages {
+            // The queue of the control socket is short.
+            let connection = await_some("connection", || Connection::connect(&path).ok());
+            // An empty or too long message may be refused by the kernel.
+            let _ = connection.send(&message, &[]);
+        }
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// Two descriptors for a new session, of which at least one is not what it should be.
+fn wrong_pairs(control: BorrowedFd<'_>) -> Vec<(&'static str, Vec<OwnedFd>)> {
+    let file = || OwnedFd::from(File::open("/dev/null").unwrap());
+    let own = || control.try_clone_to_owned().unwrap();
+    let pair = || socket_pair(PairKind::Stream).unwrap();
+    let inet = || OwnedFd::from(std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+    let eventfd = || rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    vec![
+        ("none", vec![]),
+        ("one", vec![pair().0]),
+        ("three", vec![pair().0, pair().1, pair().0]),
+        ("files", vec![file(), file()]),
+        ("a file for the near end", vec![pair().0, file()]),
+        ("an internet socket", vec![inet(), inet()]),
+        ("eventfds", vec![eventfd(), eventfd()]),
+        ("the control connection, twice", vec![own(), own()]),
+        (
+            "the control connection as the far end",
+            vec![own(), pair().0],
+        ),
+        (
+            "the control connection as the near end",
+            vec![pair().0, own()],
+        ),
+    ]
+}
+
+#[test]
+fn wrong_descriptors_are_refused_and_not_kept() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let open_files = || {
+        let directory = format!("/proc/{}/fd", server.pid());
+        std::fs::read_dir(directory).unwrap().count()
+    };
+    let before = open_files();
+    let control = hostile.client.as_fd().try_clone_to_owned().unwrap();
+    for (case, fds) in wrong_pairs(control.as_fd()) {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let body = RequestBody::Connect {
+            session: SessionRef::New,
+            protocol: Protocol::Tcp,
+            remote: remote(),
+            slot: SLOT,
+            receive_buffer: None,
+        };
+        let errno = refused(&mut hostile, body, &fds);
+        assert_eq!(errno, 22, "{case}");
+        refused(
+            &mut hostile,
+            RequestBody::Listen {
+                session: SessionRef::New,
+                backlog: 1,
+            },
+            &fds,
+        );
+    }
+    assert_eq!(open_files(), before);
+    let file = File::open("/dev/null").unwrap();
+    assert_eq!(
+        refused(&mut hostile, RequestBody::Probe, &[file.as_fd()]),
+        22
+    );
+    assert_eq!(refused(&mut hostile, RequestBody::Probe, &[]), 22);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn one_user_cannot_take_all_channels() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let hello = || RequestBody::Hello {
+        version: portolan_proto::VERSION,
+        program: "greedy".into(),
+    };
+    let mut clients = Vec::new();
+    let limit = loop {
+        let mut client = as_nobody(|| Client::connect(&path));
+        match client.ask(hello()) {
+            portolan_proto::control::ReplyBody::Welcome { .. } => clients.push(client),
+            _ => break clients.len(),
+        }
+    };
+    assert!(limit < 256, "{limit}");
+    assert_serves_others(&bed, &path);
+}
