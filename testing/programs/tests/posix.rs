@@ -65,18 +65,13 @@ fn account(bed: &Bed, pairing: Pairing) -> Vec<String> {
     let meet = bed.file("meet");
     fs::create_dir_all(&meet).expect("the bed's directory is writable");
     let program = bed.tools().beside("posix-check").display().to_string();
-    let arguments = |role, local, remote| {
-        let mut words = vec![role, "--local", local, "--remote", remote, "--meet"];
-        words.push(meet.to_str().expect("we chose its name"));
-        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
-    };
     let start = |side, stack, role: &str, local: &str, remote: &str| {
         let file = File::create(bed.file(role)).expect("the bed's directory is writable");
         let mut command = bed.command(side, stack, &program);
         command
-            .args(arguments(role, local, remote))
-            .stdout(file)
-            .stderr(Stdio::null());
+            .args([role, "--local", local, "--remote", remote, "--meet"])
+            .arg(&meet);
+        command.stdout(file).stderr(Stdio::null());
         Background::start_with_output(&mut command).expect("it starts")
     };
     let mut roles = [
