@@ -29,6 +29,8 @@ struct State {
     interests: HashMap<RawFd, Interest>,
     /// Members that may be ready, each at most once.
     candidates: VecDeque<RawFd>,
+    /// Whose turn it is to be asked first when the caller's room is short.
+    is_kernels_turn: bool,
     /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
     kernel_members: usize,
     sleepers: Vec<Arc<Waiter>>,
@@ -121,6 +123,14 @@ impl Epoll {
         state.kernel_members = state.kernel_members.saturating_sub(1);
     }
 
+    /// Are the kernel's members asked first this time? They take turns with the library's, so that
+    /// a caller with little room hears of both.
+    pub(crate) fn take_turn(&self) -> bool {
+        let mut state = self.state();
+        state.is_kernels_turn = !state.is_kernels_turn && state.kernel_members > 0;
+        state.is_kernels_turn
+    }
+
     pub(crate) fn has_kernel_members(&self) -> bool {
         self.state().kernel_members > 0
     }
@@ -139,6 +149,9 @@ impl Epoll {
 
     /// Descriptors of members that the server is opening: their outcome shows there.
     pub(crate) fn connecting(&self) -> Vec<(RawFd, Arc<Socket>)> {
+        if !Socket::any_connecting() {
+            return Vec::new();
+        }
         let mut connecting = self.members();
         connecting.retain(|(_, socket)| socket.phase() == Phase::Connecting);
         connecting

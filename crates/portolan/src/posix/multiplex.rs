@@ -255,6 +255,16 @@ fn wait_once(
     if has_kernel_members {
         kernel.push(pollfd(epoll.fd, libc::POLLIN));
     }
+    if epoll.take_turn() {
+        let count = descriptor::epoll_collect(epoll.fd, events)?;
+        if count == events.len() {
+            return Ok(Some(count));
+        }
+        if count > 0 {
+            let more = epoll.collect(&mut process.lock(), &mut events[count..]);
+            return Ok(Some(count + more));
+        }
+    }
     let sleeping = Sleeping::new(epoll)?;
     let sleep = Sleep {
         kernel: &mut kernel,
