@@ -9,7 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{CounterReport, SessionReport, StatusReport};
+use crate::report::{CounterReport, StatusReport};
 
 /// Library or command to server.
 #[derive(Debug, Serialize, Deserialize)]
@@ -165,7 +165,8 @@ pub enum ReplyBody {
     },
     Done,
     Probed(Option<Probed>),
-    Sessions(Vec<SessionReport>),
+    /// An encoded list of [`SessionReport`](crate::report::SessionReport).
+    Sessions(Blob),
     Counters(Vec<CounterReport>),
     Status(StatusReport),
     /// An errno value of Linux.
