@@ -65,10 +65,11 @@ fn account(bed: &Bed, pairing: Pairing) -> Vec<String> {
     let meet = bed.file("meet");
     fs::create_dir_all(&meet).expect("the bed's directory is writable");
     let program = bed.tools().beside("posix-check").display().to_string();
-    let arguments = |role, local, remote| {
-        let mut words = vec![role, "--local", local, "--remote", remote, "--meet"];
-        words.push(meet.to_str().expect("we chose its name"));
-        words.into_iter().map(str::to_owned).collect::<Vec<_>>()
+    let arguments = |role: &str, local: &str, remote: &str| {
+        let words = [role, "--local", local, "--remote", remote, "--meet"];
+        let mut words = words.map(str::to_owned).to_vec();
+        words.push(meet.display().to_string());
+        words
     };
     let start = |side, stack, role: &str, local: &str, remote: &str| {
         let file = File::create(bed.file(role)).expect("the bed's directory is writable");
