@@ -96,6 +96,28 @@ impl AsFd for Signals {
 mod tests {
     use super::*;
 
+    /// A handler that does nothing, with these flags.
+    fn handle(signal: i32, flags: i32) {
+        extern "C" fn nothing(_signal: i32) {}
+        // SAFETY: zeros are a `sigaction`; the handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+            action.sa_flags = flags;
+            libc::sigaction(signal, &action, null_mut());
+        }
+    }
+
+    #[test]
+    fn one_handler_without_restart_is_enough_to_interrupt() {
+        assert!(handlers_restart());
+        handle(libc::SIGUSR2, libc::SA_RESTART);
+        assert!(handlers_restart());
+        handle(libc::SIGUSR2, 0);
+        assert!(!handlers_restart());
+        handle(libc::SIGUSR2, libc::SA_RESTART);
+    }
+
     #[test]
     fn a_blocked_signal_is_read_once() {
         let signals = Signals::watch(&[Signal::USR2]).unwrap();

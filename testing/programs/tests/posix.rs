@@ -65,13 +65,19 @@ fn account(bed: &Bed, pairing: Pairing) -> Vec<String> {
     let meet = bed.file("meet");
     fs::create_dir_all(&meet).expect("the bed's directory is writable");
     let program = bed.tools().beside("posix-check").display().to_string();
+    let arguments = |role: &str, local: &str, remote: &str| {
+        let words = [role, "--local", local, "--remote", remote, "--meet"];
+        let mut words = words.map(str::to_owned).to_vec();
+        words.push(meet.display().to_string());
+        words
+    };
     let start = |side, stack, role: &str, local: &str, remote: &str| {
         let file = File::create(bed.file(role)).expect("the bed's directory is writable");
         let mut command = bed.command(side, stack, &program);
         command
-            .args([role, "--local", local, "--remote", remote, "--meet"])
-            .arg(&meet);
-        command.stdout(file).stderr(Stdio::null());
+            .args(arguments(role, local, remote))
+            .stdout(file)
+            .stderr(Stdio::null());
         Background::start_with_output(&mut command).expect("it starts")
     };
     let mut roles = [

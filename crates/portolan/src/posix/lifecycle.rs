@@ -7,6 +7,7 @@ use portolan_proto::control::{AfterFlush, RequestBody};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor};
+use portolan_tcp::Events;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
@@ -101,7 +102,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
         }
         core.stack.touch(slot);
         core.send_out(now);
-        socket.notify(portolan_tcp::Events::PEER_CLOSED | portolan_tcp::Events::WRITABLE);
+        socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
         Ok(())
     }
     end(fd, how).into()
@@ -132,6 +133,9 @@ pub(super) fn dissolve(
     end_session(process, socket, phase, true);
     renew(socket, &mut setup)?;
     drop(setup);
+    let core = process.lock();
+    socket.notify(Events::CLOSED);
+    drop(core);
     match bound {
         Some(local) => bind_as_asked(process, fd, socket, local),
         None => Ok(()),

@@ -544,7 +544,9 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 deadline,
                 mask: None,
             };
-            match process.wait(sleep, |_, _| None::<()>) {
+            let _watching = Watching::new(vec![&listener])?;
+            let is_over = || (listener.phase() != Phase::Listening).then_some(());
+            match process.wait(sleep, |_, _| is_over()) {
                 Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
                 Err(Errno::INTR) if restarts(deadline) => {}
                 Err(errno) => return Err(errno.into()),
