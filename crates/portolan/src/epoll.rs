@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::Core;
@@ -21,6 +21,8 @@ const ALWAYS: u32 = ERR | HUP;
 #[derive(Debug)]
 pub(crate) struct Epoll {
     pub(crate) fd: RawFd,
+    /// The library's members took all the caller's room: the kernel's are asked first next time.
+    is_kernels_turn: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -29,8 +31,6 @@ struct State {
     interests: HashMap<RawFd, Interest>,
     /// Members that may be ready, each at most once.
     candidates: VecDeque<RawFd>,
-    /// Whose turn it is to be asked first when the caller's room is short.
-    is_kernels_turn: bool,
     /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
     kernel_members: usize,
     sleepers: Vec<Arc<Waiter>>,
@@ -50,6 +50,7 @@ impl Epoll {
     pub(crate) fn new(fd: RawFd) -> Epoll {
         Epoll {
             fd,
+            is_kernels_turn: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -123,12 +124,14 @@ impl Epoll {
         state.kernel_members = state.kernel_members.saturating_sub(1);
     }
 
-    /// Are the kernel's members asked first this time? They take turns with the library's, so that
-    /// a caller with little room hears of both.
+    /// There was no room left for the kernel's members.
+    pub(crate) fn owe_turn(&self) {
+        self.is_kernels_turn.store(true, Ordering::Relaxed);
+    }
+
+    /// Are the kernel's members to be asked first this time?
     pub(crate) fn take_turn(&self) -> bool {
-        let mut state = self.state();
-        state.is_kernels_turn = !state.is_kernels_turn && state.kernel_members > 0;
-        state.is_kernels_turn
+        self.is_kernels_turn.swap(false, Ordering::Relaxed)
     }
 
     pub(crate) fn has_kernel_members(&self) -> bool {

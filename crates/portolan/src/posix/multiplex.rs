@@ -280,6 +280,9 @@ fn wait_once(
         Woken::Ready(count) => count,
         Woken::Kernel | Woken::TimedOut => 0,
     };
+    if has_kernel_members && count == events.len() {
+        epoll.owe_turn();
+    }
     if has_kernel_members {
         count += descriptor::epoll_collect(epoll.fd, &mut events[count..])?;
     }
