@@ -18,6 +18,7 @@ mod packet;
 mod routes;
 mod session;
 mod stack;
+mod way;
 
 pub use frame::{Frame, Wire};
 pub use packet::{Drop, IcmpMessage, Packet, Transport};

@@ -4,7 +4,6 @@ use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
 use portolan_proto::filter::RecordHeader;
-use portolan_proto::metastate::RouteKind;
 use portolan_tcp::Events;
 use portolan_timers::Wheel;
 use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot};
@@ -12,8 +11,9 @@ use portolan_wire::tcp::TcpHeader;
 
 use crate::frame::{Frame, HEAD_MAX, Template, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
-use crate::routes::{NoRoute, Routes};
+use crate::routes::Routes;
 use crate::session::{Datagram, IpOptions, Session, TcpSession, UdpSession};
+use crate::way::{Ends, NoWay, Way};
 
 /// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
 const PARKED_MAX: usize = 64;
@@ -51,25 +51,6 @@ struct Entry {
     is_pending: bool,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
-}
-
-/// How packets reach one destination, as long as the routes stay what they were.
-#[derive(Debug)]
-struct Way {
-    generation: u32,
-    destination: IpAddr,
-    mtu: u32,
-    template: Template,
-}
-
-/// Why there is no way to a destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NoWay {
-    NoRoute,
-    /// The destination is this host's, not unicast, or behind a device that is not managed.
-    NotOurs,
-    /// Nobody has told the next hop's link-layer address yet.
-    Unresolved(IpAddr),
 }
 
 /// A datagram whose next hop has no link-layer address yet.
@@ -346,8 +327,12 @@ impl Stack {
             return;
         };
         let flow = &session.flow;
-        let ends = (Protocol::Tcp, flow.local.ip(), flow.remote.ip());
-        let template = match current(way, ends, session.ip, routes) {
+        let ends = Ends {
+            protocol: Protocol::Tcp,
+            source: flow.local.ip(),
+            destination: flow.remote.ip(),
+        };
+        let template = match Way::current(way, ends, session.ip, routes) {
             Ok(way) => &way.template,
             Err(no_way) => {
                 self.stalled.push(slot);
@@ -461,16 +446,20 @@ impl Stack {
         let source = match session.local.ip() {
             any if any.is_unspecified() => way
                 .as_ref()
-                .filter(|way| way.is_current(destination.ip(), routes))
+                .filter(|way| way.leads_to(destination.ip(), routes))
                 .map(|way| way.template.source())
                 .or_else(|| routes.path(destination.ip()).ok()?.source)
                 .ok_or(SendError::NoRoute)?,
             bound => bound,
         };
         let source = SocketAddr::new(source, session.local.port());
-        let ends = (Protocol::Udp, source.ip(), destination.ip());
+        let ends = Ends {
+            protocol: Protocol::Udp,
+            source: source.ip(),
+            destination: destination.ip(),
+        };
         let overhead = if destination.is_ipv4() { 28 } else { 48 };
-        let unresolved = match current(way, ends, session.ip, routes) {
+        let unresolved = match Way::current(way, ends, session.ip, routes) {
             Ok(way) if length + overhead > way.mtu as usize => return Err(SendError::TooLong),
             Ok(way) => {
                 transmit_datagram(
@@ -518,8 +507,12 @@ impl Stack {
             self.touch(Slot(slot));
         }
         self.parked.retain(|parked| {
-            let ends = (Protocol::Udp, parked.source.ip(), parked.destination.ip());
-            match find_way(ends, parked.ip, routes) {
+            let ends = Ends {
+                protocol: Protocol::Udp,
+                source: parked.source.ip(),
+                destination: parked.destination.ip(),
+            };
+            match Way::find(ends, parked.ip, routes) {
                 Ok(way) => {
                     let ports = (parked.source.port(), parked.destination.port());
                     let payload: [&[u8]; 2] = [&parked.data, &[]];
@@ -540,8 +533,12 @@ pub fn send_segment(
     routes: &Routes,
     wire: &mut impl Wire,
 ) -> bool {
-    let ends = (Protocol::Tcp, flow.local.ip(), flow.remote.ip());
-    let Ok(way) = find_way(ends, IpOptions::default(), routes) else {
+    let ends = Ends {
+        protocol: Protocol::Tcp,
+        source: flow.local.ip(),
+        destination: flow.remote.ip(),
+    };
+    let Ok(way) = Way::find(ends, IpOptions::default(), routes) else {
         return false;
     };
     let mut head = [0; HEAD_MAX];
@@ -579,52 +576,5 @@ fn transmit_datagram(
     wire.transmit(&Frame { head, payload });
 }
 
-impl Way {
-    fn is_current(&self, destination: IpAddr, routes: &Routes) -> bool {
-        self.generation == routes.generation() && self.destination == destination
-    }
-}
-
-/// The kept way if it still leads there, else a new one, which is kept.
-fn current<'a>(
-    kept: &'a mut Option<Way>,
-    ends: (Protocol, IpAddr, IpAddr),
-    ip: IpOptions,
-    routes: &Routes,
-) -> Result<&'a Way, NoWay> {
-    let way = match kept.take() {
-        Some(way) if way.is_current(ends.2, routes) => way,
-        _ => find_way(ends, ip, routes)?,
-    };
-    Ok(kept.insert(way))
-}
-
-/// Looks for a way between two addresses.
-fn find_way(
-    (protocol, source, destination): (Protocol, IpAddr, IpAddr),
-    ip: IpOptions,
-    routes: &Routes,
-) -> Result<Way, NoWay> {
-    let path = routes.path(destination).map_err(|NoRoute| NoWay::NoRoute)?;
-    if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(destination) {
-        return Err(NoWay::NotOurs);
-    }
-    let neighbour = routes
-        .neighbour(path.interface, path.next_hop)
-        .ok_or(NoWay::Unresolved(path.next_hop))?;
-    let template = Template::new(protocol, source, destination, path.mac, neighbour, ip)
-        .ok_or(NoWay::NoRoute)?;
-    Ok(Way {
-        generation: routes.generation(),
-        destination,
-        mtu: path.mtu,
-        template,
-    })
-}
-
-fn is_unicast(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
-        IpAddr::V6(v6) => !v6.is_multicast(),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,298 @@
+//! Two stacks on one wire, without a kernel: who gets a frame, who may send, what waits.
+
+use core::net::SocketAddr;
+
+use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
+use portolan_tcp::{Config, Connection};
+use portolan_types::{MacAddr, SeqNum, SessionId};
+
+use super::*;
+use portolan_proto::metastate::RouteKind::Unicast;
+
+/// A wire that keeps frames, and takes only so many at a time.
+struct Kept {
+    frames: Vec<Vec<u8>>,
+    room: usize,
+}
+
+impl Kept {
+    fn with_room(room: usize) -> Kept {
+        Kept {
+            frames: Vec::new(),
+            room,
+        }
+    }
+}
+
+impl Wire for Kept {
+    fn transmit(&mut self, frame: &Frame<'_>) {
+        self.frames
+            .push([frame.head, frame.payload[0], frame.payload[1]].concat());
+    }
+
+    fn is_full(&self) -> bool {
+        self.frames.len() >= self.room
+    }
+}
+
+const A: &str = "10.0.0.1:1000";
+const B: &str = "10.0.0.2:2000";
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn now() -> Instant {
+    Instant::from_millis(1_000)
+}
+
+/// The host at `own`, which may know its neighbour's link-layer address.
+fn routes(generation: u32, own: SocketAddr, peer: SocketAddr, knows_peer: bool) -> Routes {
+    let mac = |address: SocketAddr| match address.ip() {
+        IpAddr::V4(v4) => MacAddr([2, 0, 0, 0, 0, v4.octets()[3]]),
+        IpAddr::V6(_) => MacAddr::default(),
+    };
+    let interface = Interface {
+        index: 2,
+        name: "eth0".into(),
+        mac: mac(own),
+        mtu: 1500,
+        up: true,
+        managed: true,
+    };
+    let route = Route {
+        destination: "10.0.0.0".parse().unwrap(),
+        prefix: 24,
+        gateway: None,
+        interface: 2,
+        source: Some(own.ip()),
+        metric: 0,
+        mtu: None,
+        kind: Unicast,
+    };
+    let neighbour = Neighbour {
+        interface: 2,
+        address: peer.ip(),
+        mac: mac(peer),
+    };
+    Routes::new(
+        generation,
+        Metastate {
+            interfaces: vec![interface],
+            addresses: vec![Address {
+                interface: 2,
+                address: own.ip(),
+                prefix: 24,
+            }],
+            routes: vec![route],
+            neighbours: if knows_peer {
+                vec![neighbour]
+            } else {
+                Vec::new()
+            },
+        },
+    )
+}
+
+fn udp(stack: &mut Stack, own: SocketAddr) -> Slot {
+    let session = UdpSession::new(SessionId(1), own, None, Generation(7), 10_000);
+    stack.insert(now(), Session::Udp(session))
+}
+
+fn record(slot: Slot, generation: u32) -> RecordHeader {
+    RecordHeader {
+        slot: slot.0,
+        generation,
+        ..RecordHeader::default()
+    }
+}
+
+/// What the filter of the receiving host hands over: without the virtio-net header.
+fn received(frame: &[u8]) -> &[u8] {
+    &frame[10..]
+}
+
+fn send(stack: &mut Stack, slot: Slot, routes: &Routes, wire: &mut Kept) -> Vec<u8> {
+    stack
+        .send_datagram(slot, Some(at(B)), [b"hel", b"lo"], routes, wire)
+        .unwrap();
+    wire.frames.pop().unwrap()
+}
+
+#[test]
+fn a_datagram_arrives_at_the_slot_and_generation_that_the_record_names() {
+    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
+    let (from, to) = (udp(&mut a, at(A)), udp(&mut b, at(B)));
+    let frame = send(
+        &mut a,
+        from,
+        &routes(2, at(A), at(B), true),
+        &mut Kept::with_room(9),
+    );
+
+    let input = b.input(now(), &record(to, 7), received(&frame));
+    assert!(matches!(input, Input::Delivered(slot) if slot == to));
+    let datagram = b.udp(to).unwrap().receive().unwrap();
+    assert_eq!(
+        (datagram.from, datagram.data.as_slice()),
+        (at(A), b"hello".as_slice())
+    );
+
+    let old = b.input(now(), &record(to, 6), received(&frame));
+    assert!(matches!(old, Input::Unclaimed(_)), "{old:?}");
+    let nobody = b.input(now(), &record(Slot(99), 7), received(&frame));
+    assert!(matches!(nobody, Input::Unclaimed(_)), "{nobody:?}");
+}
+
+#[test]
+fn a_damaged_datagram_is_dropped() {
+    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
+    let (from, to) = (udp(&mut a, at(A)), udp(&mut b, at(B)));
+    let mut frame = send(
+        &mut a,
+        from,
+        &routes(2, at(A), at(B), true),
+        &mut Kept::with_room(9),
+    );
+    // Complete the checksum as the device would, then damage the payload.
+    let (head, udp_at) = (10, 10 + 14 + 20);
+    let sum: u32 = frame[udp_at..]
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)])))
+        .sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    frame[udp_at + 6..udp_at + 8].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+    assert!(matches!(
+        b.input(now(), &record(to, 7), &frame[head..]),
+        Input::Delivered(_)
+    ));
+    *frame.last_mut().unwrap() ^= 1;
+    let input = b.input(now(), &record(to, 7), &frame[head..]);
+    assert!(
+        matches!(input, Input::Dropped(Drop::BadChecksum)),
+        "{input:?}"
+    );
+}
+
+#[test]
+fn a_datagram_waits_until_its_neighbour_is_known() {
+    let mut a = Stack::new(now());
+    let slot = udp(&mut a, at(A));
+    let mut wire = Kept::with_room(9);
+    let unknown = routes(2, at(A), at(B), false);
+    assert_eq!(
+        a.send_datagram(slot, Some(at(B)), [b"x", b""], &unknown, &mut wire),
+        Ok(1)
+    );
+    assert!(wire.frames.is_empty());
+    assert_eq!(a.unresolved().collect::<Vec<_>>(), [at(B).ip()]);
+
+    a.output(now(), &routes(4, at(A), at(B), true), &mut wire);
+    assert_eq!(wire.frames.len(), 1);
+}
+
+#[test]
+fn what_a_datagram_cannot_do_has_its_own_error() {
+    let mut a = Stack::new(now());
+    let slot = udp(&mut a, at(A));
+    let known = routes(2, at(A), at(B), true);
+    let mut wire = Kept::with_room(1);
+    let long = [0; 1473];
+    let mut try_send = |to: Option<&str>, data: &[u8]| {
+        a.send_datagram(slot, to.map(at), [data, b""], &known, &mut wire)
+    };
+    assert_eq!(try_send(None, b""), Err(SendError::NoDestination));
+    assert_eq!(try_send(Some(B), &long), Err(SendError::TooLong));
+    assert_eq!(try_send(Some("192.0.2.1:9"), b""), Err(SendError::NoRoute));
+    assert_eq!(try_send(Some(B), &long[..1472]), Ok(1472));
+    assert_eq!(try_send(Some(B), b""), Err(SendError::Full));
+}
+
+fn connecting(stack: &mut Stack) -> Slot {
+    let flow = FlowKey {
+        protocol: Protocol::Tcp,
+        local: at(A),
+        remote: at(B),
+    };
+    let connection = Connection::connect(&Config::default(), 1000, 2000, SeqNum(1), now());
+    stack.insert(
+        now(),
+        Session::Tcp(Box::new(TcpSession::new(SessionId(1), flow, connection))),
+    )
+}
+
+#[test]
+fn a_full_wire_holds_output_back_and_loses_nothing() {
+    let mut a = Stack::new(now());
+    let known = routes(2, at(A), at(B), true);
+    connecting(&mut a);
+    connecting(&mut a);
+    let mut wire = Kept::with_room(1);
+    a.output(now(), &known, &mut wire);
+    assert_eq!(wire.frames.len(), 1);
+    assert!(a.has_output());
+    wire.room = 9;
+    a.output(now(), &known, &mut wire);
+    assert_eq!(wire.frames.len(), 2);
+    assert!(!a.has_output());
+}
+
+#[test]
+fn a_syn_has_a_sound_header_and_is_sent_again_when_its_timer_is_due() {
+    let mut a = Stack::new(now());
+    let known = routes(2, at(A), at(B), true);
+    connecting(&mut a);
+    let mut wire = Kept::with_room(9);
+    a.output(now(), &known, &mut wire);
+    let parsed = etherparse::PacketHeaders::from_ethernet_slice(received(&wire.frames[0])).unwrap();
+    let Some(etherparse::NetHeaders::Ipv4(ip, _)) = parsed.net else {
+        panic!("not IPv4")
+    };
+    assert_eq!(ip.header_checksum, ip.calc_header_checksum());
+    assert_eq!(ip.source, [10, 0, 0, 1]);
+    let Some(etherparse::TransportHeader::Tcp(tcp)) = parsed.transport else {
+        panic!("not TCP")
+    };
+    assert!(tcp.syn && !tcp.ack && tcp.destination_port == 2000);
+
+    let due = a.deadline().unwrap();
+    assert!(due > now());
+    a.expire(due + core::time::Duration::from_millis(1));
+    a.output(
+        due + core::time::Duration::from_millis(1),
+        &known,
+        &mut wire,
+    );
+    assert_eq!(wire.frames.len(), 2);
+}
+
+#[test]
+fn a_removed_session_leaves_its_slot_and_its_timer() {
+    let mut a = Stack::new(now());
+    let slot = connecting(&mut a);
+    assert!(a.remove(slot).is_some());
+    assert!(a.get(slot).is_none());
+    let mut wire = Kept::with_room(9);
+    a.output(now(), &routes(2, at(A), at(B), true), &mut wire);
+    assert!(wire.frames.is_empty());
+    assert_eq!(a.reserve(), slot);
+}
+
+#[test]
+fn no_capsule_of_random_octets_is_accepted_or_panics() {
+    bolero::check!().with_type::<Vec<u8>>().for_each(|octets| {
+        if let Ok(session) = TcpSession::from_capsule(octets) {
+            assert!(session.connection.validate().is_ok());
+        }
+    });
+}
+
+#[test]
+fn a_capsule_comes_back_as_it_was() {
+    let mut a = Stack::new(now());
+    let slot = connecting(&mut a);
+    let session = a.tcp(slot).unwrap();
+    let copy = TcpSession::from_capsule(&session.to_capsule()).unwrap();
+    assert_eq!((copy.id, copy.flow), (session.id, session.flow));
+    assert_eq!(copy.to_capsule(), session.to_capsule());
+}
