@@ -45,6 +45,10 @@ impl Control {
         })
     }
 
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }

@@ -12,6 +12,7 @@ use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Routes, Session, Stack};
 use portolan_sys::shm::MetastateReader;
+use portolan_tcp::Events;
 use portolan_types::{Instant, Slot};
 
 use crate::channel::Channel;
@@ -121,6 +122,24 @@ impl Core {
         self.stack.insert_at(now, slot, session);
         self.orphans.push(slot);
         self.send_out(now);
+    }
+
+    /// No packet reaches the sessions any more: they end as if the peers had reset them.
+    pub(crate) fn end_all(&mut self, now: Instant) {
+        for (socket, slot) in self.sockets.iter().zip(0..) {
+            let Some(session) = self.stack.tcp(Slot(slot)) else {
+                continue;
+            };
+            if session.connection.is_closed() {
+                continue;
+            }
+            session.connection.abort(now);
+            if let Some(socket) = socket {
+                socket.set_error(libc::ECONNRESET);
+                socket.notify(Events::ERROR);
+            }
+        }
+        self.bury_orphans();
     }
 
     /// Removes orphans that have ended, and said so to their peers.

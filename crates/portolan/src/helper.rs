@@ -5,16 +5,19 @@
 //! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
 //! leader and does all the work; nothing to do until that thread has left.
 
+use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
 use portolan_sys::{clock, thread, wait};
+use portolan_types::Instant;
 
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
 use crate::report;
+use crate::wait::pollfd;
 
 /// How late an unattended channel may be noticed.
 const TICK: Duration = Duration::from_millis(10);
@@ -62,10 +65,11 @@ impl Process {
         loop {
             std::thread::sleep(TICK);
             ticks = ticks.wrapping_add(1);
-            let mut core = self.lock();
             if ticks.is_multiple_of(PUBLISH_EVERY) {
-                self.publish(&core);
+                self.look_for_server();
+                self.publish(&self.lock());
             }
+            let mut core = self.lock();
             let someone_came = core.attended != seen;
             if core.is_attended() {
                 seen = core.attended;
@@ -101,8 +105,7 @@ impl Process {
             core.channel_fds(&mut fds);
             let deadline = core.stack.deadline();
             drop(core);
-            // Whatever ended it, the next look tells.
-            let _ = wait::ppoll(&mut fds, deadline, None);
+            self.sleep(fds, deadline);
             core = self.lock();
             core.helper_wakes(clock::now());
             if core.attended != seen {
@@ -111,11 +114,36 @@ impl Process {
         }
     }
 
+    /// Sleeps until the channel or a timer asks for attention, or the server goes. While there is
+    /// none its successor is looked for.
+    fn sleep(&self, mut fds: Vec<libc::pollfd>, mut deadline: Option<Instant>) {
+        if self.control.is_lost() {
+            let next_look = clock::now() + REST;
+            deadline = Some(deadline.map_or(next_look, |deadline| deadline.min(next_look)));
+        } else {
+            // Of a hang-up `poll` tells unasked.
+            fds.push(pollfd(self.control.as_fd().as_raw_fd(), 0));
+        }
+        // Whatever ended it, the next look tells.
+        let _ = wait::ppoll(&mut fds, deadline, None);
+        if self.control.is_lost() || fds.last().is_some_and(|fd| fd.revents & libc::POLLHUP != 0) {
+            self.look_for_server();
+        }
+    }
+
+    /// Ends all sessions once no packet can reach them any more.
+    fn look_for_server(&self) {
+        if self.control.has_hung_up() && self.is_cut_off() {
+            self.lock().end_all(clock::now());
+        }
+    }
+
     fn rest(&self, core: CoreGuard<'_>) {
         self.publish(&core);
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
         std::thread::park_timeout(REST);
+        self.look_for_server();
         self.helper.is_resting.store(false, Ordering::Release);
     }
 

@@ -15,6 +15,7 @@ use portolan_sys::doorbell::Doorbell;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
+use portolan_sys::unix::Connection;
 use portolan_sys::{clock, namespace};
 use portolan_types::Instant;
 
@@ -113,6 +114,13 @@ impl Process {
             warn("the server has gone", mode);
         }
         absent(mode)
+    }
+
+    /// Does no filter send packets here any more? A server that stops takes its filter along and
+    /// removes its socket; one that starts replaces both. A server that died has left them, and
+    /// the sessions go on.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        socket_path().is_ok_and(|path| !path.exists() || Connection::connect(&path).is_ok())
     }
 
     /// In a forked child: the parent's channel is not ours.

@@ -1,6 +1,7 @@
 //! Processes come and go: `Hello` builds a channel, a hang-up takes it down.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use portolan_control::{Errno, Phase};
 use portolan_proto::control::{Probed, ReplyBody};
@@ -8,7 +9,7 @@ use portolan_stack::VERSION;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
-use portolan_types::ChannelId;
+use portolan_types::{ChannelId, Instant};
 use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
@@ -23,12 +24,16 @@ const TAP_SEND_BUFFER: u32 = 4 << 20;
 /// `CAP_NET_BIND_SERVICE`.
 const BIND_LOW_PORTS: u64 = 1 << 10;
 
-/// What the server keeps of a process's channel. The tap is not among it: it must go with the
-/// process, and destroying one is slow.
+/// How long the tap of a process that is gone may take to go with it.
+const TAP_GOES_WITHIN: Duration = Duration::from_secs(1);
+
+/// What the server keeps of a process's channel. The tap's descriptor is not among it: the device
+/// must go with the process, and destroying one is slow.
 #[derive(Debug)]
 pub struct Channel {
     pub client: ClientId,
     pub statistics: StatisticsReader,
+    tap: u32,
 }
 
 impl Server {
@@ -88,8 +93,14 @@ impl Server {
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
         ];
-        self.channels
-            .insert(channel, Channel { client, statistics });
+        self.channels.insert(
+            channel,
+            Channel {
+                client,
+                statistics,
+                tap: tap.ifindex,
+            },
+        );
         let body = ReplyBody::Welcome {
             channel,
             ring_size: self.config.ring_size,
@@ -107,10 +118,28 @@ impl Server {
         for id in self.registry.unregister(channel) {
             self.abort_orphan(id);
         }
-        self.channels.remove(&channel);
+        if let Some(gone) = self.channels.remove(&channel) {
+            let due = self.now + TAP_GOES_WITHIN;
+            self.leaving_taps.push_back((due, gone.tap));
+        }
         if let Err(failure) = self.filter.remove_channel(channel) {
             error!(%failure, channel = channel.0, "cannot remove a channel");
         }
+    }
+
+    /// Removes taps that did not go with their processes: whoever has a tap can make it persist.
+    /// Returns when to come back.
+    pub fn drive_leaving_taps(&mut self) -> Option<Instant> {
+        while let Some(&(due, tap)) = self.leaving_taps.front() {
+            if due > self.now {
+                return Some(due);
+            }
+            self.leaving_taps.pop_front();
+            if let Err(failure) = self.monitor.delete_device(tap) {
+                warn!(%failure, "a tap stays");
+            }
+        }
+        None
     }
 
     /// Tells what is behind a descriptor that the process did not open.

@@ -124,6 +124,8 @@ pub struct Server {
     pub(crate) clients: HashMap<ClientId, Client>,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
+    /// Taps of processes that are gone, and when they must be too.
+    pub(crate) leaving_taps: VecDeque<(Instant, u32)>,
     pub(crate) buffer: Vec<u8>,
 
     // Packets.
@@ -219,6 +221,7 @@ impl Server {
             clients: HashMap::new(),
             next_client: 1,
             channels: HashMap::new(),
+            leaving_taps: VecDeque::new(),
             buffer: Vec::new(),
             filter,
             ring,
@@ -368,6 +371,7 @@ impl Server {
             self.ports.expire(self.now),
             self.drive_dying(),
             self.drive_resolving(),
+            self.drive_leaving_taps(),
         ]
         .into_iter()
         .flatten()

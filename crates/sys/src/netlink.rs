@@ -36,6 +36,13 @@ pub struct ResolveError {
     pub errno: Errno,
 }
 
+#[derive(Debug, thiserror::Error)]
+#[error("cannot delete device {ifindex}: {errno}")]
+pub struct DeleteError {
+    pub ifindex: u32,
+    pub errno: Errno,
+}
+
 /// Which tables have to be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stale {
@@ -133,6 +140,14 @@ impl Monitor {
         self.requests
             .acknowledged(parse::use_neighbour(ifindex, address))
             .map_err(|errno| ResolveError { address, errno })
+    }
+
+    /// Removes a device, whoever keeps it; nothing to do if it has gone.
+    pub fn delete_device(&mut self, ifindex: u32) -> Result<(), DeleteError> {
+        match self.requests.acknowledged(parse::delete_link(ifindex)) {
+            Ok(()) | Err(Errno::NODEV) => Ok(()),
+            Err(errno) => Err(DeleteError { ifindex, errno }),
+        }
     }
 
     fn read_again(&mut self, stale: Stale) -> Result<bool, MonitorError> {

@@ -227,3 +227,22 @@ fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
     assert_eq!(complaints.lines().count(), 1, "{complaints}");
     assert!(complaints.contains("the server has gone"), "{complaints}");
 }
+
+#[test]
+fn sessions_end_when_their_server_stops() {
+    let mut bed = bed();
+    let scene = scene(&bed, Side::Server, Stack::Portolan);
+    drop(bed.daemon(Side::Client).take());
+    scene.assert_end_seen("the watcher's server has stopped");
+}
+
+#[test]
+fn sessions_end_when_another_server_takes_the_place_of_a_dead_one() {
+    let mut bed = bed();
+    let mut scene = scene(&bed, Side::Server, Stack::Portolan);
+    kill_daemon(&mut bed, Side::Client);
+    assert!(!scene.watcher.wait(PROMPTLY), "nothing happens at first");
+    bed.start_daemon(Side::Client)
+        .unwrap_or_else(|error| panic!("{error}"));
+    scene.assert_end_seen("the watcher's server was replaced");
+}

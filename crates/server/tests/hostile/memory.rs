@@ -1,13 +1,14 @@
-//! Scribbling over what is shared with the packet filter.
+//! Abusing what a channel is made of: its memory, shared with the packet filter, and its tap.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use portolan_netns::Bed;
+use rustix::ioctl::{IntegerSetter, Opcode, ioctl};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::common::{control_path, start_server};
+use crate::common::{await_some, control_path, start_server};
 use crate::{Victim, as_nobody, assert_serves_others, hostile_library, open_to_b};
 
 const PAGE: usize = 4096;
@@ -79,6 +80,34 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
         }
         victim.assert_unharmed();
     }
+    assert_serves_others(&bed, &path);
+}
+
+/// `TUNSETPERSIST`, which the kernel lets every holder of a tap do.
+fn make_persistent(tap: impl AsFd) {
+    // `_IOW('T', 203, int)`.
+    const SET_PERSIST: Opcode = rustix::ioctl::opcode::write::<i32>(b'T', 203);
+    // SAFETY: the ioctl takes an integer.
+    let call = unsafe { IntegerSetter::<SET_PERSIST>::new_usize(1) };
+    // SAFETY: as above.
+    unsafe { ioctl(tap, call) }.unwrap();
+}
+
+#[test]
+fn a_tap_that_was_made_to_persist_goes_all_the_same() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let taps = || {
+        let shown = bed.a.exec("ip").args(["-o", "link"]).output().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        shown.matches(": ptl").count()
+    };
+    let before = taps();
+    let hostile = hostile_library(&path);
+    as_nobody(|| make_persistent(&hostile.tap.0));
+    drop(hostile);
+    await_some("removal", || (taps() == before).then_some(()));
     assert_serves_others(&bed, &path);
 }
 

@@ -46,6 +46,12 @@ pub(super) fn use_neighbour(ifindex: u32, address: IpAddr) -> RouteNetlinkMessag
     RouteNetlinkMessage::NewNeighbour(message)
 }
 
+pub(super) fn delete_link(ifindex: u32) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = ifindex;
+    RouteNetlinkMessage::DelLink(message)
+}
+
 fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,

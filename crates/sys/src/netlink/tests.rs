@@ -226,3 +226,17 @@ fn resolving_on_a_device_that_is_not_there_is_an_error() {
         assert_eq!(error.errno, Errno::NODEV);
     });
 }
+
+#[test]
+fn a_device_is_deleted_and_one_that_has_gone_is_no_error() {
+    in_fresh_namespace(|| {
+        set_up();
+        let mut monitor = Monitor::new().unwrap();
+        let index = p0(&monitor);
+        monitor.delete_device(index).unwrap();
+        until(&mut monitor, |state| {
+            state.interfaces.iter().all(|i| i.index != index)
+        });
+        monitor.delete_device(index).unwrap();
+    });
+}
