@@ -1,11 +1,14 @@
 //! Asks the server: one request, one reply, over its SEQPACKET control socket.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::report::SessionReport;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_sys::shm::read_blob;
 use portolan_sys::unix::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -28,6 +31,26 @@ impl ServerAddress {
 
     /// Sends one request and returns the body of its reply.
     pub fn ask(&self, body: RequestBody) -> Result<ReplyBody, Failure> {
+        Ok(self.ask_with_fds(body)?.0)
+    }
+
+    /// All sessions that the server knows.
+    pub fn sessions(&self) -> Result<Vec<SessionReport>, Failure> {
+        let (ReplyBody::Sessions(list), mut fds) = self.ask_with_fds(RequestBody::ListSessions)?
+        else {
+            return Err(unexpected());
+        };
+        let octets = match list {
+            Blob::Inline(octets) => octets,
+            Blob::Memfd { length } => {
+                let fd = fds.pop().ok_or_else(unexpected)?;
+                read_blob(fd, length).map_err(|error| Failure::NoServer(error.into()))?
+            }
+        };
+        decode(&octets).map_err(|_| unexpected())
+    }
+
+    fn ask_with_fds(&self, body: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Failure> {
         let path = self.path()?;
         exchange(&path, body)
             .with_context(|| path.display().to_string())
@@ -35,7 +58,7 @@ impl ServerAddress {
     }
 }
 
-fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<ReplyBody> {
+fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {
     let connection = Connection::connect(path)?;
     connection.send(
         &encode(&Request {
@@ -62,7 +85,7 @@ fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<ReplyBody> {
         Reply {
             id: REQUEST_ID,
             body,
-        } => Ok(body),
+        } => Ok((body, received.fds.into_iter().collect())),
         _ => bail!("the server answered another request"),
     }
 }

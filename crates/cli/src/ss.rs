@@ -1,12 +1,11 @@
 //! `portolan ss`: the sessions, in the manner of ss(8).
 
-use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::report::{Holder, SessionReport};
 use portolan_types::Protocol;
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
-use crate::server::unexpected;
+
 use crate::status::print_json;
 
 #[derive(clap::Args)]
@@ -34,9 +33,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let ReplyBody::Sessions(mut sessions) = arguments.server.ask(RequestBody::ListSessions)? else {
-        return Err(unexpected());
-    };
+    let mut sessions = arguments.server.sessions()?;
     sessions.retain(|session| arguments.wants(session));
     if arguments.json {
         return print_json(&sessions);

@@ -9,6 +9,7 @@ use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::{MAX_CAPSULE, MAX_MESSAGE};
 use portolan_sys::unix::{ConnectError, Connection, ReceiveError, SendError};
 use portolan_sys::{shm, wait};
+use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::table;
@@ -46,6 +47,16 @@ impl Control {
 
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Notices that the server has hung up; costs a system call.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
+        let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
+        if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        self.is_lost()
     }
 
     /// Sends a request and waits for its reply. `ReplyBody::Error` comes back as `Ok`.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Routes, Stack};
+use portolan_stack::{Input, Routes, Session, Stack};
 use portolan_sys::shm::MetastateReader;
 use portolan_types::{Instant, Slot};
 
@@ -30,6 +30,8 @@ pub(crate) struct Core {
     pub(crate) routes: Routes,
     metastate: MetastateReader,
     sockets: Vec<Option<Arc<Socket>>>,
+    /// Sessions of closed sockets that no server took over: they end here.
+    orphans: Vec<Slot>,
     leader: Leader,
     followers: Vec<Arc<Waiter>>,
     outbox: Vec<RequestBody>,
@@ -61,6 +63,7 @@ impl Core {
             routes,
             metastate,
             sockets: Vec::new(),
+            orphans: Vec::new(),
             leader: Leader::Nobody,
             followers: Vec::new(),
             outbox: Vec::new(),
@@ -110,6 +113,29 @@ impl Core {
             }
         }
         self.dispatch();
+        self.bury_orphans();
+    }
+
+    /// Puts a session back whose socket is closed: nobody else would finish it.
+    pub(crate) fn keep_orphan(&mut self, now: Instant, slot: Slot, session: Session) {
+        self.stack.insert_at(now, slot, session);
+        self.orphans.push(slot);
+        self.send_out(now);
+    }
+
+    /// Removes orphans that have ended, and said so to their peers.
+    fn bury_orphans(&mut self) {
+        if self.orphans.is_empty() || self.stack.has_output() {
+            return;
+        }
+        let stack = &mut self.stack;
+        self.orphans.retain(|&slot| {
+            let is_over = stack.tcp(slot).is_none_or(|s| s.connection.is_closed());
+            if is_over {
+                stack.remove(slot);
+            }
+            !is_over
+        });
     }
 
     /// Both: everything that is due.

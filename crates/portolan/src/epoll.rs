@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::Core;
@@ -21,6 +21,8 @@ const ALWAYS: u32 = ERR | HUP;
 #[derive(Debug)]
 pub(crate) struct Epoll {
     pub(crate) fd: RawFd,
+    /// The library's members took all the caller's room: the kernel's are asked first next time.
+    is_kernels_turn: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -48,6 +50,7 @@ impl Epoll {
     pub(crate) fn new(fd: RawFd) -> Epoll {
         Epoll {
             fd,
+            is_kernels_turn: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -121,6 +124,16 @@ impl Epoll {
         state.kernel_members = state.kernel_members.saturating_sub(1);
     }
 
+    /// There was no room left for the kernel's members.
+    pub(crate) fn owe_turn(&self) {
+        self.is_kernels_turn.store(true, Ordering::Relaxed);
+    }
+
+    /// Are the kernel's members to be asked first this time?
+    pub(crate) fn take_turn(&self) -> bool {
+        self.is_kernels_turn.swap(false, Ordering::Relaxed)
+    }
+
     pub(crate) fn has_kernel_members(&self) -> bool {
         self.state().kernel_members > 0
     }
@@ -139,6 +152,9 @@ impl Epoll {
 
     /// Descriptors of members that the server is opening: their outcome shows there.
     pub(crate) fn connecting(&self) -> Vec<(RawFd, Arc<Socket>)> {
+        if !Socket::any_connecting() {
+            return Vec::new();
+        }
         let mut connecting = self.members();
         connecting.retain(|(_, socket)| socket.phase() == Phase::Connecting);
         connecting

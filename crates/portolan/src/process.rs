@@ -5,12 +5,12 @@
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portolan_proto::VERSION;
 use portolan_proto::control::{Parameters, ReplyBody, RequestBody};
+use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
@@ -32,6 +32,8 @@ pub(crate) struct Process {
     pub(crate) helper: helper::Post,
     core: Mutex<Core>,
     spin_us: u32,
+    /// That the server has gone was said.
+    has_warned: AtomicBool,
 }
 
 /// What the environment asks for (`PORTOLAN`).
@@ -66,7 +68,7 @@ impl Process {
     pub(crate) fn start() -> Result<&'static Process, Absent> {
         if let Some(process) = Process::running() {
             return if process.control.is_lost() {
-                absent(mode())
+                process.without_server()
             } else {
                 Ok(process)
             };
@@ -95,6 +97,24 @@ impl Process {
         }
     }
 
+    /// As [`Process::start`], but notices that the server has gone, however quietly.
+    pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
+        let process = Process::start()?;
+        if process.control.has_hung_up() {
+            return process.without_server();
+        }
+        Ok(process)
+    }
+
+    /// The sessions that are here go on; new sockets are the kernel's. Says so once.
+    fn without_server<T>(&self) -> Result<T, Absent> {
+        let mode = mode();
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            warn("the server has gone", mode);
+        }
+        absent(mode)
+    }
+
     /// In a forked child: the parent's channel is not ours.
     pub(crate) fn forget() {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
@@ -118,6 +138,12 @@ impl Process {
                 parameters,
                 ..
             } => Process::with_channel(control, ring_size, parameters, fds),
+            ReplyBody::Error {
+                errno: libc::EPROTO,
+            } => Err(format!(
+                "{}: the server is of another version than this program's library",
+                path.display()
+            )),
             ReplyBody::Error { errno } => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 Err(format!("the server refused: {error}"))
@@ -147,6 +173,7 @@ impl Process {
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
             statistics,
             helper: helper::Post::default(),
+            has_warned: AtomicBool::new(false),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),
         })
     }

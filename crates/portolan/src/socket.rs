@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portolan_stack::{Session, TcpSession, UdpSession, Wire};
@@ -55,6 +55,9 @@ const PHASES: [Phase; 6] = [
     Phase::Relayed,
     Phase::Closed,
 ];
+
+/// Sockets in phase `Connecting`: waits that find none need not look for them.
+static CONNECTING: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -151,7 +154,17 @@ impl Socket {
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
-        self.phase.store(phase as u8, Ordering::Release);
+        let before = self.phase.swap(phase as u8, Ordering::AcqRel) == Phase::Connecting as u8;
+        match (before, phase == Phase::Connecting) {
+            (false, true) => CONNECTING.fetch_add(1, Ordering::Release),
+            (true, false) => CONNECTING.fetch_sub(1, Ordering::Release),
+            (false, false) | (true, true) => return,
+        };
+    }
+
+    /// Does the server open a session for any socket of this process?
+    pub(crate) fn any_connecting() -> bool {
+        CONNECTING.load(Ordering::Acquire) > 0
     }
 
     /// Where the session lies; meaningful while `Cached`.

@@ -9,7 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{CounterReport, SessionReport, StatusReport};
+use crate::report::{CounterReport, StatusReport};
 
 /// Library or command to server.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,7 +37,8 @@ pub enum SessionRef {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// First message of a library. Reply: `Welcome`.
+    /// First message of a library; its shape never changes. `version` is `portolan_stack::VERSION`.
+    /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
     /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
     /// `UseKernel` or `Error`.
@@ -164,7 +165,8 @@ pub enum ReplyBody {
     },
     Done,
     Probed(Option<Probed>),
-    Sessions(Vec<SessionReport>),
+    /// An encoded list of [`SessionReport`](crate::report::SessionReport).
+    Sessions(Blob),
     Counters(Vec<CounterReport>),
     Status(StatusReport),
     /// An errno value of Linux.

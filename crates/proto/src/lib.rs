@@ -7,10 +7,6 @@ pub mod filter;
 pub mod metastate;
 pub mod report;
 
-/// Changes whenever any message or layout of this crate changes shape. Library and server refuse
-/// each other when it differs.
-pub const VERSION: u32 = 1;
-
 /// Longest control message in octets, fds aside. A capsule that does not fit travels in a memfd.
 pub const MAX_MESSAGE: usize = 128 * 1024;
 

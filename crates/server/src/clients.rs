@@ -162,7 +162,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
-            RequestBody::ListSessions => Ok(self.list_sessions(id)),
+            RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => Ok(self.read_counters()),
             RequestBody::ReadStatus => Ok(self.read_status()),
             body => {

@@ -23,8 +23,8 @@ use crate::sessions::NewDescriptor;
 /// Connections taken from the kernel's queue in one turn.
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
 
-/// Capsules up to this length travel inside the message.
-const INLINE_CAPSULE: usize = 32 * 1024;
+/// What is up to that long travels inside the message.
+const INLINE: usize = 32 * 1024;
 
 /// A slot that no session has: the row of a listener names nobody.
 const NO_SLOT: u32 = u32::MAX;
@@ -486,12 +486,12 @@ impl Server {
     }
 }
 
-/// A capsule as it travels: inside the message, or in a memfd.
-pub fn pack(capsule: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
-    if capsule.len() <= INLINE_CAPSULE {
-        return Ok((Blob::Inline(capsule), None));
+/// A capsule or a list as it travels: inside the message, or in a memfd.
+pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
+    if octets.len() <= INLINE {
+        return Ok((Blob::Inline(octets), None));
     }
-    let length = u32::try_from(capsule.len()).map_err(|_| Errno::NOBUFS)?;
-    let fd = portolan_sys::shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?;
+    let length = u32::try_from(octets.len()).map_err(|_| Errno::NOBUFS)?;
+    let fd = portolan_sys::shm::write_blob(&octets).map_err(|_| Errno::NOBUFS)?;
     Ok((Blob::Memfd { length }, Some(fd)))
 }

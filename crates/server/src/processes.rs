@@ -3,13 +3,13 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_control::{Errno, Phase};
-use portolan_proto::VERSION;
 use portolan_proto::control::{Probed, ReplyBody};
+use portolan_stack::VERSION;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
 use portolan_types::ChannelId;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
 use crate::server::Server;
@@ -39,10 +39,14 @@ impl Server {
         version: u32,
         mut program: String,
     ) -> Result<Answer, Errno> {
+        let client = self.clients.get(&id).ok_or(Errno::BADF)?;
         if version != VERSION {
+            warn!(
+                pid = client.credentials.pid,
+                program, "program with a library of another version refused"
+            );
             return Err(Errno::PROTO);
         }
-        let client = self.clients.get(&id).ok_or(Errno::BADF)?;
         if client.channel.is_some() {
             return Err(Errno::ALREADY);
         }

@@ -1,42 +1,35 @@
 //! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
 //! libraries claim.
 
-use portolan_control::{Holder, Phase, Session};
+use portolan_control::{Errno, Holder, Phase, Session};
 use portolan_proto::control::ReplyBody;
+use portolan_proto::encode;
 use portolan_proto::report::{
     CounterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures, SessionReport,
     StatisticsRow, StatusReport,
 };
-use portolan_proto::{MAX_MESSAGE, encode};
 use portolan_tcp::Figures;
 use portolan_types::{Protocol, SessionId};
 
 use crate::clients::{Answer, ClientId};
+use crate::listen::pack;
 use crate::server::Server;
 
-/// Octets left for the message around a list.
-const ENVELOPE: usize = 64;
-
 impl Server {
-    /// All sessions, as many as fit a message. Their numbers open doors, so they are shown to root
-    /// and to their owner only.
-    pub fn list_sessions(&mut self, client: ClientId) -> Answer {
+    /// All sessions. Their numbers open doors, so they are shown to root and to their owner only.
+    pub fn list_sessions(&mut self, client: ClientId) -> Result<Answer, Errno> {
         let uid = self.clients.get(&client).map(|c| c.credentials.uid);
-        let mut room = MAX_MESSAGE - ENVELOPE;
-        let mut reports = Vec::new();
-        for session in self.registry.sessions() {
+        let show = |session: &Session| {
             let mut report = self.report(session);
             if uid != Some(0) && uid != Some(session.uid) {
                 report.session = SessionId(0);
             }
-            let length = encode(&report).len();
-            if length > room {
-                break;
-            }
-            room -= length;
-            reports.push(report);
-        }
-        ReplyBody::Sessions(reports).into()
+            report
+        };
+        let reports: Vec<SessionReport> = self.registry.sessions().map(show).collect();
+        let (list, fd) = pack(encode(&reports))?;
+        let fds = fd.into_iter().collect();
+        Ok(Answer::Reply(ReplyBody::Sessions(list), fds))
     }
 
     fn report(&self, session: &Session) -> SessionReport {

@@ -12,7 +12,7 @@ use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, KernelReason, ReplyBody, RequestBody, SessionRef,
 };
-use portolan_proto::report::{CounterReport, Holder, SessionReport};
+use portolan_proto::report::{CounterReport, Holder};
 use portolan_sys::unix::PairKind;
 use portolan_types::{Protocol, Slot};
 use rustix::process::Signal;
@@ -33,16 +33,10 @@ fn listen_on_b(bed: &Bed) -> TcpListener {
     bed.b.enter(|| TcpListener::bind(at(Bed::B4, 0))).unwrap()
 }
 
-fn sessions(client: &mut Client) -> Vec<SessionReport> {
-    match client.ask(RequestBody::ListSessions) {
-        ReplyBody::Sessions(sessions) => sessions,
-        other => panic!("{other:?}"),
-    }
-}
-
 fn await_time_wait(client: &mut Client) {
     await_some("TIME_WAIT", || {
-        let state = sessions(client)
+        let state = client
+            .sessions()
             .into_iter()
             .find(|session| session.remote.is_some())?
             .state;
@@ -118,7 +112,7 @@ fn an_active_open_resolves_the_neighbour_and_hands_the_session_over() {
     assert_eq!(&hello, b"hello");
 
     let mut command = Client::connect(&control_path(&bed.a));
-    let report = sessions(&mut command).remove(0);
+    let report = command.sessions().remove(0);
     assert_eq!(report.session, id);
     assert!(matches!(report.holder, Holder::Process { .. }));
     drop(near);
@@ -262,7 +256,7 @@ fn a_dead_process_has_its_connections_reset_and_its_port_freed() {
         assert_eq!(end.kind(), ErrorKind::ConnectionReset);
     }
     await_some("an empty table", || {
-        sessions(&mut command).is_empty().then_some(())
+        command.sessions().is_empty().then_some(())
     });
     bed.a
         .enter(|| TcpListener::bind(at(Bed::A4, 8080)))
@@ -343,7 +337,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     let mut command = Client::connect(&control_path(&bed.a));
     let mut library = Library::start(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 64);
-    sessions(&mut command);
+    command.sessions();
     let before = open_files();
     for _ in 0..1000 {
         let peer = connect_from_b(&bed, at(Bed::A4, 8080));
@@ -358,7 +352,7 @@ fn a_thousand_connections_leave_nothing_behind() {
         drop(near);
     }
     await_some("an empty table", || {
-        (sessions(&mut command).len() == 1).then_some(())
+        (command.sessions().len() == 1).then_some(())
     });
     assert_eq!(open_files(), before);
 }
@@ -560,4 +554,68 @@ fn stop_and_look(bed: &Bed, server: &mut Daemon, expected_ports: &str) {
     assert!(!shown(&["ip", "link"]).contains("ptl"));
     let reserved = shown(&["cat", "/proc/sys/net/ipv4/ip_local_reserved_ports"]);
     assert_eq!(reserved.trim(), expected_ports);
+}
+
+#[test]
+fn more_sessions_than_fit_a_message_are_listed() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut library = Library::start(&path);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let wanted = rustix::process::Rlimit {
+        current: Some(limit.maximum.unwrap_or(65_536).min(65_536)),
+        ..limit
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, wanted).unwrap();
+    let any = at([0, 0, 0, 0].into(), 0);
+    let nears: Vec<_> = (0..MANY)
+        .map(|slot| {
+            let (reply, near) = library.bind(Protocol::Udp, any, Slot(slot));
+            assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+            near
+        })
+        .collect();
+    let listed = Client::connect(&path).sessions();
+    assert_eq!(listed.len(), nears.len());
+}
+
+/// Descriptions of so many sessions are longer than any message.
+const MANY: u32 = 2500;
+
+/// `SO_REUSEPORT`: listeners of two processes share a port, and both get connections.
+#[test]
+fn listeners_of_two_processes_share_a_port_if_both_want_to() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let local = at(Bed::A4, 8090);
+    let mut first = Library::start(&path);
+    let mut second = Library::start(&path);
+    let one = first.listen_sharing(local);
+    let two = second.listen_sharing(local);
+    let (reply, _near) = second.bind(Protocol::Tcp, local, Slot(0));
+    assert!(matches!(reply, ReplyBody::Error { errno: 98 }), "{reply:?}");
+
+    let peers: Vec<_> = (0..40).map(|_| connect_from_b(&bed, local)).collect();
+    let mut taken = [0, 0];
+    await_some("all connections", || {
+        for (count, listener) in taken.iter_mut().zip([&one, &two]) {
+            while listener.try_event().is_some() {
+                *count += 1;
+            }
+        }
+        (taken[0] + taken[1] == peers.len()).then_some(())
+    });
+    assert!(taken[0] > 5 && taken[1] > 5, "{taken:?}");
+
+    drop((one, first));
+    await_some("the first listener's end", || {
+        let left = Client::connect(&path).sessions();
+        (left.iter().filter(|s| s.state == "LISTEN").count() == 1).then_some(())
+    });
+    let _more: Vec<_> = (0..10).map(|_| connect_from_b(&bed, local)).collect();
+    for _ in 0..10 {
+        two.event();
+    }
 }

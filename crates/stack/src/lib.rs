@@ -6,6 +6,13 @@
 //! [`Stack::get_mut`] call [`Stack::touch`].
 #![forbid(unsafe_code)]
 
+/// Changes with every source that shapes messages, capsules or shared memory. Library and server
+/// refuse each other when it differs.
+pub const VERSION: u32 = match u32::from_str_radix(env!("PORTOLAN_BUILD"), 10) {
+    Ok(version) => version,
+    Err(_) => panic!("the build script writes a number"),
+};
+
 mod frame;
 mod packet;
 mod routes;

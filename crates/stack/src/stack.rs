@@ -155,19 +155,30 @@ impl Stack {
 
     /// Takes a session out, or gives a reserved slot back.
     pub fn remove(&mut self, slot: Slot) -> Option<Session> {
+        let taken = self.take(slot);
         let place = self.places.get_mut(slot.0 as usize)?;
-        let taken = match core::mem::replace(place, Place::Free) {
-            Place::Free => return None,
-            Place::Reserved => None,
-            Place::Taken(entry) => {
-                self.timers.clear(slot.0);
-                Some(entry.session)
-            }
-        };
+        if matches!(place, Place::Reserved) {
+            *place = Place::Free;
+            self.free.push(slot.0);
+        }
+        taken
+    }
+
+    /// Takes a session out and keeps its slot promised, so that it can come back by
+    /// [`Stack::insert_at`].
+    pub fn take(&mut self, slot: Slot) -> Option<Session> {
+        let place = self.places.get_mut(slot.0 as usize)?;
+        if !matches!(place, Place::Taken(_)) {
+            return None;
+        }
+        let taken = core::mem::replace(place, Place::Reserved);
+        self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
-        self.free.push(slot.0);
-        taken
+        match taken {
+            Place::Taken(entry) => Some(entry.session),
+            Place::Free | Place::Reserved => None,
+        }
     }
 
     pub fn get(&self, slot: Slot) -> Option<&Session> {

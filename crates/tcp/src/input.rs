@@ -292,6 +292,9 @@ impl Connection {
     fn enter_time_wait(&mut self, now: Instant) {
         self.timers.clear_send();
         self.timers.end = now + LINGERING;
+        // A minute is long, and thousands wait.
+        self.send.slim();
+        self.receive.slim();
     }
 
     fn on_text(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {

@@ -352,6 +352,14 @@ impl Receiver {
         self.fin.is_some_and(|fin| self.nxt.after(fin))
     }
 
+    /// Gives memory back when all was read.
+    pub(crate) fn slim(&mut self) {
+        if self.buffer.span() == 0 {
+            self.buffer.release();
+        }
+        self.assembler.clear();
+    }
+
     /// Nothing will arrive any more: what came out of order is of no use.
     pub(crate) fn stop(&mut self) {
         self.assembler.clear();

@@ -72,6 +72,10 @@ impl Scoreboard {
         self.records.is_empty()
     }
 
+    pub(crate) fn shrink(&mut self) {
+        self.records.shrink_to_fit();
+    }
+
     /// Octets sent and not cumulatively acknowledged.
     pub(crate) fn outstanding(&self) -> u32 {
         match (self.records.front(), self.records.back()) {

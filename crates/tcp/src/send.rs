@@ -336,6 +336,14 @@ impl Sender {
             && self.short_end.at_or_before(self.nxt)
     }
 
+    /// Gives memory back that an idle sender does not need.
+    pub(crate) fn slim(&mut self) {
+        if self.buffer.len() == 0 {
+            self.buffer.release();
+        }
+        self.board.shrink();
+    }
+
     /// Nothing will be sent any more.
     pub(crate) fn discard(&mut self) {
         self.fin = false;

@@ -1,11 +1,12 @@
 //! Killed programs and servers: peers learn of it promptly and nothing stays behind.
 
-use std::process::Stdio;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_programs::{bed, eventually, live_sessions};
+use portolan_programs::{PYTHON, bed, eventually, live_sessions};
 use rustix::process::Signal;
 
 const PORT: u16 = 7010;
@@ -124,4 +125,105 @@ fn a_new_server_serves_after_the_old_one_was_killed() {
         &["connect", &endpoint, "--count", "10", "--seconds", "5"],
     );
     assert!(report.contains("\"connections\":10"), "{report}");
+}
+
+fn kill_daemon(bed: &mut Bed, side: Side) {
+    let daemon = bed.daemon(side).take().expect("it runs");
+    daemon.signal(Signal::KILL).expect("it runs");
+}
+
+#[test]
+fn a_transfer_outlives_both_servers() {
+    let mut bed = bed();
+    let endpoint = bed.endpoint(PORT + 2).to_string();
+    let _sink = bed
+        .serve(
+            Stack::Portolan,
+            PORT + 2,
+            "portolan-traffic",
+            &["sink", &endpoint],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let mut command = bed.command(Side::Client, Stack::Portolan, "portolan-traffic");
+    command
+        .args(["bulk", &endpoint, "--seconds", "2"])
+        .stdout(Stdio::piped());
+    let mut bulk =
+        Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"));
+    std::thread::sleep(Duration::from_millis(700));
+    kill_daemon(&mut bed, Side::Client);
+    kill_daemon(&mut bed, Side::Server);
+    assert!(bulk.wait(Duration::from_secs(10)), "the transfer hangs");
+    // It prints a report only if the sink has read to the end, and exactly what was sent.
+    let report = bulk.finish();
+    assert!(report.contains("octets"), "{report}");
+}
+
+/// Greets three connections, and tells how the first one ends.
+const GREETER: &str = r#"
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+taken = []
+for _ in range(3):
+    taken.append(listener.accept()[0])
+    taken[-1].sendall(b"!")
+print("the end is", taken[0].recv(10))
+"#;
+
+/// Opens one connection before the server's death and two after it, one of them on an old socket.
+const SURVIVOR: &str = r#"
+import socket, sys, time
+peer = (sys.argv[1], int(sys.argv[2]))
+old = socket.create_connection(peer)
+assert old.recv(1) == b"!"
+idle = socket.socket()
+print("ready", flush=True)
+sys.stdin.readline()
+for new in (idle, socket.socket()):
+    new.connect(peer)
+    assert new.recv(1) == b"!"
+old.close()
+print("done", flush=True)
+time.sleep(1)
+"#;
+
+fn python(mut command: Command, script: &str, bed: &Bed) -> std::process::Child {
+    let endpoint = bed.endpoint(PORT + 3);
+    command
+        .args(["-c", script])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("python runs")
+}
+
+#[test]
+fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
+    let mut bed = bed();
+    let greeter = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    let greeter = python(greeter, GREETER, &bed);
+    std::thread::sleep(Duration::from_millis(300));
+    let launcher = bed.tools().portolan.display().to_string();
+    let mut survivor = bed.command(Side::Client, Stack::Kernel, &launcher);
+    survivor.args(["run", "--", PYTHON]);
+    let mut survivor = python(survivor, SURVIVOR, &bed);
+    let mut line = String::new();
+    let said = survivor.stdout.as_mut().expect("a pipe");
+    BufReader::new(said).read_line(&mut line).expect("text");
+    assert_eq!(line, "ready\n");
+    assert_eq!(live_sessions(&bed, Side::Client), 1);
+    kill_daemon(&mut bed, Side::Client);
+    let mut words = survivor.stdin.take().expect("a pipe");
+    words.write_all(b"go on\n").expect("it reads");
+
+    let seen = greeter.wait_with_output().expect("it ends");
+    let seen = String::from_utf8_lossy(&seen.stdout);
+    assert_eq!(seen.trim(), "the end is b''");
+    let survivor = survivor.wait_with_output().expect("it ends");
+    let complaints = String::from_utf8_lossy(&survivor.stderr);
+    assert!(survivor.status.success(), "{complaints}");
+    assert_eq!(complaints.lines().count(), 1, "{complaints}");
+    assert!(complaints.contains("the server has gone"), "{complaints}");
 }

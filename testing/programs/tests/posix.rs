@@ -1,55 +1,77 @@
-//! `posix-check` says the same on Portolan as on the kernel's stack, whichever end is on Portolan.
+//! `posix-check` says the same on Portolan as on the kernel's stack, whichever end is on Portolan,
+//! but for what `testing/posix/deviations.txt` lists.
 
 use std::fs::{self, File};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::{Background, run};
+use portolan_bench::process::Background;
 use portolan_programs::{PAIRINGS, Pairing, bed};
 
 /// Longer than all topics take.
-const LIMIT: std::time::Duration = std::time::Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
-/// What one run printed, in both roles.
-struct Account {
-    server: Vec<String>,
-    client: Vec<String>,
+const DEVIATIONS: &str = include_str!("../../posix/deviations.txt");
+
+const KERNEL: Pairing = Pairing {
+    server: Stack::Kernel,
+    client: Stack::Kernel,
+};
+
+#[test]
+fn sockets_behave_as_the_kernels_do() {
+    let bed = bed();
+    let deviations = Deviations::parse(DEVIATIONS);
+    let kernel = account(&bed, KERNEL);
+    assert!(kernel.len() > 100, "{kernel:#?}");
+    let found: Vec<String> = PAIRINGS
+        .iter()
+        .flat_map(|pairing| {
+            let lines = differences(&kernel, &account(&bed, *pairing));
+            lines
+                .into_iter()
+                .map(move |line| format!("{line} ({pairing:?})"))
+        })
+        .collect();
+    assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
-/// The topics to run: those that are not deviations as a whole.
-fn topics(program: &str) -> Vec<String> {
-    let all = run(Command::new(program).arg("topics")).expect("posix-check runs");
-    let is_left_out = |topic: &&str| deviations().any(|start| start == *topic);
-    all.lines()
-        .filter(|topic| !is_left_out(topic))
-        .map(str::to_owned)
-        .collect()
+#[test]
+fn a_difference_that_nobody_listed_is_told() {
+    let found = differences(&lines("a: 1|b: 2|b: 2"), &lines("a: 1|b: 2|b: 3"));
+    assert_eq!(found, ["- b: 2", "+ b: 3"]);
+    let deviations = Deviations::parse("b | a reason\n");
+    assert!(deviations.judge(&found).is_empty());
+    assert_eq!(deviations.judge(&["- bb: 2".to_owned()]).len(), 2);
 }
 
-/// How lines begin that are known to differ.
-fn deviations() -> impl Iterator<Item = &'static str> {
-    let lines = include_str!("../fixtures/posix-deviations.txt").lines();
-    lines
-        .filter_map(|line| line.split_once(" # "))
-        .map(|(start, _why)| start)
+#[test]
+fn a_listed_deviation_that_is_gone_is_told() {
+    let deviations = Deviations::parse("# a comment\n\na: 1 | a reason\n");
+    assert_eq!(deviations.judge(&[]), ["no longer needed: a: 1"]);
 }
 
-fn account(bed: &Bed, pairing: Pairing) -> Account {
+fn lines(text: &str) -> Vec<String> {
+    text.split('|').map(str::to_owned).collect()
+}
+
+/// What one run printed, the server's lines before the client's.
+fn account(bed: &Bed, pairing: Pairing) -> Vec<String> {
     let (server, client) = (
         bed.server.address.to_string(),
         bed.client.address.to_string(),
     );
-    let meet = bed.file(&format!("meet-{:?}-{:?}", pairing.server, pairing.client));
+    let meet = bed.file("meet");
     fs::create_dir_all(&meet).expect("the bed's directory is writable");
     let program = bed.tools().beside("posix-check").display().to_string();
-    let topics = topics(&program);
     let start = |side, stack, role: &str, local: &str, remote: &str| {
         let file = File::create(bed.file(role)).expect("the bed's directory is writable");
         let mut command = bed.command(side, stack, &program);
         command
             .args([role, "--local", local, "--remote", remote, "--meet"])
             .arg(&meet);
-        command.args(&topics).stdout(file).stderr(Stdio::null());
+        command.stdout(file).stderr(Stdio::null());
         Background::start_with_output(&mut command).expect("it starts")
     };
     let mut roles = [
@@ -61,51 +83,63 @@ fn account(bed: &Bed, pairing: Pairing) -> Account {
     }
     let lines = |role| {
         let text = fs::read_to_string(bed.file(role)).expect("it was written");
-        text.lines().map(str::to_owned).collect()
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
     };
-    Account {
-        server: lines("server"),
-        client: lines("client"),
-    }
+    [lines("server"), lines("client")].concat()
 }
 
-/// Lines that differ, of one role, known deviations aside.
+/// Lines of one that the other lacks, both ways.
 fn differences(kernel: &[String], portolan: &[String]) -> Vec<String> {
-    let missing = kernel
+    let missing = without(kernel, portolan);
+    let added = without(portolan, kernel);
+    missing
         .iter()
-        .filter(|line| !portolan.contains(line))
-        .map(|line| ('-', line));
-    let added = portolan
-        .iter()
-        .filter(|line| !kernel.contains(line))
-        .map(|line| ('+', line));
-    let unknown = missing.chain(added).filter(|(_, line)| !is_known(line));
-    unknown
-        .map(|(sign, line)| format!("{sign} {line}"))
+        .map(|line| format!("- {line}"))
+        .chain(added.iter().map(|line| format!("+ {line}")))
         .collect()
 }
 
-fn is_known(line: &str) -> bool {
-    deviations().any(|start| line.starts_with(start))
+/// `lines` less those of `others`, each as often as it is there.
+fn without(lines: &[String], others: &[String]) -> Vec<String> {
+    let mut others = others.to_vec();
+    let is_new = |line: &&String| {
+        let known = others.iter().position(|other| other == *line);
+        known.map(|at| others.swap_remove(at)).is_none()
+    };
+    lines.iter().filter(is_new).cloned().collect()
 }
 
-#[test]
-fn sockets_behave_as_the_kernels_do() {
-    let bed = bed();
-    let kernel = account(
-        &bed,
-        Pairing {
-            server: Stack::Kernel,
-            client: Stack::Kernel,
-        },
-    );
-    assert!(kernel.client.len() > 50, "{:#?}", kernel.client);
-    let mut all = Vec::new();
-    for pairing in PAIRINGS {
-        let portolan = account(&bed, pairing);
-        let mut found = differences(&kernel.server, &portolan.server);
-        found.extend(differences(&kernel.client, &portolan.client));
-        all.extend(found.iter().map(|line| format!("{pairing:?} {line}")));
+/// Checks that may differ: `check | reason`, one on a line.
+struct Deviations(Vec<&'static str>);
+
+impl Deviations {
+    fn parse(text: &'static str) -> Deviations {
+        let rows = text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let check = |row: &'static str| {
+            let (check, reason) = row.split_once(" | ").expect("a check and a reason");
+            assert!(!reason.is_empty(), "{check} has no reason");
+            check
+        };
+        Deviations(rows.map(check).collect())
     }
-    assert!(all.is_empty(), "{all:#?}");
+
+    /// What is wrong: differences that are not listed, and deviations that are not there.
+    fn judge(&self, found: &[String]) -> Vec<String> {
+        let is_of = |check: &str, line: &str| {
+            let said = line[2..].strip_prefix(check);
+            said.is_some_and(|said| said.starts_with(": "))
+        };
+        let unlisted = found
+            .iter()
+            .filter(|line| !self.0.iter().any(|check| is_of(check, line)))
+            .cloned();
+        let unused = self
+            .0
+            .iter()
+            .filter(|check| !found.iter().any(|line| is_of(check, line)))
+            .map(|check| format!("no longer needed: {check}"));
+        unlisted.chain(unused).collect()
+    }
 }

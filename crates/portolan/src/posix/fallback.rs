@@ -15,16 +15,21 @@ use crate::socket::{Family, OUT, Phase, Setup, Socket};
 use crate::table;
 
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
-/// that holds its port, else a new one. Whatever was set on it is set again. The lock on `setup`
+/// that holds its port, else a new one on the same address. Whatever was set on it is set again. The lock on `setup`
 /// keeps others out meanwhile. Says why the call goes no further: `NotOurs` if all went well.
-pub(super) fn fall_back(socket: &Arc<Socket>, _setup: &Setup, kernel: Option<OwnedFd>) -> Stop {
-    match become_kernel(socket, kernel) {
+pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> Stop {
+    match become_kernel(socket, setup, kernel) {
         Ok(()) => Stop::NotOurs,
         Err(errno) => Stop::Failed(errno),
     }
 }
 
-fn become_kernel(socket: &Arc<Socket>, kernel: Option<OwnedFd>) -> Result<(), Errno> {
+fn become_kernel(
+    socket: &Arc<Socket>,
+    setup: &Setup,
+    kernel: Option<OwnedFd>,
+) -> Result<(), Errno> {
+    let is_new = kernel.is_none();
     let kernel = match kernel {
         Some(kernel) => kernel,
         None => new_kernel_socket(socket)?,
@@ -32,6 +37,9 @@ fn become_kernel(socket: &Arc<Socket>, kernel: Option<OwnedFd>) -> Result<(), Er
     for (level, name, value) in socket.options().all() {
         // The kernel may refuse what it would have refused at once; the call is long over.
         let _ = descriptor::set_socket_option(&kernel, level, name, value);
+    }
+    if let Some(local) = setup.local.filter(|_| is_new && setup.is_bound) {
+        rustix::net::bind(&kernel, &socket.shown(local))?;
     }
     descriptor::set_nonblocking(&kernel, socket.is_nonblocking())?;
     socket.set_phase(Phase::Closed);

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::opening::bind_as_asked;
 use super::{Answer, Stop, find};
-use crate::control;
+use crate::control::{self, Lost};
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
 use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
@@ -31,7 +31,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
             _ => return Err(Stop::NotOurs),
         };
-        Process::start().map_err(|absent| match absent {
+        Process::for_new_socket().map_err(|absent| match absent {
             Absent::UseKernel => Stop::NotOurs,
             Absent::Refuse => Stop::Failed(Errno::NETDOWN),
         })?;
@@ -255,15 +255,18 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
         }
         core.stack.touch(slot);
         core.send_out(now);
-        if process.control.is_lost() {
-            // Without a server the session ends here, attended by the helper.
-            return;
-        }
     }
-    let session = core.stack.remove(slot);
+    let session = core.stack.take(slot);
     drop(core);
     match session {
-        Some(Session::Tcp(session)) => flush_to_close(process, &session),
+        Some(Session::Tcp(session)) => {
+            if let Err(Lost) = flush_to_close(process, &session) {
+                // Without a server the session ends here, attended by the helper.
+                let session = Session::Tcp(session);
+                process.lock().keep_orphan(clock::now(), slot, session);
+                return;
+            }
+        }
         Some(Session::Udp(session)) => {
             // The port is free when `close` returns; a lost server has freed it already.
             let _ = process.control.call(
@@ -275,23 +278,25 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
         }
         None => {}
     }
+    process.lock().stack.remove(slot);
 }
 
 /// Without waiting for the server: what it could answer would change nothing.
-fn flush_to_close(process: &Process, session: &TcpSession) {
+fn flush_to_close(process: &Process, session: &TcpSession) -> Result<(), Lost> {
     let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
-        return;
+        // The server will see the descriptor's end, and reset the connection.
+        return Ok(());
     };
     let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
     let then = AfterFlush::Close;
-    let _ = process.control.tell(
+    process.control.tell(
         RequestBody::Flush {
             session: session.id,
             capsule,
             then,
         },
         &fds,
-    );
+    )
 }
 
 /// Where a duplicate goes.

@@ -255,6 +255,16 @@ fn wait_once(
     if has_kernel_members {
         kernel.push(pollfd(epoll.fd, libc::POLLIN));
     }
+    if epoll.take_turn() {
+        let count = descriptor::epoll_collect(epoll.fd, events)?;
+        if count == events.len() {
+            return Ok(Some(count));
+        }
+        if count > 0 {
+            let more = epoll.collect(&mut process.lock(), &mut events[count..]);
+            return Ok(Some(count + more));
+        }
+    }
     let sleeping = Sleeping::new(epoll)?;
     let sleep = Sleep {
         kernel: &mut kernel,
@@ -270,6 +280,9 @@ fn wait_once(
         Woken::Ready(count) => count,
         Woken::Kernel | Woken::TimedOut => 0,
     };
+    if has_kernel_members && count == events.len() {
+        epoll.owe_turn();
+    }
     if has_kernel_members {
         count += descriptor::epoll_collect(epoll.fd, &mut events[count..])?;
     }

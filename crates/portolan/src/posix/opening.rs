@@ -17,7 +17,7 @@ use super::fallback::fall_back;
 use super::lifecycle::{dissolve, enter, put_under_all};
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::control::{self, Lost};
-use crate::process::Process;
+use crate::process::{Absent, Process};
 use crate::socket::{Phase, Setup, Socket};
 use crate::wait::{Sleep, Woken, pollfd};
 
@@ -127,7 +127,7 @@ fn bind_session(
         Ok((ReplyBody::UseKernel { .. }, fds)) => {
             Err(fall_back(socket, &setup, fds.into_iter().next()))
         }
-        other => Err(refusal(other)),
+        other => Err(denial(socket, &setup, other)),
     };
     process.lock().stack.remove(slot);
     bound
@@ -158,6 +158,19 @@ fn install(process: &'static Process, socket: &Arc<Socket>, slot: Slot, mut sess
     socket.notify(Events::CONNECTED | Events::WRITABLE | Events::READABLE);
     drop(core);
     process.ensure_helper();
+}
+
+/// What becomes of a call on a socket without a session. If the server has gone, the socket is the
+/// kernel's.
+fn denial(
+    socket: &Arc<Socket>,
+    setup: &Setup,
+    answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>,
+) -> Stop {
+    match (answer, Process::start()) {
+        (Err(Lost), Err(Absent::UseKernel)) => fall_back(socket, setup, None),
+        (answer, _) => refusal(answer),
+    }
 }
 
 fn refusal(answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>) -> Stop {
@@ -236,7 +249,7 @@ fn connect_udp(
             return Ok(());
         }
         Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
-        other => refusal(other),
+        other => denial(socket, &setup, other),
     };
     if !has_slot || failure == Stop::NotOurs {
         process.lock().stack.remove(slot);
@@ -359,7 +372,7 @@ fn start_connect(
             return Ok(());
         }
         Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
-        other => refusal(other),
+        other => denial(socket, &setup, other),
     };
     process.lock().stack.remove(slot);
     Err(failure)
@@ -499,7 +512,7 @@ fn become_listener(
             super::fallback::hand_to_kernel_epolls(socket);
             Ok(())
         }
-        other => Err(refusal(other)),
+        other => Err(denial(socket, &setup, other)),
     }
 }
 

@@ -14,8 +14,9 @@ use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
     AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
 };
-use portolan_proto::{MAX_MESSAGE, VERSION, decode, encode};
-use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, Wire};
+use portolan_proto::report::SessionReport;
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, VERSION, Wire};
 use portolan_sys::clock;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, read_blob};
@@ -83,6 +84,19 @@ impl Client {
         let (reply, fds) = self.receive().expect("the server answers");
         assert_eq!(reply.id, id);
         (reply.body, fds)
+    }
+
+    /// All sessions that the server shows to this client.
+    pub fn sessions(&mut self) -> Vec<SessionReport> {
+        let (reply, mut fds) = self.ask_with(RequestBody::ListSessions, &[]);
+        let ReplyBody::Sessions(list) = reply else {
+            panic!("{reply:?}");
+        };
+        let octets = match list {
+            Blob::Inline(octets) => octets,
+            Blob::Memfd { length } => read_blob(fds.pop().unwrap(), length).unwrap(),
+        };
+        decode(&octets).unwrap()
     }
 
     /// The next reply; none if the server closed the connection.
@@ -181,11 +195,21 @@ impl Library {
     }
 
     pub fn bind(&mut self, protocol: Protocol, local: SocketAddr, slot: Slot) -> (ReplyBody, Near) {
+        self.bind_with(protocol, local, slot, Reuse::default())
+    }
+
+    fn bind_with(
+        &mut self,
+        protocol: Protocol,
+        local: SocketAddr,
+        slot: Slot,
+        reuse: Reuse,
+    ) -> (ReplyBody, Near) {
         let body = RequestBody::Bind {
             session: SessionRef::New,
             protocol,
             local,
-            reuse: Reuse::default(),
+            reuse,
             v6_only: false,
             slot,
         };
@@ -194,7 +218,25 @@ impl Library {
 
     /// Binds and listens; returns the session, its address and its descriptor.
     pub fn listen(&mut self, local: SocketAddr, backlog: u32) -> (SessionId, SocketAddr, Near) {
-        let (reply, _replaced) = self.bind(Protocol::Tcp, local, Slot(0));
+        self.listen_with(local, backlog, Reuse::default())
+    }
+
+    /// The same with `SO_REUSEPORT`.
+    pub fn listen_sharing(&mut self, local: SocketAddr) -> Near {
+        let reuse = Reuse {
+            address: false,
+            port: true,
+        };
+        self.listen_with(local, 100, reuse).2
+    }
+
+    fn listen_with(
+        &mut self,
+        local: SocketAddr,
+        backlog: u32,
+        reuse: Reuse,
+    ) -> (SessionId, SocketAddr, Near) {
+        let (reply, _replaced) = self.bind_with(Protocol::Tcp, local, Slot(0), reuse);
         let ReplyBody::Bound { session, .. } = reply else {
             panic!("{reply:?}");
         };
@@ -346,15 +388,20 @@ impl Library {
 impl Near {
     /// The next event on the descriptor.
     pub fn event(&self) -> (DescriptorEvent, Vec<OwnedFd>) {
+        await_some("an event", || self.try_event())
+    }
+
+    /// The next event if there is one.
+    pub fn try_event(&self) -> Option<(DescriptorEvent, Vec<OwnedFd>)> {
         let mut buffer = vec![0; MAX_MESSAGE];
-        await_some("an event", || match unix::receive(&self.0, &mut buffer) {
+        match unix::receive(&self.0, &mut buffer) {
             Ok(received) => {
                 let event = decode(&buffer[..received.length]).unwrap();
                 Some((event, received.fds.into_iter().collect()))
             }
             Err(ReceiveError::Blocked) => None,
             Err(failure) => panic!("{failure}"),
-        })
+        }
     }
 }
 

@@ -120,7 +120,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     let genuine = encode(&Request {
         id: 1,
         body: RequestBody::Hello {
-            version: portolan_proto::VERSION,
+            version: portolan_stack::VERSION,
             program: "x".repeat(10_000),
         },
     });
@@ -219,7 +219,7 @@ fn one_user_cannot_take_all_channels() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let hello = || RequestBody::Hello {
-        version: portolan_proto::VERSION,
+        version: portolan_stack::VERSION,
         program: "greedy".into(),
     };
     let mut clients = Vec::new();

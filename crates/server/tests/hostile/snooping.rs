@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use libbpf_rs::MapHandle;
 use portolan_netns::Bed;
-use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_types::SessionId;
 
 use crate::common::{Client, control_path, start_server};
@@ -83,12 +82,8 @@ fn numbers_of_sessions_are_shown_to_their_owner_only() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let victim = Victim::start(&bed, &path);
-    let list = |mut client: Client| match client.ask(RequestBody::ListSessions) {
-        ReplyBody::Sessions(sessions) => sessions,
-        other => panic!("{other:?}"),
-    };
-    let shown = list(as_nobody(|| Client::connect(&path)));
+    let shown = as_nobody(|| Client::connect(&path)).sessions();
     assert!(shown.iter().all(|report| report.session == SessionId(0)));
-    let shown = list(Client::connect(&path));
+    let shown = Client::connect(&path).sessions();
     assert!(shown.iter().any(|report| report.session == victim.id));
 }

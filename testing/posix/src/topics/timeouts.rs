@@ -44,6 +44,18 @@ fn accepting(side: &Side) {
     side.report("accept", format!("{} {time}", told(answer)));
 }
 
+/// Sends until nothing has gone for longer than the answer to a window probe takes, by which Linux
+/// may find room again.
+fn fill(socket: Fd, plenty: &[u8]) {
+    let mut refusals = 0;
+    while refusals < 5 {
+        refusals = match call::send(socket, plenty, 0) {
+            Ok(_) => 0,
+            Err(_) => refusals + 1,
+        };
+    }
+}
+
 /// Sends more than the buffers hold to a peer that does not read.
 fn sending(side: &Side, socket: Fd) {
     set(socket, SO_SNDTIMEO);
@@ -53,7 +65,7 @@ fn sending(side: &Side, socket: Fd) {
         "send plenty",
         told(sent.map(|length| length < plenty.len())),
     );
-    while call::send(socket, &plenty, 0).is_ok() {}
+    fill(socket, &plenty);
     let (answer, time) = timed(WAIT, || call::send(socket, &plenty, 0));
     side.report("send again", format!("{} {time}", told(answer)));
 }
