@@ -313,6 +313,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
         let file = table::find(fd).ok_or(Stop::NotOurs)?;
         let near = descriptor::borrow(fd)?;
         let new = match to {
+            Duplicate::Any { min, .. } if min < 0 => return Err(Errno::INVAL.into()),
             Duplicate::Any { min, cloexec: true } => {
                 rustix::io::fcntl_dupfd_cloexec(near, min)?.into_raw_fd()
             }
