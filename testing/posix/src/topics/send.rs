@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, SIGPIPE, TIOCOUTQ};
+use libc::{MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, SIGPIPE, SO_SNDBUF, SOL_SOCKET, TIOCOUTQ, c_int};
 
 use crate::{
     call::{self, Errno, Fd, count_signals},
@@ -138,6 +138,9 @@ fn full(side: &mut Side) {
         );
         side.step();
     } else {
+        // A size of its own, or the kernel's buffer grows with each answer to a window probe.
+        let size: c_int = 65_536;
+        call::set_option(socket, SOL_SOCKET, SO_SNDBUF, &size).expect("SO_SNDBUF");
         let sent = fill(socket);
         side.report("full: sent something", sent > 10_000);
         side.report("full: send", told(call::send(socket, b"x", MSG_DONTWAIT)));
@@ -162,11 +165,12 @@ fn full(side: &mut Side) {
     }
 }
 
-/// Sends until nothing has gone for a while.
+/// Sends until nothing has gone for longer than a sender waits before it fills the rest of a small
+/// window (RFC 9293 §3.8.6.2.1).
 fn fill(socket: Fd) -> usize {
     let mut sent = 0;
     let mut refusals = 0;
-    while refusals < 20 {
+    while refusals < 80 {
         let piece: Vec<u8> = (sent..sent + 4096).map(|index| index as u8).collect();
         match call::send(socket, &piece, MSG_DONTWAIT) {
             Ok(length) => (sent, refusals) = (sent + length, 0),
