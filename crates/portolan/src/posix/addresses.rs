@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use portolan_tcp::StateName;
 use rustix::io::Errno;
 
-use super::opening::complete_connect;
+use super::connect::complete_connect;
 use super::{Answer, Stop, find};
 use crate::socket::Phase;
 

@@ -12,7 +12,8 @@ use portolan_sys::{clock, descriptor};
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
-use super::opening::{bind_implicitly, complete_connect};
+use super::bind::bind_implicitly;
+use super::connect::complete_connect;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::core::Core;
 use crate::process::Process;

@@ -11,7 +11,7 @@ use portolan_tcp::Events;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::opening::bind_as_asked;
+use super::bind::bind_as_asked;
 use super::{Answer, Stop, find};
 use crate::control::{self, Lost};
 use crate::epoll::Epoll;

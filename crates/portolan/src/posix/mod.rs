@@ -3,22 +3,27 @@
 //! or that fell back.
 
 mod addresses;
+mod asking;
+mod bind;
+mod connect;
 mod data;
 mod fallback;
 mod flags;
 mod fork;
 mod lifecycle;
+mod listen;
 mod multiplex;
-mod opening;
 mod socket_options;
 
 pub use addresses::{local_address, peer_address};
+pub use bind::bind;
+pub use connect::connect;
 pub use data::{Control, Destination, Received, receive, send};
 pub use flags::{fcntl, ioctl};
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
+pub use listen::{accept, listen};
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
-pub use opening::{accept, bind, connect, listen};
 pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;

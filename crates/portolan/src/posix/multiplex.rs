@@ -7,8 +7,8 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
+use super::connect::complete_connect;
 use super::fallback::kernel_event;
-use super::opening::complete_connect;
 use super::{Answer, Stop, Watching, deadline_after};
 use crate::epoll::Epoll;
 use crate::process::Process;

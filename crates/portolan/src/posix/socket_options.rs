@@ -8,7 +8,7 @@ use portolan_tcp::{Connection, StateName};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::opening::complete_connect;
+use super::connect::complete_connect;
 use super::{Answer, Stop, find};
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};

@@ -1,0 +1,109 @@
+//! `bind`, asked for or implied.
+
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_stack::{Session, UdpSession};
+use portolan_sys::descriptor;
+use portolan_types::Protocol;
+use rustix::io::Errno;
+
+use super::asking::{UDP_RECEIVE_BUFFER, denial, install, introduce};
+use super::fallback::fall_back;
+use super::{Answer, Stop, find};
+use crate::process::Process;
+use crate::socket::{Phase, Socket};
+
+pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
+    fn take(fd: RawFd, address: SocketAddr) -> Result<(), Stop> {
+        let (socket, process) = find(fd)?;
+        let local = socket.given(address)?;
+        bind_as_asked(process, fd, &socket, local)
+    }
+    take(fd, address).into()
+}
+
+/// Binds to what the application chose.
+pub(super) fn bind_as_asked(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    local: SocketAddr,
+) -> Result<(), Stop> {
+    bind_session(process, fd, socket, local)?;
+    socket.setup().is_bound = true;
+    Ok(())
+}
+
+fn bind_session(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    local: SocketAddr,
+) -> Result<(), Stop> {
+    let mut setup = socket.setup();
+    if socket.phase() != Phase::Idle || setup.local.is_some() {
+        return Err(if socket.phase() == Phase::Relayed {
+            Stop::NotOurs
+        } else {
+            Errno::INVAL.into()
+        });
+    }
+    let (reuse, v6_only) = {
+        let options = socket.options();
+        (options.reuse(), options.v6_only())
+    };
+    let slot = process.lock().stack.reserve();
+    let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
+    let protocol = socket.protocol;
+    let request = RequestBody::Bind {
+        session,
+        protocol,
+        local,
+        reuse,
+        v6_only,
+        slot,
+    };
+    let answer = process.control.call(request, &fds);
+    drop(fds);
+    let bound = match answer {
+        Ok((
+            ReplyBody::Bound {
+                session,
+                local,
+                generation,
+            },
+            _,
+        )) => {
+            setup.opened(session);
+            setup.local = Some(local);
+            if protocol == Protocol::Udp {
+                let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);
+                install(process, socket, slot, Session::Udp(udp));
+                return Ok(());
+            }
+            Ok(())
+        }
+        Ok((ReplyBody::UseKernel { .. }, fds)) => {
+            Err(fall_back(socket, &setup, fds.into_iter().next()))
+        }
+        other => Err(denial(socket, &setup, other)),
+    };
+    process.lock().stack.remove(slot);
+    bound
+}
+
+/// An ephemeral port for a socket that sends before it was bound.
+pub(super) fn bind_implicitly(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+) -> Result<(), Stop> {
+    match bind_session(process, fd, socket, socket.unspecified()) {
+        // Another thread was faster.
+        Err(Stop::Failed(Errno::INVAL)) if socket.phase() == Phase::Cached => Ok(()),
+        result => result,
+    }
+}

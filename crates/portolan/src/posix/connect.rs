@@ -1,0 +1,304 @@
+//! `connect`: active opens, and fixing or forgetting a peer.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::MAX_MESSAGE;
+use portolan_proto::control::{DescriptorEvent, ReplyBody, RequestBody};
+use portolan_stack::{Session, TcpSession, UdpSession};
+use portolan_sys::descriptor;
+use portolan_sys::unix::{self, ReceiveError};
+use portolan_tcp::Events;
+use portolan_types::{Generation, Protocol, Slot};
+use rustix::io::Errno;
+
+use super::asking::{UDP_RECEIVE_BUFFER, denial, install, introduce, open_capsule, refusal};
+use super::fallback::fall_back;
+use super::lifecycle::dissolve;
+use super::{Answer, Stop, Watching, deadline_after, find, restarts};
+use crate::process::Process;
+use crate::socket::{Phase, Socket};
+use crate::wait::{Sleep, Woken, pollfd};
+
+thread_local! {
+    /// Where the outcome of an open is received; as long as the longest message.
+    static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Answer<()> {
+    fn start(fd: RawFd, address: Option<SocketAddr>) -> Result<(), Stop> {
+        let (socket, process) = find(fd)?;
+        complete_connect(process, fd, &socket);
+        match (socket.protocol, address) {
+            (Protocol::Udp, Some(address)) => {
+                connect_udp(process, fd, &socket, socket.given(address)?)
+            }
+            (Protocol::Udp, None) => disconnect_udp(process, fd, &socket),
+            (Protocol::Tcp, Some(address)) => {
+                connect_tcp(process, fd, &socket, socket.given(address)?)
+            }
+            (Protocol::Tcp, None) => disconnect_tcp(process, fd, &socket),
+        }
+    }
+    start(fd, address).into()
+}
+
+fn connect_udp(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    remote: SocketAddr,
+) -> Result<(), Stop> {
+    if socket.phase() == Phase::Relayed {
+        return Err(Stop::NotOurs);
+    }
+    let mut setup = socket.setup();
+    let has_slot = socket.phase() == Phase::Cached;
+    let slot = if has_slot {
+        socket.slot()
+    } else {
+        process.lock().stack.reserve()
+    };
+    let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
+    let receive_buffer = None;
+    let protocol = Protocol::Udp;
+    let request = RequestBody::Connect {
+        session,
+        protocol,
+        remote,
+        slot,
+        receive_buffer,
+    };
+    let answer = process.control.call(request, &fds);
+    drop(fds);
+    let failure = match answer {
+        Ok((
+            ReplyBody::Connected {
+                session,
+                local,
+                generation,
+            },
+            _,
+        )) => {
+            setup.opened(session);
+            setup.local = Some(local);
+            setup.remote = Some(remote);
+            if has_slot {
+                retarget(process, slot, local, Some(remote), generation);
+            } else {
+                let udp =
+                    UdpSession::new(session, local, Some(remote), generation, UDP_RECEIVE_BUFFER);
+                install(process, socket, slot, Session::Udp(udp));
+            }
+            return Ok(());
+        }
+        Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
+        other => denial(socket, &setup, other),
+    };
+    if !has_slot || failure == Stop::NotOurs {
+        process.lock().stack.remove(slot);
+    }
+    Err(failure)
+}
+
+fn retarget(
+    process: &Process,
+    slot: Slot,
+    local: SocketAddr,
+    remote: Option<SocketAddr>,
+    generation: Generation,
+) {
+    if let Some(session) = process.lock().stack.udp(slot) {
+        session.local = local;
+        session.remote = remote;
+        session.generation = generation;
+        if let Some(remote) = remote {
+            session.queue.retain(|datagram| datagram.from == remote);
+        }
+    }
+}
+
+fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    let mut setup = socket.setup();
+    let (Phase::Cached, Some(session)) = (socket.phase(), setup.session) else {
+        return Ok(());
+    };
+    if !setup.is_bound {
+        // Linux gives the port up too.
+        drop(setup);
+        return dissolve(process, fd, socket);
+    }
+    let slot = socket.slot();
+    match process
+        .control
+        .call(RequestBody::Disconnect { session, slot }, &[])
+    {
+        Ok((
+            ReplyBody::Bound {
+                local, generation, ..
+            },
+            _,
+        )) => {
+            setup.local = Some(local);
+            setup.remote = None;
+            retarget(process, slot, local, None, generation);
+            Ok(())
+        }
+        other => Err(refusal(other)),
+    }
+}
+
+fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    socket.take_news();
+    match socket.phase() {
+        Phase::Idle => Ok(()),
+        Phase::Relayed => Err(Stop::NotOurs),
+        Phase::Connecting | Phase::Cached | Phase::Listening | Phase::Closed => {
+            dissolve(process, fd, socket)
+        }
+    }
+}
+
+fn connect_tcp(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    remote: SocketAddr,
+) -> Result<(), Stop> {
+    match socket.phase() {
+        // The open that an earlier call began has ended: this call tells how (connect(2)).
+        Phase::Idle if socket.take_news() => {
+            let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
+            return Err(error.into());
+        }
+        Phase::Cached if socket.take_news() => return Ok(()),
+        Phase::Idle => start_connect(process, fd, socket, remote)?,
+        Phase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
+        Phase::Connecting => {}
+        Phase::Cached | Phase::Listening => return Err(Errno::ISCONN.into()),
+        Phase::Relayed => return Err(Stop::NotOurs),
+        Phase::Closed => return Err(Errno::BADF.into()),
+    }
+    if socket.is_nonblocking() {
+        return Err(Errno::INPROGRESS.into());
+    }
+    wait_connected(process, fd, socket)
+}
+
+fn start_connect(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    remote: SocketAddr,
+) -> Result<(), Stop> {
+    let mut setup = socket.setup();
+    let receive_buffer = socket.options().receive_buffer();
+    let slot = process.lock().stack.reserve();
+    let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
+    let protocol = Protocol::Tcp;
+    let request = RequestBody::Connect {
+        session,
+        protocol,
+        remote,
+        slot,
+        receive_buffer,
+    };
+    let answer = process.control.call(request, &fds);
+    drop(fds);
+    let failure = match answer {
+        Ok((ReplyBody::Connecting { session, local }, _)) => {
+            setup.opened(session);
+            setup.local = Some(local);
+            setup.remote = Some(remote);
+            socket.cache_at(slot);
+            socket.set_phase(Phase::Connecting);
+            socket.expect_news();
+            return Ok(());
+        }
+        Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
+        other => denial(socket, &setup, other),
+    };
+    process.lock().stack.remove(slot);
+    Err(failure)
+}
+
+fn wait_connected(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    let deadline = deadline_after(socket.options().send_timeout());
+    let watching = Watching::new(vec![socket])?;
+    loop {
+        let mut kernel = [pollfd(fd, libc::POLLIN)];
+        let sleep = Sleep {
+            kernel: &mut kernel,
+            deadline,
+            mask: None,
+        };
+        let is_over = || (socket.phase() != Phase::Connecting).then_some(());
+        match process.wait(sleep, |_, _| is_over()) {
+            Ok(Woken::Ready(())) => break,
+            Ok(Woken::Kernel) => complete_connect(process, fd, socket),
+            Ok(Woken::TimedOut) => return Err(Errno::INPROGRESS.into()),
+            Err(Errno::INTR) if restarts(deadline) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    drop(watching);
+    socket.take_news();
+    match socket.take_error(None) {
+        Some(errno) => Err(errno.into()),
+        None if socket.phase() == Phase::Cached => Ok(()),
+        None => Err(Errno::CONNABORTED.into()),
+    }
+}
+
+/// Takes the outcome of an active open from the descriptor, if it has come.
+pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
+    if socket.phase() != Phase::Connecting {
+        return;
+    }
+    let mut setup = socket.setup();
+    if socket.phase() != Phase::Connecting {
+        return;
+    }
+    let Some(outcome) = receive_outcome(fd) else {
+        return;
+    };
+    let slot = socket.slot();
+    match outcome {
+        Ok(session) => {
+            drop(setup);
+            install(process, socket, slot, Session::Tcp(Box::new(session)));
+        }
+        Err(errno) => {
+            setup.remote = None;
+            socket.set_error(errno);
+            socket.set_phase(Phase::Idle);
+            let mut core = process.lock();
+            core.stack.remove(slot);
+            socket.notify(Events::ERROR);
+        }
+    }
+}
+
+/// The session, or the error that the server left on the descriptor; `None` if neither has come.
+fn receive_outcome(fd: RawFd) -> Option<Result<TcpSession, i32>> {
+    let near = descriptor::borrow(fd).ok()?;
+    MESSAGE.with_borrow_mut(|message| {
+        message.resize(MAX_MESSAGE, 0);
+        let received = match unix::receive(near, message) {
+            Ok(received) => received,
+            Err(ReceiveError::Blocked) => return None,
+            Err(_) => return Some(Err(libc::ECONNABORTED)),
+        };
+        let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
+        Some(match portolan_proto::decode(&message[..received.length]) {
+            Ok(DescriptorEvent::Established {
+                capsule,
+                generation,
+            }) => open_capsule(capsule, generation, &mut fds),
+            Ok(DescriptorEvent::Failed { errno }) => Err(errno),
+            Ok(_) | Err(_) => Err(libc::EPROTO),
+        })
+    })
+}

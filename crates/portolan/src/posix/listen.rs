@@ -1,0 +1,202 @@
+//! `listen` and `accept`: passive opens.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{DescriptorEvent, ReplyBody, RequestBody, SessionRef};
+use portolan_stack::Session;
+use portolan_sys::descriptor;
+use portolan_sys::unix::{self, PairKind, ReceiveError};
+use portolan_types::{Protocol, SessionId};
+use rustix::io::Errno;
+
+use super::asking::{denial, install, open_capsule, refusal};
+use super::lifecycle::{enter, put_under_all};
+use super::{Answer, Stop, Watching, deadline_after, find, restarts};
+use crate::process::Process;
+use crate::socket::{Phase, Setup, Socket};
+use crate::wait::{Sleep, Woken, pollfd};
+
+/// Octets of the longest message a listener's descriptor carries.
+const ACCEPT_MESSAGE: usize = 4096;
+
+pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
+    fn start(fd: RawFd, backlog: i32) -> Result<(), Stop> {
+        let (socket, process) = find(fd)?;
+        if socket.protocol != Protocol::Tcp {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        // Linux takes a negative backlog for the largest.
+        let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
+        let session = socket.setup().session;
+        match (socket.phase(), session) {
+            (Phase::Idle, _) => become_listener(process, &socket, backlog),
+            (Phase::Listening, Some(session)) => {
+                let session = SessionRef::Known(session);
+                match process
+                    .control
+                    .call(RequestBody::Listen { session, backlog }, &[])
+                {
+                    Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
+                    other => Err(refusal(other)),
+                }
+            }
+            (Phase::Relayed, _) => Err(Stop::NotOurs),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+    start(fd, backlog).into()
+}
+
+/// A listener's descriptor is one end of a message pair: each accepted session comes as one
+/// message, so the kernel lets any number of processes share the queue.
+fn become_listener(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    backlog: u32,
+) -> Result<(), Stop> {
+    let mut setup = socket.setup();
+    let (near, far) = unix::socket_pair(PairKind::SeqPacket)?;
+    let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
+    let request = RequestBody::Listen { session, backlog };
+    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+        Ok((ReplyBody::Listening { session, local }, _)) => {
+            setup.opened(session);
+            setup.local = Some(local);
+            put_under_all(socket, &near)?;
+            socket.set_phase(Phase::Listening);
+            drop(setup);
+            super::fallback::hand_to_kernel_epolls(socket);
+            Ok(())
+        }
+        other => Err(denial(socket, &setup, other)),
+    }
+}
+
+pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
+    fn next(fd: RawFd, flags: i32) -> Result<(RawFd, SocketAddr), Stop> {
+        let listener = crate::table::socket(fd).ok_or(Stop::NotOurs)?;
+        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if listener.protocol != Protocol::Tcp {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        // A forked worker registers with its first accept.
+        let process = Process::start().map_err(|_| Errno::NETDOWN)?;
+        let deadline = deadline_after(listener.options().receive_timeout());
+        loop {
+            if listener.phase() != Phase::Listening {
+                return Err(Errno::INVAL.into());
+            }
+            if let Some(accepted) = try_accept(process, fd, &listener, flags)? {
+                return Ok(accepted);
+            }
+            if listener.is_nonblocking() {
+                return Err(Errno::AGAIN.into());
+            }
+            let mut kernel = [pollfd(fd, libc::POLLIN)];
+            let sleep = Sleep {
+                kernel: &mut kernel,
+                deadline,
+                mask: None,
+            };
+            let _watching = Watching::new(vec![&listener])?;
+            let is_over = || (listener.phase() != Phase::Listening).then_some(());
+            match process.wait(sleep, |_, _| is_over()) {
+                Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
+                Err(Errno::INTR) if restarts(deadline) => {}
+                Err(errno) => return Err(errno.into()),
+                Ok(Woken::Ready(()) | Woken::Kernel) => {}
+            }
+        }
+    }
+    next(fd, flags).into()
+}
+
+/// `None` if nobody waits to be accepted. Sessions that ended meanwhile are passed over.
+fn try_accept(
+    process: &'static Process,
+    fd: RawFd,
+    listener: &Arc<Socket>,
+    flags: i32,
+) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+    let near = descriptor::borrow(fd)?;
+    let mut buffer = [0; ACCEPT_MESSAGE];
+    loop {
+        let received = match unix::receive(near, &mut buffer) {
+            Ok(received) => received,
+            Err(ReceiveError::Blocked) => return Ok(None),
+            // The listener was shut down, or the server has gone.
+            Err(ReceiveError::Closed) => return Err(Errno::INVAL.into()),
+            Err(ReceiveError::Truncated) => return Err(Errno::MFILE.into()),
+            Err(ReceiveError::Failed(errno)) => return Err(errno.into()),
+        };
+        let Some(descriptor) = received.fds.into_iter().next() else {
+            continue;
+        };
+        match portolan_proto::decode(&buffer[..received.length]) {
+            Ok(DescriptorEvent::Accepted {
+                session,
+                local,
+                remote,
+            }) => {
+                let setup = Setup {
+                    session: Some(session),
+                    local: Some(local),
+                    remote: Some(remote),
+                    ..Setup::default()
+                };
+                match cache(process, listener, session, setup) {
+                    Ok(socket) => {
+                        let fd = enter(descriptor, Arc::clone(&socket), flags)?;
+                        return Ok(Some((fd, listener.shown(remote))));
+                    }
+                    Err(Stop::Failed(Errno::CONNABORTED | Errno::NOENT)) => {}
+                    Err(stop) => return Err(stop),
+                }
+            }
+            Ok(DescriptorEvent::AcceptedKernel { remote }) => {
+                let fd = super::fallback::accept_kernel(descriptor, flags)?;
+                return Ok(Some((fd, listener.shown(remote))));
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+}
+
+/// Has the server hand over an accepted session.
+fn cache(
+    process: &'static Process,
+    listener: &Socket,
+    session: SessionId,
+    setup: Setup,
+) -> Result<Arc<Socket>, Stop> {
+    let slot = process.lock().stack.reserve();
+    let cached = match process
+        .control
+        .call(RequestBody::Cache { session, slot }, &[])
+    {
+        Ok((
+            ReplyBody::Cached {
+                capsule,
+                generation,
+            },
+            mut fds,
+        )) => open_capsule(capsule, generation, &mut fds)
+            .map_err(|errno| Stop::Failed(Errno::from_raw_os_error(errno))),
+        other => Err(refusal(other)),
+    };
+    match cached {
+        Ok(session) => {
+            let socket = Arc::new(Socket::accepted(listener, setup, slot));
+            install(process, &socket, slot, Session::Tcp(Box::new(session)));
+            Ok(socket)
+        }
+        Err(stop) => {
+            process.lock().stack.remove(slot);
+            Err(stop)
+        }
+    }
+}
