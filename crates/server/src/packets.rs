@@ -52,8 +52,7 @@ impl Server {
         }
     }
 
-    /// A new SYN for a connection in TIME_WAIT ends it, if somebody listens (RFC 9293 §3.10.7.4,
-    /// RFC 6191).
+    /// A new SYN for a connection in TIME_WAIT ends it (RFC 9293 §3.10.7.4, RFC 6191).
     fn reopens(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
         let waiting = self
             .stack
@@ -69,14 +68,16 @@ impl Server {
         let Transport::Tcp { header, .. } = &packet.transport else {
             return false;
         };
-        let Some(listener) = self.listener_for(&flow).filter(|_| is_opening(header)) else {
-            return false;
-        };
-        if packet.flow() != Some(flow) {
+        if packet.flow() != Some(flow) || !is_opening(header) {
             return false;
         }
+        let listener = self.listener_for(&flow);
         self.forget(id);
-        self.on_syn(listener, flow, header);
+        // Without a listener of ours the port may be the kernel's by now: the peer repeats its SYN,
+        // and with the row gone the kernel answers.
+        if let Some(listener) = listener {
+            self.on_syn(listener, flow, header);
+        }
         true
     }
 

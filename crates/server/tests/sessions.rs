@@ -414,6 +414,31 @@ fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
     }
 }
 
+#[test]
+fn a_port_in_time_wait_can_be_connected_to_when_it_has_become_the_kernels() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let mut command = Client::connect(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
+    let mut peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
+    let (id, near, slot) = library.accept(&listener);
+    library.flush(id, slot, AfterFlush::Close);
+    drop(near);
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+    drop(peer);
+    await_time_wait(&mut command);
+    drop(listener);
+    let kernel = await_some("the port", || {
+        bed.a.enter(|| TcpListener::bind(at(Bed::A4, 8080))).ok()
+    });
+
+    // Its first SYN ends the session in TIME_WAIT, the second reaches the kernel.
+    let peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
+    let (_, from) = kernel.accept().unwrap();
+    assert_eq!(from, peer.local_addr().unwrap());
+}
+
 fn connect_from_port(port: u16, remote: SocketAddr) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket, sockopt};
     let fd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
