@@ -434,9 +434,12 @@ fn a_port_in_time_wait_can_be_connected_to_when_it_has_become_the_kernels() {
     });
 
     // Its first SYN ends the session in TIME_WAIT, the second reaches the kernel.
+    let start = std::time::Instant::now();
     let peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
     let (_, from) = kernel.accept().unwrap();
     assert_eq!(from, peer.local_addr().unwrap());
+    // TIME_WAIT lasts a minute.
+    assert!(start.elapsed() < Duration::from_secs(30));
 }
 
 fn connect_from_port(port: u16, remote: SocketAddr) -> TcpStream {
