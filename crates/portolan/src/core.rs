@@ -5,7 +5,6 @@
 //! and runs the timers, the others wait to be signalled. A leader that returns to its application
 //! signals another sleeper to lead.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use portolan_proto::control::RequestBody;
@@ -271,9 +270,4 @@ fn input(
 fn read_routes(metastate: &MetastateReader) -> Option<Routes> {
     let generation = metastate.generation();
     Some(Routes::new(generation, metastate.read()?))
-}
-
-/// An address the application gave, as flows hold it: IPv4-mapped IPv6 becomes IPv4.
-pub(crate) fn canonical(address: IpAddr) -> IpAddr {
-    address.to_canonical()
 }

@@ -11,7 +11,7 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use crate::core::{Core, canonical};
+use crate::core::Core;
 use crate::epoll::Epoll;
 use crate::options::Options;
 use crate::table::Hidden;
@@ -362,7 +362,8 @@ impl Socket {
             (Family::V4, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
             (Family::V6, SocketAddr::V4(_)) => Err(Errno::INVAL),
             _ if address.ip().is_unspecified() => Ok(address),
-            _ => Ok(SocketAddr::new(canonical(address.ip()), address.port())),
+            // Flows hold an IPv4-mapped IPv6 address as IPv4.
+            _ => Ok(SocketAddr::new(address.ip().to_canonical(), address.port())),
         }
     }
 }

@@ -3,17 +3,20 @@
 use core::net::IpAddr;
 
 use portolan_types::{MacAddr, Protocol};
-use portolan_wire::tcp::TcpHeader;
+use portolan_wire::ethernet::{self, EtherType};
+use portolan_wire::tcp::{self, TcpHeader};
+use portolan_wire::vnet::{self, Gso, VnetHeader};
+use portolan_wire::{ipv4, ipv6, udp};
 
 use crate::session::IpOptions;
 
 /// Octets of the virtio-net header that a tap expects before each frame.
-pub(crate) const VNET: usize = 10;
-const ETHERNET: usize = 14;
-const IPV4: usize = 20;
-const IPV6: usize = 40;
+const VNET: usize = vnet::HEADER_LEN;
+const ETHERNET: usize = ethernet::HEADER_LEN;
+const IPV4: usize = ipv4::HEADER_LEN;
+const IPV6: usize = ipv6::HEADER_LEN;
 const TCP_MAX: usize = 60;
-const UDP: usize = 8;
+const UDP: usize = udp::HEADER_LEN;
 
 /// Longest head of a frame: virtio-net, Ethernet, IPv6, TCP with all options.
 pub(crate) const HEAD_MAX: usize = VNET + ETHERNET + IPV6 + TCP_MAX;
@@ -51,10 +54,6 @@ pub(crate) struct Template {
     is_ipv4: bool,
 }
 
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-const NEEDS_CSUM: u8 = 1;
-
 impl Template {
     /// `None` if the addresses are of different families.
     pub(crate) fn new(
@@ -72,7 +71,7 @@ impl Template {
         let mut pseudo_sum = u32::from(protocol.number());
         let (length, header_sum, is_ipv4) = match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
-                ethertype.copy_from_slice(&0x0800u16.to_be_bytes());
+                ethertype.copy_from_slice(&EtherType::IPV4.0.to_be_bytes());
                 ip[0] = 0x45;
                 ip[1] = options.tos;
                 ip[6] = 0x40; // don't fragment: path MTU discovery, RFC 1191
@@ -84,7 +83,7 @@ impl Template {
                 (VNET + ETHERNET + IPV4, sum(&ip[..IPV4]), true)
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
-                ethertype.copy_from_slice(&0x86ddu16.to_be_bytes());
+                ethertype.copy_from_slice(&EtherType::IPV6.0.to_be_bytes());
                 ip[0] = 0x60 | options.tos >> 4;
                 ip[1] = options.tos << 4;
                 ip[6] = protocol.number();
@@ -120,11 +119,11 @@ impl Template {
     ) -> &'a [u8] {
         let tcp_length = header.emit(&mut head[self.length..]);
         let end = self.length + tcp_length;
-        self.fill(head, tcp_length + payload, 16);
+        self.fill(head, tcp_length + payload, tcp::CHECKSUM_AT);
         if segment_size != 0 && payload > usize::from(segment_size) {
-            head[1] = if self.is_ipv4 { GSO_TCPV4 } else { GSO_TCPV6 };
-            head[2..4].copy_from_slice(&to_u16(end - VNET).to_ne_bytes());
-            head[4..6].copy_from_slice(&segment_size.to_ne_bytes());
+            let gso = if self.is_ipv4 { Gso::TcpV4 } else { Gso::TcpV6 };
+            let start = to_u16(self.length - VNET);
+            VnetHeader::segments(gso, to_u16(end - VNET), start, segment_size).emit(head);
         }
         &head[..end]
     }
@@ -141,7 +140,7 @@ impl Template {
         udp[0..2].copy_from_slice(&source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&destination_port.to_be_bytes());
         udp[4..6].copy_from_slice(&to_u16(UDP + payload).to_be_bytes());
-        self.fill(head, UDP + payload, 6);
+        self.fill(head, UDP + payload, udp::CHECKSUM_AT);
         &head[..self.length + UDP]
     }
 
@@ -149,9 +148,8 @@ impl Template {
     /// the device completes it (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     fn fill(&self, head: &mut [u8; HEAD_MAX], transport_length: usize, checksum_at: usize) {
         head[..self.length].copy_from_slice(&self.octets[..self.length]);
-        head[0] = NEEDS_CSUM;
-        head[6..8].copy_from_slice(&to_u16(self.length - VNET).to_ne_bytes());
-        head[8..10].copy_from_slice(&to_u16(checksum_at).to_ne_bytes());
+        let start = to_u16(self.length - VNET);
+        VnetHeader::partial_checksum(start, to_u16(checksum_at)).emit(head);
         let ip = &mut head[VNET + ETHERNET..];
         if self.is_ipv4 {
             let total = to_u16(IPV4 + transport_length);

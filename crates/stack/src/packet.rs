@@ -11,13 +11,10 @@ use portolan_wire::ethernet::{EtherType, EthernetHeader};
 use portolan_wire::icmp::{self, Cause, IcmpMessage as Message, Quoted};
 use portolan_wire::ipv4::Ipv4Header;
 use portolan_wire::ipv6::Ipv6Header;
-use portolan_wire::tcp::TcpHeader;
+use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::udp::UdpHeader;
 
 use crate::session::IpOptions;
-
-/// Offset of the checksum in a TCP header (RFC 9293 §3.1).
-const TCP_CHECKSUM_AT: usize = 16;
 
 /// A received packet. For an ICMP error, `source` and `destination` are the endpoints of the flow
 /// it is about, seen as if the peer had sent it.
@@ -115,7 +112,7 @@ impl<'a> Packet<'a> {
         match Protocol::from_number(protocol) {
             Some(Protocol::Tcp) => {
                 let (header, length) = TcpHeader::parse(body)?;
-                if !verify(pseudo, body, TCP_CHECKSUM_AT, Offload::MayBePartial) {
+                if !verify(pseudo, body, tcp::CHECKSUM_AT, Offload::MayBePartial) {
                     return Err(Drop::BadChecksum);
                 }
                 Ok(Packet {
