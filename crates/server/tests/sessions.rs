@@ -315,17 +315,6 @@ fn more_connections_than_the_descriptors_queue_holds_are_all_accepted() {
 }
 
 #[test]
-fn a_closed_listener_leaves_its_port_at_once() {
-    let bed = Bed::veth();
-    let _server = start_server(&bed.a);
-    let mut library = Library::start(&control_path(&bed.a));
-    for _ in 0..50 {
-        let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
-        drop(listener);
-    }
-}
-
-#[test]
 fn a_thousand_connections_leave_nothing_behind() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
@@ -556,6 +545,9 @@ fn a_second_server_is_refused_and_a_stopped_one_leaves_nothing() {
 #[test]
 fn what_a_killed_server_left_goes_with_the_next() {
     let bed = Bed::veth();
+    // The kernel gives the numbers of ended namespaces again: a server that was killed in an
+    // earlier one may have left its folder, which is not what this test is about.
+    let _ = std::fs::remove_dir_all(control_path(&bed.a).parent().unwrap());
     let parameter = "net/ipv4/ip_local_reserved_ports";
     bed.a
         .enter(|| portolan_sys::sysctl::write(parameter, "8080,25000-25010"))
