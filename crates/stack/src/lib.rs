@@ -18,10 +18,12 @@ mod packet;
 mod routes;
 mod session;
 mod stack;
+mod udp;
 mod way;
 
 pub use frame::{Frame, Wire};
 pub use packet::{Drop, IcmpMessage, Packet, Transport};
 pub use routes::{NoRoute, Path, Routes};
-pub use session::{BadCapsule, Datagram, IpOptions, Session, TcpSession, UdpSession};
+pub use session::{BadCapsule, IpOptions, Session, TcpSession};
 pub use stack::{Input, SendError, Stack, send_segment};
+pub use udp::{Datagram, UdpSession};

@@ -1,0 +1,160 @@
+//! How datagrams leave, and where they wait for a neighbour's address.
+
+use core::net::{IpAddr, SocketAddr};
+
+use portolan_types::{Protocol, Slot};
+
+use super::{Entry, Stack};
+use crate::frame::{Frame, HEAD_MAX, Template, Wire};
+use crate::routes::Routes;
+use crate::session::{IpOptions, Session};
+use crate::way::{Ends, NoWay, Way};
+
+/// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
+const PARKED_MAX: usize = 64;
+
+/// A datagram whose next hop has no link-layer address yet.
+#[derive(Debug)]
+pub(super) struct Parked {
+    source: SocketAddr,
+    destination: SocketAddr,
+    ip: IpOptions,
+    data: Vec<u8>,
+}
+
+/// Why a datagram was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    #[error("no UDP session there")]
+    NoSession,
+    #[error("no destination")]
+    NoDestination,
+    #[error("message too long")]
+    TooLong,
+    #[error("no route to host")]
+    NoRoute,
+    /// The destination is not to be reached by a managed device: the kernel may know how.
+    #[error("destination is not behind a managed device")]
+    NotOurs,
+    /// The device is busy; try again when the wire has room.
+    #[error("device busy")]
+    Full,
+}
+
+impl Stack {
+    /// Sends one datagram. A destination overrides the session's peer.
+    pub fn send_datagram(
+        &mut self,
+        slot: Slot,
+        destination: Option<SocketAddr>,
+        payload: [&[u8]; 2],
+        routes: &Routes,
+        wire: &mut impl Wire,
+    ) -> Result<usize, SendError> {
+        if wire.is_full() {
+            return Err(SendError::Full);
+        }
+        let entry = self.entry(slot.0).ok_or(SendError::NoSession)?;
+        let Entry {
+            session: Session::Udp(session),
+            way,
+            ..
+        } = entry
+        else {
+            return Err(SendError::NoSession);
+        };
+        let destination = destination
+            .or(session.remote)
+            .ok_or(SendError::NoDestination)?;
+        let length = payload[0].len() + payload[1].len();
+        let source = match session.local.ip() {
+            any if any.is_unspecified() => way
+                .as_ref()
+                .filter(|way| way.leads_to(destination.ip(), routes))
+                .map(|way| way.template.source())
+                .or_else(|| routes.path(destination.ip()).ok()?.source)
+                .ok_or(SendError::NoRoute)?,
+            bound => bound,
+        };
+        let source = SocketAddr::new(source, session.local.port());
+        let ends = Ends {
+            protocol: Protocol::Udp,
+            source: source.ip(),
+            destination: destination.ip(),
+        };
+        let overhead = if destination.is_ipv4() { 28 } else { 48 };
+        let unresolved = match Way::current(way, ends, session.ip, routes) {
+            Ok(way) if length + overhead > way.mtu as usize => return Err(SendError::TooLong),
+            Ok(way) => {
+                transmit_datagram(
+                    &way.template,
+                    wire,
+                    source.port(),
+                    destination.port(),
+                    payload,
+                );
+                None
+            }
+            Err(NoWay::Unresolved(next_hop)) => Some(next_hop),
+            Err(NoWay::NotOurs) => return Err(SendError::NotOurs),
+            Err(NoWay::NoRoute) => return Err(SendError::NoRoute),
+        };
+        session.datagrams_out += 1;
+        session.octets_out += length as u64;
+        let ip = session.ip;
+        if let Some(next_hop) = unresolved {
+            self.park(
+                next_hop,
+                Parked {
+                    source,
+                    destination,
+                    ip,
+                    data: payload.concat(),
+                },
+            );
+        }
+        Ok(length)
+    }
+
+    /// Like the kernel's, the oldest goes when too many wait.
+    fn park(&mut self, next_hop: IpAddr, parked: Parked) {
+        self.unresolved.push(next_hop);
+        if self.parked.len() == PARKED_MAX {
+            self.parked.pop_front();
+        }
+        self.parked.push_back(parked);
+    }
+
+    /// Tries those that wait, now that the routes have changed.
+    pub(super) fn retry_parked(&mut self, routes: &Routes, wire: &mut impl Wire) {
+        self.parked.retain(|parked| {
+            let ends = Ends {
+                protocol: Protocol::Udp,
+                source: parked.source.ip(),
+                destination: parked.destination.ip(),
+            };
+            match Way::find(ends, parked.ip, routes) {
+                Ok(way) => {
+                    let ports = (parked.source.port(), parked.destination.port());
+                    let payload: [&[u8]; 2] = [&parked.data, &[]];
+                    transmit_datagram(&way.template, wire, ports.0, ports.1, payload);
+                    false
+                }
+                Err(no_way) => matches!(no_way, NoWay::Unresolved(_)),
+            }
+        });
+    }
+}
+
+fn transmit_datagram(
+    template: &Template,
+    wire: &mut impl Wire,
+    source_port: u16,
+    destination_port: u16,
+    payload: [&[u8]; 2],
+) {
+    let mut head = [0; HEAD_MAX];
+    let length = payload[0].len() + payload[1].len();
+    let head = template.udp_head(&mut head, source_port, destination_port, length);
+    wire.transmit(&Frame { head, payload });
+}
