@@ -10,7 +10,7 @@ export CARGO_TERM_COLOR ?= auto
 RELEASE := target/release
 JSON    ?= bench.json
 
-.PHONY: build run test lint bench doc install uninstall clean deps
+.PHONY: build run test lint fuzz bench doc install uninstall clean deps
 
 build: deps
 	cargo build --release --workspace
@@ -25,6 +25,10 @@ test: lint
 lint: deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+
+# Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default.
+fuzz: deps
+	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
 
 # Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
 bench: build

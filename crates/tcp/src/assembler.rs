@@ -60,6 +60,14 @@ impl Assembler {
         end
     }
 
+    /// Forgets what lies beyond `end`.
+    pub(crate) fn truncate(&mut self, end: SeqNum) {
+        self.ranges.retain(|r| r.start.before(end));
+        if let Some(last) = self.ranges.last_mut() {
+            last.end = last.end.min(end);
+        }
+    }
+
     /// Whether all of `start..end` is here already.
     pub(crate) fn covers(&self, start: SeqNum, end: SeqNum) -> bool {
         self.find(start).is_some_and(|r| end.at_or_before(r.end))

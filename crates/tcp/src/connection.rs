@@ -55,9 +55,10 @@ pub struct Connection {
     /// The user will not read any more.
     pub(crate) receive_shut: bool,
     pub(crate) challenges: Challenges,
-    /// When the peer was last heard of, and the keep-alive probes sent since.
+    /// When the peer was last heard of, the keep-alive probes sent since, and when the last was.
     pub(crate) heard: Instant,
     pub(crate) keepalives: u32,
+    pub(crate) probed: Instant,
     pub(crate) counters: Counters,
 }
 
@@ -182,6 +183,7 @@ impl Connection {
             challenges: Challenges::default(),
             heard: now,
             keepalives: 0,
+            probed: now,
             counters: Counters::default(),
         }
     }

@@ -202,7 +202,7 @@ impl Connection {
             seq: iss,
             ack,
             flags,
-            window: self.receive.limit().min(0xffff) as u16,
+            window: self.receive.offer_unscaled(),
             urgent: 0,
             options: TcpOptions {
                 mss: Some(offer.mss.min(clamp)),

@@ -107,15 +107,23 @@ impl Receiver {
 
     /// The peer's SYN carried `irs`; SYN segments offer an unscaled window.
     pub(crate) fn synchronize(&mut self, irs: SeqNum, now: Instant) {
+        let offered = self.offer_unscaled();
         self.nxt = irs + 1;
         self.acknowledged = self.nxt;
-        self.edge = self.nxt + self.limit.min(0xffff) as u32;
+        self.edge = self.nxt + u32::from(offered);
         self.tuning.since = now;
         self.tuning.window_end = self.edge;
         self.tuning.window_since = now;
     }
 
     // ---- the window ----
+
+    /// The window of a SYN; what an earlier SYN offered stays offered (RFC 9293 §3.8.6).
+    pub(crate) fn offer_unscaled(&mut self) -> u16 {
+        let window = self.offered().max(self.limit.min(0xffff) as u32);
+        self.edge = self.nxt + window;
+        u16::try_from(window).unwrap_or(u16::MAX)
+    }
 
     /// The window to offer now, octets; moves the edge.
     pub(crate) fn offer(&mut self, clamp: Option<u32>) -> u32 {
@@ -198,6 +206,8 @@ impl Receiver {
         let end = seq + payload.len() as u32;
         if fin && self.fin.is_none() && end.at_or_after(self.nxt) && end.at_or_before(self.edge) {
             self.fin = Some(end);
+            // As Linux: what seemed to follow the FIN never was.
+            self.assembler.truncate(end);
         }
         if !payload.is_empty() || fin {
             self.last_data = now;
@@ -414,7 +424,9 @@ impl Receiver {
     pub(crate) fn is_consistent(&self) -> bool {
         let beyond = self.assembler.end().map_or(0, |end| end - self.nxt) as usize;
         let fin = self.fin.is_none_or(|fin| {
-            fin.at_or_after(self.acknowledged - 1) && fin.at_or_before(self.edge)
+            fin.at_or_after(self.acknowledged - 1)
+                && fin.at_or_before(self.edge)
+                && self.assembler.end().is_none_or(|end| end.at_or_before(fin))
         });
         self.scale <= MAX_SCALE
             && (1..=0xffff).contains(&self.mss)

@@ -7,7 +7,7 @@ mod pair;
 mod random;
 
 pub use link::{Link, Packet};
-pub use pair::{End, Pair, Side, Transfer};
+pub use pair::{End, PORT_A, PORT_B, Pair, Side, Transfer, cut, merge};
 pub use random::Random;
 
 use portolan_types::{Instant, SeqNum};

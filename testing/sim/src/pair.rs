@@ -328,7 +328,7 @@ fn ports(side: Side) -> (u16, u16) {
 }
 
 /// What a network card makes of a segment.
-fn cut(segment: &Segment<'_>) -> Vec<Packet> {
+pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
     let octets = segment.payload.concat();
     if segment.segment_size == 0 {
         return vec![Packet {
@@ -353,7 +353,7 @@ fn cut(segment: &Segment<'_>) -> Vec<Packet> {
 }
 
 /// Merges packets that follow each other, as the kernel's GRO does.
-fn merge(packets: Vec<Packet>) -> Vec<Packet> {
+pub fn merge(packets: Vec<Packet>) -> Vec<Packet> {
     let mut merged: Vec<Packet> = Vec::new();
     for packet in packets {
         match merged.last_mut() {

@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use bolero::{TypeGenerator, check};
+use bolero::TypeGenerator;
 use portolan_sim::{Packet, Pair, Side};
 use portolan_tcp::{Config, Connection, IcmpError, IcmpKind};
 use portolan_types::SeqNum;
@@ -200,20 +200,24 @@ fn run(mut pair: Pair, steps: &[Step]) {
 
 #[test]
 fn an_established_connection_survives_any_peer() {
-    check!().with_type::<Vec<Step>>().for_each(|steps| {
-        let mut pair = Pair::new(1, Duration::from_millis(1), &Config::default());
-        pair.establish();
-        run(pair, steps);
-    });
+    portolan_fuzz::check!(2000)
+        .with_type::<Vec<Step>>()
+        .for_each(|steps| {
+            let mut pair = Pair::new(1, Duration::from_millis(1), &Config::default());
+            pair.establish();
+            run(pair, steps);
+        });
 }
 
 #[test]
 fn an_opening_connection_survives_any_peer() {
-    check!().with_type::<Vec<Step>>().for_each(|steps| {
-        let mut pair = Pair::new(1, Duration::from_millis(1), &Config::default());
-        pair.connect(Side::A);
-        run(pair, steps);
-    });
+    portolan_fuzz::check!(2000)
+        .with_type::<Vec<Step>>()
+        .for_each(|steps| {
+            let mut pair = Pair::new(1, Duration::from_millis(1), &Config::default());
+            pair.connect(Side::A);
+            run(pair, steps);
+        });
 }
 
 /// Turns octets of a genuine capsule into others.
@@ -232,7 +236,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
     pair.a.tcp().send(now, &[1; 20_000]);
     pair.run_for(Duration::from_micros(3500));
     let genuine = postcard::to_allocvec(pair.a.tcp()).expect("connections encode");
-    check!()
+    portolan_fuzz::check!(2000)
         .with_type::<(Vec<Damage>, Vec<Step>)>()
         .for_each(|(damages, steps)| {
             let mut capsule = genuine.clone();

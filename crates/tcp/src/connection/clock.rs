@@ -1,5 +1,7 @@
 //! What happens when nothing happens: retransmission, probes, keep-alive, the ends of waiting.
 
+use core::time::Duration;
+
 use portolan_types::Instant;
 
 use super::Connection;
@@ -12,6 +14,8 @@ use crate::timers::SendTimer;
 /// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
 const DATA_RETRIES: u32 = 15;
 const ORPHAN_RETRIES: u32 = 8;
+/// No capsule can make its holder probe without a pause.
+const MIN_KEEPALIVE: Duration = Duration::from_millis(1);
 
 impl Connection {
     /// When `on_timer` wants to be called.
@@ -114,7 +118,11 @@ impl Connection {
         if !keepalive.enabled || !self.state.is_synchronized() || !self.send.is_idle() {
             return Instant::FAR_FUTURE;
         }
-        self.heard + keepalive.idle + keepalive.interval.saturating_mul(self.keepalives)
+        match self.keepalives {
+            0 => self.heard + keepalive.idle,
+            // From the probe itself: who ran late does not send them all at once.
+            _ => self.probed + keepalive.interval.max(MIN_KEEPALIVE),
+        }
     }
 
     /// RFC 9293 §3.8.4.
@@ -124,6 +132,7 @@ impl Connection {
             return self.give_up();
         }
         self.keepalives += 1;
+        self.probed = now;
         self.probe = true;
     }
 }

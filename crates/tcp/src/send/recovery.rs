@@ -96,9 +96,11 @@ impl Sender {
 
     /// RFC 9293 §3.10.7.4: a window from an older segment does not replace a newer one.
     fn update_window(&mut self, input: &AckInput<'_>) -> bool {
-        let newer = self.wl1.before(input.seq)
+        // What acknowledges more is newer whatever its number: the peer may have sent it again.
+        let newer = input.ack.after(self.una)
+            || self.wl1.before(input.seq)
             || (self.wl1 == input.seq && self.wl2.at_or_before(input.ack));
-        if !newer {
+        if !newer || input.ack.before(self.una) {
             return false;
         }
         let moved = self.window != input.window;

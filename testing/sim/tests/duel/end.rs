@@ -1,0 +1,135 @@
+//! One end: its connection, and what an observer knows of it.
+
+use portolan_sim::{Packet, Side};
+use portolan_tcp::{Config, Connection};
+use portolan_types::SeqNum;
+use portolan_wire::tcp::TcpFlags;
+
+pub struct End {
+    pub side: Side,
+    pub config: Config,
+    pub connection: Option<Connection>,
+    /// Packets on their way to the other end, in the order they left.
+    pub flying: Vec<Packet>,
+    pub written: u64,
+    pub read: u64,
+    pub closed: bool,
+    /// End of the highest octet sent.
+    pub highest: Option<SeqNum>,
+    /// Right edge of the largest window it has offered, by its own segments.
+    pub offered: Option<SeqNum>,
+    /// What it has acknowledged last.
+    pub acknowledged: Option<SeqNum>,
+    /// Right edge of the largest window that an arrived segment has told it.
+    pub allowed: Option<SeqNum>,
+    /// Shift of the windows in its segments.
+    scale: u8,
+}
+
+impl End {
+    pub fn new(side: Side, config: Config) -> End {
+        End {
+            side,
+            config,
+            connection: None,
+            flying: Vec::new(),
+            written: 0,
+            read: 0,
+            closed: false,
+            highest: None,
+            offered: None,
+            acknowledged: None,
+            allowed: None,
+            scale: 0,
+        }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.connection.as_ref().is_some_and(|c| !c.is_closed())
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::is_closed)
+    }
+
+    /// The stream of this end: any octet out of place is noticed.
+    pub fn octet(&self, position: u64) -> u8 {
+        let salt = match self.side {
+            Side::A => 0,
+            Side::B => 0x5bd1,
+        };
+        ((position ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+    }
+
+    /// Notes what the end's own packet promises.
+    pub fn note_sent(&mut self, packet: &Packet) {
+        let header = &packet.header;
+        if header.flags.contains(TcpFlags::RST) {
+            return;
+        }
+        let end = space_end(packet);
+        self.highest = Some(self.highest.map_or(end, |highest| highest.max(end)));
+        if !header.flags.contains(TcpFlags::ACK) {
+            return;
+        }
+        self.acknowledged = Some(header.ack);
+        let scale = if header.flags.contains(TcpFlags::SYN) {
+            0
+        } else {
+            self.connection
+                .as_ref()
+                .map_or(0, |c| c.figures().receive_scale)
+        };
+        self.scale = scale;
+        let edge = header.ack + (u32::from(header.window) << scale);
+        if let Some(before) = self.offered {
+            let granule = (1 << scale) - 1;
+            assert!(
+                (edge + granule).at_or_after(before),
+                "the window shrank from {before:?} to {edge:?}: {packet:?}"
+            );
+        }
+        self.offered = Some(self.offered.map_or(edge, |before| before.max(edge)));
+    }
+
+    /// Notes what a genuine packet of `peer` tells this end.
+    pub fn note_arrived(&mut self, peer: &End, packet: &Packet) {
+        let header = &packet.header;
+        if header.flags.contains(TcpFlags::RST) || !header.flags.contains(TcpFlags::ACK) {
+            if header.flags.contains(TcpFlags::SYN) {
+                // In a crossing of SYNs the window is known before anything is acknowledged.
+                let edge = self.highest.map(|end| end + u32::from(header.window));
+                self.allowed = self.allowed.or(edge);
+            }
+            return;
+        }
+        let scale = if header.flags.contains(TcpFlags::SYN) {
+            0
+        } else {
+            peer.scale
+        };
+        let edge = header.ack + (u32::from(header.window) << scale);
+        self.allowed = Some(self.allowed.map_or(edge, |before| before.max(edge)));
+    }
+
+    /// Nothing may go beyond the window; a FIN needs none.
+    pub fn check_window(&self, packet: &Packet) {
+        let Some(allowed) = self.allowed else {
+            return;
+        };
+        let end = packet.header.seq + packet.payload.len() as u32;
+        assert!(
+            packet.payload.is_empty() || end.at_or_before(allowed),
+            "{packet:?} goes beyond {allowed:?}: {:?}",
+            self.connection
+        );
+    }
+}
+
+pub fn space_end(packet: &Packet) -> SeqNum {
+    let flags = packet.header.flags;
+    packet.header.seq
+        + packet.payload.len() as u32
+        + u32::from(flags.contains(TcpFlags::SYN))
+        + u32::from(flags.contains(TcpFlags::FIN))
+}

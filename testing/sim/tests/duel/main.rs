@@ -1,0 +1,44 @@
+//! Two engines and a hostile scheduler between them. A generated program writes, reads, closes,
+//! migrates, and decides for each packet whether and when it arrives; strangers forge segments.
+//! Then the hostility ends, and both engines must come to rest.
+
+mod arena;
+mod end;
+mod found;
+mod program;
+mod settle;
+
+use arena::Arena;
+use bolero::generator::*;
+use program::{Setup, Step};
+
+/// Loss, reordering, duplicates, migration, and strangers who do not know the window: nothing of
+/// this may cost an octet.
+#[test]
+fn streams_survive_every_schedule_and_blind_attackers() {
+    portolan_fuzz::check!(1500)
+        .with_generator((
+            produce::<Setup>(),
+            produce::<Vec<Step>>().with().len(0..160usize),
+        ))
+        .for_each(|(setup, steps)| {
+            let mut arena = Arena::new(setup, false);
+            arena.run(steps);
+            arena.settle();
+        });
+}
+
+/// With somebody on the path who forges what he likes, streams may break; nothing else may.
+#[test]
+fn engines_end_in_order_whatever_is_forged() {
+    portolan_fuzz::check!(1500)
+        .with_generator((
+            produce::<Setup>(),
+            produce::<Vec<Step>>().with().len(0..160usize),
+        ))
+        .for_each(|(setup, steps)| {
+            let mut arena = Arena::new(setup, true);
+            arena.run(steps);
+            arena.settle();
+        });
+}

@@ -1,0 +1,137 @@
+//! What a generated program consists of.
+
+use bolero::TypeGenerator;
+use portolan_sim::Side;
+use portolan_tcp::{Config, CongestionKind};
+
+/// How the two ends are made. Small buffers and segments make rare cases common.
+#[derive(Clone, Debug, TypeGenerator)]
+pub struct Setup {
+    pub a: Host,
+    pub b: Host,
+    /// Both ends open actively.
+    pub crossing: bool,
+    /// Packets that arrive together are merged.
+    pub gro: bool,
+    /// Where the sequence numbers begin; near the wrap is as likely as elsewhere.
+    pub start: i16,
+    /// The handshake is done before the hostility begins.
+    pub established: bool,
+}
+
+#[derive(Clone, Debug, TypeGenerator)]
+pub struct Host {
+    mss: u8,
+    send_buffer: u8,
+    receive_buffer: u8,
+    flags: u8,
+}
+
+impl Host {
+    /// The smallest buffers and segments, all options on.
+    pub const fn plain() -> Host {
+        Host {
+            mss: 0,
+            send_buffer: 1,
+            receive_buffer: 0,
+            flags: 0,
+        }
+    }
+
+    pub fn config(&self) -> Config {
+        let defaults = Config::default();
+        let size = |code: u8| 600usize << (code % 8);
+        let send = size(self.send_buffer);
+        let receive = size(self.receive_buffer);
+        Config {
+            mss: [100, 536, 1460, 9000][usize::from(self.mss % 4)],
+            send_buffer: send,
+            send_buffer_max: send << (self.send_buffer >> 6),
+            receive_buffer: receive,
+            receive_buffer_max: receive << (self.receive_buffer >> 5),
+            timestamps: self.flags & 1 == 0,
+            sack: self.flags & 2 == 0,
+            window_scaling: self.flags & 4 == 0,
+            congestion: match self.flags & 8 {
+                0 => CongestionKind::Cubic,
+                _ => CongestionKind::Reno,
+            },
+            ..defaults
+        }
+    }
+}
+
+/// One of the two ends, in a form that can be generated.
+#[derive(Clone, Copy, Debug, TypeGenerator)]
+pub struct Who(bool);
+
+impl Who {
+    pub fn side(self) -> Side {
+        if self.0 { Side::B } else { Side::A }
+    }
+}
+
+impl From<Side> for Who {
+    fn from(side: Side) -> Who {
+        Who(side == Side::B)
+    }
+}
+
+#[derive(Clone, Debug, TypeGenerator)]
+pub enum Step {
+    Write {
+        who: Who,
+        octets: u16,
+    },
+    Read {
+        who: Who,
+        octets: u16,
+    },
+    ShutdownSend(Who),
+    ShutdownReceive(Who),
+    Close(Who),
+    Abort(Who),
+    /// The packet at that place in the queue of those on their way from `who` arrives.
+    Deliver {
+        who: Who,
+        place: u8,
+    },
+    DeliverAll(Who),
+    /// Everything arrives and is read, a few times over.
+    Calm(u8),
+    Drop {
+        who: Who,
+        place: u8,
+    },
+    DropAll(Who),
+    Duplicate {
+        who: Who,
+        place: u8,
+    },
+    /// Milliseconds pass; timers that come due run late.
+    Wait(u8),
+    /// The clock moves to the next timer of an end.
+    Timer(Who),
+    /// The session moves to another holder.
+    Migrate(Who),
+    Option {
+        who: Who,
+        kind: u8,
+        value: u16,
+    },
+    /// A stranger sends a segment to `who`.
+    Forge {
+        who: Who,
+        kind: u8,
+        offset: i32,
+        octets: u8,
+        flags: u8,
+    },
+    /// Somebody on the path changes a packet from `who`.
+    Corrupt {
+        who: Who,
+        place: u8,
+        field: u8,
+        value: i16,
+    },
+}
