@@ -79,6 +79,11 @@ impl Channel {
         self.ring.release();
     }
 
+    /// Is there a look at the tap to be taken before `then`?
+    pub(crate) fn expects(&self, then: Instant) -> bool {
+        self.stragglers_by.is_some_and(|by| by <= then)
+    }
+
     pub(crate) fn has_received(&self) -> bool {
         !self.ring.is_empty()
     }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Routes, Session, Stack};
+use portolan_stack::{Input, Routes, Session, Stack, Wire};
+use portolan_sys::clock;
 use portolan_sys::shm::MetastateReader;
 use portolan_tcp::Events;
 use portolan_types::{Instant, Slot};
@@ -101,6 +102,26 @@ impl Core {
         });
         stack.expire(now);
         self.dispatch();
+    }
+
+    /// Would a look at everything bring nothing for a reader of `socket`? What programs that poll
+    /// by `recv` ask most of the time, so it must cost little: no look at the exact clock.
+    pub(crate) fn has_nothing_for(&mut self, socket: &Socket) -> bool {
+        if self.channel.has_received() || self.channel.is_full() || self.stack.has_output() {
+            return false;
+        }
+        let soon = clock::recent() + clock::RECENT;
+        if self.stack.deadline().is_some_and(|next| next <= soon) || self.channel.expects(soon) {
+            return false;
+        }
+        self.attended += 1;
+        !socket.has_error()
+            && self.stack.tcp(socket.slot()).is_some_and(|session| {
+                let connection = &session.connection;
+                connection.readable() == 0
+                    && !connection.is_receive_finished()
+                    && connection.error().is_none()
+            })
     }
 
     /// Sends what sessions have to send.

@@ -243,7 +243,7 @@ impl Socket {
         self.shut.load(Ordering::Acquire) & direction != 0
     }
 
-    fn has_error(&self) -> bool {
+    pub(crate) fn has_error(&self) -> bool {
         self.error.load(Ordering::Acquire) != 0
     }
 

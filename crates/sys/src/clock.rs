@@ -1,18 +1,42 @@
 //! The host's monotonic clock as [`Instant`]. The one place where time enters Portolan.
 
+use std::time::Duration;
+
 use portolan_types::Instant;
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Reads CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`; no system call where the vDSO has it.
 pub fn now() -> Instant {
-    let time = clock_gettime(ClockId::Monotonic);
-    // The monotonic clock counts from boot, so neither part is ever negative.
+    instant(clock_gettime(ClockId::Monotonic))
+}
+
+/// How far [`recent`] may lie behind [`now`]: more than the longest tick of a kernel (100 Hz).
+pub const RECENT: Duration = Duration::from_millis(12);
+
+/// The time of the kernel's last tick: for a fraction of the cost, not later than [`now`], and
+/// behind it by no more than [`RECENT`].
+pub fn recent() -> Instant {
+    instant(clock_gettime(ClockId::MonotonicCoarse))
+}
+
+// The monotonic clocks count from boot, so neither part is ever negative.
+fn instant(time: Timespec) -> Instant {
     Instant::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::now;
+    use super::{RECENT, now, recent};
+
+    #[test]
+    fn the_recent_time_is_not_far_behind() {
+        for _ in 0..10_000 {
+            let before = now();
+            let recent = recent();
+            assert!(recent <= now());
+            assert!(recent + RECENT >= before);
+        }
+    }
 
     #[test]
     fn the_clock_never_goes_back() {

@@ -77,6 +77,8 @@ pub struct Options {
     pub nodelay: bool,
     /// Holds back segments that are not full.
     pub cork: bool,
+    /// As `cork`, until the next write: its writer has more (`MSG_MORE`).
+    pub more: bool,
     /// Acknowledges every arrival at once.
     pub quickack: bool,
     pub keepalive: KeepAlive,

@@ -266,7 +266,9 @@ impl Sender {
         let short = queued % self.mss;
         let wait = short > 0
             && !self.fin
-            && (options.cork || (!options.nodelay && self.short_end.after(self.una)));
+            && (options.cork
+                || options.more
+                || (!options.nodelay && self.short_end.after(self.una)));
         let octets = if wait { queued - short } else { queued };
         (octets > 0).then(|| self.fresh(octets, queued))
     }

@@ -64,11 +64,8 @@ fn receive_tcp(
     let is_peek = flags & libc::MSG_PEEK != 0;
     // With MSG_TRUNC octets are dropped unseen (tcp(7)).
     let is_drop = flags & libc::MSG_TRUNC != 0;
-    let least = if flags & libc::MSG_WAITALL != 0 {
-        wanted
-    } else {
-        socket.options().receive_low_water().min(wanted)
-    };
+    let waits_for_all = flags & libc::MSG_WAITALL != 0;
+    let is_nonblocking = socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
     let done = Cell::new(0);
     let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
@@ -77,6 +74,14 @@ fn receive_tcp(
         };
         let connection = &mut session.connection;
         let has_some = connection.readable() > 0;
+        let least = if waits_for_all {
+            wanted
+        } else {
+            connection
+                .options()
+                .receive_low_water
+                .clamp(1, wanted.max(1))
+        };
         let before = if is_peek { 0 } else { done.get() };
         let mut taken = 0;
         scatter(buffers, before, |piece| {
@@ -115,8 +120,11 @@ fn receive_tcp(
         ..Received::default()
     };
 
-    let now = clock::now();
     let mut core = process.lock();
+    if is_nonblocking && core.has_nothing_for(socket) {
+        return Err(Errno::AGAIN.into());
+    }
+    let now = clock::now();
     core.take_in(now);
     let first = attempt(&mut core, now);
     core.send_out(now);
@@ -124,7 +132,7 @@ fn receive_tcp(
     if let Some(result) = first {
         return result.map(received);
     }
-    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+    if is_nonblocking {
         return if done.get() > 0 {
             Ok(received(done.get()))
         } else {
@@ -223,7 +231,7 @@ fn send_tcp(
     if flags & libc::MSG_OOB != 0 && total > 0 {
         return Err(Errno::OPNOTSUPP.into());
     }
-    let cork = flags & libc::MSG_MORE != 0 || socket.options().is_corked();
+    let more = flags & libc::MSG_MORE != 0;
     let done = Cell::new(0);
     let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
@@ -250,7 +258,7 @@ fn send_tcp(
                 Err(Errno::PIPE.into())
             });
         }
-        connection.options().cork = cork;
+        connection.options().more = more;
         gather(buffers, done.get(), |piece| {
             let count = connection.send(now, piece);
             done.set(done.get() + count);
