@@ -114,7 +114,9 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 	}
 	if (!(flags & RECORD_ICMP_ERROR) &&
 	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
-		struct tap_stamp stamp = { slot, generation, flags, 0 };
+		__u32 ifindex = skb->ifindex;
+		struct tap_stamp stamp = { slot, generation, flags,
+					   ifindex <= 0xffff ? ifindex : 0 };
 
 		return deliver_on_tap(skb, &stamp, channel, doorbell);
 	}

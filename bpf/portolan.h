@@ -67,7 +67,7 @@ struct tap_stamp {
 	__u32 slot;
 	__u32 generation;
 	__u16 flags;
-	__u16 reserved;
+	__u16 ifindex; /* 0 if it is too large */
 };
 
 #define RECORD_ICMP_ERROR 1

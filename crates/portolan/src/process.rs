@@ -12,6 +12,7 @@ use std::time::Duration;
 use portolan_proto::control::{Parameters, ReplyBody, RequestBody};
 use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
+use portolan_sys::inlet::Inlet;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
@@ -175,7 +176,7 @@ impl Process {
         let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
         let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
         let statistics = StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
-        let channel = Channel::new(TapIo::new(tap), ring, ring_fd, doorbell);
+        let channel = Channel::new(TapIo::new(tap), Inlet::new(ring, doorbell), ring_fd);
         Ok(Process {
             control,
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),

@@ -90,7 +90,8 @@ pub struct TapStamp {
     pub generation: u32,
     /// As in [`RecordHeader`].
     pub flags: u16,
-    pub reserved: u16,
+    /// Device that the frame came in by; 0 if its index is too large to fit.
+    pub ifindex: u16,
 }
 
 /// One page shared by a channel's owner (read, write) and the filter: the owner says whether it

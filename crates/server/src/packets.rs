@@ -22,12 +22,24 @@ const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
 
 impl Server {
-    /// Takes what the filter left. True if there may be more.
+    /// Takes what the filter sent to the tap while the server slept.
+    pub fn drain_tap(&mut self) {
+        let mut frame = std::mem::take(&mut self.frame);
+        while let Some(record) = self.inlet.next_from_tap(self.wire.io(), self.now) {
+            let header = record.header;
+            frame.clear();
+            frame.extend_from_slice(record.frame);
+            self.on_frame(&header, &frame);
+        }
+        self.frame = frame;
+    }
+
+    /// Takes what the filter left on the ring. True if there may be more.
     pub fn drain_ring(&mut self) -> bool {
         let mut frame = std::mem::take(&mut self.frame);
         let mut more = true;
         for _ in 0..FRAMES_PER_TURN {
-            let Some(record) = self.ring.next() else {
+            let Some(record) = self.inlet.next_from_ring() else {
                 more = false;
                 break;
             };
@@ -36,7 +48,7 @@ impl Server {
             frame.extend_from_slice(record.frame);
             self.on_frame(&header, &frame);
         }
-        self.ring.release();
+        self.inlet.release();
         self.frame = frame;
         more
     }

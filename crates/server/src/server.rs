@@ -13,7 +13,8 @@ use portolan_control::{Phase, PortTable, Registry};
 use portolan_stack::{Path, Routes, Stack};
 use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
-use portolan_sys::doorbell::{Doorbell, State};
+use portolan_sys::doorbell::Doorbell;
+use portolan_sys::inlet::Inlet;
 use portolan_sys::netlink::{Monitor, MonitorError};
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::MetastateWriter;
@@ -130,8 +131,7 @@ pub struct Server {
 
     // Packets.
     pub(crate) filter: Filter,
-    pub(crate) ring: Ring,
-    doorbell: Doorbell,
+    pub(crate) inlet: Inlet,
     pub(crate) stack: Stack,
     pub(crate) wire: TapWire,
     pub(crate) inject: TapWire,
@@ -203,7 +203,7 @@ impl Server {
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
         let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
         let edge = EventFlags::OUT | EventFlags::ET;
-        poll.add(&wire, Source::Wire, edge)?;
+        poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
         poll.add(&inject, Source::Inject, edge)?;
 
         let mut server = Server {
@@ -224,8 +224,7 @@ impl Server {
             leaving_taps: VecDeque::new(),
             buffer: Vec::new(),
             filter,
-            ring,
-            doorbell,
+            inlet: Inlet::new(ring, doorbell),
             stack: Stack::new(now),
             wire,
             inject,
@@ -276,19 +275,21 @@ impl Server {
     /// Waits until something happens, and answers all of it.
     fn turn(&mut self, latest: Option<Instant>) -> Result<(), Errno> {
         let deadline = [self.deadline(), latest].into_iter().flatten().min();
-        self.doorbell.set(State::Asleep);
-        // Looked at after the bell was set: a frame is either seen here or rings.
-        let deadline = if self.ring.is_empty() {
-            deadline
-        } else {
+        self.inlet.fall_asleep();
+        let deadline = if self.inlet.has_received() {
             Some(self.now)
+        } else {
+            deadline
         };
         let ready = self.poll.wait(clock::now(), deadline)?;
-        self.doorbell.set(State::Awake);
         self.now = clock::now();
+        self.inlet.wake_up(self.now);
+        self.drain_tap();
         for Ready { source, flags } in ready {
             self.dispatch(source, flags);
         }
+        // The edge of a frame on the tap may have been reported, and passed over, by `reap`.
+        self.drain_tap();
         self.drain_ring();
         self.stack.expire(self.now);
         self.settle();

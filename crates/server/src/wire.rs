@@ -29,6 +29,11 @@ impl TapWire {
         }
     }
 
+    /// The tap itself, from which frames come too.
+    pub fn io(&self) -> &TapIo<OwnedFd> {
+        &self.io
+    }
+
     /// Sends a bare Ethernet frame as it was received. `gso_size` other than 0 marks one that the
     /// kernel had coalesced.
     pub fn resend(&mut self, header: [u8; VNET_HEADER], frame: &[u8]) {

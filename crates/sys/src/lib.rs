@@ -7,6 +7,7 @@ pub mod clock;
 pub mod descriptor;
 pub mod device;
 pub mod doorbell;
+pub mod inlet;
 pub mod leak;
 mod mapping;
 pub mod memory;
