@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
 /// [`may_use`] says so.
-const LAYERS: [(&str, Layer); 19] = [
+const LAYERS: [(&str, Layer); 20] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
     ("portolan-timers", Layer::Vocabulary),
@@ -25,6 +25,7 @@ const LAYERS: [(&str, Layer); 19] = [
     ("portolan-sim", Layer::Tool),
     ("portolan-fuzz", Layer::Tool),
     ("portolan-netns", Layer::Tool),
+    ("portolan-pkt", Layer::Tool),
     ("portolan-posix-check", Layer::Tool),
     ("portolan-programs", Layer::Tool),
 ];

@@ -14,7 +14,7 @@ use std::{
 use libc::{c_int, epoll_event, iovec, msghdr, pollfd, sockaddr, socklen_t};
 
 use address::{Raw, decoded};
-pub use signal::{count_signals, kick, this_thread};
+pub use signal::{Counted, count_signals, kick, this_thread};
 
 pub const STREAM: i32 = libc::SOCK_STREAM;
 pub const DATAGRAM: i32 = libc::SOCK_DGRAM;

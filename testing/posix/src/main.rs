@@ -2,8 +2,6 @@
 //!
 //! Each topic runs in a process of its own, so that one that hangs or dies costs no other.
 
-mod call;
-mod show;
 mod side;
 mod topics;
 
@@ -16,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use portolan_posix_check::{call, show};
 use side::{Role, Side};
 use topics::{TOPICS, Topic};
 

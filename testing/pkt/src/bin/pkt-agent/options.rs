@@ -1,0 +1,164 @@
+//! Socket options by their names.
+
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, c_int};
+use portolan_pkt::agent::Value;
+use portolan_posix_check::call::{self, Errno, Fd};
+
+use crate::{Found, Made, number, plain};
+
+/// Options whose value is an int.
+const INTEGERS: [(&str, c_int, c_int); 44] = [
+    ("SO_REUSEADDR", SOL_SOCKET, libc::SO_REUSEADDR),
+    ("SO_REUSEPORT", SOL_SOCKET, libc::SO_REUSEPORT),
+    ("SO_KEEPALIVE", SOL_SOCKET, libc::SO_KEEPALIVE),
+    ("SO_OOBINLINE", SOL_SOCKET, libc::SO_OOBINLINE),
+    ("SO_RCVBUF", SOL_SOCKET, libc::SO_RCVBUF),
+    ("SO_SNDBUF", SOL_SOCKET, libc::SO_SNDBUF),
+    ("SO_RCVLOWAT", SOL_SOCKET, libc::SO_RCVLOWAT),
+    ("SO_ERROR", SOL_SOCKET, libc::SO_ERROR),
+    ("SO_ACCEPTCONN", SOL_SOCKET, libc::SO_ACCEPTCONN),
+    ("SO_NO_CHECK", SOL_SOCKET, libc::SO_NO_CHECK),
+    ("SO_PRIORITY", SOL_SOCKET, libc::SO_PRIORITY),
+    ("SO_MAX_PACING_RATE", SOL_SOCKET, libc::SO_MAX_PACING_RATE),
+    ("TCP_NODELAY", IPPROTO_TCP, libc::TCP_NODELAY),
+    ("TCP_CORK", IPPROTO_TCP, libc::TCP_CORK),
+    ("TCP_QUICKACK", IPPROTO_TCP, libc::TCP_QUICKACK),
+    ("TCP_MAXSEG", IPPROTO_TCP, libc::TCP_MAXSEG),
+    ("TCP_KEEPIDLE", IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    ("TCP_KEEPINTVL", IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    ("TCP_KEEPCNT", IPPROTO_TCP, libc::TCP_KEEPCNT),
+    ("TCP_SYNCNT", IPPROTO_TCP, libc::TCP_SYNCNT),
+    ("TCP_LINGER2", IPPROTO_TCP, libc::TCP_LINGER2),
+    ("TCP_DEFER_ACCEPT", IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+    ("TCP_WINDOW_CLAMP", IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+    ("TCP_USER_TIMEOUT", IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    ("TCP_FASTOPEN", IPPROTO_TCP, libc::TCP_FASTOPEN),
+    (
+        "TCP_FASTOPEN_CONNECT",
+        IPPROTO_TCP,
+        libc::TCP_FASTOPEN_CONNECT,
+    ),
+    (
+        "TCP_FASTOPEN_NO_COOKIE",
+        IPPROTO_TCP,
+        libc::TCP_FASTOPEN_NO_COOKIE,
+    ),
+    ("TCP_NOTSENT_LOWAT", IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+    ("TCP_INQ", IPPROTO_TCP, libc::TCP_INQ),
+    (
+        "TCP_THIN_LINEAR_TIMEOUTS",
+        IPPROTO_TCP,
+        libc::TCP_THIN_LINEAR_TIMEOUTS,
+    ),
+    ("TCP_TIMESTAMP", IPPROTO_TCP, libc::TCP_TIMESTAMP),
+    ("TCP_SAVE_SYN", IPPROTO_TCP, libc::TCP_SAVE_SYN),
+    ("IP_TTL", IPPROTO_IP, libc::IP_TTL),
+    ("IP_TOS", IPPROTO_IP, libc::IP_TOS),
+    ("IP_MINTTL", IPPROTO_IP, libc::IP_MINTTL),
+    ("IP_RECVERR", IPPROTO_IP, libc::IP_RECVERR),
+    ("IP_MTU_DISCOVER", IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    ("IP_MTU", IPPROTO_IP, libc::IP_MTU),
+    ("IPV6_UNICAST_HOPS", IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    ("IPV6_TCLASS", IPPROTO_IPV6, libc::IPV6_TCLASS),
+    ("IPV6_V6ONLY", IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    ("IPV6_RECVERR", IPPROTO_IPV6, libc::IPV6_RECVERR),
+    ("IPV6_MTU_DISCOVER", IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    ("IPV6_MTU", IPPROTO_IPV6, libc::IPV6_MTU),
+];
+
+fn find(option: &[String]) -> Result<(c_int, c_int), Errno> {
+    let name = option.first().map(String::as_str).unwrap_or_default();
+    let row = INTEGERS.iter().find(|row| row.0 == name);
+    row.map(|row| (row.1, row.2)).ok_or(Errno(libc::ENOSYS))
+}
+
+pub(crate) fn set(fd: Fd, option: &[String], value: &[Value]) -> Made {
+    let name = option.first().map(String::as_str).unwrap_or_default();
+    match (name, value) {
+        ("SO_LINGER", [Value::Number(on), Value::Number(seconds)]) => {
+            let linger = libc::linger {
+                l_onoff: *on as c_int,
+                l_linger: *seconds as c_int,
+            };
+            plain(call::set_option(fd, SOL_SOCKET, libc::SO_LINGER, &linger))
+        }
+        // In milliseconds.
+        ("SO_RCVTIMEO" | "SO_SNDTIMEO", [Value::Number(milliseconds)]) => {
+            let which = match name {
+                "SO_RCVTIMEO" => libc::SO_RCVTIMEO,
+                _ => libc::SO_SNDTIMEO,
+            };
+            let time = libc::timeval {
+                tv_sec: milliseconds / 1000,
+                tv_usec: milliseconds % 1000 * 1000,
+            };
+            plain(call::set_option(fd, SOL_SOCKET, which, &time))
+        }
+        ("TCP_CONGESTION", [Value::Text(name)]) => set_congestion(fd, name),
+        (_, [Value::Number(value)]) => {
+            let (level, name) = find(option)?;
+            plain(call::set_option(fd, level, name, &(*value as c_int)))
+        }
+        _ => Err(Errno(libc::ENOSYS)),
+    }
+}
+
+pub(crate) fn set_congestion(fd: Fd, name: &[u8]) -> Made {
+    let mut value = [0_u8; 16];
+    let room = value.get_mut(..name.len()).ok_or(Errno(libc::EINVAL))?;
+    room.copy_from_slice(name);
+    plain(call::set_option(
+        fd,
+        IPPROTO_TCP,
+        libc::TCP_CONGESTION,
+        &value,
+    ))
+}
+
+pub(crate) fn get(fd: Fd, option: &[String]) -> Made {
+    if option.first().is_some_and(|name| name == "TCP_CONGESTION") {
+        let (value, length) = call::option::<[u8; 16]>(fd, IPPROTO_TCP, libc::TCP_CONGESTION)?;
+        let end = value.iter().position(|octet| *octet == 0);
+        return Ok(Found {
+            number: length as i64,
+            data: Some(value[..end.unwrap_or(16)].to_vec()),
+            words: Vec::new(),
+        });
+    }
+    let (level, name) = find(option)?;
+    let value = call::flag(fd, level, name)?;
+    // An error is answered as an error, so that a script can name it.
+    if level == SOL_SOCKET && name == libc::SO_ERROR && value != 0 {
+        return Err(Errno(value));
+    }
+    number(value.into())
+}
+
+pub(crate) fn tcp_info(fd: Fd, field: &[String]) -> Made {
+    let (info, _) = call::option::<libc::tcp_info>(fd, IPPROTO_TCP, libc::TCP_INFO)?;
+    let field = field.first().map(String::as_str).unwrap_or_default();
+    number(match field {
+        "state" => info.tcpi_state.into(),
+        "ca_state" => info.tcpi_ca_state.into(),
+        "retransmits" => info.tcpi_retransmits.into(),
+        "probes" => info.tcpi_probes.into(),
+        "backoff" => info.tcpi_backoff.into(),
+        "options" => info.tcpi_options.into(),
+        "rto" => info.tcpi_rto.into(),
+        "ato" => info.tcpi_ato.into(),
+        "snd_mss" => info.tcpi_snd_mss.into(),
+        "rcv_mss" => info.tcpi_rcv_mss.into(),
+        "unacked" => info.tcpi_unacked.into(),
+        "sacked" => info.tcpi_sacked.into(),
+        "lost" => info.tcpi_lost.into(),
+        "retrans" => info.tcpi_retrans.into(),
+        "pmtu" => info.tcpi_pmtu.into(),
+        "rtt" => info.tcpi_rtt.into(),
+        "snd_ssthresh" => info.tcpi_snd_ssthresh.into(),
+        "snd_cwnd" => info.tcpi_snd_cwnd.into(),
+        "advmss" => info.tcpi_advmss.into(),
+        "reordering" => info.tcpi_reordering.into(),
+        "total_retrans" => info.tcpi_total_retrans.into(),
+        _ => return Err(Errno(libc::ENOSYS)),
+    })
+}

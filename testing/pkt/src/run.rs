@@ -1,0 +1,414 @@
+//! Plays one script on a bed.
+
+mod calls;
+mod errno;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::agent::{Agent, AgentError, Answer};
+use crate::bed::Bed;
+use crate::script::{Action, Family, Packet, Place, Script, Step, Time};
+use crate::segment::{Content, Flow, Reassembly, Scope, Seen, build, compare, show};
+use crate::wire::now;
+
+/// How much earlier than it should a timer may seem to fire: a tick of the kernel's clock at 100 Hz.
+const TICK: Duration = Duration::from_millis(10);
+/// How long an expectation without an upper bound is waited for. The machine may be busy.
+const PATIENCE: Duration = Duration::from_millis(3000);
+/// How long a call may take.
+const CALL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a script plays: no two on one bed at one place.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub family: Family,
+    /// Of all that are played on this bed.
+    pub number: u16,
+}
+
+/// Why a script failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub place: Option<Place>,
+    pub message: String,
+    /// All that happened, a line each.
+    pub trace: Vec<String>,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(place) = &self.place {
+            writeln!(f, "  {place}")?;
+        }
+        writeln!(f, "  {}", self.message)?;
+        for line in &self.trace {
+            writeln!(f, "    {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Plays `script`; the time it took is the caller's to measure.
+pub fn play(script: &Script, bed: &Bed, setting: Setting) -> Result<(), Box<Failure>> {
+    let outer = |message: String| {
+        Box::new(Failure {
+            place: None,
+            message,
+            trace: Vec::new(),
+        })
+    };
+    let before = change(bed, &script.sysctls).map_err(outer)?;
+    bed.wire.drain();
+    let result = match Agent::start(bed.agent()) {
+        Ok(agent) => Player::new(script, bed, agent, setting).play(script),
+        Err(error) => Err(outer(error.to_string())),
+    };
+    change(bed, &before).map_err(outer)?;
+    result
+}
+
+/// Sets kernel parameters and tells what they were.
+fn change(bed: &Bed, sysctls: &[(String, String)]) -> Result<Vec<(String, String)>, String> {
+    if sysctls.is_empty() {
+        return Ok(Vec::new());
+    }
+    bed.host.enter(|| {
+        let mut before = Vec::new();
+        for (name, value) in sysctls {
+            let path = name.replace('.', "/");
+            let old = portolan_sys::sysctl::read_value(&path).map_err(|e| e.to_string())?;
+            portolan_sys::sysctl::write(&path, value).map_err(|e| e.to_string())?;
+            before.push((name.clone(), old));
+        }
+        before.reverse();
+        Ok(before)
+    })
+}
+
+/// What a step came to when it did not go well.
+type Stepped = Result<(), String>;
+
+struct Player<'a> {
+    bed: &'a Bed,
+    agent: Agent,
+    family: Family,
+    /// Of the stack under test, where it listens.
+    port: u16,
+    scope: Scope,
+    flows: HashMap<String, Flow>,
+    reassembly: Reassembly,
+    started: HashMap<String, u32>,
+    /// Where each stream's next octet is in the pattern; none after octets of another kind.
+    read_so_far: HashMap<i64, Option<u64>>,
+    datagram_sockets: Vec<i64>,
+    /// When the last step came true.
+    cursor: Duration,
+    start: Duration,
+    trace: Vec<(Duration, String)>,
+}
+
+/// The first port of remote ends; flows differ by it.
+const REMOTE_PORT: u16 = 40_000;
+/// Ports of the stack under test begin here.
+const LOCAL_PORT: u16 = 5_000;
+
+impl<'a> Player<'a> {
+    fn new(script: &Script, bed: &'a Bed, agent: Agent, setting: Setting) -> Player<'a> {
+        let Setting { family, number } = setting;
+        let mut flows = HashMap::new();
+        for name in flow_names(script) {
+            let index = flows.len() as u16;
+            let flow = Flow {
+                local: SocketAddr::new(Bed::local(family), LOCAL_PORT + number),
+                local_is_known: false,
+                remote: SocketAddr::new(Bed::remote(family, number), REMOTE_PORT + index),
+                // Near the top, so that every longer stream wraps.
+                remote_isn: u32::MAX - 1000 - u32::from(index),
+                local_isn: None,
+                timestamp: 0,
+            };
+            flows.insert(name, flow);
+        }
+        let start = now();
+        Player {
+            bed,
+            agent,
+            family,
+            port: LOCAL_PORT + number,
+            scope: Scope {
+                family,
+                variables: HashMap::new(),
+            },
+            flows,
+            reassembly: Reassembly::default(),
+            started: HashMap::new(),
+            read_so_far: HashMap::new(),
+            datagram_sockets: Vec::new(),
+            cursor: start,
+            start,
+            trace: Vec::new(),
+        }
+    }
+
+    fn play(mut self, script: &Script) -> Result<(), Box<Failure>> {
+        let mut allowed = Vec::new();
+        for step in &script.steps {
+            if let Action::Allow(packet) = &step.action {
+                allowed.push(packet);
+                continue;
+            }
+            self.step(step, &allowed).map_err(|message| {
+                self.note_the_rest();
+                Box::new(Failure {
+                    place: Some(step.place.clone()),
+                    message,
+                    trace: self.told(),
+                })
+            })?;
+            if matches!(step.action, Action::Expect(_) | Action::Quiet(_)) {
+                allowed.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: &Step, allowed: &[&Packet]) -> Stepped {
+        match &step.action {
+            Action::Inject(packet) => self.inject(packet, step.time),
+            Action::Expect(packet) => self.expect(packet, step.time, allowed),
+            Action::Allow(_) => Ok(()),
+            Action::Quiet(length) => self.quiet(*length, allowed),
+            Action::Call { call, result } => {
+                self.wait_until(self.cursor + step.time.earliest);
+                let id = self.request(call)?;
+                let answer = self.answer(id, now() + CALL_PATIENCE)?;
+                self.cursor = answer.started;
+                self.judge(call, &answer, result)
+            }
+            Action::Start { name, call } => {
+                self.wait_until(self.cursor + step.time.earliest);
+                let id = self.request(call)?;
+                self.started.insert(name.clone(), id);
+                self.cursor = now();
+                Ok(())
+            }
+            Action::Await { name, result } => {
+                let id = self.id(name)?;
+                let answer = self.answer(id, self.deadline(step.time))?;
+                self.in_time(answer.ended, step.time)?;
+                self.cursor = answer.ended;
+                self.judge_answer(&answer, result)
+            }
+            Action::Pending(name) => {
+                let id = self.id(name)?;
+                match self.agent.answer(id, now()) {
+                    Err(AgentError::Late) => Ok(()),
+                    Err(error) => Err(error.to_string()),
+                    Ok(answer) => Err(format!("the call has returned {:?}", answer.result)),
+                }
+            }
+        }
+    }
+
+    fn id(&self, name: &str) -> Result<u32, String> {
+        let id = self.started.get(name).copied();
+        id.ok_or_else(|| format!("no call {name:?} was started"))
+    }
+
+    fn answer(&mut self, id: u32, deadline: Duration) -> Result<Answer, String> {
+        let answer = self.agent.answer(id, deadline);
+        answer.map_err(|error| error.to_string())
+    }
+
+    fn wait_until(&mut self, moment: Duration) {
+        std::thread::sleep(moment.saturating_sub(now()));
+    }
+
+    fn deadline(&self, time: Time) -> Duration {
+        let latest = time.latest.unwrap_or(time.earliest + PATIENCE);
+        (self.cursor + latest).max(now())
+    }
+
+    fn in_time(&self, at: Duration, time: Time) -> Stepped {
+        let after = at.saturating_sub(self.cursor);
+        if !time.earliest.is_zero() && after + TICK < time.earliest {
+            return Err(format!("too early: after {:.3} s", after.as_secs_f64()));
+        }
+        match time.latest {
+            Some(latest) if after > latest => {
+                Err(format!("too late: after {:.3} s", after.as_secs_f64()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn flow(&self, packet: &Packet) -> Result<&Flow, String> {
+        let flow = self.flows.get(&packet.flow);
+        flow.ok_or_else(|| format!("there is no flow {:?}", packet.flow))
+    }
+
+    fn inject(&mut self, packet: &Packet, time: Time) -> Stepped {
+        self.wait_until(self.cursor + time.earliest);
+        let flow = self.flow(packet)?.clone();
+        let octets = build(packet, &flow, &self.scope).map_err(|error| error.to_string())?;
+        self.cursor = now();
+        let shown = crate::segment::read(&octets, self.cursor);
+        let shown = shown.map_or("part of a packet".to_owned(), |seen| {
+            show(&seen, &flow, false)
+        });
+        let name = flow_tag(&packet.flow);
+        self.trace.push((self.cursor, format!("< {name}{shown}")));
+        self.bed
+            .wire
+            .send(&octets)
+            .map_err(|error| error.to_string())
+    }
+
+    fn expect(&mut self, packet: &Packet, time: Time, allowed: &[&Packet]) -> Stepped {
+        let deadline = self.deadline(time);
+        loop {
+            let Some((name, seen)) = self.next_packet(deadline) else {
+                return Err("nothing came".to_owned());
+            };
+            match self.fits(packet, &name, &seen) {
+                Ok(()) => {
+                    self.in_time(seen.at, time)?;
+                    self.cursor = seen.at.max(self.cursor);
+                    return Ok(());
+                }
+                Err(_) if self.is_allowed(allowed, &name, &seen) => {}
+                Err(reason) => {
+                    let got = show(&seen, self.flow(packet)?, true);
+                    return Err(format!("{reason}\n  got: > {}{got}", flow_tag(&name)));
+                }
+            }
+        }
+    }
+
+    fn is_allowed(&mut self, allowed: &[&Packet], name: &str, seen: &Seen) -> bool {
+        allowed
+            .iter()
+            .any(|packet| self.fits(packet, name, seen).is_ok())
+    }
+
+    fn fits(&mut self, packet: &Packet, name: &str, seen: &Seen) -> Stepped {
+        if packet.flow != name {
+            return Err(format!("it is of flow {name:?}"));
+        }
+        let Some(flow) = self.flows.get(name) else {
+            return Err(format!("there is no flow {name:?}"));
+        };
+        compare(packet, seen, flow, &mut self.scope)
+    }
+
+    fn quiet(&mut self, length: Duration, allowed: &[&Packet]) -> Stepped {
+        let end = self.cursor + length;
+        while let Some((name, seen)) = self.next_packet(end) {
+            if !self.is_allowed(allowed, &name, &seen) {
+                let flow = self.flows.get(&name);
+                let got = flow.map(|flow| show(&seen, flow, true)).unwrap_or_default();
+                return Err(format!("got: > {}{got}", flow_tag(&name)));
+            }
+        }
+        self.cursor = end;
+        Ok(())
+    }
+
+    /// The next packet of this script, and its flow's name; none if none comes until `deadline`.
+    fn next_packet(&mut self, deadline: Duration) -> Option<(String, Seen)> {
+        loop {
+            let (at, packet) = self.bed.wire.receive(deadline)?;
+            let Some(seen) = self.reassembly.take(&packet, at) else {
+                continue;
+            };
+            let Some(name) = self.flow_of(&seen) else {
+                continue;
+            };
+            self.learn(&name, &seen);
+            let shown = self.flows.get(&name).map(|flow| show(&seen, flow, true));
+            let line = format!("> {}{}", flow_tag(&name), shown.unwrap_or_default());
+            self.trace.push((seen.at, line));
+            if at > deadline {
+                return None;
+            }
+            return Some((name, seen));
+        }
+    }
+
+    fn flow_of(&self, seen: &Seen) -> Option<String> {
+        let (local, remote) = match &seen.content {
+            Content::Icmp(icmp) => {
+                let (_, source, destination) = icmp.about?;
+                (destination, source)
+            }
+            _ => (seen.from, seen.to),
+        };
+        let is_mine =
+            |flow: &Flow| flow.remote == remote && (!flow.local_is_known || flow.local == local);
+        let found = self.flows.iter().find(|(_, flow)| is_mine(flow));
+        found.map(|(name, _)| name.clone())
+    }
+
+    /// What only the stack under test chooses: its port, its first sequence number, timestamps.
+    fn learn(&mut self, name: &str, seen: &Seen) {
+        let Some(flow) = self.flows.get_mut(name) else {
+            return;
+        };
+        if !matches!(seen.content, Content::Icmp(_)) {
+            flow.local = seen.from;
+        }
+        if let Content::Tcp(tcp) = &seen.content {
+            if tcp.flags & 2 != 0 && tcp.flags & 4 == 0 {
+                flow.local_isn = Some(tcp.sequence);
+            }
+            for option in &tcp.options {
+                if let crate::segment::SeenOption::Timestamps(value, _) = option {
+                    flow.timestamp = *value;
+                }
+            }
+        }
+    }
+
+    /// After a failure: what else has come.
+    fn note_the_rest(&mut self) {
+        while self.next_packet(now()).is_some() {}
+    }
+
+    fn told(&self) -> Vec<String> {
+        let mut trace = self.trace.clone();
+        trace.sort_by_key(|(at, _)| *at);
+        let line = |(at, text): &(Duration, String)| {
+            format!("{:8.4} {text}", at.saturating_sub(self.start).as_secs_f64())
+        };
+        trace.iter().map(line).collect()
+    }
+}
+
+fn flow_tag(name: &str) -> String {
+    match name {
+        "" => String::new(),
+        name => format!("[{name}] "),
+    }
+}
+
+/// All flows of a script, the one without a name first.
+fn flow_names(script: &Script) -> Vec<String> {
+    let mut names = vec![String::new()];
+    for step in &script.steps {
+        let name = match &step.action {
+            Action::Inject(packet) | Action::Expect(packet) | Action::Allow(packet) => {
+                packet.flow.clone()
+            }
+            Action::Call { call, .. } | Action::Start { call, .. } => {
+                calls::flow_name(call).unwrap_or_default()
+            }
+            _ => continue,
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
+}
