@@ -95,40 +95,44 @@ impl Model {
 
 #[test]
 fn the_wheel_agrees_with_a_sorted_map() {
-    bolero::check!().with_type::<Vec<Step>>().for_each(|steps| {
-        let mut model = Model {
-            now: 1_000_000_000,
-            deadlines: BTreeMap::new(),
-        };
-        let mut wheel = Wheel::new(Instant::from_nanos(model.now));
-        for step in steps {
-            match *step {
-                Step::Set {
-                    slot,
-                    after,
-                    magnitude,
-                } => {
-                    let deadline = model.now.saturating_add(scaled(after, magnitude));
-                    wheel.set(slot.into(), Instant::from_nanos(deadline));
-                    model.deadlines.insert(slot.into(), deadline);
+    portolan_fuzz::check!(2000)
+        .with_type::<Vec<Step>>()
+        .for_each(|steps| {
+            let mut model = Model {
+                now: 1_000_000_000,
+                deadlines: BTreeMap::new(),
+            };
+            let mut wheel = Wheel::new(Instant::from_nanos(model.now));
+            for step in steps {
+                match *step {
+                    Step::Set {
+                        slot,
+                        after,
+                        magnitude,
+                    } => {
+                        let deadline = model.now.saturating_add(scaled(after, magnitude));
+                        wheel.set(slot.into(), Instant::from_nanos(deadline));
+                        model.deadlines.insert(slot.into(), deadline);
+                    }
+                    Step::Clear { slot } => {
+                        wheel.clear(slot.into());
+                        model.deadlines.remove(&u32::from(slot));
+                    }
+                    Step::Advance { by, magnitude } => {
+                        model.now = model.now.saturating_add(scaled(by, magnitude));
+                    }
+                    Step::Sleep => {
+                        let Some(next) = wheel.next() else { continue };
+                        let earliest = *model.deadlines.values().min().expect("something is set");
+                        assert!(
+                            next.as_nanos() <= earliest.saturating_add(TICK).max(model.now + TICK)
+                        );
+                        model.now = model.now.max(next.as_nanos());
+                    }
                 }
-                Step::Clear { slot } => {
-                    wheel.clear(slot.into());
-                    model.deadlines.remove(&u32::from(slot));
-                }
-                Step::Advance { by, magnitude } => {
-                    model.now = model.now.saturating_add(scaled(by, magnitude));
-                }
-                Step::Sleep => {
-                    let Some(next) = wheel.next() else { continue };
-                    let earliest = *model.deadlines.values().min().expect("something is set");
-                    assert!(next.as_nanos() <= earliest.saturating_add(TICK).max(model.now + TICK));
-                    model.now = model.now.max(next.as_nanos());
-                }
+                let slots = fired(&mut wheel, Instant::from_nanos(model.now));
+                model.check(&slots);
             }
-            let slots = fired(&mut wheel, Instant::from_nanos(model.now));
-            model.check(&slots);
-        }
-        assert_eq!(wheel.next().is_none(), model.deadlines.is_empty());
-    });
+            assert_eq!(wheel.next().is_none(), model.deadlines.is_empty());
+        });
 }

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_length_sum_to_the_same_as_the_whole() {
-        bolero::check!()
+        portolan_fuzz::check!(2000)
             .with_type::<(Vec<u8>, u8)>()
             .for_each(|(bytes, cut)| {
                 let whole = Sum::default().over(bytes).folded();

@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn no_octets_make_the_parser_panic() {
-        bolero::check!().for_each(|bytes| {
+        portolan_fuzz::check!(2000).for_each(|bytes| {
             let _ = Ipv4Header::parse(bytes);
             let _ = Ipv4Header::parse_quoted(bytes);
         });

@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn no_octets_make_the_parser_panic() {
-        bolero::check!().for_each(|bytes| {
+        portolan_fuzz::check!(2000).for_each(|bytes| {
             let _ = Ipv6Header::parse(bytes);
             let _ = Ipv6Header::parse_quoted(bytes);
         });

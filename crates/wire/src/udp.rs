@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn no_octets_make_the_parser_panic() {
-        bolero::check!().for_each(|bytes| {
+        portolan_fuzz::check!(2000).for_each(|bytes| {
             if let Ok((header, payload)) = UdpHeader::parse(bytes) {
                 header.verify(A, B, payload, Offload::MayBePartial);
             }

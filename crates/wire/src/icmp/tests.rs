@@ -112,7 +112,7 @@ fn a_bad_checksum_is_malformed() {
 
 #[test]
 fn no_octets_make_the_parser_panic() {
-    bolero::check!().for_each(|bytes| {
+    portolan_fuzz::check!(2000).for_each(|bytes| {
         for message in [
             IcmpMessage::parse_v4(bytes),
             IcmpMessage::parse_v6(A, B, bytes),

@@ -1,0 +1,406 @@
+//! The server's tables against clients that ask for anything in any order. Whatever they ask, no
+//! process gets at what is another's, no limit is passed, and nothing is left when all have gone.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use bolero::TypeGenerator;
+use portolan_control::Limits;
+use portolan_control::legality::{Command, Phase};
+use portolan_control::ports::{Claim, ClaimId, PortTable};
+use portolan_control::registry::{Holder, Opening, Registry};
+use portolan_proto::control::Reuse;
+use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
+
+const LIMITS: Limits = Limits {
+    processes: 4,
+    processes_per_user: 3,
+    sessions_per_process: 5,
+};
+
+/// Requests; channels and sessions are picked among those that were ever given out.
+#[derive(Debug, TypeGenerator)]
+enum Request {
+    Hello {
+        uid: u8,
+    },
+    HangUp {
+        channel: u8,
+    },
+    Open {
+        channel: u8,
+        phase: u8,
+        udp: bool,
+        cookie: u8,
+    },
+    Command {
+        channel: u8,
+        session: u8,
+        command: u8,
+        phase: u8,
+    },
+    Entitle {
+        channel: u8,
+        session: u8,
+    },
+    Detach {
+        session: u8,
+    },
+    Remove {
+        session: u8,
+    },
+    ReplaceCookie {
+        session: u8,
+        cookie: u8,
+    },
+}
+
+struct Server {
+    registry: Registry,
+    channels: Vec<ChannelId>,
+    sessions: Vec<SessionId>,
+    /// Generations never come twice.
+    generation: u32,
+}
+
+impl Server {
+    fn channel(&self, pick: u8) -> ChannelId {
+        // One that was never given out is among them.
+        let all = self.channels.len() + 1;
+        let pick = usize::from(pick) % all;
+        self.channels.get(pick).copied().unwrap_or(ChannelId(99))
+    }
+
+    fn session(&self, pick: u8) -> SessionId {
+        let all = self.sessions.len() + 1;
+        let pick = usize::from(pick) % all;
+        self.sessions.get(pick).copied().unwrap_or(SessionId(99))
+    }
+
+    fn apply(&mut self, request: &Request) {
+        match *request {
+            Request::Hello { uid } => {
+                let uid = u32::from(uid % 3);
+                if let Ok(channel) = self.registry.register(1, uid, "hostile".into(), false) {
+                    self.channels.push(channel);
+                }
+            }
+            Request::HangUp { channel } => self.hang_up(self.channel(channel)),
+            Request::Open {
+                channel,
+                phase,
+                udp,
+                cookie,
+            } => {
+                let channel = self.channel(channel);
+                let owner = self.registry.process(channel).map(|p| p.channel);
+                let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
+                let mut next = 1000 + self.sessions.len() as u64 / 2;
+                let opened = self.registry.open(
+                    owner,
+                    opening(protocol, phase_of(phase), cookie.into()),
+                    || {
+                        // The numbers repeat: the registry must not give one out twice.
+                        next += 1;
+                        next
+                    },
+                );
+                if let Ok(id) = opened {
+                    assert!(!self.sessions.contains(&id) || owner.is_none());
+                    self.sessions.push(id);
+                }
+            }
+            Request::Command {
+                channel,
+                session,
+                command,
+                phase,
+            } => {
+                let (channel, id) = (self.channel(channel), self.session(session));
+                let command = Command::ALL[usize::from(command) % Command::ALL.len()];
+                self.command(channel, id, command, phase_of(phase));
+            }
+            Request::Entitle { channel, session } => {
+                let (channel, id) = (self.channel(channel), self.session(session));
+                if self.registry.has_room(channel).is_ok() {
+                    self.registry.entitle(id, channel);
+                }
+            }
+            Request::Detach { session } => self.registry.detach(self.session(session)),
+            Request::Remove { session } => {
+                let id = self.session(session);
+                self.registry.remove(id);
+                self.sessions.retain(|known| *known != id);
+            }
+            Request::ReplaceCookie { session, cookie } => {
+                self.registry
+                    .replace_cookie(self.session(session), cookie.into());
+            }
+        }
+    }
+
+    /// As the server does it: what the process held is the server's then.
+    fn hang_up(&mut self, channel: ChannelId) {
+        for id in self.registry.unregister(channel) {
+            self.registry.aim(id, Holder::Server(Slot(0)));
+        }
+    }
+
+    fn command(&mut self, channel: ChannelId, id: SessionId, command: Command, next: Phase) {
+        // The server reads no command before a `Hello`.
+        if self.registry.process(channel).is_none() {
+            return;
+        }
+        let Ok(session) = self.registry.admit(channel, command, id) else {
+            return;
+        };
+        assert!(!matches!(session.phase, Phase::Handshake | Phase::Closing));
+        if session.phase == Phase::Connected {
+            let holder = matches!(session.holder, Holder::Process(of, _) if of == channel);
+            assert!(
+                holder,
+                "{command:?} for a session that another process holds"
+            );
+        }
+        let generation = self.registry.aim(id, Holder::Process(channel, Slot(1))).0;
+        assert!(generation > self.generation);
+        self.generation = generation;
+        if let Some(session) = self.registry.session_mut(id) {
+            session.phase = next;
+        }
+    }
+
+    fn check(&self) {
+        assert!(self.registry.process_count() <= LIMITS.processes as usize);
+        let mut charged: HashMap<ChannelId, u32> = HashMap::new();
+        for session in self.registry.sessions() {
+            if let Some(owner) = session.owner() {
+                assert!(
+                    self.registry.process(owner).is_some(),
+                    "a dead process is charged"
+                );
+                *charged.entry(owner).or_default() += 1;
+            }
+            if let Holder::Process(holder, _) = session.holder {
+                assert!(
+                    self.registry.process(holder).is_some(),
+                    "a dead process holds {session:?}"
+                );
+            }
+        }
+        for (channel, count) in charged {
+            assert!(
+                count <= LIMITS.sessions_per_process,
+                "{channel:?} has {count}"
+            );
+        }
+        for cookie in 1..=u8::MAX {
+            if let Some(session) = self.registry.by_cookie(cookie.into()) {
+                assert!(self.registry.session(session.id).is_some());
+            }
+        }
+    }
+}
+
+fn phase_of(code: u8) -> Phase {
+    Phase::ALL[usize::from(code) % Phase::ALL.len()]
+}
+
+fn opening(protocol: Protocol, phase: Phase, cookie: u64) -> Opening {
+    Opening {
+        protocol,
+        phase,
+        local: "10.0.0.1:80".parse().expect("an address"),
+        remote: None,
+        reuse: Reuse::default(),
+        v6_only: false,
+        uid: 1000,
+        cookie,
+        claim: None,
+        flow_claim: None,
+        listener: None,
+    }
+}
+
+#[test]
+fn no_order_of_requests_passes_a_limit_or_reaches_anothers_session() {
+    portolan_fuzz::check!(2000)
+        .with_type::<Vec<Request>>()
+        .for_each(|requests| {
+            let mut server = Server {
+                registry: Registry::new(LIMITS),
+                channels: Vec::new(),
+                sessions: Vec::new(),
+                generation: 0,
+            };
+            for request in requests {
+                server.apply(request);
+                server.check();
+            }
+            for channel in server.channels.clone() {
+                server.hang_up(channel);
+            }
+            server.check();
+            assert_eq!(server.registry.process_count(), 0);
+            for id in server.sessions.clone() {
+                server.registry.remove(id);
+            }
+            assert_eq!(server.registry.session_count(), 0);
+            assert!((1..=255).all(|cookie| server.registry.by_cookie(cookie).is_none()));
+        });
+}
+
+#[derive(Debug, TypeGenerator)]
+enum Wish {
+    Bind {
+        place: Place,
+        random: u32,
+    },
+    Connect {
+        place: Place,
+        remote: u8,
+        random: u32,
+    },
+    Join {
+        place: Place,
+        remote: u8,
+    },
+    Listen {
+        claim: u8,
+    },
+    Release {
+        claim: u8,
+    },
+    HoldBack {
+        claim: u8,
+        seconds: u8,
+    },
+    Expire {
+        seconds: u8,
+    },
+}
+
+/// Few addresses and ports, so that they meet.
+#[derive(Clone, Copy, Debug, TypeGenerator)]
+struct Place {
+    address: u8,
+    port: u8,
+    udp: bool,
+    reuse: (bool, bool),
+    v6_only: bool,
+    uid: u8,
+}
+
+impl Place {
+    fn claim(self) -> Claim {
+        let address = ["0.0.0.0", "10.0.0.1", "::", "fd00::1"][usize::from(self.address % 4)];
+        let port = [0, 80, 20000, 20001][usize::from(self.port % 4)];
+        Claim {
+            protocol: if self.udp {
+                Protocol::Udp
+            } else {
+                Protocol::Tcp
+            },
+            local: SocketAddr::new(address.parse().expect("an address"), port),
+            reuse: Reuse {
+                address: self.reuse.0,
+                port: self.reuse.1,
+            },
+            v6_only: self.v6_only,
+            uid: (self.uid % 2).into(),
+        }
+    }
+}
+
+fn remote(code: u8) -> SocketAddr {
+    SocketAddr::new([192, 0, 2, code % 3].into(), 80)
+}
+
+#[test]
+fn ports_that_exclude_each_other_are_never_both_given_out() {
+    portolan_fuzz::check!(2000)
+        .with_type::<Vec<Wish>>()
+        .for_each(|wishes| {
+            let mut table = PortTable::new(20000..=20003);
+            let mut now = Instant::from_millis(1_000_000);
+            let mut live: Vec<ClaimId> = Vec::new();
+            let mut binds: Vec<ClaimId> = Vec::new();
+            for wish in wishes {
+                let before = live.len();
+                apply(&mut table, &mut live, &mut now, wish);
+                if matches!(wish, Wish::Bind { .. }) {
+                    binds.extend(live.get(before));
+                }
+                binds.retain(|id| live.contains(id));
+                check_claims(&table, &binds);
+            }
+            for id in live {
+                table.release(id);
+                table.release(id);
+            }
+            table.expire(now + Duration::from_secs(1 << 20));
+            assert!(table.is_empty(), "{} claims are left", table.len());
+        });
+}
+
+fn apply(table: &mut PortTable, live: &mut Vec<ClaimId>, now: &mut Instant, wish: &Wish) {
+    let pick = |live: &[ClaimId], code: u8| {
+        (!live.is_empty()).then(|| live[usize::from(code) % live.len()])
+    };
+    match *wish {
+        Wish::Bind { place, random } => {
+            if let Ok((id, local)) = table.bind(place.claim(), random) {
+                assert_ne!(local.port(), 0);
+                live.push(id);
+            }
+        }
+        Wish::Connect {
+            place,
+            remote: to,
+            random,
+        } => {
+            if let Ok((id, local)) = table.connect(place.claim(), remote(to), random) {
+                assert_ne!(local.port(), 0);
+                live.push(id);
+            }
+        }
+        Wish::Join { place, remote: to } => live.extend(table.join(place.claim(), remote(to))),
+        Wish::Listen { claim } => {
+            if let Some(id) = pick(live, claim) {
+                let _ = table.listen(id);
+            }
+        }
+        Wish::Release { claim } => {
+            if let Some(id) = pick(live, claim) {
+                table.release(id);
+                live.retain(|known| *known != id);
+            }
+        }
+        Wish::HoldBack { claim, seconds } => {
+            if let Some(id) = pick(live, claim) {
+                table.hold_back(id, *now + Duration::from_secs(seconds.into()));
+                live.retain(|known| *known != id);
+            }
+        }
+        Wish::Expire { seconds } => {
+            *now += Duration::from_secs(seconds.into());
+            assert!(table.expire(*now).is_none_or(|next| next > *now));
+        }
+    }
+}
+
+/// Two claims of one endpoint, neither with an option that lets others in.
+fn check_claims(table: &PortTable, live: &[ClaimId]) {
+    let claims: Vec<Claim> = live.iter().filter_map(|&id| table.claim(id)).collect();
+    assert_eq!(claims.len(), live.len(), "a live claim was forgotten");
+    assert!(table.len() >= claims.len());
+    for (index, one) in claims.iter().enumerate() {
+        for other in &claims[index + 1..] {
+            let same = one.protocol == other.protocol && one.local == other.local;
+            let shared = one.reuse.address && other.reuse.address
+                || one.reuse.port && other.reuse.port && one.uid == other.uid;
+            assert!(!same || shared, "{one:?} and {other:?}");
+        }
+    }
+}
