@@ -65,3 +65,33 @@ fn main() -> ExitCode {
         Err(failure) => failure.report(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::Arguments;
+
+    #[test]
+    fn the_command_line_is_declared_without_contradiction() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn no_command_line_makes_the_parser_panic() {
+        const WORDS: [&str; 16] = [
+            "run", "ss", "counters", "status", "doctor", "bench", "--", "--socket", "--json", "-i",
+            "-a", "-n", "--help", "-w", "1", "tcp",
+        ];
+        portolan_fuzz::check!(500)
+            .with_type::<Vec<(u8, String)>>()
+            .for_each(|words| {
+                let line = words.iter().take(12).map(|(known, other)| {
+                    WORDS
+                        .get(usize::from(known % 24))
+                        .map_or(other.as_str(), |word| *word)
+                });
+                let _ = Arguments::try_parse_from(["portolan"].into_iter().chain(line));
+            });
+    }
+}

@@ -275,4 +275,29 @@ mod tests {
             Err(Errno::INVAL)
         );
     }
+
+    #[test]
+    fn any_octets_are_refused_or_come_back_as_they_were() {
+        portolan_fuzz::check!(3000)
+            .with_type::<(u8, Vec<u8>)>()
+            .for_each(|(family, octets)| {
+                let mut octets = octets.clone();
+                if let Some(first) = octets.first_mut() {
+                    *first = [0, 1, 2, 10][usize::from(family % 4)];
+                }
+                if let Some(second) = octets.get_mut(1) {
+                    *second = 0;
+                }
+                if let Ok(Given::Inet(address)) = parse(&octets) {
+                    let again = Encoded::from(address);
+                    // What follows an IPv4 address in its structure is padding; a scope may be missing.
+                    let told = match address {
+                        SocketAddr::V4(_) => 8,
+                        SocketAddr::V6(_) if octets.len() < V6_LENGTH => V6_SHORT_LENGTH,
+                        SocketAddr::V6(_) => V6_LENGTH,
+                    };
+                    assert_eq!(again.octets()[..told], octets[..told]);
+                }
+            });
+    }
 }

@@ -174,4 +174,30 @@ mod tests {
             assert_eq!(truncated, length < 52, "{length}");
         }
     }
+
+    #[test]
+    fn control_messages_of_any_size_stay_within_any_room() {
+        portolan_fuzz::check!(1000)
+            .with_type::<(u8, Vec<bool>)>()
+            .for_each(|(length, kinds)| {
+                let length = usize::from(length % 128);
+                let mut room = Room([0xee; 128]);
+                let mut place = Place {
+                    base: room.0.as_mut_ptr(),
+                    room: length,
+                    used: 0,
+                    truncated: false,
+                };
+                for &large in kinds.iter().take(20) {
+                    let (time, hops) = (to_timeval(Duration::new(7, 9000)), 64_u32);
+                    if large {
+                        place.put(SOL_SOCKET, libc::SCM_TIMESTAMP, &time).unwrap();
+                    } else {
+                        place.put(IPPROTO_IP, libc::IP_TTL, &hops).unwrap();
+                    }
+                }
+                assert!(place.used <= length);
+                assert!(room.0[length..].iter().all(|octet| *octet == 0xee));
+            });
+    }
 }

@@ -4,6 +4,7 @@
 use core::time::Duration;
 
 use bolero::TypeGenerator;
+use bolero::generator::*;
 use portolan_stack::TcpSession;
 use portolan_tcp::{Config, Connection};
 use portolan_types::{FlowKey, Instant, Protocol, SeqNum, SessionId};
@@ -106,9 +107,12 @@ enum Step {
 #[derive(Debug, TypeGenerator)]
 struct Attack {
     stage: u8,
+    #[generator(produce::<Vec<(u16, u8)>>().with().len(0..4usize))]
     changes: Vec<(u16, u8)>,
     /// Written in place of whole words, where lengths and numbers are.
+    #[generator(produce::<Vec<(u16, u8)>>().with().len(0..2usize))]
     insertions: Vec<(u16, u8)>,
+    #[generator(produce::<Vec<Step>>().with().len(0..40usize))]
     steps: Vec<Step>,
 }
 
@@ -120,12 +124,12 @@ fn a_damaged_capsule_is_refused_or_harmless() {
             let mut capsule = genuine(attack.stage).to_capsule();
             // The control block lies behind and before the octets: aim at its places, too.
             let length = capsule.len();
-            for &(at, value) in attack.changes.iter().take(6) {
+            for &(at, value) in &attack.changes {
                 let at = usize::from(at) % 600;
                 let at = if value % 2 == 0 { at } else { length - 1 - at };
                 capsule[at] = value;
             }
-            for &(at, value) in attack.insertions.iter().take(2) {
+            for &(at, value) in &attack.insertions {
                 let at = usize::from(at) % capsule.len();
                 capsule.insert(at, value);
             }

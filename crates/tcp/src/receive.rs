@@ -423,10 +423,12 @@ impl Receiver {
     /// Whether the fields agree with each other and stay within bounds.
     pub(crate) fn is_consistent(&self) -> bool {
         let beyond = self.assembler.end().map_or(0, |end| end - self.nxt) as usize;
+        // The peer's FIN is the last octet there was, or still to come behind all that came.
         let fin = self.fin.is_none_or(|fin| {
-            fin.at_or_after(self.acknowledged - 1)
+            let awaited = fin.at_or_after(self.nxt)
                 && fin.at_or_before(self.edge)
-                && self.assembler.end().is_none_or(|end| end.at_or_before(fin))
+                && self.assembler.end().is_none_or(|end| end.at_or_before(fin));
+            awaited || (fin + 1 == self.nxt && self.assembler.is_empty())
         });
         self.scale <= MAX_SCALE
             && (1..=0xffff).contains(&self.mss)
@@ -445,3 +447,6 @@ impl Receiver {
             && fin
     }
 }
+
+#[cfg(test)]
+mod tests;

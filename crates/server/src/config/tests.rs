@@ -78,3 +78,43 @@ fn a_missing_file_is_named() {
     let error = Config::read(Path::new("/nonexistent/portolan.toml")).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/portolan.toml"));
 }
+
+#[test]
+fn no_text_makes_the_reader_panic_and_what_passes_is_within_bounds() {
+    const KEYS: [&str; 12] = [
+        "interfaces = ['e",
+        "socket_mode = ",
+        "ephemeral_ports = [",
+        "ring_size = ",
+        "spin_us = ",
+        "congestion = '",
+        "[buffers]\n",
+        "send_maximum = ",
+        "[limits]\n",
+        "processes = ",
+        "time_wait = ",
+        "]",
+    ];
+    portolan_fuzz::check!(1000)
+        .with_type::<Vec<(u8, u32, char)>>()
+        .for_each(|words| {
+            let mut text = String::from("interfaces = ['eth0']\n");
+            for (key, number, other) in words.iter().take(12) {
+                text.push_str(KEYS.get(usize::from(key % 16)).copied().unwrap_or("\n"));
+                match key >> 6 {
+                    0 => text.push(*other),
+                    1 => text.push_str("']\n"),
+                    _ => text.push_str(&format!("{number}\n")),
+                }
+            }
+            if let Ok(config) = parse(&text)
+                && config.check().is_ok()
+            {
+                assert!(config.ring_size.is_power_of_two());
+                let [first, last] = config.ephemeral_ports;
+                assert!(first <= last && first >= FIRST_UNPRIVILEGED_PORT);
+                assert!(config.limits().processes > 0);
+                config.parameters();
+            }
+        });
+}

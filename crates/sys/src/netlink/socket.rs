@@ -198,3 +198,38 @@ impl Requests {
         progress
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse;
+    use super::*;
+
+    /// The kernel is trusted; the parser of another crate, which meets what future kernels send,
+    /// less so.
+    #[test]
+    fn no_octets_make_the_parsers_panic() {
+        portolan_fuzz::check!(3000)
+            .with_type::<(Vec<(u8, Vec<u8>)>, u8)>()
+            .for_each(|(messages, tail)| {
+                let mut datagram = Vec::new();
+                for (kind, body) in messages.iter().take(8) {
+                    // RTM_NEWLINK is 16, RTM_NEWNEIGH 28.
+                    let kind = 16 + u16::from(kind % 16);
+                    datagram.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+                    datagram.extend(kind.to_ne_bytes());
+                    datagram.extend([0; 10]);
+                    datagram.extend(body);
+                    datagram.resize(datagram.len().next_multiple_of(4), 0);
+                }
+                datagram.extend(vec![1; usize::from(tail % 32)]);
+                for_each_message(&datagram, |message| {
+                    if let NetlinkPayload::InnerMessage(entry) = message.payload {
+                        let _ = parse::link(&entry);
+                        let _ = parse::address(&entry);
+                        let _ = parse::route(&entry).map(|ranked| parse::route_order(&ranked));
+                        let _ = parse::neighbour(&entry);
+                    }
+                });
+            });
+    }
+}

@@ -165,3 +165,45 @@ fn a_real_ring_maps_and_its_data_are_only_the_kernels_to_write() {
     }
     assert!(matches!(Ring::map(&fd, 2 * SIZE), Err(MapError::Data(_))));
 }
+
+/// What the kernel's side may do: records of any content, finished, discarded.
+#[derive(Debug, bolero::TypeGenerator)]
+struct Put {
+    discard: bool,
+    claimed: u32,
+    honest: bool,
+    octets: Vec<u8>,
+}
+
+#[test]
+fn records_that_claim_anything_are_counted_or_read_within_their_bounds() {
+    portolan_fuzz::check!(500)
+        .with_type::<Vec<Put>>()
+        .for_each(|puts| {
+            let (mut producer, mut ring) = ring();
+            let mut bad = 0;
+            for put in puts {
+                let frame = &put.octets[..put.octets.len().min(1000)];
+                let mut data = record(frame, 0);
+                if !put.honest {
+                    data[..4].copy_from_slice(&put.claimed.to_ne_bytes());
+                }
+                let lies = data[..4] != (frame.len() as u32).to_ne_bytes();
+                let too_long = lies && put.claimed as usize > frame.len();
+                producer.put(if put.discard { DISCARD } else { 0 }, &data);
+                match ring.next() {
+                    _ if put.discard => {}
+                    Some(record) if lies => assert!(record.frame.len() <= frame.len()),
+                    Some(record) => assert_eq!(record.frame, frame),
+                    None => {
+                        assert!(too_long, "a sound record was lost");
+                        bad += 1;
+                    }
+                }
+                assert!(ring.next().is_none());
+                ring.release();
+                assert_eq!(producer.consumed(), producer.position);
+            }
+            assert_eq!(ring.malformed(), bad);
+        });
+}

@@ -16,7 +16,7 @@ use program::{Setup, Step};
 /// this may cost an octet.
 #[test]
 fn streams_survive_every_schedule_and_blind_attackers() {
-    portolan_fuzz::check!(1500)
+    portolan_fuzz::check!(4000)
         .with_generator((
             produce::<Setup>(),
             produce::<Vec<Step>>().with().len(0..160usize),
@@ -31,7 +31,7 @@ fn streams_survive_every_schedule_and_blind_attackers() {
 /// With somebody on the path who forges what he likes, streams may break; nothing else may.
 #[test]
 fn engines_end_in_order_whatever_is_forged() {
-    portolan_fuzz::check!(1500)
+    portolan_fuzz::check!(4000)
         .with_generator((
             produce::<Setup>(),
             produce::<Vec<Step>>().with().len(0..160usize),

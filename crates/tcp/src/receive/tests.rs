@@ -1,0 +1,34 @@
+//! What a receiver from another process must satisfy.
+
+use super::*;
+
+fn finished() -> Receiver {
+    let now = Instant::from_millis(1_000);
+    let mut receiver = Receiver::new(&Config::default());
+    receiver.synchronize(SeqNum(99), now);
+    let arrival = receiver.arrive(now, SeqNum(100), b"last words", true);
+    assert!(arrival.finished && receiver.fin_consumed());
+    receiver
+}
+
+#[test]
+fn a_fin_is_the_last_octet_there_was() {
+    let mut receiver = finished();
+    assert!(receiver.is_consistent());
+    receiver.fin = Some(SeqNum(105));
+    assert!(!receiver.is_consistent());
+}
+
+#[test]
+fn nothing_that_arrived_lies_behind_a_fin() {
+    let now = Instant::from_millis(1_000);
+    let mut receiver = Receiver::new(&Config::default());
+    receiver.synchronize(SeqNum(99), now);
+    receiver.arrive(now, SeqNum(120), b"after the end", false);
+    receiver.arrive(now, SeqNum(105), b"words", true);
+    assert!(receiver.is_consistent());
+    let arrival = receiver.arrive(now, SeqNum(100), b"last ", false);
+    assert!(arrival.finished);
+    assert_eq!(receiver.nxt, SeqNum(111));
+    assert!(receiver.is_consistent());
+}
