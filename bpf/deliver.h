@@ -112,7 +112,7 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 		count(receive_drop_no_channel);
 		return TC_ACT_SHOT;
 	}
-	if (!(flags & RECORD_ICMP_ERROR) &&
+	if (!(flags & (RECORD_ICMP_ERROR | RECORD_HELD)) &&
 	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
 		__u32 ifindex = skb->ifindex;
 		struct tap_stamp stamp = { slot, generation, flags,
@@ -139,7 +139,10 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 	record->ifindex = skb->ifindex;
 	record->reserved = 0;
 	submit(record, doorbell);
-	count(flags & RECORD_ICMP_ERROR ? receive_delivered_icmp_error : receive_delivered);
+	if (flags & RECORD_HELD)
+		count(receive_held_fragment);
+	else
+		count(flags & RECORD_ICMP_ERROR ? receive_delivered_icmp_error : receive_delivered);
 	return TC_ACT_SHOT;
 }
 

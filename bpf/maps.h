@@ -10,6 +10,43 @@
 
 #include "portolan.h"
 
+/*
+ * Names a datagram that comes in pieces. IPv6 tells them apart without the protocol (RFC 8200
+ * §4.5), which is then 0.
+ */
+struct fragment_key {
+	union address local;
+	union address remote;
+	__be32 identification;
+	__u8 protocol;
+	__u8 reserved[3];
+};
+
+enum fragment_state {
+	/* Only later pieces have come so far; the server holds copies of them. */
+	FRAGMENT_AWAITED,
+	/* Its first piece was one of the kernel's. */
+	FRAGMENT_PASSED,
+	FRAGMENT_CLAIMED,
+};
+
+struct fragment_row {
+	struct flow_row row;
+	/* When its last piece came. */
+	__u64 heard;
+	__u32 state;
+	/* RECORD_BINDING if the row is of the binding table. */
+	__u32 flags;
+};
+
+/* How many copies the server was given since when. */
+struct hold_budget {
+	__u64 since;
+	__u64 used;
+};
+
+#define IDENTIFICATIONS 1024
+
 /* Exact 5-tuple to owner. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -25,6 +62,29 @@ struct {
 	__type(key, struct binding_key);
 	__type(value, struct flow_row);
 } bindings SEC(".maps");
+
+/* Datagrams that are coming in pieces; the oldest give way. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct fragment_key);
+	__type(value, struct fragment_row);
+} fragments SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hold_budget);
+} hold_budget SEC(".maps");
+
+/* Next identification of fragmented datagrams, by a hash of both addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, IDENTIFICATIONS);
+	__type(key, __u32);
+	__type(value, __u32);
+} identifications SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -11,6 +11,7 @@
 
 #include "counters.h"
 #include "deliver.h"
+#include "fragments.h"
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
@@ -20,8 +21,6 @@ static __always_inline enum counter pass_reason(enum parsed parsed)
 	switch (parsed) {
 	case PARSED_NOT_IP:
 		return receive_pass_not_ip;
-	case PARSED_FRAGMENT:
-		return receive_pass_fragment;
 	case PARSED_PROTOCOL:
 		return receive_pass_protocol;
 	default:
@@ -29,32 +28,65 @@ static __always_inline enum counter pass_reason(enum parsed parsed)
 	}
 }
 
+/* The row that claims a packet with ports; counts why if there is none. */
+static __always_inline struct flow_row *claim(const struct filter_key *key, __u16 *flags)
+{
+	struct flow_row *row = find_flow(key);
+
+	if (row)
+		return row;
+	row = find_binding(key);
+	if (!row) {
+		count(receive_pass_unclaimed);
+		return NULL;
+	}
+	if (!is_local(&key->local)) {
+		count(receive_pass_not_local);
+		return NULL;
+	}
+	*flags |= RECORD_BINDING;
+	return row;
+}
+
+/* A later fragment can be another header's than TCP's and UDP's only in IPv6, by extensions. */
+static __always_inline bool may_be_ours(const struct filter_key *key)
+{
+	return key->protocol == IPPROTO_TCP || key->protocol == IPPROTO_UDP ||
+	       key->protocol == IPPROTO_DSTOPTS;
+}
+
 /* Delivers the frame if a session claims it, else counts why not and answers TC_ACT_UNSPEC. */
-static __always_inline int filter(struct __sk_buff *skb)
+static __always_inline int filter(struct __sk_buff *skb, const bool may_hold)
 {
 	struct filter_key key = {};
-	enum parsed parsed = parse_received(skb, &key);
+	struct piece piece = {};
+	enum parsed parsed = parse_received(skb, &key, &piece);
 	__u16 flags = parsed == PARSED_ICMP_ERROR ? RECORD_ICMP_ERROR : 0;
 	struct flow_row *row;
 	int verdict;
 
-	if (parsed != PARSED_FLOW && parsed != PARSED_ICMP_ERROR) {
+	switch (parsed) {
+	case PARSED_FLOW:
+	case PARSED_ICMP_ERROR:
+		row = claim(&key, &flags);
+		if (piece.is_fragment && parsed == PARSED_FLOW)
+			remember(skb, &key, &piece, row, flags);
+		break;
+	case PARSED_LATER_FRAGMENT:
+		if (!may_be_ours(&key)) {
+			count(receive_pass_fragment);
+			return TC_ACT_UNSPEC;
+		}
+		row = find_fragment(skb, &key, &piece, may_hold, &flags);
+		break;
+	default:
 		count(pass_reason(parsed));
 		return TC_ACT_UNSPEC;
 	}
-	row = find_flow(&key);
-	if (!row) {
-		row = find_binding(&key);
-		if (!row) {
-			count(receive_pass_unclaimed);
-			return TC_ACT_UNSPEC;
-		}
-		if (!is_local(&key.local)) {
-			count(receive_pass_not_local);
-			return TC_ACT_UNSPEC;
-		}
-		flags |= RECORD_BINDING;
-	}
+	if (!row)
+		return TC_ACT_UNSPEC;
+	if (piece.is_fragment)
+		flags |= RECORD_FRAGMENT;
 	verdict = deliver(skb, row, flags);
 	/* The kernel keeps its own path MTU and redirect state. */
 	return parsed == PARSED_ICMP_ERROR ? TC_ACT_UNSPEC : verdict;
@@ -71,7 +103,7 @@ int packet_filter(struct __sk_buff *skb)
 		count(receive_pass_vlan);
 		return TC_ACT_UNSPEC;
 	}
-	return filter(skb);
+	return filter(skb, true);
 }
 
 /*
@@ -82,7 +114,8 @@ int packet_filter(struct __sk_buff *skb)
 SEC("tc")
 int inject_filter(struct __sk_buff *skb)
 {
-	int verdict = filter(skb);
+	/* What the server held is not held again. */
+	int verdict = filter(skb, false);
 
 	if (verdict != TC_ACT_UNSPEC)
 		return verdict;

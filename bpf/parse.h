@@ -7,6 +7,7 @@
 #ifndef PARSE_H
 #define PARSE_H
 
+#include <stdbool.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -23,15 +24,19 @@
 #define PULL_HEADERS 256
 #define MAX_EXTENSIONS 6
 
+#define IPV4_DONT_FRAGMENT 0x4000
 #define IPV4_FRAGMENT 0x3fff
 #define IPV4_FRAGMENT_OFFSET 0x1fff
+#define IPV6_FRAGMENT 0xfff9
+#define IPV6_FRAGMENT_OFFSET 0xfff8
 
 enum parsed {
 	PARSED_FLOW,
 	PARSED_ICMP_ERROR,
 	PARSED_NOT_IP,
 	PARSED_MALFORMED,
-	PARSED_FRAGMENT,
+	/* A fragment without a transport header: the key has no ports. */
+	PARSED_LATER_FRAGMENT,
 	PARSED_PROTOCOL,
 };
 
@@ -41,10 +46,13 @@ enum direction {
 	SENT,
 };
 
-/* Whether all fragments or only later ones, without a transport header, are set apart. */
-enum fragments {
-	ALL_FRAGMENTS,
-	LATER_FRAGMENTS,
+/* What a packet says of its fragmentation. */
+struct piece {
+	__be32 identification;
+	bool dont_fragment;
+	bool is_fragment;
+	/* Not the first: no transport header. */
+	bool is_later;
 };
 
 struct cursor {
@@ -71,9 +79,12 @@ struct ports {
 	__be16 destination;
 };
 
+/* The last two are of a routing header. */
 struct extension {
 	__u8 next;
 	__u8 length;
+	__u8 routing_type;
+	__u8 segments_left;
 };
 
 struct fragment {
@@ -111,8 +122,7 @@ static __always_inline void set_v6(union address *address, const struct in6_addr
 
 /* Leaves the cursor behind the header, at the protocol that goes into the key. */
 static __always_inline enum parsed parse_ipv4(struct cursor *cursor, struct filter_key *key,
-					      const enum direction direction,
-					      const enum fragments fragments)
+					      const enum direction direction, struct piece *piece)
 {
 	struct iphdr *ip = cursor->at;
 	__u32 length;
@@ -125,16 +135,20 @@ static __always_inline enum parsed parse_ipv4(struct cursor *cursor, struct filt
 	set_v4(&key->local, direction == RECEIVED ? ip->daddr : ip->saddr);
 	set_v4(&key->remote, direction == RECEIVED ? ip->saddr : ip->daddr);
 	key->protocol = ip->protocol;
-	if (ip->frag_off &
-	    bpf_htons(fragments == ALL_FRAGMENTS ? IPV4_FRAGMENT : IPV4_FRAGMENT_OFFSET))
-		return PARSED_FRAGMENT;
+	piece->identification = ip->id;
+	piece->dont_fragment = ip->frag_off & bpf_htons(IPV4_DONT_FRAGMENT);
+	piece->is_fragment = ip->frag_off & bpf_htons(IPV4_FRAGMENT);
+	piece->is_later = ip->frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET);
 	cursor->at += length;
-	return PARSED_FLOW;
+	return piece->is_later ? PARSED_LATER_FRAGMENT : PARSED_FLOW;
 }
 
-/* RFC 8200 §4: walks over what may precede the transport header. */
+/*
+ * RFC 8200 §4: walks over what may precede the transport header. What is not for this host alone to
+ * judge (a route that goes on, hop-by-hop options out of place) is the kernel's.
+ */
 static __always_inline enum parsed skip_extensions(struct cursor *cursor, struct filter_key *key,
-						   const enum fragments fragments)
+						   struct piece *piece)
 {
 	for (int i = 0; i < MAX_EXTENSIONS; i++) {
 		struct extension *extension = cursor->at;
@@ -146,18 +160,25 @@ static __always_inline enum parsed skip_extensions(struct cursor *cursor, struct
 		case IPPROTO_DSTOPTS:
 			if ((void *)(extension + 1) > cursor->end)
 				return PARSED_MALFORMED;
+			if (key->protocol == IPPROTO_HOPOPTS && i > 0)
+				return PARSED_MALFORMED;
+			if (key->protocol == IPPROTO_ROUTING && extension->segments_left)
+				return PARSED_PROTOCOL;
 			key->protocol = extension->next;
 			cursor->at += (extension->length + 1) * 8;
 			break;
 		case IPPROTO_FRAGMENT:
-			if (fragments == ALL_FRAGMENTS)
-				return PARSED_FRAGMENT;
 			if ((void *)(fragment + 1) > cursor->end)
 				return PARSED_MALFORMED;
-			if (fragment->offset_and_more & bpf_htons(0xfff8))
-				return PARSED_FRAGMENT;
+			/* RFC 6946: an atomic fragment is a whole packet. */
+			piece->identification = fragment->identification;
+			piece->is_fragment = fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT);
+			piece->is_later =
+				fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT_OFFSET);
 			key->protocol = fragment->next;
 			cursor->at += sizeof(*fragment);
+			if (piece->is_later)
+				return PARSED_LATER_FRAGMENT;
 			break;
 		default:
 			return PARSED_FLOW;
@@ -196,6 +217,19 @@ static __always_inline enum parsed parse_ports(struct cursor *cursor, struct fil
 	return PARSED_FLOW;
 }
 
+/* Of an error about a later fragment nobody can tell whose it was. */
+static __always_inline enum parsed icmp_error(enum parsed quoted)
+{
+	switch (quoted) {
+	case PARSED_FLOW:
+		return PARSED_ICMP_ERROR;
+	case PARSED_LATER_FRAGMENT:
+		return PARSED_PROTOCOL;
+	default:
+		return quoted;
+	}
+}
+
 /*
  * An ICMP error quotes a packet that this host sent: the key becomes that packet's. RFC 792 and
  * RFC 4443 §3 promise enough of it for the ports.
@@ -203,6 +237,7 @@ static __always_inline enum parsed parse_ports(struct cursor *cursor, struct fil
 static __always_inline enum parsed parse_icmpv4(struct cursor *cursor, struct filter_key *key)
 {
 	struct icmp *icmp = cursor->at;
+	struct piece quoted = {};
 	enum parsed parsed;
 
 	if ((void *)(icmp + 1) > cursor->end)
@@ -211,15 +246,16 @@ static __always_inline enum parsed parse_icmpv4(struct cursor *cursor, struct fi
 	    icmp->type != ICMP_PARAMETER_PROBLEM)
 		return PARSED_PROTOCOL;
 	cursor->at += sizeof(*icmp);
-	parsed = parse_ipv4(cursor, key, SENT, LATER_FRAGMENTS);
+	parsed = parse_ipv4(cursor, key, SENT, &quoted);
 	if (parsed == PARSED_FLOW)
 		parsed = parse_ports(cursor, key, SENT);
-	return parsed == PARSED_FLOW ? PARSED_ICMP_ERROR : parsed;
+	return icmp_error(parsed);
 }
 
 static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct filter_key *key)
 {
 	struct icmp *icmp = cursor->at;
+	struct piece quoted = {};
 	enum parsed parsed;
 
 	if ((void *)(icmp + 1) > cursor->end)
@@ -229,14 +265,15 @@ static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct fi
 	cursor->at += sizeof(*icmp);
 	parsed = parse_ipv6(cursor, key, SENT);
 	if (parsed == PARSED_FLOW)
-		parsed = skip_extensions(cursor, key, LATER_FRAGMENTS);
+		parsed = skip_extensions(cursor, key, &quoted);
 	if (parsed == PARSED_FLOW)
 		parsed = parse_ports(cursor, key, SENT);
-	return parsed == PARSED_FLOW ? PARSED_ICMP_ERROR : parsed;
+	return icmp_error(parsed);
 }
 
 /* The flow of a frame that comes from the network. */
-static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct filter_key *key)
+static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct filter_key *key,
+						  struct piece *piece)
 {
 	struct cursor cursor = frame_of(skb);
 	struct ethhdr *eth = cursor.at;
@@ -246,7 +283,7 @@ static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct 
 		return PARSED_MALFORMED;
 	cursor.at += sizeof(*eth);
 	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
-		parsed = parse_ipv4(&cursor, key, RECEIVED, ALL_FRAGMENTS);
+		parsed = parse_ipv4(&cursor, key, RECEIVED, piece);
 		if (parsed != PARSED_FLOW)
 			return parsed;
 		if (key->protocol == IPPROTO_ICMP)
@@ -255,7 +292,7 @@ static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct 
 		parsed = parse_ipv6(&cursor, key, RECEIVED);
 		if (parsed != PARSED_FLOW)
 			return parsed;
-		parsed = skip_extensions(&cursor, key, ALL_FRAGMENTS);
+		parsed = skip_extensions(&cursor, key, piece);
 		if (parsed != PARSED_FLOW)
 			return parsed;
 		if (key->protocol == IPPROTO_ICMPV6)
@@ -270,7 +307,8 @@ static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct 
  * The addresses and the protocol of a frame that a channel wants to send; the cursor ends up at
  * its transport header.
  */
-static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filter_key *key)
+static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filter_key *key,
+					      struct piece *piece)
 {
 	struct ethhdr *eth = cursor->at;
 
@@ -283,7 +321,10 @@ static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filt
 		/* Options are not sent: source routes among them would undo the checks. */
 		if ((void *)(version_and_length + 1) > cursor->end || *version_and_length != 0x45)
 			return PARSED_MALFORMED;
-		return parse_ipv4(cursor, key, SENT, ALL_FRAGMENTS);
+		/* Nor are fragments: the kernel makes them from a datagram that can be checked. */
+		if (parse_ipv4(cursor, key, SENT, piece) != PARSED_FLOW || piece->is_fragment)
+			return PARSED_MALFORMED;
+		return PARSED_FLOW;
 	}
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
 		return parse_ipv6(cursor, key, SENT);

@@ -72,6 +72,8 @@ struct tap_stamp {
 
 #define RECORD_ICMP_ERROR 1
 #define RECORD_BINDING 2
+#define RECORD_FRAGMENT 4
+#define RECORD_HELD 8
 
 /* On a page of its own, shared with the channel's owner, who may write anything here. */
 struct doorbell {

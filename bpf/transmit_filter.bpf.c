@@ -48,9 +48,44 @@ static __always_inline int send(__u32 egress)
 	return bpf_redirect(egress, 0);
 }
 
+/* Will it be cut by the kernel, or may it be by a router? Of IPv6 the kernel numbers fragments. */
+static __always_inline bool needs_identification(struct __sk_buff *skb,
+						 const struct filter_key *key,
+						 const struct piece *piece)
+{
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return false;
+	return !piece->dont_fragment || (key->protocol == IPPROTO_UDP && skb->gso_size);
+}
+
+/*
+ * Numbers a datagram that may arrive in fragments: by a number that a library chose it could mix
+ * its fragments into those of others (RFC 7739). Counted for each pair of addresses, so that none
+ * comes again soon (RFC 6864).
+ */
+static __always_inline void identify(struct __sk_buff *skb, const struct filter_key *key)
+{
+	__u32 packets = skb->gso_segs ?: 1;
+	const __u32 at = ETH_HLEN + offsetof(struct iphdr, id);
+	__u32 index = (key->local.words[3] * 0x9e3779b1U ^ key->remote.words[3]) * 0x85ebca6bU >> 22;
+	__u32 *next = bpf_map_lookup_elem(&identifications, &index);
+	__be16 before, after;
+
+	if (!next || bpf_skb_load_bytes(skb, at, &before, sizeof(before)))
+		return;
+	if (*next == 0)
+		__sync_val_compare_and_swap(next, 0, bpf_get_prandom_u32() | 1);
+	after = bpf_htons(__sync_fetch_and_add(next, packets));
+	bpf_skb_store_bytes(skb, at, &after, sizeof(after), 0);
+	bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), before, after,
+			    sizeof(after));
+}
+
 /* A library sends from its flows, and from UDP ports that it has bound. */
-static __always_inline int send_from_session(struct cursor *cursor, struct filter_key *key,
-					     __u32 channel, __u32 egress)
+static __always_inline int send_from_session(struct __sk_buff *skb, struct cursor *cursor,
+					     struct filter_key *key,
+					     const struct piece *piece, __u32 channel,
+					     __u32 egress)
 {
 	struct flow_row *row;
 
@@ -72,6 +107,8 @@ static __always_inline int send_from_session(struct cursor *cursor, struct filte
 		DROP(no_flow);
 	if (row->channel != channel)
 		DROP(foreign);
+	if (needs_identification(skb, key, piece))
+		identify(skb, key);
 	return send(egress);
 }
 
@@ -81,6 +118,7 @@ int transmit_filter(struct __sk_buff *skb)
 	struct cursor cursor = frame_of(skb);
 	const struct ethhdr *eth = cursor.at;
 	struct filter_key key = {};
+	struct piece piece = {};
 	__u32 tap = skb->ifindex;
 	__u32 *channel = bpf_map_lookup_elem(&taps, &tap);
 	enum parsed parsed;
@@ -91,7 +129,7 @@ int transmit_filter(struct __sk_buff *skb)
 	/* The kernel has moved the tag out of the frame, and would put it back at egress. */
 	if (skb->vlan_present)
 		DROP(vlan);
-	parsed = parse_sent(&cursor, &key);
+	parsed = parse_sent(&cursor, &key, &piece);
 	if (parsed == PARSED_NOT_IP)
 		DROP(not_ip);
 	if (parsed != PARSED_FLOW)
@@ -104,7 +142,7 @@ int transmit_filter(struct __sk_buff *skb)
 			DROP(source_address);
 		return send(egress);
 	}
-	return send_from_session(&cursor, &key, *channel, egress);
+	return send_from_session(skb, &cursor, &key, &piece, *channel, egress);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

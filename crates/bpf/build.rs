@@ -7,7 +7,9 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 fn main() {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bpf");
+    // Asked at run time: the built script may have come from another checkout.
+    let manifest = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let sources = Path::new(&manifest).join("../../bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     println!("cargo::rerun-if-changed={}", sources.display());
     for program in ["packet_filter", "transmit_filter"] {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 const SHAPING: [&str; 5] = ["types", "wire", "tcp", "stack", "proto"];
 
 fn main() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Asked at run time: the built script may have come from another checkout.
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let crates = Path::new(&manifest).join("..");
     let mut hash = Fnv::default();
     for name in SHAPING {
         let sources = crates.join(name).join("src");

@@ -3,6 +3,7 @@
 
 mod attach;
 mod bed;
+mod fragments;
 mod frames;
 mod receive;
 mod report;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Routes, Session, Stack, Wire};
+use portolan_stack::{Input, Reassembled, Routes, Session, Stack, Wire};
 use portolan_sys::clock;
 use portolan_sys::shm::MetastateReader;
 use portolan_tcp::Events;
@@ -279,6 +279,12 @@ fn input(
     record: &RecordHeader,
     frame: &[u8],
 ) {
+    if record.is_fragment() {
+        if let Reassembled::Whole(whole) = stack.reassemble(now, record, frame) {
+            input(stack, outbox, now, &whole.record, &whole.frame);
+        }
+        return;
+    }
     if let Input::Unclaimed(_) = stack.input(now, record, frame)
         && outbox.len() < OUTBOX_MAX
     {

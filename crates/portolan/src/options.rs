@@ -12,7 +12,7 @@ use libc::{
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
 use portolan_proto::control::Reuse;
-use portolan_stack::{IpOptions, Session, TcpSession};
+use portolan_stack::{IpOptions, MtuDiscovery, Session, TcpSession};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
@@ -246,6 +246,21 @@ impl Options {
         options.receive_low_water = low_water;
     }
 
+    /// The option of the socket's own family counts, for an IPv6 socket also with an IPv4 peer's.
+    fn mtu_discovery(&self) -> MtuDiscovery {
+        let value = self
+            .int(IPPROTO_IP, libc::IP_MTU_DISCOVER)
+            .or(self.int(IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER));
+        match value {
+            Some(libc::IP_PMTUDISC_DONT) => MtuDiscovery::Dont,
+            Some(libc::IP_PMTUDISC_DO) => MtuDiscovery::Do,
+            Some(libc::IP_PMTUDISC_PROBE) => MtuDiscovery::Probe,
+            Some(libc::IP_PMTUDISC_INTERFACE) => MtuDiscovery::Interface,
+            Some(libc::IP_PMTUDISC_OMIT) => MtuDiscovery::Omit,
+            _ => MtuDiscovery::Want,
+        }
+    }
+
     fn ip(&self) -> IpOptions {
         let octet = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
         let default = IpOptions::default();
@@ -256,6 +271,7 @@ impl Options {
             tos: octet(IPPROTO_IP, libc::IP_TOS)
                 .or(octet(IPPROTO_IPV6, IPV6_TCLASS))
                 .unwrap_or(default.tos),
+            discovery: self.mtu_discovery(),
         }
     }
 }
@@ -392,6 +408,9 @@ fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<
         // A stream is never sent to a group.
         (IPPROTO_IP, libc::IP_MULTICAST_TTL) if protocol == Protocol::Tcp => {
             return Err(Errno::INVAL);
+        }
+        (IPPROTO_IP, libc::IP_MTU_DISCOVER) | (IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
+            libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT
         }
         (IPPROTO_IP, libc::IP_TTL) if value != RESTORE => 1..=255,
         (IPPROTO_IP, libc::IP_TTL | libc::IP_MULTICAST_TTL)

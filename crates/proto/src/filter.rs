@@ -78,6 +78,15 @@ impl RecordHeader {
     pub const ICMP_ERROR: u16 = 1;
     /// Matched the binding table, not the flow table.
     pub const BINDING: u16 = 2;
+    /// One piece of a datagram.
+    pub const FRAGMENT: u16 = 4;
+    /// A fragment that came before the first of its datagram, or that first: a copy for the server
+    /// to hold, or to let go of what it holds.
+    pub const HELD: u16 = 8;
+
+    pub fn is_fragment(&self) -> bool {
+        self.flags & RecordHeader::FRAGMENT != 0
+    }
 }
 
 /// What a frame that comes by the tap has in place of its Ethernet addresses.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Packet, Transport, send_segment};
+use portolan_stack::{Input, Packet, Reassembled, Transport, send_segment};
 use portolan_tcp::{Connection, Events, StateName, cookie, reset_for};
 use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -54,6 +54,9 @@ impl Server {
     }
 
     fn on_frame(&mut self, record: &RecordHeader, frame: &[u8]) {
+        if record.is_fragment() {
+            return self.on_fragment(record, frame);
+        }
         if self.reopens(record, frame) {
             return;
         }
@@ -61,6 +64,21 @@ impl Server {
             Input::Delivered(slot) => self.on_delivered(slot),
             Input::Unclaimed(packet) => self.on_unclaimed(&packet, record, frame),
             Input::Dropped(_) => self.counters.dropped += 1,
+        }
+    }
+
+    /// One of a session's own, or a copy of an early one that nobody may own.
+    fn on_fragment(&mut self, record: &RecordHeader, frame: &[u8]) {
+        if record.flags & RecordHeader::HELD != 0 {
+            for frame in self.early.take_in(self.now, frame) {
+                self.inject(&frame);
+            }
+            return;
+        }
+        match self.stack.reassemble(self.now, record, frame) {
+            Reassembled::Whole(whole) => self.on_frame(&whole.record, &whole.frame),
+            Reassembled::Waiting => {}
+            Reassembled::Dropped(_) => self.counters.dropped += 1,
         }
     }
 

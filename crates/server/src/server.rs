@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
 use portolan_control::{Phase, PortTable, Registry};
-use portolan_stack::{Path, Routes, Stack};
+use portolan_stack::{EarlyFragments, Path, Routes, Stack};
 use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
@@ -137,6 +137,7 @@ pub struct Server {
     pub(crate) inject: TapWire,
     pub(crate) frame: Vec<u8>,
     pub(crate) last_cookie: Option<Instant>,
+    pub(crate) early: EarlyFragments,
 
     // The network.
     pub(crate) monitor: Monitor,
@@ -230,6 +231,7 @@ impl Server {
             inject,
             frame: Vec::new(),
             last_cookie: None,
+            early: EarlyFragments::default(),
             monitor,
             metastate: MetastateWriter::create()?,
             routes: Routes::default(),

@@ -3,6 +3,7 @@
 use core::net::IpAddr;
 
 use portolan_types::{MacAddr, Protocol};
+use portolan_wire::checksum::Sum;
 use portolan_wire::ethernet::{self, EtherType};
 use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::vnet::{self, Gso, VnetHeader};
@@ -17,6 +18,9 @@ const IPV4: usize = ipv4::HEADER_LEN;
 const IPV6: usize = ipv6::HEADER_LEN;
 const TCP_MAX: usize = 60;
 const UDP: usize = udp::HEADER_LEN;
+
+/// In the seventh octet of an IPv4 header: path MTU discovery, RFC 1191.
+const DONT_FRAGMENT: u8 = 0x40;
 
 /// Longest head of a frame: virtio-net, Ethernet, IPv6, TCP with all options.
 pub(crate) const HEAD_MAX: usize = VNET + ETHERNET + IPV6 + TCP_MAX;
@@ -74,7 +78,9 @@ impl Template {
                 ethertype.copy_from_slice(&EtherType::IPV4.0.to_be_bytes());
                 ip[0] = 0x45;
                 ip[1] = options.tos;
-                ip[6] = 0x40; // don't fragment: path MTU discovery, RFC 1191
+                if options.discovery.forbids_routers() {
+                    ip[6] = DONT_FRAGMENT;
+                }
                 ip[8] = options.ttl;
                 ip[9] = protocol.number();
                 ip[12..16].copy_from_slice(&source.octets());
@@ -128,20 +134,37 @@ impl Template {
         &head[..end]
     }
 
-    /// Head of a UDP datagram.
+    /// Head of a UDP datagram; with a `fragment_size` the kernel cuts its IP payload into fragments
+    /// of that many octets.
     pub(crate) fn udp_head<'a>(
         &self,
         head: &'a mut [u8; HEAD_MAX],
         source_port: u16,
         destination_port: u16,
         payload: usize,
+        fragment_size: Option<u16>,
     ) -> &'a [u8] {
         let udp = &mut head[self.length..self.length + UDP];
         udp[0..2].copy_from_slice(&source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&destination_port.to_be_bytes());
         udp[4..6].copy_from_slice(&to_u16(UDP + payload).to_be_bytes());
         self.fill(head, UDP + payload, udp::CHECKSUM_AT);
-        &head[..self.length + UDP]
+        let end = self.length + UDP;
+        if let Some(size) = fragment_size {
+            let start = to_u16(self.length - VNET);
+            VnetHeader::segments(Gso::UdpFragments, to_u16(end - VNET), start, size).emit(head);
+            if self.is_ipv4 {
+                Self::allow_fragments(&mut head[VNET + ETHERNET..]);
+            }
+        }
+        &head[..end]
+    }
+
+    fn allow_fragments(ip: &mut [u8]) {
+        ip[6] &= !DONT_FRAGMENT;
+        ip[10..12].fill(0);
+        let checksum = Sum::default().over(&ip[..IPV4]).checksum();
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     }
 
     /// Writes everything below the transport header, and the transport checksum's start value:

@@ -1,6 +1,7 @@
 //! Sessions over IP, sans-IO.
 //!
-//! Call contract of [`Stack`]: give it every received frame ([`Stack::input`]), then let it send
+//! Call contract of [`Stack`]: give it every received frame ([`Stack::input`], fragments by way of
+//! [`Stack::reassemble`]), then let it send
 //! ([`Stack::output`]), look at the [`Stack::changed`] sessions, and come back no later than
 //! [`Stack::deadline`] with [`Stack::expire`] and `output`. After touching a session through
 //! [`Stack::get_mut`] call [`Stack::touch`].
@@ -13,17 +14,20 @@ pub const VERSION: u32 = match u32::from_str_radix(env!("PORTOLAN_BUILD"), 10) {
     Err(_) => panic!("the build script writes a number"),
 };
 
+mod fragments;
 mod frame;
 mod packet;
+mod pmtu;
 mod routes;
 mod session;
 mod stack;
 mod udp;
 mod way;
 
+pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};
 pub use frame::{Frame, Wire};
 pub use packet::{Drop, IcmpMessage, Packet, Transport};
 pub use routes::{NoRoute, Path, Routes};
-pub use session::{BadCapsule, IpOptions, Session, TcpSession};
+pub use session::{BadCapsule, IpOptions, MtuDiscovery, Session, TcpSession};
 pub use stack::{Input, SendError, Stack, send_segment};
 pub use udp::{Datagram, UdpSession};

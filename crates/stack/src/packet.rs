@@ -14,7 +14,8 @@ use portolan_wire::ipv6::Ipv6Header;
 use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::udp::UdpHeader;
 
-use crate::session::IpOptions;
+use crate::pmtu;
+use crate::session::{IpOptions, MtuDiscovery};
 
 /// A received packet. For an ICMP error, `source` and `destination` are the endpoints of the flow
 /// it is about, seen as if the peer had sent it.
@@ -43,6 +44,9 @@ pub enum Transport<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpMessage {
     pub cause: Cause,
+    /// Type and code, of the IP version of `quoted`.
+    pub kind: u8,
+    pub code: u8,
     pub quoted: Quoted,
 }
 
@@ -58,6 +62,10 @@ pub enum Drop {
     ForeignPeer,
     /// The UDP session's receive buffer is full.
     ReceiveBufferFull,
+    /// A fragment that contradicts others of its datagram.
+    FragmentsOverlap,
+    /// A fragment, while too many datagrams are unfinished.
+    FragmentsCrowdedOut,
 }
 
 impl From<Malformed> for Drop {
@@ -83,6 +91,7 @@ impl<'a> Packet<'a> {
                         IpOptions {
                             ttl: header.ttl,
                             tos: header.traffic_class,
+                            ..IpOptions::default()
                         },
                         body,
                     )
@@ -99,6 +108,7 @@ impl<'a> Packet<'a> {
                         IpOptions {
                             ttl: header.hop_limit,
                             tos: header.traffic_class,
+                            ..IpOptions::default()
                         },
                         body,
                     )
@@ -170,36 +180,46 @@ fn parse_icmp(
         return Err(Drop::Unsupported);
     };
     let quoted = error.flow().ok_or(Drop::Malformed)?;
+    let [kind, code, ..] = *body else {
+        return Err(Drop::Malformed);
+    };
     Ok(Packet {
         source: quoted.destination,
         destination: quoted.source,
         transport: Transport::IcmpError(IcmpMessage {
             cause: error.cause,
+            kind,
+            code,
             quoted,
         }),
     })
 }
 
 impl IcmpMessage {
-    /// As the TCP machine wants it; `None` for what TCP ignores (RFC 9293 §3.9.2.2).
+    /// As the TCP machine wants it; `None` for what TCP ignores (RFC 9293 §3.9.2.2). Like Linux it
+    /// gives an open up for any destination that cannot be reached (RFC 5461 §4.1); a connection
+    /// that stands never for one.
     pub fn for_tcp(&self) -> Option<TcpIcmpError> {
-        let unreachable = |hard, error| IcmpKind::Unreachable { hard, error };
+        let unreachable = |error| IcmpKind::Unreachable { hard: true, error };
         let kind = match self.cause {
-            Cause::NetworkUnreachable => unreachable(false, Error::NetworkUnreachable),
-            Cause::HostUnreachable | Cause::OtherUnreachable { .. } => {
-                unreachable(false, Error::HostUnreachable)
+            Cause::NetworkUnreachable => unreachable(Error::NetworkUnreachable),
+            Cause::HostUnreachable | Cause::OtherUnreachable { .. } | Cause::HopLimitExceeded => {
+                unreachable(Error::HostUnreachable)
             }
-            Cause::ProtocolUnreachable => unreachable(true, Error::ProtocolUnreachable),
-            Cause::PortUnreachable => unreachable(true, Error::Refused),
-            Cause::Prohibited => unreachable(false, Error::Prohibited),
-            Cause::TooBig { mtu } => {
+            Cause::ProtocolUnreachable => unreachable(Error::ProtocolUnreachable),
+            Cause::PortUnreachable => unreachable(Error::Refused),
+            // `icmp_err_convert` has EHOSTUNREACH for most of them, `icmpv6_err_convert` EACCES.
+            Cause::Prohibited if self.quoted.source.is_ipv4() => {
+                unreachable(Error::HostUnreachable)
+            }
+            Cause::Prohibited => unreachable(Error::Prohibited),
+            Cause::TooBig { .. } => {
                 let headers = if self.quoted.source.is_ipv4() { 40 } else { 60 };
-                let payload = mtu.checked_sub(headers).filter(|&payload| payload > 0)?;
+                let payload = self.path_mtu()?.checked_sub(headers)?;
                 IcmpKind::TooBig {
                     mtu_payload: u16::try_from(payload).unwrap_or(u16::MAX),
                 }
             }
-            Cause::HopLimitExceeded => unreachable(false, Error::HostUnreachable),
             Cause::ReassemblyTimeExceeded | Cause::ParameterProblem { .. } => return None,
         };
         Some(TcpIcmpError {
@@ -208,13 +228,143 @@ impl IcmpMessage {
         })
     }
 
-    /// The error a UDP session reports, as Linux maps it (`icmp_err_convert`): only hard errors
-    /// reach a socket that did not ask for more.
-    pub fn errno_for_udp(&self) -> Option<i32> {
-        match self.cause {
-            Cause::PortUnreachable => Some(Error::Refused.errno()),
-            Cause::ProtocolUnreachable => Some(Error::ProtocolUnreachable.errno()),
-            _ => None,
+    /// What the path takes, by a report that can be true (RFC 1191 §5, RFC 8201 §4).
+    pub fn path_mtu(&self) -> Option<u32> {
+        let Cause::TooBig { mtu } = self.cause else {
+            return None;
+        };
+        pmtu::believable(self.quoted.destination.ip(), mtu, self.quoted.length)
+    }
+
+    /// The error that a connected UDP session reports, as `__udp4_lib_err` and `__udp6_lib_err` of
+    /// Linux choose it: only hard errors reach a socket that did not ask for more.
+    pub fn errno_for_udp(&self, discovery: MtuDiscovery) -> Option<i32> {
+        if matches!(self.cause, Cause::TooBig { .. }) {
+            return (discovery != MtuDiscovery::Dont).then_some(errno::MSGSIZE);
         }
+        let (errno, is_hard) = self.errno()?;
+        is_hard.then_some(errno)
+    }
+
+    /// The errno of the error, and whether it is hard: `icmp_err_convert` and
+    /// `icmpv6_err_convert` of Linux.
+    pub fn errno(&self) -> Option<(i32, bool)> {
+        if self.quoted.source.is_ipv4() {
+            errno_v4(self.kind, self.code)
+        } else {
+            errno_v6(self.kind, self.code)
+        }
+    }
+}
+
+fn errno_v4(kind: u8, code: u8) -> Option<(i32, bool)> {
+    Some(match (kind, code) {
+        (3, 0 | 11) => (errno::NETUNREACH, false),
+        (3, 1 | 12) => (errno::HOSTUNREACH, false),
+        (3, 2) => (errno::NOPROTOOPT, true),
+        (3, 3) => (errno::CONNREFUSED, true),
+        (3, 4) => (errno::MSGSIZE, false),
+        (3, 5) => (errno::OPNOTSUPP, false),
+        (3, 6 | 9) => (errno::NETUNREACH, true),
+        (3, 7) => (errno::HOSTDOWN, true),
+        (3, 8) => (errno::NONET, true),
+        (3, 10 | 13..=15) => (errno::HOSTUNREACH, true),
+        (3 | 11, _) => (errno::HOSTUNREACH, false),
+        (12, _) => (errno::PROTO, true),
+        _ => return None,
+    })
+}
+
+fn errno_v6(kind: u8, code: u8) -> Option<(i32, bool)> {
+    Some(match (kind, code) {
+        (1, 0) => (errno::NETUNREACH, false),
+        (1, 1 | 5 | 6) => (errno::ACCES, true),
+        (1, 4) => (errno::CONNREFUSED, true),
+        (1, 2 | 3) | (3, _) => (errno::HOSTUNREACH, false),
+        (1, _) => (errno::PROTO, true),
+        (2, _) => (errno::MSGSIZE, false),
+        (4, _) => (errno::PROTO, true),
+        _ => return None,
+    })
+}
+
+/// Linux's numbers, which all its machines but a few share.
+mod errno {
+    pub(super) const ACCES: i32 = 13;
+    pub(super) const NONET: i32 = 64;
+    pub(super) const PROTO: i32 = 71;
+    pub(super) const MSGSIZE: i32 = 90;
+    pub(super) const NOPROTOOPT: i32 = 92;
+    pub(super) const OPNOTSUPP: i32 = 95;
+    pub(super) const NETUNREACH: i32 = 101;
+    pub(super) const CONNREFUSED: i32 = 111;
+    pub(super) const HOSTDOWN: i32 = 112;
+    pub(super) const HOSTUNREACH: i32 = 113;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(address: &str, kind: u8, code: u8, cause: Cause) -> IcmpMessage {
+        IcmpMessage {
+            cause,
+            kind,
+            code,
+            quoted: Quoted {
+                protocol: 17,
+                source: address.parse().unwrap(),
+                destination: address.parse().unwrap(),
+                seq: None,
+                length: 1500,
+            },
+        }
+    }
+
+    /// Tables of `net/ipv4/icmp.c` and `net/ipv6/icmp.c`, from the side of a connected socket.
+    #[test]
+    fn a_connected_socket_hears_of_hard_errors_only() {
+        let other = Cause::OtherUnreachable { code: 0 };
+        let v4 =
+            |kind, code| error("10.0.0.1:1", kind, code, other).errno_for_udp(MtuDiscovery::Want);
+        let hard: Vec<Option<i32>> = (0..16).map(|code| v4(3, code)).collect();
+        let none = None;
+        assert_eq!(
+            hard,
+            [
+                none,
+                none,
+                Some(92),
+                Some(111),
+                none,
+                none,
+                Some(101),
+                Some(112),
+                Some(64),
+                Some(101),
+                Some(113),
+                none,
+                none,
+                Some(113),
+                Some(113),
+                Some(113),
+            ]
+        );
+        assert_eq!((v4(11, 0), v4(12, 0)), (None, Some(71)));
+        let v6 = |kind, code| error("[::1]:1", kind, code, other).errno_for_udp(MtuDiscovery::Want);
+        let hard: Vec<Option<i32>> = (0..7).map(|code| v6(1, code)).collect();
+        assert_eq!(
+            hard,
+            [none, Some(13), none, none, Some(111), Some(13), Some(13)]
+        );
+        assert_eq!((v6(3, 0), v6(4, 1)), (None, Some(71)));
+    }
+
+    #[test]
+    fn a_packet_too_big_is_told_to_who_wants_to_know() {
+        let error = error("10.0.0.1:1", 3, 4, Cause::TooBig { mtu: 1400 });
+        assert_eq!(error.path_mtu(), Some(1400));
+        assert_eq!(error.errno_for_udp(MtuDiscovery::Want), Some(90));
+        assert_eq!(error.errno_for_udp(MtuDiscovery::Dont), None);
     }
 }

@@ -9,8 +9,10 @@ use portolan_timers::Wheel;
 use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot};
 use portolan_wire::tcp::TcpHeader;
 
+use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
 use crate::frame::{Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
+use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::{IpOptions, Session, TcpSession};
 use crate::udp::{Datagram, UdpSession};
@@ -34,6 +36,8 @@ pub struct Stack {
     parked: VecDeque<Parked>,
     unresolved: Vec<IpAddr>,
     changed: Vec<(Slot, Events)>,
+    fragments: Reassembly,
+    mtus: PathMtus,
     /// Generation of the routes that `stalled` and `parked` were tried with.
     tried_generation: u32,
 }
@@ -77,6 +81,8 @@ impl Stack {
             parked: VecDeque::new(),
             unresolved: Vec::new(),
             changed: Vec::new(),
+            fragments: Reassembly::default(),
+            mtus: PathMtus::default(),
             tried_generation: 0,
         }
     }
@@ -175,10 +181,7 @@ impl Stack {
     }
 
     fn entry(&mut self, slot: u32) -> Option<&mut Entry> {
-        match self.places.get_mut(slot as usize) {
-            Some(Place::Taken(entry)) => Some(entry),
-            _ => None,
-        }
+        entry_of(&mut self.places, slot)
     }
 
     /// The session at `slot` may have something to send: [`Stack::output`] will ask it.
@@ -198,6 +201,21 @@ impl Stack {
         }
     }
 
+    /// Keeps a fragment until its datagram is whole, which is then to be given to [`Stack::input`].
+    pub fn reassemble(&mut self, now: Instant, record: &RecordHeader, frame: &[u8]) -> Reassembled {
+        self.fragments.take_in(now, record, frame)
+    }
+
+    /// What packets to `destination` may hold; `None` without a route.
+    pub fn path_mtu(&self, destination: IpAddr, routes: &Routes) -> Option<u32> {
+        let path = routes.path(destination).ok()?;
+        Some(self.mtus.limit(destination, path.mtu))
+    }
+
+    pub fn fragment_counters(&self) -> FragmentCounters {
+        self.fragments.counters
+    }
+
     /// Gives a received frame to its session.
     pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
         let packet = match Packet::parse(frame, record) {
@@ -205,7 +223,7 @@ impl Stack {
             Err(reason) => return Input::Dropped(reason),
         };
         let slot = record.slot;
-        let Some(entry) = self.entry(slot) else {
+        let Some(entry) = entry_of(&mut self.places, slot) else {
             return Input::Unclaimed(packet);
         };
         if generation(&entry.session) != Generation(record.generation) {
@@ -217,6 +235,15 @@ impl Stack {
                 session.connection.events()
             }
             (Session::Tcp(session), Transport::IcmpError(message)) => {
+                if let Some(mtu) = message.path_mtu()
+                    && session.ip.discovery.heeds_routers()
+                    && message
+                        .quoted
+                        .seq
+                        .is_some_and(|seq| session.connection.is_in_flight(seq))
+                {
+                    self.mtus.learn(now, packet.source.ip(), mtu);
+                }
                 report_to_tcp(session, message);
                 session.connection.events()
             }
@@ -238,9 +265,15 @@ impl Stack {
                 Events::READABLE
             }
             (Session::Udp(session), Transport::IcmpError(message)) => {
-                match message.errno_for_udp() {
+                let discovery = session.ip.discovery;
+                if let Some(mtu) = message.path_mtu()
+                    && discovery.heeds_routers()
+                {
+                    self.mtus.learn(now, packet.source.ip(), mtu);
+                }
+                match message.errno_for_udp(discovery) {
                     // As on Linux, only who has named a peer is told.
-                    Some(errno) if session.remote.is_some() => {
+                    Some(errno) if session.remote == Some(packet.source) => {
                         session.error = Some(errno);
                         Events::ERROR
                     }
@@ -289,7 +322,7 @@ impl Stack {
     }
 
     fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
-        let Some(entry) = self.entry(slot) else {
+        let Some(entry) = entry_of(&mut self.places, slot) else {
             return;
         };
         entry.is_pending = false;
@@ -307,8 +340,17 @@ impl Stack {
             source: flow.local.ip(),
             destination: flow.remote.ip(),
         };
-        let template = match Way::current(way, ends, session.ip, routes) {
-            Ok(way) => &way.template,
+        let is_current = way
+            .as_ref()
+            .is_some_and(|way| way.is_current(ends.destination, routes, &self.mtus));
+        let template = match Way::current(way, ends, session.ip, routes, &self.mtus) {
+            Ok(way) => {
+                if !is_current {
+                    let mtu = way.mtu_for(session.ip.discovery);
+                    session.connection.set_path_mtu(tcp_payload(mtu, flow));
+                }
+                &way.template
+            }
             Err(no_way) => {
                 self.stalled.push(slot);
                 if let NoWay::Unresolved(next_hop) = no_way {
@@ -361,11 +403,20 @@ impl Stack {
 
     /// When to call [`Stack::expire`] next.
     pub fn deadline(&self) -> Option<Instant> {
-        self.timers.next()
+        [
+            self.timers.next(),
+            self.fragments.deadline(),
+            self.mtus.deadline(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// Runs the timers that are due; follow with [`Stack::output`].
     pub fn expire(&mut self, now: Instant) {
+        self.fragments.expire(now);
+        self.mtus.expire(now);
         if self.timers.next().is_none_or(|next| next > now) {
             return;
         }
@@ -415,7 +466,8 @@ pub fn send_segment(
         source: flow.local.ip(),
         destination: flow.remote.ip(),
     };
-    let Ok(way) = Way::find(ends, IpOptions::default(), routes) else {
+    let way = Way::find(ends, IpOptions::default(), routes, &PathMtus::default());
+    let Ok(way) = way else {
         return false;
     };
     let mut head = [0; HEAD_MAX];
@@ -427,11 +479,24 @@ pub fn send_segment(
     true
 }
 
+fn entry_of(places: &mut [Place], slot: u32) -> Option<&mut Entry> {
+    match places.get_mut(slot as usize) {
+        Some(Place::Taken(entry)) => Some(entry),
+        _ => None,
+    }
+}
+
 fn generation(session: &Session) -> Generation {
     match session {
         Session::Tcp(session) => session.generation,
         Session::Udp(session) => session.generation,
     }
+}
+
+/// What is left of an IP packet for TCP's options and payload.
+fn tcp_payload(mtu: u32, flow: &FlowKey) -> u16 {
+    let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
+    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
 }
 
 fn report_to_tcp(session: &mut TcpSession, message: &IcmpMessage) {

@@ -5,10 +5,12 @@ use core::net::IpAddr;
 
 use portolan_proto::metastate::RouteKind;
 use portolan_types::Protocol;
+use portolan_wire::{ipv4, ipv6};
 
 use crate::frame::Template;
+use crate::pmtu::PathMtus;
 use crate::routes::{NoRoute, Routes};
-use crate::session::IpOptions;
+use crate::session::{IpOptions, MtuDiscovery};
 
 /// Both ends of a packet, and what it carries.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +24,12 @@ pub(crate) struct Ends {
 #[derive(Debug)]
 pub(crate) struct Way {
     generation: u32,
+    mtu_generation: u32,
     destination: IpAddr,
+    /// What the whole path takes.
     pub(crate) mtu: u32,
+    /// What its first link takes.
+    pub(crate) link_mtu: u32,
     pub(crate) template: Template,
 }
 
@@ -39,7 +45,12 @@ pub(crate) enum NoWay {
 
 impl Way {
     /// Looks for a way.
-    pub(crate) fn find(ends: Ends, ip: IpOptions, routes: &Routes) -> Result<Way, NoWay> {
+    pub(crate) fn find(
+        ends: Ends,
+        ip: IpOptions,
+        routes: &Routes,
+        mtus: &PathMtus,
+    ) -> Result<Way, NoWay> {
         let Ends {
             protocol,
             source,
@@ -56,8 +67,10 @@ impl Way {
             .ok_or(NoWay::NoRoute)?;
         Ok(Way {
             generation: routes.generation(),
+            mtu_generation: mtus.generation(),
             destination,
-            mtu: path.mtu,
+            mtu: mtus.limit(destination, path.mtu),
+            link_mtu: path.mtu,
             template,
         })
     }
@@ -68,14 +81,45 @@ impl Way {
         ends: Ends,
         ip: IpOptions,
         routes: &Routes,
+        mtus: &PathMtus,
     ) -> Result<&'a Way, NoWay> {
         if !kept
             .as_ref()
-            .is_some_and(|way| way.leads_to(ends.destination, routes))
+            .is_some_and(|way| way.is_current(ends.destination, routes, mtus))
         {
-            *kept = Some(Way::find(ends, ip, routes)?);
+            *kept = Some(Way::find(ends, ip, routes, mtus)?);
         }
         kept.as_ref().ok_or(NoWay::NoRoute)
+    }
+
+    pub(crate) fn ip_header(&self) -> usize {
+        match self.destination {
+            IpAddr::V4(_) => ipv4::HEADER_LEN,
+            IpAddr::V6(_) => ipv6::HEADER_LEN,
+        }
+    }
+
+    /// How much of a datagram goes into one fragment of `mtu` octets: a multiple of eight.
+    pub(crate) fn fragment_size(&self, mtu: usize) -> Option<u16> {
+        let headers = match self.destination {
+            IpAddr::V4(_) => ipv4::HEADER_LEN,
+            IpAddr::V6(_) => ipv6::HEADER_LEN + ipv6::FRAGMENT_HEADER_LEN,
+        };
+        let room = mtu.checked_sub(headers)? & !7;
+        u16::try_from(room).ok().filter(|&room| room > 0)
+    }
+
+    /// What one packet may hold.
+    pub(crate) fn mtu_for(&self, discovery: MtuDiscovery) -> u32 {
+        if discovery.heeds_routers() {
+            self.mtu
+        } else {
+            self.link_mtu
+        }
+    }
+
+    pub(crate) fn is_current(&self, destination: IpAddr, routes: &Routes, mtus: &PathMtus) -> bool {
+        self.leads_to(destination, routes) && self.mtu_generation == mtus.generation()
     }
 
     pub(crate) fn leads_to(&self, destination: IpAddr, routes: &Routes) -> bool {

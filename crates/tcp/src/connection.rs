@@ -191,6 +191,7 @@ impl Connection {
     /// The options of both SYNs are known.
     pub(crate) fn settle(&mut self, agreement: Agreement, peer: &TcpHeader, now: Instant) {
         self.send.mss = self.clamped(u32::from(agreement.mss));
+        self.send.mss_limit = self.send.mss;
         self.send.scale = agreement.send_scale;
         self.receive.scale = agreement.receive_scale;
         self.receive.mss = self.send.mss;
@@ -467,6 +468,24 @@ impl Connection {
     // ---- ICMP ----
 
     /// An ICMP error that quotes a segment of this connection (RFC 5927).
+    /// RFC 5927 §4: only what is in flight can have caused an error.
+    pub fn is_in_flight(&self, seq: SeqNum) -> bool {
+        seq.at_or_after(self.send.una) && seq.before(self.send.nxt)
+    }
+
+    /// What a packet on the path holds beside IP and TCP headers, as far as is known now: more after
+    /// a report has aged (RFC 1191 §6.3) or a larger probe has arrived (RFC 8899), less for a new
+    /// route. What is in flight is left to loss recovery.
+    pub fn set_path_mtu(&mut self, payload: u16) {
+        let payload = self.without_options(payload).min(self.send.mss_limit);
+        self.send.mss = self.clamped(payload);
+    }
+
+    fn without_options(&self, payload: u16) -> u32 {
+        let options = if self.timestamps.is_some() { 12 } else { 0 };
+        u32::from(payload.max(48 + options) - options)
+    }
+
     pub fn on_icmp(&mut self, icmp: IcmpError) {
         match (&self.state, icmp.kind) {
             (State::Closed(_) | State::TimeWait(_), _) => {}
@@ -484,9 +503,8 @@ impl Connection {
             _ if icmp.quoted.before(self.send.una) || icmp.quoted.at_or_after(self.send.nxt) => {}
             (_, IcmpKind::Unreachable { error, .. }) => self.soft_error = Some(error),
             (_, IcmpKind::TooBig { mtu_payload }) => {
-                let options = if self.timestamps.is_some() { 12 } else { 0 };
-                self.send
-                    .shrink_mss(u32::from(mtu_payload.max(48 + options) - options));
+                let mss = self.without_options(mtu_payload);
+                self.send.shrink_mss(mss);
             }
         }
     }

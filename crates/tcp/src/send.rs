@@ -35,6 +35,8 @@ pub(crate) struct Sender {
     pub(crate) scale: u8,
     /// Payload of a full segment, options deducted.
     pub(crate) mss: u32,
+    /// What it may grow to: what both ends agreed on.
+    pub(crate) mss_limit: u32,
     pub(crate) board: Scoreboard,
     pub(crate) rtt: RttEstimator,
     pub(crate) congestion: Congestion,
@@ -88,6 +90,7 @@ impl Sender {
             wl2: first,
             scale: 0,
             mss,
+            mss_limit: mss,
             board: Scoreboard::default(),
             rtt: RttEstimator::default(),
             congestion: Congestion::new(config.congestion, mss),
@@ -330,6 +333,7 @@ impl Sender {
     /// Bounds of fields that no other file sees.
     pub(crate) fn bounds_hold(&self) -> bool {
         (1..=LARGEST_SEGMENT).contains(&self.mss)
+            && (self.mss..=LARGEST_SEGMENT).contains(&self.mss_limit)
             && (1..=0xffff).contains(&self.gso_max)
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST

@@ -8,7 +8,7 @@ use portolan_types::SeqNum;
 use crate::Malformed;
 use crate::checksum::Sum;
 use crate::ipv4::Ipv4Header;
-use crate::ipv6::Ipv6Header;
+use crate::ipv6::{self, Ipv6Header};
 
 /// Octets before the quoted packet or the echo data.
 pub const HEADER_LEN: usize = 8;
@@ -75,6 +75,8 @@ pub struct Quoted {
     pub destination: SocketAddr,
     /// If the packet is TCP.
     pub seq: Option<SeqNum>,
+    /// Octets of the whole packet, as its header says.
+    pub length: u32,
 }
 
 impl<'a> IcmpMessage<'a> {
@@ -251,7 +253,7 @@ impl Cause {
 impl IcmpError<'_> {
     /// The flow of the quoted packet; `None` if it is no TCP or UDP packet, or a later fragment.
     pub fn flow(&self) -> Option<Quoted> {
-        let (protocol, source, destination, transport): (u8, IpAddr, IpAddr, &[u8]) =
+        let (protocol, source, destination, length, transport): (u8, IpAddr, IpAddr, usize, &[u8]) =
             match self.quoted.first()? >> 4 {
                 4 => {
                     let (ip, transport) = Ipv4Header::parse_quoted(self.quoted).ok()?;
@@ -262,6 +264,7 @@ impl IcmpError<'_> {
                         ip.protocol,
                         ip.source.into(),
                         ip.destination.into(),
+                        self.quoted.len() - transport.len() + usize::from(ip.payload_len),
                         transport,
                     )
                 }
@@ -274,6 +277,7 @@ impl IcmpError<'_> {
                         ip.protocol,
                         ip.source.into(),
                         ip.destination.into(),
+                        ipv6::HEADER_LEN + usize::from(ip.payload_len),
                         transport,
                     )
                 }
@@ -289,6 +293,8 @@ impl IcmpError<'_> {
             source: SocketAddr::new(source, u16::from_be_bytes([s0, s1])),
             destination: SocketAddr::new(destination, u16::from_be_bytes([d0, d1])),
             seq: (protocol == 6).then_some(SeqNum(u32::from_be_bytes(seq))),
+            // At most two length fields' worth.
+            length: length as u32,
         })
     }
 }

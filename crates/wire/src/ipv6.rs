@@ -10,6 +10,9 @@ use crate::{Malformed, put};
 /// Octets of the header, as [`Ipv6Header::emit`] writes it.
 pub const HEADER_LEN: usize = 40;
 
+/// Octets of the fragment header.
+pub const FRAGMENT_HEADER_LEN: usize = 8;
+
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
@@ -41,6 +44,22 @@ pub struct Ipv6Fragment {
     pub more: bool,
 }
 
+/// A piece of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ipv6Piece<'a> {
+    /// `protocol` is what the body of the first piece starts with.
+    pub header: Ipv6Header,
+    pub fragment: Ipv6Fragment,
+    pub body: &'a [u8],
+}
+
+/// How far to walk over extension headers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Walk {
+    ToTransport,
+    UpToFragment,
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Raw {
@@ -69,19 +88,38 @@ impl Ipv6Header {
         let rest = rest
             .get(..usize::from(header.payload_len))
             .ok_or(Malformed)?;
-        let payload = header.walk_extensions(rest)?;
+        let payload = header.walk(rest, Walk::ToTransport)?;
         Ok((header, payload))
     }
 
     /// As [`Ipv6Header::parse`], for a packet quoted in an ICMPv6 error, which may be cut short.
     pub fn parse_quoted(packet: &[u8]) -> Result<(Ipv6Header, &[u8]), Malformed> {
         let (mut header, rest) = Ipv6Header::parse_fixed(packet)?;
-        let payload = header.walk_extensions(rest)?;
+        let payload = header.walk(rest, Walk::ToTransport)?;
         Ok((header, payload))
     }
 
+    /// Is it one of several pieces? A fragment header on a whole packet says nothing (RFC 6946).
     pub fn is_fragment(&self) -> bool {
-        self.fragment.is_some()
+        self.fragment
+            .is_some_and(|fragment| fragment.more || fragment.offset != 0)
+    }
+
+    /// Takes a fragment apart without looking into what was cut; `None` if it is a whole packet.
+    pub fn parse_piece(packet: &[u8]) -> Result<Option<Ipv6Piece<'_>>, Malformed> {
+        let (mut header, rest) = Ipv6Header::parse_fixed(packet)?;
+        let rest = rest
+            .get(..usize::from(header.payload_len))
+            .ok_or(Malformed)?;
+        let body = header.walk(rest, Walk::UpToFragment)?;
+        if !header.is_fragment() {
+            return Ok(None);
+        }
+        Ok(header.fragment.map(|fragment| Ipv6Piece {
+            header,
+            fragment,
+            body,
+        }))
     }
 
     /// Writes [`HEADER_LEN`] octets to the front of `out`, which must have room. Extension headers
@@ -123,16 +161,19 @@ impl Ipv6Header {
 
     /// Moves `protocol` past the extension headers at the front of `bytes` and answers what
     /// follows them.
-    fn walk_extensions<'a>(&mut self, mut bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
-        for _ in 0..MAX_EXTENSIONS {
+    fn walk<'a>(&mut self, mut bytes: &'a [u8], walk: Walk) -> Result<&'a [u8], Malformed> {
+        for index in 0..MAX_EXTENSIONS {
             match self.protocol {
+                // RFC 8200 §4.1: hop-by-hop options come first or not at all.
+                HOP_BY_HOP if index > 0 => return Err(Malformed),
                 HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
                     let [next, length, ..] = *bytes else {
                         return Err(Malformed);
                     };
-                    bytes = bytes
-                        .get((usize::from(length) + 1) * 8..)
-                        .ok_or(Malformed)?;
+                    let length = (usize::from(length) + 1) * 8;
+                    let extension = bytes.get(..length).ok_or(Malformed)?;
+                    check_extension(self.protocol, extension)?;
+                    bytes = &bytes[length..];
                     self.protocol = next;
                 }
                 FRAGMENT => {
@@ -145,7 +186,7 @@ impl Ipv6Header {
                     });
                     self.protocol = raw.next_header;
                     bytes = rest;
-                    if offset_and_more & 0xfff8 != 0 {
+                    if offset_and_more & 0xfff8 != 0 || walk == Walk::UpToFragment {
                         // Not the first fragment: what follows is no header.
                         return Ok(bytes);
                     }
@@ -157,8 +198,42 @@ impl Ipv6Header {
     }
 }
 
+/// What a host has to refuse in an extension header whose length is sound.
+fn check_extension(kind: u8, extension: &[u8]) -> Result<(), Malformed> {
+    match kind {
+        // RFC 8200 §4.4, RFC 5095: this host is no stop on anybody's route.
+        ROUTING => match extension {
+            [_, _, _, 0, ..] => Ok(()),
+            _ => Err(Malformed),
+        },
+        _ => check_options(extension.get(2..).ok_or(Malformed)?),
+    }
+}
+
+/// RFC 8200 §4.2: options that are not known are skipped, unless their type forbids it.
+fn check_options(mut options: &[u8]) -> Result<(), Malformed> {
+    const PAD1: u8 = 0;
+    const MUST_DISCARD: u8 = 0xc0;
+    while let [kind, rest @ ..] = options {
+        if *kind == PAD1 {
+            options = rest;
+            continue;
+        }
+        let [length, rest @ ..] = rest else {
+            return Err(Malformed);
+        };
+        if kind & MUST_DISCARD != 0 {
+            return Err(Malformed);
+        }
+        options = rest.get(usize::from(*length)..).ok_or(Malformed)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::vec;
+
     use super::*;
 
     fn header(payload_len: u16) -> Ipv6Header {
@@ -208,6 +283,76 @@ mod tests {
         assert_eq!(parsed.fragment, Some(fragment));
     }
 
+    fn with_extension(kind: u8, extension: &[u8]) -> Result<u8, Malformed> {
+        let mut packet = vec![0; HEADER_LEN];
+        Ipv6Header {
+            protocol: kind,
+            ..header(extension.len() as u16)
+        }
+        .emit(&mut packet);
+        packet.extend(extension);
+        Ipv6Header::parse(&packet).map(|(header, _)| header.protocol)
+    }
+
+    #[test]
+    fn a_route_that_goes_on_is_refused() {
+        assert_eq!(with_extension(ROUTING, &[17, 0, 0, 0, 0, 0, 0, 0]), Ok(17));
+        assert_eq!(
+            with_extension(ROUTING, &[17, 0, 0, 1, 0, 0, 0, 0]),
+            Err(Malformed)
+        );
+    }
+
+    #[test]
+    fn unknown_options_are_skipped_unless_their_type_forbids_it() {
+        for kind in [HOP_BY_HOP, DESTINATION_OPTIONS] {
+            // PadN of four octets; then option 0x1e, which may be skipped.
+            assert_eq!(with_extension(kind, &[17, 0, 1, 4, 0, 0, 0, 0]), Ok(17));
+            assert_eq!(with_extension(kind, &[17, 0, 0x1e, 4, 0, 0, 0, 0]), Ok(17));
+            for forbidding in [0x5e, 0x9e, 0xde] {
+                let extension = [17, 0, forbidding, 4, 0, 0, 0, 0];
+                assert_eq!(with_extension(kind, &extension), Err(Malformed));
+            }
+            // A length beyond the header.
+            assert_eq!(
+                with_extension(kind, &[17, 0, 1, 5, 0, 0, 0, 0]),
+                Err(Malformed)
+            );
+        }
+    }
+
+    #[test]
+    fn hop_by_hop_options_come_first() {
+        let second = [
+            HOP_BY_HOP, 0, 1, 4, 0, 0, 0, 0, //
+            17, 0, 1, 4, 0, 0, 0, 0,
+        ];
+        assert_eq!(with_extension(DESTINATION_OPTIONS, &second), Err(Malformed));
+    }
+
+    #[test]
+    fn a_piece_is_split_at_its_fragment_header() {
+        let mut packet = vec![0; HEADER_LEN];
+        Ipv6Header {
+            protocol: FRAGMENT,
+            ..header(24)
+        }
+        .emit(&mut packet);
+        packet.extend([DESTINATION_OPTIONS, 0, 0, 1, 0, 0, 0, 9]);
+        packet.extend([17, 0, 1, 4, 0, 0, 0, 0]);
+        packet.extend([7; 8]);
+        let piece = Ipv6Header::parse_piece(&packet).unwrap().unwrap();
+        assert_eq!(piece.header.protocol, DESTINATION_OPTIONS);
+        assert_eq!(piece.body, &packet[48..]);
+        assert!(piece.fragment.more);
+        // The same header on a whole packet (RFC 6946).
+        packet[43] = 0;
+        assert_eq!(Ipv6Header::parse_piece(&packet), Ok(None));
+        let (whole, payload) = Ipv6Header::parse(&packet).unwrap();
+        assert_eq!((whole.is_fragment(), whole.protocol), (false, 17));
+        assert_eq!(payload, [7; 8]);
+    }
+
     #[test]
     fn a_later_fragment_is_not_walked_into() {
         let mut packet = [0; HEADER_LEN + 8 + 2];
@@ -246,6 +391,7 @@ mod tests {
         portolan_fuzz::check!(2000).for_each(|bytes| {
             let _ = Ipv6Header::parse(bytes);
             let _ = Ipv6Header::parse_quoted(bytes);
+            let _ = Ipv6Header::parse_piece(bytes);
         });
     }
 }

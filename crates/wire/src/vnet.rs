@@ -12,6 +12,7 @@ pub const HEADER_LEN: usize = size_of::<VnetHeader>();
 const NEEDS_CSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
+const GSO_UDP: u8 = 3;
 const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
@@ -36,6 +37,8 @@ pub enum Gso {
     TcpV4,
     TcpV6,
     UdpL4,
+    /// One datagram, to be sent in IP fragments. The size counts octets of IP payload.
+    UdpFragments,
 }
 
 impl VnetHeader {
@@ -70,6 +73,7 @@ impl VnetHeader {
             Gso::TcpV4 => (GSO_TCPV4, tcp::CHECKSUM_AT as u16),
             Gso::TcpV6 => (GSO_TCPV6, tcp::CHECKSUM_AT as u16),
             Gso::UdpL4 => (GSO_UDP_L4, udp::CHECKSUM_AT as u16),
+            Gso::UdpFragments => (GSO_UDP, udp::CHECKSUM_AT as u16),
         };
         VnetHeader {
             flags: NEEDS_CSUM,
@@ -102,6 +106,7 @@ impl VnetHeader {
             GSO_TCPV4 => Gso::TcpV4,
             GSO_TCPV6 => Gso::TcpV6,
             GSO_UDP_L4 => Gso::UdpL4,
+            GSO_UDP => Gso::UdpFragments,
             _ => return None,
         };
         Some((gso, self.gso_size))

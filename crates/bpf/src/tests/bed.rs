@@ -130,12 +130,24 @@ impl Bed {
     }
 
     pub(super) fn run_with(&self, program: &str, frame: &[u8], context: &mut Context) -> Outcome {
+        self.run_and_see(program, frame, context).0
+    }
+
+    /// Also answers what the program left of the frame.
+    pub(super) fn run_and_see(
+        &self,
+        program: &str,
+        frame: &[u8],
+        context: &mut Context,
+    ) -> (Outcome, Vec<u8>) {
         self.newly_counted();
-        let verdict = self.test_run(program, frame, context, 1).0;
-        Outcome {
+        let mut left = vec![0; frame.len()];
+        let verdict = self.test_run(program, frame, context, 1, Some(&mut left)).0;
+        let outcome = Outcome {
             verdict,
             counted: self.newly_counted(),
-        }
+        };
+        (outcome, left)
     }
 
     /// Mean duration over many runs; `after` is called between batches, to drain the ring.
@@ -143,7 +155,8 @@ impl Bed {
         const BATCHES: u32 = 50;
         let total: Duration = (0..BATCHES)
             .map(|_| {
-                let (_, duration) = self.test_run(program, frame, &mut Context::default(), 100);
+                let (_, duration) =
+                    self.test_run(program, frame, &mut Context::default(), 100, None);
                 after();
                 duration
             })
@@ -214,6 +227,7 @@ impl Bed {
         frame: &[u8],
         context: &mut Context,
         repeat: u32,
+        left: Option<&mut [u8]>,
     ) -> (i32, Duration) {
         let mut objects = self.objects.borrow_mut();
         let program = objects
@@ -224,6 +238,7 @@ impl Bed {
             data_in: Some(frame),
             context_in: Some(&mut context.0),
             repeat,
+            data_out: left,
             ..ProgramInput::default()
         };
         let output = program.test_run(input).unwrap();

@@ -260,21 +260,6 @@ fn other_icmp_and_other_protocols_are_left_to_the_kernel() {
 }
 
 #[test]
-fn fragments_are_left_to_the_kernel() {
-    let [v4, v6] = flows(Protocol::Udp);
-    let bed = bed_with(&v4);
-    bed.filter.aim(&v6, row(CHANNEL)).unwrap();
-    let mut first = Frame::received(&v4).build();
-    first[20] = 0x20;
-    let mut later = Frame::received(&v4).build();
-    later[21] = 9;
-    let fragment = Frame::received(&v6).around(44, &[17, 0, 0, 1, 0, 0, 0, 9, 0, 80, 0, 80]);
-    for frame in [first, later, fragment] {
-        assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_fragment"]));
-    }
-}
-
-#[test]
 fn headers_that_are_cut_short_or_inconsistent_are_left_to_the_kernel() {
     for flow in all_flows() {
         let bed = bed_with(&flow);

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use portolan_sys::clock;
 use portolan_tcp::{Connection, StateName};
 use portolan_types::Protocol;
@@ -48,7 +48,9 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             {
                 of_tcp(process, &socket, name)
             }
-            (IPPROTO_IP, libc::IP_MTU) => Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec()),
+            (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
+                Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
+            }
             _ => None,
         };
         let found = match found {
@@ -90,8 +92,9 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
 fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
     let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
     let core = process.lock();
-    let path = core.routes.path(remote.ip()).map_err(|_| Errno::NOTCONN)?;
-    Ok(path.mtu)
+    core.stack
+        .path_mtu(remote.ip(), &core.routes)
+        .ok_or(Errno::NOTCONN)
 }
 
 fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {

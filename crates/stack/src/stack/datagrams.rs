@@ -3,11 +3,12 @@
 use core::net::{IpAddr, SocketAddr};
 
 use portolan_types::{Protocol, Slot};
+use portolan_wire::{ipv4, udp};
 
-use super::{Entry, Stack};
-use crate::frame::{Frame, HEAD_MAX, Template, Wire};
+use super::{Entry, Stack, entry_of};
+use crate::frame::{Frame, HEAD_MAX, Wire};
 use crate::routes::Routes;
-use crate::session::{IpOptions, Session};
+use crate::session::{IpOptions, MtuDiscovery, Session};
 use crate::way::{Ends, NoWay, Way};
 
 /// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
@@ -54,7 +55,7 @@ impl Stack {
         if wire.is_full() {
             return Err(SendError::Full);
         }
-        let entry = self.entry(slot.0).ok_or(SendError::NoSession)?;
+        let entry = entry_of(&mut self.places, slot.0).ok_or(SendError::NoSession)?;
         let Entry {
             session: Session::Udp(session),
             way,
@@ -82,17 +83,13 @@ impl Stack {
             source: source.ip(),
             destination: destination.ip(),
         };
-        let overhead = if destination.is_ipv4() { 28 } else { 48 };
-        let unresolved = match Way::current(way, ends, session.ip, routes) {
-            Ok(way) if length + overhead > way.mtu as usize => return Err(SendError::TooLong),
+        if length > longest(destination.ip()) {
+            return Err(SendError::TooLong);
+        }
+        let unresolved = match Way::current(way, ends, session.ip, routes, &self.mtus) {
             Ok(way) => {
-                transmit_datagram(
-                    &way.template,
-                    wire,
-                    source.port(),
-                    destination.port(),
-                    payload,
-                );
+                let ports = (source.port(), destination.port());
+                transmit_datagram(way, wire, ports, session.ip.discovery, payload)?;
                 None
             }
             Err(NoWay::Unresolved(next_hop)) => Some(next_hop),
@@ -127,17 +124,19 @@ impl Stack {
 
     /// Tries those that wait, now that the routes have changed.
     pub(super) fn retry_parked(&mut self, routes: &Routes, wire: &mut impl Wire) {
+        let mtus = &self.mtus;
         self.parked.retain(|parked| {
             let ends = Ends {
                 protocol: Protocol::Udp,
                 source: parked.source.ip(),
                 destination: parked.destination.ip(),
             };
-            match Way::find(ends, parked.ip, routes) {
+            match Way::find(ends, parked.ip, routes, mtus) {
                 Ok(way) => {
                     let ports = (parked.source.port(), parked.destination.port());
                     let payload: [&[u8]; 2] = [&parked.data, &[]];
-                    transmit_datagram(&way.template, wire, ports.0, ports.1, payload);
+                    // Too long for the path: nobody waits for the answer any more.
+                    let _ = transmit_datagram(&way, wire, ports, parked.ip.discovery, payload);
                     false
                 }
                 Err(no_way) => matches!(no_way, NoWay::Unresolved(_)),
@@ -146,15 +145,36 @@ impl Stack {
     }
 }
 
+/// Sends a datagram whole if the path takes it so, else in fragments or not at all.
 fn transmit_datagram(
-    template: &Template,
+    way: &Way,
     wire: &mut impl Wire,
-    source_port: u16,
-    destination_port: u16,
+    ports: (u16, u16),
+    discovery: MtuDiscovery,
     payload: [&[u8]; 2],
-) {
-    let mut head = [0; HEAD_MAX];
+) -> Result<(), SendError> {
     let length = payload[0].len() + payload[1].len();
-    let head = template.udp_head(&mut head, source_port, destination_port, length);
+    let mtu = way.mtu_for(discovery) as usize;
+    let fragment_size = if way.ip_header() + udp::HEADER_LEN + length <= mtu {
+        None
+    } else if discovery.fragments_here() {
+        Some(way.fragment_size(mtu).ok_or(SendError::TooLong)?)
+    } else {
+        return Err(SendError::TooLong);
+    };
+    let mut head = [0; HEAD_MAX];
+    let head = way
+        .template
+        .udp_head(&mut head, ports.0, ports.1, length, fragment_size);
     wire.transmit(&Frame { head, payload });
+    Ok(())
+}
+
+/// The longest payload whose length UDP and IP can say.
+fn longest(destination: IpAddr) -> usize {
+    let headers = match destination {
+        IpAddr::V4(_) => ipv4::HEADER_LEN + udp::HEADER_LEN,
+        IpAddr::V6(_) => udp::HEADER_LEN,
+    };
+    usize::from(u16::MAX) - headers
 }

@@ -7,6 +7,7 @@ use portolan_tcp::{Config, Connection};
 use portolan_types::{MacAddr, SeqNum, SessionId};
 
 use super::*;
+use crate::session::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 
 /// A wire that keeps frames, and takes only so many at a time.
@@ -197,14 +198,14 @@ fn what_a_datagram_cannot_do_has_its_own_error() {
     let slot = udp(&mut a, at(A));
     let known = routes(2, at(A), at(B), true);
     let mut wire = Kept::with_room(1);
-    let long = [0; 1473];
+    let long = [0; 65_508];
     let mut try_send = |to: Option<&str>, data: &[u8]| {
         a.send_datagram(slot, to.map(at), [data, b""], &known, &mut wire)
     };
     assert_eq!(try_send(None, b""), Err(SendError::NoDestination));
     assert_eq!(try_send(Some(B), &long), Err(SendError::TooLong));
     assert_eq!(try_send(Some("192.0.2.1:9"), b""), Err(SendError::NoRoute));
-    assert_eq!(try_send(Some(B), &long[..1472]), Ok(1472));
+    assert_eq!(try_send(Some(B), &long[..65_507]), Ok(65_507));
     assert_eq!(try_send(Some(B), b""), Err(SendError::Full));
 }
 
@@ -297,4 +298,138 @@ fn a_capsule_comes_back_as_it_was() {
     let copy = TcpSession::from_capsule(&session.to_capsule()).unwrap();
     assert_eq!((copy.id, copy.flow), (session.id, session.flow));
     assert_eq!(copy.to_capsule(), session.to_capsule());
+}
+
+/// A datagram that `discovery` says how to send, over a path of 1,500 octets; `Err` if refused, else
+/// whether the kernel is to fragment it, and at how much, and whether routers are not.
+fn sent_with(
+    discovery: MtuDiscovery,
+    length: usize,
+    mtu: Option<u32>,
+) -> Result<(Option<u16>, bool), SendError> {
+    let mut a = Stack::new(now());
+    let slot = udp(&mut a, at(A));
+    a.udp(slot).unwrap().ip.discovery = discovery;
+    if let Some(mtu) = mtu {
+        a.mtus.learn(now(), at(B).ip(), mtu);
+    }
+    let known = routes(2, at(A), at(B), true);
+    let mut wire = Kept::with_room(9);
+    a.send_datagram(
+        slot,
+        Some(at(B)),
+        [&vec![7; length], b""],
+        &known,
+        &mut wire,
+    )?;
+    let (vnet, frame) = portolan_wire::vnet::VnetHeader::parse(&wire.frames[0]).unwrap();
+    let (ip, _) = portolan_wire::ipv4::Ipv4Header::parse(&frame[14..]).unwrap();
+    assert!(!ip.is_fragment());
+    Ok((vnet.gso().map(|(_, size)| size), ip.dont_fragment))
+}
+
+#[test]
+fn what_does_not_fit_is_fragmented_or_refused_as_the_socket_wants() {
+    use MtuDiscovery::*;
+    let too_long = Err(SendError::TooLong);
+    for (discovery, whole, long) in [
+        (Dont, (None, false), Ok((Some(1480), false))),
+        (Want, (None, true), Ok((Some(1480), false))),
+        (Do, (None, true), too_long),
+        (Probe, (None, true), too_long),
+        (Interface, (None, false), too_long),
+        (Omit, (None, false), Ok((Some(1480), false))),
+    ] {
+        assert_eq!(sent_with(discovery, 1472, None), Ok(whole), "{discovery:?}");
+        assert_eq!(sent_with(discovery, 1473, None), long, "{discovery:?}");
+    }
+    // A router has said that the path takes 1,000.
+    for (discovery, long) in [
+        (Want, Ok((Some(976), false))),
+        (Do, too_long),
+        (Probe, Ok((None, true))),
+        (Omit, Ok((None, false))),
+    ] {
+        assert_eq!(
+            sent_with(discovery, 1400, Some(1000)),
+            long,
+            "{discovery:?}"
+        );
+    }
+}
+
+/// What a router says about the first `quoted` octets of a frame that `A` sent.
+fn too_big(sent: &[u8], mtu: u32) -> Vec<u8> {
+    use portolan_wire::icmp::{Cause, IcmpError, IcmpMessage as Message};
+    let packet = &received(sent)[14..];
+    let error = Message::Error(IcmpError {
+        cause: Cause::TooBig { mtu },
+        quoted: &packet[..28],
+    });
+    let mut body = vec![0; error.emitted_len()];
+    error.emit_v4(&mut body);
+    let mut frame = received(sent)[..14].to_vec();
+    let mut header = [0; 20];
+    portolan_wire::ipv4::Ipv4Header {
+        traffic_class: 0,
+        identification: 0,
+        dont_fragment: false,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: 1,
+        source: "10.0.0.254".parse().unwrap(),
+        destination: "10.0.0.1".parse().unwrap(),
+        payload_len: body.len() as u16,
+    }
+    .emit(&mut header);
+    frame.extend(header);
+    frame.extend(body);
+    frame
+}
+
+fn error_record(slot: Slot) -> RecordHeader {
+    RecordHeader {
+        flags: RecordHeader::ICMP_ERROR,
+        ..record(slot, 7)
+    }
+}
+
+#[test]
+fn a_report_of_a_narrow_path_holds_for_all_sessions_for_ten_minutes() {
+    let mut a = Stack::new(now());
+    let (one, two) = (udp(&mut a, at(A)), udp(&mut a, at("10.0.0.1:1001")));
+    a.udp(one).unwrap().remote = Some(at(B));
+    let known = routes(2, at(A), at(B), true);
+    let mut wire = Kept::with_room(99);
+    let mut send = |a: &mut Stack, slot| {
+        let sent = a.send_datagram(slot, Some(at(B)), [&[7; 1400], b""], &known, &mut wire);
+        assert_eq!(sent, Ok(1400));
+        let frame = wire.frames.pop().unwrap();
+        let (vnet, _) = portolan_wire::vnet::VnetHeader::parse(&frame).unwrap();
+        (vnet.gso().map(|(_, size)| size), frame)
+    };
+    let (size, frame) = send(&mut a, one);
+    assert_eq!(size, None);
+    let lie = too_big(&frame, 1450);
+    a.input(now(), &error_record(one), &lie);
+    assert_eq!(
+        send(&mut a, two).0,
+        None,
+        "a packet that fits is not too big"
+    );
+
+    let report = too_big(&frame, 1000);
+    assert!(matches!(
+        a.input(now(), &error_record(one), &report),
+        Input::Delivered(_)
+    ));
+    assert_eq!(a.udp(one).unwrap().error, Some(90));
+    assert_eq!(send(&mut a, one).0, Some(976));
+    assert_eq!(send(&mut a, two).0, Some(976));
+    assert_eq!(a.path_mtu(at(B).ip(), &known), Some(1000));
+
+    a.expire(now() + core::time::Duration::from_secs(600));
+    assert_eq!(send(&mut a, two).0, None);
+    assert_eq!(a.path_mtu(at(B).ip(), &known), Some(1500));
 }

@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * Fragments that come in. Only the first of a datagram shows ports: its row is remembered for the
+ * later ones. A later one that comes before the first goes to the kernel, as if Portolan were not
+ * there, and a copy of it to the server, which keeps it until the first has shown whose it is.
+ */
+#ifndef FRAGMENTS_H
+#define FRAGMENTS_H
+
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "deliver.h"
+#include "maps.h"
+#include "parse.h"
+
+#define SECOND 1000000000ULL
+/* A datagram of which nothing more has come for so long is another one (RFC 791 §3.2: 15 s). */
+#define FRAGMENT_SILENCE (15 * SECOND)
+/* Copies for the server: what SYNs have to share its ring with. */
+#define HOLD_PERIOD (SECOND / 10)
+#define HOLD_MOST 512
+
+static __always_inline struct fragment_key fragment_key_of(const struct filter_key *key,
+							   const struct piece *piece)
+{
+	struct fragment_key fragment = {
+		.local = key->local,
+		.remote = key->remote,
+		.identification = piece->identification,
+	};
+
+	if (key->local.words[0] == 0 && key->local.words[1] == 0 &&
+	    key->local.words[2] == bpf_htonl(0xffff))
+		fragment.protocol = key->protocol;
+	return fragment;
+}
+
+static __always_inline bool has_budget(__u64 now)
+{
+	__u32 zero = 0;
+	struct hold_budget *budget = bpf_map_lookup_elem(&hold_budget, &zero);
+
+	if (!budget)
+		return false;
+	if (now - budget->since > HOLD_PERIOD) {
+		budget->since = now;
+		budget->used = 0;
+	}
+	return __sync_fetch_and_add(&budget->used, 1) < HOLD_MOST;
+}
+
+/* Gives the server a copy. A function of its own, because all of deliver() is in it. */
+static __noinline int hold(struct __sk_buff *skb)
+{
+	struct flow_row server = { .channel = SERVER_CHANNEL, .slot = ~0U };
+
+	if (!has_budget(bpf_ktime_get_ns())) {
+		count(receive_pass_fragment_flood);
+		return 0;
+	}
+	return deliver(skb, &server, RECORD_FRAGMENT | RECORD_HELD);
+}
+
+static __always_inline bool is_fresh(const struct fragment_row *known, __u64 now)
+{
+	return known && now - known->heard < FRAGMENT_SILENCE;
+}
+
+/* The first fragment is row's, or the kernel's if there is none: so will the later ones be. */
+static __always_inline void remember(struct __sk_buff *skb, const struct filter_key *key,
+				     const struct piece *piece, const struct flow_row *row,
+				     __u16 flags)
+{
+	struct fragment_key fragment = fragment_key_of(key, piece);
+	struct fragment_row *known = bpf_map_lookup_elem(&fragments, &fragment);
+	__u64 now = bpf_ktime_get_ns();
+	bool is_awaited = is_fresh(known, now) && known->state == FRAGMENT_AWAITED;
+	struct fragment_row entry = {
+		.heard = now,
+		.state = row ? FRAGMENT_CLAIMED : FRAGMENT_PASSED,
+		.flags = flags,
+	};
+
+	if (row)
+		entry.row = *row;
+	bpf_map_update_elem(&fragments, &fragment, &entry, BPF_ANY);
+	/* Tells the server to let go of what it holds. */
+	if (is_awaited && row)
+		hold(skb);
+}
+
+/* The row of a later fragment, whose flags are added; none if it goes to the kernel. */
+static __always_inline struct flow_row *find_fragment(struct __sk_buff *skb,
+						      const struct filter_key *key,
+						      const struct piece *piece, bool may_hold,
+						      __u16 *flags)
+{
+	struct fragment_key fragment = fragment_key_of(key, piece);
+	struct fragment_row *known = bpf_map_lookup_elem(&fragments, &fragment);
+	struct fragment_row awaited = { .state = FRAGMENT_AWAITED };
+	__u64 now = bpf_ktime_get_ns();
+
+	if (is_fresh(known, now)) {
+		known->heard = now;
+		if (known->state == FRAGMENT_CLAIMED) {
+			*flags |= known->flags;
+			return &known->row;
+		}
+	} else {
+		known = NULL;
+	}
+	count(receive_pass_fragment);
+	if (!may_hold || (known && known->state == FRAGMENT_PASSED) || !is_local(&key->local))
+		return NULL;
+	if (!known) {
+		awaited.heard = now;
+		bpf_map_update_elem(&fragments, &fragment, &awaited, BPF_ANY);
+	}
+	hold(skb);
+	return NULL;
+}
+
+#endif

@@ -1,0 +1,427 @@
+//! Puts the pieces of datagrams together, within bounds of time and memory. Pieces that overlap end
+//! their datagram, as RFC 5722 demands for IPv6 and as Linux does for IPv4.
+
+use core::time::Duration;
+use std::collections::{BTreeMap, HashMap};
+
+use portolan_proto::filter::RecordHeader;
+use portolan_types::Instant;
+use portolan_wire::ethernet;
+use portolan_wire::{ipv4, ipv6};
+
+use super::{Header, Key, Piece};
+use crate::packet::Drop;
+
+/// RFC 791 §3.2 leaves it open; Linux's `ipfrag_time`.
+const LIFETIME_V4: Duration = Duration::from_secs(30);
+/// RFC 8200 §4.5.
+const LIFETIME_V6: Duration = Duration::from_secs(60);
+
+/// Octets that all unfinished datagrams may take, their bookkeeping included (Linux:
+/// `ipfrag_high_thresh`).
+const MEMORY: usize = 4 << 20;
+/// The same for one session: one that is sent rubbish leaves the others room.
+const MEMORY_OF_SESSION: usize = 1 << 20;
+/// Unfinished datagrams of one session.
+const DATAGRAMS_OF_SESSION: usize = 128;
+
+/// What a piece and a datagram cost beside their octets.
+const PIECE_OVERHEAD: usize = 64;
+const DATAGRAM_OVERHEAD: usize = 256;
+
+/// Longest IP payload: what the length field of either version can say.
+const LONGEST_V4: usize = 0xffff - ipv4::HEADER_LEN;
+const LONGEST_V6: usize = 0xffff;
+
+/// What became of a fragment.
+#[derive(Debug)]
+pub enum Reassembled {
+    /// It was the last one missing.
+    Whole(Box<Whole>),
+    Waiting,
+    Dropped(Drop),
+}
+
+/// A datagram as if it had come in one frame.
+#[derive(Debug)]
+pub struct Whole {
+    /// That of the first fragment.
+    pub record: RecordHeader,
+    pub frame: Vec<u8>,
+}
+
+/// What became of datagrams that came in pieces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentCounters {
+    pub reassembled: u64,
+    pub timed_out: u64,
+    pub overlapping: u64,
+    /// Given up because too many others were unfinished.
+    pub crowded_out: u64,
+    /// Lengths that cannot be.
+    pub malformed: u64,
+}
+
+/// The unfinished datagrams of one holder.
+#[derive(Debug, Default)]
+pub(crate) struct Reassembly {
+    datagrams: HashMap<Key, Unfinished>,
+    /// Oldest first; the number keeps apart what came at one time.
+    deadlines: BTreeMap<(Instant, u64), Key>,
+    sessions: HashMap<u32, Usage>,
+    octets: usize,
+    next: u64,
+    pub(crate) counters: FragmentCounters,
+}
+
+/// What one session's unfinished datagrams take.
+#[derive(Debug, Default)]
+struct Usage {
+    datagrams: usize,
+    octets: usize,
+}
+
+#[derive(Debug)]
+struct Unfinished {
+    deadline: (Instant, u64),
+    slot: u32,
+    /// By offset; they never overlap.
+    pieces: BTreeMap<usize, Vec<u8>>,
+    received: usize,
+    total: Option<usize>,
+    first: Option<First>,
+    congestion: Congestion,
+    /// Its pieces contradicted each other: those that still come are dropped too (RFC 5722 §3).
+    is_spoilt: bool,
+}
+
+#[derive(Debug)]
+struct First {
+    record: RecordHeader,
+    header: Header,
+    ethernet: [u8; ethernet::HEADER_LEN],
+}
+
+/// Which ECN code points the pieces had (RFC 3168 §5.3).
+#[derive(Clone, Copy, Debug, Default)]
+struct Congestion {
+    not_capable: bool,
+    experienced: bool,
+}
+
+/// Why a piece does not fit the others.
+enum Misfit {
+    Duplicate,
+    Overlap,
+    Malformed,
+}
+
+impl Reassembly {
+    pub(crate) fn take_in(
+        &mut self,
+        now: Instant,
+        record: &RecordHeader,
+        frame: &[u8],
+    ) -> Reassembled {
+        self.expire(now);
+        let Some(piece) = Piece::of(frame) else {
+            self.counters.malformed += 1;
+            return Reassembled::Dropped(Drop::Malformed);
+        };
+        if !self.datagrams.contains_key(&piece.key) {
+            self.begin(now, &piece, record.slot);
+        }
+        let Some(datagram) = self.datagrams.get_mut(&piece.key) else {
+            return Reassembled::Dropped(Drop::FragmentsCrowdedOut);
+        };
+        if datagram.is_spoilt {
+            return Reassembled::Dropped(Drop::FragmentsOverlap);
+        }
+        match datagram.check(&piece) {
+            Ok(()) => {}
+            Err(Misfit::Duplicate) => return Reassembled::Waiting,
+            Err(Misfit::Overlap) => {
+                self.counters.overlapping += 1;
+                self.spoil(piece.key);
+                return Reassembled::Dropped(Drop::FragmentsOverlap);
+            }
+            Err(Misfit::Malformed) => {
+                self.counters.malformed += 1;
+                self.spoil(piece.key);
+                return Reassembled::Dropped(Drop::Malformed);
+            }
+        }
+        datagram.add(&piece, record, frame);
+        let (slot, is_complete) = (datagram.slot, datagram.is_complete());
+        self.charge(slot, piece.body.len() + PIECE_OVERHEAD);
+        if is_complete {
+            return self.finish(piece.key);
+        }
+        self.make_room(slot);
+        Reassembled::Waiting
+    }
+
+    fn begin(&mut self, now: Instant, piece: &Piece<'_>, slot: u32) {
+        let lifetime = match piece.header {
+            Header::V4(_) => LIFETIME_V4,
+            Header::V6(_) => LIFETIME_V6,
+        };
+        let deadline = (now + lifetime, self.next);
+        self.next += 1;
+        self.deadlines.insert(deadline, piece.key);
+        self.datagrams.insert(
+            piece.key,
+            Unfinished {
+                deadline,
+                slot,
+                pieces: BTreeMap::new(),
+                received: 0,
+                total: None,
+                first: None,
+                congestion: Congestion::default(),
+                is_spoilt: false,
+            },
+        );
+        self.sessions.entry(slot).or_default().datagrams += 1;
+        self.charge(slot, DATAGRAM_OVERHEAD);
+        self.make_room(slot);
+    }
+
+    fn charge(&mut self, slot: u32, octets: usize) {
+        self.octets += octets;
+        self.sessions.entry(slot).or_default().octets += octets;
+    }
+
+    /// The oldest give way: first the session's own, then anybody's.
+    fn make_room(&mut self, slot: u32) {
+        while self.sessions.get(&slot).is_some_and(|usage| {
+            usage.octets > MEMORY_OF_SESSION || usage.datagrams > DATAGRAMS_OF_SESSION
+        }) {
+            let oldest = self
+                .deadlines
+                .values()
+                .find(|key| self.datagrams.get(key).is_some_and(|d| d.slot == slot))
+                .copied();
+            let Some(oldest) = oldest else { break };
+            self.counters.crowded_out += 1;
+            self.remove(oldest);
+        }
+        while self.octets > MEMORY {
+            let Some(oldest) = self.deadlines.values().next().copied() else {
+                break;
+            };
+            self.counters.crowded_out += 1;
+            self.remove(oldest);
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> Option<Unfinished> {
+        let datagram = self.datagrams.remove(&key)?;
+        self.deadlines.remove(&datagram.deadline);
+        let octets = datagram.octets();
+        self.octets = self.octets.saturating_sub(octets);
+        if let Some(usage) = self.sessions.get_mut(&datagram.slot) {
+            usage.octets = usage.octets.saturating_sub(octets);
+            usage.datagrams = usage.datagrams.saturating_sub(1);
+            if usage.datagrams == 0 {
+                self.sessions.remove(&datagram.slot);
+            }
+        }
+        Some(datagram)
+    }
+
+    /// Keeps no more of a datagram than that nothing can come of it.
+    fn spoil(&mut self, key: Key) {
+        let Some(datagram) = self.datagrams.get_mut(&key) else {
+            return;
+        };
+        let freed = datagram.octets() - DATAGRAM_OVERHEAD;
+        datagram.is_spoilt = true;
+        datagram.pieces.clear();
+        datagram.first = None;
+        let slot = datagram.slot;
+        self.octets = self.octets.saturating_sub(freed);
+        if let Some(usage) = self.sessions.get_mut(&slot) {
+            usage.octets = usage.octets.saturating_sub(freed);
+        }
+    }
+
+    fn finish(&mut self, key: Key) -> Reassembled {
+        match self.remove(key).and_then(Unfinished::into_whole) {
+            Some(whole) => {
+                self.counters.reassembled += 1;
+                Reassembled::Whole(Box::new(whole))
+            }
+            None => {
+                self.counters.malformed += 1;
+                Reassembled::Dropped(Drop::Malformed)
+            }
+        }
+    }
+
+    /// Gives up what is too old.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        while let Some((&(deadline, _), &key)) = self.deadlines.first_key_value() {
+            if deadline > now {
+                return;
+            }
+            if self.remove(key).is_some_and(|datagram| !datagram.is_spoilt) {
+                self.counters.timed_out += 1;
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.datagrams.is_empty() && self.sessions.is_empty() && self.octets == 0
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        Some(self.deadlines.first_key_value()?.0.0)
+    }
+}
+
+impl Unfinished {
+    fn octets(&self) -> usize {
+        let pieces: usize = self.pieces.values().map(Vec::len).sum();
+        DATAGRAM_OVERHEAD + self.pieces.len() * PIECE_OVERHEAD + pieces
+    }
+
+    fn is_complete(&self) -> bool {
+        self.first.is_some() && self.total == Some(self.received)
+    }
+
+    fn check(&self, piece: &Piece<'_>) -> Result<(), Misfit> {
+        let longest = match piece.header {
+            Header::V4(_) => LONGEST_V4,
+            Header::V6(_) => LONGEST_V6,
+        };
+        // RFC 8200 §4.5: all but the last are multiples of eight octets long.
+        let is_cut = piece.more && piece.body.len() % 8 != 0;
+        if piece.body.is_empty() || is_cut || piece.end() > longest {
+            return Err(Misfit::Malformed);
+        }
+        let furthest = self
+            .pieces
+            .last_key_value()
+            .map_or(0, |(start, octets)| start + octets.len());
+        let contradicts = match (self.total, piece.more) {
+            (Some(total), true) => piece.end() >= total && !self.holds(piece),
+            (Some(total), false) => piece.end() != total,
+            (None, true) => false,
+            (None, false) => furthest > piece.end(),
+        };
+        if contradicts {
+            return Err(Misfit::Overlap);
+        }
+        if self.holds(piece) {
+            return Err(Misfit::Duplicate);
+        }
+        if self.overlaps(piece) {
+            return Err(Misfit::Overlap);
+        }
+        Ok(())
+    }
+
+    /// RFC 8200 §4.5 lets exact duplicates pass.
+    fn holds(&self, piece: &Piece<'_>) -> bool {
+        self.pieces
+            .get(&piece.offset)
+            .is_some_and(|octets| octets == piece.body)
+    }
+
+    fn overlaps(&self, piece: &Piece<'_>) -> bool {
+        self.pieces
+            .range(..piece.end())
+            .next_back()
+            .is_some_and(|(start, octets)| start + octets.len() > piece.offset)
+    }
+
+    fn add(&mut self, piece: &Piece<'_>, record: &RecordHeader, frame: &[u8]) {
+        self.pieces.insert(piece.offset, piece.body.to_vec());
+        self.received += piece.body.len();
+        self.congestion.note(&piece.header);
+        if !piece.more {
+            self.total = Some(piece.end());
+        }
+        if piece.offset == 0
+            && let Some(ethernet) = frame.first_chunk()
+        {
+            self.first = Some(First {
+                record: *record,
+                header: piece.header,
+                ethernet: *ethernet,
+            });
+        }
+    }
+
+    /// `None` if its pieces contradict each other on congestion, or the first is missing.
+    fn into_whole(self) -> Option<Whole> {
+        let first = self.first?;
+        let ecn = self.congestion.of_whole()?;
+        let length = u16::try_from(self.received).ok()?;
+        let mut frame = Vec::with_capacity(ethernet::HEADER_LEN + ipv6::HEADER_LEN + self.received);
+        frame.extend(first.ethernet);
+        match first.header {
+            Header::V4(header) => {
+                let mut octets = [0; ipv4::HEADER_LEN];
+                ipv4::Ipv4Header {
+                    traffic_class: header.traffic_class | ecn,
+                    more_fragments: false,
+                    fragment_offset: 0,
+                    payload_len: length,
+                    ..header
+                }
+                .emit(&mut octets);
+                frame.extend(octets);
+            }
+            Header::V6(header) => {
+                let mut octets = [0; ipv6::HEADER_LEN];
+                ipv6::Ipv6Header {
+                    traffic_class: header.traffic_class | ecn,
+                    payload_len: length,
+                    fragment: None,
+                    ..header
+                }
+                .emit(&mut octets);
+                frame.extend(octets);
+            }
+        }
+        for octets in self.pieces.values() {
+            frame.extend_from_slice(octets);
+        }
+        let record = RecordHeader {
+            // Bounded by the longest IP packet.
+            length: frame.len() as u32,
+            flags: first.record.flags & !RecordHeader::FRAGMENT,
+            ..first.record
+        };
+        Some(Whole { record, frame })
+    }
+}
+
+impl Congestion {
+    const EXPERIENCED: u8 = 0b11;
+
+    fn note(&mut self, header: &Header) {
+        let class = match header {
+            Header::V4(header) => header.traffic_class,
+            Header::V6(header) => header.traffic_class,
+        };
+        match class & Congestion::EXPERIENCED {
+            0 => self.not_capable = true,
+            Congestion::EXPERIENCED => self.experienced = true,
+            _ => {}
+        }
+    }
+
+    /// What the whole has beside the first piece's code point; `None` if congestion would be
+    /// hidden from a sender that cannot have asked for it (RFC 3168 §5.3).
+    fn of_whole(self) -> Option<u8> {
+        match (self.experienced, self.not_capable) {
+            (true, true) => None,
+            (true, false) => Some(Congestion::EXPERIENCED),
+            (false, _) => Some(0),
+        }
+    }
+}
