@@ -108,6 +108,20 @@ impl Bed {
         Bed::bare(portolan_netns::Bed::impaired(impairment))?.with_daemons()
     }
 
+    /// Two hosts with two routers between them, whose link takes `mtu` octets, with a Portolan
+    /// server on each host.
+    pub fn routed(mtu: u32) -> Result<Bed, BedError> {
+        Bed::bare(portolan_netns::Bed::routed(mtu))?.with_daemons()
+    }
+
+    /// Makes the hosts known by their IPv6 addresses.
+    #[must_use]
+    pub fn over_ipv6(mut self) -> Bed {
+        self.client.address = portolan_netns::Bed::A6;
+        self.server.address = portolan_netns::Bed::B6;
+        self
+    }
+
     /// Two hosts without Portolan servers.
     pub fn bare(wire: portolan_netns::Bed) -> Result<Bed, BedError> {
         let tools = Tools::locate()?;

@@ -2,6 +2,7 @@
 
 use portolan_proto::control::KernelReason;
 use portolan_proto::report::CounterReport;
+use portolan_stack::FragmentCounters;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
@@ -63,9 +64,19 @@ impl Counters {
         } += 1;
     }
 
-    pub fn report(&self) -> Vec<CounterReport> {
+    /// With what the stack counts of datagrams in fragments.
+    pub fn report(&self, fragments: FragmentCounters, unclaimed: u64) -> Vec<CounterReport> {
+        let fragments = [
+            ("datagrams-reassembled", fragments.reassembled),
+            ("reassembly-timeouts", fragments.timed_out),
+            ("fragments-overlapping", fragments.overlapping),
+            ("reassembly-evictions", fragments.crowded_out),
+            ("fragments-malformed", fragments.malformed),
+            ("early-fragments-unclaimed", unclaimed),
+        ];
         self.named()
             .into_iter()
+            .chain(fragments)
             .map(|(name, value)| CounterReport {
                 group: "server".to_owned(),
                 name: name.to_owned(),

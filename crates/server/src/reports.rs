@@ -87,7 +87,8 @@ impl Server {
     pub fn read_counters(&mut self) -> Answer {
         self.counters.wire_overflow = self.wire.lost;
         self.counters.reinject_failed = self.inject.lost;
-        let mut counters = self.counters.report();
+        let fragments = self.stack.fragment_counters();
+        let mut counters = self.counters.report(fragments, self.early.unclaimed);
         counters.extend(
             self.filter
                 .counters()

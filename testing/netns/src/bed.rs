@@ -11,6 +11,9 @@ use crate::wire::Wire;
 const MAC_A: &str = "02:00:00:00:77:01";
 const MAC_B: &str = "02:00:00:00:77:02";
 
+/// The host's side of each router.
+const GATEWAY: &str = "10.77.8.254";
+
 /// Hosts `a` and `b` on one wire. The namespaces and the wire go when it is dropped, also in a
 /// panic.
 #[derive(Debug)]
@@ -19,6 +22,8 @@ pub struct Bed {
     wire: Option<Wire>,
     pub a: Namespace,
     pub b: Namespace,
+    /// What lies between them, from `a` to `b`.
+    pub routers: Vec<Namespace>,
 }
 
 impl Bed {
@@ -37,9 +42,66 @@ impl Bed {
             "link add eth0 address {MAC_A} type veth \
              peer name eth0 address {MAC_B} netns {peer}"
         ));
-        let bed = Bed { wire: None, a, b };
+        let bed = Bed {
+            wire: None,
+            a,
+            b,
+            routers: Vec::new(),
+        };
         bed.configure();
         bed
+    }
+
+    /// Hosts with two routers between them, whose own link takes `mtu` octets only. The hosts have
+    /// the same addresses as ever, and the routers as gateways: by IPv6 of link-local scope.
+    pub fn routed(mtu: u32) -> Bed {
+        let (a, b) = (Namespace::new("a"), Namespace::new("b"));
+        let routers = [Namespace::new("router-a"), Namespace::new("router-b")];
+        for (host, router, mac) in [(&a, &routers[0], MAC_A), (&b, &routers[1], MAC_B)] {
+            let peer = router.path();
+            host.ip(&format!(
+                "link add eth0 address {mac} type veth peer name host netns {peer}"
+            ));
+            router.enter(|| {
+                for family in ["ipv4", "ipv6"] {
+                    let forwarding = format!("net/{family}/conf/all/forwarding");
+                    sysctl::write(&forwarding, "1").expect("a namespace's routers may be made");
+                }
+            });
+        }
+        let peer = routers[1].path();
+        routers[0].ip(&format!(
+            "link add between mtu {mtu} type veth peer name between mtu {mtu} netns {peer}"
+        ));
+        let ends = [(Bed::A4, Bed::A6), (Bed::B4, Bed::B6)];
+        for (near, router) in routers.iter().enumerate() {
+            let (far, (host4, host6)) = (1 - near, ends[near]);
+            let (other4, other6) = ends[far];
+            router.ip("link set host up");
+            router.ip("link set between up");
+            router.ip("addr add fe80::fe/64 dev host nodad");
+            router.ip(&format!("addr add 10.77.9.{near}/31 dev between"));
+            router.ip(&format!("addr add fd77:9::{near}/127 dev between nodad"));
+            router.ip(&format!("addr add {GATEWAY}/32 dev host"));
+            router.ip(&format!("route add {host4} dev host"));
+            router.ip(&format!("route add {host6} dev host"));
+            router.ip(&format!("route add {other4} via 10.77.9.{far}"));
+            router.ip(&format!("route add {other6} via fd77:9::{far}"));
+        }
+        for (host, (v4, v6)) in [&a, &b].into_iter().zip(ends) {
+            host.ip("link set eth0 up");
+            host.ip(&format!("addr add {v4}/32 dev eth0"));
+            host.ip(&format!("addr add {v6}/128 dev eth0 nodad"));
+            host.ip(&format!("route add {GATEWAY} dev eth0"));
+            host.ip(&format!("route add default via {GATEWAY} dev eth0"));
+            host.ip("route add default via fe80::fe dev eth0");
+        }
+        Bed {
+            wire: None,
+            a,
+            b,
+            routers: routers.into(),
+        }
     }
 
     /// Hosts joined by a wire with faults, alike in both directions. Frames larger than the MTU
@@ -53,6 +115,7 @@ impl Bed {
             wire: Some(wire),
             a,
             b,
+            routers: Vec::new(),
         };
         bed.configure();
         introduce(&bed.a, [Bed::B4, Bed::B6], MAC_B);

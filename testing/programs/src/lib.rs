@@ -49,6 +49,14 @@ pub fn impaired_bed(impairment: Impairment) -> Bed {
     Bed::impaired(impairment).unwrap_or_else(|error| panic!("no bed: {error}"))
 }
 
+/// A bed whose hosts are a path of narrow links apart.
+///
+/// # Panics
+/// As [`bed`].
+pub fn routed_bed(mtu: u32) -> Bed {
+    Bed::routed(mtu).unwrap_or_else(|error| panic!("no bed: {error}"))
+}
+
 /// Runs a test for every pairing on one bed; which one fails stands in the test's output.
 pub fn each_pairing(bed: &Bed, mut test: impl FnMut(&Bed, Pairing)) {
     for pairing in PAIRINGS {

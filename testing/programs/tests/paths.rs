@@ -1,0 +1,164 @@
+//! Paths: long datagrams in fragments, narrow links behind routers, and the tools that look at
+//! them, in both families.
+
+use std::fs;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::{PAIRINGS, PYTHON, Pairing, bed, client, each_pairing, routed_bed};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/datagrams.py");
+const PORT: u16 = 7009;
+
+/// What the link between the routers takes.
+const NARROW: u32 = 1300;
+
+/// Runs a test over both families.
+fn each_family(bed: Bed, mut test: impl FnMut(&Bed)) {
+    test(&bed);
+    test(&bed.over_ipv6());
+}
+
+/// A program that answers datagrams, soon.
+fn echo(bed: &Bed, stack: Stack, port: u16) -> Background {
+    let address = bed.server.address.to_string();
+    let mut command = bed.command(Side::Server, stack, PYTHON);
+    command.args([SCRIPT, "echo", &address, &port.to_string()]);
+    Background::start(&mut command).expect("a server")
+}
+
+fn datagrams(bed: &Bed, stack: Stack, mode: &str, sizes: &[&str]) -> String {
+    let address = bed.server.address.to_string();
+    let port = PORT.to_string();
+    let arguments = [&[SCRIPT, mode, &address, &port], sizes].concat();
+    client(bed, stack, PYTHON, &arguments)
+}
+
+#[test]
+fn datagrams_longer_than_the_mtu_arrive_whole_both_ways() {
+    each_family(bed(), |bed| {
+        each_pairing(bed, |bed, Pairing { server, client }| {
+            let _echo = echo(bed, server, PORT);
+            let sizes = ["1472", "1473", "2000", "2953", "9000", "30000", "65507"];
+            assert_eq!(datagrams(bed, client, "send", &sizes), "exact");
+        });
+    });
+}
+
+#[test]
+fn datagrams_pass_a_narrow_link_in_fragments_and_it_is_known_afterwards() {
+    each_family(routed_bed(NARROW), |bed| {
+        each_pairing(bed, |bed, Pairing { server, client }| {
+            let _echo = echo(bed, server, PORT);
+            let mtu = datagrams(bed, client, "path", &["1400"]);
+            assert_eq!(mtu, NARROW.to_string());
+            let sizes = ["1000", "1400", "5000", "40000"];
+            assert_eq!(datagrams(bed, client, "send", &sizes), "exact");
+        });
+    });
+}
+
+#[test]
+fn streams_find_the_mtu_of_a_narrow_link() {
+    let file = vec![7; 1 << 20];
+    each_family(routed_bed(NARROW), |bed| {
+        let source = bed.file("stream");
+        fs::write(&source, &file).expect("the bed's directory is writable");
+        each_pairing(bed, |bed, Pairing { server, client: of }| {
+            let endpoint = bed.endpoint(PORT).to_string();
+            let _mirror = bed
+                .serve(server, PORT, "portolan-traffic", &["mirror", &endpoint])
+                .unwrap_or_else(|error| panic!("{error}"));
+            let copy = bed.file("copy");
+            let (from, to) = (source.display().to_string(), copy.display().to_string());
+            client(
+                bed,
+                of,
+                "portolan-traffic",
+                &["send", &endpoint, &from, &to],
+            );
+            assert!(fs::read(&copy).is_ok_and(|copy| copy == file));
+        });
+    });
+}
+
+/// A listener and a bound UDP port of Portolan's on the server host, to be looked at from outside.
+fn occupy(bed: &Bed) -> [Background; 2] {
+    let endpoint = bed.endpoint(PORT).to_string();
+    let greet = ["greet", &endpoint];
+    let listener = bed
+        .serve(Stack::Portolan, PORT, "portolan-traffic", &greet)
+        .unwrap_or_else(|error| panic!("{error}"));
+    [listener, echo(bed, Stack::Portolan, PORT)]
+}
+
+#[test]
+fn ping_and_traceroute_see_the_hosts_and_the_routers_between_them() {
+    each_family(routed_bed(NARROW), |bed| {
+        let _occupied = occupy(bed);
+        let address = bed.server.address.to_string();
+        let kernel =
+            |program: &str, arguments: &[&str]| client(bed, Stack::Kernel, program, arguments);
+        // Larger than the narrow link takes: in fragments.
+        for size in ["56", "4000"] {
+            let arguments = ["-c", "5", "-i", "0.2", "-W", "2", "-s", size, &address];
+            let report = run(bed
+                .command(Side::Client, Stack::Kernel, "ping")
+                .args(arguments));
+            // The first large ones may only have found the MTU, one way and the other.
+            assert!(
+                report.is_ok_and(|text| text.contains("bytes from")),
+                "{size}"
+            );
+        }
+        let hops = |options: &[&str]| {
+            let common = ["-n", "-q", "1", "-w", "5", &address];
+            let report = kernel("traceroute", &[options, &common].concat());
+            let last = report.lines().last().unwrap_or_default().trim().to_owned();
+            assert!(
+                last.starts_with("3 ") && last.contains(&address),
+                "{report}"
+            );
+        };
+        hops(&[]);
+        let port = PORT.to_string();
+        hops(&["-T", "-p", &port]);
+        hops(&["-U", "-p", &port]);
+        // To a closed port: the kernel answers with a reset.
+        hops(&["-T", "-p", "9"]);
+    });
+}
+
+/// Tries a closed port and prints what came of it.
+const KNOCK: &str = "
+import socket, sys
+address, kind = sys.argv[1:]
+family = socket.AF_INET6 if ':' in address else socket.AF_INET
+if kind == 'tcp':
+    s = socket.socket(family, socket.SOCK_STREAM)
+    s.settimeout(10)
+    print(s.connect_ex((address, 9)))
+else:
+    s = socket.socket(family, socket.SOCK_DGRAM)
+    s.connect((address, 9))
+    s.settimeout(10)
+    s.send(b'x')
+    try:
+        s.recv(9)
+    except OSError as error:
+        print(error.errno)
+";
+
+#[test]
+fn closed_ports_are_refused_at_once() {
+    const REFUSED: &str = "111";
+    each_family(bed(), |bed| {
+        for Pairing { client: of, .. } in PAIRINGS {
+            let address = bed.server.address.to_string();
+            for kind in ["tcp", "udp"] {
+                let answer = client(bed, of, PYTHON, &["-c", KNOCK, &address, kind]);
+                assert_eq!(answer, REFUSED, "{address} {kind} {of:?}");
+            }
+        }
+    });
+}
