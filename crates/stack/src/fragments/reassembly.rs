@@ -297,7 +297,7 @@ impl Unfinished {
             Header::V6(_) => LONGEST_V6,
         };
         // RFC 8200 §4.5: all but the last are multiples of eight octets long.
-        let is_cut = piece.more && piece.body.len() % 8 != 0;
+        let is_cut = piece.more && !piece.body.len().is_multiple_of(8);
         if piece.body.is_empty() || is_cut || piece.end() > longest {
             return Err(Misfit::Malformed);
         }
