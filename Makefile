@@ -10,7 +10,7 @@ export CARGO_TERM_COLOR ?= auto
 RELEASE := target/release
 JSON    ?= bench.json
 
-.PHONY: build run test lint fuzz bench doc install uninstall clean deps
+.PHONY: build run test lint fuzz requirements bench doc install uninstall clean deps
 
 build: deps
 	cargo build --release --workspace
@@ -29,6 +29,10 @@ lint: deps
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
+
+# The table of docs/reference/requirements.md, from what comments cite.
+requirements:
+	cargo run -q -p portolan-requirements
 
 # Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
 bench: build

@@ -50,7 +50,7 @@ impl Default for Config {
     }
 }
 
-/// Keep-alive probing (RFC 9293 §3.8.4).
+/// Keep-alive probing (RFC 9293 §3.8.4 [MUST-24, MUST-25, MUST-27, MUST-28]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct KeepAlive {
     pub enabled: bool,

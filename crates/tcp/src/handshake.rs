@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::receive::MAX_SCALE;
 
-/// RFC 9293 §3.7.1: what a peer takes that does not say.
+/// RFC 9293 §3.7.1 [MUST-15]: what a peer takes that does not say.
 const DEFAULT_MSS: u16 = 536;
 /// Less is not a path but an attack.
 const MIN_MSS: u16 = 48;

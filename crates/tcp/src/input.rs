@@ -89,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.5, figure 8.
+    /// RFC 9293 §3.5 [MUST-10], figure 8.
     fn on_crossing_syn(&mut self, now: Instant, header: &TcpHeader, state: &SynSent) {
         self.receive.synchronize(header.seq, now);
         let offer = state.offer.answering(&header.options);
@@ -223,7 +223,7 @@ impl Connection {
         true
     }
 
-    /// RFC 5961 §5.2: an acknowledgement must lie between the oldest plausible and `nxt`.
+    /// RFC 5961 §5.2 [MAY-12]: an acknowledgement must lie between the oldest plausible and `nxt`.
     fn check_acknowledgement(&mut self, now: Instant, ack: SeqNum) -> bool {
         let ok = ack.at_or_before(self.send.nxt)
             && ack.at_or_after(self.send.una - self.send.max_window);
@@ -303,7 +303,7 @@ impl Connection {
             self.receive.want_ack(AckNeed::Now);
             return self.restart_time_wait(now, fin);
         }
-        // RFC 9293 §3.10.7.4 and RFC 2525 §2.17: nobody will ever read this.
+        // RFC 9293 §3.6.1 [SHLD-3] and RFC 2525 §2.17: nobody will ever read this.
         let unread = (seq + payload.len() as u32).after(self.receive.nxt);
         if unread && self.orphan {
             return self.abort(now);

@@ -67,7 +67,7 @@ impl Connection {
         }
         if self.probe {
             self.probe = false;
-            // RFC 9293 §3.8.4: a number the peer has acknowledged makes it answer.
+            // RFC 9293 §3.8.4 [SHLD-12]: a number the peer has acknowledged makes it answer.
             let header = self.header(now, self.send.una - 1, TcpFlags::ACK, false);
             return Some(bare(header));
         }

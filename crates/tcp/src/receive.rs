@@ -31,7 +31,7 @@ pub(crate) enum AckNeed {
 pub(crate) struct Receiver {
     /// Next octet expected.
     pub(crate) nxt: SeqNum,
-    /// Right edge of the window offered so far; it never moves left (RFC 9293 §3.8.6.2.1).
+    /// Right edge of the window offered so far; it never moves left (RFC 9293 §3.8.6 [SHLD-14]).
     edge: SeqNum,
     /// What the last segment sent acknowledged.
     pub(crate) acknowledged: SeqNum,
@@ -129,7 +129,7 @@ impl Receiver {
     pub(crate) fn offer(&mut self, clamp: Option<u32>) -> u32 {
         let offered = self.offered();
         let wanted = self.wanted(clamp);
-        // RFC 9293 §3.8.6.2.2: no small steps of the edge.
+        // RFC 9293 §3.8.6.2.2 [MUST-39]: no small steps of the edge.
         let step = (self.limit / 2).min(self.mss as usize) as u32;
         let granule = (1u32 << self.scale) - 1;
         if wanted > offered && wanted - offered >= step {
@@ -285,7 +285,7 @@ impl Receiver {
         self.need = self.need.max(need);
     }
 
-    /// Whether an acknowledgement by itself is due: RFC 9293 §3.8.6.3 wants one for at least
+    /// Whether an acknowledgement by itself is due: RFC 9293 §3.8.6.3 [SHLD-19] wants one for at least
     /// every second full segment.
     pub(crate) fn ack_due(&self, quickack: bool) -> bool {
         match self.need {

@@ -221,7 +221,7 @@ impl Sender {
         Some(self.chunk(seq, octets, true))
     }
 
-    /// RFC 9293 §3.7.4, §3.8.6.2.1: window, congestion window, Nagle and silly windows.
+    /// RFC 9293 §3.7.4 [SHLD-7], §3.8.6.2.1 [MUST-38]: window, congestion window, Nagle and silly windows.
     fn next_new(&mut self, options: &Options) -> Option<Chunk> {
         let queued = self.unsent();
         if queued == 0 {

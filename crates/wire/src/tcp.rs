@@ -183,9 +183,9 @@ impl TcpOptions {
         mss + timestamps + sack_permitted + window_scale
     }
 
-    /// Reads options. MSS, window scale and SACK-permitted count in a SYN only (RFC 9293 §3.2,
+    /// Reads options. MSS, window scale and SACK-permitted count in a SYN only (RFC 9293 §3.2 [MUST-65],
     /// RFC 7323 §2.2, RFC 2018 §2). Reading ends at an option that does not fit, as in Linux; what
-    /// was read until then counts (RFC 9293 §3.2, MUST-7).
+    /// was read until then counts (RFC 9293 §3.1 [MUST-7]).
     fn parse(bytes: &[u8], syn: bool) -> TcpOptions {
         let mut options = TcpOptions::default();
         if let Some((&ALIGNED_TIMESTAMPS, values)) = bytes.split_first_chunk()

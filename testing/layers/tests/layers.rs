@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
 /// [`may_use`] says so.
-const LAYERS: [(&str, Layer); 20] = [
+const LAYERS: [(&str, Layer); 21] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
     ("portolan-timers", Layer::Vocabulary),
@@ -24,6 +24,7 @@ const LAYERS: [(&str, Layer); 20] = [
     ("portolan-bench", Layer::Tool),
     ("portolan-sim", Layer::Tool),
     ("portolan-fuzz", Layer::Tool),
+    ("portolan-requirements", Layer::Tool),
     ("portolan-netns", Layer::Tool),
     ("portolan-pkt", Layer::Tool),
     ("portolan-posix-check", Layer::Tool),

@@ -69,7 +69,7 @@ impl Connection {
         self.send.rtt.back_off();
     }
 
-    /// RFC 9293 §3.8.3: R2 is reached.
+    /// RFC 9293 §3.8.3 [MUST-20]: R2 is reached.
     fn give_up(&mut self) {
         self.fail(self.soft_error.unwrap_or(Error::TimedOut));
     }
@@ -96,7 +96,7 @@ impl Connection {
         self.send.on_retransmit_timeout();
     }
 
-    /// RFC 9293 §3.8.6.1: ask for the window, or send a short segment that was held back.
+    /// RFC 9293 §3.8.6.1 [MUST-36]: ask for the window, or send a short segment that was held back.
     fn on_persist(&mut self, now: Instant) {
         if self.is_hopeless(now, self.send.probes) {
             return self.give_up();
@@ -125,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// RFC 9293 §3.8.4.
+    /// RFC 9293 §3.8.4 [MAY-5, MUST-29].
     fn on_keepalive(&mut self, now: Instant) {
         if self.keepalives >= self.options.keepalive.count {
             self.abort(now);
