@@ -11,6 +11,53 @@ pub enum CongestionKind {
     #[default]
     Cubic,
     Reno,
+    Bbr,
+}
+
+impl CongestionKind {
+    pub const ALL: [CongestionKind; 3] = [
+        CongestionKind::Cubic,
+        CongestionKind::Reno,
+        CongestionKind::Bbr,
+    ];
+
+    /// As in `TCP_CONGESTION`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CongestionKind::Cubic => "cubic",
+            CongestionKind::Reno => "reno",
+            CongestionKind::Bbr => "bbr",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<CongestionKind> {
+        CongestionKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+    }
+}
+
+/// What a connection does about explicit congestion notification; Linux's `tcp_ecn`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum EcnMode {
+    Off,
+    /// Agrees when the peer asks.
+    #[default]
+    Accept,
+    /// Asks, and agrees.
+    Request,
+}
+
+impl EcnMode {
+    /// As in the configuration file.
+    pub fn from_name(name: &str) -> Option<EcnMode> {
+        match name {
+            "off" => Some(EcnMode::Off),
+            "accept" => Some(EcnMode::Accept),
+            "request" => Some(EcnMode::Request),
+            _ => None,
+        }
+    }
 }
 
 /// Parameters of a new connection.
@@ -25,6 +72,7 @@ pub struct Config {
     /// Largest payload handed out at once for segmentation offload.
     pub gso_max: usize,
     pub congestion: CongestionKind,
+    pub ecn: EcnMode,
     pub timestamps: bool,
     pub sack: bool,
     pub window_scaling: bool,
@@ -42,6 +90,7 @@ impl Default for Config {
             receive_buffer_max: 6 << 20,
             gso_max: 65_160,
             congestion: CongestionKind::Cubic,
+            ecn: EcnMode::Accept,
             timestamps: true,
             sack: true,
             window_scaling: true,
@@ -90,4 +139,6 @@ pub struct Options {
     pub receive_low_water: usize,
     /// Bound of the advertised window.
     pub window_clamp: Option<u32>,
+    /// Bound of the sending rate, octets per second (`SO_MAX_PACING_RATE`).
+    pub max_pacing: Option<u64>,
 }

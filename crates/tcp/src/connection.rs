@@ -10,8 +10,9 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::LARGEST;
-use crate::config::{Config, Options};
+use crate::config::{Config, CongestionKind, Options};
 use crate::cookie;
+use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::events::Events;
 use crate::figures::Figures;
@@ -41,6 +42,8 @@ pub struct Connection {
     pub(crate) timers: Timers,
     pub(crate) timestamps: Option<Timestamps>,
     pub(crate) sack: bool,
+    /// Both sides agreed on explicit congestion notification.
+    pub(crate) ecn: Option<Ecn>,
     pub(crate) scaling: bool,
     pub(crate) timestamp_offset: u32,
     pub(crate) options: Options,
@@ -118,7 +121,8 @@ impl Connection {
     pub fn accept(config: &Config, syn: &TcpHeader, iss: SeqNum, now: Instant) -> Connection {
         let mut receive = Receiver::new(config);
         receive.synchronize(syn.seq, now);
-        let offer = Offer::new(config, receive.wanted_scale()).answering(&syn.options);
+        let mut offer = Offer::new(config, receive.wanted_scale()).answering(&syn.options);
+        offer.ecn = Ecn::accepts(config.ecn, syn);
         let agreement = offer.agree(&syn.options);
         let state = State::SynReceived(SynReceived {
             iss,
@@ -130,6 +134,7 @@ impl Connection {
         let ports = (syn.destination_port, syn.source_port);
         let mut connection = Connection::new(config, ports, state, iss, receive, now);
         connection.settle(agreement, syn, now);
+        connection.ecn = offer.ecn.then(Ecn::default);
         connection.send.window = u32::from(syn.window);
         connection
     }
@@ -170,6 +175,7 @@ impl Connection {
             timers: Timers::new(),
             timestamps: None,
             sack: false,
+            ecn: None,
             scaling: false,
             timestamp_offset: config.timestamp_offset,
             options: Options::default(),
@@ -424,6 +430,15 @@ impl Connection {
         &mut self.options
     }
 
+    /// Which algorithm moves the congestion window (`TCP_CONGESTION`); may change at any time.
+    pub fn set_congestion(&mut self, kind: CongestionKind) {
+        self.send.congestion.set_kind(kind);
+    }
+
+    pub fn congestion(&self) -> CongestionKind {
+        self.send.congestion.kind()
+    }
+
     pub fn figures(&self) -> Figures {
         let (send, receive) = (&self.send, &self.receive);
         Figures {
@@ -458,6 +473,12 @@ impl Connection {
             sack: self.sack,
             window_scaling: self.scaling,
             congestion: send.congestion.kind(),
+            pacing_rate: send
+                .pacing_rate(self.options.max_pacing)
+                .or_else(|| send.window_rate()),
+            delivery_rate: send.delivery_rate,
+            ecn: self.ecn.is_some(),
+            undone: send.undone,
             fast_recovery: matches!(send.episode, Episode::Recovery { .. }),
             loss_recovery: matches!(send.episode, Episode::Loss { .. }),
             last_data_sent: send.last_sent,

@@ -41,6 +41,12 @@ pub struct Figures {
     pub sack: bool,
     pub window_scaling: bool,
     pub congestion: CongestionKind,
+    /// Octets per second: what is sent at most, and what was delivered of late.
+    pub pacing_rate: Option<u64>,
+    pub delivery_rate: Option<u64>,
+    pub ecn: bool,
+    /// Reductions of the window that were taken back.
+    pub undone: u64,
     pub fast_recovery: bool,
     pub loss_recovery: bool,
     pub last_data_sent: portolan_types::Instant,

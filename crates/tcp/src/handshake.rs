@@ -5,7 +5,7 @@ use portolan_types::SeqNum;
 use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions};
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
+use crate::config::{Config, EcnMode};
 use crate::receive::MAX_SCALE;
 
 /// RFC 9293 §3.7.1 [MUST-15]: what a peer takes that does not say.
@@ -46,6 +46,8 @@ pub(crate) struct Offer {
     pub(crate) scale: Option<u8>,
     pub(crate) timestamps: bool,
     pub(crate) sack: bool,
+    /// Asks for, or agrees to, explicit congestion notification.
+    pub(crate) ecn: bool,
 }
 
 /// What both sides agreed on.
@@ -68,6 +70,7 @@ impl Offer {
             scale: config.window_scaling.then_some(scale),
             timestamps: config.timestamps,
             sack: config.sack,
+            ecn: config.ecn == EcnMode::Request,
         }
     }
 
@@ -78,6 +81,7 @@ impl Offer {
             scale: self.scale.filter(|_| peer.window_scale.is_some()),
             timestamps: self.timestamps && peer.timestamps.is_some(),
             sack: self.sack && peer.sack_permitted,
+            ecn: self.ecn,
         }
     }
 

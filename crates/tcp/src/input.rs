@@ -3,7 +3,9 @@
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
+use crate::config::EcnMode;
 use crate::connection::{Connection, LINGERING};
+use crate::ecn::Ecn;
 use crate::error::Error;
 use crate::events::Events;
 use crate::handshake::{SynReceived, SynSent, SynSentAnswer};
@@ -72,6 +74,7 @@ impl Connection {
     fn on_syn_ack(&mut self, now: Instant, header: &TcpHeader, payload: &[u8], state: &SynSent) {
         self.receive.synchronize(header.seq, now);
         self.settle(state.offer.agree(&header.options), header, now);
+        self.ecn = (state.offer.ecn && Ecn::agreed(header)).then(Ecn::default);
         self.sample_handshake(now);
         self.heard = now;
         self.establish(header.seq, u32::from(header.window));
@@ -92,7 +95,9 @@ impl Connection {
     /// RFC 9293 §3.5 [MUST-10], figure 8.
     fn on_crossing_syn(&mut self, now: Instant, header: &TcpHeader, state: &SynSent) {
         self.receive.synchronize(header.seq, now);
-        let offer = state.offer.answering(&header.options);
+        let mut offer = state.offer.answering(&header.options);
+        offer.ecn &= Ecn::accepts(EcnMode::Accept, header);
+        self.ecn = offer.ecn.then(Ecn::default);
         self.settle(offer.agree(&header.options), header, now);
         self.send.window = u32::from(header.window);
         self.state = State::SynReceived(SynReceived {
@@ -258,8 +263,10 @@ impl Connection {
             echo,
             occupies: space > 0,
             sack_permitted: self.sack,
+            marked: self.ecn.is_some() && header.flags.contains(TcpFlags::ECE),
         });
-        if outcome.advanced || outcome.reorder_at.is_some() {
+        let no_probe = outcome.no_tail_probe && self.timers.runs(SendTimer::TailProbe);
+        if outcome.advanced || outcome.reorder_at.is_some() || no_probe {
             self.rearm(now, outcome.reorder_at);
         }
         if self.send.take_writable() {

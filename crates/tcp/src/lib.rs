@@ -8,6 +8,7 @@ mod cc;
 mod config;
 mod connection;
 pub mod cookie;
+mod ecn;
 mod error;
 mod events;
 mod figures;
@@ -25,8 +26,9 @@ mod timers;
 mod timestamps;
 mod validate;
 
-pub use config::{Config, CongestionKind, KeepAlive, Options};
+pub use config::{Config, CongestionKind, EcnMode, KeepAlive, Options};
 pub use connection::Connection;
+pub use ecn::Codepoint;
 pub use error::{Error, IcmpError, IcmpKind};
 pub use events::Events;
 pub use figures::Figures;

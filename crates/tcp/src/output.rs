@@ -5,6 +5,7 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::Connection;
+use crate::ecn::{Codepoint, Ecn};
 use crate::handshake::Offer;
 use crate::send::Chunk;
 use crate::state::State;
@@ -18,6 +19,8 @@ pub struct Segment<'a> {
     pub payload: [&'a [u8]; 2],
     /// Payload of each packet that the segment is to be cut into; 0 if it is a single one.
     pub segment_size: u16,
+    /// For the IP header.
+    pub codepoint: Codepoint,
 }
 
 impl Segment<'_> {
@@ -62,7 +65,7 @@ impl Connection {
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
             return Some(bare(header));
         }
-        if let Some(chunk) = self.send.next_chunk(&self.options) {
+        if let Some(chunk) = self.next_chunk(now) {
             return Some(self.emit_chunk(now, chunk));
         }
         if self.probe {
@@ -79,17 +82,44 @@ impl Connection {
         None
     }
 
+    /// The next octets, once their moment has come.
+    fn next_chunk(&mut self, now: Instant) -> Option<Chunk> {
+        if !self.send.forced
+            && self.send.has_pending()
+            && let Some(at) = self.send.held_until(now, self.options.max_pacing)
+        {
+            self.timers.pace = at;
+            return None;
+        }
+        self.timers.pace = Instant::FAR_FUTURE;
+        let mut chunk = self.send.next_chunk(&self.options)?;
+        if self.announces_reduction(chunk) && chunk.len > self.send.mss {
+            // RFC 3168 §6.1.2: CWR goes with one packet only.
+            chunk.len = self.send.mss;
+            chunk.fin = false;
+        }
+        Some(chunk)
+    }
+
+    fn announces_reduction(&self, chunk: Chunk) -> bool {
+        self.ecn.is_some()
+            && self.send.announce_reduction
+            && !chunk.retransmission
+            && chunk.len > 0
+    }
+
     // ---- timers ----
 
     /// Nothing is due now; what is being waited for gets its timer.
     fn arm_waiting(&mut self, now: Instant) {
-        self.send.forced = false;
+        self.send.note_drained();
         if self.timers.acknowledge == Instant::FAR_FUTURE
             && let Some(at) = self.receive.ack_deadline(now)
         {
             self.timers.acknowledge = at;
         }
-        let waits = self.send.is_idle() && self.send.has_unsent();
+        let paced = self.timers.pace != Instant::FAR_FUTURE;
+        let waits = self.send.is_idle() && self.send.has_unsent() && !paced;
         if waits && !self.timers.runs(SendTimer::Persist) {
             if self.send.probes == 0 {
                 self.send.stalled_since = now;
@@ -128,8 +158,17 @@ impl Connection {
         if chunk.fin {
             flags = flags.with(TcpFlags::FIN);
         }
+        if self.announces_reduction(chunk) {
+            self.send.announce_reduction = false;
+            flags = flags.with(TcpFlags::CWR);
+        }
+        // RFC 3168 §6.1.5: what goes again is not to be marked.
+        let codepoint = match self.ecn {
+            Some(_) if !chunk.retransmission && chunk.len > 0 => Codepoint::Ect0,
+            _ => Codepoint::NotEct,
+        };
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
-        self.send.sent(chunk, now);
+        self.send.sent(chunk, now, &self.options);
         if !(self.timers.runs(SendTimer::Retransmit) || self.timers.runs(SendTimer::Reorder)) {
             self.arm_retransmission(now);
         }
@@ -147,6 +186,7 @@ impl Connection {
             header,
             payload: self.send.payload(chunk),
             segment_size,
+            codepoint,
         }
     }
 
@@ -159,6 +199,10 @@ impl Connection {
         let sack = match self.sack && !text {
             true => self.receive.sack_blocks(blocks),
             false => Default::default(),
+        };
+        let flags = match &self.ecn {
+            Some(ecn) if ecn.echo => flags.with(TcpFlags::ECE),
+            _ => flags,
         };
         self.receive.acknowledge(now, text);
         self.timers.acknowledge = Instant::FAR_FUTURE;
@@ -191,11 +235,15 @@ impl Connection {
             value: clock,
             echo: 0,
         });
-        let (flags, ack) = if answer {
+        let (mut flags, ack) = if answer {
             (TcpFlags::SYN.with(TcpFlags::ACK), self.receive.nxt)
         } else {
             (TcpFlags::SYN, SeqNum(0))
         };
+        // RFC 3168 §6.1.1.1: who does not answer may stumble over the request.
+        if offer.ecn && (answer || self.send.retries == 0) {
+            flags = flags.with(Ecn::syn_flags(answer));
+        }
         bare(TcpHeader {
             source_port: self.local_port,
             destination_port: self.remote_port,
@@ -237,5 +285,6 @@ fn bare(header: TcpHeader) -> Segment<'static> {
         header,
         payload: [&[], &[]],
         segment_size: 0,
+        codepoint: Codepoint::NotEct,
     }
 }

@@ -5,6 +5,8 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(crate) const INITIAL_RTO: Duration = Duration::from_secs(1);
+/// RFC 6298 §5.7: after a handshake whose SYN had to be sent again.
+const CAUTIOUS_RTO: Duration = Duration::from_secs(3);
 const MIN_RTO: Duration = Duration::from_millis(200);
 const MAX_RTO: Duration = Duration::from_secs(120);
 
@@ -16,6 +18,8 @@ pub(crate) struct RttEstimator {
     minimum: u64,
     /// Doublings since the last acknowledgement of new data.
     backoff: u32,
+    /// The handshake gave no sample.
+    cautious: bool,
 }
 
 impl RttEstimator {
@@ -39,7 +43,10 @@ impl RttEstimator {
     /// The time-out with its backoff (RFC 6298 §2.4, §5.5).
     pub(crate) fn rto(&self) -> Duration {
         let base = if self.smoothed == 0 {
-            INITIAL_RTO
+            match self.cautious {
+                true => CAUTIOUS_RTO,
+                false => INITIAL_RTO,
+            }
         } else {
             // Linux: the variation term is what has the lower bound.
             let variation = Duration::from_nanos(4 * self.variation).max(MIN_RTO);
@@ -53,6 +60,12 @@ impl RttEstimator {
     }
 
     pub(crate) fn reset_backoff(&mut self) {
+        self.backoff = 0;
+    }
+
+    /// Data will follow.
+    pub(crate) fn complete_handshake(&mut self) {
+        self.cautious = self.smoothed == 0;
         self.backoff = 0;
     }
 

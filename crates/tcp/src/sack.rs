@@ -11,10 +11,16 @@ use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::SackBlock;
 use serde::{Deserialize, Serialize};
 
+use crate::cc::{Newest, Stamp};
+
 /// Beyond this many records neighbours are merged and SACK blocks no longer split them.
 const MAX_RECORDS: usize = 8192;
 /// RFC 6675 §2: this many segments beyond a hole make it a loss.
 const DUP_THRESH: u32 = 3;
+/// RFC 8985 §6.2: duplicates are remembered for this many recoveries.
+const PERSIST: u32 = 16;
+/// As Linux bounds it; the smoothed round trip bounds it before.
+const MAX_QUARTERS: u32 = 255;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Fate {
@@ -31,6 +37,7 @@ struct Record {
     sent: Instant,
     fate: Fate,
     retransmitted: bool,
+    stamp: Stamp,
 }
 
 impl Record {
@@ -46,6 +53,13 @@ pub(crate) struct Delivery {
     pub(crate) octets: u32,
     /// When the newest of them was sent; none if all had been retransmitted (Karn).
     pub(crate) sent: Option<Instant>,
+    /// End of the first of them that were sent only once.
+    pub(crate) original: Option<SeqNum>,
+    /// Their newest transmission.
+    pub(crate) newest: Option<Newest>,
+    /// When the segment was sent that the acknowledgement echoes.
+    pub(crate) echoed: Option<Instant>,
+    pub(crate) min_rtt: Duration,
 }
 
 /// The newest transmission known to have arrived (RFC 8985 §5.2).
@@ -65,6 +79,27 @@ pub(crate) struct Scoreboard {
     /// End of the highest SACKed octet, while there is one.
     highest: Option<SeqNum>,
     reordering_seen: bool,
+    patience: Patience,
+}
+
+/// How many quarters of the shortest round trip a segment may be late (RFC 8985 §6.2 step 4).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Patience {
+    quarters: u32,
+    /// Recoveries until it is forgotten that the peer reported duplicates.
+    persist: u32,
+    /// Duplicates reported before this is acknowledged are of one round trip.
+    round_end: Option<SeqNum>,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            quarters: 1,
+            persist: 0,
+            round_end: None,
+        }
+    }
 }
 
 impl Scoreboard {
@@ -98,13 +133,14 @@ impl Scoreboard {
     }
 
     /// `start..end` was sent for the first time; `start` is where the last record ended.
-    pub(crate) fn push(&mut self, start: SeqNum, end: SeqNum, now: Instant) {
+    pub(crate) fn push(&mut self, start: SeqNum, end: SeqNum, now: Instant, stamp: Stamp) {
         if self.records.len() >= MAX_RECORDS
             && let Some(last) = self.records.back_mut()
             && last.fate == Fate::Outstanding
         {
             last.end = end;
             last.sent = now;
+            last.stamp = stamp;
             return;
         }
         self.records.push_back(Record {
@@ -113,6 +149,7 @@ impl Scoreboard {
             sent: now,
             fate: Fate::Outstanding,
             retransmitted: false,
+            stamp,
         });
     }
 
@@ -206,7 +243,28 @@ impl Scoreboard {
         if !self.reordering_seen && (recovering || self.sacked >= DUP_THRESH * mss) {
             Duration::ZERO
         } else {
-            (min_rtt / 4).min(srtt)
+            (min_rtt / 4)
+                .saturating_mul(self.patience.quarters)
+                .min(srtt)
+        }
+    }
+
+    /// RFC 8985 §6.2 step 4: the peer had a segment twice, so the last patience was too short.
+    pub(crate) fn note_duplicate(&mut self, una: SeqNum, nxt: SeqNum) {
+        if self.patience.round_end.is_none_or(|end| una.at_or_after(end)) {
+            self.patience = Patience {
+                quarters: self.patience.quarters.saturating_add(1).min(MAX_QUARTERS),
+                persist: PERSIST,
+                round_end: Some(nxt),
+            };
+        }
+    }
+
+    /// A recovery is over.
+    pub(crate) fn note_recovery(&mut self) {
+        self.patience.persist = self.patience.persist.saturating_sub(1);
+        if self.patience.persist == 0 {
+            self.patience = Patience::default();
         }
     }
 
@@ -225,13 +283,20 @@ impl Scoreboard {
         }
     }
 
-    /// A retransmission time-out: all that is not SACKed is lost. If the peer's first hole is
-    /// SACKed it has reneged, and what it said is forgotten (RFC 2018 §8).
+    /// All that is not SACKed is lost.
     pub(crate) fn lose_all(&mut self) {
+        self.lose_sent_before(Instant::FAR_FUTURE);
+    }
+
+    /// A retransmission time-out: the first octets are lost, and what was sent before `limit`
+    /// (RFC 8985 §6.3). If the peer's first hole is SACKed it has reneged, and what it said is
+    /// forgotten (RFC 2018 §8).
+    pub(crate) fn lose_sent_before(&mut self, limit: Instant) {
         let reneged = self.records.front().is_some_and(|r| r.fate == Fate::Sacked);
         self.lost = 0;
-        for record in &mut self.records {
-            if record.fate != Fate::Sacked || reneged {
+        for (i, record) in self.records.iter_mut().enumerate() {
+            let late = i == 0 || record.sent < limit || record.fate == Fate::Lost;
+            if reneged || (late && record.fate != Fate::Sacked) {
                 record.fate = Fate::Lost;
                 self.lost += record.len();
             }
@@ -240,6 +305,16 @@ impl Scoreboard {
             self.sacked = 0;
             self.highest = None;
         }
+    }
+
+    /// Nothing was lost after all.
+    pub(crate) fn find_all(&mut self) {
+        for record in &mut self.records {
+            if record.fate == Fate::Lost {
+                record.fate = Fate::Outstanding;
+            }
+        }
+        self.lost = 0;
     }
 
     /// The first lost octets, at most `limit`.
@@ -272,7 +347,7 @@ impl Scoreboard {
     }
 
     /// `start..start + len` goes out again.
-    pub(crate) fn retransmit(&mut self, start: SeqNum, len: u32, now: Instant) {
+    pub(crate) fn retransmit(&mut self, start: SeqNum, len: u32, now: Instant, stamp: Stamp) {
         let end = start + len;
         self.split(start);
         self.split(end);
@@ -286,6 +361,7 @@ impl Scoreboard {
             record.fate = Fate::Outstanding;
             record.retransmitted = true;
             record.sent = now;
+            record.stamp = stamp;
         }
     }
 
@@ -304,8 +380,10 @@ impl Scoreboard {
                 Fate::Outstanding => {}
             }
         }
-        // Splitting at both ends of a block may exceed the bound by a few.
-        self.records.len() <= MAX_RECORDS + 4
+        (1..=MAX_QUARTERS).contains(&self.patience.quarters)
+            && self.patience.persist <= PERSIST
+            // Splitting at both ends of a block may exceed the bound by a few.
+            && self.records.len() <= MAX_RECORDS + 4
             && at == nxt
             && sacked == u64::from(self.sacked)
             && lost == u64::from(self.lost)
@@ -324,14 +402,22 @@ impl Scoreboard {
 
     fn deliver(&mut self, record: Record, now: Instant, delivery: &mut Delivery) {
         delivery.octets += record.len();
+        delivery.newest = Newest::choose(delivery.newest, record.stamp, record.sent);
         let rtt = now.since(record.sent);
         if !record.retransmitted {
             delivery.sent = Some(delivery.sent.map_or(record.sent, |s| s.max(record.sent)));
+            let end = record.end;
+            delivery.original = Some(delivery.original.map_or(end, |first| first.min(end)));
             // RFC 8985 §6.2 step 3: it was passed by later octets on its way.
             self.reordering_seen |= self.highest.is_some_and(|h| record.end.before(h));
-        } else if self.rack.as_ref().is_some_and(|r| rtt < r.rtt / 2) {
+        } else {
             // RFC 8985 §6.2 step 2: too early for the retransmission; the original arrived.
-            return;
+            let older = delivery
+                .echoed
+                .is_some_and(|echoed| echoed.as_millis() < record.sent.as_millis());
+            if older || rtt < delivery.min_rtt {
+                return;
+            }
         }
         let newer = self.rack.as_ref().is_none_or(|r| {
             record.sent > r.sent || (record.sent == r.sent && record.end.after(r.end))

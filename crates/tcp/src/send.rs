@@ -1,16 +1,26 @@
 //! The sending half: the queue of octets, what of it is in flight, the peer's window. It decides
 //! which octets go next; `output` makes segments of them, `recovery` hears the answers.
 
+mod pace;
+mod prr;
 mod recovery;
+mod tail;
+mod undo;
+mod usage;
 
 use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{ByteRing, LARGEST};
-use crate::cc::Congestion;
+use crate::cc::{Congestion, Rate};
 use crate::config::{Config, Options};
 use crate::rtt::RttEstimator;
 use crate::sack::Scoreboard;
+use pace::Pacer;
+use prr::Prr;
+use tail::TailProbe;
+use undo::{ForwardRto, Undo};
+use usage::Usage;
 
 pub(crate) use recovery::{AckInput, Episode};
 
@@ -41,6 +51,19 @@ pub(crate) struct Sender {
     pub(crate) rtt: RttEstimator,
     pub(crate) congestion: Congestion,
     pub(crate) episode: Episode,
+    prr: Prr,
+    undo: Option<Undo>,
+    forward_rto: ForwardRto,
+    /// Reductions taken back.
+    pub(crate) undone: u64,
+    /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
+    pub(crate) announce_reduction: bool,
+    rate: Rate,
+    /// The last sample that the application did not limit, octets per second.
+    pub(crate) delivery_rate: Option<u64>,
+    usage: Usage,
+    pacer: Pacer,
+    tail: TailProbe,
     duplicates: u32,
     /// Segments that a peer without SACK must have received, by its duplicates (octets).
     departed: u32,
@@ -56,8 +79,6 @@ pub(crate) struct Sender {
     /// Time-outs, or unanswered window probes, in a row.
     pub(crate) retries: u32,
     pub(crate) probes: u32,
-    /// The tail was probed since the last progress.
-    tail_probed: bool,
     limit: usize,
     limit_max: usize,
     autotune: bool,
@@ -95,6 +116,16 @@ impl Sender {
             rtt: RttEstimator::default(),
             congestion: Congestion::new(config.congestion, mss),
             episode: Episode::Open,
+            prr: Prr::default(),
+            undo: None,
+            forward_rto: ForwardRto::Off,
+            undone: 0,
+            announce_reduction: false,
+            rate: Rate::default(),
+            delivery_rate: None,
+            usage: Usage::default(),
+            pacer: Pacer::default(),
+            tail: TailProbe::None,
             duplicates: 0,
             departed: 0,
             forced: false,
@@ -104,7 +135,6 @@ impl Sender {
             stalled_since: now,
             retries: 0,
             probes: 0,
-            tail_probed: false,
             limit: config.send_buffer,
             limit_max: config.send_buffer_max.max(config.send_buffer),
             autotune: true,
@@ -122,9 +152,9 @@ impl Sender {
         self.window = window;
         self.max_window = window.max(1);
         self.mss = mss;
-        self.congestion.set_initial(self.mss);
+        self.congestion.set_initial(self.mss, self.retries);
         self.retries = 0;
-        self.rtt.reset_backoff();
+        self.rtt.complete_handshake();
     }
 
     // ---- the queue ----
@@ -183,6 +213,11 @@ impl Sender {
         self.unsent() > 0 || self.fin_unsent()
     }
 
+    /// Whether anything waits to be sent, also again.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.board.lost() > 0 || self.has_unsent()
+    }
+
     fn fin_unsent(&self) -> bool {
         self.fin && self.nxt.at_or_before(self.data_end())
     }
@@ -203,19 +238,27 @@ impl Sender {
     }
 
     pub(crate) fn next_chunk(&mut self, options: &Options) -> Option<Chunk> {
-        self.next_retransmission()
+        // RFC 5682 §3.1 step 2b: new octets show whether the time-out was spurious.
+        if self.forward_rto == ForwardRto::Probing
+            && let Some(chunk) = self.next_new(options)
+        {
+            return Some(chunk);
+        }
+        self.next_retransmission(options)
             .or_else(|| self.next_new(options))
     }
 
-    fn next_retransmission(&mut self) -> Option<Chunk> {
+    fn next_retransmission(&mut self, options: &Options) -> Option<Chunk> {
         if self.board.lost() == 0 {
             return None;
         }
         let (flight, cwnd) = (self.in_flight(), self.congestion.cwnd());
         if flight >= cwnd && !self.forced {
+            self.congestion_limited = true;
             return None;
         }
-        let room = cwnd.saturating_sub(flight).min(self.gso_max);
+        let burst = self.burst(options.max_pacing);
+        let room = cwnd.saturating_sub(flight).min(burst);
         let limit = (room - room % self.mss).max(self.mss);
         let (seq, octets) = self.board.first_lost(limit)?;
         Some(self.chunk(seq, octets, true))
@@ -245,13 +288,17 @@ impl Sender {
             let octets = queued.min(window).min(self.mss);
             return (octets > 0).then(|| self.fresh(octets, queued));
         }
+        let burst = self.burst(options.max_pacing);
         if room >= queued {
-            return self.next_tail(queued, options);
+            return self.next_tail(queued, burst, options);
         }
         self.congestion_limited = congestion < window;
-        let full = (room - room % self.mss).min(self.gso_burst());
+        let full = (room - room % self.mss).min(burst);
         // A burst soon to come is worth more than a piece now (as Linux's TSO deferral).
-        let worthwhile = self.gso_burst().min(queued).min(cwnd.min(self.window) / 4);
+        let worthwhile = match self.is_recovering() {
+            true => 0,
+            false => burst.min(queued).min(cwnd.min(self.window) / 4),
+        };
         if full == 0 || (full < worthwhile && flight > 0) {
             // RFC 9293 §3.8.6.2.1 (3): half the largest window is enough.
             let half = room >= self.max_window / 2 && room > 0 && room == window;
@@ -261,8 +308,7 @@ impl Sender {
     }
 
     /// All of the queue fits the windows; only a piece short of a segment may have to wait.
-    fn next_tail(&self, queued: u32, options: &Options) -> Option<Chunk> {
-        let burst = self.gso_burst();
+    fn next_tail(&self, queued: u32, burst: u32, options: &Options) -> Option<Chunk> {
         if queued > burst {
             return Some(self.fresh(burst, queued));
         }
@@ -274,10 +320,6 @@ impl Sender {
                 || (!options.nodelay && self.short_end.after(self.una)));
         let octets = if wait { queued - short } else { queued };
         (octets > 0).then(|| self.fresh(octets, queued))
-    }
-
-    fn gso_burst(&self) -> u32 {
-        (self.gso_max - self.gso_max % self.mss).max(self.mss)
     }
 
     /// New octets; the FIN rides on the last of them.
@@ -298,15 +340,20 @@ impl Sender {
     }
 
     /// `chunk` goes out now.
-    pub(crate) fn sent(&mut self, chunk: Chunk, now: Instant) {
+    pub(crate) fn sent(&mut self, chunk: Chunk, now: Instant, options: &Options) {
         let space = chunk.len + u32::from(chunk.fin);
+        let stamp = self.rate.stamp(now, self.in_flight() == 0);
+        self.pace(chunk.len, now, options.max_pacing);
+        self.prr.sent(space);
+        self.note_tail(chunk.seq + space, chunk.retransmission);
         if chunk.retransmission {
-            self.board.retransmit(chunk.seq, space, now);
+            self.note_retransmission(chunk.seq, chunk.seq + space, now);
+            self.board.retransmit(chunk.seq, space, now, stamp);
         } else {
             if self.board.is_empty() {
                 self.stalled_since = now;
             }
-            self.board.push(chunk.seq, chunk.seq + space, now);
+            self.board.push(chunk.seq, chunk.seq + space, now, stamp);
             self.nxt = chunk.seq + space;
             if !chunk.len.is_multiple_of(self.mss) {
                 self.short_end = self.nxt;
@@ -318,9 +365,21 @@ impl Sender {
 
     /// Before the first octets after a pause: RFC 5681 §4.1.
     pub(crate) fn resume(&mut self, now: Instant) {
-        let (idle, rto) = (now.since(self.last_sent), self.rtt.rto());
-        if self.board.is_empty() && idle > rto {
-            self.congestion.on_idle(idle, rto, self.mss);
+        if self.board.is_empty() {
+            let (idle, rto) = (now.since(self.last_sent), self.rtt.rto());
+            self.congestion.on_idle(now, idle, rto, self.mss);
+        }
+    }
+
+    /// All that was queued is out. What was asked of the next segment does not outlive this.
+    pub(crate) fn note_drained(&mut self) {
+        self.forced = false;
+        if self.tail == TailProbe::Due {
+            self.tail = TailProbe::None;
+        }
+        let flight = self.in_flight();
+        if !self.has_unsent() && self.board.lost() == 0 && flight < self.congestion.cwnd() {
+            self.rate.limit(flight);
         }
     }
 
@@ -337,6 +396,9 @@ impl Sender {
             && (1..=0xffff).contains(&self.gso_max)
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST
+            && self.departed <= 1 << 30
+            && self.rate.is_consistent()
+            && self.undo_is_consistent()
             && self.retries.max(self.probes) <= 1 << 24
             && self.short_end.at_or_after(self.una)
             && self.short_end.at_or_before(self.nxt)

@@ -22,6 +22,8 @@ pub(crate) struct Timers {
     pub(crate) send: Instant,
     pub(crate) send_kind: SendTimer,
     pub(crate) acknowledge: Instant,
+    /// When the next paced segment may leave.
+    pub(crate) pace: Instant,
     /// End of TIME-WAIT, or of an orphan's FIN-WAIT-2.
     pub(crate) end: Instant,
 }
@@ -32,6 +34,7 @@ impl Timers {
             send: Instant::FAR_FUTURE,
             send_kind: SendTimer::Retransmit,
             acknowledge: Instant::FAR_FUTURE,
+            pace: Instant::FAR_FUTURE,
             end: Instant::FAR_FUTURE,
         }
     }
@@ -51,7 +54,10 @@ impl Timers {
     }
 
     pub(crate) fn earliest(&self) -> Instant {
-        self.send.min(self.acknowledge).min(self.end)
+        self.send
+            .min(self.acknowledge)
+            .min(self.pace)
+            .min(self.end)
     }
 
     pub(crate) fn stop(&mut self) {

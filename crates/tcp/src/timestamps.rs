@@ -56,10 +56,10 @@ impl Timestamps {
         }
     }
 
-    /// The round trip that an echo tells of (RFC 7323 §4.1), if it is a plausible one.
+    /// How long ago the echoed segment was sent (RFC 7323 §4.1), if that is plausible.
     pub(crate) fn round_trip(&self, field: Field, now: Instant) -> Option<Duration> {
         let millis = Timestamps::clock(self.offset, now).wrapping_sub(field.echo);
-        (field.echo != 0 && millis < 1 << 20).then(|| Duration::from_millis(millis.max(1).into()))
+        (field.echo != 0 && millis < 1 << 20).then(|| Duration::from_millis(millis.into()))
     }
 
     fn is_stale(&self, now: Instant) -> bool {

@@ -3,6 +3,7 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 
+use portolan_tcp::Codepoint;
 use portolan_types::Instant;
 use portolan_wire::tcp::TcpHeader;
 
@@ -15,6 +16,19 @@ const OVERHEAD: usize = 66;
 pub struct Packet {
     pub header: TcpHeader,
     pub payload: Vec<u8>,
+    /// Of the IP header.
+    pub codepoint: Codepoint,
+}
+
+impl Packet {
+    /// One that routers may not mark.
+    pub fn new(header: TcpHeader, payload: Vec<u8>) -> Packet {
+        Packet {
+            header,
+            payload,
+            codepoint: Codepoint::NotEct,
+        }
+    }
 }
 
 /// A direction of a wire.
@@ -25,6 +39,8 @@ pub struct Link {
     pub rate: u64,
     /// Octets that may wait for the wire.
     pub buffer: usize,
+    /// With more octets than this waiting, packets that may be marked are (RFC 3168).
+    pub mark_above: usize,
     /// Accidents in a thousand packets.
     pub loss: u32,
     pub duplication: u32,
@@ -40,6 +56,7 @@ pub struct Link {
     /// Packets thrown away, by accident or for want of buffer.
     pub dropped: u64,
     pub carried: u64,
+    pub marked: u64,
 }
 
 impl Link {
@@ -48,6 +65,7 @@ impl Link {
             delay,
             rate: 0,
             buffer: usize::MAX,
+            mark_above: usize::MAX,
             loss: 0,
             duplication: 0,
             reordering: 0,
@@ -58,16 +76,21 @@ impl Link {
             departures: 0,
             dropped: 0,
             carried: 0,
+            marked: 0,
         }
     }
 
     /// Puts a packet on the wire.
-    pub fn send(&mut self, now: Instant, packet: Packet) {
+    pub fn send(&mut self, now: Instant, mut packet: Packet) {
         if self.waiting(now) + packet.payload.len() > self.buffer || self.random.chance(self.loss) {
             self.dropped += 1;
             return;
         }
         self.carried += 1;
+        if self.waiting(now) > self.mark_above && packet.codepoint != Codepoint::NotEct {
+            packet.codepoint = Codepoint::Ce;
+            self.marked += 1;
+        }
         self.free_at = self.free_at.max(now) + self.time_of(packet.payload.len() + OVERHEAD);
         let mut arrival = self.free_at + self.delay;
         if self.random.chance(self.reordering) {

@@ -218,7 +218,7 @@ impl Pair {
     pub fn inject(&mut self, side: Side, packet: &Packet) {
         let now = self.now;
         if let Some(connection) = &mut self.end(side).connection {
-            connection.on_segment(now, &packet.header, &packet.payload);
+            connection.on_marked_segment(now, packet.codepoint, &packet.header, &packet.payload);
         }
         self.collect(side);
     }
@@ -292,7 +292,8 @@ impl Pair {
     fn accept(&mut self, side: Side, packet: &Packet) {
         let (now, iss) = (self.now, SeqNum(self.random.draw() as u32));
         let end = self.end(side);
-        let syn = packet.header.flags == TcpFlags::SYN;
+        let asks = TcpFlags::ECE.0 | TcpFlags::CWR.0;
+        let syn = packet.header.flags.0 & !asks == TcpFlags::SYN.0;
         if syn && end.listens && end.connection.is_none() {
             end.connection = Some(Connection::accept(&end.config, &packet.header, iss, now));
         }
@@ -334,6 +335,7 @@ pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
         return vec![Packet {
             header: segment.header.clone(),
             payload: octets,
+            codepoint: segment.codepoint,
         }];
     }
     let size = usize::from(segment.segment_size);
@@ -347,6 +349,7 @@ pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
         Packet {
             header,
             payload: payload.to_vec(),
+            codepoint: segment.codepoint,
         }
     };
     octets.chunks(size).enumerate().map(piece).collect()
@@ -373,6 +376,7 @@ fn follows(last: &Packet, packet: &Packet) -> bool {
         && !packet.payload.is_empty()
         && last.header.seq + last.payload.len() as u32 == packet.header.seq
         && last.header.ack == packet.header.ack
+        && last.codepoint == packet.codepoint
         && last.header.window == packet.header.window
         && last.header.options == packet.header.options
         && last.payload.len() + packet.payload.len() <= GRO_MAX

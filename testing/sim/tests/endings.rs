@@ -196,10 +196,7 @@ fn a_closed_port_refuses() {
     let header = portolan_tcp::reset_for(&syn, 0).expect("a SYN is answered");
     pair.inject(
         Side::A,
-        &Packet {
-            header,
-            payload: Vec::new(),
-        },
+        &Packet::new(header, Vec::new()),
     );
     assert_eq!(pair.a.tcp().error(), Some(Error::Refused));
     assert_eq!(pair.a.tcp().error().map(Error::errno), Some(111));
@@ -331,10 +328,7 @@ fn a_blind_attacker_provokes_few_acknowledgements_and_no_reset() {
         let header = segment(source, destination, next + i, flags);
         pair.inject(
             Side::A,
-            &Packet {
-                header,
-                payload: Vec::new(),
-            },
+            &Packet::new(header, Vec::new()),
         );
         pair.flush(Side::A);
     }
@@ -343,10 +337,7 @@ fn a_blind_attacker_provokes_few_acknowledgements_and_no_reset() {
     let header = segment(2000, 1000, next, TcpFlags::RST);
     pair.inject(
         Side::A,
-        &Packet {
-            header,
-            payload: Vec::new(),
-        },
+        &Packet::new(header, Vec::new()),
     );
     assert_eq!(pair.a.tcp().error(), Some(Error::Reset));
 }

@@ -109,7 +109,7 @@ fn apply(pair: &mut Pair, view: &mut View, step: &Step) {
                 });
             }
             let payload = buffer[..usize::from(length)].to_vec();
-            pair.inject(Side::A, &Packet { header, payload });
+            pair.inject(Side::A, &Packet::new(header, payload));
         }
         Step::Send(count) => {
             pair.a.tcp().send(now, &buffer[..count.into()]);

@@ -42,30 +42,58 @@ fn run(config: &Config, wire: &Wire) -> String {
     )
 }
 
-#[test]
-fn goodput_over_loss_delay_and_buffer() {
+/// The paths of the comparison with Linux: each loss, round trip, rate and buffer.
+fn matrix(congestion: CongestionKind) -> String {
+    let config = Config {
+        congestion,
+        ..Config::default()
+    };
     let mut table = String::new();
-    for loss in [0, 1, 10, 50] {
-        for delay_ms in [0, 5, 50] {
-            for packets in [20, 200] {
-                let wire = Wire {
-                    delay: Duration::from_micros(if delay_ms == 0 { 50 } else { delay_ms * 1000 }),
-                    rate: 100_000_000,
-                    buffer: packets * 1500,
-                    loss,
-                    reordering: 0,
-                    duplication: 0,
-                };
-                let line = run(&Config::default(), &wire);
-                writeln!(
-                    table,
-                    "loss {loss:>3}‰  delay {delay_ms:>2} ms  buffer {packets:>3}  {line}"
-                )
-                .expect("strings grow");
+    for rate in [10, 100] {
+        for rtt_ms in [1, 20, 100] {
+            for loss in [0, 1, 10, 30] {
+                for (name, share) in [("shallow", 4), ("deep", 1)] {
+                    // A quarter of the bandwidth-delay product, but room for a few packets; or
+                    // 250 ms of the rate.
+                    let product = rate * rtt_ms * 125;
+                    let buffer = match share {
+                        1 => rate * 250 * 125,
+                        share => (product / share).max(15_000),
+                    };
+                    let wire = Wire {
+                        delay: Duration::from_micros(rtt_ms * 500),
+                        rate: rate * 1_000_000,
+                        buffer: buffer as usize,
+                        loss,
+                        reordering: 0,
+                        duplication: 0,
+                    };
+                    let line = run(&config, &wire);
+                    writeln!(
+                        table,
+                        "{rate:>3} Mb/s  {rtt_ms:>3} ms  {loss:>2}‰  {name:<7}  {line}"
+                    )
+                    .expect("strings grow");
+                }
             }
         }
     }
-    insta::assert_snapshot!(table);
+    table
+}
+
+#[test]
+fn goodput_of_cubic_over_loss_delay_and_buffer() {
+    insta::assert_snapshot!(matrix(CongestionKind::Cubic));
+}
+
+#[test]
+fn goodput_of_reno_over_loss_delay_and_buffer() {
+    insta::assert_snapshot!(matrix(CongestionKind::Reno));
+}
+
+#[test]
+fn goodput_of_bbr_over_loss_delay_and_buffer() {
+    insta::assert_snapshot!(matrix(CongestionKind::Bbr));
 }
 
 #[test]
@@ -85,6 +113,13 @@ fn goodput_without_sack_with_reno_and_with_disorder() {
             "reno, sack",
             Config {
                 congestion: CongestionKind::Reno,
+                ..plain.clone()
+            },
+        ),
+        (
+            "bbr, sack",
+            Config {
+                congestion: CongestionKind::Bbr,
                 ..plain.clone()
             },
         ),

@@ -1,38 +1,50 @@
-//! CUBIC (RFC 9438) in integers: octets and milliseconds.
+//! CUBIC (RFC 9438) in integers: octets and milliseconds. The first slow start is HyStart++'s.
 
 use core::time::Duration;
 
 use portolan_types::Instant;
 use serde::{Deserialize, Serialize};
 
-use super::{Acknowledged, Controller, MAX_WINDOW, Window};
+use super::hystart::{CSS_GROWTH_DIVISOR, Growth, HyStart};
+use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};
 
 /// Longest time from the inflection point that the cubic is evaluated at.
 const MAX_MILLIS: u64 = 1_000_000;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Cubic {
-    /// `W_max`, octets.
+    curve: Curve,
+    /// The curve before the last reduction (RFC 9438 §4.9).
+    prior: Curve,
+    hystart: HyStart,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct Curve {
+    /// `W_max` of the next stage, octets; zero before a loss and after a time-out.
     w_max: u32,
+    /// `cwnd_prior`: the window before the last reduction.
+    cwnd_prior: u32,
     /// Start of the present congestion avoidance stage; none before its first acknowledgement.
     epoch: Option<Instant>,
-    /// `K`: milliseconds from the start of the stage to `w_max`.
+    /// The inflection point of the stage, octets, and `K`, milliseconds from its start to there.
+    origin: u32,
     k: u64,
-    /// What Reno would have, `W_est`, octets.
+    /// `W_est`: what Reno would have, octets.
     estimate: u32,
     /// Octets acknowledged that have not yet moved `estimate`, and the window.
     estimate_credit: u64,
     credit: u64,
 }
 
-impl Cubic {
-    fn begin(&mut self, window: &Window, ack: Acknowledged) {
+impl Curve {
+    fn begin(&mut self, window: &Window, ack: &Acknowledged) {
         self.epoch = Some(ack.now);
         self.estimate = window.cwnd;
         self.estimate_credit = 0;
-        self.w_max = self.w_max.max(window.cwnd);
+        self.origin = self.w_max.max(window.cwnd);
         // RFC 9438 §4.2: K = cbrt((W_max - cwnd_epoch) / C), segments and seconds, C = 0.4.
-        let missing = u64::from(self.w_max - window.cwnd);
+        let missing = u64::from(self.origin - window.cwnd);
         self.k = cube_root(missing * 2_500_000_000 / u64::from(ack.mss));
     }
 
@@ -43,59 +55,110 @@ impl Cubic {
         let delta = distance.pow(3) / 10_000_000 * u64::from(mss) * 4 / 1_000;
         let delta = u32::try_from(delta).unwrap_or(MAX_WINDOW).min(MAX_WINDOW);
         if millis < self.k {
-            self.w_max.saturating_sub(delta)
+            self.origin.saturating_sub(delta)
         } else {
-            self.w_max + delta
+            self.origin + delta
         }
     }
 
     /// RFC 9438 §4.3: Reno's window with a decrease factor of 0.7 grows by 9/17 of a segment
-    /// each round trip, and by a whole one once it has passed `W_max`.
-    fn grow_estimate(&mut self, ack: Acknowledged) {
-        let (num, den) = if self.estimate < self.w_max {
+    /// each round trip, and by a whole one once it has passed `cwnd_prior`.
+    fn grow_estimate(&mut self, octets: u32, mss: u32) {
+        let (num, den) = if self.estimate < self.cwnd_prior {
             (9, 17)
         } else {
             (1, 1)
         };
-        self.estimate_credit += u64::from(ack.octets) * u64::from(ack.mss) * num / den;
-        let grown = self.estimate_credit / u64::from(self.estimate);
-        self.estimate_credit %= u64::from(self.estimate);
-        self.estimate = clamp(u64::from(self.estimate) + grown);
+        self.estimate_credit += u64::from(octets) * u64::from(mss) * num / den;
+        let estimate = u64::from(self.estimate);
+        self.estimate = clamp(estimate + self.estimate_credit / estimate);
+        self.estimate_credit %= estimate;
     }
-}
 
-impl Controller for Cubic {
-    fn avoid(&mut self, window: &mut Window, ack: Acknowledged) {
+    /// Growth in congestion avoidance, for `octets` acknowledged.
+    fn avoid(&mut self, window: &mut Window, ack: &Acknowledged, octets: u32) {
         if self.epoch.is_none_or(|epoch| epoch > ack.now) {
             self.begin(window, ack);
         }
         let elapsed = ack.now.since(self.epoch.unwrap_or(ack.now)) + ack.rtt;
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
-        self.grow_estimate(ack);
+        self.grow_estimate(octets, ack.mss);
         let cwnd = window.cwnd;
-        // RFC 9438 §4.4, §4.5: at most half as much again in one round trip.
-        let target = self.cubic(millis, ack.mss).clamp(cwnd, cwnd + cwnd / 2);
-        self.credit += u64::from(target - cwnd) * u64::from(ack.octets);
+        // RFC 9438 §4.4, §4.5: at most half as much again in one round trip. Before there was a
+        // loss, at least a twentieth (as Linux): the capacity is not known yet.
+        let least = if self.w_max == 0 { cwnd / 20 } else { 0 };
+        let target = self
+            .cubic(millis, ack.mss)
+            .clamp(cwnd + least, cwnd + cwnd / 2);
+        self.credit += u64::from(target - cwnd) * u64::from(octets);
         let grown = self.credit / u64::from(cwnd);
         self.credit %= u64::from(cwnd);
         window.cwnd = clamp(u64::from(cwnd) + grown).max(self.estimate);
     }
 
-    fn reduce(&mut self, cwnd: u32, _mss: u32) -> u32 {
+    fn reduce(&mut self, window: &Window, base: u32, signal: Signal) -> u32 {
         self.epoch = None;
         self.credit = 0;
-        // RFC 9438 §4.7, fast convergence.
-        self.w_max = if cwnd < self.w_max {
-            cwnd / 20 * 17
-        } else {
-            cwnd
+        self.cwnd_prior = window.cwnd;
+        self.w_max = match signal {
+            // RFC 9438 §4.8: the next stage starts at its inflection point.
+            Signal::Timeout => 0,
+            // RFC 9438 §4.7, fast convergence.
+            _ if base < self.w_max => base / 20 * 17,
+            _ => base,
         };
-        clamp(u64::from(cwnd) * 7 / 10)
+        let percent = match signal {
+            // RFC 8511 §3.1: beta_ecn is 0.85 for CUBIC.
+            Signal::Mark => 85,
+            Signal::Loss | Signal::Timeout => 70,
+        };
+        clamp(u64::from(base) * percent / 100)
     }
 
-    fn resume(&mut self, idle: Duration) {
-        // Linux: the time without data does not count as time since the loss.
-        self.epoch = self.epoch.map(|epoch| epoch + idle);
+    fn is_consistent(&self) -> bool {
+        const MAX_CREDIT: u64 = 1 << 62;
+        self.w_max.max(self.cwnd_prior).max(self.origin) <= MAX_WINDOW
+            && self.estimate <= MAX_WINDOW
+            && (self.estimate > 0 || self.epoch.is_none())
+            && self.estimate_credit.max(self.credit) < MAX_CREDIT
+    }
+}
+
+impl Controller for Cubic {
+    fn grow(&mut self, window: &mut Window, ack: &Acknowledged) {
+        let mut octets = ack.octets;
+        if window.in_slow_start() {
+            // RFC 9406 §4.3: only in the first slow start.
+            let first = window.ssthresh == MAX_WINDOW;
+            match first.then(|| self.hystart.on_ack(ack)) {
+                None | Some(Growth::SlowStart) => octets = window.slow_start(octets),
+                Some(Growth::Conservative) => {
+                    octets = window.slow_start(octets / CSS_GROWTH_DIVISOR);
+                }
+                Some(Growth::End) => window.ssthresh = window.cwnd,
+            }
+        }
+        if octets > 0 {
+            self.curve.avoid(window, ack, octets);
+        }
+    }
+
+    fn reduce(&mut self, window: &Window, base: u32, signal: Signal) -> u32 {
+        self.prior = self.curve.clone();
+        self.curve.reduce(window, base, signal)
+    }
+
+    fn undo(&mut self) {
+        self.curve = self.prior.clone();
+    }
+
+    fn resume(&mut self, now: Instant, idle: Duration) {
+        // RFC 9438 §5.8: the time without data does not count as time since the loss.
+        self.curve.epoch = self.curve.epoch.map(|epoch| (epoch + idle).min(now));
+    }
+
+    fn is_consistent(&self) -> bool {
+        self.curve.is_consistent() && self.prior.is_consistent() && self.hystart.is_consistent()
     }
 }
 

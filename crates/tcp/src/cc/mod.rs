@@ -1,17 +1,25 @@
-//! Congestion control: one window, and the algorithm that moves it. The algorithms know octets,
-//! time and losses; when data counts as lost is not their business.
+//! Congestion control: one window, and the algorithm that moves it, which may change while the
+//! session lives. The algorithms know octets, time and losses; when data counts as lost, and how
+//! the flight shrinks to a smaller window, is not their business (`send::recovery`, `send::prr`).
 
+mod bbr;
 mod cubic;
+mod filter;
+mod hystart;
+mod rate;
 mod reno;
 
 use core::time::Duration;
 
-use portolan_types::Instant;
+use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
 
 use crate::config::CongestionKind;
+use bbr::Bbr;
 use cubic::Cubic;
 use reno::Reno;
+
+pub(crate) use rate::{Newest, Rate, RateSample, Stamp};
 
 /// RFC 6928: ten segments.
 const INITIAL_SEGMENTS: u32 = 10;
@@ -19,53 +27,131 @@ const INITIAL_SEGMENTS: u32 = 10;
 pub(crate) const MAX_WINDOW: u32 = 1 << 30;
 
 /// Octets that may be in flight, and where slow start ends.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Window {
     pub(crate) cwnd: u32,
     pub(crate) ssthresh: u32,
 }
 
+impl Window {
+    fn in_slow_start(&self) -> bool {
+        self.cwnd < self.ssthresh
+    }
+
+    /// RFC 5681 §3.1: grows by `octets` up to the threshold; returns what is left of them. Like
+    /// Linux without the limit of RFC 3465 §2.2: receivers merge packets and acknowledge many
+    /// segments at once, which says nothing of their spacing.
+    fn slow_start(&mut self, octets: u32) -> u32 {
+        let used = octets.min(self.ssthresh.saturating_sub(self.cwnd));
+        self.cwnd += used;
+        octets - used
+    }
+
+    fn is_consistent(&self) -> bool {
+        (1..=MAX_WINDOW).contains(&self.cwnd) && (1..=MAX_WINDOW).contains(&self.ssthresh)
+    }
+}
+
 /// What an algorithm may look at when an acknowledgement arrives.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Acknowledged {
     pub(crate) now: Instant,
+    /// Octets that are now known to have arrived.
     pub(crate) octets: u32,
+    /// Octets that now count as lost.
+    pub(crate) lost: u32,
+    /// Octets in the network, after this acknowledgement.
+    pub(crate) flight: u32,
     pub(crate) mss: u32,
+    /// Smoothed round-trip time, and the one that this acknowledgement shows.
     pub(crate) rtt: Duration,
+    pub(crate) latest: Option<Duration>,
+    /// The stream is acknowledged up to `una` and sent up to `nxt`.
+    pub(crate) una: SeqNum,
+    pub(crate) nxt: SeqNum,
+    /// A loss is being repaired.
+    pub(crate) recovering: bool,
+    pub(crate) sample: RateSample,
+}
+
+/// What the network said when it was too much.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Signal {
+    Loss,
+    /// A mark (RFC 3168).
+    Mark,
+    Timeout,
 }
 
 trait Controller {
-    /// Growth in congestion avoidance.
-    fn avoid(&mut self, window: &mut Window, ack: Acknowledged);
-    /// The window after a loss that `cwnd` octets suffered.
-    fn reduce(&mut self, cwnd: u32, mss: u32) -> u32;
+    /// New data was acknowledged, outside recovery, while the window was in full use.
+    fn grow(&mut self, window: &mut Window, ack: &Acknowledged);
+    /// The threshold after `signal`; `base` octets were what the path did not carry.
+    fn reduce(&mut self, window: &Window, base: u32, signal: Signal) -> u32;
+    /// The last reduction was a mistake.
+    fn undo(&mut self) {}
     /// Nothing was in flight for `idle`.
-    fn resume(&mut self, idle: Duration);
+    fn resume(&mut self, _now: Instant, _idle: Duration) {}
+    /// Moves the window by a model of the path, at each acknowledgement and in recovery too.
+    fn steer(&mut self, _window: &mut Window, _ack: &Acknowledged) {}
+    /// Octets per second at which segments are to leave.
+    fn pacing_rate(&self) -> Option<u64> {
+        None
+    }
+    fn is_consistent(&self) -> bool;
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Algorithm {
     Cubic(Cubic),
     Reno(Reno),
+    Bbr(Box<Bbr>),
+}
+
+impl Algorithm {
+    fn new(kind: CongestionKind) -> Algorithm {
+        match kind {
+            CongestionKind::Cubic => Algorithm::Cubic(Cubic::default()),
+            CongestionKind::Reno => Algorithm::Reno(Reno::default()),
+            CongestionKind::Bbr => Algorithm::Bbr(Box::default()),
+        }
+    }
+
+    fn controller(&mut self) -> &mut dyn Controller {
+        match self {
+            Algorithm::Cubic(cubic) => cubic,
+            Algorithm::Reno(reno) => reno,
+            Algorithm::Bbr(bbr) => bbr.as_mut(),
+        }
+    }
+
+    fn view(&self) -> &dyn Controller {
+        match self {
+            Algorithm::Cubic(cubic) => cubic,
+            Algorithm::Reno(reno) => reno,
+            Algorithm::Bbr(bbr) => bbr.as_ref(),
+        }
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Congestion {
     window: Window,
+    /// The window before the last reduction, in case it was a mistake.
+    prior: Window,
     algorithm: Algorithm,
 }
 
 impl Congestion {
     pub(crate) fn new(kind: CongestionKind, mss: u32) -> Congestion {
+        let window = Window {
+            cwnd: INITIAL_SEGMENTS * mss,
+            ssthresh: MAX_WINDOW,
+        };
         Congestion {
-            window: Window {
-                cwnd: INITIAL_SEGMENTS * mss,
-                ssthresh: MAX_WINDOW,
-            },
-            algorithm: match kind {
-                CongestionKind::Cubic => Algorithm::Cubic(Cubic::default()),
-                CongestionKind::Reno => Algorithm::Reno(Reno::default()),
-            },
+            prior: window.clone(),
+            window,
+            algorithm: Algorithm::new(kind),
         }
     }
 
@@ -78,82 +164,108 @@ impl Congestion {
     }
 
     pub(crate) fn in_slow_start(&self) -> bool {
-        self.window.cwnd < self.window.ssthresh
+        self.window.in_slow_start()
     }
 
     pub(crate) fn kind(&self) -> CongestionKind {
         match self.algorithm {
             Algorithm::Cubic(_) => CongestionKind::Cubic,
             Algorithm::Reno(_) => CongestionKind::Reno,
+            Algorithm::Bbr(_) => CongestionKind::Bbr,
         }
     }
 
-    /// The segment size became known, or changed: the initial window follows it.
-    pub(crate) fn set_initial(&mut self, mss: u32) {
-        self.window.cwnd = INITIAL_SEGMENTS * mss;
+    /// Another algorithm takes over; the window stays as it is.
+    pub(crate) fn set_kind(&mut self, kind: CongestionKind) {
+        if kind != self.kind() {
+            self.algorithm = Algorithm::new(kind);
+        }
+    }
+
+    /// Whether the algorithm sets the window itself, also while losses are repaired.
+    pub(crate) fn steers(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Bbr(_))
+    }
+
+    pub(crate) fn pacing_rate(&self) -> Option<u64> {
+        self.algorithm.view().pacing_rate()
+    }
+
+    /// The segment size became known: the initial window follows it, if the handshake went well
+    /// (RFC 6928 §2, as Linux reads it: one lost SYN is forgiven).
+    pub(crate) fn set_initial(&mut self, mss: u32, handshake_retries: u32) {
+        let segments = if handshake_retries > 1 {
+            1
+        } else {
+            INITIAL_SEGMENTS
+        };
+        self.window.cwnd = segments * mss;
     }
 
     /// RFC 5681 §3.1: new data was acknowledged while the window was in full use.
-    pub(crate) fn on_ack(&mut self, mut ack: Acknowledged) {
-        if self.in_slow_start() {
-            let room = self.window.ssthresh - self.window.cwnd;
-            let used = ack.octets.min(room);
-            self.window.cwnd += used;
-            ack.octets -= used;
-        }
-        if ack.octets > 0 {
-            let Congestion { window, algorithm } = self;
-            controller(algorithm).avoid(window, ack);
-        }
-        self.window.cwnd = self.window.cwnd.min(MAX_WINDOW);
+    pub(crate) fn grow(&mut self, ack: &Acknowledged) {
+        let Congestion {
+            window, algorithm, ..
+        } = self;
+        algorithm.controller().grow(window, ack);
+        window.cwnd = window.cwnd.min(MAX_WINDOW);
     }
 
-    /// Fast recovery starts: the window shrinks once (RFC 6675 §5 step 4.2).
-    pub(crate) fn on_loss(&mut self, mss: u32) {
-        self.window.ssthresh = self.reduced(mss);
-        self.window.cwnd = self.window.ssthresh;
+    /// Any acknowledgement, for an algorithm that steers.
+    pub(crate) fn steer(&mut self, ack: &Acknowledged) {
+        let Congestion {
+            window, algorithm, ..
+        } = self;
+        algorithm.controller().steer(window, ack);
+        window.cwnd = window.cwnd.clamp(ack.mss, MAX_WINDOW);
     }
 
-    /// A retransmission time-out (RFC 5681 §3.1): back to one segment. `first` is false for
-    /// further time-outs of the same flight, which do not lower the threshold again.
-    pub(crate) fn on_timeout(&mut self, mss: u32, first: bool) {
-        if first {
-            self.window.ssthresh = self.reduced(mss);
-        }
-        self.window.cwnd = mss;
+    /// Lowers the threshold once for `signal`; `base` octets were what the path did not carry. How
+    /// the window gets there is up to the caller.
+    pub(crate) fn reduce(&mut self, base: u32, mss: u32, signal: Signal) {
+        self.prior = self.window.clone();
+        let reduced = self
+            .algorithm
+            .controller()
+            .reduce(&self.window, base, signal);
+        self.window.ssthresh = reduced.max(2 * mss).min(MAX_WINDOW);
+    }
+
+    /// What `send::prr` and time-outs make of the window.
+    pub(crate) fn set_window(&mut self, octets: u32) {
+        self.window.cwnd = octets.clamp(1, MAX_WINDOW);
+    }
+
+    /// The last reduction was a mistake (RFC 4015 §3.2, RFC 9438 §4.9).
+    pub(crate) fn undo(&mut self) {
+        self.window.cwnd = self.window.cwnd.max(self.prior.cwnd);
+        self.window.ssthresh = self.window.ssthresh.max(self.prior.ssthresh);
+        self.algorithm.controller().undo();
     }
 
     /// RFC 5681 §4.1, as Linux does it: halve for each time-out that passed idle, down to the
     /// initial window.
-    pub(crate) fn on_idle(&mut self, idle: Duration, rto: Duration, mss: u32) {
+    pub(crate) fn on_idle(&mut self, now: Instant, idle: Duration, rto: Duration, mss: u32) {
         let initial = INITIAL_SEGMENTS * mss;
         let mut left = idle;
-        while left > rto && self.window.cwnd > initial {
+        while left > rto && self.window.cwnd > initial && !self.steers() {
             self.window.ssthresh = self.window.ssthresh.max(self.window.cwnd / 4 * 3);
             self.window.cwnd = (self.window.cwnd / 2).max(initial);
             left -= rto;
         }
-        controller(&mut self.algorithm).resume(idle);
+        self.algorithm.controller().resume(now, idle);
+    }
+
+    /// RFC 7661 §4.4.3: too long in the non-validated phase.
+    pub(crate) fn shrink_unused(&mut self, mss: u32) {
+        self.window.ssthresh = self.window.ssthresh.max(self.window.cwnd / 4 * 3);
+        self.window.cwnd = (self.window.cwnd / 2).max(INITIAL_SEGMENTS * mss);
     }
 
     pub(crate) fn is_consistent(&self) -> bool {
-        (1..=MAX_WINDOW).contains(&self.window.cwnd)
-            && (1..=MAX_WINDOW).contains(&self.window.ssthresh)
-    }
-
-    fn reduced(&mut self, mss: u32) -> u32 {
-        let cwnd = self.window.cwnd;
-        controller(&mut self.algorithm)
-            .reduce(cwnd, mss)
-            .max(2 * mss)
-            .min(MAX_WINDOW)
-    }
-}
-
-fn controller(algorithm: &mut Algorithm) -> &mut dyn Controller {
-    match algorithm {
-        Algorithm::Cubic(cubic) => cubic,
-        Algorithm::Reno(reno) => reno,
+        self.window.is_consistent()
+            && self.prior.is_consistent()
+            && self.algorithm.view().is_consistent()
     }
 }
 

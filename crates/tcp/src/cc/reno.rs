@@ -1,10 +1,9 @@
-//! Reno (RFC 5681), with appropriate byte counting (RFC 3465).
-
-use core::time::Duration;
+//! Reno (RFC 5681), with appropriate byte counting (RFC 3465) and the milder answer to marks of
+//! RFC 8511.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Acknowledged, Controller, Window};
+use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Reno {
@@ -13,18 +12,25 @@ pub(super) struct Reno {
 }
 
 impl Controller for Reno {
-    fn avoid(&mut self, window: &mut Window, ack: Acknowledged) {
-        self.counted = self.counted.saturating_add(ack.octets);
+    fn grow(&mut self, window: &mut Window, ack: &Acknowledged) {
+        let left = window.slow_start(ack.octets);
+        self.counted = self.counted.saturating_add(left);
         while self.counted >= window.cwnd {
             self.counted -= window.cwnd;
-            window.cwnd += ack.mss;
+            window.cwnd = (window.cwnd + ack.mss).min(MAX_WINDOW);
         }
     }
 
-    fn reduce(&mut self, cwnd: u32, _mss: u32) -> u32 {
+    fn reduce(&mut self, _window: &Window, base: u32, signal: Signal) -> u32 {
         self.counted = 0;
-        cwnd / 2
+        match signal {
+            // RFC 8511 §3.1: beta_ecn is 0.8 for Reno.
+            Signal::Mark => base / 5 * 4,
+            Signal::Loss | Signal::Timeout => base / 2,
+        }
     }
 
-    fn resume(&mut self, _idle: Duration) {}
+    fn is_consistent(&self) -> bool {
+        self.counted <= MAX_WINDOW
+    }
 }

@@ -32,6 +32,9 @@ impl Connection {
             self.timers.acknowledge = Instant::FAR_FUTURE;
             self.receive.want_ack(AckNeed::Now);
         }
+        if self.timers.pace <= now {
+            self.timers.pace = Instant::FAR_FUTURE;
+        }
         if self.timers.send <= now {
             self.timers.clear_send();
             self.on_send_timer(now);
@@ -93,7 +96,7 @@ impl Connection {
         if self.is_hopeless(now, self.send.retries) {
             return self.give_up();
         }
-        self.send.on_retransmit_timeout();
+        self.send.on_retransmit_timeout(now);
     }
 
     /// RFC 9293 §3.8.6.1 [MUST-36]: ask for the window, or send a short segment that was held back.

@@ -17,6 +17,7 @@ fn board() -> Scoreboard {
             SeqNum(i * MSS),
             SeqNum((i + 1) * MSS),
             at(100 + u64::from(i)),
+            Stamp::default(),
         );
     }
     board
@@ -79,9 +80,9 @@ fn a_retransmission_is_lost_again_when_later_octets_arrive() {
     let mut board = board();
     sack(&mut board, 1000, 4000, at(120));
     board.detect_loss(at(120), Duration::ZERO);
-    board.retransmit(SeqNum(0), 1000, at(121));
+    board.retransmit(SeqNum(0), 1000, at(121), Stamp::default());
     assert_eq!((board.lost(), board.in_flight()), (0, 7000));
-    board.push(SeqNum(10_000), SeqNum(11_000), at(122));
+    board.push(SeqNum(10_000), SeqNum(11_000), at(122), Stamp::default());
     let mut delivery = Delivery::default();
     let block = SackBlock {
         start: SeqNum(10_000),
@@ -96,7 +97,7 @@ fn a_retransmission_is_lost_again_when_later_octets_arrive() {
 fn an_acknowledgement_of_retransmitted_octets_tells_no_round_trip() {
     let mut board = board();
     board.lose_first(1000);
-    board.retransmit(SeqNum(0), 1000, at(300));
+    board.retransmit(SeqNum(0), 1000, at(300), Stamp::default());
     let mut delivery = Delivery::default();
     board.acknowledge(SeqNum(1000), at(310), &mut delivery);
     assert_eq!((delivery.octets, delivery.sent), (1000, None));
@@ -131,4 +132,43 @@ fn late_octets_show_that_the_path_reorders() {
     assert!(!board.reordering_seen);
     sack(&mut board, 1000, 2000, at(121));
     assert!(board.reordering_seen);
+}
+
+#[test]
+fn reported_duplicates_lengthen_the_patience_once_each_round_trip_and_for_some_recoveries() {
+    let mut board = board();
+    sack(&mut board, 3000, 4000, at(120));
+    sack(&mut board, 1000, 2000, at(121));
+    let patience = |board: &Scoreboard| board.reordering_window(true, MSS, 20 * MS, 100 * MS);
+    assert_eq!(patience(&board), 5 * MS);
+    board.note_duplicate(SeqNum(0), SeqNum(10_000));
+    board.note_duplicate(SeqNum(1000), SeqNum(10_000));
+    assert_eq!(patience(&board), 10 * MS);
+    board.note_duplicate(SeqNum(10_000), SeqNum(20_000));
+    assert_eq!(patience(&board), 15 * MS);
+    for _ in 0..16 {
+        assert_eq!(patience(&board), 15 * MS);
+        board.note_recovery();
+    }
+    assert_eq!(patience(&board), 5 * MS);
+}
+
+#[test]
+fn an_acknowledgement_of_the_original_moves_no_loss_detection() {
+    let mut board = board();
+    board.lose_first(1000);
+    board.retransmit(SeqNum(0), 1000, at(300), Stamp::default());
+    let mut delivery = Delivery {
+        min_rtt: 20 * MS,
+        ..Delivery::default()
+    };
+    board.acknowledge(SeqNum(1000), at(310), &mut delivery);
+    assert_eq!(board.detect_loss(at(400), Duration::ZERO), (0, None));
+}
+
+#[test]
+fn a_time_out_spares_what_was_sent_just_now() {
+    let mut board = board();
+    board.lose_sent_before(at(105));
+    assert_eq!(board.lost(), 5000);
 }

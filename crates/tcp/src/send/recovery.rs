@@ -7,12 +7,12 @@ use portolan_wire::tcp::SackBlock;
 use serde::{Deserialize, Serialize};
 
 use super::Sender;
-use crate::cc::Acknowledged;
+use super::prr::{Progress, Prr};
+use super::tail::TailProbe;
+use super::undo::ForwardRto;
+use crate::cc::{Acknowledged, Signal};
 use crate::sack::Delivery;
 
-/// Linux adds these to two round trips before it probes the tail of a flight.
-const DELAYED_ACK: Duration = Duration::from_millis(200);
-const TAIL_PATIENCE: Duration = Duration::from_millis(2);
 /// RFC 5681 §3.2.
 const DUPLICATE_THRESHOLD: u32 = 3;
 
@@ -20,6 +20,10 @@ const DUPLICATE_THRESHOLD: u32 = 3;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum Episode {
     Open,
+    /// The network said that it is congested, without a loss (RFC 3168 §6.1.2).
+    Reduced {
+        until: SeqNum,
+    },
     /// Fast recovery (RFC 6675 §5).
     Recovery {
         until: SeqNum,
@@ -38,11 +42,13 @@ pub(crate) struct AckInput<'a> {
     /// Scaled.
     pub(crate) window: u32,
     pub(crate) sack: &'a [SackBlock],
-    /// Round-trip time by the echoed timestamp.
+    /// How long ago the segment was sent whose timestamp is echoed; milliseconds.
     pub(crate) echo: Option<Duration>,
     /// The segment occupies sequence space, so that it cannot be a duplicate ACK.
     pub(crate) occupies: bool,
     pub(crate) sack_permitted: bool,
+    /// The peer echoes a congestion mark.
+    pub(crate) marked: bool,
 }
 
 /// What an acceptable acknowledgement changed.
@@ -52,6 +58,8 @@ pub(crate) struct AckOutcome {
     pub(crate) fin_acknowledged: bool,
     /// When to look for reordered segments again.
     pub(crate) reorder_at: Option<Instant>,
+    /// A probe of the tail is no longer what to wait for.
+    pub(crate) no_tail_probe: bool,
 }
 
 impl Sender {
@@ -59,8 +67,16 @@ impl Sender {
     /// largest window.
     pub(crate) fn on_ack(&mut self, input: &AckInput<'_>) -> AckOutcome {
         let mut outcome = AckOutcome::default();
-        let mut delivery = Delivery::default();
+        let mut delivery = Delivery {
+            echoed: input.echo.map(|elapsed| {
+                Instant::from_nanos(input.now.as_nanos().saturating_sub(elapsed.as_nanos() as u64))
+            }),
+            min_rtt: self.rtt.minimum().unwrap_or(Duration::ZERO),
+            ..Delivery::default()
+        };
         let flight = self.in_flight();
+        let lost = self.board.lost();
+        let reported = self.note_duplicate_report(input);
         let mut news = false;
         for block in input.sack {
             news |= self.board.sack(*block, input.now, &mut delivery);
@@ -71,10 +87,15 @@ impl Sender {
         if input.ack.after(self.una) {
             self.advance(input, &mut delivery, &mut outcome);
         }
-        self.sample(input, &delivery);
-        self.count_duplicate(input, moved, outcome.advanced);
-        outcome.reorder_at = self.recover(input, before, news || outcome.advanced);
-        self.grow(input.now, flight, &delivery);
+        let latest = self.sample(input, &delivery);
+        let delivered = self.count_duplicate(input, moved, outcome.advanced, delivery.octets);
+        self.judge_tail_probe(input, outcome.advanced, reported, news);
+        outcome.reorder_at = self.recover(input, before, news, &delivery);
+        outcome.no_tail_probe = self.episode != Episode::Open || self.board.sacked() > 0;
+        if outcome.advanced {
+            self.measure_usage(input.now);
+        }
+        self.conduct(input, flight, lost, delivered, latest, &delivery);
         outcome
     }
 
@@ -88,7 +109,6 @@ impl Sender {
         self.una = input.ack;
         self.short_end = self.short_end.max(self.una);
         self.retries = 0;
-        self.tail_probed = false;
         self.rtt.reset_backoff();
         self.stalled_since = input.now;
         outcome.advanced = true;
@@ -115,66 +135,148 @@ impl Sender {
         moved
     }
 
-    /// Karn's rule: the clock of an octet sent once, else the echoed timestamp.
-    fn sample(&mut self, input: &AckInput<'_>, delivery: &Delivery) {
+    /// RFC 2883 §4: the first block reports a duplicate if it lies below the acknowledgement or
+    /// within the second block. True if the probe of the tail was one.
+    fn note_duplicate_report(&mut self, input: &AckInput<'_>) -> bool {
+        let Some(first) = input.sack.first() else {
+            return false;
+        };
+        let within = |outer: &SackBlock| {
+            first.start.at_or_after(outer.start) && first.end.at_or_before(outer.end)
+        };
+        let below = first.end.at_or_before(input.ack);
+        let sane = first.start.before(first.end)
+            && first.end.at_or_before(self.nxt)
+            && first.start.at_or_after(self.una - self.max_window);
+        if !sane || !(below || input.sack.get(1).is_some_and(within)) {
+            return false;
+        }
+        self.note_reported(first.start, first.end);
+        let probe = self.is_tail_probe(first.end);
+        if !probe {
+            self.board.note_duplicate(self.una, self.nxt);
+        }
+        probe
+    }
+
+    /// Karn's rule: the clock of an octet sent once, else the echoed timestamp. Returns the round
+    /// trip of octets sent once.
+    fn sample(&mut self, input: &AckInput<'_>, delivery: &Delivery) -> Option<Duration> {
         if delivery.octets == 0 {
-            return;
+            return None;
         }
         match (delivery.sent, input.echo) {
-            (Some(sent), _) => self.rtt.sample(input.now.since(sent)),
-            (None, Some(echo)) => self.rtt.sample(echo),
-            (None, None) => {}
+            (Some(sent), _) => {
+                let rtt = input.now.since(sent);
+                self.rtt.sample(rtt);
+                Some(rtt)
+            }
+            (None, Some(echo)) => {
+                self.rtt.sample(echo.max(Duration::from_millis(1)));
+                None
+            }
+            (None, None) => None,
         }
     }
 
-    /// RFC 5681 §2: what is a duplicate acknowledgement.
-    fn count_duplicate(&mut self, input: &AckInput<'_>, window_moved: bool, advanced: bool) {
+    /// RFC 5681 §2: what is a duplicate acknowledgement. Returns the octets that have left the
+    /// network, of which a peer without SACK tells by duplicates.
+    fn count_duplicate(
+        &mut self,
+        input: &AckInput<'_>,
+        window_moved: bool,
+        advanced: bool,
+        octets: u32,
+    ) -> u32 {
         if advanced {
             self.duplicates = 0;
-            self.departed = 0;
-        } else if !input.occupies
+            // All but the first segment had told of themselves.
+            let told = self.departed.min(octets.saturating_sub(self.mss));
+            self.departed -= told;
+            if self.episode == Episode::Open {
+                self.departed = 0;
+            }
+            return octets - told;
+        }
+        if !input.occupies
             && !window_moved
             && input.ack == self.una
             && !self.board.is_empty()
             && !input.sack_permitted
         {
             self.duplicates = self.duplicates.saturating_add(1);
-            self.departed = self.departed.saturating_add(self.mss);
+            self.departed = self.departed.saturating_add(self.mss).min(1 << 30);
+            return octets + self.mss;
         }
+        octets
     }
 
     /// Enters, pursues and leaves loss episodes. Returns when to look for losses again.
-    fn recover(&mut self, input: &AckInput<'_>, before: SeqNum, news: bool) -> Option<Instant> {
-        self.leave_episode();
+    fn recover(
+        &mut self,
+        input: &AckInput<'_>,
+        before: SeqNum,
+        news: bool,
+        delivery: &Delivery,
+    ) -> Option<Instant> {
+        let advanced = self.una != before;
+        if self.undo.is_some() {
+            self.try_undo(input, advanced, delivery);
+        }
+        self.leave_episode(input.sack_permitted);
+        if input.marked && self.episode == Episode::Open {
+            self.reduce(Signal::Mark);
+            self.episode = Episode::Reduced { until: self.nxt };
+            self.undo = None;
+        }
         if input.sack_permitted {
-            if news && (self.board.sacked() > 0 || self.episode != Episode::Open) {
+            let suspicious = self.board.sacked() > 0 || self.is_recovering();
+            if (news || advanced) && suspicious {
                 return self.detect_loss(input.now);
             }
             return None;
         }
         match self.episode {
-            Episode::Open if self.duplicates == DUPLICATE_THRESHOLD => {
+            Episode::Open | Episode::Reduced { .. } if self.duplicates == DUPLICATE_THRESHOLD => {
                 self.board.lose_first(self.mss);
                 self.enter_recovery();
             }
             // RFC 6582 §3.2 step 3: a partial acknowledgement shows the next hole.
-            Episode::Recovery { .. } if self.una != before => {
-                self.board.lose_first(self.mss);
-                self.forced = true;
-            }
+            Episode::Recovery { .. } if advanced => self.board.lose_first(self.mss),
             _ => {}
         }
         None
     }
 
-    fn leave_episode(&mut self) {
-        if let Episode::Recovery { until } | Episode::Loss { until } = self.episode
-            && self.una.at_or_after(until)
-        {
-            self.episode = Episode::Open;
-            self.duplicates = 0;
-            self.departed = 0;
+    pub(crate) fn is_recovering(&self) -> bool {
+        matches!(
+            self.episode,
+            Episode::Recovery { .. } | Episode::Loss { .. }
+        )
+    }
+
+    fn leave_episode(&mut self, sack_permitted: bool) {
+        let (Episode::Reduced { until }
+        | Episode::Recovery { until }
+        | Episode::Loss { until }) = self.episode
+        else {
+            return;
+        };
+        // RFC 6582 §4: without SACK, duplicates of what went twice look like a new loss.
+        let ambiguous = !sack_permitted && self.una == until && !self.board.is_empty();
+        if self.una.before(until) || (ambiguous && self.is_recovering()) {
+            return;
         }
+        if !matches!(self.episode, Episode::Loss { .. }) && !self.congestion.steers() {
+            self.congestion.set_window(self.congestion.ssthresh());
+        }
+        if self.is_recovering() {
+            self.board.note_recovery();
+        }
+        self.forward_rto = ForwardRto::Off;
+        self.episode = Episode::Open;
+        self.duplicates = 0;
+        self.departed = 0;
     }
 
     /// RFC 8985 §6.2; also called when the reordering timer fires.
@@ -182,39 +284,98 @@ impl Sender {
         let (Some(min), Some(srtt)) = (self.rtt.minimum(), self.rtt.smoothed()) else {
             return None;
         };
-        let recovering = self.episode != Episode::Open;
         let window = self
             .board
-            .reordering_window(recovering, self.mss, min, srtt);
+            .reordering_window(self.is_recovering(), self.mss, min, srtt);
         let (lost, again) = self.board.detect_loss(now, window);
-        if lost > 0 && self.episode == Episode::Open {
+        if lost > 0 && !self.is_recovering() {
             self.enter_recovery();
         }
         again
     }
 
     fn enter_recovery(&mut self) {
-        self.congestion.on_loss(self.mss);
+        // A reduction for a mark in the same flight was answer enough.
+        if self.episode == Episode::Open {
+            self.reduce(Signal::Loss);
+        }
+        self.prepare_undo();
         self.episode = Episode::Recovery { until: self.nxt };
         // RFC 6675 §5 step 4.3: the first retransmission does not wait for the pipe to drain.
         self.forced = true;
     }
 
-    /// RFC 5681 §3.1, and only while the window is what limits (RFC 7661).
-    fn grow(&mut self, now: Instant, flight: u32, delivery: &Delivery) {
-        if delivery.octets == 0 || matches!(self.episode, Episode::Recovery { .. }) {
+    /// The window shrinks for `signal`, and the peer will hear of it (RFC 3168 §6.1.2).
+    pub(super) fn reduce(&mut self, signal: Signal) {
+        let base = self.reduction_base();
+        self.prr = Prr::new(self.board.outstanding() - self.board.sacked());
+        self.congestion.reduce(base, self.mss, signal);
+        self.tail = TailProbe::None;
+        self.announce_reduction = true;
+    }
+
+    /// Moves the window: a steering algorithm's always, else by `prr` while an episode lasts, and
+    /// by the algorithm's growth while the window is what limits (RFC 7661).
+    fn conduct(
+        &mut self,
+        input: &AckInput<'_>,
+        flight: u32,
+        lost_before: u32,
+        delivered: u32,
+        latest: Option<Duration>,
+        delivery: &Delivery,
+    ) {
+        let lost = self.board.lost().saturating_sub(lost_before);
+        let min_rtt = delivery.min_rtt;
+        let sample = self
+            .rate
+            .deliver(input.now, delivery.octets, delivery.newest, min_rtt);
+        if let Some(rate) = sample.rate().filter(|_| !sample.limited) {
+            self.delivery_rate = Some(rate);
+        }
+        if delivered == 0 && lost == 0 {
             return;
         }
+        let ack = Acknowledged {
+            now: input.now,
+            octets: delivery.octets,
+            lost,
+            flight: self.in_flight(),
+            mss: self.mss,
+            rtt: self.rtt.smoothed().unwrap_or(Duration::ZERO),
+            latest,
+            una: self.una,
+            nxt: self.nxt,
+            recovering: self.is_recovering(),
+            sample,
+        };
+        if self.congestion.steers() {
+            self.congestion.steer(&ack);
+            self.grow_buffer();
+            return;
+        }
+        match self.episode {
+            Episode::Open | Episode::Loss { .. } => self.grow(flight, &ack),
+            Episode::Reduced { .. } | Episode::Recovery { .. } => {
+                let progress = Progress {
+                    delivered,
+                    pipe: ack.flight,
+                    safe: input.ack == self.una && lost == 0 && delivery.octets > 0,
+                    mss: self.mss,
+                };
+                let window = self.prr.window(self.congestion.ssthresh(), progress);
+                self.congestion.set_window(window);
+            }
+        }
+    }
+
+    /// RFC 5681 §3.1, and only while the window is what limits (RFC 7661).
+    fn grow(&mut self, flight: u32, ack: &Acknowledged) {
         let cwnd = self.congestion.cwnd();
         let used = self.congestion_limited
             || (self.congestion.in_slow_start() && flight.saturating_mul(2) > cwnd);
-        if used {
-            self.congestion.on_ack(Acknowledged {
-                now,
-                octets: delivery.octets,
-                mss: self.mss,
-                rtt: self.rtt.smoothed().unwrap_or(Duration::ZERO),
-            });
+        if ack.octets > 0 && used {
+            self.congestion.grow(ack);
             self.congestion_limited = false;
             self.grow_buffer();
         }
@@ -230,37 +391,33 @@ impl Sender {
 
     // ---- time-outs ----
 
-    /// RFC 6298 §5.4–5.6.
-    pub(crate) fn on_retransmit_timeout(&mut self) {
-        let first = !matches!(self.episode, Episode::Loss { .. }) || self.retries == 0;
-        self.congestion.on_timeout(self.mss, first);
-        self.episode = Episode::Loss { until: self.nxt };
-        self.board.lose_all();
+    /// RFC 6298 §5.4–5.6, RFC 8985 §6.3.
+    pub(crate) fn on_retransmit_timeout(&mut self, now: Instant) {
+        let fresh = !self.is_recovering();
+        // Progress since the last time-out makes this one a new event.
+        let again = matches!(self.episode, Episode::Loss { .. }) && self.retries > 0;
+        let moved = matches!(self.episode, Episode::Loss { .. }) && self.retries == 0;
+        if fresh || moved {
+            self.reduce(Signal::Timeout);
+            self.prepare_undo();
+        }
+        let patience = self.rtt.minimum().unwrap_or(Duration::ZERO) / 4;
+        let recent = self.rtt.smoothed().unwrap_or(Duration::ZERO) + patience;
+        self.board.lose_sent_before(match now.since(Instant::ZERO) > recent {
+            true => Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64),
+            false => Instant::ZERO,
+        });
         self.duplicates = 0;
         self.departed = 0;
+        self.tail = TailProbe::None;
+        self.congestion.set_window(self.in_flight() + self.mss);
+        self.forward_rto = match fresh || again || moved {
+            true => ForwardRto::Waiting,
+            false => ForwardRto::Off,
+        };
+        self.episode = Episode::Loss { until: self.nxt };
         self.retries += 1;
         self.rtt.back_off();
-        self.forced = true;
-    }
-
-    /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed.
-    pub(crate) fn tail_probe_delay(&self) -> Option<Duration> {
-        if self.tail_probed || self.episode != Episode::Open || self.board.sacked() > 0 {
-            return None;
-        }
-        // A single segment may wait for its delayed acknowledgement.
-        let single = self.board.outstanding() <= self.mss;
-        let patience = if single { DELAYED_ACK } else { TAIL_PATIENCE };
-        self.rtt.smoothed().map(|srtt| 2 * srtt + patience)
-    }
-
-    /// RFC 8985 §7.3: one segment may leave although the window is full; without new octets the
-    /// last ones go again.
-    pub(crate) fn probe_tail(&mut self) {
-        self.tail_probed = true;
-        if !self.has_unsent() {
-            self.board.lose_last(self.mss);
-        }
         self.forced = true;
     }
 

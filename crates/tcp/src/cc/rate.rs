@@ -1,0 +1,121 @@
+//! How fast the path delivers (draft-cheng-iccrg-delivery-rate-estimation): each transmission is
+//! stamped with what was delivered by then; its acknowledgement tells how much more since.
+
+use core::time::Duration;
+
+use portolan_types::Instant;
+use serde::{Deserialize, Serialize};
+
+/// What was known when some octets were sent.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    /// Octets delivered by then, and when the last of them were.
+    delivered: u64,
+    delivered_at: Instant,
+    /// When the sampled flight began.
+    first_sent: Instant,
+    /// The application gave too little to fill the pipe.
+    limited: bool,
+}
+
+/// The connection's side of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Rate {
+    delivered: u64,
+    delivered_at: Instant,
+    first_sent: Instant,
+    /// The bubble in the pipe is out once this much is delivered.
+    limited_until: u64,
+}
+
+/// What one acknowledgement tells of the rate; without an interval it tells nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RateSample {
+    /// Octets delivered in all, and those that were when the newest octets were sent.
+    pub(crate) delivered: u64,
+    pub(crate) prior_delivered: u64,
+    pub(crate) interval: Option<Duration>,
+    pub(crate) limited: bool,
+}
+
+impl RateSample {
+    /// Octets per second.
+    pub(crate) fn rate(&self) -> Option<u64> {
+        let nanos = self.interval?.as_nanos().max(1);
+        let octets = u128::from(self.delivered.saturating_sub(self.prior_delivered));
+        u64::try_from(octets * 1_000_000_000 / nanos).ok()
+    }
+}
+
+/// The newest transmission of those that one acknowledgement covers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Newest {
+    stamp: Stamp,
+    sent: Instant,
+}
+
+impl Newest {
+    pub(crate) fn choose(old: Option<Newest>, stamp: Stamp, sent: Instant) -> Option<Newest> {
+        match old {
+            Some(old) if (old.sent, old.stamp.delivered) >= (sent, stamp.delivered) => Some(old),
+            _ => Some(Newest { stamp, sent }),
+        }
+    }
+}
+
+impl Rate {
+    /// Octets leave now.
+    pub(crate) fn stamp(&mut self, now: Instant, idle: bool) -> Stamp {
+        if idle {
+            self.first_sent = now;
+            self.delivered_at = now;
+        }
+        Stamp {
+            delivered: self.delivered,
+            delivered_at: self.delivered_at,
+            first_sent: self.first_sent,
+            limited: self.limited_until > self.delivered,
+        }
+    }
+
+    /// All is sent and the window is not full: what is measured now is the application's rate.
+    pub(crate) fn limit(&mut self, flight: u32) {
+        self.limited_until = self.delivered + u64::from(flight.max(1));
+    }
+
+    pub(crate) fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// `octets` arrived, the newest of which were `newest`.
+    pub(crate) fn deliver(
+        &mut self,
+        now: Instant,
+        octets: u32,
+        newest: Option<Newest>,
+        min_rtt: Duration,
+    ) -> RateSample {
+        self.delivered += u64::from(octets);
+        let mut sample = RateSample {
+            delivered: self.delivered,
+            ..RateSample::default()
+        };
+        let Some(Newest { stamp, sent }) = newest else {
+            return sample;
+        };
+        self.delivered_at = now;
+        self.first_sent = sent;
+        sample.prior_delivered = stamp.delivered;
+        sample.limited = stamp.limited;
+        let interval = sent
+            .since(stamp.first_sent)
+            .max(now.since(stamp.delivered_at));
+        // Less than a round trip is an artefact of merged acknowledgements.
+        sample.interval = (interval >= min_rtt && !interval.is_zero()).then_some(interval);
+        sample
+    }
+
+    pub(crate) fn is_consistent(&self) -> bool {
+        self.delivered < 1 << 62 && self.limited_until < 1 << 62
+    }
+}

@@ -1,0 +1,100 @@
+//! Explicit congestion notification (RFC 3168): the codepoints of IP headers, and what a
+//! connection that agreed on it must echo.
+
+use portolan_types::Instant;
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
+use serde::{Deserialize, Serialize};
+
+use crate::config::EcnMode;
+use crate::connection::Connection;
+use crate::receive::AckNeed;
+
+/// The two low bits of the traffic class (RFC 3168 §5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum Codepoint {
+    #[default]
+    NotEct,
+    Ect1,
+    Ect0,
+    /// A router was congested.
+    Ce,
+}
+
+impl Codepoint {
+    /// Of an IPv4 TOS octet or an IPv6 traffic class.
+    pub const fn of_traffic_class(class: u8) -> Codepoint {
+        match class & 3 {
+            0 => Codepoint::NotEct,
+            1 => Codepoint::Ect1,
+            2 => Codepoint::Ect0,
+            _ => Codepoint::Ce,
+        }
+    }
+
+    pub const fn bits(self) -> u8 {
+        match self {
+            Codepoint::NotEct => 0,
+            Codepoint::Ect1 => 1,
+            Codepoint::Ect0 => 2,
+            Codepoint::Ce => 3,
+        }
+    }
+}
+
+/// What both sides agreed to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ecn {
+    /// Acknowledgements echo a mark, until the peer says that it has reduced its window.
+    pub(crate) echo: bool,
+}
+
+impl Ecn {
+    const ASK: TcpFlags = TcpFlags::ECE.with(TcpFlags::CWR);
+
+    /// RFC 3168 §6.1.1: what a SYN says.
+    pub(crate) const fn syn_flags(answer: bool) -> TcpFlags {
+        if answer { TcpFlags::ECE } else { Ecn::ASK }
+    }
+
+    /// Whether `mode` agrees to what a SYN asks.
+    pub(crate) fn accepts(mode: EcnMode, syn: &TcpHeader) -> bool {
+        mode != EcnMode::Off && syn.flags.contains(Ecn::ASK)
+    }
+
+    /// Whether a SYN+ACK agrees; both bits are the reflection of a peer that knows neither.
+    pub(crate) fn agreed(header: &TcpHeader) -> bool {
+        header.flags.contains(TcpFlags::ECE) && !header.flags.contains(TcpFlags::CWR)
+    }
+}
+
+impl Connection {
+    /// Like `on_segment`, for a segment whose IP header bore `codepoint`.
+    pub fn on_marked_segment(
+        &mut self,
+        now: Instant,
+        codepoint: Codepoint,
+        header: &TcpHeader,
+        payload: &[u8],
+    ) {
+        let notable = codepoint == Codepoint::Ce || header.flags.contains(TcpFlags::CWR);
+        if notable && self.ecn.is_some() {
+            self.note_congestion(codepoint, header, payload.len() as u32);
+        }
+        self.on_segment(now, header, payload);
+    }
+
+    /// RFC 3168 §6.1.3: the receiving side.
+    fn note_congestion(&mut self, codepoint: Codepoint, header: &TcpHeader, len: u32) {
+        let text = len > 0 && self.receive.acceptable(header.seq, header.seq + len);
+        let Some(ecn) = self.ecn.as_mut().filter(|_| text) else {
+            return;
+        };
+        let before = ecn.echo;
+        ecn.echo &= !header.flags.contains(TcpFlags::CWR);
+        ecn.echo |= codepoint == Codepoint::Ce;
+        if ecn.echo != before {
+            // The peer's window may have become small: do not keep it waiting.
+            self.receive.want_ack(AckNeed::Now);
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! When segments leave: a moment for each burst, for algorithms that set a rate and for users who
+//! bound it; and how large a burst may be.
+
+use core::time::Duration;
+
+use portolan_types::Instant;
+use serde::{Deserialize, Serialize};
+
+use super::Sender;
+
+/// Linux's `tcp_pacing_ss_ratio` and `tcp_pacing_ca_ratio`, percent of a window per round trip.
+const SLOW_START_RATIO: u64 = 200;
+const AVOIDANCE_RATIO: u64 = 120;
+/// Linux's `tcp_min_tso_segs`.
+const MIN_SEGMENTS: u32 = 2;
+/// Linux's `tcp_tso_rtt_log`: each such time of round trip halves what is added on short paths.
+const SHORT_PATH: Duration = Duration::from_micros(512);
+/// Bursts that take a millisecond at the present rate.
+const BURSTS_PER_SECOND: u64 = 1000;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Pacer {
+    /// When the next segment may leave.
+    next: Instant,
+}
+
+impl Sender {
+    /// Octets per second that the window amounts to, with room to grow (Linux's
+    /// `tcp_update_pacing_rate`).
+    pub(crate) fn window_rate(&self) -> Option<u64> {
+        let nanos = u64::try_from(self.rtt.smoothed()?.as_nanos()).ok()?.max(1);
+        let congestion = &self.congestion;
+        let percent = if congestion.cwnd() < congestion.ssthresh() / 2 {
+            SLOW_START_RATIO
+        } else {
+            AVOIDANCE_RATIO
+        };
+        let window = u128::from(congestion.cwnd().max(self.in_flight()));
+        u64::try_from(window * 1_000_000_000 * u128::from(percent) / 100 / u128::from(nanos)).ok()
+    }
+
+    /// The rate at which segments leave, if something sets one.
+    pub(crate) fn pacing_rate(&self, maximum: Option<u64>) -> Option<u64> {
+        let wanted = self.congestion.pacing_rate();
+        match (wanted, maximum) {
+            (None, None) => None,
+            (Some(rate), None) => Some(rate),
+            (wanted, Some(maximum)) => {
+                Some(wanted.or_else(|| self.window_rate()).map_or(maximum, |rate| rate.min(maximum)))
+            }
+        }
+        .map(|rate| rate.max(1))
+    }
+
+    /// Until when nothing may leave.
+    pub(crate) fn held_until(&self, now: Instant, maximum: Option<u64>) -> Option<Instant> {
+        let held = self.pacer.next > now && self.pacing_rate(maximum).is_some();
+        held.then_some(self.pacer.next)
+    }
+
+    /// `octets` leave now: the next burst waits for as long as they take. A late timer is made up
+    /// for by half a burst at most, as in Linux.
+    pub(super) fn pace(&mut self, octets: u32, now: Instant, maximum: Option<u64>) {
+        let Some(rate) = self.pacing_rate(maximum) else {
+            return;
+        };
+        let took = Duration::from_nanos(u64::from(octets) * 1_000_000_000 / rate);
+        let late = match self.pacer.next {
+            Instant::ZERO => Duration::ZERO,
+            next => now.since(next),
+        };
+        self.pacer.next = self.pacer.next.max(now) + (took - late.min(took / 2));
+    }
+
+    /// The most that leaves as one burst (Linux's `tcp_tso_autosize`): what takes a millisecond,
+    /// and more on short paths, unless the pace is what matters.
+    pub(crate) fn burst(&self, maximum: Option<u64>) -> u32 {
+        let largest = (self.gso_max - self.gso_max % self.mss).max(self.mss);
+        let paced = self.pacing_rate(maximum);
+        let Some(rate) = paced.or_else(|| self.window_rate()) else {
+            return largest;
+        };
+        let mut octets = u32::try_from(rate / BURSTS_PER_SECOND).unwrap_or(u32::MAX);
+        if paced.is_none() {
+            let rtt = self.rtt.minimum().unwrap_or(Duration::ZERO);
+            let halvings = rtt.as_micros() / SHORT_PATH.as_micros();
+            let halvings = u32::try_from(halvings).unwrap_or(u32::MAX);
+            octets = octets.saturating_add(self.gso_max.checked_shr(halvings).unwrap_or(0));
+        }
+        (octets - octets % self.mss).clamp((MIN_SEGMENTS * self.mss).min(largest), largest)
+    }
+}

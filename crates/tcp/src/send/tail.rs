@@ -1,0 +1,106 @@
+//! Tail loss probes (RFC 8985 §7): when the end of a flight stays silent, one segment more brings
+//! the acknowledgement that shows what was lost.
+
+use core::time::Duration;
+
+use portolan_types::SeqNum;
+use serde::{Deserialize, Serialize};
+
+use super::Sender;
+use super::recovery::{AckInput, Episode};
+use crate::cc::Signal;
+
+/// Linux adds these to two round trips before it probes the tail of a flight.
+const DELAYED_ACK: Duration = Duration::from_millis(200);
+const TAIL_PATIENCE: Duration = Duration::from_millis(2);
+/// RFC 8985 §7.2: without a measured round trip.
+const UNMEASURED: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum TailProbe {
+    None,
+    /// The next segment is the probe.
+    Due,
+    /// It ended at `end`, and was not acknowledged yet.
+    Sent { end: SeqNum, retransmission: bool },
+}
+
+impl Sender {
+    /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed.
+    pub(crate) fn tail_probe_delay(&self) -> Option<Duration> {
+        let quiet = matches!(self.episode, Episode::Open | Episode::Reduced { .. });
+        if self.tail != TailProbe::None || !quiet || self.board.sacked() > 0 {
+            return None;
+        }
+        let Some(srtt) = self.rtt.smoothed() else {
+            return Some(UNMEASURED);
+        };
+        // A single segment may wait for its delayed acknowledgement.
+        let single = self.board.outstanding() <= self.mss;
+        let patience = if single { DELAYED_ACK } else { TAIL_PATIENCE };
+        Some(2 * srtt + patience)
+    }
+
+    /// RFC 8985 §7.3: one segment may leave although the window is full; without new octets that
+    /// the peer has room for, the last ones go again.
+    pub(crate) fn probe_tail(&mut self) {
+        if self.tail_probe_delay().is_none() {
+            return;
+        }
+        self.tail = TailProbe::Due;
+        let fits = self.nxt.before(self.una + self.window) || self.unsent() == 0;
+        if !(self.has_unsent() && fits) {
+            self.board.lose_last(self.mss);
+        }
+        self.forced = true;
+    }
+
+    /// A segment leaves that ends at `end`.
+    pub(super) fn note_tail(&mut self, end: SeqNum, retransmission: bool) {
+        if self.tail == TailProbe::Due {
+            self.tail = TailProbe::Sent {
+                end,
+                retransmission,
+            };
+        }
+    }
+
+    /// Whether a report of a duplicate that ends at `end` is about the probe.
+    pub(super) fn is_tail_probe(&self, at: SeqNum) -> bool {
+        matches!(self.tail, TailProbe::Sent { end, .. } if end == at)
+    }
+
+    /// RFC 8985 §7.4.2: did the probe repair a loss?
+    pub(super) fn judge_tail_probe(
+        &mut self,
+        input: &AckInput<'_>,
+        advanced: bool,
+        reported: bool,
+        news: bool,
+    ) {
+        let TailProbe::Sent {
+            end,
+            retransmission,
+        } = self.tail
+        else {
+            return;
+        };
+        if self.una.before(end) {
+            return;
+        }
+        if !retransmission || reported {
+            self.tail = TailProbe::None;
+        } else if self.una.after(end) {
+            // The original was lost, and only the probe told.
+            self.tail = TailProbe::None;
+            if self.episode == Episode::Open {
+                self.reduce(Signal::Loss);
+                self.undo = None;
+                self.congestion.set_window(self.congestion.ssthresh());
+            }
+        } else if !advanced && !news && !input.occupies {
+            // A plain duplicate: both arrived.
+            self.tail = TailProbe::None;
+        }
+    }
+}

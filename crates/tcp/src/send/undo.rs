@@ -1,0 +1,226 @@
+//! Reductions of the window that were a mistake: the segments thought lost were late. Known by the
+//! timestamp that the original's acknowledgement echoes (Eifel, RFC 3522), by reports that every
+//! retransmission was a duplicate (RFC 3708), or by what arrives after a time-out (F-RTO,
+//! RFC 5682). The answer is that of RFC 4015.
+
+use portolan_types::{Instant, SeqNum};
+use serde::{Deserialize, Serialize};
+
+use super::Sender;
+use super::recovery::{AckInput, Episode};
+use crate::sack::Delivery;
+
+/// What must be known to take the present reduction back.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Undo {
+    /// The oldest unacknowledged octet when the window was reduced.
+    marker: SeqNum,
+    /// When the first retransmission left.
+    retransmitted_at: Option<Instant>,
+    /// What was retransmitted and not reported as a duplicate; none if that is too much to
+    /// remember, and then it does not count.
+    unreported: Option<Vec<(SeqNum, SeqNum)>>,
+}
+
+/// Ranges remembered of one episode.
+const MAX_RANGES: usize = 64;
+
+/// Where F-RTO stands after a time-out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum ForwardRto {
+    Off,
+    /// RFC 5682 §2.1 step 2: the first acknowledgement decides.
+    Waiting,
+    /// Step 2b: new data leaves instead of retransmissions; the next acknowledgement decides.
+    Probing,
+}
+
+impl Undo {
+    fn new(marker: SeqNum) -> Undo {
+        Undo {
+            marker,
+            retransmitted_at: None,
+            unreported: Some(Vec::new()),
+        }
+    }
+
+    fn retransmitted(&mut self, start: SeqNum, end: SeqNum) {
+        let Some(ranges) = &mut self.unreported else {
+            return;
+        };
+        match ranges.iter_mut().find(|range| range.1 == start) {
+            Some(range) => range.1 = end,
+            None if ranges.len() < MAX_RANGES => ranges.push((start, end)),
+            None => self.unreported = None,
+        }
+    }
+
+    /// RFC 3708 §3.2: only what was sent again counts; the network duplicates too.
+    fn reported(&mut self, start: SeqNum, end: SeqNum) {
+        let Some(ranges) = &mut self.unreported else {
+            return;
+        };
+        let mut left = Vec::with_capacity(ranges.len());
+        for &(from, to) in ranges.iter() {
+            left.push((from, to.min(start.max(from))));
+            left.push((from.max(end.min(to)), to));
+        }
+        left.retain(|(from, to)| from.before(*to));
+        left.dedup();
+        self.unreported = (left.len() <= MAX_RANGES).then_some(left);
+    }
+
+    fn all_reported(&self) -> bool {
+        self.unreported.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    fn is_consistent(&self, una: SeqNum) -> bool {
+        self.marker.at_or_before(una)
+            && self
+                .unreported
+                .as_ref()
+                .is_none_or(|ranges| ranges.len() <= MAX_RANGES)
+    }
+}
+
+impl Sender {
+    /// The window is about to be reduced.
+    pub(super) fn prepare_undo(&mut self) {
+        self.undo = Some(Undo::new(self.una));
+    }
+
+    /// `start..end` leaves again.
+    pub(super) fn note_retransmission(&mut self, start: SeqNum, end: SeqNum, now: Instant) {
+        if let Some(undo) = &mut self.undo {
+            undo.retransmitted_at.get_or_insert(now);
+            undo.retransmitted(start, end);
+        }
+    }
+
+    /// The peer reports that it had `start..end` before (RFC 2883).
+    pub(super) fn note_reported(&mut self, start: SeqNum, end: SeqNum) {
+        if let Some(undo) = &mut self.undo
+            && end.after(undo.marker)
+        {
+            undo.reported(start, end);
+        }
+    }
+
+    /// Takes the last reduction back if it shows to have been a mistake.
+    pub(super) fn try_undo(&mut self, input: &AckInput<'_>, advanced: bool, delivery: &Delivery) {
+        let forward = self.step_forward_rto(input, advanced, delivery);
+        let Some(undo) = &self.undo else {
+            return;
+        };
+        let Some(first) = undo.retransmitted_at else {
+            return;
+        };
+        // RFC 3522 §3.2 step 5. The clock of timestamps has milliseconds.
+        let late = delivery
+            .echoed
+            .is_some_and(|echoed| echoed.as_millis() < first.as_millis());
+        let eifel = advanced && late && self.episode != Episode::Open;
+        let duplicates = undo.all_reported();
+        if eifel || duplicates || forward {
+            self.undo_reduction();
+        }
+    }
+
+    fn undo_reduction(&mut self) {
+        self.undo = None;
+        self.forward_rto = ForwardRto::Off;
+        self.congestion.undo();
+        self.undone += 1;
+        if self.episode != Episode::Open {
+            self.board.find_all();
+            self.episode = Episode::Open;
+            self.duplicates = 0;
+        }
+    }
+
+    /// RFC 5682 §3.1, for peers with and without SACK: true if the time-out was spurious.
+    fn step_forward_rto(
+        &mut self,
+        input: &AckInput<'_>,
+        advanced: bool,
+        delivery: &Delivery,
+    ) -> bool {
+        let Episode::Loss { until } = self.episode else {
+            return false;
+        };
+        if self.forward_rto == ForwardRto::Off {
+            return false;
+        }
+        // Octets that were sent once, before the time-out, have arrived.
+        if delivery
+            .original
+            .is_some_and(|end| end.at_or_before(until))
+        {
+            return true;
+        }
+        let duplicate = !advanced && !input.occupies;
+        match self.forward_rto {
+            ForwardRto::Waiting if advanced && self.una.before(until) && self.may_send_new() => {
+                self.forward_rto = ForwardRto::Probing;
+                self.episode = Episode::Loss { until: self.nxt };
+            }
+            ForwardRto::Waiting if !advanced && !duplicate => {}
+            ForwardRto::Probing if !duplicate && delivery.octets == 0 => {}
+            _ => self.forward_rto = ForwardRto::Off,
+        }
+        false
+    }
+
+    fn may_send_new(&self) -> bool {
+        self.unsent() > 0 && self.nxt.before(self.una + self.window)
+    }
+
+    pub(super) fn undo_is_consistent(&self) -> bool {
+        self.undo
+            .as_ref()
+            .is_none_or(|undo| undo.is_consistent(self.una))
+            && self.undone < 1 << 62
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn undo() -> Undo {
+        let mut undo = Undo::new(SeqNum(0));
+        undo.retransmitted(SeqNum(1000), SeqNum(2000));
+        undo.retransmitted(SeqNum(2000), SeqNum(3000));
+        undo.retransmitted(SeqNum(5000), SeqNum(6000));
+        undo
+    }
+
+    #[test]
+    fn all_is_reported_once_each_octet_is() {
+        let mut undo = undo();
+        for (start, end) in [(1000, 2500), (0, 1000), (5000, 6000)] {
+            undo.reported(SeqNum(start), SeqNum(end));
+            assert!(!undo.all_reported());
+        }
+        undo.reported(SeqNum(2400), SeqNum(3000));
+        assert!(undo.all_reported());
+    }
+
+    #[test]
+    fn duplicates_that_the_network_made_do_not_count() {
+        let mut undo = undo();
+        for i in 6..20 {
+            undo.reported(SeqNum(i * 1000), SeqNum((i + 1) * 1000));
+        }
+        assert!(!undo.all_reported());
+    }
+
+    #[test]
+    fn too_much_to_remember_is_no_evidence() {
+        let mut undo = undo();
+        for i in 0..100 {
+            undo.retransmitted(SeqNum(i * 10), SeqNum(i * 10 + 5));
+        }
+        assert!(!undo.all_reported());
+    }
+}

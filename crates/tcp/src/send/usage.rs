@@ -1,0 +1,90 @@
+//! How much of the window is used (RFC 7661): a window that was not filled says nothing of the
+//! path, so a loss is answered by what was really in use, and it does not stay for ever.
+
+use core::time::Duration;
+
+use portolan_types::{Instant, SeqNum};
+use serde::{Deserialize, Serialize};
+
+use super::Sender;
+
+/// RFC 7661 §4.2: `pipeACK` is the most of a period of three round trips, at least a second.
+const LEAST_PERIOD: Duration = Duration::from_secs(1);
+const PERIOD_ROUNDS: u32 = 3;
+/// RFC 7661 §4.4.3: the non-validated period.
+const NON_VALIDATED: Duration = Duration::from_secs(300);
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Usage {
+    /// The present round trip: where it ends and what was delivered when it began.
+    round_end: Option<SeqNum>,
+    round_delivered: u64,
+    /// The most acknowledged in one round trip, in this period and the one before.
+    present: u32,
+    previous: u32,
+    period_began: Instant,
+    /// Since when less than half of the window was in use.
+    unused_since: Option<Instant>,
+}
+
+impl Sender {
+    /// New octets are acknowledged.
+    pub(super) fn measure_usage(&mut self, now: Instant) {
+        let Usage { round_end, .. } = self.usage;
+        if round_end.is_some_and(|end| self.una.before(end)) {
+            return;
+        }
+        let delivered = self.rate.delivered();
+        let acknowledged = delivered.saturating_sub(self.usage.round_delivered);
+        let acknowledged = u32::try_from(acknowledged).unwrap_or(u32::MAX);
+        self.usage.round_end = Some(self.nxt);
+        self.usage.round_delivered = delivered;
+        if round_end.is_none() {
+            self.usage.period_began = now;
+            return;
+        }
+        let srtt = self.rtt.smoothed().unwrap_or_default();
+        let period = (PERIOD_ROUNDS * srtt).max(LEAST_PERIOD);
+        if now.since(self.usage.period_began) > period {
+            self.usage.previous = core::mem::take(&mut self.usage.present);
+            self.usage.period_began = now;
+        }
+        self.usage.present = self.usage.present.max(acknowledged);
+        self.judge_usage(now);
+    }
+
+    fn judge_usage(&mut self, now: Instant) {
+        if self.is_validated() || self.congestion.steers() {
+            self.usage.unused_since = None;
+            return;
+        }
+        let since = *self.usage.unused_since.get_or_insert(now);
+        if now.since(since) > NON_VALIDATED {
+            self.congestion.shrink_unused(self.mss);
+            self.usage.unused_since = Some(now);
+        }
+    }
+
+    /// `pipeACK`; none before it was measured.
+    fn pipe_ack(&self) -> Option<u32> {
+        let pipe = self.usage.present.max(self.usage.previous);
+        (pipe > 0).then_some(pipe)
+    }
+
+    /// RFC 7661 §4.3: at least half of the window was used of late.
+    fn is_validated(&self) -> bool {
+        self.pipe_ack()
+            .is_none_or(|pipe| pipe >= self.congestion.cwnd() / 2)
+    }
+
+    /// RFC 7661 §4.4.2: what a reduction starts from.
+    pub(super) fn reduction_base(&self) -> u32 {
+        let cwnd = self.congestion.cwnd();
+        match self.pipe_ack() {
+            Some(pipe) if !self.is_validated() => {
+                pipe.max(self.board.outstanding()).clamp(1, cwnd)
+            }
+            _ => cwnd,
+        }
+    }
+}
