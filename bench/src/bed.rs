@@ -147,6 +147,11 @@ impl Bed {
         })
     }
 
+    /// Which congestion control the kernel's sockets have on this wire.
+    pub fn set_kernel_congestion(&self, name: &str) {
+        self.wire.set_kernel_congestion(name);
+    }
+
     fn with_daemons(mut self) -> Result<Bed, BedError> {
         self.start_daemon(Side::Client)?;
         self.start_daemon(Side::Server)?;

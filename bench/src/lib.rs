@@ -36,6 +36,8 @@ pub enum MeasureError {
     #[error(transparent)]
     Process(#[from] process::ProcessError),
     #[error(transparent)]
+    Bed(#[from] bed::BedError),
+    #[error(transparent)]
     Service(#[from] bed::ServeError),
     #[error("{program} printed what cannot be read: {output}")]
     Output {

@@ -3,6 +3,7 @@
 mod bulk;
 mod conns;
 mod http;
+mod paths;
 mod redis;
 mod rtt;
 
@@ -25,15 +26,18 @@ pub enum Suite {
     Http,
     /// Short connections, one after the other.
     Conns,
+    /// Throughput over impaired paths, and fairness.
+    Paths,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 5] = [
+    pub const ALL: [Suite; 6] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Redis,
         Suite::Http,
         Suite::Conns,
+        Suite::Paths,
     ];
 
     /// The cases, in the order in which they are measured.
@@ -44,6 +48,7 @@ impl Suite {
             Suite::Redis => redis::cases(effort),
             Suite::Http => http::cases(effort),
             Suite::Conns => conns::cases(effort),
+            Suite::Paths => paths::cases(effort),
         }
     }
 }

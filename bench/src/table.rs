@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::figure::{Figure, Spread};
 use crate::suites::Better;
 
-const NAME_WIDTH: usize = 20;
+const NAME_WIDTH: usize = 30;
 const SPREAD_WIDTH: usize = 28;
 
 /// The column heads.

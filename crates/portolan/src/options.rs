@@ -13,6 +13,7 @@ use libc::{
 };
 use portolan_proto::control::Reuse;
 use portolan_stack::{IpOptions, MtuDiscovery, Session, TcpSession};
+use portolan_tcp::CongestionKind;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
@@ -23,7 +24,7 @@ const SEND_BUFFER_MIN: u32 = 4608;
 const RECEIVE_BUFFER_MIN: u32 = 2304;
 
 /// Linux's `TCP_CA_NAME_MAX`.
-const CONGESTION_NAME: usize = 16;
+pub(crate) const CONGESTION_NAME: usize = 16;
 
 /// What sets a number of hops back to its default.
 const RESTORE: i32 = -1;
@@ -68,6 +69,7 @@ impl Options {
             Shape::Linger => linger(value)?,
             Shape::Time => time(value)?,
             Shape::Congestion => congestion(value)?,
+            Shape::Rate => rate(value)?.to_ne_bytes().to_vec(),
             Shape::Flag { .. } => i32::from(int_of(value, level)? != 0).to_ne_bytes().to_vec(),
             Shape::Int { default } => {
                 let number = int_of(value, level)?;
@@ -95,7 +97,8 @@ impl Options {
             }
             Shape::Linger => Ok(vec![0; 8]),
             Shape::Time => Ok(vec![0; 16]),
-            Shape::Congestion => congestion(b"cubic"),
+            Shape::Congestion => congestion(CongestionKind::default().name().as_bytes()),
+            Shape::Rate => Ok(u64::MAX.to_ne_bytes().to_vec()),
             Shape::OfUnixOnly => Err(Errno::OPNOTSUPP),
         }
     }
@@ -187,6 +190,20 @@ impl Options {
         }
     }
 
+    /// `TCP_CONGESTION`, if it was set.
+    pub(crate) fn congestion(&self) -> Option<CongestionKind> {
+        let name = self.values.get(&(IPPROTO_TCP, libc::TCP_CONGESTION))?;
+        let name = name.split(|&octet| octet == 0).next()?;
+        CongestionKind::from_name(core::str::from_utf8(name).ok()?)
+    }
+
+    /// `SO_MAX_PACING_RATE`, if it bounds anything.
+    fn max_pacing(&self) -> Option<u64> {
+        let value = self.values.get(&(SOL_SOCKET, libc::SO_MAX_PACING_RATE))?;
+        let rate = u64::from_ne_bytes(value.get(..8)?.try_into().ok()?);
+        (rate != u64::MAX).then_some(rate)
+    }
+
     pub(crate) fn is_corked(&self) -> bool {
         self.flag(IPPROTO_TCP, TCP_CORK)
     }
@@ -213,6 +230,9 @@ impl Options {
         }
         if let Some(octets) = self.receive_buffer() {
             session.connection.set_receive_buffer(octets as usize);
+        }
+        if let Some(kind) = self.congestion() {
+            session.connection.set_congestion(kind);
         }
         let low_water = self.receive_low_water();
         let options = session.connection.options();
@@ -244,6 +264,7 @@ impl Options {
             .and_then(|mss| u16::try_from(mss).ok());
         options.max_segment = segment.filter(|&mss| mss > 0);
         options.receive_low_water = low_water;
+        options.max_pacing = self.max_pacing();
     }
 
     /// The option of the socket's own family counts, for an IPv6 socket also with an IPv4 peer's.
@@ -291,6 +312,8 @@ enum Shape {
     Time,
     /// The name of an algorithm.
     Congestion,
+    /// Octets per second.
+    Rate,
     ReadOnly {
         default: i32,
     },
@@ -335,6 +358,7 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         | libc::SO_TIMESTAMPNS
         | libc::SO_ZEROCOPY => Shape::Flag { default: 0 },
         libc::SO_LINGER => Shape::Linger,
+        libc::SO_MAX_PACING_RATE => Shape::Rate,
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => Shape::Time,
         libc::SO_PASSCRED => Shape::OfUnixOnly,
         _ => return None,
@@ -457,6 +481,18 @@ fn linger(value: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok([&on.to_ne_bytes()[..], seconds].concat())
 }
 
+/// An `unsigned int`, of which the largest means no bound, or an `unsigned long`.
+fn rate(value: &[u8]) -> Result<u64, Errno> {
+    if let Some(long) = value.first_chunk() {
+        return Ok(u64::from_ne_bytes(*long));
+    }
+    let int = u32::from_ne_bytes(*value.first_chunk().ok_or(Errno::INVAL)?);
+    Ok(match int {
+        u32::MAX => u64::MAX,
+        int => u64::from(int),
+    })
+}
+
 /// `struct timeval`; a time before now is none.
 fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
     let word = |at: usize| -> Result<i64, Errno> {
@@ -473,9 +509,10 @@ fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
 /// The name of an algorithm that there is, filled up as Linux shows it.
 fn congestion(value: &[u8]) -> Result<Vec<u8>, Errno> {
     let name = value.split(|&octet| octet == 0).next().unwrap_or_default();
-    if !matches!(name, b"cubic" | b"reno") {
-        return Err(Errno::NOENT);
-    }
+    core::str::from_utf8(name)
+        .ok()
+        .and_then(CongestionKind::from_name)
+        .ok_or(Errno::NOENT)?;
     let mut kept = name.to_vec();
     kept.resize(CONGESTION_NAME, 0);
     Ok(kept)
@@ -556,6 +593,30 @@ mod tests {
             int(1)
         );
         assert!(options.reuse().address && !options.reuse().port);
+    }
+
+    #[test]
+    fn a_pacing_rate_may_be_an_int_or_a_long_and_the_largest_is_none() {
+        let mut options = Options::default();
+        let mut set = |value: &[u8]| {
+            options
+                .set(Protocol::Tcp, SOL_SOCKET, libc::SO_MAX_PACING_RATE, value)
+                .unwrap();
+            options.max_pacing()
+        };
+        assert_eq!(set(&int(125_000)), Some(125_000));
+        assert_eq!(set(&(1u64 << 33).to_ne_bytes()), Some(1 << 33));
+        assert_eq!(set(&int(-1)), None);
+    }
+
+    #[test]
+    fn congestion_control_is_known_by_its_name() {
+        let mut options = Options::default();
+        let mut set =
+            |name: &[u8]| options.set(Protocol::Tcp, IPPROTO_TCP, libc::TCP_CONGESTION, name);
+        assert_eq!(set(b"bbr"), Ok(()));
+        assert_eq!(set(b"vegas"), Err(Errno::NOENT));
+        assert_eq!(options.congestion(), Some(CongestionKind::Bbr));
     }
 
     #[test]

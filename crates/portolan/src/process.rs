@@ -18,6 +18,7 @@ use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
 use portolan_sys::{clock, namespace};
+use portolan_tcp::CongestionKind;
 use portolan_types::Instant;
 
 use crate::channel::Channel;
@@ -34,6 +35,7 @@ pub(crate) struct Process {
     pub(crate) helper: helper::Post,
     core: Mutex<Core>,
     spin_us: u32,
+    congestion: CongestionKind,
     /// That the server has gone was said.
     has_warned: AtomicBool,
 }
@@ -180,11 +182,18 @@ impl Process {
         Ok(Process {
             control,
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
+            // A name that this library does not know is not its own server's.
+            congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             statistics,
             helper: helper::Post::default(),
             has_warned: AtomicBool::new(false),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),
         })
+    }
+
+    /// What sockets start with that choose nothing.
+    pub(crate) fn congestion(&self) -> CongestionKind {
+        self.congestion
     }
 
     pub(crate) fn spin_us(&self) -> u32 {

@@ -272,7 +272,10 @@ impl Server {
 
     /// A segment of a connection whose holder died.
     pub fn on_last_words(&mut self, id: SessionId, packet: &Packet<'_>) {
-        let Transport::Tcp { header, payload } = &packet.transport else {
+        let Transport::Tcp {
+            header, payload, ..
+        } = &packet.transport
+        else {
             return;
         };
         let is_reset = header.flags.contains(TcpFlags::RST);

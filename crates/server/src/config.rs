@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use portolan_control::Limits;
 use portolan_proto::control::{BufferLimits, Parameters};
+use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
 #[cfg(test)]
@@ -31,8 +32,10 @@ pub struct Config {
     pub ring_size: u32,
     /// Microseconds a waiting thread looks at its ring before it sleeps.
     pub spin_us: u32,
-    /// `cubic` or `reno`.
+    /// `cubic`, `reno` or `bbr`.
     pub congestion: String,
+    /// Explicit congestion notification: `off`, `accept` or `request`.
+    pub ecn: String,
     pub buffers: Buffers,
     pub limits: LimitsConfig,
 }
@@ -68,7 +71,8 @@ impl Default for Config {
             ephemeral_ports: [20000, 29999],
             ring_size: 4 << 20,
             spin_us: 0,
-            congestion: "cubic".to_owned(),
+            congestion: CongestionKind::default().name().to_owned(),
+            ecn: "accept".to_owned(),
             buffers: Buffers::default(),
             limits: LimitsConfig::default(),
         }
@@ -117,8 +121,10 @@ pub enum ConfigError {
     RingSize(u32),
     #[error("`ephemeral_ports` {0}-{1} is empty or reaches below port 1024")]
     EphemeralPorts(u16, u16),
-    #[error("`congestion` {0:?} is unknown; there are cubic and reno")]
+    #[error("`congestion` {0:?} is unknown; there are cubic, reno and bbr")]
     Congestion(String),
+    #[error("`ecn` {0:?} is unknown; it may be off, accept or request")]
+    Ecn(String),
     #[error("`socket_mode` {0:o} has more than permission bits")]
     SocketMode(u32),
     #[error("`buffers`: each initial size must be at least 4096 and at most its maximum")]
@@ -150,8 +156,11 @@ impl Config {
         if first > last || first < FIRST_UNPRIVILEGED_PORT {
             return Err(ConfigError::EphemeralPorts(first, last));
         }
-        if !["cubic", "reno"].contains(&self.congestion.as_str()) {
+        if CongestionKind::from_name(&self.congestion).is_none() {
             return Err(ConfigError::Congestion(self.congestion.clone()));
+        }
+        if EcnMode::from_name(&self.ecn).is_none() {
+            return Err(ConfigError::Ecn(self.ecn.clone()));
         }
         if self.socket_mode & !0o777 != 0 {
             return Err(ConfigError::SocketMode(self.socket_mode));

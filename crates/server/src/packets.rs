@@ -127,7 +127,10 @@ impl Server {
         };
         if let Some(&id) = self.flows.get(&flow) {
             self.on_moved(id, packet, record, frame);
-        } else if let Transport::Tcp { header, payload } = &packet.transport {
+        } else if let Transport::Tcp {
+            header, payload, ..
+        } = &packet.transport
+        {
             self.on_stranger(flow, packet, header, payload);
         } else {
             self.counters.dropped += 1;

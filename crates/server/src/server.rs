@@ -23,7 +23,7 @@ use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
 use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
-use portolan_tcp::{Config as TcpConfig, CongestionKind};
+use portolan_tcp::{Config as TcpConfig, CongestionKind, EcnMode};
 use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -420,10 +420,9 @@ impl Server {
             receive_buffer: parameters.receive_buffer.initial as usize,
             receive_buffer_max: parameters.receive_buffer.maximum as usize,
             gso_max: parameters.gso_max as usize,
-            congestion: match self.config.congestion.as_str() {
-                "reno" => CongestionKind::Reno,
-                _ => CongestionKind::Cubic,
-            },
+            // Names that do not exist were refused at the start.
+            congestion: CongestionKind::from_name(&self.config.congestion).unwrap_or_default(),
+            ecn: EcnMode::from_name(&self.config.ecn).unwrap_or_default(),
             timestamp_offset: timestamp_offset(&self.secret, flow),
             ..TcpConfig::default()
         }

@@ -2,6 +2,7 @@
 
 use core::net::IpAddr;
 
+use portolan_tcp::Codepoint;
 use portolan_types::{MacAddr, Protocol};
 use portolan_wire::checksum::Sum;
 use portolan_wire::ethernet::{self, EtherType};
@@ -68,6 +69,11 @@ impl Template {
         destination_mac: MacAddr,
         options: IpOptions,
     ) -> Option<Template> {
+        // TCP decides on the two low bits for each segment.
+        let tos = match protocol {
+            Protocol::Tcp => options.tos & !3,
+            Protocol::Udp => options.tos,
+        };
         let mut octets = [0; VNET + ETHERNET + IPV6];
         octets[VNET..VNET + 6].copy_from_slice(&destination_mac.0);
         octets[VNET + 6..VNET + 12].copy_from_slice(&source_mac.0);
@@ -77,7 +83,7 @@ impl Template {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 ethertype.copy_from_slice(&EtherType::IPV4.0.to_be_bytes());
                 ip[0] = 0x45;
-                ip[1] = options.tos;
+                ip[1] = tos;
                 if options.discovery.forbids_routers() {
                     ip[6] = DONT_FRAGMENT;
                 }
@@ -90,8 +96,8 @@ impl Template {
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => {
                 ethertype.copy_from_slice(&EtherType::IPV6.0.to_be_bytes());
-                ip[0] = 0x60 | options.tos >> 4;
-                ip[1] = options.tos << 4;
+                ip[0] = 0x60 | tos >> 4;
+                ip[1] = tos << 4;
                 ip[6] = protocol.number();
                 ip[7] = options.ttl;
                 ip[8..24].copy_from_slice(&source.octets());
@@ -122,16 +128,33 @@ impl Template {
         header: &TcpHeader,
         payload: usize,
         segment_size: u16,
+        codepoint: Codepoint,
     ) -> &'a [u8] {
         let tcp_length = header.emit(&mut head[self.length..]);
         let end = self.length + tcp_length;
         self.fill(head, tcp_length + payload, tcp::CHECKSUM_AT);
+        if codepoint != Codepoint::NotEct {
+            self.mark(head, codepoint);
+        }
         if segment_size != 0 && payload > usize::from(segment_size) {
             let gso = if self.is_ipv4 { Gso::TcpV4 } else { Gso::TcpV6 };
             let start = to_u16(self.length - VNET);
             VnetHeader::segments(gso, to_u16(end - VNET), start, segment_size).emit(head);
         }
         &head[..end]
+    }
+
+    /// Sets the two low bits of the traffic class, which are clear for TCP (RFC 3168 §5).
+    fn mark(&self, head: &mut [u8; HEAD_MAX], codepoint: Codepoint) {
+        let ip = &mut head[VNET + ETHERNET..];
+        if !self.is_ipv4 {
+            ip[1] |= codepoint.bits() << 4;
+            return;
+        }
+        ip[1] |= codepoint.bits();
+        let total = u32::from(u16::from_be_bytes([ip[2], ip[3]]));
+        let checksum = !fold(self.header_sum + total + u32::from(codepoint.bits()));
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     }
 
     /// Head of a UDP datagram; with a `fragment_size` the kernel cuts its IP payload into fragments

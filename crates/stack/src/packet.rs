@@ -3,7 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use portolan_proto::filter::RecordHeader;
-use portolan_tcp::{Error, IcmpError as TcpIcmpError, IcmpKind};
+use portolan_tcp::{Codepoint, Error, IcmpError as TcpIcmpError, IcmpKind};
 use portolan_types::{FlowKey, Protocol};
 use portolan_wire::Malformed;
 use portolan_wire::checksum::{Offload, Sum, verify};
@@ -31,6 +31,8 @@ pub enum Transport<'a> {
     Tcp {
         header: TcpHeader,
         payload: &'a [u8],
+        /// What routers said of congestion.
+        codepoint: Codepoint,
     },
     Udp {
         /// What the IP header said.
@@ -131,6 +133,7 @@ impl<'a> Packet<'a> {
                     transport: Transport::Tcp {
                         header,
                         payload: &body[length..],
+                        codepoint: Codepoint::of_traffic_class(ip.tos),
                     },
                 })
             }

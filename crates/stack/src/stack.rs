@@ -4,7 +4,7 @@ use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use portolan_proto::filter::RecordHeader;
-use portolan_tcp::Events;
+use portolan_tcp::{Codepoint, Events};
 use portolan_timers::Wheel;
 use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot};
 use portolan_wire::tcp::TcpHeader;
@@ -230,8 +230,17 @@ impl Stack {
             return Input::Unclaimed(packet);
         }
         let events = match (&mut entry.session, &packet.transport) {
-            (Session::Tcp(session), Transport::Tcp { header, payload }) => {
-                session.connection.on_segment(now, header, payload);
+            (
+                Session::Tcp(session),
+                Transport::Tcp {
+                    header,
+                    payload,
+                    codepoint,
+                },
+            ) => {
+                session
+                    .connection
+                    .on_marked_segment(now, *codepoint, header, payload);
                 session.connection.events()
             }
             (Session::Tcp(session), Transport::IcmpError(message)) => {
@@ -362,7 +371,13 @@ impl Stack {
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
             let length = segment.payload[0].len() + segment.payload[1].len();
-            let head = template.tcp_head(&mut head, &segment.header, length, segment.segment_size);
+            let head = template.tcp_head(
+                &mut head,
+                &segment.header,
+                length,
+                segment.segment_size,
+                segment.codepoint,
+            );
             wire.transmit(&Frame {
                 head,
                 payload: segment.payload,
@@ -471,7 +486,9 @@ pub fn send_segment(
         return false;
     };
     let mut head = [0; HEAD_MAX];
-    let head = way.template.tcp_head(&mut head, header, 0, 0);
+    let head = way
+        .template
+        .tcp_head(&mut head, header, 0, 0, Codepoint::NotEct);
     wire.transmit(&Frame {
         head,
         payload: [&[], &[]],

@@ -102,10 +102,7 @@ impl Connection {
     }
 
     fn announces_reduction(&self, chunk: Chunk) -> bool {
-        self.ecn.is_some()
-            && self.send.announce_reduction
-            && !chunk.retransmission
-            && chunk.len > 0
+        self.ecn.is_some() && self.send.announce_reduction && !chunk.retransmission && chunk.len > 0
     }
 
     // ---- timers ----

@@ -251,7 +251,11 @@ impl Scoreboard {
 
     /// RFC 8985 §6.2 step 4: the peer had a segment twice, so the last patience was too short.
     pub(crate) fn note_duplicate(&mut self, una: SeqNum, nxt: SeqNum) {
-        if self.patience.round_end.is_none_or(|end| una.at_or_after(end)) {
+        if self
+            .patience
+            .round_end
+            .is_none_or(|end| una.at_or_after(end))
+        {
             self.patience = Patience {
                 quarters: self.patience.quarters.saturating_add(1).min(MAX_QUARTERS),
                 persist: PERSIST,

@@ -54,10 +54,7 @@ impl Timers {
     }
 
     pub(crate) fn earliest(&self) -> Instant {
-        self.send
-            .min(self.acknowledge)
-            .min(self.pace)
-            .min(self.end)
+        self.send.min(self.acknowledge).min(self.pace).min(self.end)
     }
 
     pub(crate) fn stop(&mut self) {

@@ -128,6 +128,17 @@ impl Bed {
         self.wire.as_ref().map(Wire::counters).unwrap_or_default()
     }
 
+    /// Which congestion control the kernel's TCP has over IPv4 between the hosts. A namespace may
+    /// not choose among all of the kernel's, a route may.
+    pub fn set_kernel_congestion(&self, name: &str) {
+        for (host, v4) in [(&self.a, Bed::A4), (&self.b, Bed::B4)] {
+            host.ip(&format!(
+                "route replace 10.77.0.0/24 dev eth0 proto kernel scope link src {v4} \
+                 congctl {name}"
+            ));
+        }
+    }
+
     fn configure(&self) {
         for (host, v4, v6) in [(&self.a, Bed::A4, Bed::A6), (&self.b, Bed::B4, Bed::B6)] {
             host.ip("link set eth0 up");

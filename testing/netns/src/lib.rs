@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bed;
+mod bundle;
 mod daemon;
 mod link;
 mod namespace;

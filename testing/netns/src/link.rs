@@ -19,6 +19,9 @@ pub struct Impairment {
     pub rate: Option<u64>,
     /// Octets that wait for their turn at `rate`; more are dropped at the tail.
     pub buffer: usize,
+    /// Each TCP flow has a wire of its own with these faults, and its port on host `b` for a seed:
+    /// flows to one port meet the same accidents whenever they run.
+    pub per_flow: bool,
     /// Runs with one seed make the same choices for the same frames.
     pub seed: u64,
 }
@@ -32,6 +35,7 @@ impl Default for Impairment {
             delay: Duration::ZERO,
             rate: None,
             buffer: 256 * 1024,
+            per_flow: false,
             seed: 1,
         }
     }

@@ -9,12 +9,18 @@ use std::thread::JoinHandle;
 use portolan_sys::clock;
 use portolan_sys::tap::{Tap, TapIo};
 use portolan_sys::wait::{Bell, ppoll};
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
 
-use crate::link::{Counters, Impairment, Link};
+use crate::bundle::Bundle;
+use crate::link::{Counters, Impairment};
 use crate::segment::{VNET_HEADER, wire_frames};
 
 /// Largest frame a tap delivers, with headers.
 const LARGEST: usize = VNET_HEADER + 14 + 65_536;
+
+/// The best a thread can be without real-time scheduling.
+const URGENT: i32 = -20;
 
 /// Frames taken from one tap before the wire looks at what is due.
 const BATCH: usize = 64;
@@ -33,12 +39,16 @@ impl Wire {
         let counters = Arc::new(Mutex::new(Counters::default()));
         let forwarder = Forwarder {
             taps: taps.map(|tap| TapIo::new(tap.fd)),
-            links: [Link::new(impairment, 0), Link::new(impairment, 1)],
+            links: [Bundle::new(impairment, 0), Bundle::new(impairment, 1)],
             buffer: vec![0; LARGEST],
         };
         let thread = std::thread::spawn({
             let (stop, counters) = (stop.clone(), counters.clone());
-            move || forwarder.run(&stop, &counters)
+            move || {
+                // A wire is never late; where that is not allowed it is only less exact.
+                let _ = setpriority_process(Some(gettid()), URGENT);
+                forwarder.run(&stop, &counters)
+            }
         });
         Wire {
             stop,
@@ -65,7 +75,7 @@ impl Drop for Wire {
 struct Forwarder {
     taps: [TapIo<std::os::fd::OwnedFd>; 2],
     /// `links[n]` carries what tap `n` says.
-    links: [Link; 2],
+    links: [Bundle; 2],
     buffer: Vec<u8>,
 }
 
@@ -92,7 +102,7 @@ impl Forwarder {
             events: libc::POLLIN,
             revents: 0,
         });
-        let deadline = self.links.iter().filter_map(Link::deadline).min();
+        let deadline = self.links.iter().filter_map(Bundle::deadline).min();
         // Interrupted or not: the caller looks at everything anyway.
         let _ = ppoll(&mut fds, deadline, None);
         fds[2].revents != 0

@@ -194,10 +194,7 @@ fn a_closed_port_refuses() {
         .expect("a SYN is due")
         .header;
     let header = portolan_tcp::reset_for(&syn, 0).expect("a SYN is answered");
-    pair.inject(
-        Side::A,
-        &Packet::new(header, Vec::new()),
-    );
+    pair.inject(Side::A, &Packet::new(header, Vec::new()));
     assert_eq!(pair.a.tcp().error(), Some(Error::Refused));
     assert_eq!(pair.a.tcp().error().map(Error::errno), Some(111));
 }
@@ -326,19 +323,13 @@ fn a_blind_attacker_provokes_few_acknowledgements_and_no_reset() {
             TcpFlags::SYN
         };
         let header = segment(source, destination, next + i, flags);
-        pair.inject(
-            Side::A,
-            &Packet::new(header, Vec::new()),
-        );
+        pair.inject(Side::A, &Packet::new(header, Vec::new()));
         pair.flush(Side::A);
     }
     assert_eq!(pair.a.tcp().state(), StateName::Established);
     assert!(pair.a.tcp().figures().segments_out - segments <= 10);
     let header = segment(2000, 1000, next, TcpFlags::RST);
-    pair.inject(
-        Side::A,
-        &Packet::new(header, Vec::new()),
-    );
+    pair.inject(Side::A, &Packet::new(header, Vec::new()));
     assert_eq!(pair.a.tcp().error(), Some(Error::Reset));
 }
 

@@ -6,6 +6,7 @@
 mod bulk;
 mod connections;
 mod ends;
+mod flows;
 mod ping;
 mod transfer;
 
@@ -61,6 +62,10 @@ enum Command {
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
     },
+    /// Receives `flows` and tells each what arrived within a time.
+    Measure(Flows),
+    /// Sends to a `measure`, several flows at once.
+    Flows(Flows),
     /// Accepts, writes one octet, closes.
     Greet { address: SocketAddr },
     /// Opens connections to `greet`, one after the other.
@@ -92,6 +97,28 @@ enum Command {
         #[arg(long)]
         listen: bool,
     },
+}
+
+#[derive(clap::Args)]
+struct Flows {
+    /// The first flow's; the others follow.
+    address: SocketAddr,
+    #[arg(long, default_value_t = 1)]
+    count: u16,
+    /// Not measured, after the first octet.
+    #[arg(long, default_value_t = 0.0)]
+    skip: f64,
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+}
+
+impl Flows {
+    fn window(&self) -> flows::Window {
+        flows::Window {
+            skip: Duration::from_secs_f64(self.skip),
+            length: Duration::from_secs_f64(self.seconds),
+        }
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -148,6 +175,8 @@ fn run(command: Command) -> io::Result<()> {
             size,
             Duration::from_secs_f64(seconds),
         )?),
+        Command::Measure(flows) => flows::measure(flows.address, flows.count, flows.window()),
+        Command::Flows(flows) => print(&flows::send(flows.address, flows.count, flows.window())?),
         Command::Greet { address } => connections::greet(address),
         Command::Connect {
             address,

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::connect::complete_connect;
 use super::{Answer, Stop, find};
+use crate::options::CONGESTION_NAME;
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
 
@@ -48,6 +49,9 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             {
                 of_tcp(process, &socket, name)
             }
+            (IPPROTO_TCP, libc::TCP_CONGESTION) if socket.protocol == Protocol::Tcp => {
+                Some(congestion(process, &socket))
+            }
             (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
                 Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
             }
@@ -56,6 +60,10 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
         let found = match found {
             Some(found) => found,
             None => socket.options().get(socket.protocol, level, name)?,
+        };
+        let found = match (level, name) {
+            (SOL_SOCKET, libc::SO_MAX_PACING_RATE) => shown_rate(&found, value.len()),
+            _ => found,
         };
         let length = found.len().min(value.len());
         value[..length].copy_from_slice(&found[..length]);
@@ -87,6 +95,33 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         _ => return None,
     };
     Some(number.to_ne_bytes().to_vec())
+}
+
+/// What moves the session's window now; before there is a session, what will.
+fn congestion(process: &Process, socket: &Socket) -> Vec<u8> {
+    let chosen = socket.options().congestion();
+    let mut core = process.lock();
+    let kind = match core.stack.tcp(socket.slot()) {
+        Some(session) if socket.phase() == Phase::Cached => session.connection.congestion(),
+        _ => chosen.unwrap_or(process.congestion()),
+    };
+    let mut name = kind.name().as_bytes().to_vec();
+    name.resize(CONGESTION_NAME, 0);
+    name
+}
+
+/// A rate as an `unsigned long` if there is room for one, else as an `unsigned int`.
+fn shown_rate(rate: &[u8], room: usize) -> Vec<u8> {
+    match rate.first_chunk() {
+        Some(long) if room < 8 => {
+            let rate = u64::from_ne_bytes(*long);
+            u32::try_from(rate)
+                .unwrap_or(u32::MAX)
+                .to_ne_bytes()
+                .to_vec()
+        }
+        _ => rate.to_vec(),
+    }
 }
 
 fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {

@@ -35,7 +35,8 @@ fn every_key_can_be_set() {
          ephemeral_ports = [10000, 10999]
          ring_size = 1048576
          spin_us = 50
-         congestion = 'reno'
+         congestion = 'bbr'
+         ecn = 'request'
          [buffers]
          send_initial = 65536
          send_maximum = 131072
@@ -63,6 +64,7 @@ fn wrong_values_are_refused_by_name() {
         ("ephemeral_ports = [300, 400]", "ephemeral_ports"),
         ("ephemeral_ports = [9000, 8000]", "ephemeral_ports"),
         ("congestion = 'bbr9'", "bbr9"),
+        ("ecn = 'perhaps'", "perhaps"),
         ("socket_mode = 0o4777", "socket_mode"),
         ("[buffers]\nsend_initial = 1", "buffers"),
         ("[limits]\nprocesses = 0", "processes"),

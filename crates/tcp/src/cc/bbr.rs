@@ -351,7 +351,9 @@ impl Controller for Bbr {
     fn is_consistent(&self) -> bool {
         self.bandwidth.max() <= MAX_RATE
             && self.full <= MAX_RATE
-            && self.rate.is_none_or(|rate| (1..=MAX_RATE * 3).contains(&rate))
+            && self
+                .rate
+                .is_none_or(|rate| (1..=MAX_RATE * 3).contains(&rate))
             && self.saved <= MAX_WINDOW
             && self.least_rtt() <= MAX_RTT
             && self.round < 1 << 62

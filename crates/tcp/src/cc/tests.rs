@@ -170,7 +170,12 @@ fn slow_start_ends_gently_when_round_trips_grow() {
 fn an_idle_time_shrinks_the_window_towards_the_initial_one() {
     let mut cc = new(CongestionKind::Cubic);
     double(&mut cc, 4);
-    cc.on_idle(Instant::from_millis(200_000), Duration::from_secs(100), Duration::from_millis(200), MSS);
+    cc.on_idle(
+        Instant::from_millis(200_000),
+        Duration::from_secs(100),
+        Duration::from_millis(200),
+        MSS,
+    );
     assert_eq!(cc.cwnd(), 10 * MSS);
 }
 
@@ -187,8 +192,8 @@ fn bbr_on_a_path(rate: u64, seconds: u64) -> Congestion {
     while now < end {
         while flight + 2 * MSS <= cc.cwnd() && next_send <= now {
             let stamp = book.stamp(now, flight == 0);
-            free_at = free_at.max(now)
-                + Duration::from_nanos(u64::from(2 * MSS) * 1_000_000_000 / rate);
+            free_at =
+                free_at.max(now) + Duration::from_nanos(u64::from(2 * MSS) * 1_000_000_000 / rate);
             flying.push_back((free_at + rtt, stamp, now));
             flight += 2 * MSS;
             if let Some(pace) = cc.pacing_rate() {

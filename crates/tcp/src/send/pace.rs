@@ -45,9 +45,11 @@ impl Sender {
         match (wanted, maximum) {
             (None, None) => None,
             (Some(rate), None) => Some(rate),
-            (wanted, Some(maximum)) => {
-                Some(wanted.or_else(|| self.window_rate()).map_or(maximum, |rate| rate.min(maximum)))
-            }
+            (wanted, Some(maximum)) => Some(
+                wanted
+                    .or_else(|| self.window_rate())
+                    .map_or(maximum, |rate| rate.min(maximum)),
+            ),
         }
         .map(|rate| rate.max(1))
     }

@@ -79,7 +79,14 @@ mod tests {
         let (mut pipe, mut sent) = (99 * MSS, 0);
         for _ in 0..50 {
             pipe -= MSS;
-            while prr.window(70 * MSS, Progress { delivered: 0, ..ack(pipe, false) }) >= pipe + MSS {
+            while prr.window(
+                70 * MSS,
+                Progress {
+                    delivered: 0,
+                    ..ack(pipe, false)
+                },
+            ) >= pipe + MSS
+            {
                 prr.sent(MSS);
                 sent += 1;
                 pipe += MSS;
@@ -102,7 +109,13 @@ mod tests {
     #[test]
     fn the_first_retransmission_leaves_whatever_the_pipe() {
         let mut prr = Prr::new(20 * MSS);
-        let window = prr.window(10 * MSS, Progress { delivered: 0, ..ack(19 * MSS, false) });
+        let window = prr.window(
+            10 * MSS,
+            Progress {
+                delivered: 0,
+                ..ack(19 * MSS, false)
+            },
+        );
         assert_eq!(window, 20 * MSS);
     }
 }

@@ -69,7 +69,12 @@ impl Sender {
         let mut outcome = AckOutcome::default();
         let mut delivery = Delivery {
             echoed: input.echo.map(|elapsed| {
-                Instant::from_nanos(input.now.as_nanos().saturating_sub(elapsed.as_nanos() as u64))
+                Instant::from_nanos(
+                    input
+                        .now
+                        .as_nanos()
+                        .saturating_sub(elapsed.as_nanos() as u64),
+                )
             }),
             min_rtt: self.rtt.minimum().unwrap_or(Duration::ZERO),
             ..Delivery::default()
@@ -256,9 +261,8 @@ impl Sender {
     }
 
     fn leave_episode(&mut self, sack_permitted: bool) {
-        let (Episode::Reduced { until }
-        | Episode::Recovery { until }
-        | Episode::Loss { until }) = self.episode
+        let (Episode::Reduced { until } | Episode::Recovery { until } | Episode::Loss { until }) =
+            self.episode
         else {
             return;
         };
@@ -403,10 +407,11 @@ impl Sender {
         }
         let patience = self.rtt.minimum().unwrap_or(Duration::ZERO) / 4;
         let recent = self.rtt.smoothed().unwrap_or(Duration::ZERO) + patience;
-        self.board.lose_sent_before(match now.since(Instant::ZERO) > recent {
-            true => Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64),
-            false => Instant::ZERO,
-        });
+        self.board
+            .lose_sent_before(match now.since(Instant::ZERO) > recent {
+                true => Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64),
+                false => Instant::ZERO,
+            });
         self.duplicates = 0;
         self.departed = 0;
         self.tail = TailProbe::None;

@@ -22,7 +22,10 @@ pub(crate) enum TailProbe {
     /// The next segment is the probe.
     Due,
     /// It ended at `end`, and was not acknowledged yet.
-    Sent { end: SeqNum, retransmission: bool },
+    Sent {
+        end: SeqNum,
+        retransmission: bool,
+    },
 }
 
 impl Sender {

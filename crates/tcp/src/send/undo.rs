@@ -48,10 +48,12 @@ impl Undo {
         let Some(ranges) = &mut self.unreported else {
             return;
         };
-        match ranges.iter_mut().find(|range| range.1 == start) {
-            Some(range) => range.1 = end,
-            None if ranges.len() < MAX_RANGES => ranges.push((start, end)),
-            None => self.unreported = None,
+        if let Some(range) = ranges.iter_mut().find(|range| range.1 == start) {
+            range.1 = end;
+        } else if ranges.len() < MAX_RANGES {
+            ranges.push((start, end));
+        } else {
+            self.unreported = None;
         }
     }
 
@@ -152,10 +154,7 @@ impl Sender {
             return false;
         }
         // Octets that were sent once, before the time-out, have arrived.
-        if delivery
-            .original
-            .is_some_and(|end| end.at_or_before(until))
-        {
+        if delivery.original.is_some_and(|end| end.at_or_before(until)) {
             return true;
         }
         let duplicate = !advanced && !input.occupies;

@@ -81,9 +81,7 @@ impl Sender {
     pub(super) fn reduction_base(&self) -> u32 {
         let cwnd = self.congestion.cwnd();
         match self.pipe_ack() {
-            Some(pipe) if !self.is_validated() => {
-                pipe.max(self.board.outstanding()).clamp(1, cwnd)
-            }
+            Some(pipe) if !self.is_validated() => pipe.max(self.board.outstanding()).clamp(1, cwnd),
             _ => cwnd,
         }
     }

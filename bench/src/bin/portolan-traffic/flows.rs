@@ -1,0 +1,106 @@
+//! Several one-way flows at once, each measured by its receiver for a fixed time. What senders
+//! have queued does not count, so that slow paths need no time to drain.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+const READ_SIZE: usize = 256 * 1024;
+const WRITE_SIZE: usize = 64 * 1024;
+
+#[derive(Serialize)]
+pub struct Report {
+    /// Of each flow, in the order of their ports.
+    pub megabits_per_second: Vec<f64>,
+    pub mean: f64,
+}
+
+/// What is measured of a flow: it begins some time after the first octet.
+#[derive(Clone, Copy)]
+pub struct Window {
+    pub skip: Duration,
+    pub length: Duration,
+}
+
+/// Takes flows at `count` ports from that of `address` on, answers each with the octets that
+/// arrived within the window, and goes on reading until the peer ends.
+pub fn measure(address: SocketAddr, count: u16, window: Window) -> io::Result<()> {
+    // The first port last: who sees it may connect to all.
+    let listeners = ports(address, count)
+        .rev()
+        .map(TcpListener::bind)
+        .collect::<io::Result<Vec<_>>>()?;
+    std::thread::scope(|scope| {
+        for listener in &listeners {
+            scope.spawn(move || {
+                loop {
+                    // A flow that is cut off ends by itself, not the others.
+                    if let Err(error) = listener.accept().and_then(|(s, _)| receive(s, window)) {
+                        eprintln!("portolan-traffic: {error}");
+                    }
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+fn receive(mut stream: TcpStream, window: Window) -> io::Result<()> {
+    let mut buffer = vec![0; READ_SIZE];
+    stream.read_exact(&mut buffer[..1])?;
+    let start = Instant::now() + window.skip;
+    let end = start + window.length;
+    let mut octets = 0u64;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        // A flow that stands still is measured as well.
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(count) if Instant::now() >= start => octets += count as u64,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) => return Err(error),
+        }
+    }
+    stream.write_all(&octets.to_be_bytes())?;
+    stream.set_read_timeout(None)?;
+    while stream.read(&mut buffer)? > 0 {}
+    Ok(())
+}
+
+/// Sends to `count` ports of a `measure` at once until it has answered for all of them. Ending
+/// this process ends the flows.
+pub fn send(address: SocketAddr, count: u16, window: Window) -> io::Result<Report> {
+    let streams = ports(address, count)
+        .map(TcpStream::connect)
+        .collect::<io::Result<Vec<_>>>()?;
+    for stream in &streams {
+        let mut writer = stream.try_clone()?;
+        std::thread::spawn(move || {
+            let block = vec![0x5a; WRITE_SIZE];
+            // It ends when the receiver or this process does.
+            while writer.write_all(&block).is_ok() {}
+        });
+    }
+    let seconds = window.length.as_secs_f64();
+    let mut rates = Vec::new();
+    for mut stream in streams {
+        let mut answer = [0; 8];
+        stream.read_exact(&mut answer)?;
+        rates.push(u64::from_be_bytes(answer) as f64 * 8.0 / seconds / 1e6);
+    }
+    Ok(Report {
+        mean: rates.iter().sum::<f64>() / rates.len().max(1) as f64,
+        megabits_per_second: rates,
+    })
+}
+
+fn ports(address: SocketAddr, count: u16) -> impl DoubleEndedIterator<Item = SocketAddr> {
+    (0..count).map(move |k| SocketAddr::new(address.ip(), address.port().saturating_add(k)))
+}
