@@ -40,6 +40,12 @@ impl Instant {
     pub const fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
+
+    /// The instant `time` ago, or the clock's beginning.
+    pub fn before_by(self, time: Duration) -> Instant {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Instant(self.0.saturating_sub(nanos))
+    }
 }
 
 impl Add<Duration> for Instant {

@@ -53,7 +53,6 @@ impl Segment {
                     .timestamps
                     .map(|(value, echo)| Timestamps { value, echo }),
                 sack: self.sack.iter().take(blocks).map(block).collect(),
-                ..TcpOptions::default()
             },
         }
     }

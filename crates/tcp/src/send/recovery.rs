@@ -68,14 +68,6 @@ impl Sender {
     pub(crate) fn on_ack(&mut self, input: &AckInput<'_>) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let mut delivery = Delivery {
-            echoed: input.echo.map(|elapsed| {
-                Instant::from_nanos(
-                    input
-                        .now
-                        .as_nanos()
-                        .saturating_sub(elapsed.as_nanos() as u64),
-                )
-            }),
             min_rtt: self.rtt.minimum().unwrap_or(Duration::ZERO),
             ..Delivery::default()
         };
@@ -86,6 +78,8 @@ impl Sender {
         for block in input.sack {
             news |= self.board.sack(*block, input.now, &mut delivery);
         }
+        // RFC 7323 §4.3: only an acknowledgement of what came in order echoes its own segment.
+        delivery.echoed = input.echo.map(|elapsed| input.now.before_by(elapsed));
         self.probes = 0;
         let moved = self.update_window(input);
         let before = self.una;

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{PORT_A, PORT_B, Packet, START, Side, cut, merge};
-use portolan_tcp::{Connection, StateName, reset_for};
+use portolan_tcp::{CongestionKind, Connection, StateName, reset_for};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader, Timestamps};
 
@@ -230,7 +230,7 @@ impl Arena {
         let Some(connection) = &mut end.connection else {
             return;
         };
-        match kind % 10 {
+        match kind % 12 {
             0 => connection.options().nodelay ^= true,
             1 => connection.options().cork ^= true,
             2 => connection.options().quickack ^= true,
@@ -240,6 +240,11 @@ impl Arena {
             6 => connection.set_receive_buffer(value.into()),
             7 => connection.options().max_segment = Some(value.max(1)),
             8 => connection.options().receive_low_water = value.into(),
+            9 => connection.options().max_pacing = Some(1_000_000 + u64::from(value)),
+            10 => {
+                let kinds = CongestionKind::ALL;
+                connection.set_congestion(kinds[usize::from(value) % kinds.len()]);
+            }
             _ => {
                 let keepalive = &mut connection.options().keepalive;
                 keepalive.enabled ^= true;
@@ -247,7 +252,7 @@ impl Arena {
                 keepalive.interval = time;
             }
         }
-        self.impatient |= matches!(kind % 10, 3 | 9);
+        self.impatient |= matches!(kind % 12, 3 | 11);
     }
 
     // ---- the path ----
@@ -282,7 +287,12 @@ impl Arena {
         let end = self.end(to);
         match &mut end.connection {
             Some(connection) if !connection.is_closed() => {
-                connection.on_segment(now, &packet.header, &packet.payload);
+                connection.on_marked_segment(
+                    now,
+                    packet.codepoint,
+                    &packet.header,
+                    &packet.payload,
+                );
             }
             None if packet.header.flags == TcpFlags::SYN && !crossing => {
                 let syn = &packet.header;
@@ -290,8 +300,7 @@ impl Arena {
             }
             _ => {
                 if let Some(header) = reset_for(&packet.header, packet.payload.len()) {
-                    let payload = Vec::new();
-                    end.flying.push(Packet { header, payload });
+                    end.flying.push(Packet::new(header, Vec::new()));
                 }
             }
         }
@@ -437,7 +446,7 @@ impl Arena {
                 echo: self.now.as_millis() as u32,
             });
         }
-        self.inject(to, &Packet { header, payload });
+        self.inject(to, &Packet::new(header, payload));
     }
 
     fn corrupt(&mut self, who: Who, place: u8, field: u8, value: i16) {

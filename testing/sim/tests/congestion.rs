@@ -1,0 +1,318 @@
+//! What the sender does about congestion and its false alarms, over simulated wires.
+
+use core::time::Duration;
+
+use portolan_sim::{Pair, Random, Side};
+use portolan_tcp::{Config, CongestionKind, EcnMode};
+
+const MS: Duration = Duration::from_millis(1);
+const LONG: Duration = Duration::from_secs(600);
+
+fn octets(count: usize) -> Vec<u8> {
+    let mut random = Random::new(7);
+    (0..count).map(|_| random.draw() as u8).collect()
+}
+
+/// Established, over a wire of 20 ms there and back, at 10 Mb/s with room for 200 packets.
+fn pair(config: &Config) -> Pair {
+    let mut pair = Pair::new(3, 10 * MS, config);
+    pair.links(|link| {
+        link.rate = 10_000_000;
+        link.buffer = 300_000;
+    });
+    pair.establish();
+    pair
+}
+
+fn with_ecn(asking: EcnMode, asked: EcnMode) -> Pair {
+    let mut pair = Pair::new(3, 10 * MS, &Config::default());
+    pair.a.config.ecn = asking;
+    pair.b.config.ecn = asked;
+    pair.links(|link| link.rate = 10_000_000);
+    pair
+}
+
+// ---- explicit congestion notification ----
+
+#[test]
+fn congestion_notification_is_used_when_one_side_asks_and_the_other_accepts() {
+    use EcnMode::{Accept, Off, Request};
+    for (asking, asked, agreed) in [
+        (Off, Request, false),
+        (Accept, Accept, false),
+        (Accept, Request, false),
+        (Request, Off, false),
+        (Request, Accept, true),
+        (Request, Request, true),
+    ] {
+        let mut pair = with_ecn(asking, asked);
+        pair.establish();
+        let used = (pair.a.tcp().figures().ecn, pair.b.tcp().figures().ecn);
+        assert_eq!(used, (agreed, agreed), "{asking:?} {asked:?}");
+    }
+}
+
+#[test]
+fn a_lost_syn_that_asked_goes_again_without_the_question() {
+    let mut pair = with_ecn(EcnMode::Request, EcnMode::Accept);
+    pair.a_to_b.loss = 1000;
+    pair.b.listens = true;
+    pair.connect(Side::A);
+    pair.run_for(500 * MS);
+    pair.a_to_b.loss = 0;
+    pair.run_for(1000 * MS);
+    assert!(!pair.a.tcp().figures().ecn && !pair.b.tcp().figures().ecn);
+    pair.transfer(Side::A, &octets(10_000), LONG);
+}
+
+#[test]
+fn marks_keep_the_queue_short_without_a_loss() {
+    for congestion in [CongestionKind::Cubic, CongestionKind::Reno] {
+        let mut pair = with_ecn(EcnMode::Request, EcnMode::Accept);
+        pair.a.config.congestion = congestion;
+        pair.links(|link| link.mark_above = 40_000);
+        pair.establish();
+        let took = pair.transfer(Side::A, &octets(4_000_000), LONG).time;
+        let figures = pair.a.tcp().figures();
+        assert_eq!((figures.retransmits, pair.a_to_b.dropped), (0, 0));
+        assert!(pair.a_to_b.marked > 0);
+        // Acknowledgements alone may not be marked (RFC 3168 §6.1.4).
+        assert_eq!(pair.b_to_a.marked, 0);
+        assert!(took < Duration::from_secs(4), "{took:?}");
+        // 25 kB fill the path.
+        assert!(figures.cwnd < 120_000, "{congestion:?}: {}", figures.cwnd);
+    }
+}
+
+#[test]
+fn without_an_agreement_nothing_may_be_marked() {
+    let mut pair = with_ecn(EcnMode::Accept, EcnMode::Accept);
+    pair.links(|link| link.mark_above = 0);
+    pair.establish();
+    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    assert_eq!((pair.a_to_b.marked, pair.b_to_a.marked), (0, 0));
+}
+
+// ---- false alarms ----
+
+/// Runs a transfer with a pause of the wire in its middle, longer than a time-out.
+fn with_a_pause(config: &Config) -> Pair {
+    let mut pair = pair(config);
+    let data = octets(400_000);
+    pair.transfer(Side::A, &data, LONG);
+    // What is sent from here on comes almost a second late, and nothing is lost.
+    pair.a_to_b.delay += 900 * MS;
+    let now = pair.now;
+    pair.a.tcp().send(now, &data[..100_000]);
+    pair.run_for(1000 * MS);
+    pair.a_to_b.delay -= 900 * MS;
+    pair.run_for(Duration::from_secs(5));
+    pair
+}
+
+#[test]
+fn a_spurious_time_out_is_taken_back() {
+    let plain = Config::default();
+    for (name, config) in [
+        ("sack and timestamps", plain.clone()),
+        (
+            "no timestamps",
+            Config {
+                timestamps: false,
+                ..plain.clone()
+            },
+        ),
+        (
+            "no sack",
+            Config {
+                sack: false,
+                timestamps: false,
+                ..plain.clone()
+            },
+        ),
+        (
+            "bbr",
+            Config {
+                congestion: CongestionKind::Bbr,
+                ..plain
+            },
+        ),
+    ] {
+        let mut pair = with_a_pause(&config);
+        let figures = pair.a.tcp().figures();
+        assert_eq!(pair.a_to_b.dropped, 0, "{name}");
+        assert!(figures.undone >= 1, "{name}: {figures:?}");
+        assert!(figures.cwnd >= 10 * figures.mss, "{name}: {}", figures.cwnd);
+        assert_eq!(figures.unacknowledged, 0, "{name}");
+    }
+}
+
+#[test]
+fn reordering_costs_little_and_its_recoveries_are_taken_back() {
+    let mut pair = pair(&Config::default());
+    pair.a_to_b.reordering = 20;
+    pair.a_to_b.late = 15 * MS;
+    let took = pair.transfer(Side::A, &octets(4_000_000), LONG).time;
+    let figures = pair.a.tcp().figures();
+    assert!(figures.undone >= 1);
+    assert!(took < Duration::from_millis(4500), "{took:?}");
+}
+
+#[test]
+fn true_losses_are_not_taken_back_because_the_network_duplicates() {
+    let mut pair = pair(&Config::default());
+    pair.a_to_b.loss = 10;
+    pair.links(|link| link.duplication = 100);
+    pair.transfer(Side::A, &octets(2_000_000), LONG);
+    // A retransmission that the network duplicates looks like one that was not needed.
+    let (undone, lost) = (pair.a.tcp().figures().undone, pair.a_to_b.dropped);
+    assert!(undone * 4 < lost, "{undone} of {lost}");
+}
+
+// ---- the end of a flight ----
+
+/// Sends `count` octets that all get lost, and returns how long it takes until they are there.
+fn after_a_lost_tail(pair: &mut Pair, count: usize) -> Duration {
+    // Without a queue, so that round trips are those of the wire.
+    pair.links(|link| link.rate = 0);
+    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    pair.run_for(Duration::from_secs(1));
+    let (now, data) = (pair.now, octets(count));
+    pair.a_to_b.loss = 1000;
+    pair.a.tcp().send(now, &data);
+    pair.flush(Side::A);
+    pair.a_to_b.loss = 0;
+    pair.run_while(now + LONG, |pair| pair.b.tcp().readable() < count);
+    pair.now - now
+}
+
+#[test]
+fn a_lost_tail_is_probed_after_two_round_trips() {
+    let took = after_a_lost_tail(&mut pair(&Config::default()), 5_000);
+    // 2 x 20 ms, 2 ms, half a round trip for the probe, one and a half for what it shows.
+    assert!((60 * MS..110 * MS).contains(&took), "{took:?}");
+}
+
+#[test]
+fn a_lone_segment_waits_for_its_delayed_acknowledgement_first() {
+    let took = after_a_lost_tail(&mut pair(&Config::default()), 1_000);
+    // Or for the time-out, if that comes first: 20 ms and 200 ms.
+    assert!((220 * MS..290 * MS).contains(&took), "{took:?}");
+}
+
+#[test]
+fn without_sack_a_lost_tail_takes_a_time_out() {
+    let config = Config {
+        sack: false,
+        ..Config::default()
+    };
+    let took = after_a_lost_tail(&mut pair(&config), 5_000);
+    assert!((200 * MS..400 * MS).contains(&took), "{took:?}");
+}
+
+// ---- pace ----
+
+#[test]
+fn a_bounded_rate_is_kept_without_bursts() {
+    for congestion in CongestionKind::ALL {
+        let config = Config {
+            congestion,
+            ..Config::default()
+        };
+        let mut pair = pair(&config);
+        pair.a.tcp().options().max_pacing = Some(250_000);
+        pair.trace = Some(Vec::new());
+        let took = pair.transfer(Side::A, &octets(1_000_000), LONG).time;
+        // Headers are not paced, and the first window of 14 kB is not either.
+        let seconds = took.as_secs_f64();
+        assert!((3.5..4.6).contains(&seconds), "{congestion:?}: {seconds}");
+        let trace = pair.trace.take().expect("it was wanted");
+        assert!(largest_burst(&trace) <= 10, "{}", largest_burst(&trace));
+    }
+}
+
+/// The most packets with text that A sends in one instant, after the first window.
+fn largest_burst(trace: &[String]) -> usize {
+    let mut counts = std::collections::BTreeMap::new();
+    for line in trace
+        .iter()
+        .filter(|line| line.contains(" A ") && !line.contains("len 0"))
+    {
+        *counts.entry(line.split_whitespace().next()).or_insert(0) += 1;
+    }
+    counts.into_values().max().unwrap_or(0)
+}
+
+#[test]
+fn bbr_fills_a_lossy_path_that_cubic_cannot() {
+    let mut times = [CongestionKind::Cubic, CongestionKind::Bbr].map(|congestion| {
+        let mut pair = pair(&Config {
+            congestion,
+            ..Config::default()
+        });
+        pair.a_to_b.loss = 30;
+        pair.transfer(Side::A, &octets(4_000_000), LONG).time
+    });
+    assert!(times[1] < times[0] / 2, "{times:?}");
+    times.sort_unstable();
+    assert!(times[0] < Duration::from_secs(4), "{times:?}");
+}
+
+#[test]
+fn bbr_keeps_the_queue_of_a_deep_buffer_short() {
+    let queue = |congestion| {
+        let mut pair = pair(&Config {
+            congestion,
+            ..Config::default()
+        });
+        pair.transfer(Side::A, &octets(6_000_000), LONG);
+        pair.a.tcp().figures().srtt.expect("there was data")
+    };
+    let (cubic, bbr) = (queue(CongestionKind::Cubic), queue(CongestionKind::Bbr));
+    assert!(bbr < 45 * MS && cubic > 100 * MS, "{bbr:?} {cubic:?}");
+}
+
+// ---- change ----
+
+#[test]
+fn the_algorithm_changes_and_migrates_with_the_session() {
+    let mut pair = pair(&Config::default());
+    pair.migration = 50;
+    pair.a_to_b.loss = 5;
+    for round in 0..9 {
+        let kind = CongestionKind::ALL[round % 3];
+        pair.a.tcp().set_congestion(kind);
+        pair.transfer(Side::A, &octets(200_000), LONG);
+        assert_eq!(pair.a.tcp().figures().congestion, kind);
+    }
+    assert!(pair.migrations > 50);
+}
+
+#[test]
+fn a_window_that_is_not_used_does_not_grow() {
+    let mut pair = pair(&Config::default());
+    for _ in 0..200 {
+        let now = pair.now;
+        pair.a.tcp().send(now, &[1; 2000]);
+        pair.run_for(30 * MS);
+        let mut out = [0; 4096];
+        let now = pair.now;
+        pair.b.tcp().recv(now, &mut out);
+    }
+    let figures = pair.a.tcp().figures();
+    assert!(figures.cwnd <= 20 * figures.mss, "{}", figures.cwnd);
+}
+
+#[test]
+fn after_a_lost_syn_the_first_window_is_small_and_patience_long() {
+    let mut pair = Pair::new(3, 10 * MS, &Config::default());
+    pair.a_to_b.loss = 1000;
+    pair.b.listens = true;
+    pair.connect(Side::A);
+    pair.run_for(Duration::from_secs(4));
+    pair.a_to_b.loss = 0;
+    pair.run_for(Duration::from_secs(5));
+    let figures = pair.a.tcp().figures();
+    assert_eq!(figures.cwnd, figures.mss);
+    assert_eq!(figures.rto, Duration::from_secs(3));
+}
