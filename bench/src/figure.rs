@@ -10,21 +10,22 @@ pub struct Figure {
     pub name: String,
     pub unit: &'static str,
     pub portolan: Spread,
-    pub kernel: Spread,
+    /// `None` for what the kernel's stack cannot be measured by.
+    pub kernel: Option<Spread>,
     /// Portolan's median over the kernel's, in the figure's own unit.
-    pub ratio: f64,
+    pub ratio: Option<f64>,
     #[serde(skip)]
     pub better: Better,
 }
 
 impl Figure {
-    pub fn new(case: &Case, portolan: Spread, kernel: Spread) -> Figure {
+    pub fn new(case: &Case, portolan: Spread, kernel: Option<Spread>) -> Figure {
         Figure {
             name: case.name.clone(),
             unit: case.unit,
             portolan,
             kernel,
-            ratio: portolan.median / kernel.median,
+            ratio: kernel.map(|kernel| portolan.median / kernel.median),
             better: case.better,
         }
     }

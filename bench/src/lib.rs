@@ -78,12 +78,11 @@ fn measure_case(bed: &Bed, case: &Case, runs: usize) -> Result<Figure, MeasureEr
     let mut portolan = Vec::with_capacity(runs);
     let mut kernel = Vec::with_capacity(runs);
     for _ in 0..runs {
-        kernel.push(case.run(bed, Stack::Kernel)?);
+        if case.is_of(Stack::Kernel) {
+            kernel.push(case.run(bed, Stack::Kernel)?);
+        }
         portolan.push(case.run(bed, Stack::Portolan)?);
     }
-    Ok(Figure::new(
-        case,
-        Spread::of(&mut portolan),
-        Spread::of(&mut kernel),
-    ))
+    let kernel = (!kernel.is_empty()).then(|| Spread::of(&mut kernel));
+    Ok(Figure::new(case, Spread::of(&mut portolan), kernel))
 }

@@ -2,6 +2,7 @@
 
 mod bulk;
 mod conns;
+mod engine;
 mod http;
 mod paths;
 mod redis;
@@ -28,16 +29,19 @@ pub enum Suite {
     Conns,
     /// Throughput over impaired paths, and fairness.
     Paths,
+    /// Instructions of the engine for each segment.
+    Engine,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 6] = [
+    pub const ALL: [Suite; 7] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Redis,
         Suite::Http,
         Suite::Conns,
         Suite::Paths,
+        Suite::Engine,
     ];
 
     /// The cases, in the order in which they are measured.
@@ -49,6 +53,7 @@ impl Suite {
             Suite::Http => http::cases(effort),
             Suite::Conns => conns::cases(effort),
             Suite::Paths => paths::cases(effort),
+            Suite::Engine => engine::cases(effort),
         }
     }
 }
@@ -65,6 +70,7 @@ pub struct Case {
     pub name: String,
     pub unit: &'static str,
     pub better: Better,
+    stacks: &'static [Stack],
     measure: Box<Measure>,
 }
 
@@ -81,8 +87,27 @@ impl Case {
             name: name.into(),
             unit,
             better,
+            stacks: &[Stack::Kernel, Stack::Portolan],
             measure: Box::new(measure),
         }
+    }
+
+    /// A figure that only Portolan has.
+    fn of_portolan(
+        name: impl Into<String>,
+        unit: &'static str,
+        better: Better,
+        measure: impl Fn(&Bed) -> Result<f64, MeasureError> + 'static,
+    ) -> Case {
+        Case {
+            stacks: &[Stack::Portolan],
+            ..Case::new(name, unit, better, move |bed, _| measure(bed))
+        }
+    }
+
+    /// Can it be measured on `stack`?
+    pub fn is_of(&self, stack: Stack) -> bool {
+        self.stacks.contains(&stack)
     }
 
     /// Measures once, with the programs of both sides on `stack`.
@@ -138,6 +163,7 @@ mod tests {
             "udp-1472-spin",
             "get-c50",
             "iperf3-1",
+            "engine-send-1448",
         ] {
             assert!(names.iter().any(|known| known == name), "{name}");
         }

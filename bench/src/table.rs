@@ -18,18 +18,25 @@ pub fn head() -> String {
 
 /// One row; the last column says which direction is better and who is.
 pub fn row(figure: &Figure) -> String {
-    let (direction, wins) = match figure.better {
-        Better::Lower => ("lower", figure.ratio < 1.0),
-        Better::Higher => ("higher", figure.ratio > 1.0),
+    let direction = match figure.better {
+        Better::Lower => "lower",
+        Better::Higher => "higher",
     };
+    let absent = || "-".to_owned();
     let mut row = format!(
-        "{:<NAME_WIDTH$} {:<8} {:>SPREAD_WIDTH$} {:>SPREAD_WIDTH$} {:>7.2}  {direction}",
+        "{:<NAME_WIDTH$} {:<8} {:>SPREAD_WIDTH$} {:>SPREAD_WIDTH$} {:>7}  {direction}",
         figure.name,
         figure.unit,
         spread(figure.portolan),
-        spread(figure.kernel),
-        figure.ratio
+        figure.kernel.map_or_else(absent, spread),
+        figure
+            .ratio
+            .map_or_else(absent, |ratio| format!("{ratio:.2}")),
     );
+    let wins = figure.ratio.is_some_and(|ratio| match figure.better {
+        Better::Lower => ratio < 1.0,
+        Better::Higher => ratio > 1.0,
+    });
     if wins {
         row.push_str(" *");
     }
@@ -70,8 +77,8 @@ mod tests {
             name: "tcp-1-spin".into(),
             unit: "us",
             portolan: spread,
-            kernel: spread,
-            ratio,
+            kernel: Some(spread),
+            ratio: Some(ratio),
             better,
         }
     }

@@ -18,6 +18,7 @@ pub struct Tools {
     pub portolan: PathBuf,
     pub portoland: PathBuf,
     pub traffic: PathBuf,
+    pub engine: PathBuf,
 }
 
 impl Tools {
@@ -28,6 +29,7 @@ impl Tools {
             portolan: find(&directory, "portolan")?,
             portoland: find(&directory, "portoland")?,
             traffic: find(&directory, "portolan-traffic")?,
+            engine: find(&directory, "portolan-engine")?,
         })
     }
 

@@ -1,0 +1,295 @@
+//! The protocol engine alone: one connection between two stacks in this process, without a kernel,
+//! for counting instructions (`valgrind --tool=callgrind --toggle-collect='*count_send*'`). Prints
+//! how many segments the counted steps were made for.
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Parser;
+use portolan_proto::filter::RecordHeader;
+use portolan_proto::metastate::{Interface, Metastate, Neighbour, Route, RouteKind};
+use portolan_stack::{Frame, Packet, Routes, Session, Stack, TcpSession, Transport, Wire};
+use portolan_tcp::{Config, Connection};
+use portolan_types::{FlowKey, Instant, MacAddr, Protocol, SeqNum, SessionId, Slot};
+use portolan_wire::vnet;
+
+/// Octets of payload in one segment on the wire, with timestamps.
+const MSS: usize = 1448;
+
+/// How long a step takes, and the wire after it.
+const STEP: Duration = Duration::from_micros(5);
+
+#[derive(Parser)]
+struct Arguments {
+    /// Segments to send.
+    #[arg(default_value_t = 10_000)]
+    segments: usize,
+    /// Octets handed to the device at once, to be cut there; as many come in at once.
+    #[arg(long, default_value_t = MSS, value_parser = size)]
+    size: usize,
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let size = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (1..=65_160).contains(&size) {
+        Ok(size)
+    } else {
+        Err("1 to 65160 octets".to_owned())
+    }
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let mut pair = Pair::connected(arguments.size);
+    while pair.sent < arguments.segments {
+        pair.exchange();
+    }
+    println!(
+        "{{\"sent\":{},\"received\":{},\"acknowledgements\":{}}}",
+        pair.sent, pair.received, pair.acknowledgements
+    );
+}
+
+/// Frames on their way, in buffers that are used again: what a device does, without allocating.
+#[derive(Default)]
+struct Line {
+    buffers: Vec<Vec<u8>>,
+    filled: usize,
+}
+
+impl Line {
+    fn frames(&self) -> &[Vec<u8>] {
+        &self.buffers[..self.filled]
+    }
+
+    fn clear(&mut self) {
+        self.filled = 0;
+    }
+}
+
+impl Wire for Line {
+    fn transmit(&mut self, frame: &Frame<'_>) {
+        if self.filled == self.buffers.len() {
+            self.buffers.push(Vec::new());
+        }
+        let buffer = &mut self.buffers[self.filled];
+        buffer.clear();
+        buffer.extend_from_slice(frame.head);
+        frame
+            .payload
+            .iter()
+            .for_each(|piece| buffer.extend_from_slice(piece));
+        self.filled += 1;
+    }
+
+    fn is_full(&self) -> bool {
+        false
+    }
+}
+
+struct End {
+    stack: Stack,
+    slot: Slot,
+    routes: Routes,
+}
+
+impl End {
+    fn new(own: u8, peer: u8, now: Instant) -> End {
+        End {
+            stack: Stack::new(now),
+            slot: Slot(0),
+            routes: routes(own, peer),
+        }
+    }
+
+    fn open(&mut self, own: u8, peer: u8, connection: Connection, now: Instant) {
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: endpoint(own),
+            remote: endpoint(peer),
+        };
+        let session = TcpSession::new(SessionId(1), flow, connection);
+        self.slot = self.stack.insert(now, Session::Tcp(Box::new(session)));
+    }
+
+    /// One frame in, without answering.
+    fn input(&mut self, now: Instant, frame: &[u8]) {
+        let (record, frame) = opened(self.slot, frame);
+        self.stack.input(now, &record, frame);
+    }
+
+    fn output(&mut self, now: Instant, line: &mut Line) {
+        self.stack.output(now, &self.routes, line);
+        self.stack.changed().for_each(drop);
+    }
+}
+
+struct Pair {
+    now: Instant,
+    sender: End,
+    receiver: End,
+    data: Vec<u8>,
+    sent: usize,
+    received: usize,
+    acknowledgements: usize,
+    segments: Line,
+    answers: Line,
+}
+
+impl Pair {
+    fn connected(size: usize) -> Pair {
+        let now = Instant::from_millis(1_000);
+        let config = Config {
+            gso_max: size,
+            send_buffer: 1 << 20,
+            ..Config::default()
+        };
+        let (mut sender, mut receiver) = (End::new(1, 2, now), End::new(2, 1, now));
+        let syn = Connection::connect(&config, 1, 2, SeqNum(1), now);
+        sender.open(1, 2, syn, now);
+        let mut line = Line::default();
+        sender.output(now, &mut line);
+        let (record, frame) = opened(Slot(0), &line.frames()[0]);
+        let Ok(Packet {
+            transport: Transport::Tcp { header, .. },
+            ..
+        }) = Packet::parse(frame, &record)
+        else {
+            panic!("the first frame is a SYN");
+        };
+        receiver.open(
+            2,
+            1,
+            Connection::accept(&config, &header, SeqNum(9), now),
+            now,
+        );
+        let mut pair = Pair {
+            now,
+            sender,
+            receiver,
+            data: vec![b'p'; size],
+            sent: 0,
+            received: 0,
+            acknowledgements: 0,
+            segments: Line::default(),
+            answers: Line::default(),
+        };
+        let mut answer = Line::default();
+        pair.receiver.output(now, &mut answer);
+        pair.sender.input(now, &answer.frames()[0]);
+        let mut last = Line::default();
+        pair.sender.output(now, &mut last);
+        pair.receiver.input(now, &last.frames()[0]);
+        pair
+    }
+
+    /// As many segments as the window lets out, one after the other, and what answers them.
+    fn exchange(&mut self) {
+        self.answers.clear();
+        loop {
+            self.now += STEP;
+            self.segments.clear();
+            count_send(&mut self.sender, self.now, &self.data, &mut self.segments);
+            if self.segments.frames().is_empty() {
+                break;
+            }
+            for frame in self.segments.frames() {
+                self.sent += 1;
+                self.received += 1;
+                let (room, answers) = (&mut self.data, &mut self.answers);
+                count_receive(&mut self.receiver, self.now, frame, room, answers);
+            }
+        }
+        if self.answers.frames().is_empty() {
+            // The last of an odd number waits to be acknowledged.
+            self.now += Duration::from_millis(40);
+            self.receiver.stack.expire(self.now);
+            self.receiver.output(self.now, &mut self.answers);
+        }
+        for frame in self.answers.frames() {
+            self.acknowledgements += 1;
+            self.now += STEP;
+            count_acknowledgement(&mut self.sender, self.now, frame);
+        }
+    }
+}
+
+/// The application's write, the engine's segment, its headers.
+#[inline(never)]
+fn count_send(end: &mut End, now: Instant, data: &[u8], line: &mut Line) {
+    if let Some(session) = end.stack.tcp(end.slot) {
+        session.connection.send(now, data);
+        end.stack.touch(end.slot);
+    }
+    end.output(now, line);
+}
+
+/// A segment in order, the application's read, the acknowledgement if one is due.
+#[inline(never)]
+fn count_receive(end: &mut End, now: Instant, frame: &[u8], room: &mut [u8], line: &mut Line) {
+    end.input(now, frame);
+    if let Some(session) = end.stack.tcp(end.slot) {
+        session.connection.recv(now, room);
+        end.stack.touch(end.slot);
+    }
+    end.output(now, line);
+}
+
+#[inline(never)]
+fn count_acknowledgement(end: &mut End, now: Instant, frame: &[u8]) {
+    end.input(now, frame);
+    end.stack.changed().for_each(drop);
+}
+
+/// A frame as the receiving filter hands it over: the virtio-net header is a record's header now.
+fn opened(slot: Slot, frame: &[u8]) -> (RecordHeader, &[u8]) {
+    let gso_size = vnet::VnetHeader::parse(frame)
+        .ok()
+        .and_then(|(header, _)| header.gso())
+        .map_or(0, |(_, size)| size);
+    let record = RecordHeader {
+        slot: slot.0,
+        gso_size,
+        ..RecordHeader::default()
+    };
+    (record, &frame[vnet::HEADER_LEN..])
+}
+
+fn endpoint(host: u8) -> SocketAddr {
+    ([10, 0, 0, host], host.into()).into()
+}
+
+fn routes(own: u8, peer: u8) -> Routes {
+    let mac = |host| MacAddr([2, 0, 0, 0, 0, host]);
+    let interface = Interface {
+        index: 2,
+        name: "wire".into(),
+        mac: mac(own),
+        mtu: 1500,
+        up: true,
+        managed: true,
+    };
+    let route = Route {
+        destination: [10, 0, 0, 0].into(),
+        prefix: 24,
+        gateway: None,
+        interface: 2,
+        source: Some(endpoint(own).ip()),
+        metric: 0,
+        mtu: None,
+        kind: RouteKind::Unicast,
+    };
+    let neighbour = Neighbour {
+        interface: 2,
+        address: endpoint(peer).ip(),
+        mac: mac(peer),
+    };
+    let state = Metastate {
+        interfaces: vec![interface],
+        routes: vec![route],
+        neighbours: vec![neighbour],
+        ..Metastate::default()
+    };
+    Routes::new(2, state)
+}

@@ -1,0 +1,79 @@
+//! Instructions of the protocol engine for each segment, in order and without loss, counted by
+//! valgrind's callgrind: the same number on every machine, with hardware counters or without. The
+//! kernel's stack cannot be run under it, so it has no column here.
+
+use std::fs;
+use std::process::Command;
+
+use super::{Better, Case, number};
+use crate::bed::Bed;
+use crate::process::run;
+use crate::{Effort, MeasureError};
+
+/// A counted step, which the program has a function for, and what its report counts it by.
+const STEPS: [(&str, &str, &str); 3] = [
+    ("send", "count_send", "sent"),
+    ("receive", "count_receive", "received"),
+    ("ack", "count_acknowledgement", "acknowledgements"),
+];
+
+/// Octets handed over at once: one segment on the wire, and the most that a device cuts or joins.
+const SIZES: [(usize, usize); 2] = [(1448, 10_000), (65_160, 2_000)];
+
+/// `rep movsb` would count one instruction for each octet that memcpy moves.
+const COPY_BY_VECTORS: &str = "glibc.cpu.x86_rep_movsb_threshold=1000000";
+
+pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    let sizes = if effort.quick {
+        &SIZES[..1]
+    } else {
+        &SIZES[..]
+    };
+    let mut cases = Vec::new();
+    for &(size, segments) in sizes {
+        for (name, function, count) in STEPS {
+            cases.push(Case::of_portolan(
+                format!("engine-{name}-{size}"),
+                "instr",
+                Better::Lower,
+                move |bed| instructions(bed, size, segments, function, count),
+            ));
+        }
+    }
+    cases
+}
+
+fn instructions(
+    bed: &Bed,
+    size: usize,
+    segments: usize,
+    function: &str,
+    count: &str,
+) -> Result<f64, MeasureError> {
+    let log = bed.file("callgrind");
+    let mut valgrind = Command::new("valgrind");
+    valgrind
+        .env("GLIBC_TUNABLES", COPY_BY_VECTORS)
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(format!("--log-file={}", log.display()))
+        .arg(format!("--toggle-collect=*{function}*"))
+        .arg(&bed.tools().engine)
+        .args([&segments.to_string(), "--size", &size.to_string()]);
+    let report = run(&mut valgrind)?;
+    let steps = number("portolan-engine", &report, &[count])?;
+    let output = fs::read_to_string(&log).map_err(|source| MeasureError::File {
+        path: log.display().to_string(),
+        source,
+    })?;
+    let collected = output
+        .lines()
+        .find_map(|line| line.split("Collected :").nth(1)?.trim().parse::<f64>().ok());
+    match collected {
+        // None at all are what a program without symbols has.
+        Some(instructions) if instructions > 0.0 => Ok(instructions / steps),
+        _ => Err(MeasureError::Output {
+            program: "valgrind",
+            output,
+        }),
+    }
+}
