@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use portolan_proto::control::Reuse;
-use portolan_types::{FlowKey, Instant, Protocol};
+use portolan_types::{FlowKey, Instant, Protocol, canonical};
 
 use crate::errno::Errno;
 
@@ -305,10 +305,11 @@ fn overlap(a: &Claim, b: &Claim) -> bool {
     }
 }
 
-/// An IPv4-mapped address is the IPv4 address (RFC 4291 §2.5.5.2).
-fn normalised(mut claim: Claim) -> Claim {
-    claim.local.set_ip(claim.local.ip().to_canonical());
-    claim
+fn normalised(claim: Claim) -> Claim {
+    Claim {
+        local: canonical(claim.local),
+        ..claim
+    }
 }
 
 fn flow_of(claim: &Claim, remote: SocketAddr) -> FlowKey {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Reassembled, Routes, Session, Stack, Wire};
+use portolan_stack::{Input, NextHop, Reassembled, Routes, Session, Stack, Wire};
 use portolan_sys::clock;
 use portolan_sys::shm::MetastateReader;
 use portolan_tcp::Events;
@@ -128,9 +128,10 @@ impl Core {
     pub(crate) fn send_out(&mut self, now: Instant) {
         self.channel.flush();
         self.stack.output(now, &self.routes, &mut self.channel);
-        for address in self.stack.unresolved() {
+        for NextHop { interface, address } in self.stack.unresolved() {
             if self.outbox.len() < OUTBOX_MAX {
-                self.outbox.push(RequestBody::Resolve { address });
+                self.outbox
+                    .push(RequestBody::Resolve { interface, address });
             }
         }
         self.dispatch();

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use portolan_stack::{Session, TcpSession, UdpSession, Wire};
 use portolan_tcp::Events;
-use portolan_types::{Protocol, SessionId, Slot};
+use portolan_types::{Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
 use crate::core::Core;
@@ -361,9 +361,25 @@ impl Socket {
         match (self.family, address) {
             (Family::V4, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
             (Family::V6, SocketAddr::V4(_)) => Err(Errno::INVAL),
-            _ if address.ip().is_unspecified() => Ok(address),
-            // Flows hold an IPv4-mapped IPv6 address as IPv4.
-            _ => Ok(SocketAddr::new(address.ip().to_canonical(), address.port())),
+            (Family::V6, SocketAddr::V6(v6))
+                if v6.ip().to_ipv4_mapped().is_some() && self.options().v6_only() =>
+            {
+                Err(Errno::NETUNREACH)
+            }
+            _ if address.ip().is_unspecified() => Ok(canonical(address)),
+            _ => self.on_a_link(canonical(address)),
+        }
+    }
+
+    /// A link-local address is on the link that it names, or on the one the socket is bound to.
+    fn on_a_link(&self, address: SocketAddr) -> Result<SocketAddr, Errno> {
+        let (ip, is_named) = (address.ip(), scope_of(address) != 0);
+        if is_named || ip.is_multicast() || !is_scoped(ip) {
+            return Ok(address);
+        }
+        match self.setup().local.map_or(0, scope_of) {
+            0 => Err(Errno::INVAL),
+            interface => Ok(scoped(ip, address.port(), interface)),
         }
     }
 }

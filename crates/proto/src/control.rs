@@ -45,6 +45,7 @@ pub enum RequestBody {
     Bind {
         session: SessionRef,
         protocol: Protocol,
+        #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
         reuse: Reuse,
         v6_only: bool,
@@ -55,6 +56,7 @@ pub enum RequestBody {
     Connect {
         session: SessionRef,
         protocol: Protocol,
+        #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
         slot: Slot,
         /// Receive buffer the application asked for (`SO_RCVBUF`), octets.
@@ -78,7 +80,7 @@ pub enum RequestBody {
     /// Forgets the UDP peer (`connect` to `AF_UNSPEC`). Reply: `Bound`.
     Disconnect { session: SessionId, slot: Slot },
     /// Wants a neighbour resolved. No reply; metastate will tell.
-    Resolve { address: IpAddr },
+    Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
     Stray { frame: Vec<u8> },
     /// What is behind a descriptor this process did not open? The packet carries the fd.
@@ -138,15 +140,18 @@ pub enum ReplyBody {
     },
     Bound {
         session: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
         generation: Generation,
     },
     Connecting {
         session: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
     },
     Connected {
         session: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
         generation: Generation,
     },
@@ -157,6 +162,7 @@ pub enum ReplyBody {
     },
     Listening {
         session: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
     },
     Cached {
@@ -228,6 +234,7 @@ pub struct Probed {
     pub session: SessionId,
     pub protocol: Protocol,
     pub listening: bool,
+    #[serde(with = "portolan_types::endpoint")]
     pub local: SocketAddr,
     pub remote: Option<SocketAddr>,
 }
@@ -246,7 +253,9 @@ pub enum DescriptorEvent {
     /// A session to accept; the packet carries its descriptor. The server holds it until `Cache`.
     Accepted {
         session: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
+        #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
     },
     /// A connection that reached the port by the kernel's stack; the packet carries the kernel

@@ -69,6 +69,7 @@ impl Damaged {
                 frame: self.octets.clone(),
             },
             4 => RequestBody::Resolve {
+                interface: slot.0,
                 address: remote.ip(),
             },
             5 => RequestBody::Flush {

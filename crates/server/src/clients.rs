@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_control::Errno;
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_stack::NextHop;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, ReceiveError, SendError};
 use portolan_types::ChannelId;
 use rustix::event::epoll::EventFlags;
@@ -223,8 +224,8 @@ impl Server {
             RequestBody::Disconnect { session, slot } => {
                 self.disconnect_udp(channel, session, slot)
             }
-            RequestBody::Resolve { address } => {
-                self.resolve(address);
+            RequestBody::Resolve { interface, address } => {
+                self.resolve(NextHop { interface, address });
                 Ok(Answer::Silence)
             }
             RequestBody::Stray { frame } => {

@@ -246,7 +246,7 @@ impl Server {
     }
 
     fn open_handshake(&mut self, listener_id: SessionId, flow: FlowKey, header: &TcpHeader) {
-        let Ok(path) = self.routes.path(flow.remote.ip()) else {
+        let Ok(path) = self.path_of(flow.remote) else {
             return;
         };
         let config = self.tcp_config(&path, &flow);

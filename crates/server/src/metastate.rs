@@ -1,14 +1,14 @@
 //! Routes, neighbours and addresses: from the kernel to every library, to the filter and to the
 //! server's own look-ups. Also the waiting for neighbours that nobody knows yet.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use portolan_control::{Errno, Phase, Session};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::Metastate;
-use portolan_stack::Routes;
-use portolan_types::{Instant, SessionId};
+use portolan_stack::{NextHop, NoRoute, Path, Routes};
+use portolan_types::{Instant, SessionId, scope_of};
 use tracing::{debug, error, warn};
 
 use crate::server::Server;
@@ -24,7 +24,6 @@ const RESOLVING_MAX: usize = 1024;
 /// A neighbour that is being looked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Resolving {
-    interface: u32,
     since: Instant,
     again: Instant,
 }
@@ -83,26 +82,30 @@ impl Server {
         }
     }
 
+    /// The path to a peer, on the link that its address names if it names one.
+    pub fn path_of(&self, remote: SocketAddr) -> Result<Path, NoRoute> {
+        self.routes.path_in(remote.ip(), scope_of(remote))
+    }
+
     /// Has the kernel look for a neighbour, unless it is doing so already.
-    pub fn resolve(&mut self, address: IpAddr) {
-        let Ok(path) = self.routes.path(address) else {
-            return;
-        };
-        let known = self.routes.neighbour(path.interface, address).is_some();
+    pub fn resolve(&mut self, next_hop: NextHop) {
+        let NextHop { interface, address } = next_hop;
+        let is_ours =
+            self.managed.contains(&interface) && self.routes.is_next_hop(interface, address);
+        let known = self.routes.neighbour(interface, address).is_some();
         let is_full = self.resolving.len() >= RESOLVING_MAX;
-        if known || !path.managed || is_full || self.resolving.contains_key(&address) {
+        if known || !is_ours || is_full || self.resolving.contains_key(&next_hop) {
             return;
         }
         let resolving = Resolving {
-            interface: path.interface,
             since: self.now,
             again: self.now + RESOLVE_AGAIN,
         };
-        self.resolving.insert(address, resolving);
-        self.ask_kernel(path.interface, address);
+        self.resolving.insert(next_hop, resolving);
+        self.ask_kernel(next_hop);
     }
 
-    fn ask_kernel(&mut self, interface: u32, address: IpAddr) {
+    fn ask_kernel(&mut self, NextHop { interface, address }: NextHop) {
         if let Err(failure) = self.monitor.resolve(interface, address) {
             warn!(%failure, "cannot resolve a neighbour");
         }
@@ -111,26 +114,26 @@ impl Server {
     fn drop_resolved(&mut self) {
         let routes = &self.routes;
         self.resolving
-            .retain(|address, r| routes.neighbour(r.interface, *address).is_none());
+            .retain(|hop, _| routes.neighbour(hop.interface, hop.address).is_none());
     }
 
     /// Asks again for neighbours, and gives up on those that do not answer. Returns when to come
     /// back.
     pub fn drive_resolving(&mut self) -> Option<Instant> {
         let now = self.now;
-        let due: Vec<(IpAddr, Resolving)> = self
+        let due: Vec<(NextHop, Resolving)> = self
             .resolving
             .iter()
             .filter(|(_, resolving)| resolving.again <= now)
-            .map(|(address, resolving)| (*address, *resolving))
+            .map(|(next_hop, resolving)| (*next_hop, *resolving))
             .collect();
-        for (address, resolving) in due {
+        for (next_hop, resolving) in due {
             if now.since(resolving.since) >= RESOLVE_FOR {
-                self.resolving.remove(&address);
-                self.give_up_on(address);
+                self.resolving.remove(&next_hop);
+                self.give_up_on(next_hop);
             } else {
-                self.ask_kernel(resolving.interface, address);
-                if let Some(entry) = self.resolving.get_mut(&address) {
+                self.ask_kernel(next_hop);
+                if let Some(entry) = self.resolving.get_mut(&next_hop) {
                     entry.again = now + RESOLVE_AGAIN;
                 }
             }
@@ -140,13 +143,15 @@ impl Server {
 
     /// Linux reports a neighbour that does not answer as `EHOSTUNREACH`. What only had a reset left
     /// to say is over.
-    fn give_up_on(&mut self, next_hop: IpAddr) {
+    fn give_up_on(&mut self, next_hop: NextHop) {
         let is_stuck = |session: &&Session| {
             matches!(session.phase, Phase::Connecting | Phase::Closing)
                 && session
                     .remote
-                    .and_then(|remote| self.routes.path(remote.ip()).ok())
-                    .is_some_and(|path| path.next_hop == next_hop)
+                    .and_then(|remote| self.path_of(remote).ok())
+                    .is_some_and(|path| {
+                        (path.interface, path.next_hop) == (next_hop.interface, next_hop.address)
+                    })
         };
         let stuck: Vec<(SessionId, Phase)> = self
             .registry
@@ -154,7 +159,11 @@ impl Server {
             .filter(is_stuck)
             .map(|session| (session.id, session.phase))
             .collect();
-        debug!(%next_hop, sessions = stuck.len(), "neighbour does not answer");
+        debug!(
+            ?next_hop,
+            sessions = stuck.len(),
+            "neighbour does not answer"
+        );
         for (id, phase) in stuck {
             match phase {
                 Phase::Connecting => self.open_failed(id, Errno::HOSTUNREACH),

@@ -11,7 +11,9 @@ use portolan_proto::control::{DescriptorEvent, KernelReason, ReplyBody, Reuse, S
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::{Path, TcpSession};
 use portolan_tcp::Connection;
-use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
+use portolan_types::{
+    ChannelId, FlowKey, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped,
+};
 use tracing::debug;
 
 use crate::clients::Answer;
@@ -92,6 +94,9 @@ impl Server {
         slot: Slot,
         descriptor: NewDescriptor,
     ) -> Result<Answer, Detour> {
+        if is_scoped(wish.local.ip()) && scope_of(wish.local) == 0 {
+            return Err(Errno::INVAL.into());
+        }
         self.check_local(wish.local.ip())?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let port = wish.local.port();
@@ -226,12 +231,12 @@ impl Server {
             Some(_) => None,
             None => Some(NewDescriptor::from_fds(fds)?),
         };
-        let opened =
-            self.path_to(target.remote.ip(), known)
-                .and_then(|path| match target.protocol {
-                    Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
-                    Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
-                });
+        let opened = self
+            .path_to(target.remote, known)
+            .and_then(|path| match target.protocol {
+                Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
+                Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
+            });
         match opened {
             Ok(answer) => Ok(answer),
             Err(detour) => self.detour(known, detour),
@@ -318,7 +323,8 @@ impl Server {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let mut claim = self.ports_claim(session);
         if claim.local.ip().is_unspecified() {
-            claim.local.set_ip(path.source.ok_or(Errno::ADDRNOTAVAIL)?);
+            let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
+            claim.local = scoped(source, claim.local.port(), path.interface);
         }
         if claim.local.is_ipv4() != remote.is_ipv4() {
             return Err(Errno::AFNOSUPPORT);
@@ -427,7 +433,13 @@ impl Server {
     }
 
     /// Is `remote` reached through a managed device? `known` may be bound to a device's address.
-    fn path_to(&self, remote: IpAddr, known: Option<SessionId>) -> Result<Path, Detour> {
+    fn path_to(&self, remote: SocketAddr, known: Option<SessionId>) -> Result<Path, Detour> {
+        let scope = scope_of(remote);
+        let remote = remote.ip();
+        // As Linux: a link-local peer is on no link that anybody knows.
+        if is_scoped(remote) && scope == 0 {
+            return Err(Errno::INVAL.into());
+        }
         if remote.is_unspecified() || self.routes.is_local(remote) {
             return Err(KernelReason::LocalAddress.into());
         }
@@ -436,7 +448,7 @@ impl Server {
         }
         let path = self
             .routes
-            .path(remote)
+            .path_in(remote, scope)
             .map_err(|_| Detour::Kernel(KernelReason::NoRoute))?;
         match path.kind {
             RouteKind::Unicast if path.managed => {}
@@ -491,11 +503,6 @@ impl Server {
         let fds = socket.into_iter().map(Reservation::into_fd).collect();
         Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
     }
-}
-
-/// An IPv4-mapped address is the IPv4 address (RFC 4291 §2.5.5.2).
-pub fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 pub fn any_of(address: IpAddr) -> IpAddr {

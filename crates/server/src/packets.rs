@@ -229,7 +229,7 @@ impl Server {
 
     /// Answers a SYN without keeping anything.
     pub fn send_cookie(&mut self, flow: &FlowKey, header: &TcpHeader) {
-        let Ok(path) = self.routes.path(flow.remote.ip()) else {
+        let Ok(path) = self.path_of(flow.remote) else {
             return;
         };
         let config = self.tcp_config(&path, flow);
@@ -263,7 +263,7 @@ impl Server {
         payload: &[u8],
     ) {
         let (Ok(path), Some(decoded)) = (
-            self.routes.path(flow.remote.ip()),
+            self.path_of(flow.remote),
             cookie::decode(&self.secret, &flow, header, self.now),
         ) else {
             return;

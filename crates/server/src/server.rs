@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
 use portolan_control::{Phase, PortTable, Registry};
-use portolan_stack::{EarlyFragments, Path, Routes, Stack};
+use portolan_stack::{EarlyFragments, NextHop, Path, Routes, Stack};
 use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
@@ -147,7 +147,7 @@ pub struct Server {
     pub(crate) managed: BTreeSet<u32>,
     /// The host's addresses, and whether their device is managed.
     pub(crate) managed_addresses: HashMap<IpAddr, bool>,
-    pub(crate) resolving: HashMap<IpAddr, Resolving>,
+    pub(crate) resolving: HashMap<NextHop, Resolving>,
     reserved: Option<ReservedPorts>,
 
     // What sessions have beside their entry in the registry.
@@ -350,9 +350,9 @@ impl Server {
     fn settle(&mut self) {
         loop {
             self.stack.output(self.now, &self.routes, &mut self.wire);
-            let unresolved: Vec<IpAddr> = self.stack.unresolved().collect();
-            for address in unresolved {
-                self.resolve(address);
+            let unresolved: Vec<NextHop> = self.stack.unresolved().collect();
+            for next_hop in unresolved {
+                self.resolve(next_hop);
             }
             let changed: Vec<_> = self.stack.changed().collect();
             if changed.is_empty() {

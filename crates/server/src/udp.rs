@@ -3,7 +3,7 @@
 use portolan_control::{Claim, Command, Errno, Holder, Phase};
 use portolan_proto::control::{ReplyBody, Reuse};
 use portolan_stack::Path;
-use portolan_types::{ChannelId, Protocol, SessionId, Slot};
+use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
 
 use crate::clients::Answer;
 use crate::opens::{Detour, Target};
@@ -68,7 +68,7 @@ impl Server {
             // The binding row goes before the address that names it does.
             self.unaim(id);
             if let Some(session) = self.registry.session_mut(id) {
-                session.local = (source, port).into();
+                session.local = scoped(source, port, path.interface);
             }
         }
         Ok(())

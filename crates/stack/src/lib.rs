@@ -31,3 +31,4 @@ pub use routes::{NoRoute, Path, Routes};
 pub use session::{BadCapsule, IpOptions, MtuDiscovery, Session, TcpSession};
 pub use stack::{Input, SendError, Stack, send_segment};
 pub use udp::{Datagram, UdpSession};
+pub use way::NextHop;

@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use portolan_proto::filter::RecordHeader;
 use portolan_tcp::{Codepoint, Error, IcmpError as TcpIcmpError, IcmpKind};
-use portolan_types::{FlowKey, Protocol};
+use portolan_types::{FlowKey, Protocol, scoped};
 use portolan_wire::Malformed;
 use portolan_wire::checksum::{Offload, Sum, verify};
 use portolan_wire::ethernet::{EtherType, EthernetHeader};
@@ -118,7 +118,7 @@ impl<'a> Packet<'a> {
                 _ => return Err(Drop::Unsupported),
             };
         if record.flags & RecordHeader::ICMP_ERROR != 0 {
-            return parse_icmp(source, destination, protocol, body);
+            return parse_icmp(source, destination, protocol, body, record.ifindex);
         }
         let pseudo = Sum::pseudo_header(source, destination, protocol, body.len());
         match Protocol::from_number(protocol) {
@@ -128,8 +128,8 @@ impl<'a> Packet<'a> {
                     return Err(Drop::BadChecksum);
                 }
                 Ok(Packet {
-                    source: SocketAddr::new(source, header.source_port),
-                    destination: SocketAddr::new(destination, header.destination_port),
+                    source: scoped(source, header.source_port, record.ifindex),
+                    destination: scoped(destination, header.destination_port, record.ifindex),
                     transport: Transport::Tcp {
                         header,
                         payload: &body[length..],
@@ -143,8 +143,8 @@ impl<'a> Packet<'a> {
                     return Err(Drop::BadChecksum);
                 }
                 Ok(Packet {
-                    source: SocketAddr::new(source, header.source_port),
-                    destination: SocketAddr::new(destination, header.destination_port),
+                    source: scoped(source, header.source_port, record.ifindex),
+                    destination: scoped(destination, header.destination_port, record.ifindex),
                     transport: Transport::Udp { ip, payload },
                 })
             }
@@ -173,6 +173,7 @@ fn parse_icmp(
     destination: IpAddr,
     protocol: u8,
     body: &[u8],
+    interface: u32,
 ) -> Result<Packet<'_>, Drop> {
     let message = match (source, destination, protocol) {
         (IpAddr::V4(_), IpAddr::V4(_), icmp::ICMP) => Message::parse_v4(body)?,
@@ -187,8 +188,12 @@ fn parse_icmp(
         return Err(Drop::Malformed);
     };
     Ok(Packet {
-        source: quoted.destination,
-        destination: quoted.source,
+        source: scoped(
+            quoted.destination.ip(),
+            quoted.destination.port(),
+            interface,
+        ),
+        destination: scoped(quoted.source.ip(), quoted.source.port(), interface),
         transport: Transport::IcmpError(IcmpMessage {
             cause: error.cause,
             kind,

@@ -1,10 +1,10 @@
 //! Look-ups on metastate: which device, next hop, source address and MTU a destination has.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use std::collections::HashMap;
 
 use portolan_proto::metastate::{Metastate, Route, RouteKind};
-use portolan_types::MacAddr;
+use portolan_types::{MacAddr, is_scoped};
 
 /// One generation of metastate, ready for look-ups.
 #[derive(Debug, Default)]
@@ -55,9 +55,15 @@ impl Routes {
     /// Longest prefix first, then lowest metric, as metastate is sorted; routes through devices
     /// that are down do not count.
     pub fn path(&self, destination: IpAddr) -> Result<Path, NoRoute> {
+        self.path_in(destination, 0)
+    }
+
+    /// As [`Routes::path`], through the device of the link that a scoped destination is on; 0: any.
+    pub fn path_in(&self, destination: IpAddr, scope: u32) -> Result<Path, NoRoute> {
         self.state
             .routes
             .iter()
+            .filter(|route| scope == 0 || route.interface == scope)
             .filter(|route| covers(route.destination, route.prefix, destination))
             .find_map(|route| self.path_by(route, destination))
             .ok_or(NoRoute)
@@ -87,17 +93,38 @@ impl Routes {
         })
     }
 
-    /// An address of the device in the destination's subnet, else any of its family.
+    /// An address of the device in the destination's subnet, else any of its family; of IPv6 the
+    /// one that RFC 6724 prefers.
     fn address_near(&self, interface: u32, destination: IpAddr) -> Option<IpAddr> {
-        let mut of_family =
-            self.state.addresses.iter().filter(|a| {
-                a.interface == interface && a.address.is_ipv4() == destination.is_ipv4()
-            });
-        let first = of_family.clone().next();
-        of_family
-            .find(|a| covers(a.address, a.prefix, destination))
-            .or(first)
-            .map(|a| a.address)
+        let of_device = self
+            .state
+            .addresses
+            .iter()
+            .filter(|a| a.interface == interface);
+        // Of equals the first.
+        let best = of_device.min_by_key(|a| {
+            core::cmp::Reverse(match (a.address, destination) {
+                (IpAddr::V4(_), IpAddr::V4(_)) => {
+                    Some((covers(a.address, a.prefix, destination), false, 0))
+                }
+                (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                    Some(source_preference(source, destination))
+                }
+                _ => None,
+            })
+        })?;
+        (best.address.is_ipv4() == destination.is_ipv4()).then_some(best.address)
+    }
+
+    /// Do packets go through `interface` to `address` directly?
+    pub fn is_next_hop(&self, interface: u32, address: IpAddr) -> bool {
+        self.state.routes.iter().any(|route| {
+            let is_reached = match route.gateway {
+                Some(gateway) => gateway == address,
+                None => covers(route.destination, route.prefix, address),
+            };
+            route.interface == interface && route.kind == RouteKind::Unicast && is_reached
+        })
     }
 
     /// Link-layer address of a neighbour, if the kernel knows it.
@@ -108,6 +135,25 @@ impl Routes {
     /// Is this one of the host's own addresses?
     pub fn is_local(&self, address: IpAddr) -> bool {
         address.is_loopback() || self.state.addresses.iter().any(|a| a.address == address)
+    }
+}
+
+/// RFC 6724 §5, of two of one device the greater: rules 2 (scope), 6 (label), 8 (longest prefix).
+fn source_preference(source: Ipv6Addr, destination: Ipv6Addr) -> (bool, bool, u32) {
+    let is_narrow = |address: Ipv6Addr| is_scoped(address.into());
+    let has_scope = is_narrow(source) == is_narrow(destination);
+    let has_label = label(source) == label(destination);
+    let common = (source.to_bits() ^ destination.to_bits()).leading_zeros();
+    (has_scope, has_label, common)
+}
+
+/// RFC 6724 §2.1, of the prefixes that are still in use.
+fn label(address: Ipv6Addr) -> u8 {
+    match address.segments() {
+        [0x2002, ..] => 2,
+        [0x2001, 0, ..] => 5,
+        [first, ..] if first & 0xfe00 == 0xfc00 => 13,
+        _ => 1,
     }
 }
 
@@ -208,6 +254,31 @@ mod tests {
             host().path(ip("8.8.8.8")).unwrap().next_hop,
             ip("192.168.1.254")
         );
+    }
+
+    #[test]
+    fn the_source_has_the_scope_and_the_label_of_the_destination() {
+        let address = |text| Address {
+            interface: 2,
+            address: ip(text),
+            prefix: 64,
+        };
+        let mut host = host();
+        let addresses = ["fe80::1", "fd00::1", "2001:db8:1::1", "2001:db8:2::1"];
+        host.state.addresses.extend(addresses.map(address));
+        host.state.routes.push(route("::", 0, Some("fe80::fe"), 2));
+        host.state.routes.push(route("fe80::", 64, None, 2));
+        host.state.routes.push(route("fe80::", 64, None, 3));
+        let source = |text| host.path(ip(text)).unwrap().source;
+        assert_eq!(source("2001:db8:2::9"), Some(ip("2001:db8:2::1")));
+        assert_eq!(source("2600::1"), Some(ip("2001:db8:1::1")));
+        assert_eq!(source("fd99::1"), Some(ip("fd00::1")));
+        assert_eq!(source("fe80::9"), Some(ip("fe80::1")));
+        assert_eq!(host.path(ip("2600::1")).unwrap().next_hop, ip("fe80::fe"));
+        assert!(host.is_next_hop(2, ip("fe80::fe")) && host.is_next_hop(2, ip("fe80::9")));
+        assert!(!host.is_next_hop(3, ip("2600::1")) && !host.is_next_hop(2, ip("2600::1")));
+        assert!(host.path_in(ip("fe80::9"), 3).is_err(), "it is down");
+        assert_eq!(host.path_in(ip("fe80::9"), 2).unwrap().interface, 2);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use portolan_proto::filter::RecordHeader;
 use portolan_tcp::{Codepoint, Events};
 use portolan_timers::Wheel;
-use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot};
+use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot, scope_of};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
@@ -16,7 +16,7 @@ use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::{IpOptions, Session, TcpSession};
 use crate::udp::{Datagram, UdpSession};
-use crate::way::{Ends, NoWay, Way};
+use crate::way::{Ends, NextHop, NoWay, Way};
 
 mod datagrams;
 
@@ -34,7 +34,7 @@ pub struct Stack {
     /// Sessions that wait for a route or a neighbour.
     stalled: Vec<u32>,
     parked: VecDeque<Parked>,
-    unresolved: Vec<IpAddr>,
+    unresolved: Vec<NextHop>,
     changed: Vec<(Slot, Events)>,
     fragments: Reassembly,
     mtus: PathMtus,
@@ -308,7 +308,7 @@ impl Stack {
     }
 
     /// Next hops that nobody has an address for since the last call: have them resolved.
-    pub fn unresolved(&mut self) -> impl Iterator<Item = IpAddr> + '_ {
+    pub fn unresolved(&mut self) -> impl Iterator<Item = NextHop> + '_ {
         self.unresolved.drain(..)
     }
 
@@ -348,10 +348,11 @@ impl Stack {
             protocol: Protocol::Tcp,
             source: flow.local.ip(),
             destination: flow.remote.ip(),
+            scope: scope_of(flow.remote),
         };
         let is_current = way
             .as_ref()
-            .is_some_and(|way| way.is_current(ends.destination, routes, &self.mtus));
+            .is_some_and(|way| way.is_current(&ends, routes, &self.mtus));
         let template = match Way::current(way, ends, session.ip, routes, &self.mtus) {
             Ok(way) => {
                 if !is_current {
@@ -480,6 +481,7 @@ pub fn send_segment(
         protocol: Protocol::Tcp,
         source: flow.local.ip(),
         destination: flow.remote.ip(),
+        scope: scope_of(flow.remote),
     };
     let way = Way::find(ends, IpOptions::default(), routes, &PathMtus::default());
     let Ok(way) = way else {

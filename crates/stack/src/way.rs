@@ -18,6 +18,15 @@ pub(crate) struct Ends {
     pub(crate) protocol: Protocol,
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
+    /// The device of the link that a scoped destination is on, else 0.
+    pub(crate) scope: u32,
+}
+
+/// A neighbour that packets go to first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NextHop {
+    pub interface: u32,
+    pub address: IpAddr,
 }
 
 /// A way to one destination, valid as long as the routes stay what they were.
@@ -26,6 +35,7 @@ pub(crate) struct Way {
     generation: u32,
     mtu_generation: u32,
     destination: IpAddr,
+    scope: u32,
     /// What the whole path takes.
     pub(crate) mtu: u32,
     /// What its first link takes.
@@ -40,7 +50,7 @@ pub(crate) enum NoWay {
     /// The destination is this host's, not unicast, or behind a device that is not managed.
     NotOurs,
     /// Nobody has told the next hop's link-layer address yet.
-    Unresolved(IpAddr),
+    Unresolved(NextHop),
 }
 
 impl Way {
@@ -55,20 +65,28 @@ impl Way {
             protocol,
             source,
             destination,
+            scope,
         } = ends;
-        let path = routes.path(destination).map_err(|NoRoute| NoWay::NoRoute)?;
+        let path = routes
+            .path_in(destination, scope)
+            .map_err(|NoRoute| NoWay::NoRoute)?;
         if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(destination) {
             return Err(NoWay::NotOurs);
         }
-        let neighbour = routes
-            .neighbour(path.interface, path.next_hop)
-            .ok_or(NoWay::Unresolved(path.next_hop))?;
+        let neighbour =
+            routes
+                .neighbour(path.interface, path.next_hop)
+                .ok_or(NoWay::Unresolved(NextHop {
+                    interface: path.interface,
+                    address: path.next_hop,
+                }))?;
         let template = Template::new(protocol, source, destination, path.mac, neighbour, ip)
             .ok_or(NoWay::NoRoute)?;
         Ok(Way {
             generation: routes.generation(),
             mtu_generation: mtus.generation(),
             destination,
+            scope,
             mtu: mtus.limit(destination, path.mtu),
             link_mtu: path.mtu,
             template,
@@ -85,7 +103,7 @@ impl Way {
     ) -> Result<&'a Way, NoWay> {
         if !kept
             .as_ref()
-            .is_some_and(|way| way.is_current(ends.destination, routes, mtus))
+            .is_some_and(|way| way.is_current(&ends, routes, mtus))
         {
             *kept = Some(Way::find(ends, ip, routes, mtus)?);
         }
@@ -118,12 +136,15 @@ impl Way {
         }
     }
 
-    pub(crate) fn is_current(&self, destination: IpAddr, routes: &Routes, mtus: &PathMtus) -> bool {
-        self.leads_to(destination, routes) && self.mtu_generation == mtus.generation()
+    pub(crate) fn is_current(&self, ends: &Ends, routes: &Routes, mtus: &PathMtus) -> bool {
+        self.leads_to(ends.destination, ends.scope, routes)
+            && self.mtu_generation == mtus.generation()
     }
 
-    pub(crate) fn leads_to(&self, destination: IpAddr, routes: &Routes) -> bool {
-        self.generation == routes.generation() && self.destination == destination
+    pub(crate) fn leads_to(&self, destination: IpAddr, scope: u32, routes: &Routes) -> bool {
+        self.generation == routes.generation()
+            && self.destination == destination
+            && self.scope == scope
     }
 }
 

@@ -38,7 +38,9 @@ impl fmt::Display for Protocol {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FlowKey {
     pub protocol: Protocol,
+    #[serde(with = "crate::endpoint")]
     pub local: SocketAddr,
+    #[serde(with = "crate::endpoint")]
     pub remote: SocketAddr,
 }
 

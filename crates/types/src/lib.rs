@@ -4,8 +4,10 @@
 
 mod flow;
 mod instant;
+mod scope;
 mod seq;
 
 pub use flow::{ChannelId, FlowKey, Generation, MacAddr, Protocol, SessionId, Slot};
 pub use instant::Instant;
+pub use scope::{canonical, endpoint, is_scoped, scope_of, scoped};
 pub use seq::SeqNum;

@@ -65,6 +65,14 @@ pub fn each_pairing(bed: &Bed, mut test: impl FnMut(&Bed, Pairing)) {
     }
 }
 
+/// Runs a test for every pairing over both IP versions, on one bed.
+pub fn over_both_families(mut test: impl FnMut(&Bed, Pairing)) {
+    let bed = bed();
+    each_pairing(&bed, &mut test);
+    eprintln!("over IPv6");
+    each_pairing(&bed.over_ipv6(), &mut test);
+}
+
 /// Runs a program on the client host to its end and returns what it printed.
 ///
 /// # Panics

@@ -162,3 +162,32 @@ fn closed_ports_are_refused_at_once() {
         }
     });
 }
+
+const SCOPES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/scopes.py");
+
+#[test]
+fn mapped_and_link_local_peers_meet_on_one_socket() {
+    each_pairing(&bed(), |bed, pairing| {
+        let port = PORT.to_string();
+        let _server = bed
+            .serve(pairing.server, PORT, PYTHON, &[SCOPES, "serve", &port])
+            .unwrap_or_else(|error| panic!("{error}"));
+        let address = bed.server.address.to_string();
+        let arguments = [SCOPES, "call", &address, &port];
+        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    });
+}
+
+#[test]
+fn a_socket_for_ipv6_only_leaves_ipv4_alone() {
+    let bed = bed();
+    let address = bed.server.address.to_string();
+    for stack in [Stack::Kernel, Stack::Portolan] {
+        let arguments = [SCOPES, "only", &address, "7010"];
+        assert_eq!(
+            client(&bed, stack, PYTHON, &arguments),
+            "exact",
+            "{stack:?}"
+        );
+    }
+}

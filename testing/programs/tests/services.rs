@@ -4,7 +4,7 @@ use std::fs;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::{PYTHON, bed, client, each_pairing, eventually};
+use portolan_programs::{PYTHON, client, eventually, over_both_families};
 
 /// Writes a file into the bed's directory and returns its path.
 fn file(bed: &Bed, name: &str, text: &str) -> String {
@@ -20,7 +20,7 @@ fn serve(bed: &Bed, stack: Stack, port: u16, program: &str, arguments: &[&str]) 
 
 #[test]
 fn redis_serves_fifty_clients_with_and_without_pipelining() {
-    each_pairing(&bed(), |bed, pairing| {
+    over_both_families(|bed, pairing| {
         let address = bed.server.address.to_string();
         let _redis = serve(
             bed,
@@ -57,7 +57,7 @@ fn redis_serves_fifty_clients_with_and_without_pipelining() {
 
 #[test]
 fn nginx_with_four_workers_serves_curl_and_wrk() {
-    each_pairing(&bed(), |bed, pairing| {
+    over_both_families(|bed, pairing| {
         let root = bed.file("www");
         fs::create_dir_all(&root).expect("the bed's directory is writable");
         let page = "0123456789".repeat(100_000);
@@ -100,7 +100,7 @@ fn nginx_with_four_workers_serves_curl_and_wrk() {
 
 #[test]
 fn iperf3_runs_both_ways_and_with_four_streams() {
-    each_pairing(&bed(), |bed, pairing| {
+    over_both_families(|bed, pairing| {
         let address = bed.server.address.to_string();
         for options in [&["-P", "1"][..], &["-R"], &["-P", "4"]] {
             // A server that goes on would close its port between two runs.
@@ -122,7 +122,7 @@ fn iperf3_runs_both_ways_and_with_four_streams() {
 
 #[test]
 fn memcached_returns_what_was_stored() {
-    each_pairing(&bed(), |bed, pairing| {
+    over_both_families(|bed, pairing| {
         let address = bed.server.address.to_string();
         let _memcached = serve(
             bed,
@@ -141,7 +141,7 @@ fn memcached_returns_what_was_stored() {
 
 #[test]
 fn pythons_http_server_answers_urllib() {
-    each_pairing(&bed(), |bed, pairing| {
+    over_both_families(|bed, pairing| {
         let directory = bed.file("python");
         fs::create_dir_all(&directory).expect("the bed's directory is writable");
         fs::write(directory.join("file"), "x".repeat(300_000)).expect("the same");
@@ -175,7 +175,7 @@ fn pythons_http_server_answers_urllib() {
 
 #[test]
 fn dig_gets_its_answer_over_udp() {
-    each_pairing(&bed(), |bed, pairing| {
+    over_both_families(|bed, pairing| {
         let address = bed.server.address.to_string();
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/dns.py");
         let mut server = bed.command(Side::Server, pairing.server, PYTHON);

@@ -19,7 +19,11 @@ use crate::socket::{Phase, Socket};
 pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
     fn take(fd: RawFd, address: SocketAddr) -> Result<(), Stop> {
         let (socket, process) = find(fd)?;
-        let local = socket.given(address)?;
+        let local = match socket.given(address) {
+            // What connect calls unreachable, bind calls invalid.
+            Err(Errno::NETUNREACH) => return Err(Errno::INVAL.into()),
+            local => local?,
+        };
         bind_as_asked(process, fd, &socket, local)
     }
     take(fd, address).into()

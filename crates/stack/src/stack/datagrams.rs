@@ -2,14 +2,14 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use portolan_types::{Protocol, Slot};
+use portolan_types::{Protocol, Slot, scope_of};
 use portolan_wire::{ipv4, udp};
 
 use super::{Entry, Stack, entry_of};
 use crate::frame::{Frame, HEAD_MAX, Wire};
 use crate::routes::Routes;
 use crate::session::{IpOptions, MtuDiscovery, Session};
-use crate::way::{Ends, NoWay, Way};
+use crate::way::{Ends, NextHop, NoWay, Way};
 
 /// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
 const PARKED_MAX: usize = 64;
@@ -71,9 +71,14 @@ impl Stack {
         let source = match session.local.ip() {
             any if any.is_unspecified() => way
                 .as_ref()
-                .filter(|way| way.leads_to(destination.ip(), routes))
+                .filter(|way| way.leads_to(destination.ip(), scope_of(destination), routes))
                 .map(|way| way.template.source())
-                .or_else(|| routes.path(destination.ip()).ok()?.source)
+                .or_else(|| {
+                    routes
+                        .path_in(destination.ip(), scope_of(destination))
+                        .ok()?
+                        .source
+                })
                 .ok_or(SendError::NoRoute)?,
             bound => bound,
         };
@@ -82,6 +87,7 @@ impl Stack {
             protocol: Protocol::Udp,
             source: source.ip(),
             destination: destination.ip(),
+            scope: scope_of(destination),
         };
         if length > longest(destination.ip()) {
             return Err(SendError::TooLong);
@@ -114,7 +120,7 @@ impl Stack {
     }
 
     /// Like the kernel's, the oldest goes when too many wait.
-    fn park(&mut self, next_hop: IpAddr, parked: Parked) {
+    fn park(&mut self, next_hop: NextHop, parked: Parked) {
         self.unresolved.push(next_hop);
         if self.parked.len() == PARKED_MAX {
             self.parked.pop_front();
@@ -130,6 +136,7 @@ impl Stack {
                 protocol: Protocol::Udp,
                 source: parked.source.ip(),
                 destination: parked.destination.ip(),
+                scope: scope_of(parked.destination),
             };
             match Way::find(ends, parked.ip, routes, mtus) {
                 Ok(way) => {

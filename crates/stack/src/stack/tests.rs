@@ -186,7 +186,11 @@ fn a_datagram_waits_until_its_neighbour_is_known() {
         Ok(1)
     );
     assert!(wire.frames.is_empty());
-    assert_eq!(a.unresolved().collect::<Vec<_>>(), [at(B).ip()]);
+    let next_hop = NextHop {
+        interface: 2,
+        address: at(B).ip(),
+    };
+    assert_eq!(a.unresolved().collect::<Vec<_>>(), [next_hop]);
 
     a.output(now(), &routes(4, at(A), at(B), true), &mut wire);
     assert_eq!(wire.frames.len(), 1);
