@@ -46,7 +46,7 @@ fn redis_serves_fifty_clients_with_and_without_pipelining() {
                 pairing.client,
                 "redis-benchmark",
                 &[
-                    "-h", &address, "-c", "50", "-n", "20000", "-t", "set,get", "--csv", "-P",
+                    "-h", &address, "-c", "50", "-n", "10000", "-t", "set,get", "--csv", "-P",
                     pipeline,
                 ],
             );
@@ -111,7 +111,7 @@ fn iperf3_runs_both_ways_and_with_four_streams() {
                 "iperf3",
                 &["-s", "-1", "-B", &address],
             );
-            let arguments = [&["-c", &address, "-t", "1", "-J"], options].concat();
+            let arguments = [&["-c", &address, "-n", "64M", "-J"], options].concat();
             let json = client(bed, pairing.client, "iperf3", &arguments);
             let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
             let rate = report["end"]["sum_received"]["bits_per_second"].as_f64();
