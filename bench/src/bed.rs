@@ -85,6 +85,8 @@ pub struct Bed {
     pub client: Host,
     pub server: Host,
     wire: portolan_netns::Bed,
+    /// Lines that both configuration files end with.
+    settings: String,
     tools: Tools,
     directory: PathBuf,
 }
@@ -142,9 +144,20 @@ impl Bed {
             client: host(portolan_netns::Bed::A4, 0),
             server: host(portolan_netns::Bed::B4, 1),
             wire,
+            settings: String::new(),
             tools,
             directory,
         })
+    }
+
+    /// Lines for the configuration of the servers that are started from now on.
+    pub fn set_settings(&mut self, lines: &str) {
+        self.settings = lines.to_owned();
+    }
+
+    /// What the wire did so far.
+    pub fn counters(&self) -> portolan_netns::Counters {
+        self.wire.counters()
     }
 
     /// Which congestion control the kernel's sockets have on this wire.
@@ -163,7 +176,11 @@ impl Bed {
         let config = self.file(&format!("{side}.toml"));
         let log = self.file(&format!("{side}.log"));
         let prepare = || {
-            fs::write(&config, format!("interfaces = [\"{INTERFACE}\"]\n"))?;
+            let settings = &self.settings;
+            fs::write(
+                &config,
+                format!("interfaces = [\"{INTERFACE}\"]\n{settings}"),
+            )?;
             File::options().create(true).append(true).open(&log)
         };
         let log = prepare().map_err(|source| BedError::File {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use portolan_types::Instant;
 
+use crate::segment::mark;
+
 /// The faults of a wire. Probabilities are of one frame, between 0 and 1. The default has none.
 #[derive(Clone, Copy, Debug)]
 pub struct Impairment {
@@ -19,6 +21,8 @@ pub struct Impairment {
     pub rate: Option<u64>,
     /// Octets that wait for their turn at `rate`; more are dropped at the tail.
     pub buffer: usize,
+    /// With more octets than this waiting, frames are marked whose senders allow it (RFC 3168).
+    pub mark_above: Option<usize>,
     /// Each TCP flow has a wire of its own with these faults, and its port on host `b` for a seed:
     /// flows to one port meet the same accidents whenever they run.
     pub per_flow: bool,
@@ -35,6 +39,7 @@ impl Default for Impairment {
             delay: Duration::ZERO,
             rate: None,
             buffer: 256 * 1024,
+            mark_above: None,
             per_flow: false,
             seed: 1,
         }
@@ -50,6 +55,8 @@ pub struct Counters {
     pub reordered: u64,
     /// Dropped because the buffer was full.
     pub overflowed: u64,
+    /// Marked because it began to fill.
+    pub marked: u64,
 }
 
 impl Counters {
@@ -60,6 +67,7 @@ impl Counters {
             duplicated: self.duplicated + other.duplicated,
             reordered: self.reordered + other.reordered,
             overflowed: self.overflowed + other.overflowed,
+            marked: self.marked + other.marked,
         }
     }
 }
@@ -94,15 +102,20 @@ impl Link {
     }
 
     /// A frame enters the wire.
-    pub(crate) fn offer(&mut self, now: Instant, frame: Vec<u8>) {
+    pub(crate) fn offer(&mut self, now: Instant, mut frame: Vec<u8>) {
         if self.random.happens(self.impairment.loss) {
             self.counters.lost += 1;
             return;
         }
+        let limit = self.impairment.mark_above;
+        let full = limit.is_some_and(|limit| self.waiting(now) > limit as f64);
         let Some(sent) = self.transmit(now, frame.len()) else {
             self.counters.overflowed += 1;
             return;
         };
+        if full && mark(&mut frame) {
+            self.counters.marked += 1;
+        }
         let mut departure = sent + self.impairment.delay;
         if self.random.happens(self.impairment.reorder) {
             self.counters.reordered += 1;
@@ -121,14 +134,19 @@ impl Link {
         let Some(rate) = self.impairment.rate else {
             return Some(now);
         };
-        let octets_per_second = rate as f64 / 8.0;
-        let waiting = self.busy_until.since(now).as_secs_f64() * octets_per_second;
-        if waiting + length as f64 > self.impairment.buffer as f64 {
+        if self.waiting(now) + length as f64 > self.impairment.buffer as f64 {
             return None;
         }
+        let octets_per_second = rate as f64 / 8.0;
         let start = self.busy_until.max(now);
         self.busy_until = start + Duration::from_secs_f64(length as f64 / octets_per_second);
         Some(self.busy_until)
+    }
+
+    /// Octets that wait for their turn.
+    fn waiting(&self, now: Instant) -> f64 {
+        let rate = self.impairment.rate.unwrap_or_default() as f64;
+        self.busy_until.since(now).as_secs_f64() * rate / 8.0
     }
 
     fn carry(&mut self, departure: Instant, frame: Vec<u8>) {

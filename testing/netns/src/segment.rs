@@ -11,6 +11,7 @@ const NOT_SEGMENTED: u8 = 0;
 
 const ETHERNET_HEADER: usize = 14;
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
+const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const TCP: u8 = 6;
 
 const FIN: u8 = 0x01;
@@ -133,6 +134,29 @@ fn fix_tcp(frame: &mut [u8], tcp: usize, position: u32, first: bool, last: bool)
     put(frame, tcp + 16, checksum);
 }
 
+/// Sets the codepoint CE where the sender allows it (RFC 3168 §5); whether it did.
+pub(crate) fn mark(frame: &mut [u8]) -> bool {
+    const CE: u8 = 3;
+    let ip = ETHERNET_HEADER;
+    if frame.len() < ip + 20 {
+        return false;
+    }
+    if !is_ipv4(frame) {
+        let allowed = frame[12..14] == ETHERTYPE_IPV6 && frame[ip + 1] >> 4 & CE != 0;
+        frame[ip + 1] |= if allowed { CE << 4 } else { 0 };
+        return allowed;
+    }
+    let end = ip + usize::from(frame[ip] & 0xf) * 4;
+    if frame[ip + 1] & CE == 0 || frame.len() < end {
+        return false;
+    }
+    frame[ip + 1] |= CE;
+    put(frame, ip + 10, 0);
+    let checksum = !fold(sum(&frame[ip..end]));
+    put(frame, ip + 10, checksum);
+    true
+}
+
 fn is_ipv4(frame: &[u8]) -> bool {
     frame[12..14] == ETHERTYPE_IPV4
 }
@@ -230,6 +254,20 @@ mod tests {
         for segment in wire_frames(&large(false)) {
             assert_eq!(usize::from(take(&segment, 18)), segment.len() - 54);
         }
+    }
+
+    #[test]
+    fn only_what_may_be_marked_is() {
+        for ipv4 in [true, false] {
+            let mut frame = wire_frames(&large(ipv4)).remove(0);
+            assert!(!mark(&mut frame));
+            frame[ETHERNET_HEADER + 1] |= if ipv4 { 2 } else { 0x20 };
+            assert!(mark(&mut frame));
+            let shift = if ipv4 { 0 } else { 4 };
+            assert_eq!(frame[ETHERNET_HEADER + 1] >> shift & 3, 3);
+            assert!(!ipv4 || fold(sum(&frame[14..34])) == 0xffff);
+        }
+        assert!(!mark(&mut [0; 20]));
     }
 
     #[test]
