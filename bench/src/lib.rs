@@ -51,17 +51,19 @@ pub enum MeasureError {
     },
 }
 
-/// Runs the cases of some suites and calls `done` with each figure as it is there. A case that
+/// Runs the cases of some suites whose names contain `only`, and calls `done` with each figure as it is there. A case that
 /// fails on either stack is reported through `failed` and does not end the run.
 pub fn measure(
     bed: &Bed,
     suites: &[Suite],
+    only: &str,
     effort: Effort,
     mut done: impl FnMut(&Figure),
     mut failed: impl FnMut(&str, MeasureError),
 ) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for case in suites.iter().flat_map(|suite| suite.cases(effort)) {
+    let cases = suites.iter().flat_map(|suite| suite.cases(effort));
+    for case in cases.filter(|case| case.name.contains(only)) {
         match measure_case(bed, &case, effort.runs) {
             Ok(figure) => {
                 done(&figure);

@@ -16,6 +16,9 @@ pub struct Arguments {
     /// What to measure [default: all].
     #[arg(value_enum)]
     suites: Vec<Suite>,
+    /// Measure only figures whose names contain this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
     /// Also write the figures to a file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -39,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         runs: arguments.runs.into(),
         quick: arguments.quick,
     };
-    let (figures, complete) = measure(&bed, suites, effort)?;
+    let (figures, complete) = measure(&bed, suites, &arguments.only, effort)?;
     if let Some(path) = &arguments.json {
         fs::write(path, serde_json::to_string_pretty(&figures)?)
             .with_context(|| path.display().to_string())?;
@@ -55,6 +58,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 pub fn measure(
     bed: &Bed,
     suites: &[Suite],
+    only: &str,
     effort: Effort,
 ) -> Result<(Vec<Figure>, bool), Failure> {
     print(table::head())?;
@@ -62,6 +66,7 @@ pub fn measure(
     let figures = portolan_bench::measure(
         bed,
         suites,
+        only,
         effort,
         |figure| println!("{}", table::row(figure)),
         |name, error| {

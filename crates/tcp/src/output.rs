@@ -144,6 +144,17 @@ impl Connection {
         self.timers.set_send(SendTimer::Retransmit, at);
     }
 
+    /// RFC 8985 §7.2: each new transmission moves the probe, which may come before the time-out.
+    fn arm_tail_probe(&mut self, now: Instant) {
+        let probe = self.send.tail_probe_delay().filter(|_| self.sack);
+        if let Some(probe) = probe
+            .map(|delay| now + delay)
+            .filter(|&at| at < self.timers.send)
+        {
+            self.timers.set_send(SendTimer::TailProbe, probe);
+        }
+    }
+
     // ---- segments ----
 
     fn emit_chunk(&mut self, now: Instant, chunk: Chunk) -> Segment<'_> {
@@ -166,8 +177,10 @@ impl Connection {
         };
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
         self.send.sent(chunk, now, &self.options);
-        if !(self.timers.runs(SendTimer::Retransmit) || self.timers.runs(SendTimer::Reorder)) {
-            self.arm_retransmission(now);
+        match self.timers.runs(SendTimer::Retransmit) {
+            true if !chunk.retransmission => self.arm_tail_probe(now),
+            false if !self.timers.runs(SendTimer::Reorder) => self.arm_retransmission(now),
+            _ => {}
         }
         if chunk.retransmission {
             self.counters.retransmits += u64::from(chunk.len.div_ceil(self.send.mss).max(1));

@@ -93,6 +93,46 @@ fn without_an_agreement_nothing_may_be_marked() {
     assert_eq!((pair.a_to_b.marked, pair.b_to_a.marked), (0, 0));
 }
 
+#[test]
+fn retransmissions_may_not_be_marked() {
+    let mut pair = with_ecn(EcnMode::Request, EcnMode::Accept);
+    // Every packet that may be is marked.
+    pair.links(|link| link.mark_above = 0);
+    pair.establish();
+    let now = pair.now;
+    pair.a_to_b.loss = 1000;
+    pair.a.tcp().send(now, &[1; 5000]);
+    pair.flush(Side::A);
+    pair.a_to_b.loss = 0;
+    let (marked, carried) = (pair.a_to_b.marked, pair.a_to_b.carried);
+    pair.run_for(Duration::from_secs(5));
+    assert_eq!(pair.b.tcp().readable(), 5000);
+    assert!(pair.a_to_b.carried > carried);
+    assert_eq!(pair.a_to_b.marked, marked);
+}
+
+// ---- time-outs ----
+
+#[test]
+fn a_time_out_leaves_one_segment_and_lowers_the_threshold_once() {
+    let mut pair = pair(&Config::default());
+    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    let now = pair.now;
+    pair.a_to_b.loss = 1000;
+    pair.a.tcp().send(now, &octets(100_000));
+    let mut thresholds = Vec::new();
+    while thresholds.len() < 3 {
+        pair.step();
+        let figures = pair.a.tcp().figures();
+        if figures.backoff as usize > thresholds.len() {
+            assert_eq!(figures.cwnd, figures.mss);
+            thresholds.push(figures.ssthresh);
+        }
+    }
+    assert!(thresholds[0] < 1 << 20);
+    assert_eq!(thresholds, [thresholds[0]; 3]);
+}
+
 // ---- false alarms ----
 
 /// Runs a transfer with a pause of the wire in its middle, longer than a time-out.
@@ -201,6 +241,39 @@ fn a_lone_segment_waits_for_its_delayed_acknowledgement_first() {
 }
 
 #[test]
+fn a_probe_that_repairs_a_loss_costs_a_reduction() {
+    let mut pair = pair(&Config::default());
+    pair.links(|link| link.rate = 0);
+    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    pair.run_for(Duration::from_secs(1));
+    // The two take turns once, which makes B delay its acknowledgements.
+    for side in [Side::A, Side::B] {
+        let now = pair.now;
+        pair.end(side).tcp().send(now, b"x");
+        pair.run_for(15 * MS);
+    }
+    pair.run_for(100 * MS);
+    // Two segments, the first of which waits for its delayed acknowledgement; the second is lost.
+    for loss in [0, 1000] {
+        let now = pair.now;
+        pair.a_to_b.loss = loss;
+        pair.a.tcp().send(now, &octets(1448));
+        pair.flush(Side::A);
+    }
+    pair.a_to_b.loss = 0;
+    pair.run_for(150 * MS);
+    let before = pair.a.tcp().figures();
+    assert_eq!((before.retransmits, before.unacknowledged), (1, 0));
+    // What follows is acknowledged without a word of a duplicate.
+    let now = pair.now;
+    pair.a.tcp().send(now, &octets(20_000));
+    pair.run_for(Duration::from_secs(1));
+    let figures = pair.a.tcp().figures();
+    assert!(figures.ssthresh < before.cwnd, "{figures:?}");
+    assert_eq!(figures.retransmits, 1);
+}
+
+#[test]
 fn without_sack_a_lost_tail_takes_a_time_out() {
     let config = Config {
         sack: false,
@@ -301,6 +374,30 @@ fn a_window_that_is_not_used_does_not_grow() {
     }
     let figures = pair.a.tcp().figures();
     assert!(figures.cwnd <= 20 * figures.mss, "{}", figures.cwnd);
+}
+
+#[test]
+fn a_loss_in_a_window_that_is_not_used_counts_from_what_is() {
+    let mut pair = pair(&Config::default());
+    pair.links(|link| link.rate = 0);
+    pair.transfer(Side::A, &octets(2_000_000), LONG);
+    let large = pair.a.tcp().figures().cwnd;
+    let trickle = |pair: &mut Pair| {
+        let now = pair.now;
+        pair.a.tcp().send(now, &[1; 4000]);
+        pair.run_for(25 * MS);
+        let now = pair.now;
+        pair.b.tcp().recv(now, &mut [0; 8192]);
+    };
+    for _ in 0..200 {
+        trickle(&mut pair);
+    }
+    pair.a_to_b.loss = 500;
+    while pair.a.tcp().figures().ssthresh > large / 2 {
+        trickle(&mut pair);
+    }
+    let figures = pair.a.tcp().figures();
+    assert!(figures.ssthresh <= 10 * figures.mss, "{figures:?}");
 }
 
 #[test]

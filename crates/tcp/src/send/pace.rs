@@ -15,6 +15,8 @@ const AVOIDANCE_RATIO: u64 = 120;
 const MIN_SEGMENTS: u32 = 2;
 /// Linux's `tcp_tso_rtt_log`: each such time of round trip halves what is added on short paths.
 const SHORT_PATH: Duration = Duration::from_micros(512);
+/// What waits longer was not this code's doing, but that of a capsule's author.
+const LONGEST: Duration = Duration::from_secs(60);
 /// Bursts that take a millisecond at the present rate.
 const BURSTS_PER_SECOND: u64 = 1000;
 
@@ -56,7 +58,8 @@ impl Sender {
 
     /// Until when nothing may leave.
     pub(crate) fn held_until(&self, now: Instant, maximum: Option<u64>) -> Option<Instant> {
-        let held = self.pacer.next > now && self.pacing_rate(maximum).is_some();
+        let wait = self.pacer.next.since(now);
+        let held = !wait.is_zero() && wait <= LONGEST && self.pacing_rate(maximum).is_some();
         held.then_some(self.pacer.next)
     }
 
@@ -67,6 +70,7 @@ impl Sender {
             return;
         };
         let took = Duration::from_nanos(u64::from(octets) * 1_000_000_000 / rate);
+        let took = took.min(LONGEST);
         let late = match self.pacer.next {
             Instant::ZERO => Duration::ZERO,
             next => now.since(next),
