@@ -70,7 +70,12 @@ pub fn play_all(mut jobs: Vec<Job>, stack: Stack, beds: usize) -> Vec<Played> {
             scope.spawn(|| {
                 let bed = Bed::new(stack);
                 let mut number = 0;
-                while let Some(job) = locked(&queue).pop_front() {
+                // Not `while let`, which would keep the queue locked while the job is played.
+                loop {
+                    let next = locked(&queue).pop_front();
+                    let Some(job) = next else {
+                        break;
+                    };
                     number += 1;
                     let one = play_one(&job, &bed, number);
                     locked(&played).push(one);
