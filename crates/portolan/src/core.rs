@@ -34,6 +34,8 @@ pub(crate) struct Core {
     /// Sessions of closed sockets that no server took over: they end here.
     orphans: Vec<Slot>,
     leader: Leader,
+    /// The leader while it sleeps, and the timer it will wake for.
+    asleep: Option<(Arc<Waiter>, Option<Instant>)>,
     followers: Vec<Arc<Waiter>>,
     outbox: Vec<RequestBody>,
     /// Counts the times somebody attended to the channel.
@@ -66,6 +68,7 @@ impl Core {
             sockets: Vec::new(),
             orphans: Vec::new(),
             leader: Leader::Nobody,
+            asleep: None,
             followers: Vec::new(),
             outbox: Vec::new(),
             attended: 0,
@@ -136,6 +139,17 @@ impl Core {
         }
         self.dispatch();
         self.bury_orphans();
+        self.hurry_leader();
+    }
+
+    /// A thread that does not sleep may have set a timer that is due before the leader's.
+    fn hurry_leader(&self) {
+        if let Some((waiter, until)) = &self.asleep
+            && let Some(next) = self.stack.deadline()
+            && until.is_none_or(|until| next < until)
+        {
+            waiter.signal();
+        }
     }
 
     /// Puts a session back whose socket is closed: nobody else would finish it.
@@ -213,7 +227,8 @@ impl Core {
             self.followers.push(Arc::clone(waiter));
             return Some(Role::Follow);
         }
-        self.lead(now, Leader::Application).then_some(Role::Lead)
+        self.lead(now, Leader::Application, waiter)
+            .then_some(Role::Lead)
     }
 
     pub(crate) fn wake(&mut self, now: Instant, waiter: &Arc<Waiter>, role: Role) {
@@ -235,8 +250,8 @@ impl Core {
     }
 
     /// The helper leads if no application thread does and nothing has come.
-    pub(crate) fn helper_leads(&mut self, now: Instant) -> bool {
-        self.leader != Leader::Application && self.lead(now, Leader::Helper)
+    pub(crate) fn helper_leads(&mut self, now: Instant, waiter: &Arc<Waiter>) -> bool {
+        self.leader != Leader::Application && self.lead(now, Leader::Helper, waiter)
     }
 
     pub(crate) fn helper_wakes(&mut self, now: Instant) {
@@ -249,9 +264,10 @@ impl Core {
         self.leader == Leader::Application
     }
 
-    fn lead(&mut self, now: Instant, leader: Leader) -> bool {
+    fn lead(&mut self, now: Instant, leader: Leader, waiter: &Arc<Waiter>) -> bool {
         self.channel.fall_asleep();
         self.leader = leader;
+        self.asleep = Some((Arc::clone(waiter), self.stack.deadline()));
         if self.channel.has_received() {
             self.stop_leading(now);
         }
@@ -260,6 +276,7 @@ impl Core {
 
     fn stop_leading(&mut self, now: Instant) {
         self.leader = Leader::Nobody;
+        self.asleep = None;
         let Core {
             stack,
             channel,

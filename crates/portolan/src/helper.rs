@@ -17,7 +17,7 @@ use portolan_types::Instant;
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
 use crate::report;
-use crate::wait::pollfd;
+use crate::wait::{Waiter, pollfd};
 
 /// How late an unattended channel may be noticed.
 const TICK: Duration = Duration::from_millis(10);
@@ -91,6 +91,11 @@ impl Process {
     /// Attends to the channel until an application thread comes. Returns what `attended` stood at
     /// before that one.
     fn stand_in<'a>(&'a self, mut core: CoreGuard<'a>) -> u64 {
+        let Ok(waiter) = Waiter::mine() else {
+            // Short of descriptors: it looks again after a tick.
+            core.attend(clock::now());
+            return core.attended;
+        };
         loop {
             let now = clock::now();
             core.attend(now);
@@ -98,15 +103,17 @@ impl Process {
             if core.is_attended() {
                 return seen;
             }
-            if !core.helper_leads(now) {
+            if !core.helper_leads(now, &waiter) {
                 continue;
             }
-            let mut fds = Vec::new();
+            let mut fds = vec![waiter.pollfd()];
             core.channel_fds(&mut fds);
             let deadline = core.stack.deadline();
+            waiter.fall_asleep();
             drop(core);
             self.sleep(fds, deadline);
             core = self.lock();
+            waiter.wake();
             core.helper_wakes(clock::now());
             if core.attended != seen {
                 return seen;

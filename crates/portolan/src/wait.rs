@@ -64,11 +64,16 @@ impl Waiter {
         }
     }
 
-    fn fall_asleep(&self) {
+    /// Ends the sleep of a thread that polls it.
+    pub(crate) fn pollfd(&self) -> libc::pollfd {
+        pollfd(self.eventfd.as_fd().as_raw_fd(), libc::POLLIN)
+    }
+
+    pub(crate) fn fall_asleep(&self) {
         self.is_asleep.store(true, Ordering::Relaxed);
     }
 
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.is_asleep.store(false, Ordering::Relaxed);
         if self.is_signalled.swap(false, Ordering::Relaxed) {
             // Fails only if there is nothing to read.
@@ -177,7 +182,7 @@ impl Process {
 impl Core {
     /// Descriptors that end the sleep of a thread in that role.
     fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
-        let mut fds = vec![pollfd(waiter.eventfd.as_fd().as_raw_fd(), libc::POLLIN)];
+        let mut fds = vec![waiter.pollfd()];
         if role == Role::Lead {
             self.channel_fds(&mut fds);
         }

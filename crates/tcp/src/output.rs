@@ -160,7 +160,7 @@ impl Connection {
     fn emit_chunk(&mut self, now: Instant, chunk: Chunk) -> Segment<'_> {
         let last = chunk.seq + chunk.len == self.send.una + self.send.buffer.len() as u32;
         let mut flags = TcpFlags::ACK;
-        if last {
+        if last && chunk.len > 0 {
             flags = flags.with(TcpFlags::PSH);
         }
         if chunk.fin {

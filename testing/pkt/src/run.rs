@@ -8,13 +8,34 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::agent::{Agent, AgentError, Answer};
-use crate::bed::Bed;
+use crate::bed::{Bed, Stack};
 use crate::script::{Action, Family, Packet, Place, Script, Step, Time};
 use crate::segment::{Content, Flow, Reassembly, Scope, Seen, build, compare, show};
 use crate::wire::now;
 
-/// How much earlier than it should a timer may seem to fire: a tick of the kernel's clock at 100 Hz.
-const TICK: Duration = Duration::from_millis(10);
+/// How much a time may be off to either side.
+#[derive(Clone, Copy, Debug)]
+struct Tolerance {
+    early: Duration,
+    late: Duration,
+}
+
+impl Tolerance {
+    fn of(stack: Stack) -> Tolerance {
+        let (early, late) = match stack {
+            // A tick of the kernel's clock at 100 Hz.
+            Stack::Linux => (10, 0),
+            // A program may lose its core between its look at the clock and its packet, and
+            // between a packet and its look at the ring.
+            Stack::Portolan => (60, 300),
+        };
+        Tolerance {
+            early: Duration::from_millis(early),
+            late: Duration::from_millis(late),
+        }
+    }
+}
+
 /// How long an expectation without an upper bound is waited for. The machine may be busy.
 const PATIENCE: Duration = Duration::from_millis(3000);
 /// How long a call may take.
@@ -103,8 +124,10 @@ struct Player<'a> {
     /// Where each stream's next octet is in the pattern; none after octets of another kind.
     read_so_far: HashMap<i64, Option<u64>>,
     datagram_sockets: Vec<i64>,
-    /// When the last step came true.
+    /// When the last step came true, or began to if it took a while.
     cursor: Duration,
+    /// When it had come true for certain.
+    done: Duration,
     start: Duration,
     trace: Vec<(Duration, String)>,
 }
@@ -147,6 +170,7 @@ impl<'a> Player<'a> {
             read_so_far: HashMap::new(),
             datagram_sockets: Vec::new(),
             cursor: start,
+            done: start,
             start,
             trace: Vec::new(),
         }
@@ -184,24 +208,25 @@ impl<'a> Player<'a> {
                 self.wait_until(self.cursor + step.time.earliest);
                 let id = self.request(call)?;
                 let answer = self.answer(id, now() + CALL_PATIENCE)?;
-                self.cursor = answer.started;
+                (self.cursor, self.done) = (answer.started, answer.ended);
                 self.judge(call, &answer, result)
             }
             Action::Start { name, call } => {
                 self.wait_until(self.cursor + step.time.earliest);
                 let id = self.request(call)?;
                 self.started.insert(name.clone(), id);
-                self.cursor = now();
+                self.reach(now());
                 Ok(())
             }
             Action::Await { name, result } => {
                 let id = self.id(name)?;
                 let answer = self.answer(id, self.deadline(step.time))?;
                 self.in_time(answer.ended, step.time)?;
-                self.cursor = answer.ended;
+                self.reach(answer.ended);
                 self.judge_answer(&answer, result)
             }
             Action::Pending(name) => {
+                self.wait_until(self.cursor + step.time.earliest);
                 let id = self.id(name)?;
                 match self.agent.answer(id, now()) {
                     Err(AgentError::Late) => Ok(()),
@@ -228,20 +253,29 @@ impl<'a> Player<'a> {
 
     fn deadline(&self, time: Time) -> Duration {
         let latest = time.latest.unwrap_or(time.earliest + PATIENCE);
-        (self.cursor + latest).max(now())
+        let late = Tolerance::of(self.bed.stack).late;
+        (self.done + latest + late).max(now())
     }
 
     fn in_time(&self, at: Duration, time: Time) -> Stepped {
-        let after = at.saturating_sub(self.cursor);
-        if !time.earliest.is_zero() && after + TICK < time.earliest {
-            return Err(format!("too early: after {:.3} s", after.as_secs_f64()));
+        let tolerance = Tolerance::of(self.bed.stack);
+        let at_most = at.saturating_sub(self.cursor);
+        let at_least = at.saturating_sub(self.done);
+        if !time.earliest.is_zero() && at_most + tolerance.early < time.earliest {
+            return Err(format!("too early: after {:.3} s", at_most.as_secs_f64()));
         }
         match time.latest {
-            Some(latest) if after > latest => {
-                Err(format!("too late: after {:.3} s", after.as_secs_f64()))
+            Some(latest) if at_least > latest + tolerance.late => {
+                Err(format!("too late: after {:.3} s", at_least.as_secs_f64()))
             }
             _ => Ok(()),
         }
+    }
+
+    /// A step came true at one moment.
+    fn reach(&mut self, moment: Duration) {
+        self.cursor = moment;
+        self.done = moment;
     }
 
     fn flow(&self, packet: &Packet) -> Result<&Flow, String> {
@@ -260,10 +294,9 @@ impl<'a> Player<'a> {
         });
         let name = flow_tag(&packet.flow);
         self.trace.push((self.cursor, format!("< {name}{shown}")));
-        self.bed
-            .wire
-            .send(&octets)
-            .map_err(|error| error.to_string())
+        let sent = self.bed.wire.send(&octets);
+        self.done = now();
+        sent.map_err(|error| error.to_string())
     }
 
     fn expect(&mut self, packet: &Packet, time: Time, allowed: &[&Packet]) -> Stepped {
@@ -275,7 +308,7 @@ impl<'a> Player<'a> {
             match self.fits(packet, &name, &seen) {
                 Ok(()) => {
                     self.in_time(seen.at, time)?;
-                    self.cursor = seen.at.max(self.cursor);
+                    self.reach(seen.at.max(self.cursor));
                     return Ok(());
                 }
                 Err(_) if self.is_allowed(allowed, &name, &seen) => {}
@@ -312,7 +345,7 @@ impl<'a> Player<'a> {
                 return Err(format!("got: > {}{got}", flow_tag(&name)));
             }
         }
-        self.cursor = end;
+        self.reach(end);
         Ok(())
     }
 
