@@ -56,6 +56,8 @@ pub struct Failure {
     pub message: String,
     /// All that happened, a line each.
     pub trace: Vec<String>,
+    /// The most by which the runner itself came late with what the script told it to do.
+    pub runner_late: Duration,
 }
 
 impl std::fmt::Display for Failure {
@@ -78,6 +80,7 @@ pub fn play(script: &Script, bed: &Bed, setting: Setting) -> Result<(), Box<Fail
             place: None,
             message,
             trace: Vec::new(),
+            runner_late: Duration::ZERO,
         })
     };
     let before = change(bed, &script.sysctls).map_err(outer)?;
@@ -129,6 +132,7 @@ struct Player<'a> {
     /// When it had come true for certain.
     done: Duration,
     start: Duration,
+    late: Duration,
     trace: Vec<(Duration, String)>,
 }
 
@@ -172,6 +176,7 @@ impl<'a> Player<'a> {
             cursor: start,
             done: start,
             start,
+            late: Duration::ZERO,
             trace: Vec::new(),
         }
     }
@@ -189,6 +194,7 @@ impl<'a> Player<'a> {
                     place: Some(step.place.clone()),
                     message,
                     trace: self.told(),
+                    runner_late: self.late,
                 })
             })?;
             if matches!(step.action, Action::Expect(_) | Action::Quiet(_)) {
@@ -208,6 +214,8 @@ impl<'a> Player<'a> {
                 self.wait_until(self.cursor + step.time.earliest);
                 let id = self.request(call)?;
                 let answer = self.answer(id, now() + CALL_PATIENCE)?;
+                let planned = self.cursor + step.time.earliest;
+                self.late = self.late.max(answer.started.saturating_sub(planned));
                 (self.cursor, self.done) = (answer.started, answer.ended);
                 self.judge(call, &answer, result)
             }
@@ -249,6 +257,7 @@ impl<'a> Player<'a> {
 
     fn wait_until(&mut self, moment: Duration) {
         std::thread::sleep(moment.saturating_sub(now()));
+        self.late = self.late.max(now().saturating_sub(moment));
     }
 
     fn deadline(&self, time: Time) -> Duration {
