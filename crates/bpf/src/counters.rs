@@ -14,6 +14,11 @@ pub struct Counter {
     pub value: u64,
 }
 
+/// Group, name and meaning of every counter.
+pub fn counter_names() -> &'static [(&'static str, &'static str, &'static str)] {
+    TABLE
+}
+
 /// All counters in the order of their table; one that cannot be read shows zero.
 pub(crate) fn read(map: &MapHandle) -> Vec<Counter> {
     let read_one = |(index, &(group, name, meaning)): (u32, &_)| Counter {

@@ -15,6 +15,6 @@ mod table;
 mod tests;
 
 pub use channel::ChannelMaps;
-pub use counters::Counter;
+pub use counters::{Counter, counter_names};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
 pub use filter::{Filter, Limits};

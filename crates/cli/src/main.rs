@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod counters;
 mod demo;
 mod doctor;
 mod exit;
@@ -31,7 +32,7 @@ enum Command {
     /// List the sessions of this network namespace.
     Ss(ss::Arguments),
     /// Show every drop, fallback and event counter.
-    Counters(status::Arguments),
+    Counters(counters::Arguments),
     /// Show the server of this network namespace.
     Status(status::Arguments),
     /// Check whether Portolan can run here, and say what to do.
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(arguments),
         Command::Ss(arguments) => ss::run(&arguments),
-        Command::Counters(arguments) => status::counters(&arguments),
+        Command::Counters(arguments) => counters::run(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Demo => demo::run(),

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
-use portolan_proto::report::SessionReport;
+use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_sys::shm::read_blob;
 use portolan_sys::unix::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use serde::de::DeserializeOwned;
 
 use crate::ServerAddress;
 use crate::exit::Failure;
@@ -40,14 +41,16 @@ impl ServerAddress {
         else {
             return Err(unexpected());
         };
-        let octets = match list {
-            Blob::Inline(octets) => octets,
-            Blob::Memfd { length } => {
-                let fd = fds.pop().ok_or_else(unexpected)?;
-                read_blob(fd, length).map_err(|error| Failure::NoServer(error.into()))?
-            }
+        unpack(list, &mut fds)
+    }
+
+    /// All counters: of all together, then of each holder of sessions.
+    pub fn counters(&self) -> Result<Vec<CounterReport>, Failure> {
+        let (ReplyBody::Counters(list), mut fds) = self.ask_with_fds(RequestBody::ReadCounters)?
+        else {
+            return Err(unexpected());
         };
-        decode(&octets).map_err(|_| unexpected())
+        unpack(list, &mut fds)
     }
 
     fn ask_with_fds(&self, body: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Failure> {
@@ -56,6 +59,17 @@ impl ServerAddress {
             .with_context(|| path.display().to_string())
             .map_err(Failure::NoServer)
     }
+}
+
+fn unpack<T: DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> Result<T, Failure> {
+    let octets = match list {
+        Blob::Inline(octets) => octets,
+        Blob::Memfd { length } => {
+            let fd = fds.pop().ok_or_else(unexpected)?;
+            read_blob(fd, length).map_err(|error| Failure::NoServer(error.into()))?
+        }
+    };
+    decode(&octets).map_err(|_| unexpected())
 }
 
 fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {

@@ -1,6 +1,7 @@
 //! `portolan ss`: the sessions, in the manner of ss(8).
 
-use portolan_proto::report::{Holder, SessionReport};
+use portolan_proto::report::{Holder, SessionFigures, SessionReport};
+use portolan_tcp::EVENTS;
 use portolan_types::Protocol;
 
 use crate::ServerAddress;
@@ -36,6 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut sessions = arguments.server.sessions()?;
     sessions.retain(|session| arguments.wants(session));
     if arguments.json {
+        let sessions: Vec<_> = sessions.iter().map(json).collect::<Result<_, _>>()?;
         return print_json(&sessions);
     }
     for line in table(&sessions, arguments.info) {
@@ -123,7 +125,7 @@ fn cells(session: &SessionReport) -> [String; COLUMNS] {
 }
 
 /// A program chooses its own name; it must not move the cursor of who looks at it.
-fn printable(name: &str) -> String {
+pub fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
@@ -139,7 +141,7 @@ fn figures(session: &SessionReport) -> String {
         return traffic;
     }
     let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
-    format!(
+    let line = format!(
         "cwnd:{} ssthresh:{} rtt:{:.3}/{:.3} rto:{:.0} mss:{} rcv_wnd:{} snd_wnd:{} {traffic} retrans:{}",
         figures.cwnd,
         figures.ssthresh,
@@ -150,13 +152,28 @@ fn figures(session: &SessionReport) -> String {
         figures.receive_window,
         figures.send_window,
         figures.retransmits,
-    )
+    );
+    events(figures).fold(line, |line, (name, count)| format!("{line} {name}:{count}"))
+}
+
+/// What happened at all.
+fn events(figures: &SessionFigures) -> impl Iterator<Item = (&'static str, u32)> {
+    let counts = figures.events.into_iter();
+    let named = EVENTS.iter().map(|(name, _)| *name).zip(counts);
+    named.filter(|(_, count)| *count != 0)
+}
+
+/// The session with its events by name.
+fn json(session: &SessionReport) -> Result<serde_json::Value, serde_json::Error> {
+    let mut value = serde_json::to_value(session)?;
+    let named = events(&session.figures).map(|(name, count)| (name.to_owned(), count.into()));
+    value["figures"]["events"] = serde_json::Value::Object(named.collect());
+    Ok(value)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use portolan_proto::report::SessionFigures;
     use portolan_types::SessionId;
 
     use super::*;
@@ -208,6 +225,16 @@ mod tests {
         let lines = table(&[established()], true);
         assert!(lines[2].contains("rtt:1.250/0.000"), "{}", lines[2]);
         assert!(lines[2].contains("retrans:0"));
+    }
+
+    #[test]
+    fn events_that_happened_are_named() {
+        let mut session = established();
+        session.figures.events[0] = 3;
+        let line = figures(&session);
+        assert!(line.ends_with("retrans:0 timeouts:3"), "{line}");
+        let value = json(&session).unwrap();
+        assert_eq!(value["figures"]["events"]["timeouts"], 3);
     }
 
     #[test]

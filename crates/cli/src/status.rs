@@ -1,7 +1,7 @@
-//! `portolan status` and `portolan counters`: what the server says about itself.
+//! `portolan status`: what the server says about itself.
 
 use portolan_proto::control::{ReplyBody, RequestBody};
-use portolan_proto::report::{CounterReport, StatusReport};
+use portolan_proto::report::StatusReport;
 use serde::Serialize;
 
 use crate::ServerAddress;
@@ -28,19 +28,6 @@ pub fn status(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-pub fn counters(arguments: &Arguments) -> Result<(), Failure> {
-    let ReplyBody::Counters(counters) = arguments.server.ask(RequestBody::ReadCounters)? else {
-        return Err(unexpected());
-    };
-    if arguments.json {
-        return print_json(&counters);
-    }
-    for line in align(&counters) {
-        print(line)?;
-    }
-    Ok(())
-}
-
 /// One JSON value, indented.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(serde_json::to_string_pretty(value)?)
@@ -63,19 +50,6 @@ fn duration(seconds: u64) -> String {
     format!("{hours}:{minutes:02}:{:02}", seconds % 60)
 }
 
-fn align(counters: &[CounterReport]) -> Vec<String> {
-    let name = |counter: &CounterReport| format!("{}.{}", counter.group, counter.name);
-    let width = counters
-        .iter()
-        .map(|counter| name(counter).len())
-        .max()
-        .unwrap_or(0);
-    counters
-        .iter()
-        .map(|counter| format!("{:<width$} {:>12}", name(counter), counter.value))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,23 +67,6 @@ mod tests {
         assert_eq!(
             describe(&status),
             "portoland 0.1.0, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3"
-        );
-    }
-
-    #[test]
-    fn counters_align_by_their_longest_name() {
-        let counter = |group: &str, name: &str, value| CounterReport {
-            group: group.into(),
-            name: name.into(),
-            value,
-        };
-        let lines = align(&[
-            counter("filter", "matched", 12),
-            counter("server", "syn", 3),
-        ]);
-        assert_eq!(
-            lines,
-            ["filter.matched           12", "server.syn                3"]
         );
     }
 }

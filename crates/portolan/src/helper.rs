@@ -159,5 +159,6 @@ impl Process {
         for (slot, session) in core.stack.iter() {
             self.statistics.publish(slot, &report::row(session));
         }
+        self.statistics.publish_counters(&core.stack.counters());
     }
 }

@@ -39,6 +39,7 @@ fn tcp_row(session: &TcpSession) -> StatisticsRow {
             mss: figures.mss,
             receive_window: figures.receive_window,
             send_window: figures.send_window,
+            events: *session.connection.counts(),
         },
     }
 }

@@ -9,7 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
-use crate::report::{CounterReport, StatusReport};
+use crate::report::StatusReport;
 
 /// Library or command to server.
 #[derive(Debug, Serialize, Deserialize)]
@@ -173,7 +173,8 @@ pub enum ReplyBody {
     Probed(Option<Probed>),
     /// An encoded list of [`SessionReport`](crate::report::SessionReport).
     Sessions(Blob),
-    Counters(Vec<CounterReport>),
+    /// An encoded list of [`CounterReport`](crate::report::CounterReport).
+    Counters(Blob),
     Status(StatusReport),
     /// An errno value of Linux.
     Error {

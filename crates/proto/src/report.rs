@@ -63,6 +63,8 @@ pub struct SessionFigures {
     pub mss: u32,
     pub receive_window: u32,
     pub send_window: u32,
+    /// Counts in the order of `portolan_tcp::EVENTS`; they wrap.
+    pub events: [u32; 32],
 }
 
 /// Sessions that fit on a library's statistics page; later ones show no figures.
@@ -79,8 +81,14 @@ pub struct StatisticsRow {
     pub figures: SessionFigures,
 }
 
+/// Counters of a library that fit behind the rows of its sessions.
+pub const COUNTER_SLOTS: usize = 64;
+
+/// Where the counters lie in the statistics memfd.
+pub const COUNTERS_AT: usize = STATISTICS_SLOTS * size_of::<StatisticsRow>();
+
 /// Octets of the statistics memfd.
-pub const STATISTICS_SIZE: usize = STATISTICS_SLOTS * size_of::<StatisticsRow>();
+pub const STATISTICS_SIZE: usize = COUNTERS_AT + COUNTER_SLOTS * size_of::<u64>();
 
 /// State names as `ss` prints them.
 pub const STATE_NAMES: [&str; 12] = [
@@ -100,10 +108,12 @@ pub const STATE_NAMES: [&str; 12] = [
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterReport {
-    /// `filter`, `transmit`, `server` or `library`.
+    /// `receive`, `transmit` (the filters), `server`, `stack` or `tcp`.
     pub group: String,
     pub name: String,
     pub value: u64,
+    /// Whose it is; none: of all together.
+    pub holder: Option<Holder>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -164,7 +164,7 @@ impl Server {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
             RequestBody::ListSessions => self.list_sessions(id),
-            RequestBody::ReadCounters => Ok(self.read_counters()),
+            RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
             body => {
                 let channel = self.clients.get(&id).and_then(|client| client.channel);

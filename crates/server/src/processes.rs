@@ -121,6 +121,7 @@ impl Server {
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap));
+            self.add_to_ended(&gone.statistics);
         }
         if let Err(failure) = self.filter.remove_channel(channel) {
             error!(%failure, channel = channel.0, "cannot remove a channel");

@@ -8,6 +8,8 @@ use portolan_proto::report::{
     CounterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures, SessionReport,
     StatisticsRow, StatusReport,
 };
+use portolan_stack::{COUNTERS, counter_names};
+use portolan_sys::shm::StatisticsReader;
 use portolan_tcp::Figures;
 use portolan_types::{Protocol, SessionId};
 
@@ -38,7 +40,10 @@ impl Server {
             (Holder::Server(slot), Protocol::Tcp) => match self.stack.get(slot) {
                 Some(portolan_stack::Session::Tcp(tcp)) => (
                     tcp.connection.state().to_string(),
-                    figures(&tcp.connection.figures()),
+                    SessionFigures {
+                        events: *tcp.connection.counts(),
+                        ..figures(&tcp.connection.figures())
+                    },
                 ),
                 _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
             },
@@ -84,7 +89,9 @@ impl Server {
         }
     }
 
-    pub fn read_counters(&mut self) -> Answer {
+    /// All counters of filters and server, and those of sessions: of all holders together, then of
+    /// each. What libraries say is their claim.
+    pub fn read_counters(&mut self) -> Result<Answer, Errno> {
         self.counters.wire_overflow = self.wire.lost;
         self.counters.reinject_failed = self.inject.lost;
         let fragments = self.stack.fragment_counters();
@@ -97,9 +104,40 @@ impl Server {
                     group: counter.group.to_owned(),
                     name: counter.name.to_owned(),
                     value: counter.value,
+                    holder: None,
                 }),
         );
-        ReplyBody::Counters(counters).into()
+        self.report_holders(&mut counters);
+        let (list, fd) = pack(encode(&counters))?;
+        let fds = fd.into_iter().collect();
+        Ok(Answer::Reply(ReplyBody::Counters(list), fds))
+    }
+
+    fn report_holders(&self, counters: &mut Vec<CounterReport>) {
+        let own = self.stack.counters();
+        let mut sum = self.ended;
+        add(&mut sum, &own);
+        let mut holders = vec![(ReportedHolder::Server, own)];
+        for (channel, ends) in &self.channels {
+            let mut claimed = [0; COUNTERS];
+            add(&mut claimed, &ends.statistics.counters());
+            add(&mut sum, &claimed);
+            if let Some(process) = self.registry.process(*channel) {
+                let (pid, program) = (process.pid, process.program.clone());
+                holders.push((ReportedHolder::Process { pid, program }, claimed));
+            }
+        }
+        counters.extend(name_counters(&sum, None));
+        for (holder, values) in holders {
+            // Nothing is told of what did not happen: there may be many processes.
+            let named = name_counters(&values, Some(holder));
+            counters.extend(named.filter(|counter| counter.value != 0));
+        }
+    }
+
+    /// A process is gone; what it counted stays in the sum.
+    pub(crate) fn add_to_ended(&mut self, statistics: &StatisticsReader) {
+        add(&mut self.ended, &statistics.counters());
     }
 
     pub fn read_status(&self) -> Answer {
@@ -114,6 +152,26 @@ impl Server {
         })
         .into()
     }
+}
+
+fn add(sum: &mut [u64; COUNTERS], counters: &[u64]) {
+    for (sum, count) in sum.iter_mut().zip(counters) {
+        *sum = sum.wrapping_add(*count);
+    }
+}
+
+fn name_counters(
+    values: &[u64; COUNTERS],
+    holder: Option<ReportedHolder>,
+) -> impl Iterator<Item = CounterReport> {
+    counter_names()
+        .zip(*values)
+        .map(move |((group, name, _), value)| CounterReport {
+            group: group.to_owned(),
+            name: name.to_owned(),
+            value,
+            holder: holder.clone(),
+        })
 }
 
 fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
@@ -146,5 +204,6 @@ fn figures(f: &Figures) -> SessionFigures {
         mss: f.mss,
         receive_window: f.receive_window,
         send_window: f.send_window,
+        events: Default::default(),
     }
 }

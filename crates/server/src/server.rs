@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
 use portolan_control::{Phase, PortTable, Registry};
-use portolan_stack::{EarlyFragments, NextHop, Path, Routes, Stack};
+use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack};
 use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
@@ -127,6 +127,8 @@ pub struct Server {
     pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Taps of processes that are gone, and when they must be too.
     pub(crate) leaving_taps: VecDeque<(Instant, u32)>,
+    /// What processes counted that are gone.
+    pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
 
     // Packets.
@@ -223,6 +225,7 @@ impl Server {
             next_client: 1,
             channels: HashMap::new(),
             leaving_taps: VecDeque::new(),
+            ended: [0; COUNTERS],
             buffer: Vec::new(),
             filter,
             inlet: Inlet::new(ring, doorbell),

@@ -12,7 +12,7 @@ use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, KernelReason, ReplyBody, RequestBody, SessionRef,
 };
-use portolan_proto::report::{CounterReport, Holder};
+use portolan_proto::report::Holder;
 use portolan_sys::unix::PairKind;
 use portolan_types::{Protocol, Slot};
 use rustix::process::Signal;
@@ -45,16 +45,7 @@ fn await_time_wait(client: &mut Client) {
 }
 
 fn counter(client: &mut Client, group: &str, name: &str) -> u64 {
-    match client.ask(RequestBody::ReadCounters) {
-        ReplyBody::Counters(counters) => {
-            counters
-                .iter()
-                .find(|c: &&CounterReport| c.group == group && c.name == name)
-                .unwrap_or_else(|| panic!("no counter {group} {name}"))
-                .value
-        }
-        other => panic!("{other:?}"),
-    }
+    client.counter(group, name)
 }
 
 #[test]

@@ -14,6 +14,7 @@ pub const VERSION: u32 = match u32::from_str_radix(env!("PORTOLAN_BUILD"), 10) {
     Err(_) => panic!("the build script writes a number"),
 };
 
+mod counters;
 mod fragments;
 mod frame;
 mod packet;
@@ -24,6 +25,7 @@ mod stack;
 mod udp;
 mod way;
 
+pub use counters::{COUNTERS, counter_names};
 pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};
 pub use frame::{Frame, Wire};
 pub use packet::{Drop, IcmpMessage, Packet, Transport};

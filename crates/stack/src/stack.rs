@@ -9,6 +9,7 @@ use portolan_timers::Wheel;
 use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot, scope_of};
 use portolan_wire::tcp::TcpHeader;
 
+use crate::counters::{COUNTERS, Counters, Fate};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
 use crate::frame::{Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
@@ -40,6 +41,7 @@ pub struct Stack {
     mtus: PathMtus,
     /// Generation of the routes that `stalled` and `parked` were tried with.
     tried_generation: u32,
+    pub(crate) counters: Counters,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,7 @@ impl Stack {
             fragments: Reassembly::default(),
             mtus: PathMtus::default(),
             tried_generation: 0,
+            counters: Counters::default(),
         }
     }
 
@@ -99,6 +102,7 @@ impl Stack {
 
     /// Puts a session at a slot that [`Stack::reserve`] gave.
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
+        self.counters.came(&session);
         self.places[slot.0 as usize] = Place::Taken(Box::new(Entry {
             session,
             way: None,
@@ -138,7 +142,10 @@ impl Stack {
         self.pending.retain(|&pending| pending != slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
         match taken {
-            Place::Taken(entry) => Some(entry.session),
+            Place::Taken(entry) => {
+                self.counters.went(&entry.session);
+                Some(entry.session)
+            }
             Place::Free | Place::Reserved => None,
         }
     }
@@ -203,7 +210,11 @@ impl Stack {
 
     /// Keeps a fragment until its datagram is whole, which is then to be given to [`Stack::input`].
     pub fn reassemble(&mut self, now: Instant, record: &RecordHeader, frame: &[u8]) -> Reassembled {
-        self.fragments.take_in(now, record, frame)
+        let reassembled = self.fragments.take_in(now, record, frame);
+        if let Reassembled::Dropped(reason) = &reassembled {
+            self.counters.count(Fate::Dropped(*reason));
+        }
+        reassembled
     }
 
     /// What packets to `destination` may hold; `None` without a route.
@@ -216,8 +227,23 @@ impl Stack {
         self.fragments.counters
     }
 
+    /// All counters, in the order of [`counter_names`](crate::counter_names).
+    pub fn counters(&self) -> [u64; COUNTERS] {
+        self.counters.read(self.iter().map(|(_, session)| session))
+    }
+
     /// Gives a received frame to its session.
     pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
+        let input = self.give(now, record, frame);
+        self.counters.count(match &input {
+            Input::Delivered(_) => Fate::Delivered,
+            Input::Unclaimed(_) => Fate::Unclaimed,
+            Input::Dropped(reason) => Fate::Dropped(*reason),
+        });
+        input
+    }
+
+    fn give<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
         let packet = match Packet::parse(frame, record) {
             Ok(packet) => packet,
             Err(reason) => return Input::Dropped(reason),

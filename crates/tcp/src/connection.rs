@@ -21,6 +21,7 @@ use crate::output::Reset;
 use crate::receive::{AckNeed, Receiver};
 use crate::send::{Episode, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
+use crate::tally::{EVENTS_MAX, Tally};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
 
@@ -63,6 +64,7 @@ pub struct Connection {
     pub(crate) keepalives: u32,
     pub(crate) probed: Instant,
     pub(crate) counters: Counters,
+    pub(crate) tally: Tally,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -191,6 +193,7 @@ impl Connection {
             keepalives: 0,
             probed: now,
             counters: Counters::default(),
+            tally: Tally::default(),
         }
     }
 
@@ -437,6 +440,11 @@ impl Connection {
 
     pub fn congestion(&self) -> CongestionKind {
         self.send.congestion.kind()
+    }
+
+    /// How often each of [`EVENTS`](crate::EVENTS) happened.
+    pub fn counts(&self) -> &[u32; EVENTS_MAX] {
+        self.tally.counts()
     }
 
     pub fn figures(&self) -> Figures {

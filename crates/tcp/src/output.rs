@@ -9,6 +9,7 @@ use crate::ecn::{Codepoint, Ecn};
 use crate::handshake::Offer;
 use crate::send::Chunk;
 use crate::state::State;
+use crate::tally::Event;
 use crate::timers::SendTimer;
 use crate::timestamps::Timestamps;
 
@@ -203,6 +204,9 @@ impl Connection {
     /// A header that acknowledges all that arrived and offers the present window.
     fn header(&mut self, now: Instant, seq: SeqNum, flags: TcpFlags, text: bool) -> TcpHeader {
         let window = self.receive.offer(self.options.window_clamp) >> self.receive.scale;
+        if window == 0 {
+            self.tally.count(Event::ZeroWindowOut);
+        }
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
         let blocks = if timestamps.is_some() { 3 } else { 4 };
@@ -273,6 +277,7 @@ impl Connection {
     }
 
     fn emit_reset(&mut self, reset: Reset) -> Segment<'_> {
+        self.tally.count(Event::ResetOut);
         self.counters.segments_out += 1;
         let (ack, flags) = match reset.ack {
             Some(ack) => (ack, TcpFlags::RST.with(TcpFlags::ACK)),

@@ -14,7 +14,7 @@ use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
     AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
 };
-use portolan_proto::report::SessionReport;
+use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, VERSION, Wire};
 use portolan_sys::clock;
@@ -92,11 +92,21 @@ impl Client {
         let ReplyBody::Sessions(list) = reply else {
             panic!("{reply:?}");
         };
-        let octets = match list {
-            Blob::Inline(octets) => octets,
-            Blob::Memfd { length } => read_blob(fds.pop().unwrap(), length).unwrap(),
+        unpack(list, &mut fds)
+    }
+
+    /// A counter of filters or server, or of all holders together.
+    pub fn counter(&mut self, group: &str, name: &str) -> u64 {
+        let (reply, mut fds) = self.ask_with(RequestBody::ReadCounters, &[]);
+        let ReplyBody::Counters(list) = reply else {
+            panic!("{reply:?}");
         };
-        decode(&octets).unwrap()
+        let counters: Vec<CounterReport> = unpack(list, &mut fds);
+        counters
+            .iter()
+            .find(|c| c.group == group && c.name == name && c.holder.is_none())
+            .unwrap_or_else(|| panic!("no counter {group} {name}"))
+            .value
     }
 
     /// The next reply; none if the server closed the connection.
@@ -415,4 +425,12 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         assert!(clock::now().since(start) < PATIENCE, "no {what} came");
         std::thread::sleep(Duration::from_micros(200));
     }
+}
+
+fn unpack<T: serde::de::DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> T {
+    let octets = match list {
+        Blob::Inline(octets) => octets,
+        Blob::Memfd { length } => read_blob(fds.pop().unwrap(), length).unwrap(),
+    };
+    decode(&octets).unwrap()
 }

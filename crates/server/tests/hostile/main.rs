@@ -107,16 +107,7 @@ fn assert_serves_others(bed: &Bed, path: &Path) {
 }
 
 fn counter(path: &Path, group: &str, name: &str) -> u64 {
-    match Client::connect(path).ask(RequestBody::ReadCounters) {
-        ReplyBody::Counters(counters) => {
-            counters
-                .iter()
-                .find(|c| c.group == group && c.name == name)
-                .unwrap_or_else(|| panic!("no counter {group} {name}"))
-                .value
-        }
-        other => panic!("{other:?}"),
-    }
+    Client::connect(path).counter(group, name)
 }
 
 /// The server says no; returns the errno.

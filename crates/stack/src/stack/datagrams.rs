@@ -6,6 +6,7 @@ use portolan_types::{Protocol, Slot, scope_of};
 use portolan_wire::{ipv4, udp};
 
 use super::{Entry, Stack, entry_of};
+use crate::counters::Fate;
 use crate::frame::{Frame, HEAD_MAX, Wire};
 use crate::routes::Routes;
 use crate::session::{IpOptions, MtuDiscovery, Session};
@@ -124,6 +125,7 @@ impl Stack {
         self.unresolved.push(next_hop);
         if self.parked.len() == PARKED_MAX {
             self.parked.pop_front();
+            self.counters.count(Fate::ParkedTooMany);
         }
         self.parked.push_back(parked);
     }

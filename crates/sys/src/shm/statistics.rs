@@ -4,7 +4,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
-use portolan_proto::report::{STATISTICS_SIZE, STATISTICS_SLOTS, StatisticsRow};
+use portolan_proto::report::{
+    COUNTER_SLOTS, COUNTERS_AT, STATISTICS_SIZE, STATISTICS_SLOTS, StatisticsRow,
+};
 use portolan_types::Slot;
 use rustix::fs::SealFlags;
 use zerocopy::{FromBytes, IntoBytes};
@@ -20,6 +22,10 @@ const _: () = assert!(ROW.is_multiple_of(WORD));
 fn row_offset(slot: Slot) -> Option<usize> {
     let index = slot.0 as usize;
     (index < STATISTICS_SLOTS).then_some(index * ROW)
+}
+
+fn counter_offset(index: usize) -> usize {
+    COUNTERS_AT + index * WORD
 }
 
 /// The server's end, which creates the memory.
@@ -46,6 +52,11 @@ impl StatisticsReader {
             chunk.copy_from_slice(&word.to_ne_bytes());
         }
         StatisticsRow::read_from_bytes(&octets).ok()
+    }
+
+    /// What the library says that it counted.
+    pub fn counters(&self) -> [u64; COUNTER_SLOTS] {
+        std::array::from_fn(|index| self.memory.u64_at(counter_offset(index)).load(Relaxed))
     }
 }
 
@@ -82,6 +93,14 @@ impl StatisticsWriter {
                 .store(u64::from_ne_bytes(word), Relaxed);
         }
     }
+
+    /// Shows `counters`; those beyond the memory show nothing.
+    pub fn publish_counters(&self, counters: &[u64]) {
+        for (index, value) in counters.iter().take(COUNTER_SLOTS).enumerate() {
+            let place = self.memory.u64_at(counter_offset(index));
+            place.store(*value, Relaxed);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -105,6 +124,17 @@ mod tests {
         assert_eq!(read.figures, row.figures);
         assert_eq!(reader.row(Slot(6)).unwrap().session, 0);
         assert_eq!(reader.row(Slot(8)).unwrap().session, 0);
+    }
+
+    #[test]
+    fn counters_cross_and_touch_no_row() {
+        let reader = StatisticsReader::create().unwrap();
+        let writer = StatisticsWriter::map(&reader).unwrap();
+        let values: Vec<u64> = (1..100).collect();
+        writer.publish_counters(&values);
+        assert_eq!(reader.counters()[..], values[..COUNTER_SLOTS]);
+        let last = Slot(STATISTICS_SLOTS as u32 - 1);
+        assert_eq!(reader.row(last).unwrap().session, 0);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::handshake::{SYN_ACK_RETRIES, SYN_RETRIES};
 use crate::receive::AckNeed;
 use crate::state::State;
+use crate::tally::Event;
 use crate::timers::SendTimer;
 
 /// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
@@ -68,12 +69,14 @@ impl Connection {
         if self.send.retries >= limit {
             return self.give_up();
         }
+        self.tally.count(Event::HandshakeRetry);
         self.send.retries += 1;
         self.send.rtt.back_off();
     }
 
     /// RFC 9293 §3.8.3 [MUST-20]: R2 is reached.
     fn give_up(&mut self) {
+        self.tally.count(Event::GaveUp);
         self.fail(self.soft_error.unwrap_or(Error::TimedOut));
     }
 
@@ -96,6 +99,7 @@ impl Connection {
         if self.is_hopeless(now, self.send.retries) {
             return self.give_up();
         }
+        self.tally.count(Event::Timeout);
         self.send.on_retransmit_timeout(now);
     }
 
@@ -104,6 +108,7 @@ impl Connection {
         if self.is_hopeless(now, self.send.probes) {
             return self.give_up();
         }
+        self.tally.count(Event::WindowProbe);
         self.send.probes += 1;
         self.send.rtt.back_off();
         self.send.forced = true;
@@ -112,6 +117,7 @@ impl Connection {
 
     /// RFC 8985 §7.3: new data if there is any, else the last segment again.
     fn on_tail_probe(&mut self, now: Instant) {
+        self.tally.count(Event::TailProbe);
         self.send.probe_tail();
         self.arm_retransmission(now);
     }
@@ -135,6 +141,7 @@ impl Connection {
             return self.give_up();
         }
         self.keepalives += 1;
+        self.tally.count(Event::KeepAlive);
         self.probed = now;
         self.probe = true;
     }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{PORT_A, PORT_B, Packet, START, Side, cut, merge};
-use portolan_tcp::{CongestionKind, Connection, StateName, reset_for};
+use portolan_tcp::{Codepoint, CongestionKind, Connection, StateName, reset_for};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader, Timestamps};
 
@@ -102,6 +102,14 @@ impl Arena {
                     let flying = &mut self.end(who.side()).flying;
                     flying.push(packet.clone());
                     flying.push(packet);
+                }
+            }
+            Step::Mark { who, place } => {
+                if let Some(mut packet) = self.take(who, place) {
+                    if packet.codepoint != Codepoint::NotEct {
+                        packet.codepoint = Codepoint::Ce;
+                    }
+                    self.end(who.side()).flying.push(packet);
                 }
             }
             Step::Wait(millis) => {
@@ -294,7 +302,7 @@ impl Arena {
                     &packet.payload,
                 );
             }
-            None if packet.header.flags == TcpFlags::SYN && !crossing => {
+            None if opens(packet) && !crossing => {
                 let syn = &packet.header;
                 end.connection = Some(Connection::accept(&end.config, syn, iss, now));
             }
@@ -482,6 +490,12 @@ impl Arena {
         }
         self.end(who.side()).flying.push(packet);
     }
+}
+
+/// A SYN, whatever it says of congestion.
+fn opens(packet: &Packet) -> bool {
+    let congestion = TcpFlags::ECE.with(TcpFlags::CWR).0;
+    packet.header.flags.0 & !congestion == TcpFlags::SYN.0
 }
 
 fn ports(to: Side) -> (u16, u16) {

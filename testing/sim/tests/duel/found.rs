@@ -44,7 +44,7 @@ fn a_syn_ack_sent_again_offers_no_less_than_before() {
 #[test]
 fn a_host_that_slept_sends_one_keep_alive_probe() {
     let who = Who::from(B);
-    let (kind, value) = (9, 0);
+    let (kind, value) = (11, 0);
     play(&setup(), false, &[Option { who, kind, value }, Wait(255)]);
 }
 

@@ -2,7 +2,7 @@
 
 use bolero::TypeGenerator;
 use portolan_sim::Side;
-use portolan_tcp::{Config, CongestionKind};
+use portolan_tcp::{Config, CongestionKind, EcnMode};
 
 /// How the two ends are made. Small buffers and segments make rare cases common.
 #[derive(Clone, Debug, TypeGenerator)]
@@ -52,9 +52,11 @@ impl Host {
             timestamps: self.flags & 1 == 0,
             sack: self.flags & 2 == 0,
             window_scaling: self.flags & 4 == 0,
-            congestion: match self.flags & 8 {
-                0 => CongestionKind::Cubic,
-                _ => CongestionKind::Reno,
+            congestion: CongestionKind::ALL[usize::from(self.flags >> 3) % 3],
+            ecn: match self.flags >> 6 {
+                0 => EcnMode::Accept,
+                1 => EcnMode::Off,
+                _ => EcnMode::Request,
             },
             ..defaults
         }
@@ -105,6 +107,11 @@ pub enum Step {
     },
     DropAll(Who),
     Duplicate {
+        who: Who,
+        place: u8,
+    },
+    /// A router marks it instead of dropping it.
+    Mark {
         who: Who,
         place: u8,
     },

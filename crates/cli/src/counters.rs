@@ -1,0 +1,190 @@
+//! `portolan counters`: what was dropped, refused and repeated, by filters, server and sessions.
+
+use std::time::Duration;
+
+use portolan_proto::report::{CounterReport, Holder};
+
+use crate::ServerAddress;
+use crate::exit::{Failure, print};
+use crate::ss::printable;
+use crate::status::print_json;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    server: ServerAddress,
+    /// Also what never happened.
+    #[arg(short, long)]
+    all: bool,
+    /// What each holder of sessions counted, the server and each process, not their sum.
+    #[arg(short, long)]
+    processes: bool,
+    /// Every SECONDS seconds, what happened since the last time.
+    #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    watch: Option<u32>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let mut counters = arguments.server.counters()?;
+    let Some(seconds) = arguments.watch else {
+        return show(arguments, &counters);
+    };
+    loop {
+        std::thread::sleep(Duration::from_secs(seconds.into()));
+        let next = arguments.server.counters()?;
+        show(arguments, &since(&counters, &next))?;
+        counters = next;
+    }
+}
+
+fn show(arguments: &Arguments, counters: &[CounterReport]) -> Result<(), Failure> {
+    let wanted: Vec<_> = counters
+        .iter()
+        .filter(|counter| arguments.wants(counter))
+        .collect();
+    if arguments.json {
+        return print_json(&wanted);
+    }
+    for line in align(&wanted) {
+        print(line)?;
+    }
+    if arguments.watch.is_some() {
+        print(String::new())?;
+    }
+    Ok(())
+}
+
+impl Arguments {
+    fn wants(&self, counter: &CounterReport) -> bool {
+        let of_holders = ["stack", "tcp"].contains(&counter.group.as_str());
+        let whose = counter.holder.is_some() == (self.processes && of_holders);
+        whose && (self.all || counter.value != 0)
+    }
+}
+
+/// The differences; a holder that was not there before counts from zero, one that is gone not.
+fn since(before: &[CounterReport], now: &[CounterReport]) -> Vec<CounterReport> {
+    let same = |one: &CounterReport, other: &CounterReport| {
+        (&one.group, &one.name, &one.holder) == (&other.group, &other.name, &other.holder)
+    };
+    let difference = |counter: &CounterReport| {
+        let earlier = before.iter().find(|earlier| same(earlier, counter));
+        CounterReport {
+            value: counter.value.wrapping_sub(earlier.map_or(0, |c| c.value)),
+            ..counter.clone()
+        }
+    };
+    now.iter().map(difference).collect()
+}
+
+fn align(counters: &[&CounterReport]) -> Vec<String> {
+    let names: Vec<_> = counters
+        .iter()
+        .map(|counter| format!("{}.{}", counter.group, counter.name))
+        .collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0);
+    let line = |(name, counter): (&String, &&CounterReport)| match &counter.holder {
+        None => format!("{name:<width$} {:>12}", counter.value),
+        Some(holder) => format!(
+            "{name:<width$} {:>12}  {}",
+            counter.value,
+            holder_name(holder)
+        ),
+    };
+    names.iter().zip(counters).map(line).collect()
+}
+
+fn holder_name(holder: &Holder) -> String {
+    match holder {
+        Holder::Server => "server".to_owned(),
+        Holder::Relayed => "relayed".to_owned(),
+        Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn counter(group: &str, name: &str, value: u64, holder: Option<Holder>) -> CounterReport {
+        CounterReport {
+            group: group.into(),
+            name: name.into(),
+            value,
+            holder,
+        }
+    }
+
+    fn nginx() -> Option<Holder> {
+        Some(Holder::Process {
+            pid: 7,
+            program: "nginx".into(),
+        })
+    }
+
+    #[test]
+    fn counters_align_by_their_longest_name() {
+        let (one, other) = (
+            counter("receive", "matched", 12, None),
+            counter("tcp", "timeouts", 3, nginx()),
+        );
+        assert_eq!(
+            align(&[&one, &other]),
+            [
+                "receive.matched           12",
+                "tcp.timeouts               3  7,nginx"
+            ]
+        );
+    }
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn flags_choose_what_is_shown() {
+        let counters = [
+            counter("server", "processes", 1, None),
+            counter("tcp", "timeouts", 0, None),
+            counter("tcp", "timeouts", 5, nginx()),
+        ];
+        let wanted = |flags: &[&str]| {
+            let line = Line::parse_from([&["counters"], flags].concat());
+            counters.clone().map(|c| line.arguments.wants(&c))
+        };
+        assert_eq!(wanted(&[]), [true, false, false]);
+        assert_eq!(wanted(&["-a"]), [true, true, false]);
+        assert_eq!(wanted(&["-p"]), [true, false, true]);
+    }
+
+    #[test]
+    fn an_interval_shows_differences() {
+        let before = [counter("tcp", "timeouts", 5, nginx())];
+        let now = [
+            counter("tcp", "timeouts", 8, nginx()),
+            counter("tcp", "duplicates", 2, nginx()),
+        ];
+        let values: Vec<_> = since(&before, &now).iter().map(|c| c.value).collect();
+        assert_eq!(values, [3, 2]);
+    }
+
+    #[test]
+    fn a_watch_may_name_its_interval() {
+        let watch = |flags: &[&str]| {
+            let line = Line::try_parse_from([&["counters"], flags].concat());
+            line.map(|line| line.arguments.watch).ok()
+        };
+        assert_eq!(watch(&[]), Some(None));
+        assert_eq!(watch(&["-w"]), Some(Some(1)));
+        assert_eq!(watch(&["--watch", "5"]), Some(Some(5)));
+        assert_eq!(watch(&["-w", "0"]), None);
+    }
+}

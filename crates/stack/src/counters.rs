@@ -1,0 +1,132 @@
+//! What a holder of sessions counts: what became of frames, and the events of all its connections,
+//! also of those that have gone. One table names both.
+
+use portolan_proto::report::COUNTER_SLOTS;
+use portolan_tcp::{EVENTS, EVENTS_MAX};
+
+use crate::packet::Drop;
+use crate::session::Session;
+
+/// Name and meaning of what the stack itself counts.
+const FRAMES: &[(&str, &str)] = &[
+    ("delivered", "frames that went to their session"),
+    (
+        "unclaimed",
+        "frames whose session is not here, or not the one that was meant",
+    ),
+    (
+        "drop-malformed",
+        "frames dropped: a header is cut short or contradicts itself",
+    ),
+    ("drop-checksum", "frames dropped: a checksum is wrong"),
+    (
+        "drop-unsupported",
+        "frames dropped: a protocol without sessions",
+    ),
+    (
+        "drop-foreign-peer",
+        "datagrams dropped: for a connected socket, from somebody else",
+    ),
+    (
+        "drop-receive-buffer",
+        "datagrams dropped: nobody read fast enough",
+    ),
+    (
+        "drop-fragments-overlap",
+        "fragments dropped: they contradict others of their datagram",
+    ),
+    (
+        "drop-fragments-crowded",
+        "fragments dropped: too many datagrams are unfinished",
+    ),
+    (
+        "drop-parked",
+        "datagrams dropped: too many wait for a neighbour's address",
+    ),
+];
+
+/// How many counters a holder has.
+pub const COUNTERS: usize = FRAMES.len() + EVENTS.len();
+
+const _: () = assert!(COUNTERS <= COUNTER_SLOTS);
+
+/// The group, name and meaning of a holder's counters, in order.
+pub fn counter_names() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let frames = FRAMES
+        .iter()
+        .map(|&(name, meaning)| ("stack", name, meaning));
+    let events = EVENTS.iter().map(|&(name, meaning)| ("tcp", name, meaning));
+    frames.chain(events)
+}
+
+/// What happened to a frame, or to a datagram on its way out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fate {
+    Delivered,
+    Unclaimed,
+    Dropped(Drop),
+    ParkedTooMany,
+}
+
+impl Fate {
+    const fn index(self) -> usize {
+        match self {
+            Fate::Delivered => 0,
+            Fate::Unclaimed => 1,
+            Fate::Dropped(Drop::Malformed) => 2,
+            Fate::Dropped(Drop::BadChecksum) => 3,
+            Fate::Dropped(Drop::Unsupported) => 4,
+            Fate::Dropped(Drop::ForeignPeer) => 5,
+            Fate::Dropped(Drop::ReceiveBufferFull) => 6,
+            Fate::Dropped(Drop::FragmentsOverlap) => 7,
+            Fate::Dropped(Drop::FragmentsCrowdedOut) => 8,
+            Fate::ParkedTooMany => 9,
+        }
+    }
+}
+
+/// Counts of one holder.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    frames: [u64; FRAMES.len()],
+    /// Events of connections that went, less those that others had counted before they came.
+    gone: [u64; EVENTS_MAX],
+}
+
+impl Counters {
+    pub(crate) fn count(&mut self, fate: Fate) {
+        self.frames[fate.index()] += 1;
+    }
+
+    pub(crate) fn came(&mut self, session: &Session) {
+        self.move_events(session, u64::wrapping_sub);
+    }
+
+    pub(crate) fn went(&mut self, session: &Session) {
+        self.move_events(session, u64::wrapping_add);
+    }
+
+    fn move_events(&mut self, session: &Session, combine: fn(u64, u64) -> u64) {
+        if let Session::Tcp(session) = session {
+            for (sum, count) in self.gone.iter_mut().zip(session.connection.counts()) {
+                *sum = combine(*sum, u64::from(*count));
+            }
+        }
+    }
+
+    /// All counters, in the order of [`counter_names`].
+    pub(crate) fn read<'a>(&self, sessions: impl Iterator<Item = &'a Session>) -> [u64; COUNTERS] {
+        let mut events = self.gone;
+        for session in sessions {
+            if let Session::Tcp(session) = session {
+                for (sum, count) in events.iter_mut().zip(session.connection.counts()) {
+                    *sum = sum.wrapping_add(u64::from(*count));
+                }
+            }
+        }
+        let mut values = [0; COUNTERS];
+        values[..FRAMES.len()].copy_from_slice(&self.frames);
+        values[FRAMES.len()..].copy_from_slice(&events[..EVENTS.len()]);
+        values
+    }
+}

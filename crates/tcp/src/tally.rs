@@ -1,0 +1,47 @@
+//! What happens to a connection beside its stream: every drop, retry and refusal has a name here.
+//! A connection counts its own; holders add up. The names follow `/proc/net/netstat` where it has
+//! one.
+
+use serde::{Deserialize, Serialize};
+
+/// Names that there is room for in a session's statistics.
+pub const EVENTS_MAX: usize = 32;
+
+macro_rules! events {
+    ($($variant:ident = $name:literal, $meaning:literal;)*) => {
+        /// Something worth a count.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Event { $($variant,)* }
+
+        /// Name and meaning of each event, in the order of the counts.
+        pub const EVENTS: &[(&str, &str)] = &[$(($name, $meaning),)*];
+    };
+}
+
+events! {
+    Timeout = "timeouts", "retransmission time-outs";
+    TailProbe = "tail-probes", "probes of a flight's tail (TLP)";
+    WindowProbe = "window-probes", "probes of a closed window, and short segments sent late";
+    KeepAlive = "keepalive-probes", "probes of an idle connection";
+    HandshakeRetry = "handshake-retries", "SYN and SYN-ACK segments sent again";
+    GaveUp = "given-up", "connections ended because the peer did not answer";
+    ResetOut = "resets-sent", "RST segments sent for a connection";
+    ZeroWindowOut = "zero-windows-sent", "segments sent that offer no room";
+}
+
+const _: () = assert!(EVENTS.len() <= EVENTS_MAX);
+
+/// Counts of one connection; they travel with it, and wrap.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Tally([u32; EVENTS_MAX]);
+
+impl Tally {
+    pub(crate) fn count(&mut self, event: Event) {
+        let count = &mut self.0[event as usize];
+        *count = count.wrapping_add(1);
+    }
+
+    pub(crate) fn counts(&self) -> &[u32; EVENTS_MAX] {
+        &self.0
+    }
+}

@@ -1,0 +1,64 @@
+//! A connection counts what happens to it, under names that operators see.
+
+use core::time::Duration;
+
+use portolan_sim::{Pair, Side};
+use portolan_tcp::{Config, Connection, EVENTS};
+
+fn count(connection: &Connection, name: &str) -> u32 {
+    let index = EVENTS.iter().position(|(known, _)| *known == name);
+    connection.counts()[index.unwrap_or_else(|| panic!("nothing is called {name}"))]
+}
+
+fn established() -> Pair {
+    let mut pair = Pair::new(1, Duration::from_millis(5), &Config::default());
+    pair.establish();
+    pair
+}
+
+#[test]
+fn an_undisturbed_stream_counts_nothing() {
+    let mut pair = established();
+    pair.transfer(Side::A, &[7; 200_000], Duration::from_secs(10));
+    assert_eq!(pair.a.tcp().counts().iter().sum::<u32>(), 0);
+}
+
+#[test]
+fn a_peer_that_vanished_is_probed_then_timed_out_then_given_up() {
+    let mut pair = established();
+    pair.transfer(Side::A, &[7; 20_000], Duration::from_secs(10));
+    pair.links(|link| link.loss = 1000);
+    let now = pair.now;
+    pair.a.tcp().send(now, &[7; 8_000]);
+    pair.run_for(Duration::from_secs(2000));
+    let a = pair.a.tcp();
+    assert_eq!(count(a, "tail-probes"), 1);
+    assert_eq!(count(a, "timeouts"), 15);
+    assert_eq!(count(a, "given-up"), 1);
+}
+
+#[test]
+fn a_reader_that_stops_shows_as_closed_windows_and_probes() {
+    let mut pair = established();
+    let now = pair.now;
+    pair.b.tcp().set_receive_buffer(4096);
+    pair.a.tcp().send(now, &[7; 80_000]);
+    // What the handshake offered is filled first.
+    pair.run_for(Duration::from_secs(30));
+    assert!(count(pair.b.tcp(), "zero-windows-sent") > 0);
+    assert!(count(pair.a.tcp(), "window-probes") > 2);
+}
+
+#[test]
+fn counts_travel_with_the_connection() {
+    let mut pair = established();
+    pair.links(|link| link.loss = 1000);
+    let now = pair.now;
+    pair.a.tcp().send(now, b"anybody?");
+    pair.run_for(Duration::from_secs(10));
+    let before = *pair.a.tcp().counts();
+    assert!(before.iter().sum::<u32>() > 0);
+    let capsule = postcard::to_allocvec(pair.a.tcp()).expect("connections encode");
+    let moved: Connection = postcard::from_bytes(&capsule).expect("and decode");
+    assert_eq!(*moved.counts(), before);
+}
