@@ -5,7 +5,10 @@ use std::fs;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::{PAIRINGS, PYTHON, Pairing, bed, client, each_pairing, routed_bed};
+use portolan_netns::Impairment;
+use portolan_programs::{
+    PAIRINGS, PYTHON, Pairing, bed, client, each_pairing, impaired_bed, routed_bed,
+};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/datagrams.py");
 const PORT: u16 = 7009;
@@ -80,6 +83,62 @@ fn streams_find_the_mtu_of_a_narrow_link() {
             assert!(fs::read(&copy).is_ok_and(|copy| copy == file));
         });
     });
+}
+
+/// Fragments overtake each other, also the first of their datagram, and some come twice.
+#[test]
+fn fragments_arrive_in_any_order() {
+    let bed = impaired_bed(Impairment {
+        reorder: 0.3,
+        duplicate: 0.1,
+        ..Impairment::default()
+    });
+    each_family(bed, |bed| {
+        each_pairing(bed, |bed, Pairing { server, client }| {
+            let _echo = echo(bed, server, PORT);
+            assert_eq!(
+                datagrams(bed, client, "send", &["9000", "9000", "5000"]),
+                "exact"
+            );
+        });
+        // Those ahead of the first of their datagram went by way of the server.
+        let counters = bed
+            .portolan(Side::Server, &["counters"])
+            .expect("the server answers");
+        let reinjected = counters
+            .lines()
+            .find(|line| line.contains("reinjected-frames"));
+        let count = reinjected.and_then(|line| line.split_whitespace().nth(1));
+        assert!(count.is_some_and(|count| count != "0"), "{reinjected:?}");
+    });
+}
+
+/// A sender that lets routers fragment, as `ip_no_pmtu_disc` makes the kernel.
+#[test]
+fn segments_that_a_router_cut_arrive() {
+    let bed = routed_bed(NARROW);
+    let setting = ["-qw", "net.ipv4.ip_no_pmtu_disc=1"];
+    client(&bed, Stack::Kernel, "sysctl", &setting);
+    let (source, copy) = (bed.file("stream"), bed.file("copy"));
+    let octets: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+    fs::write(&source, &octets).expect("the bed's directory is writable");
+    let endpoint = bed.endpoint(PORT).to_string();
+    let _mirror = bed
+        .serve(
+            Stack::Portolan,
+            PORT,
+            "portolan-traffic",
+            &["mirror", &endpoint],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let (from, to) = (source.display().to_string(), copy.display().to_string());
+    client(
+        &bed,
+        Stack::Kernel,
+        "portolan-traffic",
+        &["send", &endpoint, &from, &to],
+    );
+    assert!(fs::read(&copy).is_ok_and(|copy| copy == octets));
 }
 
 /// A listener and a bound UDP port of Portolan's on the server host, to be looked at from outside.

@@ -1,5 +1,6 @@
 //! Sending what is not one's own.
 
+use std::collections::BTreeSet;
 use std::io::IoSlice;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
@@ -9,11 +10,12 @@ use portolan_netns::Bed;
 use portolan_proto::control::ReplyBody;
 use portolan_stack::Session;
 use portolan_types::{FlowKey, Protocol, Slot};
+use portolan_wire::vnet::{Gso, VnetHeader};
 
 use crate::capture::Capture;
 use crate::common::{Library, control_path, start_server};
-use crate::frames::{Forgery, ICMP, UDP, arp, is_marked, v4};
-use crate::{Victim, assert_serves_others, counter, hostile_library, open_to_b};
+use crate::frames::{Forgery, ICMP, MARK, UDP, arp, is_marked, v4};
+use crate::{PATIENCE, Victim, assert_serves_others, counter, hostile_library, open_to_b};
 
 const STRANGER_MAC: [u8; 6] = [2, 0, 0, 0, 0x99, 0x99];
 
@@ -228,6 +230,63 @@ fn datagrams_leave_only_from_ones_own_port() {
         peer.recv(&mut heard).is_ok(),
         "the peer hears the true port"
     );
+}
+
+/// The frame as one that the kernel is to cut into fragments of eight octets.
+fn to_be_cut(mut frame: Vec<u8>) -> Vec<u8> {
+    VnetHeader::segments(Gso::UdpFragments, 14 + 20 + 8, 14 + 20, 8).emit(&mut frame);
+    frame
+}
+
+#[test]
+fn fragments_leave_only_of_ones_own_datagrams_and_with_a_number_nobody_chose() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let any = |port| ([0, 0, 0, 0], port).into();
+    let (_, _victims) = victim.library.bind(Protocol::Udp, any(5353), Slot(7));
+    let mut hostile = hostile_library(&path);
+    let (_, _own) = hostile.bind(Protocol::Udp, any(6000), Slot(0));
+    let peer = bed.b.enter(|| UdpSocket::bind((Bed::B4, 7000))).unwrap();
+    peer.set_read_timeout(PATIENCE).unwrap();
+    let (device, neighbour) = macs(&hostile);
+    let datagram = |port| {
+        let flow = FlowKey {
+            protocol: Protocol::Udp,
+            local: (Bed::A4, port).into(),
+            remote: peer.local_addr().unwrap(),
+        };
+        Forgery::of(&flow, device, neighbour)
+    };
+    let capture = Capture::start(&bed.b);
+    let foreign = to_be_cut(datagram(5353).frame());
+    assert_eq!(
+        drops_of(&path, || write(&hostile, &foreign)),
+        ["drop_foreign"]
+    );
+    // A fragment of its own making, for a datagram that the victim may be sending.
+    for fragment in [0x2000, 0x2001, 0x0002] {
+        let mut forgery = datagram(6000);
+        forgery.fragment = fragment;
+        let drops = drops_of(&path, || write(&hostile, &forgery.frame()));
+        assert_eq!(drops, ["drop_malformed"], "{fragment:#x}");
+    }
+    let own = to_be_cut(datagram(6000).frame());
+    for _ in 0..2 {
+        write(&hostile, &own);
+        let mut heard = [0; 100];
+        assert_eq!(peer.recv(&mut heard).unwrap(), MARK.len());
+    }
+    let numbers: BTreeSet<[u8; 2]> = capture
+        .frames()
+        .iter()
+        .filter(|frame| frame[12..14] == [8, 0] && frame[20..22] != [0, 0] && frame[23] == UDP)
+        .filter(|frame| frame[20] & 0x40 == 0)
+        .map(|frame| [frame[18], frame[19]])
+        .collect();
+    assert_eq!(numbers.len(), 2, "{numbers:x?}");
+    victim.assert_unharmed();
 }
 
 #[test]
