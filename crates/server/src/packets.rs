@@ -87,9 +87,8 @@ impl Server {
         let waiting = self
             .stack
             .tcp(Slot(record.slot))
-            .filter(|session| session.connection.state() == StateName::TimeWait)
-            .map(|session| (session.id, session.flow));
-        let Some((id, flow)) = waiting else {
+            .filter(|session| session.connection.state() == StateName::TimeWait);
+        let Some(session) = waiting else {
             return false;
         };
         let Ok(packet) = Packet::parse(frame, record) else {
@@ -98,7 +97,9 @@ impl Server {
         let Transport::Tcp { header, .. } = &packet.transport else {
             return false;
         };
-        if packet.flow() != Some(flow) || !is_opening(header) {
+        let (id, flow) = (session.id, session.flow);
+        let is_newer = session.connection.is_outlived_by(header);
+        if packet.flow() != Some(flow) || !is_opening(header) || !is_newer {
             return false;
         }
         let listener = self.listener_for(&flow);
@@ -213,6 +214,8 @@ impl Server {
             Some(listener) if is_plain_ack(header) && self.is_cookie(&flow, header) => {
                 self.open_by_cookie(listener, flow, header, payload);
             }
+            // RFC 9293 §3.10.7.2: what neither opens nor acknowledges is dropped.
+            Some(_) if !header.flags.contains(TcpFlags::ACK) => self.counters.dropped += 1,
             _ => self.reset(packet, header, payload.len()),
         }
     }

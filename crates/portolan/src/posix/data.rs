@@ -77,10 +77,7 @@ fn receive_tcp(
         let least = if waits_for_all {
             wanted
         } else {
-            connection
-                .options()
-                .receive_low_water
-                .clamp(1, wanted.max(1))
+            connection.options().receive_low_water.max(1).min(wanted)
         };
         let before = if is_peek { 0 } else { done.get() };
         let mut taken = 0;
