@@ -12,6 +12,8 @@
 #define DELIVER_H
 
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
@@ -25,28 +27,37 @@
 #define LARGEST_RECORD (66 * 1024)
 
 /*
- * One reservation of a constant size, as the verifier of Linux 6.1 demands, and one copy. The copy
- * cannot fail: length is the skb's own.
+ * One reservation of a constant size, as the verifier of Linux 6.1 demands, and one copy behind the
+ * octets that the frame lacks. The copy cannot fail: length is the skb's own.
  */
 static __always_inline struct record_header *copy(struct __sk_buff *skb, void *ring,
-						  const __u64 size, __u64 length)
+						  const __u64 size, __u64 length,
+						  const __u32 missing)
 {
 	struct record_header *record = bpf_ringbuf_reserve(ring, size, 0);
+	__u8 *frame;
 
-	if (record)
-		bpf_skb_load_bytes(skb, 0, record + 1, length);
+	if (!record)
+		return NULL;
+	frame = (__u8 *)(record + 1);
+	if (missing) {
+		__builtin_memset(frame, 0, ETH_HLEN);
+		*(__be16 *)(frame + 12) = skb->protocol;
+		frame += ETH_HLEN;
+	}
+	bpf_skb_load_bytes(skb, 0, frame, length);
 	return record;
 }
 
 #define COPY_IF_FITS(size)                                                                         \
 	do {                                                                                       \
-		if (length <= (size) - sizeof(struct record_header))                               \
-			return copy(skb, ring, size, length);                                      \
+		if (length <= (size) - sizeof(struct record_header) - missing)                     \
+			return copy(skb, ring, size, length, missing);                             \
 	} while (0)
 
-/* length is in 1..=LARGEST_RECORD - sizeof(struct record_header). */
+/* length is in 1..=LARGEST_RECORD - sizeof(struct record_header) - missing. */
 static __always_inline struct record_header *copy_in_class(struct __sk_buff *skb, void *ring,
-							   __u64 length)
+							   __u64 length, const __u32 missing)
 {
 	COPY_IF_FITS(256);
 	COPY_IF_FITS(512);
@@ -56,7 +67,7 @@ static __always_inline struct record_header *copy_in_class(struct __sk_buff *skb
 	COPY_IF_FITS(9 * 1024);
 	COPY_IF_FITS(16 * 1024);
 	COPY_IF_FITS(32 * 1024);
-	return copy(skb, ring, LARGEST_RECORD, length);
+	return copy(skb, ring, LARGEST_RECORD, length, missing);
 }
 
 /* Submits a record and wakes the owner if it sleeps. */
@@ -98,51 +109,109 @@ static __always_inline int deliver_on_tap(struct __sk_buff *skb, const struct ta
 	return bpf_redirect(entry->tap_ifindex, 0);
 }
 
-/* Answers what becomes of the frame: dropped (its copy lives on), or redirected. */
-static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row *row, __u16 flags)
+/* How a frame gets into a ring. */
+struct delivery {
+	/* Of the record. */
+	__u16 flags;
+	/* ETH_HLEN if the frame lacks its Ethernet header, else 0. */
+	__u16 missing;
+	/* Index of the device it came by. */
+	__u32 interface;
+};
+
+/* The owner of a row's channel says here whether it sleeps. */
+static __always_inline struct doorbell *doorbell_of(__u32 channel)
 {
-	__u32 channel = row->channel, slot = row->slot, generation = row->generation, zero = 0;
-	void *ring = bpf_map_lookup_elem(&rings, &channel);
 	void *page = bpf_map_lookup_elem(&doorbells, &channel);
+	__u32 zero = 0;
+
+	return page ? bpf_map_lookup_elem(page, &zero) : NULL;
+}
+
+/*
+ * Copies the frame into the ring of the row's channel. Global, so that the verifier looks at it once
+ * and not for every way that leads here. Answers 0.
+ */
+__noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row,
+			       const struct delivery *delivery)
+{
 	struct record_header *record;
 	struct doorbell *doorbell;
 	__u64 length = skb->len;
+	__u32 channel;
+	void *ring;
 
-	if (!ring || !page || !(doorbell = bpf_map_lookup_elem(page, &zero))) {
+	if (!row || !delivery)
+		return 0;
+	channel = row->channel;
+	ring = bpf_map_lookup_elem(&rings, &channel);
+	doorbell = doorbell_of(channel);
+	if (!ring || !doorbell) {
 		count(receive_drop_no_channel);
-		return TC_ACT_SHOT;
+		return 0;
 	}
-	if (!(flags & (RECORD_ICMP_ERROR | RECORD_HELD)) &&
-	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
-		__u32 ifindex = skb->ifindex;
-		struct tap_stamp stamp = { slot, generation, flags,
-					   ifindex <= 0xffff ? ifindex : 0 };
-
-		return deliver_on_tap(skb, &stamp, channel, doorbell);
-	}
-	if (length == 0 || length > LARGEST_RECORD - sizeof(*record)) {
+	if (length == 0 || length > LARGEST_RECORD - sizeof(*record) - ETH_HLEN) {
 		count(receive_drop_too_long);
-		return TC_ACT_SHOT;
+		return 0;
 	}
-	record = copy_in_class(skb, ring, length);
+	if (delivery->missing)
+		record = copy_in_class(skb, ring, length, ETH_HLEN);
+	else
+		record = copy_in_class(skb, ring, length, 0);
 	if (!record) {
 		__sync_fetch_and_add(&doorbell->overflow, 1);
 		count(receive_drop_ring_full);
-		return TC_ACT_SHOT;
+		return 0;
 	}
-	record->length = length;
+	record->length = length + delivery->missing;
 	record->gso_size = skb->gso_size;
-	record->flags = flags;
-	record->slot = slot;
-	record->generation = generation;
+	record->flags = delivery->flags;
+	record->slot = row->slot;
+	record->generation = row->generation;
 	record->timestamp = bpf_ktime_get_ns();
-	record->ifindex = skb->ifindex;
+	record->ifindex = delivery->interface;
 	record->reserved = 0;
 	submit(record, doorbell);
-	if (flags & RECORD_HELD)
+	if (delivery->flags & RECORD_HELD)
 		count(receive_held_fragment);
+	else if (delivery->flags & RECORD_ICMP_ERROR)
+		count(receive_delivered_icmp_error);
+	else if (delivery->flags & RECORD_COPY)
+		count(receive_delivered_copy);
 	else
-		count(flags & RECORD_ICMP_ERROR ? receive_delivered_icmp_error : receive_delivered);
+		count(receive_delivered);
+	return 0;
+}
+
+/*
+ * A frame that the device was to cut must come whole: the tap would cut it, and the owner counts
+ * frames. TCP's it takes whole.
+ */
+static __always_inline bool may_go_by_tap(struct __sk_buff *skb, __u8 protocol, __u16 flags)
+{
+	return !(flags & (RECORD_ICMP_ERROR | RECORD_HELD)) &&
+	       !(protocol == IPPROTO_UDP && skb->gso_size);
+}
+
+/* Answers what becomes of the frame: dropped (its copy lives on), or redirected. */
+static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row *row,
+				   __u8 protocol, __u16 flags, __u32 interface)
+{
+	struct doorbell *doorbell = doorbell_of(row->channel);
+	const struct delivery delivery = { .flags = flags, .interface = interface };
+
+	if (doorbell && may_go_by_tap(skb, protocol, flags) &&
+	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
+		struct tap_stamp stamp = {
+			.slot = row->slot,
+			.generation = row->generation,
+			.flags = flags,
+			.ifindex = interface > 0xffff ? 0 : interface,
+		};
+
+		return deliver_on_tap(skb, &stamp, row->channel, doorbell);
+	}
+	deliver_by_ring(skb, row, &delivery);
 	return TC_ACT_SHOT;
 }
 

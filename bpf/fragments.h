@@ -55,13 +55,17 @@ static __always_inline bool has_budget(__u64 now)
 /* Gives the server a copy. A function of its own, because all of deliver() is in it. */
 static __noinline int hold(struct __sk_buff *skb)
 {
+	const struct delivery delivery = {
+		.flags = RECORD_FRAGMENT | RECORD_HELD,
+		.interface = skb->ifindex,
+	};
 	struct flow_row server = { .channel = SERVER_CHANNEL, .slot = ~0U };
 
 	if (!has_budget(bpf_ktime_get_ns())) {
 		count(receive_pass_fragment_flood);
 		return 0;
 	}
-	return deliver(skb, &server, RECORD_FRAGMENT | RECORD_HELD);
+	return deliver_by_ring(skb, &server, &delivery);
 }
 
 static __always_inline bool is_fresh(const struct fragment_row *known, __u64 now)

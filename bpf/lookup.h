@@ -1,29 +1,128 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* From a key to the row that claims it. */
+/* From a key to the row that claims it; several sockets may share an endpoint. */
 #ifndef LOOKUP_H
 #define LOOKUP_H
 
+#include <bpf/bpf_endian.h>
+
 #include "maps.h"
+
+/* Chosen with the first look at a shared binding: outsiders cannot aim at one of its sockets. */
+static volatile __u32 share_seed;
 
 static __always_inline struct flow_row *find_flow(const struct filter_key *key)
 {
 	return bpf_map_lookup_elem(&flows, key);
 }
 
-/* A binding to the very address goes before one to any address. */
-static __always_inline struct flow_row *find_binding(const struct filter_key *key)
+/* An IPv4-mapped address is IPv4's (RFC 4291 §2.5.5.2). */
+static __always_inline bool is_ipv4(const union address *address)
 {
-	struct binding_key binding = {
+	return address->words[0] == 0 && address->words[1] == 0 &&
+	       address->words[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline struct binding_key exact_binding(const struct filter_key *key)
+{
+	return (struct binding_key){
 		.local = key->local,
 		.local_port = key->local_port,
 		.protocol = key->protocol,
 	};
-	struct flow_row *row = bpf_map_lookup_elem(&bindings, &binding);
+}
+
+/* The binding to any address of the same family. */
+static __always_inline void widen(struct binding_key *binding)
+{
+	if (!is_ipv4(&binding->local))
+		binding->local.words[2] = 0;
+	binding->local.words[0] = 0;
+	binding->local.words[1] = 0;
+	binding->local.words[3] = 0;
+}
+
+/* The final mixing steps of MurmurHash3 over what tells peers apart. */
+static __always_inline __u32 hash_of_peer(const struct filter_key *key)
+{
+	__u32 hash = share_seed;
+
+	if (!hash) {
+		__sync_val_compare_and_swap(&share_seed, 0, bpf_get_prandom_u32() | 1);
+		hash = share_seed;
+	}
+	for (int i = 0; i < 4; i++) {
+		hash ^= key->remote.words[i];
+		hash *= 0x85ebca6b;
+		hash ^= hash >> 13;
+	}
+	hash ^= key->remote_port;
+	hash *= 0xc2b2ae35;
+	return hash ^ hash >> 16;
+}
+
+/* SO_REUSEPORT: the flow's hash chooses a bucket, which the server has dealt to a socket. */
+static __always_inline struct flow_row *share_of(const struct binding_key *binding,
+						 const struct filter_key *key)
+{
+	struct share_key share = {
+		.binding = *binding,
+		.bucket = hash_of_peer(key) % SHARE_BUCKETS,
+	};
+
+	return bpf_map_lookup_elem(&shares, &share);
+}
+
+static __always_inline struct flow_row *row_of(const struct binding_key *binding,
+					       const struct filter_key *key)
+{
+	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
+
+	return row && row->flags & ROW_DEALT ? share_of(binding, key) : row;
+}
+
+/* A binding to the very address goes before one to any address. */
+static __always_inline struct flow_row *find_binding(const struct filter_key *key)
+{
+	struct binding_key binding = exact_binding(key);
+	struct flow_row *row = row_of(&binding, key);
 
 	if (row)
 		return row;
-	__builtin_memset(&binding.local, 0, sizeof(binding.local));
-	return bpf_map_lookup_elem(&bindings, &binding);
+	widen(&binding);
+	return row_of(&binding, key);
+}
+
+enum sender {
+	SENDER_UNKNOWN,
+	SENDER_FOREIGN,
+	SENDER_OWNER,
+};
+
+/* Whether the channel has a socket on that binding, alone or among others. */
+static __always_inline enum sender sender_on(const struct binding_key *binding, __u32 channel)
+{
+	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
+	struct sender_key sender = { .binding = *binding, .channel = channel };
+
+	if (row && !(row->flags & ROW_SHARED))
+		return row->channel == channel ? SENDER_OWNER : SENDER_FOREIGN;
+	if (bpf_map_lookup_elem(&senders, &sender))
+		return SENDER_OWNER;
+	return row ? SENDER_FOREIGN : SENDER_UNKNOWN;
+}
+
+/* Who sends from an endpoint that is no flow's. */
+static __always_inline enum sender find_sender(const struct filter_key *key, __u32 channel)
+{
+	struct binding_key binding = exact_binding(key);
+	enum sender exact = sender_on(&binding, channel);
+	enum sender any;
+
+	if (exact == SENDER_OWNER)
+		return exact;
+	widen(&binding);
+	any = sender_on(&binding, channel);
+	return any == SENDER_UNKNOWN ? exact : any;
 }
 
 #endif

@@ -86,6 +86,33 @@ struct {
 	__type(value, __u32);
 } identifications SEC(".maps");
 
+/* Bindings that SO_REUSEPORT sockets share (ROW_DEALT): each bucket's socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct share_key);
+	__type(value, struct flow_row);
+} shares SEC(".maps");
+
+/* Channels that send from a binding which is not theirs alone (ROW_SHARED). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct sender_key);
+	__type(value, __u8);
+} senders SEC(".maps");
+
+/* Sockets that each get a copy: of a group's datagrams, and of broadcasts to a shared binding. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct member_key);
+	__type(value, struct flow_row);
+} members SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -142,9 +169,21 @@ struct {
 	__array(values, struct doorbell_page);
 } doorbells SEC(".maps");
 
+static __always_inline bool is_of_kind(const union address *address, __u8 kind)
+{
+	const __u8 *found = bpf_map_lookup_elem(&local_addresses, address);
+
+	return found && *found == kind;
+}
+
 static __always_inline bool is_local(const union address *address)
 {
-	return bpf_map_lookup_elem(&local_addresses, address) != NULL;
+	return is_of_kind(address, ADDRESS_OWN);
+}
+
+static __always_inline bool is_broadcast(const union address *address)
+{
+	return is_of_kind(address, ADDRESS_BROADCAST);
 }
 
 #endif

@@ -12,6 +12,7 @@
 #include "counters.h"
 #include "deliver.h"
 #include "fragments.h"
+#include "groups.h"
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
@@ -28,8 +29,15 @@ static __always_inline enum counter pass_reason(enum parsed parsed)
 	}
 }
 
+/* What the server injects may be for a loopback address, which no frame of a network is. */
+enum origin {
+	FROM_NETWORK,
+	FROM_SERVER,
+};
+
 /* The row that claims a packet with ports; counts why if there is none. */
-static __always_inline struct flow_row *claim(const struct filter_key *key, __u16 *flags)
+static __always_inline struct flow_row *claim(const struct filter_key *key,
+					      const enum origin origin, __u16 *flags)
 {
 	struct flow_row *row = find_flow(key);
 
@@ -40,7 +48,7 @@ static __always_inline struct flow_row *claim(const struct filter_key *key, __u1
 		count(receive_pass_unclaimed);
 		return NULL;
 	}
-	if (!is_local(&key->local)) {
+	if (origin == FROM_NETWORK && !is_local(&key->local)) {
 		count(receive_pass_not_local);
 		return NULL;
 	}
@@ -55,8 +63,12 @@ static __always_inline bool may_be_ours(const struct filter_key *key)
 	       key->protocol == IPPROTO_DSTOPTS;
 }
 
-/* Delivers the frame if a session claims it, else counts why not and answers TC_ACT_UNSPEC. */
-static __always_inline int filter(struct __sk_buff *skb, const bool may_hold)
+/*
+ * Delivers the frame, which came by a device, if a session claims it; else counts why not and
+ * answers TC_ACT_UNSPEC. What the server held, and lets in, is not held again.
+ */
+static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
+				  const enum origin origin)
 {
 	struct filter_key key = {};
 	struct piece piece = {};
@@ -68,7 +80,7 @@ static __always_inline int filter(struct __sk_buff *skb, const bool may_hold)
 	switch (parsed) {
 	case PARSED_FLOW:
 	case PARSED_ICMP_ERROR:
-		row = claim(&key, &flags);
+		row = claim(&key, origin, &flags);
 		if (piece.is_fragment && parsed == PARSED_FLOW)
 			remember(skb, &key, &piece, row, flags);
 		break;
@@ -77,7 +89,7 @@ static __always_inline int filter(struct __sk_buff *skb, const bool may_hold)
 			count(receive_pass_fragment);
 			return TC_ACT_UNSPEC;
 		}
-		row = find_fragment(skb, &key, &piece, may_hold, &flags);
+		row = find_fragment(skb, &key, &piece, origin == FROM_NETWORK, &flags);
 		break;
 	default:
 		count(pass_reason(parsed));
@@ -87,7 +99,7 @@ static __always_inline int filter(struct __sk_buff *skb, const bool may_hold)
 		return TC_ACT_UNSPEC;
 	if (piece.is_fragment)
 		flags |= RECORD_FRAGMENT;
-	verdict = deliver(skb, row, flags);
+	verdict = deliver(skb, row, key.protocol, flags, interface);
 	/* The kernel keeps its own path MTU and redirect state. */
 	return parsed == PARSED_ICMP_ERROR ? TC_ACT_UNSPEC : verdict;
 }
@@ -95,28 +107,41 @@ static __always_inline int filter(struct __sk_buff *skb, const bool may_hold)
 SEC("tc")
 int packet_filter(struct __sk_buff *skb)
 {
-	if (skb->pkt_type != PACKET_HOST) {
-		count(receive_pass_not_to_host);
-		return TC_ACT_UNSPEC;
-	}
 	if (skb->vlan_present) {
 		count(receive_pass_vlan);
 		return TC_ACT_UNSPEC;
 	}
-	return filter(skb, true);
+	if (skb->pkt_type != PACKET_HOST) {
+		const struct delivery delivery = delivery_of(skb);
+
+		if (skb->pkt_type == PACKET_OTHERHOST || !distribute(skb, &delivery))
+			count(receive_pass_not_to_host);
+		return TC_ACT_UNSPEC;
+	}
+	return filter(skb, skb->ifindex, FROM_NETWORK);
 }
 
 /*
- * At tc ingress of the server's re-injection tap: frames that reached a session's former holder.
- * They carry the MAC address of the device they came in by, not the tap's. The kernel has seen
- * neither them nor, being for a session of ours, has it any use for them.
+ * At tc ingress of the server's re-injection tap: frames that reached a session's former holder, and
+ * datagrams that only the kernel's stack saw. The kernel has no use for any of them. Where the
+ * device's own address would be, the server writes which device they came in by.
  */
 SEC("tc")
 int inject_filter(struct __sk_buff *skb)
 {
-	/* What the server held is not held again. */
-	int verdict = filter(skb, false);
+	struct delivery delivery = { .flags = RECORD_BINDING | RECORD_COPY };
+	__u32 interface;
+	int verdict;
 
+	if (bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_source), &interface,
+			       sizeof(interface))) {
+		count(receive_drop_unclaimed);
+		return TC_ACT_SHOT;
+	}
+	delivery.interface = interface;
+	if (distribute(skb, &delivery))
+		return TC_ACT_SHOT;
+	verdict = filter(skb, interface, FROM_SERVER);
 	if (verdict != TC_ACT_UNSPEC)
 		return verdict;
 	count(receive_drop_unclaimed);

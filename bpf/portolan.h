@@ -29,13 +29,45 @@ struct flow_row {
 	__u32 flags;
 };
 
-/* An all-zero address: any. */
+/* Several sockets have the binding: look for senders, and for members on a broadcast. */
+#define ROW_SHARED 1
+/* And unicast goes to the buckets in `shares`. */
+#define ROW_DEALT 2
+
+/* Any address of IPv6 is all zeros, of IPv4 ::ffff:0.0.0.0. */
 struct binding_key {
 	union address local;
 	__be16 local_port;
 	__u8 protocol;
 	__u8 reserved;
 };
+
+#define SHARE_BUCKETS 128
+
+struct share_key {
+	struct binding_key binding;
+	__u32 bucket;
+};
+
+struct sender_key {
+	struct binding_key binding;
+	__u32 channel;
+};
+
+/* At most that many sockets get copies of one datagram. */
+#define MEMBERS_MAX 64
+
+/* The group, or the address of a shared binding with interface 0. Indices are dense. */
+struct member_key {
+	union address group;
+	__u32 interface;
+	__be16 port;
+	__u16 index;
+};
+
+/* Values of `local_addresses`. */
+#define ADDRESS_OWN 1
+#define ADDRESS_BROADCAST 2
 
 struct interface {
 	__u32 ifindex;
@@ -74,6 +106,8 @@ struct tap_stamp {
 #define RECORD_BINDING 2
 #define RECORD_FRAGMENT 4
 #define RECORD_HELD 8
+/* A copy of what others, and the kernel, get too. */
+#define RECORD_COPY 16
 
 /* On a page of its own, shared with the channel's owner, who may write anything here. */
 struct doorbell {
@@ -97,6 +131,9 @@ struct channel {
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
 _Static_assert(sizeof(struct flow_row) == 16, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
+_Static_assert(sizeof(struct share_key) == 24, "ShareKey");
+_Static_assert(sizeof(struct sender_key) == 24, "SenderKey");
+_Static_assert(sizeof(struct member_key) == 24, "MemberKey");
 _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");

@@ -98,15 +98,20 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 		DROP(malformed);
 	}
 	row = find_flow(key);
-	if (!row && key->protocol == IPPROTO_UDP) {
-		row = find_binding(key);
-		if (row && !is_local(&key->local))
+	if (row) {
+		if (row->channel != channel)
+			DROP(foreign);
+	} else {
+		enum sender sender = key->protocol == IPPROTO_UDP ? find_sender(key, channel) :
+								    SENDER_UNKNOWN;
+
+		if (sender == SENDER_UNKNOWN)
+			DROP(no_flow);
+		if (!is_local(&key->local))
 			DROP(source_address);
+		if (sender == SENDER_FOREIGN)
+			DROP(foreign);
 	}
-	if (!row)
-		DROP(no_flow);
-	if (row->channel != channel)
-		DROP(foreign);
 	if (needs_identification(skb, key, piece))
 		identify(skb, key);
 	return send(egress);

@@ -1,6 +1,6 @@
 //! The loaded filters.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::resume_unwind;
@@ -9,7 +9,8 @@ use std::thread::{self, JoinHandle};
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
-    BindingKey, FilterInterface, FilterKey, FlowRow, MAX_INTERFACES, mapped,
+    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, FilterInterface, FilterKey, FlowRow,
+    MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -39,6 +40,9 @@ pub struct Filter {
 
     flows: Table<FilterKey, FlowRow>,
     bindings: Table<BindingKey, FlowRow>,
+    shares: Table<ShareKey, FlowRow>,
+    senders: Table<SenderKey, u8>,
+    members: Table<MemberKey, FlowRow>,
     interfaces: Table<u32, [FilterInterface; MAX_INTERFACES]>,
     local_addresses: Table<[u8; 16], u8>,
     taps: Table<u32, u32>,
@@ -47,7 +51,7 @@ pub struct Filter {
     doorbells: Arc<Table<u32, i32>>,
     counters: MapHandle,
     /// What `local_addresses` holds.
-    addresses: HashSet<IpAddr>,
+    addresses: HashMap<IpAddr, u8>,
     tap_of: HashMap<ChannelId, u32>,
     /// Channels whose maps are on their way out of the tables.
     leaving: HashMap<ChannelId, JoinHandle<()>>,
@@ -68,6 +72,9 @@ impl Filter {
             limits: *limits,
             flows: Table::of(objects, "flows")?,
             bindings: Table::of(objects, "bindings")?,
+            shares: Table::of(objects, "shares")?,
+            senders: Table::of(objects, "senders")?,
+            members: Table::of(objects, "members")?,
             interfaces: Table::of(objects, "interfaces")?,
             local_addresses: Table::of(objects, "local_addresses")?,
             taps: Table::of(objects, "taps")?,
@@ -75,7 +82,7 @@ impl Filter {
             rings: Arc::new(Table::of(objects, "rings")?),
             doorbells: Arc::new(Table::of(objects, "doorbells")?),
             counters: objects.map("counters")?,
-            addresses: HashSet::new(),
+            addresses: HashMap::new(),
             tap_of: HashMap::new(),
             leaving: HashMap::new(),
         })
@@ -111,14 +118,27 @@ impl Filter {
         self.interfaces.set(&0, &table)
     }
 
-    /// The addresses of this host, in place of those set before.
-    pub fn set_local_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), TableError> {
-        let wanted: HashSet<IpAddr> = addresses.iter().copied().collect();
-        for address in wanted.difference(&self.addresses) {
-            self.local_addresses.set(&mapped(*address), &1)?;
+    /// The addresses of this host and the broadcast addresses of its networks, in place of those
+    /// set before.
+    pub fn set_local_addresses(
+        &mut self,
+        own: &[IpAddr],
+        broadcast: &[IpAddr],
+    ) -> Result<(), TableError> {
+        let broadcast = broadcast
+            .iter()
+            .map(|&address| (address, ADDRESS_BROADCAST));
+        let own = own.iter().map(|&address| (address, ADDRESS_OWN));
+        let wanted: HashMap<IpAddr, u8> = broadcast.chain(own).collect();
+        for (address, kind) in &wanted {
+            if self.addresses.get(address) != Some(kind) {
+                self.local_addresses.set(&mapped(*address), kind)?;
+            }
         }
-        for address in self.addresses.difference(&wanted) {
-            self.local_addresses.remove(&mapped(*address))?;
+        for address in self.addresses.keys() {
+            if !wanted.contains_key(address) {
+                self.local_addresses.remove(&mapped(*address))?;
+            }
         }
         self.addresses = wanted;
         Ok(())
@@ -184,6 +204,33 @@ impl Filter {
 
     pub fn unbind(&self, binding: &BindingKey) -> Result<(), TableError> {
         self.bindings.remove(binding)
+    }
+
+    /// Deals a bucket of a binding that several sockets share.
+    pub fn deal(&self, share: &ShareKey, row: FlowRow) -> Result<(), TableError> {
+        self.shares.set(share, &row)
+    }
+
+    pub fn undeal(&self, share: &ShareKey) -> Result<(), TableError> {
+        self.shares.remove(share)
+    }
+
+    /// Lets a channel send from a binding that is not its alone.
+    pub fn allow_sender(&self, sender: &SenderKey) -> Result<(), TableError> {
+        self.senders.set(sender, &1)
+    }
+
+    pub fn forbid_sender(&self, sender: &SenderKey) -> Result<(), TableError> {
+        self.senders.remove(sender)
+    }
+
+    /// Gives a socket its copies of what comes to a group.
+    pub fn set_member(&self, member: &MemberKey, row: FlowRow) -> Result<(), TableError> {
+        self.members.set(member, &row)
+    }
+
+    pub fn remove_member(&self, member: &MemberKey) -> Result<(), TableError> {
+        self.members.remove(member)
     }
 
     /// Every verdict of both filters with the number of times it was given.

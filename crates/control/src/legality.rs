@@ -16,10 +16,12 @@ pub enum Command {
     Flush,
     Release,
     Disconnect,
+    Twin,
+    Group,
 }
 
 impl Command {
-    pub const ALL: [Command; 7] = [
+    pub const ALL: [Command; 9] = [
         Command::Bind,
         Command::Connect,
         Command::Listen,
@@ -27,6 +29,8 @@ impl Command {
         Command::Flush,
         Command::Release,
         Command::Disconnect,
+        Command::Twin,
+        Command::Group,
     ];
 
     pub fn of(body: &RequestBody) -> Option<Command> {
@@ -38,6 +42,8 @@ impl Command {
             RequestBody::Flush { .. } => Command::Flush,
             RequestBody::Release { .. } => Command::Release,
             RequestBody::Disconnect { .. } => Command::Disconnect,
+            RequestBody::Twin { .. } => Command::Twin,
+            RequestBody::Group { .. } => Command::Group,
             _ => return None,
         })
     }
@@ -114,6 +120,9 @@ pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), E
 
         (C::Disconnect, Udp, P::Connected | P::Bound) => Ok(()),
         (C::Disconnect, _, _) => Err(Errno::INVAL),
+
+        (C::Twin | C::Group, Udp, P::Connected | P::Bound) => Ok(()),
+        (C::Twin | C::Group, _, _) => Err(Errno::INVAL),
     }
 }
 
@@ -131,7 +140,7 @@ mod tests {
     #[test]
     fn the_table_for_tcp_reads_as_written() {
         use Phase as P;
-        let expected: [(Command, &[Phase]); 7] = [
+        let expected: [(Command, &[Phase]); 9] = [
             (Command::Bind, &[P::New]),
             (Command::Connect, &[P::New, P::Bound]),
             (Command::Listen, &[P::New, P::Bound, P::Listening]),
@@ -148,6 +157,8 @@ mod tests {
                 ],
             ),
             (Command::Disconnect, &[]),
+            (Command::Twin, &[]),
+            (Command::Group, &[]),
         ];
         for (command, phases) in expected {
             assert_eq!(legal(command, Protocol::Tcp), phases, "{command:?}");

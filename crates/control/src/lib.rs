@@ -7,6 +7,7 @@ pub mod errno;
 pub mod legality;
 pub mod ports;
 pub mod registry;
+pub mod sharing;
 
 pub use backlog::{Backlog, SynVerdict};
 pub use errno::Errno;

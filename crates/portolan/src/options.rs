@@ -12,7 +12,7 @@ use libc::{
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
 use portolan_proto::control::Reuse;
-use portolan_stack::{IpOptions, MtuDiscovery, Session, TcpSession};
+use portolan_stack::{IpOptions, MtuDiscovery, MulticastOptions, Session, TcpSession, UdpSession};
 use portolan_tcp::CongestionKind;
 use portolan_types::Protocol;
 use rustix::io::Errno;
@@ -25,6 +25,12 @@ const RECEIVE_BUFFER_MIN: u32 = 2304;
 
 /// Linux's `TCP_CA_NAME_MAX`.
 pub(crate) const CONGESTION_NAME: usize = 16;
+
+/// linux/in.h, linux/in6.h
+const IP_MULTICAST_ALL: i32 = 49;
+const IPV6_MULTICAST_ALL: i32 = 29;
+const UDP_NO_CHECK6_TX: i32 = 101;
+const UDP_NO_CHECK6_RX: i32 = 102;
 
 /// What sets a number of hops back to its default.
 const RESTORE: i32 = -1;
@@ -46,9 +52,26 @@ pub(crate) struct Linger {
 pub(crate) struct WantedControl {
     pub(crate) timestamp: bool,
     pub(crate) timestamp_ns: bool,
+    /// `SO_TIMESTAMPING` of received datagrams.
+    pub(crate) timestamping: bool,
     pub(crate) destination: bool,
     pub(crate) hops: bool,
     pub(crate) service: bool,
+    pub(crate) v6_hops: bool,
+    pub(crate) v6_class: bool,
+    pub(crate) segment: bool,
+    pub(crate) dropped: bool,
+}
+
+/// linux/net_tstamp.h
+pub(crate) mod timestamping {
+    pub(crate) const TX_SOFTWARE: u32 = 1 << 1;
+    pub(crate) const RX_SOFTWARE: u32 = 1 << 3;
+    pub(crate) const SOFTWARE: u32 = 1 << 4;
+    pub(crate) const OPT_ID: u32 = 1 << 7;
+    pub(crate) const OPT_TSONLY: u32 = 1 << 11;
+    /// All there are.
+    pub(crate) const MASK: i32 = (1 << 18) - 1;
 }
 
 impl Options {
@@ -89,7 +112,13 @@ impl Options {
             return Err(Errno::OPNOTSUPP);
         }
         if let Some(value) = self.values.get(&(level, name)) {
-            return Ok(value.clone());
+            return Ok(match (level, name, value.as_slice()) {
+                // Kept as `struct ip_mreqn`, shown as its address.
+                (IPPROTO_IP, libc::IP_MULTICAST_IF, [_, _, _, _, address @ .., _, _, _, _]) => {
+                    address.to_vec()
+                }
+                _ => value.clone(),
+            });
         }
         match shape(protocol, level, name).ok_or(Errno::NOPROTOOPT)? {
             Shape::Int { default } | Shape::Flag { default } | Shape::ReadOnly { default } => {
@@ -187,6 +216,14 @@ impl Options {
             service: self.flag(IPPROTO_IP, libc::IP_RECVTOS),
             destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO)
                 || self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+            timestamping: {
+                let wanted = timestamping::RX_SOFTWARE | timestamping::SOFTWARE;
+                self.timestamping() & wanted == wanted
+            },
+            v6_hops: self.flag(IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT),
+            v6_class: self.flag(IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
+            segment: self.flag(libc::SOL_UDP, libc::UDP_GRO),
+            dropped: self.flag(SOL_SOCKET, libc::SO_RXQ_OVFL),
         }
     }
 
@@ -204,6 +241,65 @@ impl Options {
         (rate != u64::MAX).then_some(rate)
     }
 
+    /// Flags of `SO_TIMESTAMPING`.
+    pub(crate) fn timestamping(&self) -> u32 {
+        self.int(SOL_SOCKET, libc::SO_TIMESTAMPING)
+            .map_or(0, i32::cast_unsigned)
+    }
+
+    /// `UDP_SEGMENT`; 0: none.
+    pub(crate) fn segment(&self) -> u16 {
+        self.int(libc::SOL_UDP, libc::UDP_SEGMENT)
+            .and_then(|size| u16::try_from(size).ok())
+            .unwrap_or(0)
+    }
+
+    pub(crate) fn udp_cork(&self) -> bool {
+        self.flag(libc::SOL_UDP, libc::UDP_CORK)
+    }
+
+    /// Keeps a value that was checked elsewhere, as the kernel takes it.
+    pub(crate) fn keep(&mut self, level: i32, name: i32, value: &[u8]) {
+        self.values.insert((level, name), value.to_vec());
+    }
+
+    pub(crate) fn multicast(&self) -> MulticastOptions {
+        let octet = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
+        let on = |level, name| self.int(level, name).is_none_or(|value| value != 0);
+        let default = MulticastOptions::default();
+        let v4_interface = self
+            .values
+            .get(&(IPPROTO_IP, libc::IP_MULTICAST_IF))
+            .and_then(|value| value.get(8..12)?.first_chunk().copied())
+            .map(u32::from_ne_bytes);
+        let interface = v4_interface.or(self
+            .int(IPPROTO_IPV6, libc::IPV6_MULTICAST_IF)
+            .map(i32::cast_unsigned));
+        MulticastOptions {
+            ttl: octet(IPPROTO_IP, libc::IP_MULTICAST_TTL)
+                .or(octet(IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS))
+                .unwrap_or(default.ttl),
+            is_looped: on(IPPROTO_IP, libc::IP_MULTICAST_LOOP)
+                && on(IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+            interface: interface.filter(|&index| index != 0),
+        }
+    }
+
+    fn apply_to_udp(&self, session: &mut UdpSession) {
+        session.ip = self.ip();
+        if let Some(octets) = self.receive_buffer() {
+            session.receive_buffer = octets as usize;
+        }
+        session.multicast = self.multicast();
+        let hears_all = |level, name| self.int(level, name).is_none_or(|value| value != 0);
+        session.memberships.all =
+            hears_all(IPPROTO_IP, IP_MULTICAST_ALL) && hears_all(IPPROTO_IPV6, IPV6_MULTICAST_ALL);
+        session.coalesce = self.flag(libc::SOL_UDP, libc::UDP_GRO);
+        session.no_checksum = self.flag(SOL_SOCKET, libc::SO_NO_CHECK);
+        session.report_errors =
+            self.flag(IPPROTO_IP, libc::IP_RECVERR) || self.flag(IPPROTO_IPV6, libc::IPV6_RECVERR);
+    }
+
     pub(crate) fn is_corked(&self) -> bool {
         self.flag(IPPROTO_TCP, TCP_CORK)
     }
@@ -212,12 +308,7 @@ impl Options {
     pub(crate) fn apply(&self, session: &mut Session) {
         match session {
             Session::Tcp(session) => self.apply_to_tcp(session),
-            Session::Udp(session) => {
-                session.ip = self.ip();
-                if let Some(octets) = self.receive_buffer() {
-                    session.receive_buffer = octets as usize;
-                }
-            }
+            Session::Udp(session) => self.apply_to_udp(session),
         }
     }
 
@@ -328,8 +419,19 @@ fn shape(protocol: Protocol, level: i32, name: i32) -> Option<Shape> {
         IPPROTO_TCP => tcp_shape(name),
         IPPROTO_IP => ip_shape(name),
         IPPROTO_IPV6 => ipv6_shape(name),
+        libc::SOL_UDP if protocol == Protocol::Udp => udp_shape(name),
         _ => None,
     }
+}
+
+fn udp_shape(name: i32) -> Option<Shape> {
+    Some(match name {
+        libc::UDP_CORK | libc::UDP_GRO | UDP_NO_CHECK6_TX | UDP_NO_CHECK6_RX => {
+            Shape::Flag { default: 0 }
+        }
+        libc::UDP_SEGMENT => Shape::Int { default: 0 },
+        _ => return None,
+    })
 }
 
 fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
@@ -347,6 +449,8 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_RCVLOWAT => Shape::Int { default: 1 },
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
+        libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
+        libc::SO_RXQ_OVFL | libc::SO_NO_CHECK => Shape::Flag { default: 0 },
         libc::SO_DEBUG
         | libc::SO_REUSEADDR
         | libc::SO_REUSEPORT
@@ -391,7 +495,8 @@ fn ip_shape(name: i32) -> Option<Shape> {
         libc::IP_TTL => Shape::Int { default: 64 },
         libc::IP_TOS => Shape::Int { default: 0 },
         libc::IP_MTU_DISCOVER | libc::IP_MULTICAST_TTL => Shape::Int { default: 1 },
-        libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
+        libc::IP_MULTICAST_LOOP | IP_MULTICAST_ALL => Shape::Flag { default: 1 },
+        libc::IP_MULTICAST_IF => Shape::Int { default: 0 },
         libc::IP_BIND_ADDRESS_NO_PORT
         | libc::IP_RECVERR
         | libc::IP_PKTINFO
@@ -408,8 +513,13 @@ fn ipv6_shape(name: i32) -> Option<Shape> {
         IPV6_UNICAST_HOPS => Shape::Int { default: 64 },
         IPV6_TCLASS => Shape::Int { default: 0 },
         libc::IPV6_MTU_DISCOVER | libc::IPV6_MULTICAST_HOPS => Shape::Int { default: 1 },
-        libc::IPV6_MULTICAST_LOOP => Shape::Flag { default: 1 },
-        IPV6_V6ONLY | libc::IPV6_RECVERR | libc::IPV6_RECVPKTINFO => Shape::Flag { default: 0 },
+        libc::IPV6_MULTICAST_LOOP | IPV6_MULTICAST_ALL => Shape::Flag { default: 1 },
+        libc::IPV6_MULTICAST_IF => Shape::Int { default: 0 },
+        IPV6_V6ONLY
+        | libc::IPV6_RECVERR
+        | libc::IPV6_RECVPKTINFO
+        | libc::IPV6_RECVHOPLIMIT
+        | libc::IPV6_RECVTCLASS => Shape::Flag { default: 0 },
         _ => return None,
     })
 }
@@ -429,6 +539,8 @@ fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<
         (IPPROTO_TCP, TCP_KEEPCNT | libc::TCP_SYNCNT) => 1..=127,
         (IPPROTO_TCP, TCP_MAXSEG) => 88..=32_767,
         (IPPROTO_TCP, TCP_USER_TIMEOUT) => 0..=i32::MAX,
+        (libc::SOL_UDP, libc::UDP_SEGMENT) => 0..=i32::from(u16::MAX),
+        (SOL_SOCKET, libc::SO_TIMESTAMPING) => 0..=timestamping::MASK,
         // A stream is never sent to a group.
         (IPPROTO_IP, libc::IP_MULTICAST_TTL) if protocol == Protocol::Tcp => {
             return Err(Errno::INVAL);

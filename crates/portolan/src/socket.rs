@@ -6,7 +6,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use portolan_stack::{Session, TcpSession, UdpSession, Wire};
+use portolan_proto::control::GroupChange;
+use portolan_stack::{Sending, Session, TcpSession, UdpSession, Wire};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
@@ -71,6 +72,7 @@ pub(crate) struct Socket {
     setup: Mutex<Setup>,
     options: Mutex<Options>,
     watchers: Mutex<Watchers>,
+    datagrams: Mutex<Datagrams>,
     error: AtomicI32,
     /// An active open has ended, or goes on, that no `connect` has told of yet.
     has_news: AtomicBool,
@@ -95,6 +97,27 @@ pub(crate) struct Setup {
     /// The application chose `local`.
     pub(crate) is_bound: bool,
     pub(crate) remote: Option<SocketAddr>,
+}
+
+/// What a UDP socket keeps beside its session.
+#[derive(Debug, Default)]
+pub(crate) struct Datagrams {
+    /// The kernel socket on the same port, once something had to be sent that way.
+    pub(crate) twin: Option<Hidden>,
+    /// What is corked (`UDP_CORK`, `MSG_MORE`).
+    pub(crate) corked: Option<Corked>,
+    /// Changes of memberships made before there was a port.
+    pub(crate) joined_early: Vec<GroupChange>,
+    /// Datagrams sent with a time stamp (`SOF_TIMESTAMPING_OPT_ID`).
+    pub(crate) stamped: u32,
+}
+
+/// A datagram that grows.
+#[derive(Debug)]
+pub(crate) struct Corked {
+    pub(crate) to: Option<SocketAddr>,
+    pub(crate) sending: Sending,
+    pub(crate) data: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
@@ -143,6 +166,7 @@ impl Socket {
             setup: Mutex::new(setup),
             options: Mutex::new(options),
             watchers: Mutex::default(),
+            datagrams: Mutex::default(),
             error: AtomicI32::new(0),
             has_news: AtomicBool::new(false),
             shut: AtomicU8::new(0),
@@ -191,6 +215,13 @@ impl Socket {
 
     pub(crate) fn options(&self) -> MutexGuard<'_, Options> {
         self.options.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What only a UDP socket has; taken before `Core`, and never together with `setup`.
+    pub(crate) fn datagrams(&self) -> MutexGuard<'_, Datagrams> {
+        self.datagrams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn watchers(&self) -> MutexGuard<'_, Watchers> {
@@ -428,7 +459,7 @@ fn udp_readiness(session: &UdpSession, wire_is_full: bool) -> u32 {
     if !session.queue.is_empty() {
         bits |= IN;
     }
-    if session.error.is_some() {
+    if session.error.is_some() || !session.errors.is_empty() {
         bits |= ERR;
     }
     bits

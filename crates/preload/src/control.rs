@@ -2,15 +2,17 @@
 
 use std::{
     mem::{align_of, size_of},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ptr, slice,
+    time::Duration,
 };
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, MSG_CTRUNC, SOL_SOCKET, c_int, cmsghdr, msghdr};
-use portolan::posix::Control;
+use portolan::posix::{Control, Destination, ExtendedError, SendControl};
 use rustix::io::Errno;
 
 use crate::{
+    address::Encoded,
     memory,
     time::{to_timespec, to_timeval},
 };
@@ -34,8 +36,19 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     if let Some(when) = control.timestamp_ns {
         place.put(SOL_SOCKET, libc::SCM_TIMESTAMPNS, &to_timespec(when))?;
     }
+    if let Some(when) = control.timestamping {
+        let none = to_timespec(Duration::ZERO);
+        let stamps = [to_timespec(when), none, none];
+        place.put(SOL_SOCKET, libc::SCM_TIMESTAMPING, &stamps)?;
+    }
+    if let Some(dropped) = control.dropped {
+        place.put(SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped)?;
+    }
+    if let Some(size) = control.segment {
+        place.put(libc::SOL_UDP, libc::UDP_GRO, &c_int::from(size))?;
+    }
     if let Some(destination) = control.destination {
-        put_destination(&mut place, destination.address, destination.interface)?;
+        put_destination(&mut place, &destination)?;
     }
     if let Some(hops) = control.hops {
         place.put(IPPROTO_IP, libc::IP_TTL, &c_int::from(hops))?;
@@ -43,25 +56,34 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     if let Some(service) = control.service {
         place.put(IPPROTO_IP, libc::IP_TOS, &service)?;
     }
+    if let Some(hops) = control.v6_hops {
+        place.put(IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &c_int::from(hops))?;
+    }
+    if let Some(class) = control.v6_class {
+        place.put(IPPROTO_IPV6, libc::IPV6_TCLASS, &c_int::from(class))?;
+    }
+    if let Some(error) = control.error {
+        put_error(&mut place, &error)?;
+    }
     message.msg_controllen = place.used;
     Ok(if place.truncated { MSG_CTRUNC } else { 0 })
 }
 
-fn put_destination(place: &mut Place, address: IpAddr, interface: u32) -> Result<(), Errno> {
-    match address {
-        IpAddr::V4(v4) => {
-            let address = libc::in_addr {
+fn put_destination(place: &mut Place, destination: &Destination) -> Result<(), Errno> {
+    let interface = destination.interface;
+    match (destination.address, destination.own) {
+        (IpAddr::V4(v4), IpAddr::V4(own)) => {
+            let address = |v4: Ipv4Addr| libc::in_addr {
                 s_addr: u32::from_ne_bytes(v4.octets()),
             };
-            let ipi_ifindex = interface as c_int;
             let information = libc::in_pktinfo {
-                ipi_ifindex,
-                ipi_spec_dst: address,
-                ipi_addr: address,
+                ipi_ifindex: interface as c_int,
+                ipi_spec_dst: address(own),
+                ipi_addr: address(v4),
             };
             place.put(IPPROTO_IP, libc::IP_PKTINFO, &information)
         }
-        IpAddr::V6(v6) => {
+        (IpAddr::V6(v6), _) => {
             let ipi6_addr = libc::in6_addr {
                 s6_addr: v6.octets(),
             };
@@ -71,8 +93,128 @@ fn put_destination(place: &mut Place, address: IpAddr, interface: u32) -> Result
             };
             place.put(IPPROTO_IPV6, libc::IPV6_PKTINFO, &information)
         }
+        (IpAddr::V4(_), IpAddr::V6(_)) => Ok(()),
     }
 }
+
+/// `struct sock_extended_err`, then the offender's `struct sockaddr_in` or `sockaddr_in6`.
+fn put_error(place: &mut Place, error: &ExtendedError) -> Result<(), Errno> {
+    let mut octets = [0; 16 + 28];
+    octets[..4].copy_from_slice(&error.errno.to_ne_bytes());
+    octets[4..7].copy_from_slice(&[error.origin, error.kind, error.code]);
+    octets[8..12].copy_from_slice(&error.info.to_ne_bytes());
+    octets[12..16].copy_from_slice(&error.data.to_ne_bytes());
+    if let Some(offender) = error.offender {
+        let name = Encoded::from(SocketAddr::new(offender, 0));
+        octets[16..16 + name.octets().len()].copy_from_slice(name.octets());
+    }
+    if error.is_v6 {
+        return place.put(IPPROTO_IPV6, libc::IPV6_RECVERR, &octets);
+    }
+    let Some(octets) = octets.first_chunk::<32>() else {
+        return Ok(());
+    };
+    place.put(IPPROTO_IP, libc::IP_RECVERR, octets)
+}
+
+/// Reads the control messages of a message to send, with the judgement of Linux (`__sock_cmsg_send`,
+/// `ip_cmsg_send`, `ip6_datagram_send_ctl`, `udp_cmsg_send`).
+pub fn load(message: &msghdr) -> Result<SendControl, Errno> {
+    let mut control = SendControl::default();
+    if message.msg_control.is_null() {
+        return Ok(control);
+    }
+    let length = message.msg_controllen;
+    if length > MAXIMUM_CONTROL {
+        return Err(Errno::NOBUFS);
+    }
+    let mut octets = vec![0_u8; length];
+    memory::read_into(message.msg_control.cast(), &mut octets)?;
+    let mut rest = octets.as_slice();
+    while let Some(header) = rest.first_chunk::<HEADER>() {
+        let length = usize::from_ne_bytes(*header.first_chunk().ok_or(Errno::INVAL)?);
+        let level = number(&header[8..])?;
+        let kind = number(&header[12..])?;
+        let data = rest.get(HEADER..length).ok_or(Errno::INVAL)?;
+        note(&mut control, level, kind, data)?;
+        let next = length.next_multiple_of(align_of::<cmsghdr>());
+        rest = rest.get(next..).unwrap_or_default();
+    }
+    Ok(control)
+}
+
+fn note(control: &mut SendControl, level: c_int, kind: c_int, data: &[u8]) -> Result<(), Errno> {
+    match (level, kind) {
+        (SOL_SOCKET, libc::SO_TIMESTAMPING) if data.len() == 4 => {
+            control.timestamping = Some(number(data)?.cast_unsigned());
+        }
+        (SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {}
+        (SOL_SOCKET, _) => return Err(Errno::INVAL),
+        (IPPROTO_IP, libc::IP_PKTINFO) if data.len() == 12 => {
+            let source = Ipv4Addr::from(field::<4>(data, 4)?);
+            set_source(control, number(data)?.cast_unsigned(), source.into());
+        }
+        (IPPROTO_IP, libc::IP_TTL) if data.len() == 4 => {
+            control.hops = match number(data)? {
+                hops @ 1..=255 => Some(hops as u8),
+                _ => return Err(Errno::INVAL),
+            };
+        }
+        (IPPROTO_IP, libc::IP_TOS) => {
+            control.service = match data {
+                [service] => Some(*service),
+                [_, _, _, _] => Some(u8::try_from(number(data)?).map_err(|_| Errno::INVAL)?),
+                _ => return Err(Errno::INVAL),
+            };
+        }
+        (IPPROTO_IP, _) => return Err(Errno::INVAL),
+        (IPPROTO_IPV6, libc::IPV6_PKTINFO) if data.len() >= 20 => {
+            let source = Ipv6Addr::from(field::<16>(data, 0)?);
+            set_source(control, number(&data[16..])?.cast_unsigned(), source.into());
+        }
+        (IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if data.len() == 4 => {
+            control.hops = match number(data)? {
+                hops @ 0..=255 => Some(hops as u8),
+                -1 => None,
+                _ => return Err(Errno::INVAL),
+            };
+        }
+        (IPPROTO_IPV6, libc::IPV6_TCLASS) if data.len() == 4 => {
+            control.service = match number(data)? {
+                class @ 0..=255 => Some(class as u8),
+                -1 => None,
+                _ => return Err(Errno::INVAL),
+            };
+        }
+        (IPPROTO_IPV6, _) => return Err(Errno::INVAL),
+        (libc::SOL_UDP, libc::UDP_SEGMENT) if data.len() == 2 => {
+            control.segment = Some(u16::from_ne_bytes(field(data, 0)?));
+        }
+        (libc::SOL_UDP, _) => return Err(Errno::INVAL),
+        // Other levels' are not looked at.
+        _ => {}
+    }
+    Ok(())
+}
+
+fn set_source(control: &mut SendControl, interface: u32, source: IpAddr) {
+    control.interface = Some(interface).filter(|&index| index != 0);
+    control.source = Some(source).filter(|source| !source.is_unspecified());
+}
+
+fn number(octets: &[u8]) -> Result<c_int, Errno> {
+    field(octets, 0).map(c_int::from_ne_bytes)
+}
+
+fn field<const N: usize>(octets: &[u8], at: usize) -> Result<[u8; N], Errno> {
+    let field = octets.get(at..).and_then(|rest| rest.first_chunk());
+    field.copied().ok_or(Errno::INVAL)
+}
+
+const HEADER: usize = size_of::<cmsghdr>();
+
+/// More than the kernel would take (`net.core.optmem_max`).
+const MAXIMUM_CONTROL: usize = 128 * 1024;
 
 /// Where control messages go, filled from the front.
 struct Place {
@@ -85,7 +227,6 @@ struct Place {
 impl Place {
     /// Appends one control message; what does not fit is cut, as Linux does.
     fn put<T: memory::Plain>(&mut self, level: c_int, kind: c_int, value: &T) -> Result<(), Errno> {
-        const HEADER: usize = size_of::<cmsghdr>();
         let left = self.room - self.used;
         if left < HEADER {
             self.truncated = true;

@@ -45,6 +45,8 @@ unsafe impl Plain for libc::cmsghdr {}
 unsafe impl Plain for libc::in_pktinfo {}
 // SAFETY: a C struct of integers.
 unsafe impl Plain for libc::in6_pktinfo {}
+// SAFETY: its elements are plain, and there is nothing between them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// Reads one value at `source`.
 pub fn load<T: Plain>(source: *const T) -> Result<T, Errno> {

@@ -2,12 +2,11 @@
 
 use std::{
     io::{IoSlice, IoSliceMut},
-    mem::size_of,
     slice,
     time::{Duration, Instant},
 };
 
-use libc::{MSG_DONTWAIT, MSG_WAITFORONE, c_int, cmsghdr, mmsghdr, msghdr, sockaddr, socklen_t};
+use libc::{MSG_DONTWAIT, MSG_WAITFORONE, c_int, mmsghdr, msghdr, sockaddr, socklen_t};
 use portolan::posix::{self, Received};
 use rustix::io::Errno;
 
@@ -81,9 +80,9 @@ pub unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<i
     // SAFETY: the caller's promise.
     let message = unsafe { &*message };
     check(message)?;
-    check_control_to_send(message)?;
+    let control = control::load(message)?;
     let to = address::to_send(message.msg_name.cast_const().cast(), message.msg_namelen)?;
-    let give = |slices: &[IoSlice]| posix::send(fd, slices, to, flags).settle();
+    let give = |slices: &[IoSlice]| posix::send_message(fd, slices, to, flags, &control).settle();
     // SAFETY: a valid msghdr describes valid buffers.
     let sent = unsafe { buffers::with_gathered(message.msg_iov, message.msg_iovlen, give)? };
     Ok(sent as isize)
@@ -132,13 +131,6 @@ fn check(message: &msghdr) -> Result<(), Errno> {
         return Err(Errno::INVAL);
     }
     Ok(())
-}
-
-/// Control messages steer single sends in ways that `posix::send` has no words for: like any that Linux does not know,
-/// they are invalid.
-fn check_control_to_send(message: &msghdr) -> Result<(), Errno> {
-    let some = !message.msg_control.is_null() && message.msg_controllen >= size_of::<cmsghdr>();
-    if some { Err(Errno::INVAL) } else { Ok(()) }
 }
 
 fn store_name(message: &mut msghdr, received: &Received) -> Result<(), Errno> {

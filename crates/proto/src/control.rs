@@ -79,6 +79,14 @@ pub enum RequestBody {
     Release { session: SessionId },
     /// Forgets the UDP peer (`connect` to `AF_UNSPEC`). Reply: `Bound`.
     Disconnect { session: SessionId, slot: Slot },
+    /// Wants the kernel socket that holds a UDP session's port, to send what only the kernel can.
+    /// Reply: `Twin`, or `Error`.
+    Twin { session: SessionId },
+    /// Changes what a UDP session hears of a group. Reply: `Joined` or `Error`.
+    Group {
+        session: SessionId,
+        change: GroupChange,
+    },
     /// Wants a neighbour resolved. No reply; metastate will tell.
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
@@ -99,6 +107,26 @@ pub enum RequestBody {
 pub struct Reuse {
     pub address: bool,
     pub port: bool,
+}
+
+/// One change of a session's memberships (RFC 3376 §3.1, RFC 3810 §3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupChange {
+    pub action: GroupAction,
+    pub group: IpAddr,
+    /// Index of the device; 0 leaves the choice to the routes.
+    pub interface: u32,
+    pub source: Option<IpAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GroupAction {
+    /// To all sources, or with `source` to one more.
+    Join,
+    /// Altogether, or with `source` that one.
+    Leave,
+    Block,
+    Unblock,
 }
 
 /// What the server does with a session it got back.
@@ -168,6 +196,12 @@ pub enum ReplyBody {
     Cached {
         capsule: Blob,
         generation: Generation,
+    },
+    /// The packet carries the kernel socket.
+    Twin,
+    /// On that device.
+    Joined {
+        interface: u32,
     },
     Done,
     Probed(Option<Probed>),

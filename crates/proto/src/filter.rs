@@ -1,7 +1,7 @@
 //! Layouts shared with the eBPF programs. Each struct mirrors one in `bpf/portolan.h`; sizes are
 //! asserted on both sides.
 
-use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use portolan_types::{FlowKey, Protocol};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -31,7 +31,15 @@ pub struct FlowRow {
     pub flags: u32,
 }
 
-/// Key of the binding table (TCP listeners, unconnected UDP). All-zero address: any.
+impl FlowRow {
+    /// Several sockets have the binding: look for senders, and for members on a broadcast.
+    pub const SHARED: u32 = 1;
+    /// And unicast goes to the buckets in the table of shares.
+    pub const DEALT: u32 = 2;
+}
+
+/// Key of the binding table (TCP listeners, unconnected UDP). Any address of IPv6 is all zeros, of
+/// IPv4 `::ffff:0.0.0.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BindingKey {
@@ -40,6 +48,43 @@ pub struct BindingKey {
     pub protocol: u8,
     pub reserved: u8,
 }
+
+/// Buckets over which flows to a shared binding are spread.
+pub const SHARE_BUCKETS: u32 = 128;
+
+/// Key of the table of shares: whose a bucket of a dealt binding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ShareKey {
+    pub binding: BindingKey,
+    pub bucket: u32,
+}
+
+/// Key of the table of senders: a channel that sends from a binding which is not its alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SenderKey {
+    pub binding: BindingKey,
+    pub channel: u32,
+}
+
+/// Sockets that get copies of one datagram.
+pub const MEMBERS_MAX: usize = 64;
+
+/// Key of the table of members: the sockets that each get a copy of what comes to a group, or,
+/// with interface 0, of a broadcast to a shared binding. Indices are dense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MemberKey {
+    pub group: [u8; 16],
+    pub interface: u32,
+    pub port: [u8; 2],
+    pub index: u16,
+}
+
+/// Values of the table of this host's addresses.
+pub const ADDRESS_OWN: u8 = 1;
+pub const ADDRESS_BROADCAST: u8 = 2;
 
 /// A managed device, as the transmit filter knows it. `ifindex` 0 ends the table.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -83,6 +128,8 @@ impl RecordHeader {
     /// A fragment that came before the first of its datagram, or that first: a copy for the server
     /// to hold, or to let go of what it holds.
     pub const HELD: u16 = 8;
+    /// A copy of what others, and the kernel, get too.
+    pub const COPY: u16 = 16;
 
     pub fn is_fragment(&self) -> bool {
         self.flags & RecordHeader::FRAGMENT != 0
@@ -130,6 +177,9 @@ impl Doorbell {
 const _: () = assert!(size_of::<FilterKey>() == 40);
 const _: () = assert!(size_of::<FlowRow>() == 16);
 const _: () = assert!(size_of::<BindingKey>() == 20);
+const _: () = assert!(size_of::<ShareKey>() == 24);
+const _: () = assert!(size_of::<SenderKey>() == 24);
+const _: () = assert!(size_of::<MemberKey>() == 24);
 const _: () = assert!(size_of::<FilterInterface>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() == 32);
 const _: () = assert!(size_of::<TapStamp>() == 12);
@@ -157,18 +207,27 @@ impl FilterKey {
 }
 
 impl BindingKey {
-    /// An unspecified address becomes "any", whatever its family.
     pub fn new(protocol: Protocol, local: SocketAddr) -> BindingKey {
-        let address = if local.ip().is_unspecified() {
-            Ipv6Addr::UNSPECIFIED.octets()
-        } else {
-            mapped(local.ip())
-        };
         BindingKey {
-            local: address,
+            local: mapped(local.ip()),
             local_port: local.port().to_be_bytes(),
             protocol: protocol.number(),
             reserved: 0,
         }
+    }
+
+    /// The keys of a socket's binding: one that is bound to any IPv6 address has IPv4's, too,
+    /// unless it is for IPv6 only.
+    pub fn of(
+        protocol: Protocol,
+        local: SocketAddr,
+        v6_only: bool,
+    ) -> impl Iterator<Item = BindingKey> + Clone {
+        let is_dual = local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && !v6_only;
+        let v4 = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), local.port());
+        let second = is_dual.then(|| BindingKey::new(protocol, v4));
+        [Some(BindingKey::new(protocol, local)), second]
+            .into_iter()
+            .flatten()
     }
 }

@@ -224,6 +224,8 @@ impl Server {
             RequestBody::Disconnect { session, slot } => {
                 self.disconnect_udp(channel, session, slot)
             }
+            RequestBody::Twin { session } => self.twin(channel, session),
+            RequestBody::Group { session, change } => self.change_group(channel, session, change),
             RequestBody::Resolve { interface, address } => {
                 self.resolve(NextHop { interface, address });
                 Ok(Answer::Silence)

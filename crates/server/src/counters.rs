@@ -31,6 +31,7 @@ counters! {
     open_failures = "failed-opens",
     accepts = "passive-opens",
     kernel_accepts = "kernel-accepts",
+    kernel_datagrams = "kernel-datagrams",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
     aborts = "sessions-aborted",

@@ -161,35 +161,47 @@ impl Server {
             .entry(local.port())
             .or_default()
             .push(id);
+        let v6_only = self.is_v6_only(id);
         let row = FlowRow {
             channel: ChannelId::SERVER.0,
             slot: NO_SLOT,
             generation: 0,
             flags: 0,
         };
-        let key = BindingKey::new(Protocol::Tcp, local);
-        if let Err(error) = self.filter.bind(&key, row) {
-            warn!(%error, %local, "cannot open a port in the filter");
+        for key in BindingKey::of(Protocol::Tcp, local, v6_only) {
+            if let Err(error) = self.filter.bind(&key, row) {
+                warn!(%error, %local, "cannot open a port in the filter");
+            }
         }
     }
 
     fn close_port(&mut self, id: SessionId, local: SocketAddr) {
-        let key = BindingKey::new(Protocol::Tcp, local);
         let Some(ids) = self.listening_ports.get_mut(&local.port()) else {
             return;
         };
         ids.retain(|other| *other != id);
-        let is_shared = ids.iter().any(|other| {
-            self.registry
-                .session(*other)
-                .is_some_and(|session| BindingKey::new(Protocol::Tcp, session.local) == key)
-        });
+        let others = ids.clone();
         if ids.is_empty() {
             self.listening_ports.remove(&local.port());
         }
-        if !is_shared && let Err(error) = self.filter.unbind(&key) {
-            warn!(%error, %local, "cannot close a port in the filter");
+        let shared: HashSet<BindingKey> = others
+            .into_iter()
+            .filter_map(|other| self.registry.session(other))
+            .flat_map(|other| BindingKey::of(Protocol::Tcp, other.local, other.v6_only))
+            .collect();
+        for key in BindingKey::of(Protocol::Tcp, local, self.is_v6_only(id)) {
+            if !shared.contains(&key)
+                && let Err(error) = self.filter.unbind(&key)
+            {
+                warn!(%error, %local, "cannot close a port in the filter");
+            }
         }
+    }
+
+    fn is_v6_only(&self, id: SessionId) -> bool {
+        self.registry
+            .session(id)
+            .is_some_and(|session| session.v6_only)
     }
 
     /// Ends a listener: what nobody accepted is reset, the port is free.
@@ -398,7 +410,7 @@ impl Server {
     }
 
     /// Connections that only the kernel sees, such as those over loopback.
-    pub fn on_reservation(&mut self, id: SessionId) {
+    pub fn on_kernel_connections(&mut self, id: SessionId) {
         let (Some((reservation, _)), Some(listener)) =
             (self.reservations.get(&id), self.listeners.get_mut(&id))
         else {

@@ -5,6 +5,7 @@ mod clients;
 mod close;
 mod config;
 mod counters;
+mod datagrams;
 mod descriptors;
 mod instance;
 mod listen;
@@ -18,6 +19,7 @@ mod reports;
 mod reservation;
 mod server;
 mod sessions;
+mod sharing;
 mod udp;
 mod wire;
 

@@ -1,12 +1,12 @@
 //! Routes, neighbours and addresses: from the kernel to every library, to the filter and to the
 //! server's own look-ups. Also the waiting for neighbours that nobody knows yet.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use portolan_control::{Errno, Phase, Session};
 use portolan_proto::filter::FilterInterface;
-use portolan_proto::metastate::Metastate;
+use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
 use portolan_types::{Instant, SessionId, scope_of};
 use tracing::{debug, error, warn};
@@ -73,10 +73,17 @@ impl Server {
             .map(|a| a.address)
             .filter(|address| !address.is_loopback())
             .collect();
+        let mut broadcast: Vec<IpAddr> = state
+            .routes
+            .iter()
+            .filter(|route| route.kind == RouteKind::Broadcast)
+            .map(|route| route.destination)
+            .collect();
+        broadcast.push(IpAddr::V4(Ipv4Addr::BROADCAST));
         let told = self
             .filter
             .set_interfaces(&interfaces)
-            .and_then(|()| self.filter.set_local_addresses(&addresses));
+            .and_then(|()| self.filter.set_local_addresses(&addresses, &broadcast));
         if let Err(failure) = told {
             error!(%failure, "the filter keeps the old addresses");
         }

@@ -97,7 +97,7 @@ impl Server {
         if is_scoped(wish.local.ip()) && scope_of(wish.local) == 0 {
             return Err(Errno::INVAL.into());
         }
-        self.check_local(wish.local.ip())?;
+        self.check_local(wish.protocol, wish.local.ip())?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let port = wish.local.port();
         if port != 0 && port < FIRST_UNPRIVILEGED_PORT && !process.low_ports {
@@ -125,7 +125,10 @@ impl Server {
             listener: None,
         };
         let id = self.enter(channel, opening, Some(descriptor.far))?;
-        self.keep_reservation(id, reservation);
+        match wish.protocol {
+            Protocol::Udp => self.watch_port(id, reservation),
+            Protocol::Tcp => self.keep_reservation(id, reservation),
+        }
         let generation = match wish.protocol {
             Protocol::Udp => self.aim(id, Holder::Process(channel, slot)),
             Protocol::Tcp => Default::default(),
@@ -471,15 +474,19 @@ impl Server {
     }
 
     /// May a session of Portolan's have this local address?
-    fn check_local(&self, address: IpAddr) -> Result<(), Detour> {
+    fn check_local(&self, protocol: Protocol, address: IpAddr) -> Result<(), Detour> {
         if address.is_unspecified() {
             return Ok(());
         }
         if address.is_loopback() {
             return Err(KernelReason::LocalAddress.into());
         }
-        if address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST) {
-            return Err(KernelReason::NotUnicast.into());
+        let is_for_many = address.is_multicast() || self.routes.is_broadcast(address);
+        match protocol {
+            // Who binds to a group hears that group only (the kernel socket is bound likewise).
+            Protocol::Udp if is_for_many => return Ok(()),
+            Protocol::Tcp if is_for_many => return Err(KernelReason::NotUnicast.into()),
+            Protocol::Udp | Protocol::Tcp => {}
         }
         match self.managed_addresses.get(&address) {
             Some(true) => Ok(()),
@@ -496,11 +503,11 @@ impl Server {
         };
         self.counters.use_kernel(reason);
         let socket = known.and_then(|id| {
-            let reservation = self.drop_reservation(id);
+            let socket = self.give_up_port(id);
             self.forget(id);
-            reservation
+            socket
         });
-        let fds = socket.into_iter().map(Reservation::into_fd).collect();
+        let fds = socket.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
     }
 }

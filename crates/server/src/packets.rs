@@ -21,6 +21,9 @@ const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 /// Header of a frame that is whole: nothing to check or to cut.
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
 
+/// Where the source address lies in an Ethernet frame.
+const SOURCE_MAC: usize = 6;
+
 impl Server {
     /// Takes what the filter sent to the tap while the server slept.
     pub fn drain_tap(&mut self) {
@@ -71,7 +74,8 @@ impl Server {
     fn on_fragment(&mut self, record: &RecordHeader, frame: &[u8]) {
         if record.flags & RecordHeader::HELD != 0 {
             for frame in self.early.take_in(self.now, frame) {
-                self.inject(&frame);
+                self.counters.reinjected += 1;
+                self.inject_from(record.ifindex, &frame);
             }
             return;
         }
@@ -154,7 +158,10 @@ impl Server {
             return;
         };
         match session.holder {
-            Holder::Process(..) => self.inject(frame),
+            Holder::Process(..) => {
+                self.counters.reinjected += 1;
+                self.inject_from(record.ifindex, frame);
+            }
             Holder::Server(slot) if slot.0 != record.slot => {
                 let record = RecordHeader {
                     slot: slot.0,
@@ -169,10 +176,14 @@ impl Server {
         }
     }
 
-    /// Lets the filter see the frame again.
-    fn inject(&mut self, frame: &[u8]) {
-        self.counters.reinjected += 1;
-        self.inject.resend(PLAIN, frame);
+    /// Lets the filter see a frame that came by a device: in place of an address that nobody looks
+    /// at, it reads which one.
+    pub fn inject_from(&mut self, interface: u32, frame: &[u8]) {
+        let mut frame = frame.to_vec();
+        if let Some(place) = frame.get_mut(SOURCE_MAC..SOURCE_MAC + 4) {
+            place.copy_from_slice(&interface.to_ne_bytes());
+            self.inject.resend(PLAIN, &frame);
+        }
     }
 
     /// A frame that reached a process after its session had left. Only one for a session that the

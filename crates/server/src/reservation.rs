@@ -16,6 +16,7 @@ use rustix::net::{
 #[derive(Debug)]
 pub struct Reservation {
     fd: OwnedFd,
+    is_v6: bool,
 }
 
 impl Reservation {
@@ -37,7 +38,10 @@ impl Reservation {
             sockopt::set_ipv6_v6only(&fd, claim.v6_only).map_err(errno)?;
         }
         bind(&fd, &claim.local).map_err(errno)?;
-        Ok(Reservation { fd })
+        Ok(Reservation {
+            fd,
+            is_v6: claim.local.is_ipv6(),
+        })
     }
 
     pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
@@ -49,6 +53,10 @@ impl Reservation {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC).ok()?;
         let remote = rustix::net::getpeername(&fd).ok().flatten()?;
         Some((fd, remote.try_into().ok()?))
+    }
+
+    pub fn is_v6(&self) -> bool {
+        self.is_v6
     }
 
     /// The socket itself, for a program whose call is the kernel's after all.

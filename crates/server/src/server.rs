@@ -42,6 +42,7 @@ use crate::processes::Channel;
 use crate::relay::Relay;
 use crate::reservation::Reservation;
 use crate::sessions::Far;
+use crate::sharing::Sharing;
 use crate::wire::TapWire;
 
 /// Rows of the filter's tables.
@@ -158,6 +159,7 @@ pub struct Server {
     pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
+    pub(crate) sharing: Sharing,
     /// Where active opens go when they are done.
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
@@ -248,6 +250,7 @@ impl Server {
             reservations: HashMap::new(),
             listeners: HashMap::new(),
             listening_ports: HashMap::new(),
+            sharing: Sharing::default(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
             dying: HashMap::new(),
@@ -313,7 +316,8 @@ impl Server {
             Source::Inject => self.inject.flush(),
             Source::Client(id) => self.serve_client(id, flags),
             Source::Descriptor(id) => self.on_descriptor(id, flags),
-            Source::Reservation(id) => self.on_reservation(id),
+            Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
+            Source::Reservation(id) => self.on_kernel_connections(id),
         }
     }
 
@@ -329,7 +333,7 @@ impl Server {
         for Ready { source, flags } in ready {
             match source {
                 // The others will be reported again; an edge of these would be lost.
-                Source::Wire | Source::Inject | Source::Descriptor(_) => {
+                Source::Wire | Source::Inject | Source::Descriptor(_) | Source::Reservation(_) => {
                     self.dispatch(source, flags);
                 }
                 _ => {}

@@ -96,13 +96,18 @@ impl Server {
                 self.flows.insert(flow, id);
                 self.filter.aim(&flow, row)
             }
+            None if session.protocol == Protocol::Udp => Ok(()),
             None => {
                 let key = BindingKey::new(session.protocol, session.local);
                 self.filter.bind(&key, row)
             }
         };
+        let is_udp = session.protocol == Protocol::Udp;
         if let Err(error) = set {
             warn!(%error, session = id.0, "cannot aim a session");
+        }
+        if is_udp {
+            self.enter_endpoint(id);
         }
         generation
     }
@@ -118,20 +123,22 @@ impl Server {
                 self.filter.unaim(&flow)
             }
             (None, Phase::Listening) => return,
-            (None, _) if session.protocol == Protocol::Udp => {
-                let key = BindingKey::new(session.protocol, session.local);
-                self.filter.unbind(&key)
-            }
+            (None, _) if session.protocol == Protocol::Udp => Ok(()),
             (None, _) => return,
         };
+        let is_udp = session.protocol == Protocol::Udp;
         if let Err(error) = removed {
             warn!(%error, session = id.0, "cannot remove a row of the filter");
+        }
+        if is_udp {
+            self.leave_endpoint(id);
         }
         self.registry.aim(id, Holder::None);
     }
 
     /// Forgets the session with all it has here: row, port, sockets, engine state.
     pub fn forget(&mut self, id: SessionId) {
+        self.leave_all_groups(id);
         self.unaim(id);
         self.drop_far(id);
         self.drop_reservation(id);

@@ -43,6 +43,10 @@ const FRAMES: &[(&str, &str)] = &[
         "drop-parked",
         "datagrams dropped: too many wait for a neighbour's address",
     ),
+    (
+        "drop-not-member",
+        "datagrams dropped: to a group that the socket does not hear",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -81,6 +85,7 @@ impl Fate {
             Fate::Dropped(Drop::FragmentsOverlap) => 7,
             Fate::Dropped(Drop::FragmentsCrowdedOut) => 8,
             Fate::ParkedTooMany => 9,
+            Fate::Dropped(Drop::NotMember) => 10,
         }
     }
 }

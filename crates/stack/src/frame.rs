@@ -44,6 +44,21 @@ impl Frame<'_> {
 pub trait Wire {
     fn transmit(&mut self, frame: &Frame<'_>);
     fn is_full(&self) -> bool;
+
+    /// Does it cut a UDP payload into datagrams (USO)?
+    fn cuts_datagrams(&self) -> bool {
+        false
+    }
+}
+
+/// What the kernel makes of a datagram on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    Not,
+    /// Datagrams of that payload.
+    Datagrams(u16),
+    /// Fragments of that much IP payload.
+    Fragments(u16),
 }
 
 /// The part of the head that all packets between two addresses share, with its checksums summed.
@@ -157,27 +172,36 @@ impl Template {
         ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     }
 
-    /// Head of a UDP datagram; with a `fragment_size` the kernel cuts its IP payload into fragments
-    /// of that many octets.
+    /// Head of a UDP datagram whose payload is cut as told.
     pub(crate) fn udp_head<'a>(
         &self,
         head: &'a mut [u8; HEAD_MAX],
-        source_port: u16,
-        destination_port: u16,
+        (source_port, destination_port): (u16, u16),
         payload: usize,
-        fragment_size: Option<u16>,
+        cut: Cut,
+        no_checksum: bool,
     ) -> &'a [u8] {
-        let udp = &mut head[self.length..self.length + UDP];
+        let end = self.length + UDP;
+        let udp = &mut head[self.length..end];
         udp[0..2].copy_from_slice(&source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&destination_port.to_be_bytes());
         udp[4..6].copy_from_slice(&to_u16(UDP + payload).to_be_bytes());
         self.fill(head, UDP + payload, udp::CHECKSUM_AT);
-        let end = self.length + UDP;
-        if let Some(size) = fragment_size {
-            let start = to_u16(self.length - VNET);
-            VnetHeader::segments(Gso::UdpFragments, to_u16(end - VNET), start, size).emit(head);
-            if self.is_ipv4 {
-                Self::allow_fragments(&mut head[VNET + ETHERNET..]);
+        let start = to_u16(self.length - VNET);
+        match cut {
+            Cut::Not if no_checksum => {
+                VnetHeader::NONE.emit(head);
+                head[self.length + udp::CHECKSUM_AT..][..2].fill(0);
+            }
+            Cut::Not => {}
+            Cut::Datagrams(size) => {
+                VnetHeader::segments(Gso::UdpL4, to_u16(end - VNET), start, size).emit(head);
+            }
+            Cut::Fragments(size) => {
+                VnetHeader::segments(Gso::UdpFragments, to_u16(end - VNET), start, size).emit(head);
+                if self.is_ipv4 {
+                    Self::allow_fragments(&mut head[VNET + ETHERNET..]);
+                }
             }
         }
         &head[..end]

@@ -39,17 +39,21 @@ pub enum Transport<'a> {
         ip: IpOptions,
         payload: &'a [u8],
     },
-    IcmpError(IcmpMessage),
+    IcmpError(IcmpMessage<'a>),
 }
 
 /// An ICMP error about one of this host's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IcmpMessage {
+pub struct IcmpMessage<'a> {
     pub cause: Cause,
     /// Type and code, of the IP version of `quoted`.
     pub kind: u8,
     pub code: u8,
     pub quoted: Quoted,
+    /// Who says so.
+    pub from: IpAddr,
+    /// What it quotes, from the IP header on.
+    pub packet: &'a [u8],
 }
 
 /// Why a frame was dropped; each has its counter.
@@ -62,6 +66,8 @@ pub enum Drop {
     Unsupported,
     /// A datagram for a connected UDP session from somebody else.
     ForeignPeer,
+    /// A datagram to a group that the session does not hear.
+    NotMember,
     /// The UDP session's receive buffer is full.
     ReceiveBufferFull,
     /// A fragment that contradicts others of its datagram.
@@ -199,11 +205,13 @@ fn parse_icmp(
             kind,
             code,
             quoted,
+            from: source,
+            packet: error.quoted,
         }),
     })
 }
 
-impl IcmpMessage {
+impl IcmpMessage<'_> {
     /// As the TCP machine wants it; `None` for what TCP ignores (RFC 9293 §3.9.2.2). Like Linux it
     /// gives an open up for any destination that cannot be reached (RFC 5461 §4.1); a connection
     /// that stands never for one.
@@ -314,7 +322,7 @@ mod errno {
 mod tests {
     use super::*;
 
-    fn error(address: &str, kind: u8, code: u8, cause: Cause) -> IcmpMessage {
+    fn error(address: &str, kind: u8, code: u8, cause: Cause) -> IcmpMessage<'static> {
         IcmpMessage {
             cause,
             kind,
@@ -326,6 +334,8 @@ mod tests {
                 seq: None,
                 length: 1500,
             },
+            from: IpAddr::from([10, 0, 0, 9]),
+            packet: &[],
         }
     }
 

@@ -1,9 +1,9 @@
 //! Look-ups on metastate: which device, next hop, source address and MTU a destination has.
 
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
 
-use portolan_proto::metastate::{Metastate, Route, RouteKind};
+use portolan_proto::metastate::{Interface, Metastate, Route, RouteKind};
 use portolan_types::{MacAddr, is_scoped};
 
 /// One generation of metastate, ready for look-ups.
@@ -127,6 +127,54 @@ impl Routes {
         })
     }
 
+    /// The path to a destination that is on the link of a device that is up.
+    pub fn path_on(&self, interface: u32, destination: IpAddr) -> Option<Path> {
+        let interface = self.interface(interface)?;
+        Some(Path {
+            interface: interface.index,
+            managed: interface.managed,
+            kind: RouteKind::Multicast,
+            next_hop: destination,
+            source: self.address_near(interface.index, destination),
+            mtu: interface.mtu,
+            mac: interface.mac,
+        })
+    }
+
+    /// The device that has an address of this host.
+    pub fn interface_with(&self, address: IpAddr) -> Option<u32> {
+        let of = self.state.addresses.iter().find(|a| a.address == address);
+        of.map(|address| address.interface)
+    }
+
+    /// The device that a group is joined on and sent to by default (Linux: the one its route names).
+    pub fn multicast_interface(&self, group: IpAddr) -> Option<u32> {
+        let by_route = self.state.routes.iter().find(|route| {
+            covers(route.destination, route.prefix, group)
+                && route.kind != RouteKind::Refuse
+                && self.interface(route.interface).is_some()
+        });
+        by_route.map(|route| route.interface)
+    }
+
+    /// Is this the address of all stations, or of all in one of this host's networks?
+    pub fn is_broadcast(&self, address: IpAddr) -> bool {
+        address == IpAddr::V4(Ipv4Addr::BROADCAST)
+            || self
+                .state
+                .routes
+                .iter()
+                .any(|route| route.kind == RouteKind::Broadcast && route.destination == address)
+    }
+
+    /// A device that is up.
+    fn interface(&self, index: u32) -> Option<&Interface> {
+        self.state
+            .interfaces
+            .iter()
+            .find(|interface| interface.index == index && interface.up)
+    }
+
     /// Link-layer address of a neighbour, if the kernel knows it.
     pub fn neighbour(&self, interface: u32, address: IpAddr) -> Option<MacAddr> {
         self.neighbours.get(&(interface, address)).copied()
@@ -178,7 +226,7 @@ fn covers(network: IpAddr, prefix: u8, address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use portolan_proto::metastate::{Address, Interface, Neighbour};
+    use portolan_proto::metastate::{Address, Neighbour};
 
     use super::*;
 

@@ -12,7 +12,7 @@ const CAPSULE_VERSION: u8 = 1;
 #[derive(Debug)]
 pub enum Session {
     Tcp(Box<TcpSession>),
-    Udp(UdpSession),
+    Udp(Box<UdpSession>),
 }
 
 /// A TCP session: its endpoints, and the machine that runs it.

@@ -16,13 +16,13 @@ use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::{IpOptions, Session, TcpSession};
-use crate::udp::{Datagram, UdpSession};
+use crate::udp::UdpSession;
 use crate::way::{Ends, NextHop, NoWay, Way};
 
 mod datagrams;
 
-use datagrams::Parked;
-pub use datagrams::SendError;
+use datagrams::{Parked, deliver_datagrams, hears, report_to_udp};
+pub use datagrams::{SendError, Sending};
 
 /// Sessions of one holder, and what they want to send.
 #[derive(Debug)]
@@ -286,15 +286,10 @@ impl Stack {
                 if session.remote.is_some_and(|remote| remote != packet.source) {
                     return Input::Dropped(Drop::ForeignPeer);
                 }
-                let delivered = session.deliver(Datagram {
-                    from: packet.source,
-                    to: packet.destination,
-                    interface: record.ifindex,
-                    ip: *ip,
-                    received: Instant::from_nanos(record.timestamp),
-                    data: payload.to_vec(),
-                });
-                if !delivered {
+                if !hears(session, &packet, record) {
+                    return Input::Dropped(Drop::NotMember);
+                }
+                if !deliver_datagrams(session, &packet, *ip, payload, record) {
                     return Input::Dropped(Drop::ReceiveBufferFull);
                 }
                 Events::READABLE
@@ -306,14 +301,7 @@ impl Stack {
                 {
                     self.mtus.learn(now, packet.source.ip(), mtu);
                 }
-                match message.errno_for_udp(discovery) {
-                    // As on Linux, only who has named a peer is told.
-                    Some(errno) if session.remote == Some(packet.source) => {
-                        session.error = Some(errno);
-                        Events::ERROR
-                    }
-                    _ => Events::NONE,
-                }
+                report_to_udp(now, session, &packet, message)
             }
             _ => return Input::Unclaimed(packet),
         };

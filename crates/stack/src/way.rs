@@ -4,7 +4,7 @@
 use core::net::IpAddr;
 
 use portolan_proto::metastate::RouteKind;
-use portolan_types::Protocol;
+use portolan_types::{MacAddr, Protocol};
 use portolan_wire::{ipv4, ipv6};
 
 use crate::frame::Template;
@@ -88,6 +88,34 @@ impl Way {
             destination,
             scope,
             mtu: mtus.limit(destination, path.mtu),
+            link_mtu: path.mtu,
+            template,
+        })
+    }
+
+    /// The way to a group, by the device that is named.
+    pub(crate) fn to_group(
+        ends: Ends,
+        ip: IpOptions,
+        interface: u32,
+        routes: &Routes,
+        mtus: &PathMtus,
+    ) -> Result<Way, NoWay> {
+        let path = routes
+            .path_on(interface, ends.destination)
+            .ok_or(NoWay::NotOurs)?;
+        let (true, Some(group)) = (path.managed, MacAddr::of_group(ends.destination)) else {
+            return Err(NoWay::NotOurs);
+        };
+        let (source, destination) = (ends.source, ends.destination);
+        let template = Template::new(ends.protocol, source, destination, path.mac, group, ip)
+            .ok_or(NoWay::NoRoute)?;
+        Ok(Way {
+            generation: routes.generation(),
+            mtu_generation: mtus.generation(),
+            destination,
+            scope: ends.scope,
+            mtu: path.mtu,
             link_mtu: path.mtu,
             template,
         })

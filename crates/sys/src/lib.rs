@@ -4,6 +4,7 @@
 
 pub mod capability;
 pub mod clock;
+pub mod datagram;
 pub mod descriptor;
 pub mod device;
 pub mod doorbell;

@@ -1,5 +1,5 @@
 use core::fmt;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +78,22 @@ pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
+
+    /// Where datagrams to a multicast group go (RFC 1112 §6.4, RFC 2464 §7); `None` for an address
+    /// that is none.
+    pub const fn of_group(group: IpAddr) -> Option<MacAddr> {
+        match group {
+            IpAddr::V4(v4) if v4.is_multicast() => {
+                let [_, b, c, d] = v4.octets();
+                Some(MacAddr([1, 0, 0x5e, b & 0x7f, c, d]))
+            }
+            IpAddr::V6(v6) if v6.is_multicast() => {
+                let [.., a, b, c, d] = v6.octets();
+                Some(MacAddr([0x33, 0x33, a, b, c, d]))
+            }
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for MacAddr {
@@ -90,5 +106,20 @@ impl fmt::Display for MacAddr {
 impl fmt::Debug for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_have_addresses_on_the_link() {
+        let of = |group: &str| MacAddr::of_group(group.parse().unwrap());
+        assert_eq!(of("224.0.0.251"), Some(MacAddr([1, 0, 0x5e, 0, 0, 251])));
+        assert_eq!(of("239.129.2.3"), Some(MacAddr([1, 0, 0x5e, 1, 2, 3])));
+        assert_eq!(of("ff02::fb"), Some(MacAddr([0x33, 0x33, 0, 0, 0, 0xfb])));
+        assert_eq!(of("10.0.0.1"), None);
+        assert_eq!(of("fd00::1"), None);
     }
 }

@@ -96,7 +96,7 @@ fn datagrams_up_to_the_longest_are_copied_whole_from_a_live_device() {
     in_fresh_namespace(|| {
         let mut bed = Bed::new();
         bed.filter
-            .set_local_addresses(&[Ipv4Addr::LOCALHOST.into()])
+            .set_local_addresses(&[Ipv4Addr::LOCALHOST.into()], &[])
             .unwrap();
         bed.filter.attach_interface(IFINDEX).unwrap();
         let port = "127.0.0.1:9000".parse().unwrap();

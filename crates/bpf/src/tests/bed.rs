@@ -115,7 +115,7 @@ impl Bed {
             reserved: [0; 2],
         };
         filter.set_interfaces(&[other, interface]).unwrap();
-        filter.set_local_addresses(&local_addresses()).unwrap();
+        filter.set_local_addresses(&local_addresses(), &[]).unwrap();
         Bed {
             filter,
             objects: RefCell::new(objects),

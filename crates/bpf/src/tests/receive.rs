@@ -174,7 +174,7 @@ fn a_bound_port_on_a_foreign_address_is_left_to_the_kernel() {
     let any = BindingKey::new(flow.protocol, any_address(&flow));
     bed.filter.bind(&any, row(CHANNEL)).unwrap();
     bed.filter
-        .set_local_addresses(&["10.9.9.9".parse().unwrap()])
+        .set_local_addresses(&["10.9.9.9".parse().unwrap()], &[])
         .unwrap();
     let frame = Frame::received(&flow).build();
     assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_not_local"]));

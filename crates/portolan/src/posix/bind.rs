@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::asking::{UDP_RECEIVE_BUFFER, denial, install, introduce};
 use super::fallback::fall_back;
+use super::groups::join_early_groups;
 use super::{Answer, Stop, find};
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
@@ -85,7 +86,9 @@ fn bind_session(
             setup.local = Some(local);
             if protocol == Protocol::Udp {
                 let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);
-                install(process, socket, slot, Session::Udp(udp));
+                install(process, socket, slot, Session::Udp(Box::new(udp)));
+                drop(setup);
+                join_early_groups(process, socket, session);
                 return Ok(());
             }
             Ok(())

@@ -90,7 +90,7 @@ fn connect_udp(
             } else {
                 let udp =
                     UdpSession::new(session, local, Some(remote), generation, UDP_RECEIVE_BUFFER);
-                install(process, socket, slot, Session::Udp(udp));
+                install(process, socket, slot, Session::Udp(Box::new(udp)));
             }
             return Ok(());
         }
@@ -115,7 +115,7 @@ fn retarget(
         session.remote = remote;
         session.generation = generation;
         if let Some(remote) = remote {
-            session.queue.retain(|datagram| datagram.from == remote);
+            session.keep_only_from(remote);
         }
     }
 }

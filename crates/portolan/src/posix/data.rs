@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::bind::bind_implicitly;
 use super::connect::complete_connect;
-use super::datagram::{Control, receive_udp, send_udp};
+use super::datagram::{Control, SendControl, receive_udp, send_udp};
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::core::Core;
 use crate::process::Process;
@@ -191,18 +191,29 @@ pub fn send(
     to: Option<SocketAddr>,
     flags: i32,
 ) -> Answer<usize> {
+    send_message(fd, buffers, to, flags, &SendControl::default())
+}
+
+pub fn send_message(
+    fd: RawFd,
+    buffers: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    flags: i32,
+    control: &SendControl,
+) -> Answer<usize> {
     fn give(
         fd: RawFd,
         buffers: &[IoSlice<'_>],
         to: Option<SocketAddr>,
         flags: i32,
+        control: &SendControl,
     ) -> Result<usize, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.phase(), socket.protocol) {
             (Phase::Cached, Protocol::Tcp) => send_tcp(process, &socket, buffers, flags),
             (Phase::Cached | Phase::Idle, Protocol::Udp) => {
-                send_udp(process, fd, &socket, buffers, to, flags)
+                send_udp(process, fd, &socket, buffers, to, flags, control)
             }
             (Phase::Connecting, _) => Err(Errno::AGAIN.into()),
             (Phase::Relayed, _) => Err(Stop::NotOurs),
@@ -211,7 +222,7 @@ pub fn send(
             }
         }
     }
-    let answer = give(fd, buffers, to, flags).into();
+    let answer = give(fd, buffers, to, flags, control).into();
     if answer == Answer::Failed(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         descriptor::raise_sigpipe();
     }

@@ -6,17 +6,20 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use portolan_stack::{Datagram, SendError};
+use portolan_stack::{Datagram, DatagramError, ErrorCause, Routes, SendError, Sending};
 use portolan_sys::clock;
+use portolan_tcp::Events;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
 use super::bind::bind_implicitly;
 use super::data::{Received, gone, scatter};
+use super::twin::{loop_back, send_by_kernel};
 use super::{Stop, Watching, deadline_after, restarts};
 use crate::core::Core;
+use crate::options::timestamping;
 use crate::process::Process;
-use crate::socket::{Phase, RECEIVE, SEND, Socket};
+use crate::socket::{Corked, Family, Phase, RECEIVE, SEND, Socket};
 use crate::wait::{Sleep, Woken};
 
 /// Ancillary data, as far as the socket's options ask for it.
@@ -26,20 +29,73 @@ pub struct Control {
     pub timestamp: Option<Duration>,
     /// The same for `SO_TIMESTAMPNS`.
     pub timestamp_ns: Option<Duration>,
+    /// The same for `SO_TIMESTAMPING`, or when a datagram was sent.
+    pub timestamping: Option<Duration>,
     /// Where it came to (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
     pub destination: Option<Destination>,
     /// Its time to live (`IP_RECVTTL`).
     pub hops: Option<u8>,
     /// Its type of service (`IP_RECVTOS`).
     pub service: Option<u8>,
+    /// The same of IPv6 (`IPV6_RECVHOPLIMIT`, `IPV6_RECVTCLASS`).
+    pub v6_hops: Option<u8>,
+    pub v6_class: Option<u8>,
+    /// Octets of each of the datagrams that are read as one (`UDP_GRO`).
+    pub segment: Option<u16>,
+    /// How many were lost before it (`SO_RXQ_OVFL`).
+    pub dropped: Option<u32>,
+    /// What the error queue says (`IP_RECVERR`).
+    pub error: Option<ExtendedError>,
 }
 
 /// The host's address and device that a datagram came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
+    /// As in the datagram's header.
     pub address: IpAddr,
+    /// The host's own address behind it (`ipi_spec_dst`).
+    pub own: IpAddr,
     pub interface: u32,
 }
+
+/// `struct sock_extended_err`, and who sent the error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtendedError {
+    pub errno: i32,
+    pub origin: u8,
+    pub kind: u8,
+    pub code: u8,
+    pub info: u32,
+    pub data: u32,
+    pub offender: Option<IpAddr>,
+    /// Of an IPv6 socket: which level and address it is told with.
+    pub is_v6: bool,
+}
+
+/// What a message that is sent asks for besides its octets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendControl {
+    /// `IP_PKTINFO`, `IPV6_PKTINFO`
+    pub source: Option<IpAddr>,
+    pub interface: Option<u32>,
+    /// `IP_TTL`, `IPV6_HOPLIMIT`
+    pub hops: Option<u8>,
+    /// `IP_TOS`, `IPV6_TCLASS`
+    pub service: Option<u8>,
+    /// `UDP_SEGMENT`
+    pub segment: Option<u16>,
+    /// `SO_TIMESTAMPING`
+    pub timestamping: Option<u32>,
+}
+
+/// The entry of `linux/errqueue.h` that is no error.
+const ORIGIN_TIMESTAMPING: u8 = 4;
+
+/// Linux cuts a payload into no more datagrams than this (`UDP_MAX_SEGMENTS`).
+const SEGMENTS_MAX: usize = 128;
+
+/// Octets of the longest payload.
+const PAYLOAD_MAX: usize = 65_507;
 
 pub(super) fn receive_udp(
     process: &'static Process,
@@ -47,24 +103,23 @@ pub(super) fn receive_udp(
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Result<Received, Stop> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return receive_error(process, socket, buffers);
+    }
     let is_peek = flags & libc::MSG_PEEK != 0;
     let mut attempt = |core: &mut Core, _: Instant| -> Option<Result<Received, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
-        let Some(session) = core.stack.udp(socket.slot()) else {
+        let Core { stack, routes, .. } = core;
+        let Some(session) = stack.udp(socket.slot()) else {
             return Some(gone(socket));
         };
+        let mut unload = |datagram: &_| Ok(unload(socket, routes, datagram, buffers, flags));
         if is_peek {
-            return session
-                .queue
-                .front()
-                .map(|d| Ok(unload(socket, d, buffers, flags)));
+            return session.queue.front().map(unload);
         }
-        if let Some(datagram) = session.receive() {
-            return Some(Ok(unload(socket, &datagram, buffers, flags)));
-        }
-        None
+        session.receive().map(|datagram| unload(&datagram))
     };
     let now = clock::now();
     let mut core = process.lock();
@@ -96,51 +151,140 @@ pub(super) fn receive_udp(
 /// Copies a datagram out; what does not fit is lost (udp(7)).
 fn unload(
     socket: &Socket,
+    routes: &Routes,
     datagram: &Datagram,
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Received {
-    let mut rest = datagram.data.as_slice();
+    let (copied, is_truncated) = copy_out(&datagram.data, buffers);
+    let whole = datagram.data.len();
+    Received {
+        length: if flags & libc::MSG_TRUNC != 0 {
+            whole
+        } else {
+            copied
+        },
+        from: Some(socket.shown(datagram.from)),
+        flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
+        control: control(socket, routes, datagram),
+    }
+}
+
+fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
+    let wants = socket.options().wanted_control();
+    let received = || since_epoch(datagram.received);
+    let is_v6 = datagram.to.is_ipv6();
+    Control {
+        timestamp: wants.timestamp.then(received),
+        timestamp_ns: wants.timestamp_ns.then(received),
+        timestamping: wants.timestamping.then(received),
+        destination: wants.destination.then(|| Destination {
+            address: socket.shown(datagram.to).ip(),
+            own: own_address(socket, routes, datagram),
+            interface: datagram.interface,
+        }),
+        hops: (wants.hops && !is_v6).then_some(datagram.ip.ttl),
+        service: (wants.service && !is_v6).then_some(datagram.ip.tos),
+        v6_hops: (wants.v6_hops && is_v6).then_some(datagram.ip.ttl),
+        v6_class: (wants.v6_class && is_v6).then_some(datagram.ip.tos),
+        segment: Some(datagram.segment).filter(|&size| wants.segment && size > 0),
+        dropped: Some(datagram.dropped).filter(|&lost| wants.dropped && lost > 0),
+        error: None,
+    }
+}
+
+/// The clock of packets, as programs know it.
+fn since_epoch(instant: Instant) -> Duration {
+    let age = clock::now().since(instant);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    now.saturating_sub(age)
+}
+
+/// Of a datagram to many, the address that an answer would come from.
+fn own_address(socket: &Socket, routes: &Routes, datagram: &Datagram) -> IpAddr {
+    if is_own(datagram.to.ip()) {
+        return socket.shown(datagram.to).ip();
+    }
+    let path = routes.path_on(datagram.interface, datagram.from.ip());
+    let own = path
+        .and_then(|path| path.source)
+        .unwrap_or(datagram.to.ip());
+    socket.shown(SocketAddr::new(own, 0)).ip()
+}
+
+/// Surely one host's: no group, and not the end of a network.
+fn is_own(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_multicast() && v4.octets()[3] != 255,
+        IpAddr::V6(v6) => !v6.is_multicast(),
+    }
+}
+
+/// `MSG_ERRQUEUE`: never waits.
+fn receive_error(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    buffers: &mut [IoSliceMut<'_>],
+) -> Result<Received, Stop> {
+    let mut core = process.lock();
+    core.take_in(clock::now());
+    let error = match core.stack.udp(socket.slot()) {
+        Some(session) => session.take_error().ok_or(Errno::AGAIN)?,
+        None => return gone(socket),
+    };
+    drop(core);
+    let (length, is_truncated) = copy_out(&error.payload, buffers);
+    let truncated = if is_truncated { libc::MSG_TRUNC } else { 0 };
+    let is_stamp = error.cause == ErrorCause::Timestamp;
+    Ok(Received {
+        length,
+        from: error.to.map(|to| socket.shown(to)),
+        flags: libc::MSG_ERRQUEUE | truncated,
+        control: Control {
+            timestamping: is_stamp.then(|| since_epoch(error.at)),
+            error: Some(extended(socket, &error)),
+            ..Control::default()
+        },
+    })
+}
+
+fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {
+    let (origin, kind, code) = match error.cause {
+        ErrorCause::Local => (1, 0, 0),
+        ErrorCause::Icmp {
+            is_v6: false,
+            kind,
+            code,
+        } => (2, kind, code),
+        ErrorCause::Icmp { kind, code, .. } => (3, kind, code),
+        ErrorCause::Timestamp => (ORIGIN_TIMESTAMPING, 0, 0),
+    };
+    let is_v6 = socket.family == Family::V6;
+    let shown = |offender: IpAddr| socket.shown(SocketAddr::new(offender, 0)).ip();
+    ExtendedError {
+        errno: error.errno,
+        origin,
+        kind,
+        code,
+        info: error.info,
+        data: error.data,
+        offender: error.offender.map(shown),
+        is_v6,
+    }
+}
+
+/// Copies octets out: how many, and whether there was room for fewer than there are.
+fn copy_out(octets: &[u8], buffers: &mut [IoSliceMut<'_>]) -> (usize, bool) {
+    let mut rest = octets;
     scatter(buffers, 0, |piece| {
         let (now, later) = rest.split_at(rest.len().min(piece.len()));
         piece[..now.len()].copy_from_slice(now);
         rest = later;
         now.len()
     });
-    let whole = datagram.data.len();
-    let is_truncated = !rest.is_empty();
-    Received {
-        length: if flags & libc::MSG_TRUNC != 0 {
-            whole
-        } else {
-            whole - rest.len()
-        },
-        from: Some(socket.shown(datagram.from)),
-        flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
-        control: control(socket, datagram),
-    }
-}
-
-fn control(socket: &Socket, datagram: &Datagram) -> Control {
-    let wants = socket.options().wanted_control();
-    let received = || {
-        let age = clock::now().since(datagram.received);
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        now.saturating_sub(age)
-    };
-    let address = socket.shown(datagram.to).ip();
-    Control {
-        timestamp: wants.timestamp.then(received),
-        timestamp_ns: wants.timestamp_ns.then(received),
-        destination: wants.destination.then_some(Destination {
-            address,
-            interface: datagram.interface,
-        }),
-        hops: wants.hops.then_some(datagram.ip.ttl),
-        service: wants.service.then_some(datagram.ip.tos),
-    }
+    (octets.len() - rest.len(), !rest.is_empty())
 }
 
 pub(super) fn send_udp(
@@ -150,19 +294,32 @@ pub(super) fn send_udp(
     buffers: &[IoSlice<'_>],
     to: Option<SocketAddr>,
     flags: i32,
+    control: &SendControl,
 ) -> Result<usize, Stop> {
     let to = to.map(|to| socket.given(to)).transpose()?;
     if to.is_some_and(|to| to.port() == 0) {
         return Err(Errno::INVAL.into());
     }
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::OPNOTSUPP.into());
+    }
     if socket.is_shut(SEND) {
         return Err(Errno::PIPE.into());
     }
+    let sending = sending(socket, control);
     if socket.phase() == Phase::Idle {
         if to.is_none() {
             return Err(Errno::DESTADDRREQ.into());
         }
         bind_implicitly(process, fd, socket)?;
+    }
+    let is_held = flags & libc::MSG_MORE != 0 || socket.options().udp_cork();
+    if is_held || socket.datagrams().corked.is_some() {
+        let length = cork(process, socket, buffers, to, sending)?;
+        if !is_held {
+            uncork(process, socket, flags)?;
+        }
+        return Ok(length);
     }
     let joined: Vec<u8>;
     let payload: [&[u8]; 2] = match buffers {
@@ -170,13 +327,95 @@ pub(super) fn send_udp(
         [one] => [one, &[]],
         [one, two] => [one, two],
         many => {
-            joined = many
-                .iter()
-                .flat_map(|buffer| buffer.iter().copied())
-                .collect();
+            joined = join(many);
             [&joined, &[]]
         }
     };
+    let sent = send_payload(process, socket, payload, to, &sending, flags)?;
+    if let Some(flags) = stamps(socket, control) {
+        stamp(process, socket, payload, flags);
+    }
+    Ok(sent)
+}
+
+fn join(buffers: &[IoSlice<'_>]) -> Vec<u8> {
+    buffers
+        .iter()
+        .flat_map(|buffer| buffer.iter().copied())
+        .collect()
+}
+
+fn sending(socket: &Socket, control: &SendControl) -> Sending {
+    Sending {
+        source: control.source.map(|source| source.to_canonical()),
+        interface: control.interface,
+        ttl: control.hops,
+        tos: control.service,
+        segment: control
+            .segment
+            .unwrap_or_else(|| socket.options().segment()),
+    }
+}
+
+/// Adds to the datagram that is held back; the first piece says where it goes.
+fn cork(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    buffers: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    sending: Sending,
+) -> Result<usize, Stop> {
+    let is_connected = || {
+        let mut core = process.lock();
+        let session = core.stack.udp(socket.slot());
+        session.is_some_and(|session| session.remote.is_some())
+    };
+    let mut datagrams = socket.datagrams();
+    if datagrams.corked.is_none() && to.is_none() && !is_connected() {
+        return Err(Errno::DESTADDRREQ.into());
+    }
+    let corked = datagrams.corked.get_or_insert_with(|| Corked {
+        to,
+        sending,
+        data: Vec::new(),
+    });
+    let piece = join(buffers);
+    if corked.data.len() + piece.len() > PAYLOAD_MAX {
+        // Linux drops what was held, too.
+        datagrams.corked = None;
+        return Err(Errno::MSGSIZE.into());
+    }
+    corked.data.extend(&piece);
+    Ok(piece.len())
+}
+
+/// Sends what was held back.
+pub(super) fn uncork(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    flags: i32,
+) -> Result<(), Stop> {
+    let Some(corked) = socket.datagrams().corked.take() else {
+        return Ok(());
+    };
+    let payload: [&[u8]; 2] = [&corked.data, &[]];
+    send_payload(process, socket, payload, corked.to, &corked.sending, flags)?;
+    Ok(())
+}
+
+fn send_payload(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    payload: [&[u8]; 2],
+    to: Option<SocketAddr>,
+    sending: &Sending,
+    flags: i32,
+) -> Result<usize, Stop> {
+    let length = payload[0].len() + payload[1].len();
+    let segment = usize::from(sending.segment);
+    if segment > 0 && length > segment * SEGMENTS_MAX {
+        return Err(Errno::INVAL.into());
+    }
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
@@ -187,7 +426,7 @@ pub(super) fn send_udp(
             channel,
             ..
         } = core;
-        let sent = stack.send_datagram(socket.slot(), to, payload, routes, channel);
+        let sent = stack.send_datagram(socket.slot(), to, payload, sending, routes, channel);
         core.send_out(now);
         match sent {
             Ok(length) => Some(Ok(length)),
@@ -204,19 +443,70 @@ pub(super) fn send_udp(
     core.take_in(now);
     let first = attempt(&mut core, now);
     drop(core);
-    match (first, to) {
-        (Some(Err(Stop::NotOurs)), Some(to)) if socket.phase() == Phase::Cached => {
-            return super::fallback::leave_for_kernel(process, socket, to);
+    let result = match first {
+        Some(result) => result,
+        None if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 => {
+            Err(Errno::AGAIN.into())
         }
-        (Some(result), _) => return result,
-        (None, _) => {}
+        None => {
+            let deadline = deadline_after(socket.options().send_timeout());
+            match process.wait(Sleep::until(deadline), attempt)? {
+                Woken::Ready(result) => result,
+                Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
+            }
+        }
+    };
+    match (result, to) {
+        (Err(Stop::NotOurs), Some(to)) if socket.phase() == Phase::Cached => {
+            send_by_kernel(process, socket, payload, to, sending)
+        }
+        (Ok(sent), Some(to)) if to.ip().is_multicast() => {
+            if socket.options().multicast().is_looped {
+                loop_back(process, socket, payload, to, sending);
+            }
+            Ok(sent)
+        }
+        (result, _) => result,
     }
-    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return Err(Errno::AGAIN.into());
-    }
-    let deadline = deadline_after(socket.options().send_timeout());
-    match process.wait(Sleep::until(deadline), attempt)? {
-        Woken::Ready(result) => result,
-        Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
-    }
+}
+
+/// The flags of `SO_TIMESTAMPING` if what is sent is to be stamped.
+fn stamps(socket: &Socket, control: &SendControl) -> Option<u32> {
+    let of_socket = socket.options().timestamping();
+    let wanted = control.timestamping.unwrap_or(of_socket);
+    (wanted & timestamping::TX_SOFTWARE != 0).then_some(of_socket | wanted)
+}
+
+/// The datagram has gone to the device: now is when.
+fn stamp(process: &Process, socket: &Arc<Socket>, payload: [&[u8]; 2], flags: u32) {
+    let number = {
+        let mut datagrams = socket.datagrams();
+        let number = datagrams.stamped;
+        datagrams.stamped = number.wrapping_add(1);
+        number
+    };
+    let mut core = process.lock();
+    let Some(session) = core.stack.udp(socket.slot()) else {
+        return;
+    };
+    let is_bare = flags & timestamping::OPT_TSONLY != 0;
+    session.note_error(DatagramError {
+        errno: libc::ENOMSG,
+        cause: ErrorCause::Timestamp,
+        info: 0,
+        data: if flags & timestamping::OPT_ID != 0 {
+            number
+        } else {
+            0
+        },
+        to: None,
+        offender: None,
+        at: clock::now(),
+        payload: if is_bare {
+            Vec::new()
+        } else {
+            payload.concat()
+        },
+    });
+    socket.notify(Events::ERROR);
 }

@@ -1,16 +1,13 @@
 //! Sockets that become the kernel's, and descriptors whose events the kernel knows.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
 use portolan_sys::descriptor;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::Stop;
-use crate::process::Process;
 use crate::socket::{Family, OUT, Phase, Setup, Socket};
 use crate::table;
 
@@ -96,34 +93,4 @@ pub(super) fn accept_kernel(socket: OwnedFd, flags: i32) -> Result<RawFd, Errno>
     descriptor::set_nonblocking(socket.as_fd(), flags & libc::SOCK_NONBLOCK != 0)?;
     descriptor::set_close_on_exec(&socket, flags & libc::SOCK_CLOEXEC != 0)?;
     Ok(socket.into_raw_fd())
-}
-
-/// A UDP socket that sends where Portolan does not reach: it becomes the kernel's, port and all.
-pub(super) fn leave_for_kernel<T>(
-    process: &'static Process,
-    socket: &Arc<Socket>,
-    to: SocketAddr,
-) -> Result<T, Stop> {
-    let setup = socket.setup();
-    let Some(session) = setup.session else {
-        return Err(fall_back(socket, &setup, None));
-    };
-    let slot = socket.slot();
-    let request = RequestBody::Connect {
-        session: SessionRef::Known(session),
-        protocol: Protocol::Udp,
-        remote: to,
-        slot,
-        receive_buffer: None,
-    };
-    match process.control.call(request, &[])? {
-        (ReplyBody::UseKernel { .. }, fds) => {
-            let mut core = process.lock();
-            core.detach(slot);
-            core.stack.remove(slot);
-            drop(core);
-            Err(fall_back(socket, &setup, fds.into_iter().next()))
-        }
-        _ => Err(Errno::NETUNREACH.into()),
-    }
 }

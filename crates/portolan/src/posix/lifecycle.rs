@@ -272,6 +272,7 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
             }
         }
         Some(Session::Udp(session)) => {
+            socket.datagrams().twin = None;
             // The port is free when `close` returns; a lost server has freed it already.
             let _ = process.control.call(
                 RequestBody::Release {

@@ -9,6 +9,9 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::connect::complete_connect;
+use super::datagram::uncork;
+use super::groups::{sending_interface, set_membership};
+use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find};
 use crate::options::CONGESTION_NAME;
 use crate::process::Process;
@@ -20,9 +23,23 @@ const TCP_INFO_LENGTH: usize = 104;
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
         let (socket, process) = find(fd)?;
-        socket.options().set(socket.protocol, level, name, value)?;
+        if let Some(changed) = set_membership(process, &socket, level, name, value) {
+            return changed;
+        }
+        if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
+            let interface = sending_interface(process, value)?;
+            socket.options().keep(level, name, &interface);
+        } else {
+            socket.options().set(socket.protocol, level, name, value)?;
+        }
         if socket.phase() != Phase::Cached {
             return Ok(());
+        }
+        if socket.protocol == Protocol::Udp {
+            repeat_on_twin(&socket, level, name);
+            if !socket.options().udp_cork() && level == libc::SOL_UDP {
+                uncork(process, &socket, 0)?;
+            }
         }
         let mut core = process.lock();
         let slot = socket.slot();

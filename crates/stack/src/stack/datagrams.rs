@@ -2,14 +2,20 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use portolan_types::{Protocol, Slot, scope_of};
-use portolan_wire::{ipv4, udp};
+use portolan_proto::filter::RecordHeader;
+use portolan_tcp::Events;
+use portolan_types::{Instant, Protocol, Slot, scope_of};
+use portolan_wire::icmp::Cause;
+use portolan_wire::{ipv4, ipv6, udp};
 
 use super::{Entry, Stack, entry_of};
 use crate::counters::Fate;
-use crate::frame::{Frame, HEAD_MAX, Wire};
+use crate::frame::{Cut, Frame, HEAD_MAX, Wire};
+use crate::packet::{IcmpMessage, Packet};
+use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::{IpOptions, MtuDiscovery, Session};
+use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession};
 use crate::way::{Ends, NextHop, NoWay, Way};
 
 /// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
@@ -22,6 +28,32 @@ pub(super) struct Parked {
     destination: SocketAddr,
     ip: IpOptions,
     data: Vec<u8>,
+}
+
+/// What one datagram has different from what its session says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sending {
+    pub source: Option<IpAddr>,
+    /// Index of the device it is to leave by.
+    pub interface: Option<u32>,
+    pub ttl: Option<u8>,
+    pub tos: Option<u8>,
+    /// Octets of each of the datagrams that the payload is cut into; 0: it is one.
+    pub segment: u16,
+}
+
+impl Sending {
+    /// Does it go where the session's datagrams go, as they do?
+    fn is_usual(&self) -> bool {
+        let Sending {
+            source,
+            interface,
+            ttl,
+            tos,
+            segment: _,
+        } = self;
+        source.is_none() && interface.is_none() && ttl.is_none() && tos.is_none()
+    }
 }
 
 /// Why a datagram was not sent.
@@ -50,6 +82,7 @@ impl Stack {
         slot: Slot,
         destination: Option<SocketAddr>,
         payload: [&[u8]; 2],
+        sending: &Sending,
         routes: &Routes,
         wire: &mut impl Wire,
     ) -> Result<usize, SendError> {
@@ -69,53 +102,66 @@ impl Stack {
             .or(session.remote)
             .ok_or(SendError::NoDestination)?;
         let length = payload[0].len() + payload[1].len();
-        let source = match session.local.ip() {
-            any if any.is_unspecified() => way
-                .as_ref()
-                .filter(|way| way.leads_to(destination.ip(), scope_of(destination), routes))
-                .map(|way| way.template.source())
-                .or_else(|| {
-                    routes
-                        .path_in(destination.ip(), scope_of(destination))
-                        .ok()?
-                        .source
-                })
-                .ok_or(SendError::NoRoute)?,
-            bound => bound,
-        };
-        let source = SocketAddr::new(source, session.local.port());
-        let ends = Ends {
-            protocol: Protocol::Udp,
-            source: source.ip(),
-            destination: destination.ip(),
-            scope: scope_of(destination),
-        };
         if length > longest(destination.ip()) {
             return Err(SendError::TooLong);
         }
-        let unresolved = match Way::current(way, ends, session.ip, routes, &self.mtus) {
-            Ok(way) => {
-                let ports = (source.port(), destination.port());
-                transmit_datagram(way, wire, ports, session.ip.discovery, payload)?;
+        let (found, source) = if sending.is_usual() && !destination.ip().is_multicast() {
+            let source = usual_source(session, way, destination, routes)?;
+            let ends = ends(source, destination);
+            (
+                Way::current(way, ends, session.ip, routes, &self.mtus),
+                source,
+            )
+        } else {
+            *way = None;
+            let (found, source) = unusual_way(session, destination, sending, routes, &self.mtus)?;
+            (found.map(|found| &*way.insert(found)), source)
+        };
+        let source = SocketAddr::new(source, session.local.port());
+        let unresolved = match found {
+            Ok(found) => {
+                let output = Output {
+                    way: found,
+                    ports: (source.port(), destination.port()),
+                    discovery: session.ip.discovery,
+                    segment: sending.segment,
+                    no_checksum: session.no_checksum && destination.is_ipv4(),
+                };
+                output.transmit(payload, wire)?;
                 None
             }
             Err(NoWay::Unresolved(next_hop)) => Some(next_hop),
             Err(NoWay::NotOurs) => return Err(SendError::NotOurs),
             Err(NoWay::NoRoute) => return Err(SendError::NoRoute),
         };
+        if !sending.is_usual() || destination.ip().is_multicast() {
+            // The next one goes the usual way.
+            *way = None;
+        }
         session.datagrams_out += 1;
         session.octets_out += length as u64;
         let ip = session.ip;
         if let Some(next_hop) = unresolved {
-            self.park(
-                next_hop,
-                Parked {
-                    source,
-                    destination,
-                    ip,
-                    data: payload.concat(),
-                },
-            );
+            let data = payload.concat();
+            let size = match usize::from(sending.segment) {
+                0 => data.len().max(1),
+                size => size,
+            };
+            let mut pieces: Vec<&[u8]> = data.chunks(size).collect();
+            if pieces.is_empty() {
+                pieces.push(&[]);
+            }
+            for piece in pieces {
+                self.park(
+                    next_hop,
+                    Parked {
+                        source,
+                        destination,
+                        ip,
+                        data: piece.to_vec(),
+                    },
+                );
+            }
         }
         Ok(length)
     }
@@ -142,10 +188,15 @@ impl Stack {
             };
             match Way::find(ends, parked.ip, routes, mtus) {
                 Ok(way) => {
-                    let ports = (parked.source.port(), parked.destination.port());
-                    let payload: [&[u8]; 2] = [&parked.data, &[]];
+                    let output = Output {
+                        way: &way,
+                        discovery: parked.ip.discovery,
+                        ports: (parked.source.port(), parked.destination.port()),
+                        segment: 0,
+                        no_checksum: false,
+                    };
                     // Too long for the path: nobody waits for the answer any more.
-                    let _ = transmit_datagram(&way, wire, ports, parked.ip.discovery, payload);
+                    let _ = output.transmit([&parked.data, &[]], wire);
                     false
                 }
                 Err(no_way) => matches!(no_way, NoWay::Unresolved(_)),
@@ -154,29 +205,91 @@ impl Stack {
     }
 }
 
-/// Sends a datagram whole if the path takes it so, else in fragments or not at all.
-fn transmit_datagram(
-    way: &Way,
-    wire: &mut impl Wire,
-    ports: (u16, u16),
-    discovery: MtuDiscovery,
-    payload: [&[u8]; 2],
-) -> Result<(), SendError> {
-    let length = payload[0].len() + payload[1].len();
-    let mtu = way.mtu_for(discovery) as usize;
-    let fragment_size = if way.ip_header() + udp::HEADER_LEN + length <= mtu {
-        None
-    } else if discovery.fragments_here() {
-        Some(way.fragment_size(mtu).ok_or(SendError::TooLong)?)
-    } else {
-        return Err(SendError::TooLong);
+fn ends(source: IpAddr, destination: SocketAddr) -> Ends {
+    Ends {
+        protocol: Protocol::Udp,
+        source,
+        destination: destination.ip(),
+        scope: scope_of(destination),
+    }
+}
+
+/// The session's own address, or the one that the route names.
+fn usual_source(
+    session: &UdpSession,
+    way: &Option<Way>,
+    destination: SocketAddr,
+    routes: &Routes,
+) -> Result<IpAddr, SendError> {
+    match session.local.ip() {
+        any if any.is_unspecified() => way
+            .as_ref()
+            .filter(|way| way.leads_to(destination.ip(), scope_of(destination), routes))
+            .map(|way| way.template.source())
+            .or_else(|| {
+                let path = routes.path_in(destination.ip(), scope_of(destination));
+                path.ok()?.source
+            })
+            .ok_or(SendError::NoRoute),
+        bound => Ok(bound),
+    }
+}
+
+/// The way of a datagram to a group, or of one that asks for something else than the session does.
+fn unusual_way(
+    session: &UdpSession,
+    destination: SocketAddr,
+    sending: &Sending,
+    routes: &Routes,
+    mtus: &PathMtus,
+) -> Result<(Result<Way, NoWay>, IpAddr), SendError> {
+    let target = destination.ip();
+    let is_group = target.is_multicast();
+    let named = sending
+        .interface
+        .or(Some(scope_of(destination)).filter(|&scope| scope != 0));
+    let interface = match named {
+        None if is_group => session
+            .multicast
+            .interface
+            .or_else(|| routes.multicast_interface(target)),
+        interface => interface,
     };
-    let mut head = [0; HEAD_MAX];
-    let head = way
-        .template
-        .udp_head(&mut head, ports.0, ports.1, length, fragment_size);
-    wire.transmit(&Frame { head, payload });
-    Ok(())
+    let path = match interface {
+        Some(interface) if is_group => routes.path_on(interface, target),
+        _ => routes.path_in(target, scope_of(destination)).ok(),
+    }
+    .ok_or(SendError::NoRoute)?;
+    if interface.is_some_and(|interface| interface != path.interface) {
+        return Err(SendError::NotOurs);
+    }
+    let bound = session.local.ip();
+    let is_free = bound.is_unspecified() || bound.is_multicast();
+    let source = match sending.source {
+        // A source that the filter would not let pass is the kernel's to judge.
+        Some(source) if !is_free && source != bound => return Err(SendError::NotOurs),
+        Some(source) if !routes.is_local(source) => return Err(SendError::NotOurs),
+        Some(source) => source,
+        None if is_free => path.source.ok_or(SendError::NoRoute)?,
+        None => bound,
+    };
+    let usual = if is_group {
+        session.multicast.ttl
+    } else {
+        session.ip.ttl
+    };
+    let ip = IpOptions {
+        ttl: sending.ttl.unwrap_or(usual),
+        tos: sending.tos.unwrap_or(session.ip.tos),
+        ..session.ip
+    };
+    let ends = ends(source, destination);
+    let found = if is_group {
+        Way::to_group(ends, ip, path.interface, routes, mtus)
+    } else {
+        Way::find(ends, ip, routes, mtus)
+    };
+    Ok((found, source))
 }
 
 /// The longest payload whose length UDP and IP can say.
@@ -186,4 +299,149 @@ fn longest(destination: IpAddr) -> usize {
         IpAddr::V6(_) => udp::HEADER_LEN,
     };
     usize::from(u16::MAX) - headers
+}
+
+/// Where a payload goes, and in how many datagrams.
+struct Output<'a> {
+    way: &'a Way,
+    ports: (u16, u16),
+    discovery: MtuDiscovery,
+    segment: u16,
+    no_checksum: bool,
+}
+
+impl Output<'_> {
+    /// Sends a datagram whole if the path takes it so, else in fragments or not at all; or the
+    /// datagrams that the payload is to be cut into.
+    fn transmit(&self, payload: [&[u8]; 2], wire: &mut impl Wire) -> Result<(), SendError> {
+        let length = payload[0].len() + payload[1].len();
+        let size = usize::from(self.segment);
+        if size == 0 || length <= size {
+            let cut = self.cut_of(length)?;
+            self.transmit_one(payload, cut, wire);
+            return Ok(());
+        }
+        if self.cut_of(size)? != Cut::Not {
+            return Err(SendError::TooLong);
+        }
+        if wire.cuts_datagrams() {
+            self.transmit_one(payload, Cut::Datagrams(self.segment), wire);
+            return Ok(());
+        }
+        for piece in payload.concat().chunks(size) {
+            self.transmit_one([piece, &[]], Cut::Not, wire);
+        }
+        Ok(())
+    }
+
+    /// How one datagram gets through.
+    fn cut_of(&self, length: usize) -> Result<Cut, SendError> {
+        let mtu = self.way.mtu_for(self.discovery) as usize;
+        if self.way.ip_header() + udp::HEADER_LEN + length <= mtu {
+            return Ok(Cut::Not);
+        }
+        if !self.discovery.fragments_here() {
+            return Err(SendError::TooLong);
+        }
+        let size = self.way.fragment_size(mtu).ok_or(SendError::TooLong)?;
+        Ok(Cut::Fragments(size))
+    }
+
+    fn transmit_one(&self, payload: [&[u8]; 2], cut: Cut, wire: &mut impl Wire) {
+        let mut head = [0; HEAD_MAX];
+        let length = payload[0].len() + payload[1].len();
+        let template = &self.way.template;
+        let head = template.udp_head(&mut head, self.ports, length, cut, self.no_checksum);
+        wire.transmit(&Frame { head, payload });
+    }
+}
+
+/// Does the session hear what was sent to that address? Unicast it always does.
+pub(super) fn hears(session: &UdpSession, packet: &Packet<'_>, record: &RecordHeader) -> bool {
+    let to = packet.destination.ip();
+    !to.is_multicast()
+        || session
+            .memberships
+            .accept(to, record.ifindex, packet.source.ip())
+}
+
+/// Queues a datagram, or those that the sender or a device had coalesced; false if one was lost.
+pub(super) fn deliver_datagrams(
+    session: &mut UdpSession,
+    packet: &Packet<'_>,
+    ip: IpOptions,
+    payload: &[u8],
+    record: &RecordHeader,
+) -> bool {
+    let datagram = |data: &[u8], segment| Datagram {
+        from: packet.source,
+        to: packet.destination,
+        interface: record.ifindex,
+        ip,
+        received: Instant::from_nanos(record.timestamp),
+        segment,
+        dropped: 0,
+        data: data.to_vec(),
+    };
+    let size = usize::from(record.gso_size);
+    if size == 0 || payload.len() <= size {
+        return session.deliver(datagram(payload, 0));
+    }
+    if session.coalesce {
+        return session.deliver(datagram(payload, record.gso_size));
+    }
+    let mut all = true;
+    for piece in payload.chunks(size) {
+        all &= session.deliver(datagram(piece, 0));
+    }
+    all
+}
+
+/// As on Linux: without `IP_RECVERR` only who has named a peer is told, and of hard errors only.
+pub(super) fn report_to_udp(
+    now: Instant,
+    session: &mut UdpSession,
+    packet: &Packet<'_>,
+    message: &IcmpMessage<'_>,
+) -> Events {
+    if !session.report_errors {
+        return match message.errno_for_udp(session.ip.discovery) {
+            Some(errno) if session.remote == Some(packet.source) => {
+                session.error = Some(errno);
+                Events::ERROR
+            }
+            _ => Events::NONE,
+        };
+    }
+    let Some((errno, _)) = message.errno() else {
+        return Events::NONE;
+    };
+    session.error = Some(errno);
+    session.note_error(DatagramError {
+        errno,
+        cause: ErrorCause::Icmp {
+            is_v6: message.from.is_ipv6(),
+            kind: message.kind,
+            code: message.code,
+        },
+        info: match message.cause {
+            Cause::TooBig { mtu } => mtu,
+            _ => 0,
+        },
+        data: 0,
+        to: Some(packet.source),
+        offender: Some(message.from),
+        at: now,
+        payload: quoted_payload(message.packet).to_vec(),
+    });
+    Events::ERROR
+}
+
+/// What lies behind the UDP header of a quoted packet, as far as it is quoted.
+fn quoted_payload(packet: &[u8]) -> &[u8] {
+    let headers = match packet.first() {
+        Some(first) if first >> 4 == 4 => usize::from(first & 15) * 4,
+        _ => ipv6::HEADER_LEN,
+    };
+    packet.get(headers + udp::HEADER_LEN..).unwrap_or_default()
 }

@@ -97,7 +97,7 @@ fn routes(generation: u32, own: SocketAddr, peer: SocketAddr, knows_peer: bool) 
 
 fn udp(stack: &mut Stack, own: SocketAddr) -> Slot {
     let session = UdpSession::new(SessionId(1), own, None, Generation(7), 10_000);
-    stack.insert(now(), Session::Udp(session))
+    stack.insert(now(), Session::Udp(Box::new(session)))
 }
 
 fn record(slot: Slot, generation: u32) -> RecordHeader {
@@ -115,7 +115,14 @@ fn received(frame: &[u8]) -> &[u8] {
 
 fn send(stack: &mut Stack, slot: Slot, routes: &Routes, wire: &mut Kept) -> Vec<u8> {
     stack
-        .send_datagram(slot, Some(at(B)), [b"hel", b"lo"], routes, wire)
+        .send_datagram(
+            slot,
+            Some(at(B)),
+            [b"hel", b"lo"],
+            &Sending::default(),
+            routes,
+            wire,
+        )
         .unwrap();
     wire.frames.pop().unwrap()
 }
@@ -182,7 +189,14 @@ fn a_datagram_waits_until_its_neighbour_is_known() {
     let mut wire = Kept::with_room(9);
     let unknown = routes(2, at(A), at(B), false);
     assert_eq!(
-        a.send_datagram(slot, Some(at(B)), [b"x", b""], &unknown, &mut wire),
+        a.send_datagram(
+            slot,
+            Some(at(B)),
+            [b"x", b""],
+            &Sending::default(),
+            &unknown,
+            &mut wire
+        ),
         Ok(1)
     );
     assert!(wire.frames.is_empty());
@@ -204,7 +218,14 @@ fn what_a_datagram_cannot_do_has_its_own_error() {
     let mut wire = Kept::with_room(1);
     let long = [0; 65_508];
     let mut try_send = |to: Option<&str>, data: &[u8]| {
-        a.send_datagram(slot, to.map(at), [data, b""], &known, &mut wire)
+        a.send_datagram(
+            slot,
+            to.map(at),
+            [data, b""],
+            &Sending::default(),
+            &known,
+            &mut wire,
+        )
     };
     assert_eq!(try_send(None, b""), Err(SendError::NoDestination));
     assert_eq!(try_send(Some(B), &long), Err(SendError::TooLong));
@@ -323,6 +344,7 @@ fn sent_with(
         slot,
         Some(at(B)),
         [&vec![7; length], b""],
+        &Sending::default(),
         &known,
         &mut wire,
     )?;
@@ -407,7 +429,14 @@ fn a_report_of_a_narrow_path_holds_for_all_sessions_for_ten_minutes() {
     let known = routes(2, at(A), at(B), true);
     let mut wire = Kept::with_room(99);
     let mut send = |a: &mut Stack, slot| {
-        let sent = a.send_datagram(slot, Some(at(B)), [&[7; 1400], b""], &known, &mut wire);
+        let sent = a.send_datagram(
+            slot,
+            Some(at(B)),
+            [&[7; 1400], b""],
+            &Sending::default(),
+            &known,
+            &mut wire,
+        );
         assert_eq!(sent, Ok(1400));
         let frame = wire.frames.pop().unwrap();
         let (vnet, _) = portolan_wire::vnet::VnetHeader::parse(&frame).unwrap();

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * Datagrams that are for more than one: to multicast groups and to broadcast addresses. Each member
+ * gets a copy in its ring; the frame itself goes on to the kernel, whose own sockets may want it.
+ */
+#ifndef GROUPS_H
+#define GROUPS_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "deliver.h"
+#include "lookup.h"
+#include "maps.h"
+#include "parse.h"
+
+/* What the copies of one datagram have in common. */
+struct copies {
+	struct __sk_buff *skb;
+	struct member_key key;
+	struct delivery delivery;
+	__u32 made;
+};
+
+static long copy_to_member(__u32 index, struct copies *copies)
+{
+	struct flow_row *row;
+
+	copies->key.index = index;
+	row = bpf_map_lookup_elem(&members, &copies->key);
+	if (!row)
+		return 1;
+	deliver_by_ring(copies->skb, row, &copies->delivery);
+	copies->made += 1;
+	return 0;
+}
+
+/* Copies for all that are listed under an address and a device. */
+static __always_inline __u32 copy_to_members(struct __sk_buff *skb, const union address *group,
+					     __u32 interface, __be16 port,
+					     const struct delivery *delivery)
+{
+	struct copies copies = {
+		.skb = skb,
+		.key = { .group = *group, .interface = interface, .port = port },
+		.delivery = *delivery,
+	};
+
+	bpf_loop(MEMBERS_MAX, copy_to_member, &copies, 0);
+	return copies.made;
+}
+
+/* A broadcast is for every socket of the binding. */
+static __always_inline __u32 copy_to_binding(struct __sk_buff *skb,
+					     const struct binding_key *binding,
+					     const struct delivery *delivery)
+{
+	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
+
+	if (!row)
+		return 0;
+	if (row->flags & ROW_SHARED)
+		return copy_to_members(skb, &binding->local, 0, binding->local_port, delivery);
+	deliver_by_ring(skb, row, delivery);
+	return 1;
+}
+
+/*
+ * The endpoints of a datagram whose IP header starts at `offset`; false for anything else. Reads by
+ * copy: these frames are few, and a looped one has no Ethernet header.
+ */
+static __always_inline bool parse_datagram(struct __sk_buff *skb, __u32 offset,
+					   struct filter_key *key)
+{
+	struct ports ports;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		struct iphdr ip;
+
+		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
+			return false;
+		if (ip.version != 4 || ip.ihl < 5 || ip.protocol != IPPROTO_UDP ||
+		    ip.frag_off & bpf_htons(IPV4_FRAGMENT))
+			return false;
+		set_v4(&key->local, ip.daddr);
+		set_v4(&key->remote, ip.saddr);
+		offset += ip.ihl * 4;
+	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr ip;
+
+		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
+			return false;
+		if (ip.version != 6 || ip.nexthdr != IPPROTO_UDP)
+			return false;
+		set_v6(&key->local, &ip.daddr);
+		set_v6(&key->remote, &ip.saddr);
+		offset += sizeof(ip);
+	} else {
+		return false;
+	}
+	if (bpf_skb_load_bytes(skb, offset, &ports, sizeof(ports)))
+		return false;
+	key->local_port = ports.destination;
+	key->remote_port = ports.source;
+	key->protocol = IPPROTO_UDP;
+	return true;
+}
+
+static __always_inline bool is_multicast(const union address *address)
+{
+	if (is_ipv4(address))
+		return (address->octets[12] & 0xf0) == 0xe0;
+	return address->octets[0] == 0xff;
+}
+
+/*
+ * How a frame that is not for this station alone lies in its buffer. A copy that the kernel loops
+ * back to its own host (PACKET_LOOPBACK) begins with the IP header.
+ */
+static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
+{
+	return (struct delivery){
+		.flags = RECORD_BINDING | RECORD_COPY,
+		.interface = skb->ifindex,
+		.missing = skb->pkt_type == PACKET_LOOPBACK ? ETH_HLEN : 0,
+	};
+}
+
+/* Copies a datagram to all who are to have it; 0 if nobody is. Global, to be verified once. */
+__noinline int distribute(struct __sk_buff *skb, const struct delivery *delivery)
+{
+	struct filter_key key = {};
+	__u32 made = 0;
+
+	if (!delivery || !parse_datagram(skb, delivery->missing ? 0 : ETH_HLEN, &key))
+		return 0;
+	if (is_multicast(&key.local)) {
+		made = copy_to_members(skb, &key.local, delivery->interface, key.local_port,
+				       delivery);
+	} else if (is_broadcast(&key.local)) {
+		struct binding_key binding = exact_binding(&key);
+
+		made = copy_to_binding(skb, &binding, delivery);
+		widen(&binding);
+		made += copy_to_binding(skb, &binding, delivery);
+	}
+	return made > 0;
+}
+
+#endif

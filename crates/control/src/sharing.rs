@@ -1,0 +1,89 @@
+//! Sockets that share one local endpoint: who gets what comes to it, by Linux's rules, and an even
+//! deal of flows among `SO_REUSEPORT` sockets that moves as few flows as it can.
+
+use portolan_proto::control::Reuse;
+use portolan_proto::filter::SHARE_BUCKETS;
+use portolan_types::SessionId;
+
+#[cfg(test)]
+mod tests;
+
+/// One of the sockets bound to an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharer {
+    pub session: SessionId,
+    pub reuse: Reuse,
+    pub uid: u32,
+}
+
+/// Who gets unicast datagrams, of sockets in the order they were bound: the last (Linux finds it
+/// first), with all of its `SO_REUSEPORT` group.
+pub fn receivers(sharers: &[Sharer]) -> Vec<SessionId> {
+    let Some(last) = sharers.last() else {
+        return Vec::new();
+    };
+    if !last.reuse.port {
+        return vec![last.session];
+    }
+    let is_of_group = |sharer: &&Sharer| sharer.reuse.port && sharer.uid == last.uid;
+    sharers
+        .iter()
+        .filter(is_of_group)
+        .map(|sharer| sharer.session)
+        .collect()
+}
+
+/// Whose each bucket of flows is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Deal {
+    buckets: Vec<SessionId>,
+}
+
+impl Deal {
+    /// Deals all buckets evenly to `members`. A member that stays keeps what it has, up to its new
+    /// share: who goes leaves only his own buckets to others.
+    pub fn among(&mut self, members: &[SessionId]) {
+        let count = SHARE_BUCKETS as usize;
+        if members.is_empty() {
+            self.buckets.clear();
+            return;
+        }
+        let mut room = self.shares(members);
+        let mut buckets = vec![None; count];
+        for (bucket, owner) in buckets.iter_mut().zip(&self.buckets) {
+            let place = members.iter().position(|member| member == owner);
+            if let Some(place) = place
+                && room[place] > 0
+            {
+                room[place] -= 1;
+                *bucket = Some(*owner);
+            }
+        }
+        let mut free = members
+            .iter()
+            .zip(room)
+            .flat_map(|(member, room)| std::iter::repeat_n(*member, room));
+        self.buckets = buckets
+            .into_iter()
+            .filter_map(|owner| owner.or_else(|| free.next()))
+            .collect();
+    }
+
+    /// How many buckets each member is to have: those that have more now get the odd ones.
+    fn shares(&self, members: &[SessionId]) -> Vec<usize> {
+        let count = SHARE_BUCKETS as usize;
+        let held = |member: &SessionId| self.buckets.iter().filter(|b| *b == member).count();
+        let mut order: Vec<usize> = (0..members.len()).collect();
+        order.sort_by_key(|&place| std::cmp::Reverse(held(&members[place])));
+        let mut shares = vec![count / members.len(); members.len()];
+        for &place in order.iter().take(count % members.len()) {
+            shares[place] += 1;
+        }
+        shares
+    }
+
+    /// Every bucket with its owner; none if nothing is dealt.
+    pub fn buckets(&self) -> impl Iterator<Item = (u32, SessionId)> + '_ {
+        (0..).zip(self.buckets.iter().copied())
+    }
+}

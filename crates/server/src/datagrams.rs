@@ -1,0 +1,310 @@
+//! What UDP sessions owe to the kernel: datagrams that only its stack saw (over loopback, by devices
+//! that are not managed) are put through the packet filter; memberships of groups are its own, so
+//! that it reports them (RFC 3376, RFC 3810) and lets the device hear the group.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use portolan_control::{Claim, Command, Errno, Phase};
+use portolan_proto::control::{GroupAction, GroupChange, ReplyBody};
+use portolan_sys::datagram::{self, Arrival};
+use portolan_sys::descriptor::set_socket_option;
+use portolan_types::{ChannelId, MacAddr, Protocol, SessionId};
+use portolan_wire::ethernet::{self, EtherType, EthernetHeader};
+use portolan_wire::ipv4::{self, Ipv4Header};
+use portolan_wire::ipv6::{self, Ipv6Header};
+use portolan_wire::udp::{self, UdpHeader};
+use rustix::event::epoll::EventFlags;
+use tracing::warn;
+
+use crate::clients::Answer;
+use crate::reservation::Reservation;
+use crate::server::{Server, Source};
+
+/// Datagrams taken from one kernel socket before others get their turn.
+const DATAGRAMS_PER_TURN: usize = 64;
+
+/// Longest payload of a datagram.
+const PAYLOAD_MAX: usize = 65_507;
+
+/// linux/in.h
+const MCAST_JOIN_GROUP: i32 = 42;
+const MCAST_BLOCK_SOURCE: i32 = 43;
+const MCAST_UNBLOCK_SOURCE: i32 = 44;
+const MCAST_LEAVE_GROUP: i32 = 45;
+const MCAST_JOIN_SOURCE_GROUP: i32 = 46;
+const MCAST_LEAVE_SOURCE_GROUP: i32 = 47;
+const IP_MULTICAST_ALL: i32 = 49;
+const IPV6_MULTICAST_ALL: i32 = 29;
+
+impl Server {
+    /// Holds the port of a UDP session, and takes what the kernel delivers there.
+    pub fn watch_port(&mut self, id: SessionId, reservation: Reservation) {
+        if let Err(errno) = self.tune(&reservation) {
+            warn!(%errno, "what comes to a UDP port over the kernel's stack is lost");
+            self.keep_reservation(id, reservation);
+            return;
+        }
+        // An edge only: its program can make the socket look ready for ever.
+        let interest = EventFlags::IN | EventFlags::ET;
+        let token = self
+            .poll
+            .add(&reservation, Source::Reservation(id), interest)
+            .ok();
+        self.reservations.insert(id, (reservation, token));
+    }
+
+    fn tune(&self, reservation: &Reservation) -> Result<(), rustix::io::Errno> {
+        let is_v6 = reservation.is_v6();
+        datagram::announce(reservation, is_v6)?;
+        // Of managed devices the packet filter delivers all that is for many.
+        let managed: Vec<u32> = self.managed.iter().copied().collect();
+        datagram::only_for_this_host(reservation, &managed)?;
+        let off = 0_i32.to_ne_bytes();
+        set_socket_option(reservation, libc::IPPROTO_IP, IP_MULTICAST_ALL, &off)?;
+        if is_v6 {
+            set_socket_option(reservation, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, &off)?;
+        }
+        Ok(())
+    }
+
+    /// Gives up the kernel socket to a program that goes on with it.
+    pub fn give_up_port(&mut self, id: SessionId) -> Option<OwnedFd> {
+        let is_udp = self.is_udp(id);
+        let reservation = self.drop_reservation(id)?;
+        if is_udp && let Err(errno) = make_ordinary(&reservation) {
+            warn!(%errno, "a program gets a socket with options of ours");
+        }
+        Some(reservation.into_fd())
+    }
+
+    /// The kernel has datagrams for a session.
+    pub fn on_datagrams(&mut self, id: SessionId) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(PAYLOAD_MAX.max(buffer.len()), 0);
+        for turn in 0..=DATAGRAMS_PER_TURN {
+            let (Some((reservation, token)), Some(session)) =
+                (self.reservations.get(&id), self.registry.session(id))
+            else {
+                break;
+            };
+            if turn == DATAGRAMS_PER_TURN {
+                if let Some(token) = token {
+                    // Anew, so that the rest is an edge again.
+                    let interest = EventFlags::IN | EventFlags::ET;
+                    let _ = self.poll.modify(reservation, *token, interest);
+                }
+                break;
+            }
+            let port = session.local.port();
+            match datagram::receive(reservation, &mut buffer) {
+                Ok(arrival) => self.inject_datagram(port, &arrival, &buffer[..arrival.length]),
+                Err(rustix::io::Errno::AGAIN) => break,
+                // An error of something sent: the program has no way to ask for it.
+                Err(_) => {}
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    fn inject_datagram(&mut self, port: u16, arrival: &Arrival, payload: &[u8]) {
+        match datagram_frame(port, arrival, payload) {
+            Some(frame) => {
+                self.counters.kernel_datagrams += 1;
+                self.inject_from(arrival.interface, &frame);
+            }
+            None => self.counters.dropped += 1,
+        }
+    }
+
+    /// `Twin`: the kernel socket that holds the session's port.
+    pub fn twin(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Twin, id)?;
+        let fd = self.kernel_socket(id)?;
+        Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
+    }
+
+    /// A copy of it, made first if the session has a port that the kernel leaves alone anyway.
+    fn kernel_socket(&mut self, id: SessionId) -> Result<OwnedFd, Errno> {
+        if !self.reservations.contains_key(&id) {
+            let session = self.registry.session(id).ok_or(Errno::BADF)?;
+            let reservation = Reservation::take(&Claim {
+                protocol: Protocol::Udp,
+                local: session.local,
+                reuse: session.reuse,
+                v6_only: session.v6_only,
+                uid: session.uid,
+            })?;
+            self.watch_port(id, reservation);
+        }
+        let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
+        let copy = reservation.as_fd().try_clone_to_owned();
+        copy.map_err(|_| Errno::NOBUFS)
+    }
+
+    /// `Group`: the kernel judges the change, and does what it means on the network.
+    pub fn change_group(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        change: GroupChange,
+    ) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Group, id)?;
+        if !change.group.is_multicast() {
+            return Err(Errno::INVAL);
+        }
+        let change = GroupChange {
+            interface: self.interface_of(id, &change)?,
+            ..change
+        };
+        let socket = self.kernel_socket(id)?;
+        let (name, value) = group_request(&change)?;
+        let level = match change.group {
+            IpAddr::V4(_) => libc::IPPROTO_IP,
+            IpAddr::V6(_) => libc::IPPROTO_IPV6,
+        };
+        set_socket_option(&socket, level, name, &value)
+            .map_err(|errno| Errno(errno.raw_os_error()))?;
+        let (group, interface) = (change.group, change.interface);
+        match (change.action, change.source) {
+            (GroupAction::Join, _) => self.join_group(id, group, interface),
+            (GroupAction::Leave, None) => self.leave_group(id, group, interface),
+            // With its last source a membership may end: its library knows, and says so.
+            _ => {}
+        }
+        Ok(ReplyBody::Joined { interface }.into())
+    }
+
+    /// The device that is meant: as given, where the session is a member already, or by the routes.
+    fn interface_of(&self, id: SessionId, change: &GroupChange) -> Result<u32, Errno> {
+        if change.interface != 0 {
+            return Ok(change.interface);
+        }
+        let is_leaving = matches!(change.action, GroupAction::Leave) && change.source.is_none();
+        let member = self
+            .sharing
+            .memberships(id)
+            .find(|(group, _)| *group == change.group);
+        match member {
+            Some((_, interface)) if is_leaving => Ok(interface),
+            _ => self
+                .routes
+                .multicast_interface(change.group)
+                .ok_or(Errno(libc::ENODEV)),
+        }
+    }
+
+    pub fn is_udp(&self, id: SessionId) -> bool {
+        self.registry
+            .session(id)
+            .is_some_and(|session| session.protocol == Protocol::Udp && session.phase != Phase::New)
+    }
+}
+
+fn make_ordinary(reservation: &Reservation) -> Result<(), rustix::io::Errno> {
+    let is_v6 = reservation.is_v6();
+    datagram::make_ordinary(reservation, is_v6)?;
+    let on = 1_i32.to_ne_bytes();
+    set_socket_option(reservation, libc::IPPROTO_IP, IP_MULTICAST_ALL, &on)?;
+    if is_v6 {
+        set_socket_option(reservation, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, &on)?;
+    }
+    Ok(())
+}
+
+/// Option and value: `struct group_req` or `struct group_source_req`.
+fn group_request(change: &GroupChange) -> Result<(i32, Vec<u8>), Errno> {
+    let name = match (change.action, change.source) {
+        (GroupAction::Join, None) => MCAST_JOIN_GROUP,
+        (GroupAction::Leave, None) => MCAST_LEAVE_GROUP,
+        (GroupAction::Join, Some(_)) => MCAST_JOIN_SOURCE_GROUP,
+        (GroupAction::Leave, Some(_)) => MCAST_LEAVE_SOURCE_GROUP,
+        (GroupAction::Block, Some(_)) => MCAST_BLOCK_SOURCE,
+        (GroupAction::Unblock, Some(_)) => MCAST_UNBLOCK_SOURCE,
+        (GroupAction::Block | GroupAction::Unblock, None) => return Err(Errno::INVAL),
+    };
+    let mut value = change.interface.to_ne_bytes().to_vec();
+    value.resize(8, 0);
+    value.extend(storage(change.group));
+    value.extend(change.source.into_iter().flat_map(storage));
+    Ok((name, value))
+}
+
+/// `struct sockaddr_storage`.
+fn storage(address: IpAddr) -> [u8; 128] {
+    let mut octets = [0; 128];
+    let family = match address {
+        IpAddr::V4(v4) => {
+            octets[4..8].copy_from_slice(&v4.octets());
+            libc::AF_INET
+        }
+        IpAddr::V6(v6) => {
+            octets[8..24].copy_from_slice(&v6.octets());
+            libc::AF_INET6
+        }
+    };
+    octets[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    octets
+}
+
+/// A frame that is as if it had come by a managed device; `None` for what cannot be.
+fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Vec<u8>> {
+    let payload_len = u16::try_from(payload.len()).ok()?;
+    let header = UdpHeader {
+        source_port: arrival.from.port(),
+        destination_port: port,
+        payload_len,
+        checksum: 0,
+    };
+    let (source, destination) = (arrival.from.ip(), arrival.to);
+    let header = header.with_checksum(source, destination, &[payload]);
+    let length = payload_len.checked_add(udp::HEADER_LEN as u16)?;
+    let (ether_type, ip) = match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mut octets = vec![0; ipv4::HEADER_LEN];
+            Ipv4Header {
+                traffic_class: arrival.service,
+                identification: 0,
+                dont_fragment: true,
+                more_fragments: false,
+                fragment_offset: 0,
+                ttl: arrival.hops,
+                protocol: Protocol::Udp.number(),
+                source,
+                destination,
+                payload_len: length,
+            }
+            .emit(&mut octets);
+            (EtherType::IPV4, octets)
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let mut octets = vec![0; ipv6::HEADER_LEN];
+            Ipv6Header {
+                traffic_class: arrival.service,
+                flow_label: 0,
+                hop_limit: arrival.hops,
+                protocol: Protocol::Udp.number(),
+                source,
+                destination,
+                payload_len: length,
+                fragment: None,
+            }
+            .emit(&mut octets);
+            (EtherType::IPV6, octets)
+        }
+        _ => return None,
+    };
+    let mut frame = vec![0; ethernet::HEADER_LEN];
+    EthernetHeader {
+        destination: MacAddr::default(),
+        source: MacAddr::default(),
+        ether_type,
+    }
+    .emit(&mut frame);
+    frame.extend(ip);
+    let at = frame.len();
+    frame.resize(at + udp::HEADER_LEN, 0);
+    header.emit(&mut frame[at..]);
+    frame.extend_from_slice(payload);
+    Some(frame)
+}

@@ -1,0 +1,387 @@
+//! Datagrams over the kernel's own sockets, with the ancillary data that says where they came in
+//! and where they are to go out.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd};
+
+use libc::{c_int, cmsghdr, sockaddr_in, sockaddr_in6, sockaddr_storage};
+use rustix::io::Errno;
+
+use crate::descriptor::set_socket_option;
+use crate::raw;
+
+/// Octets for all control messages of one datagram.
+const CONTROL: usize = 256;
+
+/// A received datagram, its payload aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    pub length: usize,
+    pub from: SocketAddr,
+    pub to: IpAddr,
+    pub interface: u32,
+    pub hops: u8,
+    pub service: u8,
+}
+
+/// How a datagram is to leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Departure {
+    pub to: Option<SocketAddr>,
+    pub source: Option<IpAddr>,
+    pub interface: u32,
+    pub hops: Option<u8>,
+    pub service: Option<u8>,
+    /// Cut into datagrams of that size (`UDP_SEGMENT`); 0: none.
+    pub segment: u16,
+}
+
+/// Has the socket tell what [`receive`] wants to know.
+pub fn announce(socket: impl AsFd, is_v6: bool) -> Result<(), Errno> {
+    set_all(socket, is_v6, 1)
+}
+
+/// Undoes [`announce`] and [`only_for_this_host`].
+pub fn make_ordinary(socket: impl AsFd, is_v6: bool) -> Result<(), Errno> {
+    let none = 0_i32.to_ne_bytes();
+    let detached = set_socket_option(&socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &none);
+    match detached {
+        Ok(()) | Err(Errno::NOENT) => set_all(socket, is_v6, 0),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn set_all(socket: impl AsFd, is_v6: bool, value: i32) -> Result<(), Errno> {
+    let on = value.to_ne_bytes();
+    let v4 = [libc::IP_PKTINFO, libc::IP_RECVTTL, libc::IP_RECVTOS];
+    let v6 = [
+        libc::IPV6_RECVPKTINFO,
+        libc::IPV6_RECVHOPLIMIT,
+        libc::IPV6_RECVTCLASS,
+    ];
+    for name in v4 {
+        set_socket_option(&socket, libc::IPPROTO_IP, name, &on)?;
+    }
+    for name in v6.into_iter().filter(|_| is_v6) {
+        set_socket_option(&socket, libc::IPPROTO_IPV6, name, &on)?;
+    }
+    Ok(())
+}
+
+/// The socket takes nothing that came by one of these devices to several stations at once.
+pub fn only_for_this_host(socket: impl AsFd, except_by: &[u32]) -> Result<(), Errno> {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    // linux/filter.h: SKF_AD_OFF with SKF_AD_PKTTYPE and SKF_AD_IFINDEX.
+    const PACKET_TYPE: u32 = (-0x1000_i32 + 4) as u32;
+    const INTERFACE: u32 = (-0x1000_i32 + 8) as u32;
+    const PACKET_HOST: u32 = 0;
+    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let count = u8::try_from(except_by.len()).map_err(|_| Errno::INVAL)?;
+    let mut program = vec![
+        step(LOAD, 0, 0, PACKET_TYPE),
+        step(IF_EQUAL, count + 1, 0, PACKET_HOST),
+        step(LOAD, 0, 0, INTERFACE),
+    ];
+    for (&interface, left) in except_by.iter().zip((0..count).rev()) {
+        program.push(step(IF_EQUAL, left + 1, 0, interface));
+    }
+    program.push(step(RETURN, 0, 0, u32::MAX));
+    program.push(step(RETURN, 0, 0, 0));
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    let arguments = [
+        number(socket.as_fd().as_raw_fd()),
+        number(libc::SOL_SOCKET),
+        number(libc::SO_ATTACH_FILTER),
+        (&raw const filter).expose_provenance(),
+        size_of::<libc::sock_fprog>(),
+        0,
+    ];
+    // SAFETY: the kernel copies the program that `filter` describes; both live here.
+    unsafe { raw::syscall(libc::SYS_setsockopt, arguments) }.map(drop)
+}
+
+/// The next datagram; `Errno::AGAIN` if there is none. Never waits, whatever others did to the
+/// socket's flags.
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Arrival, Errno> {
+    // SAFETY: all zeros is a valid value of both.
+    let (mut name, mut message): (sockaddr_storage, libc::msghdr) = unsafe { zeroed() };
+    let mut control = Control([0; CONTROL]);
+    let mut piece = IoSliceMut::new(buffer);
+    message.msg_name = (&raw mut name).cast();
+    message.msg_namelen = size_of::<sockaddr_storage>() as libc::socklen_t;
+    message.msg_iov = (&raw mut piece).cast();
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = CONTROL;
+    let arguments = [
+        number(socket.as_fd().as_raw_fd()),
+        (&raw mut message).expose_provenance(),
+        number(libc::MSG_DONTWAIT),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the message describes live buffers.
+    let length = unsafe { raw::syscall(libc::SYS_recvmsg, arguments)? };
+    let from = address_of(&name, message.msg_namelen).ok_or(Errno::PROTO)?;
+    let any = match from {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let mut arrival = Arrival {
+        length,
+        from: SocketAddr::new(from.ip().to_canonical(), from.port()),
+        to: any,
+        interface: 0,
+        hops: 0,
+        service: 0,
+    };
+    for (level, kind, data) in control.messages(message.msg_controllen) {
+        note(&mut arrival, level, kind, data);
+    }
+    Ok(arrival)
+}
+
+fn note(arrival: &mut Arrival, level: c_int, kind: c_int, data: &[u8]) {
+    let number = |at: usize| {
+        let octets = data.get(at..at + 4).and_then(|word| word.first_chunk());
+        octets.map_or(0, |word| u32::from_ne_bytes(*word))
+    };
+    match (level, kind) {
+        (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            arrival.interface = number(0);
+            if let Some(address) = data.get(8..12).and_then(|octets| octets.first_chunk()) {
+                arrival.to = Ipv4Addr::from(*address).into();
+            }
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+            arrival.interface = number(16);
+            if let Some(address) = data.first_chunk::<16>() {
+                arrival.to = IpAddr::from(Ipv6Addr::from(*address)).to_canonical();
+            }
+        }
+        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+            arrival.hops = number(0) as u8;
+        }
+        (libc::IPPROTO_IP, libc::IP_TOS) => arrival.service = data.first().copied().unwrap_or(0),
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => arrival.service = number(0) as u8,
+        _ => {}
+    }
+}
+
+/// Sends one datagram; never waits.
+pub fn send(
+    socket: impl AsFd,
+    pieces: &[IoSlice<'_>],
+    departure: &Departure,
+) -> Result<usize, Errno> {
+    // SAFETY: all zeros is a valid value.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    let name = departure.to.map(Name::from);
+    if let Some(name) = &name {
+        message.msg_name = name.octets.as_ptr().cast_mut().cast();
+        message.msg_namelen = name.length;
+    }
+    let mut control = Control([0; CONTROL]);
+    message.msg_controllen = control.describe(departure);
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_iov = pieces.as_ptr().cast_mut().cast();
+    message.msg_iovlen = pieces.len();
+    let arguments = [
+        number(socket.as_fd().as_raw_fd()),
+        (&raw const message).expose_provenance(),
+        number(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
+        0,
+        0,
+        0,
+    ];
+    // SAFETY: the message describes live buffers, which sendmsg only reads.
+    unsafe { raw::syscall(libc::SYS_sendmsg, arguments) }
+}
+
+/// A number as the kernel takes it.
+fn number(number: c_int) -> usize {
+    number as isize as usize
+}
+
+/// A socket address in C form.
+struct Name {
+    octets: [u8; size_of::<sockaddr_in6>()],
+    length: libc::socklen_t,
+}
+
+impl From<SocketAddr> for Name {
+    fn from(address: SocketAddr) -> Name {
+        let mut octets = [0; size_of::<sockaddr_in6>()];
+        octets[2..4].copy_from_slice(&address.port().to_be_bytes());
+        let (family, length) = match address {
+            SocketAddr::V4(v4) => {
+                octets[4..8].copy_from_slice(&v4.ip().octets());
+                (libc::AF_INET, size_of::<sockaddr_in>())
+            }
+            SocketAddr::V6(v6) => {
+                octets[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
+                octets[8..24].copy_from_slice(&v6.ip().octets());
+                octets[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+                (libc::AF_INET6, size_of::<sockaddr_in6>())
+            }
+        };
+        octets[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+        Name {
+            octets,
+            length: length as libc::socklen_t,
+        }
+    }
+}
+
+fn address_of(name: &sockaddr_storage, length: libc::socklen_t) -> Option<SocketAddr> {
+    // SAFETY: plain octets, all initialised.
+    let octets: &[u8; size_of::<sockaddr_storage>()] = unsafe { &*std::ptr::from_ref(name).cast() };
+    let port = u16::from_be_bytes([octets[2], octets[3]]);
+    match (c_int::from(name.ss_family), length as usize) {
+        (libc::AF_INET, 16..) => {
+            let address = Ipv4Addr::from(*octets[4..].first_chunk()?);
+            Some(SocketAddrV4::new(address, port).into())
+        }
+        (libc::AF_INET6, 28..) => {
+            let address = Ipv6Addr::from(*octets[8..].first_chunk()?);
+            let scope = u32::from_ne_bytes(*octets[24..].first_chunk()?);
+            Some(SocketAddrV6::new(address, port, 0, scope).into())
+        }
+        _ => None,
+    }
+}
+
+/// Room for control messages, aligned for their headers.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL]);
+
+const HEADER: usize = size_of::<cmsghdr>();
+
+impl Control {
+    /// The messages in the first `length` octets: level, type, data.
+    fn messages(&self, length: usize) -> impl Iterator<Item = (c_int, c_int, &[u8])> {
+        let octets = &self.0[..length.min(CONTROL)];
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let header = octets.get(at..at + HEADER)?;
+            let length = usize::from_ne_bytes(*header.first_chunk()?);
+            let level = c_int::from_ne_bytes(*header[8..].first_chunk()?);
+            let kind = c_int::from_ne_bytes(*header[12..].first_chunk()?);
+            let data = octets.get(at + HEADER..at + length)?;
+            at += length.next_multiple_of(align_of::<cmsghdr>());
+            Some((level, kind, data))
+        })
+    }
+
+    /// Writes what `departure` asks for; answers how many octets it takes.
+    fn describe(&mut self, departure: &Departure) -> usize {
+        let mut used = 0;
+        let mut put = |level: c_int, kind: c_int, data: &[u8]| {
+            let length = HEADER + data.len();
+            let room = &mut self.0[used..used + length.next_multiple_of(8)];
+            room[..8].copy_from_slice(&length.to_ne_bytes());
+            room[8..12].copy_from_slice(&level.to_ne_bytes());
+            room[12..16].copy_from_slice(&kind.to_ne_bytes());
+            room[16..length].copy_from_slice(data);
+            used += length.next_multiple_of(8);
+        };
+        let is_v6 = departure.to.is_some_and(|to| match to {
+            SocketAddr::V4(_) => false,
+            SocketAddr::V6(v6) => v6.ip().to_ipv4_mapped().is_none(),
+        });
+        let interface = departure.interface.to_ne_bytes();
+        let zero = [0; 4];
+        match departure.source {
+            Some(IpAddr::V4(v4)) => {
+                let information = [interface, v4.octets(), zero].concat();
+                put(libc::IPPROTO_IP, libc::IP_PKTINFO, &information);
+            }
+            Some(IpAddr::V6(v6)) => {
+                let information = [&v6.octets()[..], &interface].concat();
+                put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &information);
+            }
+            None if departure.interface != 0 && is_v6 => {
+                let information = [&[0; 16][..], &interface].concat();
+                put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &information);
+            }
+            None if departure.interface != 0 => {
+                let information = [interface, zero, zero].concat();
+                put(libc::IPPROTO_IP, libc::IP_PKTINFO, &information);
+            }
+            None => {}
+        }
+        let (level, hops, service) = if is_v6 {
+            (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, libc::IPV6_TCLASS)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_TTL, libc::IP_TOS)
+        };
+        if let Some(number) = departure.hops {
+            put(level, hops, &c_int::from(number).to_ne_bytes());
+        }
+        if let Some(number) = departure.service {
+            put(level, service, &c_int::from(number).to_ne_bytes());
+        }
+        if departure.segment != 0 {
+            let size = departure.segment.to_ne_bytes();
+            put(libc::SOL_UDP, libc::UDP_SEGMENT, &size);
+        }
+        used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    fn pair(address: &str) -> (UdpSocket, UdpSocket) {
+        let socket = || UdpSocket::bind(address).unwrap();
+        let (a, b) = (socket(), socket());
+        announce(&b, address.starts_with('[')).unwrap();
+        (a, b)
+    }
+
+    #[test]
+    fn what_a_datagram_asks_for_is_what_its_receiver_is_told() {
+        for (address, loopback) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1")] {
+            let (a, b) = pair(address);
+            let departure = Departure {
+                to: Some(b.local_addr().unwrap()),
+                source: Some(loopback.parse().unwrap()),
+                hops: Some(7),
+                service: Some(0x48),
+                ..Departure::default()
+            };
+            send(&a, &[IoSlice::new(b"he"), IoSlice::new(b"llo")], &departure).unwrap();
+            let mut buffer = [0; 16];
+            let arrival = receive(&b, &mut buffer).unwrap();
+            let expected = Arrival {
+                length: 5,
+                from: a.local_addr().unwrap(),
+                to: loopback.parse().unwrap(),
+                interface: 1,
+                hops: 7,
+                service: 0x48,
+            };
+            assert_eq!((arrival, &buffer[..5]), (expected, &b"hello"[..]));
+            assert_eq!(receive(&b, &mut buffer), Err(Errno::AGAIN));
+        }
+    }
+
+    #[test]
+    fn what_came_for_this_host_alone_passes_the_socket_filter() {
+        let (a, b) = pair("127.0.0.1:0");
+        only_for_this_host(&b, &[1, 2, 3]).unwrap();
+        a.send_to(b"x", b.local_addr().unwrap()).unwrap();
+        assert_eq!(receive(&b, &mut [0; 4]).unwrap().length, 1);
+    }
+}
