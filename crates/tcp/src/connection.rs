@@ -492,7 +492,7 @@ impl Connection {
             pacing_rate: send
                 .pacing_rate(self.options.max_pacing)
                 .or_else(|| send.window_rate()),
-            delivery_rate: send.delivery_rate,
+            delivery_rate: send.delivery_rate(),
             ecn: self.ecn.is_some(),
             undone: send.undone,
             fast_recovery: matches!(send.episode, Episode::Recovery { .. }),

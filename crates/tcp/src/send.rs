@@ -8,11 +8,13 @@ mod tail;
 mod undo;
 mod usage;
 
+use core::time::Duration;
+
 use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{ByteRing, LARGEST};
-use crate::cc::{Congestion, Rate};
+use crate::cc::{Congestion, Rate, octets_per_second};
 use crate::config::{Config, Options};
 use crate::rtt::RttEstimator;
 use crate::sack::Scoreboard;
@@ -59,8 +61,8 @@ pub(crate) struct Sender {
     /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
     pub(crate) announce_reduction: bool,
     rate: Rate,
-    /// The last sample that the application did not limit, octets per second.
-    pub(crate) delivery_rate: Option<u64>,
+    /// The last sample that the application did not limit: octets, and how long they took.
+    delivery_sample: Option<(u64, Duration)>,
     usage: Usage,
     pacer: Pacer,
     tail: TailProbe,
@@ -122,7 +124,7 @@ impl Sender {
             undone: 0,
             announce_reduction: false,
             rate: Rate::default(),
-            delivery_rate: None,
+            delivery_sample: None,
             usage: Usage::default(),
             pacer: Pacer::default(),
             tail: TailProbe::None,
@@ -337,6 +339,12 @@ impl Sender {
             fin,
             retransmission,
         }
+    }
+
+    /// Octets per second that the path delivered of late.
+    pub(crate) fn delivery_rate(&self) -> Option<u64> {
+        let (octets, interval) = self.delivery_sample?;
+        octets_per_second(octets, interval)
     }
 
     /// `chunk` goes out now.

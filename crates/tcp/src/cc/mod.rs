@@ -19,7 +19,7 @@ use bbr::Bbr;
 use cubic::Cubic;
 use reno::Reno;
 
-pub(crate) use rate::{Newest, Rate, RateSample, Stamp};
+pub(crate) use rate::{Newest, Rate, RateSample, Stamp, octets_per_second};
 
 /// RFC 6928: ten segments.
 const INITIAL_SEGMENTS: u32 = 10;

@@ -41,10 +41,16 @@ pub(crate) struct RateSample {
 impl RateSample {
     /// Octets per second.
     pub(crate) fn rate(&self) -> Option<u64> {
-        let nanos = self.interval?.as_nanos().max(1);
-        let octets = u128::from(self.delivered.saturating_sub(self.prior_delivered));
-        u64::try_from(octets * 1_000_000_000 / nanos).ok()
+        octets_per_second(
+            self.delivered.saturating_sub(self.prior_delivered),
+            self.interval?,
+        )
     }
+}
+
+pub(crate) fn octets_per_second(octets: u64, interval: Duration) -> Option<u64> {
+    let nanos = u64::try_from(interval.as_nanos()).ok()?.max(1);
+    Some(octets.checked_mul(1_000_000_000)? / nanos)
 }
 
 /// The newest transmission of those that one acknowledgement covers.

@@ -37,8 +37,9 @@ impl Sender {
         } else {
             AVOIDANCE_RATIO
         };
-        let window = u128::from(congestion.cwnd().max(self.in_flight()));
-        u64::try_from(window * 1_000_000_000 * u128::from(percent) / 100 / u128::from(nanos)).ok()
+        // At most twice 2^30, times a billion.
+        let window = u64::from(congestion.cwnd().max(self.in_flight()));
+        Some(window * percent / 100 * 1_000_000_000 / nanos)
     }
 
     /// The rate at which segments leave, if something sets one.

@@ -328,8 +328,9 @@ impl Sender {
         let sample = self
             .rate
             .deliver(input.now, delivery.octets, delivery.newest, min_rtt);
-        if let Some(rate) = sample.rate().filter(|_| !sample.limited) {
-            self.delivery_rate = Some(rate);
+        if let Some(interval) = sample.interval.filter(|_| !sample.limited) {
+            let octets = sample.delivered.saturating_sub(sample.prior_delivered);
+            self.delivery_sample = Some((octets, interval));
         }
         if delivered == 0 && lost == 0 {
             return;
