@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const INITIAL_RTO: Duration = Duration::from_secs(1);
 /// RFC 6298 §5.7: after a handshake whose SYN had to be sent again.
 const CAUTIOUS_RTO: Duration = Duration::from_secs(3);
-const MIN_RTO: Duration = Duration::from_millis(200);
+pub(crate) const MIN_RTO: Duration = Duration::from_millis(200);
 const MAX_RTO: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::buffer::{ByteRing, LARGEST};
 use crate::cc::{Congestion, Rate, octets_per_second};
 use crate::config::{Config, Options};
-use crate::rtt::RttEstimator;
+use crate::rtt::{MIN_RTO, RttEstimator};
 use crate::sack::Scoreboard;
 use pace::Pacer;
 use prr::Prr;
@@ -290,9 +290,15 @@ impl Sender {
             let octets = queued.min(window).min(self.mss);
             return (octets > 0).then(|| self.fresh(octets, queued));
         }
+        if room >= queued && queued <= self.mss {
+            return self.next_tail(queued, options);
+        }
         let burst = self.burst(options.max_pacing);
+        if room >= queued && queued > burst {
+            return Some(self.fresh(burst, queued));
+        }
         if room >= queued {
-            return self.next_tail(queued, burst, options);
+            return self.next_tail(queued, options);
         }
         self.congestion_limited = congestion < window;
         let full = (room - room % self.mss).min(burst);
@@ -310,10 +316,7 @@ impl Sender {
     }
 
     /// All of the queue fits the windows; only a piece short of a segment may have to wait.
-    fn next_tail(&self, queued: u32, burst: u32, options: &Options) -> Option<Chunk> {
-        if queued > burst {
-            return Some(self.fresh(burst, queued));
-        }
+    fn next_tail(&self, queued: u32, options: &Options) -> Option<Chunk> {
         let short = queued % self.mss;
         let wait = short > 0
             && !self.fin
@@ -374,8 +377,11 @@ impl Sender {
     /// Before the first octets after a pause: RFC 5681 §4.1.
     pub(crate) fn resume(&mut self, now: Instant) {
         if self.board.is_empty() {
-            let (idle, rto) = (now.since(self.last_sent), self.rtt.rto());
-            self.congestion.on_idle(now, idle, rto, self.mss);
+            let idle = now.since(self.last_sent);
+            self.congestion.resume(now, idle);
+            if idle > MIN_RTO {
+                self.congestion.on_idle(idle, self.rtt.rto(), self.mss);
+            }
         }
     }
 

@@ -243,9 +243,14 @@ impl Congestion {
         self.algorithm.controller().undo();
     }
 
+    /// Data follows after a pause.
+    pub(crate) fn resume(&mut self, now: Instant, idle: Duration) {
+        self.algorithm.controller().resume(now, idle);
+    }
+
     /// RFC 5681 §4.1, as Linux does it: halve for each time-out that passed idle, down to the
     /// initial window.
-    pub(crate) fn on_idle(&mut self, now: Instant, idle: Duration, rto: Duration, mss: u32) {
+    pub(crate) fn on_idle(&mut self, idle: Duration, rto: Duration, mss: u32) {
         let initial = INITIAL_SEGMENTS * mss;
         let mut left = idle;
         while left > rto && self.window.cwnd > initial && !self.steers() {
@@ -253,7 +258,6 @@ impl Congestion {
             self.window.cwnd = (self.window.cwnd / 2).max(initial);
             left -= rto;
         }
-        self.algorithm.controller().resume(now, idle);
     }
 
     /// RFC 7661 §4.4.3: too long in the non-validated phase.

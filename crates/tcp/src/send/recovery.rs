@@ -332,7 +332,10 @@ impl Sender {
             let octets = sample.delivered.saturating_sub(sample.prior_delivered);
             self.delivery_sample = Some((octets, interval));
         }
-        if delivered == 0 && lost == 0 {
+        let steers = self.congestion.steers();
+        let growing = matches!(self.episode, Episode::Open | Episode::Loss { .. });
+        let idle = delivered == 0 && lost == 0;
+        if idle || (growing && !steers && !self.is_limited(flight)) {
             return;
         }
         let ack = Acknowledged {
@@ -348,13 +351,13 @@ impl Sender {
             recovering: self.is_recovering(),
             sample,
         };
-        if self.congestion.steers() {
+        if steers {
             self.congestion.steer(&ack);
             self.grow_buffer();
             return;
         }
         match self.episode {
-            Episode::Open | Episode::Loss { .. } => self.grow(flight, &ack),
+            Episode::Open | Episode::Loss { .. } => self.grow(&ack),
             Episode::Reduced { .. } | Episode::Recovery { .. } => {
                 let progress = Progress {
                     delivered,
@@ -368,12 +371,15 @@ impl Sender {
         }
     }
 
-    /// RFC 5681 §3.1, and only while the window is what limits (RFC 7661).
-    fn grow(&mut self, flight: u32, ack: &Acknowledged) {
-        let cwnd = self.congestion.cwnd();
-        let used = self.congestion_limited
-            || (self.congestion.in_slow_start() && flight.saturating_mul(2) > cwnd);
-        if ack.octets > 0 && used {
+    /// Whether the window is what limits, of which `flight` octets were in use (RFC 7661).
+    fn is_limited(&self, flight: u32) -> bool {
+        let doubles = flight.saturating_mul(2) > self.congestion.cwnd();
+        self.congestion_limited || (doubles && self.congestion.in_slow_start())
+    }
+
+    /// RFC 5681 §3.1.
+    fn grow(&mut self, ack: &Acknowledged) {
+        if ack.octets > 0 {
             self.congestion.grow(ack);
             self.congestion_limited = false;
             self.grow_buffer();

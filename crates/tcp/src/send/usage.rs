@@ -43,9 +43,9 @@ impl Sender {
             self.usage.period_began = now;
             return;
         }
-        let srtt = self.rtt.smoothed().unwrap_or_default();
-        let period = (PERIOD_ROUNDS * srtt).max(LEAST_PERIOD);
-        if now.since(self.usage.period_began) > period {
+        let age = now.since(self.usage.period_began);
+        let rounds = || PERIOD_ROUNDS * self.rtt.smoothed().unwrap_or_default();
+        if age > LEAST_PERIOD && age > rounds() {
             self.usage.previous = core::mem::take(&mut self.usage.present);
             self.usage.period_began = now;
         }
