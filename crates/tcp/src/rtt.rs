@@ -81,6 +81,11 @@ impl RttEstimator {
         (self.smoothed != 0).then(|| Duration::from_nanos(self.minimum))
     }
 
+    /// The shortest in nanoseconds; zero if nothing was measured yet.
+    pub(crate) fn minimum_nanos(&self) -> u64 {
+        self.minimum
+    }
+
     pub(crate) fn is_consistent(&self) -> bool {
         const BOUND: u64 = 1 << 41;
         self.smoothed < BOUND && self.variation < BOUND && self.minimum < BOUND

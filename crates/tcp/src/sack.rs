@@ -57,9 +57,19 @@ pub(crate) struct Delivery {
     pub(crate) original: Option<SeqNum>,
     /// Their newest transmission.
     pub(crate) newest: Option<Newest>,
-    /// When the segment was sent that the acknowledgement echoes.
-    pub(crate) echoed: Option<Instant>,
-    pub(crate) min_rtt: Duration,
+    /// How long ago the segment was sent that the acknowledgement echoes.
+    pub(crate) echo: Option<Duration>,
+    /// Nanoseconds.
+    pub(crate) min_rtt: u64,
+}
+
+impl Delivery {
+    /// Whether the acknowledgement echoes a segment that was sent before `moment`. The clock of
+    /// timestamps has milliseconds.
+    pub(crate) fn echoes_before(&self, moment: Instant, now: Instant) -> bool {
+        self.echo
+            .is_some_and(|echo| now.before_by(echo).as_millis() < moment.as_millis())
+    }
 }
 
 /// The newest transmission known to have arrived (RFC 8985 §5.2).
@@ -416,10 +426,8 @@ impl Scoreboard {
             self.reordering_seen |= self.highest.is_some_and(|h| record.end.before(h));
         } else {
             // RFC 8985 §6.2 step 2: too early for the retransmission; the original arrived.
-            let older = delivery
-                .echoed
-                .is_some_and(|echoed| echoed.as_millis() < record.sent.as_millis());
-            if older || rtt < delivery.min_rtt {
+            let older = delivery.echoes_before(record.sent, now);
+            if older || rtt.as_nanos() < u128::from(delivery.min_rtt) {
                 return;
             }
         }

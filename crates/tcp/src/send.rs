@@ -8,8 +8,6 @@ mod tail;
 mod undo;
 mod usage;
 
-use core::time::Duration;
-
 use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
 
@@ -61,8 +59,8 @@ pub(crate) struct Sender {
     /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
     pub(crate) announce_reduction: bool,
     rate: Rate,
-    /// The last sample that the application did not limit: octets, and how long they took.
-    delivery_sample: Option<(u64, Duration)>,
+    /// The last sample that the application did not limit: octets, and how many nanoseconds.
+    delivery_sample: Option<(u64, u64)>,
     usage: Usage,
     pacer: Pacer,
     tail: TailProbe,

@@ -1,8 +1,6 @@
 //! How fast the path delivers (draft-cheng-iccrg-delivery-rate-estimation): each transmission is
 //! stamped with what was delivered by then; its acknowledgement tells how much more since.
 
-use core::time::Duration;
-
 use portolan_types::Instant;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +32,8 @@ pub(crate) struct RateSample {
     /// Octets delivered in all, and those that were when the newest octets were sent.
     pub(crate) delivered: u64,
     pub(crate) prior_delivered: u64,
-    pub(crate) interval: Option<Duration>,
+    /// Nanoseconds.
+    pub(crate) interval: Option<u64>,
     pub(crate) limited: bool,
 }
 
@@ -48,9 +47,8 @@ impl RateSample {
     }
 }
 
-pub(crate) fn octets_per_second(octets: u64, interval: Duration) -> Option<u64> {
-    let nanos = u64::try_from(interval.as_nanos()).ok()?.max(1);
-    Some(octets.checked_mul(1_000_000_000)? / nanos)
+pub(crate) fn octets_per_second(octets: u64, nanos: u64) -> Option<u64> {
+    Some(octets.checked_mul(1_000_000_000)? / nanos.max(1))
 }
 
 /// The newest transmission of those that one acknowledgement covers.
@@ -93,13 +91,13 @@ impl Rate {
         self.delivered
     }
 
-    /// `octets` arrived, the newest of which were `newest`.
+    /// `octets` arrived, the newest of which were `newest`; `min_rtt` in nanoseconds.
     pub(crate) fn deliver(
         &mut self,
         now: Instant,
         octets: u32,
         newest: Option<Newest>,
-        min_rtt: Duration,
+        min_rtt: u64,
     ) -> RateSample {
         self.delivered += u64::from(octets);
         let mut sample = RateSample {
@@ -113,11 +111,11 @@ impl Rate {
         self.first_sent = sent;
         sample.prior_delivered = stamp.delivered;
         sample.limited = stamp.limited;
-        let interval = sent
-            .since(stamp.first_sent)
-            .max(now.since(stamp.delivered_at));
+        let since =
+            |late: Instant, early: Instant| late.as_nanos().saturating_sub(early.as_nanos());
+        let interval = since(sent, stamp.first_sent).max(since(now, stamp.delivered_at));
         // Less than a round trip is an artefact of merged acknowledgements.
-        sample.interval = (interval >= min_rtt && !interval.is_zero()).then_some(interval);
+        sample.interval = (interval >= min_rtt.max(1)).then_some(interval);
         sample
     }
 

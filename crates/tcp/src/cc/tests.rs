@@ -208,7 +208,7 @@ fn bbr_on_a_path(rate: u64, seconds: u64) -> Congestion {
         now = at;
         flight -= 2 * MSS;
         let newest = rate::Newest::choose(None, stamp, sent);
-        let sample = book.deliver(now, 2 * MSS, newest, rtt);
+        let sample = book.deliver(now, 2 * MSS, newest, rtt.as_nanos() as u64);
         cc.steer(&Acknowledged {
             now,
             flight,

@@ -159,7 +159,7 @@ fn an_acknowledgement_of_the_original_moves_no_loss_detection() {
     board.lose_first(1000);
     board.retransmit(SeqNum(0), 1000, at(300), Stamp::default());
     let mut delivery = Delivery {
-        min_rtt: 20 * MS,
+        min_rtt: 20_000_000,
         ..Delivery::default()
     };
     board.acknowledge(SeqNum(1000), at(310), &mut delivery);

@@ -68,7 +68,7 @@ impl Sender {
     pub(crate) fn on_ack(&mut self, input: &AckInput<'_>) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let mut delivery = Delivery {
-            min_rtt: self.rtt.minimum().unwrap_or(Duration::ZERO),
+            min_rtt: self.rtt.minimum_nanos(),
             ..Delivery::default()
         };
         let flight = self.in_flight();
@@ -79,7 +79,7 @@ impl Sender {
             news |= self.board.sack(*block, input.now, &mut delivery);
         }
         // RFC 7323 §4.3: only an acknowledgement of what came in order echoes its own segment.
-        delivery.echoed = input.echo.map(|elapsed| input.now.before_by(elapsed));
+        delivery.echo = input.echo;
         self.probes = 0;
         let moved = self.update_window(input);
         let before = self.una;

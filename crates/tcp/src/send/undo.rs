@@ -117,10 +117,8 @@ impl Sender {
         let Some(first) = undo.retransmitted_at else {
             return;
         };
-        // RFC 3522 §3.2 step 5. The clock of timestamps has milliseconds.
-        let late = delivery
-            .echoed
-            .is_some_and(|echoed| echoed.as_millis() < first.as_millis());
+        // RFC 3522 §3.2 step 5.
+        let late = delivery.echoes_before(first, input.now);
         let eifel = advanced && late && self.episode != Episode::Open;
         let duplicates = undo.all_reported();
         if eifel || duplicates || forward {
