@@ -222,6 +222,19 @@ fn closed_ports_are_refused_at_once() {
     });
 }
 
+/// A router has no route: its ICMP error ends the open as it does Linux's own.
+#[test]
+fn an_open_to_a_network_that_cannot_be_reached_fails_at_once() {
+    const UNREACHABLE: &str = "101";
+    let bed = routed_bed(NARROW);
+    for stack in [Stack::Kernel, Stack::Portolan] {
+        for address in ["192.0.2.1", "2001:db8::1"] {
+            let answer = client(&bed, stack, PYTHON, &["-c", KNOCK, address, "tcp"]);
+            assert_eq!(answer, UNREACHABLE, "{address} {stack:?}");
+        }
+    }
+}
+
 const SCOPES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/scopes.py");
 
 #[test]

@@ -348,3 +348,19 @@ fn a_new_syn_reopens_time_wait_only_if_it_is_newer() {
     syn.options.timestamps = stamp(clock + 1);
     assert!(pair.a.tcp().reopens(&syn).is_some());
 }
+
+#[test]
+fn segments_grow_again_when_a_report_has_aged_but_never_beyond_what_was_agreed() {
+    let mut pair = established();
+    let now = pair.now;
+    pair.a.tcp().send(now, &[0; 10_000]);
+    let quoted = pair.a.tcp().transmit(now).expect("data is due").header.seq;
+    let kind = IcmpKind::TooBig { mtu_payload: 1240 };
+    pair.a.tcp().on_icmp(IcmpError { quoted, kind });
+    assert_eq!(pair.a.tcp().figures().mss, 1228);
+    pair.a.tcp().set_path_mtu(9000);
+    assert_eq!(pair.a.tcp().figures().mss, 1448);
+    pair.a.tcp().set_path_mtu(1000);
+    assert_eq!(pair.a.tcp().figures().mss, 988);
+    assert!(pair.a.tcp().validate().is_ok());
+}
