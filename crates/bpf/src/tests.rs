@@ -5,6 +5,7 @@ mod attach;
 mod bed;
 mod fragments;
 mod frames;
+mod groups;
 mod receive;
 mod report;
 mod transmit;

@@ -1,0 +1,165 @@
+//! Endpoints of several sockets: dealt flows, copies for members, and who may send.
+
+use portolan_proto::filter::{
+    BindingKey, FlowRow, MemberKey, RecordHeader, SHARE_BUCKETS, SenderKey, ShareKey, mapped,
+};
+use portolan_types::{FlowKey, MacAddr, Protocol};
+
+use super::bed::{
+    Bed, CHANNEL, IFINDEX, OTHER_CHANNEL, OWN_MAC, REDIRECT, SHOT, UNSPEC, any_address, flows,
+    outcome, row,
+};
+use super::frames::Frame;
+
+fn binding(flow: &FlowKey) -> BindingKey {
+    BindingKey::new(flow.protocol, any_address(flow))
+}
+
+fn with_flags(flags: u32) -> FlowRow {
+    FlowRow {
+        flags,
+        ..row(CHANNEL)
+    }
+}
+
+/// A datagram of the flow's peer to a group, and the row's key for it.
+fn to_group(flow: &FlowKey) -> (Vec<u8>, MemberKey) {
+    let group = if flow.local.is_ipv4() {
+        "224.0.0.251"
+    } else {
+        "ff02::fb"
+    };
+    let group = group.parse().unwrap();
+    let mut frame = Frame {
+        destination_mac: MacAddr::of_group(group).unwrap(),
+        ..Frame::received(flow)
+    };
+    frame.destination.set_ip(group);
+    let key = MemberKey {
+        group: mapped(group),
+        interface: IFINDEX,
+        port: flow.local.port().to_be_bytes(),
+        index: 0,
+    };
+    (frame.build(), key)
+}
+
+#[test]
+fn flows_to_a_dealt_binding_spread_over_its_sockets_and_stay() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let binding = binding(&flow);
+        for bucket in 0..SHARE_BUCKETS {
+            let row = FlowRow {
+                slot: bucket % 4,
+                ..row(CHANNEL)
+            };
+            bed.filter.deal(&ShareKey { binding, bucket }, row).unwrap();
+        }
+        let flags = FlowRow::SHARED | FlowRow::DEALT;
+        bed.filter.bind(&binding, with_flags(flags)).unwrap();
+        let mut taken = [0; 4];
+        for port in 1000..1400 {
+            let mut frame = Frame::received(&flow);
+            frame.source.set_port(port);
+            let frame = frame.build();
+            for _ in 0..2 {
+                let delivered = outcome(SHOT, &["delivered"]);
+                assert_eq!(bed.run("packet_filter", &frame), delivered);
+            }
+            let slots: Vec<u32> = bed
+                .records()
+                .iter()
+                .map(|(header, _)| header.slot)
+                .collect();
+            assert_eq!(slots[0], slots[1], "{flow}");
+            taken[slots[0] as usize] += 1;
+        }
+        // 100 each are expected; less than half of that is no chance.
+        assert!(taken.iter().all(|&taken| taken > 50), "{taken:?}");
+    }
+}
+
+#[test]
+fn a_datagram_to_a_group_is_copied_to_members_and_goes_on() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let (frame, key) = to_group(&flow);
+        let nobody = outcome(UNSPEC, &["pass_not_to_host"]);
+        assert_eq!(bed.run("packet_filter", &frame), nobody, "{flow}");
+        bed.filter.set_member(&key, row(CHANNEL)).unwrap();
+        let second = MemberKey { index: 1, ..key };
+        // Of a channel that is gone: nothing of it keeps the others from theirs.
+        bed.filter.set_member(&second, row(OTHER_CHANNEL)).unwrap();
+        let copied = outcome(UNSPEC, &["delivered_copy", "drop_no_channel"]);
+        assert_eq!(bed.run("packet_filter", &frame), copied, "{flow}");
+        let records = bed.records();
+        assert_eq!((records.len(), &records[0].1), (1, &frame));
+        assert_ne!(records[0].0.flags & RecordHeader::COPY, 0);
+        assert_eq!(records[0].0.ifindex, IFINDEX);
+    }
+}
+
+#[test]
+fn a_membership_is_of_one_device_and_one_port() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let (frame, key) = to_group(&flow);
+        let elsewhere = MemberKey {
+            interface: IFINDEX + 1,
+            ..key
+        };
+        let otherwise = MemberKey {
+            port: 99_u16.to_be_bytes(),
+            ..key
+        };
+        for key in [elsewhere, otherwise] {
+            bed.filter.set_member(&key, row(CHANNEL)).unwrap();
+        }
+        let nobody = outcome(UNSPEC, &["pass_not_to_host"]);
+        assert_eq!(bed.run("packet_filter", &frame), nobody, "{flow}");
+        assert!(bed.records().is_empty());
+    }
+}
+
+#[test]
+fn a_broadcast_is_copied_to_the_socket_of_its_port() {
+    let [flow, _] = flows(Protocol::Udp);
+    let mut bed = Bed::new();
+    let everybody = "10.0.0.255".parse().unwrap();
+    bed.filter.set_local_addresses(&[], &[everybody]).unwrap();
+    bed.filter.bind(&binding(&flow), row(CHANNEL)).unwrap();
+    let mut frame = Frame {
+        destination_mac: MacAddr::BROADCAST,
+        ..Frame::received(&flow)
+    };
+    frame.destination.set_ip(everybody);
+    let copied = outcome(UNSPEC, &["delivered_copy"]);
+    assert_eq!(bed.run("packet_filter", &frame.build()), copied);
+    assert_eq!(bed.records().len(), 1);
+}
+
+#[test]
+fn only_channels_with_a_socket_on_a_shared_binding_send_from_it() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let binding = binding(&flow);
+        let row = FlowRow {
+            flags: FlowRow::SHARED,
+            ..row(OTHER_CHANNEL)
+        };
+        bed.filter.bind(&binding, row).unwrap();
+        let frame = Frame::sent(&flow, OWN_MAC).build();
+        let foreign = outcome(SHOT, &["drop_foreign"]);
+        assert_eq!(bed.run("transmit_filter", &frame), foreign, "{flow}");
+        let sender = SenderKey {
+            binding,
+            channel: CHANNEL.0,
+        };
+        bed.filter.allow_sender(&sender).unwrap();
+        let sent = outcome(REDIRECT, &["sent"]);
+        assert_eq!(bed.run("transmit_filter", &frame), sent, "{flow}");
+        bed.filter.forbid_sender(&sender).unwrap();
+        assert_eq!(bed.run("transmit_filter", &frame), foreign, "{flow}");
+    }
+}
