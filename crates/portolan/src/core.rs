@@ -38,6 +38,8 @@ pub(crate) struct Core {
     asleep: Option<(Arc<Waiter>, Option<Instant>)>,
     followers: Vec<Arc<Waiter>>,
     outbox: Vec<RequestBody>,
+    /// Sockets whose owners get SIGURG.
+    alarms: Vec<Arc<Socket>>,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
 }
@@ -71,6 +73,7 @@ impl Core {
             asleep: None,
             followers: Vec::new(),
             outbox: Vec::new(),
+            alarms: Vec::new(),
             attended: 0,
         }
     }
@@ -122,6 +125,7 @@ impl Core {
             && self.stack.tcp(socket.slot()).is_some_and(|session| {
                 let connection = &session.connection;
                 connection.readable() == 0
+                    && !connection.is_at_mark()
                     && !connection.is_receive_finished()
                     && connection.error().is_none()
             })
@@ -203,6 +207,12 @@ impl Core {
         std::mem::take(&mut self.outbox)
     }
 
+    /// Sockets with urgent data, to be told once the lock is released: a handler of the signal may
+    /// want it.
+    pub(crate) fn take_alarms(&mut self) -> Vec<Arc<Socket>> {
+        std::mem::take(&mut self.alarms)
+    }
+
     fn refresh_routes(&mut self) {
         if self.metastate.generation() != self.routes.generation()
             && let Some(routes) = read_routes(&self.metastate)
@@ -216,6 +226,9 @@ impl Core {
         for (slot, events) in self.stack.changed() {
             if let Some(Some(socket)) = self.sockets.get(slot.0 as usize) {
                 socket.notify(events);
+                if events.contains(Events::URGENT) {
+                    self.alarms.push(Arc::clone(socket));
+                }
             }
         }
     }

@@ -11,9 +11,9 @@ use libc::{
     TCP_CORK, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_MAXSEG, TCP_NODELAY, TCP_QUICKACK,
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
-use portolan_proto::control::Reuse;
+use portolan_proto::control::{HandshakeOptions, Reuse};
 use portolan_stack::{IpOptions, MtuDiscovery, MulticastOptions, Session, TcpSession, UdpSession};
-use portolan_tcp::CongestionKind;
+use portolan_tcp::{CongestionKind, OrphanWait};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
@@ -22,6 +22,23 @@ const BUFFER_MAX: u32 = 4 << 20;
 /// Linux's `SOCK_MIN_SNDBUF` and `SOCK_MIN_RCVBUF`.
 const SEND_BUFFER_MIN: u32 = 4608;
 const RECEIVE_BUFFER_MIN: u32 = 2304;
+
+/// Not in libc (`include/uapi/linux/tcp.h`).
+pub(crate) const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
+
+/// Linux's least window clamp: half of `SOCK_MIN_RCVBUF`.
+const WINDOW_CLAMP_MIN: i32 = 1152;
+
+/// Linux's `TCP_FIN_TIMEOUT_MAX` and `tcp_fin_timeout`, seconds.
+const LINGER2_MAX: i32 = 120;
+const LINGER2: i32 = 60;
+
+/// Linux's `TCP_TIMEOUT_INIT` and `TCP_RTO_MAX`, seconds.
+const FIRST_RTO: i32 = 1;
+const LAST_RTO: i32 = 120;
+
+/// Half of the largest receive buffer, as on Linux.
+const LOW_WATER_MAX: i32 = 3 << 20;
 
 /// Linux's `TCP_CA_NAME_MAX`.
 pub(crate) const CONGESTION_NAME: usize = 16;
@@ -102,6 +119,11 @@ impl Options {
                     .to_vec()
             }
         };
+        if (level, name) == (IPPROTO_TCP, TCP_MAXSEG) && kept.iter().all(|octet| *octet == 0) {
+            // Zero takes an earlier clamp back.
+            self.values.remove(&(level, name));
+            return Ok(());
+        }
         self.values.insert((level, name), kept);
         Ok(())
     }
@@ -235,7 +257,7 @@ impl Options {
     }
 
     /// `SO_MAX_PACING_RATE`, if it bounds anything.
-    fn max_pacing(&self) -> Option<u64> {
+    pub(crate) fn max_pacing(&self) -> Option<u64> {
         let value = self.values.get(&(SOL_SOCKET, libc::SO_MAX_PACING_RATE))?;
         let rate = u64::from_ne_bytes(value.get(..8)?.try_into().ok()?);
         (rate != u64::MAX).then_some(rate)
@@ -304,6 +326,22 @@ impl Options {
         self.flag(IPPROTO_TCP, TCP_CORK)
     }
 
+    /// What the server must know for the handshakes it does.
+    pub(crate) fn handshake(&self) -> HandshakeOptions {
+        let positive = |name| {
+            let value = self.int(IPPROTO_TCP, name)?;
+            u32::try_from(value).ok().filter(|&value| value > 0)
+        };
+        HandshakeOptions {
+            receive_buffer: self.receive_buffer(),
+            max_segment: positive(TCP_MAXSEG).and_then(|mss| u16::try_from(mss).ok()),
+            syn_retries: positive(libc::TCP_SYNCNT).and_then(|count| u8::try_from(count).ok()),
+            user_timeout_ms: positive(TCP_USER_TIMEOUT),
+            defer_accept_seconds: positive(libc::TCP_DEFER_ACCEPT),
+            fast_open_queue: positive(libc::TCP_FASTOPEN),
+        }
+    }
+
     /// Tells the session all that concerns it.
     pub(crate) fn apply(&self, session: &mut Session) {
         match session {
@@ -329,7 +367,8 @@ impl Options {
         let options = session.connection.options();
         options.nodelay = self.flag(IPPROTO_TCP, TCP_NODELAY);
         options.cork = self.is_corked();
-        options.quickack = self.flag(IPPROTO_TCP, TCP_QUICKACK);
+        options.reset_on_close = self.linger().is_some_and(|linger| linger.time.is_zero());
+        options.urgent_inline = self.flag(SOL_SOCKET, libc::SO_OOBINLINE);
         options.keepalive.enabled = self.flag(SOL_SOCKET, libc::SO_KEEPALIVE);
         if let Some(idle) = self.seconds(IPPROTO_TCP, TCP_KEEPIDLE) {
             options.keepalive.idle = idle;
@@ -356,6 +395,29 @@ impl Options {
         options.max_segment = segment.filter(|&mss| mss > 0);
         options.receive_low_water = low_water;
         options.max_pacing = self.max_pacing();
+        let unsent = self.int(IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
+        options.unsent_low_water = unsent.map(i32::cast_unsigned).filter(|&octets| octets > 0);
+        options.orphan_wait = match self.int(IPPROTO_TCP, libc::TCP_LINGER2) {
+            None | Some(0) => OrphanWait::Default,
+            Some(..0) => OrphanWait::Never,
+            Some(seconds) => {
+                OrphanWait::For(Duration::from_secs(u64::from(seconds.unsigned_abs())))
+            }
+        };
+    }
+
+    /// `TCP_FASTOPEN_CONNECT`.
+    pub(crate) fn opens_fast(&self) -> bool {
+        self.flag(IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT)
+    }
+
+    pub(crate) fn opens_without_cookie(&self) -> bool {
+        self.flag(IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE)
+    }
+
+    /// `TCP_QUICKACK` as it was set last, if it was.
+    pub(crate) fn quickack(&self) -> Option<bool> {
+        self.int(IPPROTO_TCP, TCP_QUICKACK).map(|on| on != 0)
     }
 
     /// The option of the socket's own family counts, for an IPv6 socket also with an IPv4 peer's.
@@ -461,6 +523,10 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         | libc::SO_TIMESTAMP
         | libc::SO_TIMESTAMPNS
         | libc::SO_ZEROCOPY => Shape::Flag { default: 0 },
+        // No packet has come through a queue of a device that the socket could name.
+        libc::SO_INCOMING_CPU => Shape::Int { default: -1 },
+        libc::SO_INCOMING_NAPI_ID => Shape::ReadOnly { default: 0 },
+        libc::SO_SELECT_ERR_QUEUE => Shape::Flag { default: 0 },
         libc::SO_LINGER => Shape::Linger,
         libc::SO_MAX_PACING_RATE => Shape::Rate,
         libc::SO_RCVTIMEO | libc::SO_SNDTIMEO => Shape::Time,
@@ -472,7 +538,9 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
 fn tcp_shape(name: i32) -> Option<Shape> {
     let int = |default| Shape::Int { default };
     Some(match name {
-        TCP_NODELAY | TCP_CORK => Shape::Flag { default: 0 },
+        TCP_NODELAY | TCP_CORK | libc::TCP_FASTOPEN_CONNECT | TCP_FASTOPEN_NO_COOKIE => {
+            Shape::Flag { default: 0 }
+        }
         TCP_QUICKACK => Shape::Flag { default: 1 },
         TCP_KEEPIDLE => int(7200),
         TCP_KEEPINTVL => int(75),
@@ -537,7 +605,8 @@ fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<
     let allowed = match (level, name) {
         (IPPROTO_TCP, TCP_KEEPIDLE | TCP_KEEPINTVL) => 1..=32_767,
         (IPPROTO_TCP, TCP_KEEPCNT | libc::TCP_SYNCNT) => 1..=127,
-        (IPPROTO_TCP, TCP_MAXSEG) => 88..=32_767,
+        (IPPROTO_TCP, TCP_MAXSEG) if value != 0 => 88..=32_767,
+        (IPPROTO_TCP, libc::TCP_FASTOPEN) => 0..=i32::MAX,
         (IPPROTO_TCP, TCP_USER_TIMEOUT) => 0..=i32::MAX,
         (libc::SOL_UDP, libc::UDP_SEGMENT) => 0..=i32::from(u16::MAX),
         (SOL_SOCKET, libc::SO_TIMESTAMPING) => 0..=timestamping::MASK,
@@ -569,8 +638,33 @@ fn kept_int(level: i32, name: i32, number: i32, default: i32) -> i32 {
             IPPROTO_IP | IPPROTO_IPV6,
             libc::IP_TTL | libc::IP_MULTICAST_TTL | IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS,
         ) if number == RESTORE => default,
+        (SOL_SOCKET, libc::SO_RCVLOWAT) => match number {
+            0 => 1,
+            i32::MIN..=-1 => LOW_WATER_MAX,
+            octets => octets.min(LOW_WATER_MAX),
+        },
+        (IPPROTO_TCP, TCP_WINDOW_CLAMP) if number != 0 => number.max(WINDOW_CLAMP_MIN),
+        (IPPROTO_TCP, libc::TCP_LINGER2) => match number {
+            i32::MIN..=-1 => -1,
+            0 => LINGER2,
+            seconds => seconds.min(LINGER2_MAX),
+        },
+        (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => deferral(number),
         _ => number,
     }
+}
+
+/// Linux counts `TCP_DEFER_ACCEPT` in retransmissions of the SYN+ACK: the time that the least
+/// sufficient number of them takes.
+fn deferral(seconds: i32) -> i32 {
+    let (mut period, mut wait) = (0, FIRST_RTO);
+    let mut retries = 0;
+    while period < seconds && retries < u8::MAX {
+        period += wait;
+        wait = (2 * wait).min(LAST_RTO);
+        retries += 1;
+    }
+    period
 }
 
 /// As socket(7): the kernel keeps twice what was asked for.

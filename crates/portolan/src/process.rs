@@ -232,7 +232,13 @@ impl DerefMut for CoreGuard<'_> {
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
         let outbox = self.take_outbox();
+        let alarms = self.take_alarms();
         self.guard = None;
+        for socket in alarms {
+            if let Some(fd) = table::numbers_of(&socket).first() {
+                portolan_sys::descriptor::raise_sigurg(*fd);
+            }
+        }
         for message in outbox {
             // Without a server there is nobody to tell; the sessions go on.
             let _ = self.control.tell(message, &[]);

@@ -23,6 +23,7 @@ pub(crate) const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
 pub(crate) const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
 pub(crate) const ERR: u32 = libc::EPOLLERR as u32;
 pub(crate) const HUP: u32 = libc::EPOLLHUP as u32;
+pub(crate) const PRI: u32 = libc::EPOLLPRI as u32;
 pub(crate) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +98,10 @@ pub(crate) struct Setup {
     /// The application chose `local`.
     pub(crate) is_bound: bool,
     pub(crate) remote: Option<SocketAddr>,
+    /// Whom an open waits to reach until there are octets for the SYN (`TCP_FASTOPEN_CONNECT`).
+    pub(crate) deferred: Option<SocketAddr>,
+    /// Of the last `listen`.
+    pub(crate) backlog: u32,
 }
 
 /// What a UDP socket keeps beside its session.
@@ -426,6 +431,9 @@ fn poll_bits(events: Events) -> u32 {
     if events.intersects(Events::PEER_CLOSED) {
         bits |= IN | RDHUP;
     }
+    if events.intersects(Events::PRIORITY) {
+        bits |= PRI;
+    }
     if events.intersects(Events::ERROR | Events::CLOSED) {
         bits |= IN | OUT | ERR | HUP | RDHUP;
     }
@@ -441,6 +449,9 @@ fn tcp_readiness(session: &mut TcpSession) -> u32 {
     }
     if has_ended {
         bits |= IN | RDHUP;
+    }
+    if connection.has_urgent() {
+        bits |= PRI;
     }
     if connection.poll_writable() || connection.is_send_closed() {
         bits |= OUT;

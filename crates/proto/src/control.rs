@@ -59,13 +59,17 @@ pub enum RequestBody {
         #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
         slot: Slot,
-        /// Receive buffer the application asked for (`SO_RCVBUF`), octets.
-        receive_buffer: Option<u32>,
+        options: HandshakeOptions,
+        early: Early,
     },
     /// Makes a bound session a listener, or changes its backlog. When it becomes one the packet
     /// carries the far and near end of the SEQPACKET pair that replaces its descriptor. An
     /// unbound session gets an ephemeral port first. Reply: `Listening` or `Error`.
-    Listen { session: SessionRef, backlog: u32 },
+    Listen {
+        session: SessionRef,
+        backlog: u32,
+        options: HandshakeOptions,
+    },
     /// Caches an accepted or relayed session at `slot`. Reply: `Cached` or `Error`.
     Cache { session: SessionId, slot: Slot },
     /// Returns a cached session. Reply: `Done`, after which the server holds it.
@@ -100,6 +104,34 @@ pub enum RequestBody {
     ReadCounters,
     /// For commands; needs no `Hello`. Reply: `Status`.
     ReadStatus,
+}
+
+/// TCP options that concern the handshakes the server does for a socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandshakeOptions {
+    /// Receive buffer the application asked for (`SO_RCVBUF`), octets.
+    pub receive_buffer: Option<u32>,
+    /// `TCP_MAXSEG`.
+    pub max_segment: Option<u16>,
+    /// `TCP_SYNCNT`.
+    pub syn_retries: Option<u8>,
+    /// `TCP_USER_TIMEOUT`.
+    pub user_timeout_ms: Option<u32>,
+    /// `TCP_DEFER_ACCEPT`.
+    pub defer_accept_seconds: Option<u32>,
+    /// `TCP_FASTOPEN`: connections that may wait with their handshake undone.
+    pub fast_open_queue: Option<u32>,
+}
+
+/// How an active open uses Fast Open (RFC 7413).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Early {
+    #[default]
+    No,
+    /// `TCP_FASTOPEN_CONNECT`: opens only if there is no cookie, and asks for one.
+    IfCookie,
+    /// Opens with text, if there is a cookie or `cookieless`, and else asks for one.
+    Text { octets: Vec<u8>, cookieless: bool },
 }
 
 /// `SO_REUSEADDR` and `SO_REUSEPORT` as they stand at bind.
@@ -176,7 +208,11 @@ pub enum ReplyBody {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
+        /// Octets of `Early::Text` that went with the SYN.
+        early: u32,
     },
+    /// Nothing is opened yet: text may go with the SYN (`Early::IfCookie`).
+    Deferred,
     Connected {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]

@@ -2,7 +2,9 @@
 //! what decodes is encoded as it came.
 
 use bolero::TypeGenerator;
-use portolan_proto::control::{Blob, DescriptorEvent, Reply, Request, RequestBody, SessionRef};
+use portolan_proto::control::{
+    Blob, DescriptorEvent, Early, HandshakeOptions, Reply, Request, RequestBody, SessionRef,
+};
 use portolan_proto::metastate::Metastate;
 use portolan_proto::report::SessionReport;
 use portolan_proto::{Malformed, decode, encode};
@@ -58,7 +60,14 @@ impl Damaged {
                 protocol: Protocol::Tcp,
                 remote,
                 slot,
-                receive_buffer: Some(id),
+                options: HandshakeOptions {
+                    receive_buffer: Some(id),
+                    ..HandshakeOptions::default()
+                },
+                early: Early::Text {
+                    octets: self.octets.clone(),
+                    cookieless: true,
+                },
             },
             2 => RequestBody::Flush {
                 session,

@@ -201,19 +201,23 @@ impl Server {
                 protocol,
                 remote,
                 slot,
-                receive_buffer,
+                options,
+                early,
             } => {
                 let target = Target {
                     protocol,
                     remote,
                     slot,
-                    receive_buffer,
+                    options,
+                    early,
                 };
                 self.connect(channel, session, target, &mut fds)
             }
-            RequestBody::Listen { session, backlog } => {
-                self.listen(channel, session, backlog, &mut fds)
-            }
+            RequestBody::Listen {
+                session,
+                backlog,
+                options,
+            } => self.listen(channel, session, (backlog, options), &mut fds),
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot),
             RequestBody::Flush {
                 session,

@@ -4,19 +4,21 @@
 use std::collections::{HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use portolan_control::registry::Opening;
 use portolan_control::{Backlog, Claim, Command, Errno, Holder, Phase, SynVerdict};
-use portolan_proto::control::{Blob, DescriptorEvent, ReplyBody, SessionRef};
+use portolan_proto::control::{Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_tcp::Connection;
-use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
 use crate::clients::Answer;
+use crate::opens::tune_connection;
 use crate::server::{Server, Source, random_u64};
 use crate::sessions::NewDescriptor;
 
@@ -33,6 +35,9 @@ const NO_SLOT: u32 = u32::MAX;
 #[derive(Debug)]
 pub struct Listener {
     backlog: Backlog,
+    pub options: HandshakeOptions,
+    /// Connections whose text was taken before their handshake was done.
+    pub fast: Vec<SessionId>,
     handshakes: HashSet<SessionId>,
     /// Established, not yet offered: the descriptor's queue was full.
     ready: VecDeque<SessionId>,
@@ -47,6 +52,22 @@ pub struct Listener {
 impl Server {
     /// `listen`.
     pub fn listen(
+        &mut self,
+        channel: ChannelId,
+        session: SessionRef,
+        (backlog, options): (u32, HandshakeOptions),
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let answer = self.listen_with(channel, session, backlog, fds)?;
+        if let Answer::Reply(ReplyBody::Listening { session, .. }, _) = &answer
+            && let Some(listener) = self.listeners.get_mut(session)
+        {
+            listener.options = options;
+        }
+        Ok(answer)
+    }
+
+    fn listen_with(
         &mut self,
         channel: ChannelId,
         session: SessionRef,
@@ -143,6 +164,8 @@ impl Server {
             id,
             Listener {
                 backlog: Backlog::new(backlog),
+                options: HandshakeOptions::default(),
+                fast: Vec::new(),
                 handshakes: HashSet::new(),
                 ready: VecDeque::new(),
                 offered: HashSet::new(),
@@ -246,31 +269,58 @@ impl Server {
     }
 
     /// A SYN for a listener.
-    pub fn on_syn(&mut self, listener_id: SessionId, flow: FlowKey, header: &TcpHeader) {
+    pub fn on_syn(
+        &mut self,
+        listener_id: SessionId,
+        flow: FlowKey,
+        (header, payload): (&TcpHeader, &[u8]),
+        isn: SeqNum,
+    ) {
         let Some(listener) = self.listeners.get(&listener_id) else {
             return;
         };
         match listener.backlog.on_syn() {
             SynVerdict::Drop => self.counters.syn_dropped += 1,
             SynVerdict::Cookie => self.send_cookie(&flow, header),
-            SynVerdict::Open => self.open_handshake(listener_id, flow, header),
+            SynVerdict::Open => self.open_handshake(listener_id, flow, (header, payload), isn),
         }
     }
 
-    fn open_handshake(&mut self, listener_id: SessionId, flow: FlowKey, header: &TcpHeader) {
+    fn open_handshake(
+        &mut self,
+        listener_id: SessionId,
+        flow: FlowKey,
+        (header, payload): (&TcpHeader, &[u8]),
+        isn: SeqNum,
+    ) {
         let Ok(path) = self.path_of(flow.remote) else {
             return;
         };
-        let config = self.tcp_config(&path, &flow);
-        let isn = self.isn(&flow);
-        let connection = Connection::accept(&config, header, isn, self.now);
+        let options = self.handshake_options(listener_id);
+        let mut config = self.tcp_config(&path, &flow);
+        self.tune_config(&mut config, &options);
+        let mut connection = Connection::accept(&config, header, isn, self.now);
+        tune_connection(&mut connection, &options);
+        let is_early = self.accept_fast(listener_id, &flow, (header, payload), &mut connection);
         let Some(id) = self.enter_passive(listener_id, flow, Phase::Handshake, connection) else {
             return;
         };
+        if is_early {
+            if let Some(listener) = self.listeners.get_mut(&listener_id) {
+                listener.fast.push(id);
+            }
+            self.handshake_done(id);
+            return;
+        }
         if let Some(listener) = self.listeners.get_mut(&listener_id) {
             listener.handshakes.insert(id);
             listener.backlog.handshake_started();
         }
+    }
+
+    pub fn handshake_options(&self, listener_id: SessionId) -> HandshakeOptions {
+        let listener = self.listeners.get(&listener_id);
+        listener.map_or_else(HandshakeOptions::default, |listener| listener.options)
     }
 
     /// Enters a session that a listener opens, held here.
@@ -309,8 +359,44 @@ impl Server {
         Some(id)
     }
 
+    /// A handshake is done, and nothing else has come. With `TCP_DEFER_ACCEPT` the application
+    /// hears of it with the first octets, or when the time is over.
+    pub fn defer_or_offer(&mut self, id: SessionId) {
+        let seconds = self
+            .registry
+            .session(id)
+            .and_then(|session| session.listener)
+            .and_then(|listener| self.handshake_options(listener).defer_accept_seconds);
+        match seconds {
+            Some(seconds) => {
+                let until = self.now + Duration::from_secs(u64::from(seconds));
+                self.deferred.insert(id, until);
+            }
+            None => self.handshake_done(id),
+        }
+    }
+
+    /// Offers the connections that have waited for octets long enough. Returns when to come back.
+    pub fn drive_deferred(&mut self) -> Option<Instant> {
+        let now = self.now;
+        let due: Vec<SessionId> = self
+            .deferred
+            .iter()
+            .filter(|(_, until)| **until <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in due {
+            self.deferred.remove(&id);
+            if self.phase(id) == Some(Phase::Handshake) {
+                self.handshake_done(id);
+            }
+        }
+        self.deferred.values().min().copied()
+    }
+
     /// A handshake is done: the session waits to be accepted.
     pub fn handshake_done(&mut self, id: SessionId) {
+        self.deferred.remove(&id);
         let Some(listener_id) = self.registry.session(id).and_then(|s| s.listener) else {
             return;
         };
@@ -334,6 +420,7 @@ impl Server {
 
     /// A handshake came to nothing.
     pub fn handshake_failed(&mut self, id: SessionId) {
+        self.deferred.remove(&id);
         let listener = self
             .registry
             .session(id)

@@ -7,6 +7,7 @@ mod config;
 mod counters;
 mod datagrams;
 mod descriptors;
+mod fast_open;
 mod instance;
 mod listen;
 mod metastate;

@@ -3,14 +3,17 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
 use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
-use portolan_proto::control::{DescriptorEvent, KernelReason, ReplyBody, Reuse, SessionRef};
+use portolan_proto::control::{
+    DescriptorEvent, Early, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
+};
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::{Path, TcpSession};
-use portolan_tcp::Connection;
+use portolan_tcp::{Config as TcpConfig, Connection};
 use portolan_types::{
     ChannelId, FlowKey, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped,
 };
@@ -35,12 +38,13 @@ pub struct Wish {
 }
 
 /// A peer somebody wants to talk to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Target {
     pub protocol: Protocol,
     pub remote: SocketAddr,
     pub slot: Slot,
-    pub receive_buffer: Option<u32>,
+    pub options: HandshakeOptions,
+    pub early: Early,
 }
 
 /// Why a call does not lead to a session of Portolan's.
@@ -60,6 +64,16 @@ impl From<KernelReason> for Detour {
     fn from(reason: KernelReason) -> Detour {
         Detour::Kernel(reason)
     }
+}
+
+/// What the application's options mean for a handshake.
+pub fn tune_connection(connection: &mut Connection, options: &HandshakeOptions) {
+    let tuned = connection.options();
+    tuned.max_segment = options.max_segment.filter(|&mss| mss > 0);
+    tuned.syn_retries = options.syn_retries;
+    tuned.user_timeout = options
+        .user_timeout_ms
+        .map(|ms| Duration::from_millis(u64::from(ms)));
 }
 
 impl Server {
@@ -254,6 +268,9 @@ impl Server {
         path: Path,
         descriptor: Option<NewDescriptor>,
     ) -> Result<Answer, Detour> {
+        if target.early == Early::IfCookie && self.has_cookie(target.remote.ip()) {
+            return Ok(ReplyBody::Deferred.into());
+        }
         let id = match known {
             Some(id) => id,
             None => self.enter_unbound(channel, Protocol::Tcp, target.remote, descriptor)?,
@@ -273,20 +290,31 @@ impl Server {
             remote: target.remote,
         };
         let mut config = self.tcp_config(&path, &flow);
-        if let Some(octets) = target.receive_buffer {
-            // `SO_RCVBUF` fixes the size: no auto-tuning beyond it.
-            let octets = octets.clamp(4096, self.config.buffers.receive_maximum) as usize;
-            config.receive_buffer = octets;
-            config.receive_buffer_max = octets;
-        }
+        self.tune_config(&mut config, &target.options);
         let isn = self.isn(&flow);
-        let connection =
+        let mut connection =
             Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
+        tune_connection(&mut connection, &target.options);
+        let early = self.open_fast(&mut connection, target.remote.ip(), &target.early);
         self.counters.opens += 1;
         self.connecting.insert(id, (channel, target.slot));
         self.hold(id, flow, Phase::Connecting, connection);
         debug!(session = id.0, %flow, "connecting");
-        Ok(ReplyBody::Connecting { session: id, local }.into())
+        Ok(ReplyBody::Connecting {
+            session: id,
+            local,
+            early,
+        }
+        .into())
+    }
+
+    /// `SO_RCVBUF` fixes the size: no auto-tuning beyond it.
+    pub fn tune_config(&self, config: &mut TcpConfig, options: &HandshakeOptions) {
+        if let Some(octets) = options.receive_buffer {
+            let octets = octets.clamp(4096, self.config.buffers.receive_maximum) as usize;
+            config.receive_buffer = octets;
+            config.receive_buffer_max = octets;
+        }
     }
 
     /// A session that `connect` opens without `bind`: no port yet.
@@ -391,9 +419,12 @@ impl Server {
         let Some((channel, slot)) = self.connecting.remove(&id) else {
             return;
         };
-        let Some(session) = self.take_from_stack(id) else {
+        let Some(mut session) = self.take_from_stack(id) else {
             return;
         };
+        if let Some(cookie) = session.connection.take_cookie() {
+            self.keep_cookie(session.flow.remote.ip(), cookie);
+        }
         self.set_phase(id, Phase::Connected);
         let generation = self.aim(id, Holder::Process(channel, slot));
         let event = DescriptorEvent::Established {

@@ -6,7 +6,9 @@ use std::time::Duration;
 use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Packet, Reassembled, Transport, send_segment};
-use portolan_tcp::{Connection, Events, StateName, cookie, reset_for};
+use portolan_tcp::{
+    Connection, Events, ListenAnswer, StateName, cookie, judge_at_listener, reset_for,
+};
 use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
@@ -88,30 +90,40 @@ impl Server {
 
     /// A new SYN for a connection in TIME_WAIT ends it (RFC 9293 §3.10.7.4, RFC 6191).
     fn reopens(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
-        let waiting = self
+        let is_waiting = self
             .stack
             .tcp(Slot(record.slot))
-            .filter(|session| session.connection.state() == StateName::TimeWait);
-        let Some(session) = waiting else {
+            .is_some_and(|session| session.connection.state() == StateName::TimeWait);
+        if !is_waiting {
             return false;
-        };
+        }
         let Ok(packet) = Packet::parse(frame, record) else {
             return false;
         };
-        let Transport::Tcp { header, .. } = &packet.transport else {
+        let Transport::Tcp {
+            header, payload, ..
+        } = &packet.transport
+        else {
             return false;
         };
-        let (id, flow) = (session.id, session.flow);
-        let is_newer = session.connection.is_outlived_by(header);
-        if packet.flow() != Some(flow) || !is_opening(header) || !is_newer {
+        let now = self.now;
+        let reopened = self
+            .stack
+            .tcp(Slot(record.slot))
+            .filter(|session| packet.flow() == Some(session.flow))
+            .and_then(|session| {
+                let isn = session.connection.reopens(now, header)?;
+                Some((session.id, session.flow, isn))
+            });
+        let Some((id, flow, isn)) = reopened else {
             return false;
-        }
+        };
         let listener = self.listener_for(&flow);
         self.forget(id);
         // Without a listener of ours the port may be the kernel's by now: the peer repeats its SYN,
         // and with the row gone the kernel answers.
         if let Some(listener) = listener {
-            self.on_syn(listener, flow, header);
+            self.on_syn(listener, flow, (header, payload), isn);
         }
         true
     }
@@ -219,15 +231,20 @@ impl Server {
         header: &TcpHeader,
         payload: &[u8],
     ) {
-        let listener = self.listener_for(&flow);
-        match listener {
-            Some(listener) if is_opening(header) => self.on_syn(listener, flow, header),
-            Some(listener) if is_plain_ack(header) && self.is_cookie(&flow, header) => {
+        let Some(listener) = self.listener_for(&flow) else {
+            self.reset(packet, header, payload.len());
+            return;
+        };
+        match judge_at_listener(header) {
+            ListenAnswer::Ignore => self.counters.dropped += 1,
+            ListenAnswer::Open => {
+                let isn = self.isn(&flow);
+                self.on_syn(listener, flow, (header, payload), isn);
+            }
+            ListenAnswer::Reset if is_plain_ack(header) && self.is_cookie(&flow, header) => {
                 self.open_by_cookie(listener, flow, header, payload);
             }
-            // RFC 9293 §3.10.7.2: what neither opens nor acknowledges is dropped.
-            Some(_) if !header.flags.contains(TcpFlags::ACK) => self.counters.dropped += 1,
-            _ => self.reset(packet, header, payload.len()),
+            ListenAnswer::Reset => self.reset(packet, header, payload.len()),
         }
     }
 
@@ -282,7 +299,9 @@ impl Server {
         ) else {
             return;
         };
-        let config = self.tcp_config(&path, &flow);
+        let options = self.handshake_options(listener);
+        let mut config = self.tcp_config(&path, &flow);
+        self.tune_config(&mut config, &options);
         let mut connection = Connection::accept_cookie(&config, header, &decoded, self.now);
         connection.on_segment(self.now, header, payload);
         // Its events are told by the hand-over below.
@@ -306,8 +325,9 @@ impl Server {
                 let errno = error.map_or(Errno::TIMEDOUT, |error| Errno(error.errno()));
                 self.open_failed(id, errno);
             }
-            Some(Phase::Handshake) if events.contains(Events::CONNECTED) => self.handshake_done(id),
             Some(Phase::Handshake) if ended => self.handshake_failed(id),
+            Some(Phase::Handshake) if events.contains(Events::READABLE) => self.handshake_done(id),
+            Some(Phase::Handshake) if events.contains(Events::CONNECTED) => self.defer_or_offer(id),
             Some(Phase::Relayed) => self.pump(id),
             Some(Phase::Closing) if events.contains(Events::CLOSED) => self.finished(id),
             _ => {}
@@ -318,11 +338,6 @@ impl Server {
     fn finished(&mut self, id: SessionId) {
         self.done.push(id);
     }
-}
-
-fn is_opening(header: &TcpHeader) -> bool {
-    let others = TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN);
-    header.flags.contains(TcpFlags::SYN) && header.flags.0 & others.0 == 0
 }
 
 fn is_plain_ack(header: &TcpHeader) -> bool {

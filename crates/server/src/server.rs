@@ -141,6 +141,8 @@ pub struct Server {
     pub(crate) frame: Vec<u8>,
     pub(crate) last_cookie: Option<Instant>,
     pub(crate) early: EarlyFragments,
+    /// Fast Open cookies that peers granted.
+    pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
 
     // The network.
     pub(crate) monitor: Monitor,
@@ -164,6 +166,8 @@ pub struct Server {
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
     pub(crate) dying: HashMap<SessionId, Dying>,
+    /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
+    pub(crate) deferred: HashMap<SessionId, Instant>,
     /// Sessions in TIME_WAIT, oldest first; some have ended already.
     pub(crate) time_wait: VecDeque<SessionId>,
     /// Those that have not, and since when they wait.
@@ -237,6 +241,7 @@ impl Server {
             frame: Vec::new(),
             last_cookie: None,
             early: EarlyFragments::default(),
+            fast_cookies: HashMap::new(),
             monitor,
             metastate: MetastateWriter::create()?,
             routes: Routes::default(),
@@ -254,6 +259,7 @@ impl Server {
             connecting: HashMap::new(),
             relays: HashMap::new(),
             dying: HashMap::new(),
+            deferred: HashMap::new(),
             time_wait: VecDeque::new(),
             waiting: HashMap::new(),
             done: Vec::new(),
@@ -380,6 +386,7 @@ impl Server {
             self.stack.deadline(),
             self.ports.expire(self.now),
             self.drive_dying(),
+            self.drive_deferred(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
         ]

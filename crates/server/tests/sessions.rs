@@ -181,7 +181,8 @@ fn a_bound_session_that_goes_to_the_kernel_takes_its_port_along() {
         protocol: Protocol::Tcp,
         remote: "127.0.0.1:80".parse().unwrap(),
         slot: Slot(0),
-        receive_buffer: None,
+        options: portolan_proto::control::HandshakeOptions::default(),
+        early: portolan_proto::control::Early::No,
     };
     let (reply, fds) = library.client.ask_with(body, &[]);
     assert!(matches!(reply, ReplyBody::UseKernel { .. }), "{reply:?}");
@@ -447,7 +448,8 @@ fn udp_is_cached_at_bind_and_at_connect() {
         protocol: Protocol::Udp,
         remote: peer.local_addr().unwrap(),
         slot: Slot(0),
-        receive_buffer: None,
+        options: portolan_proto::control::HandshakeOptions::default(),
+        early: portolan_proto::control::Early::No,
     };
     let reply = library.client.ask(body);
     let ReplyBody::Connected { local, .. } = reply else {
@@ -482,6 +484,7 @@ fn hostile_clients_are_refused_or_disconnected() {
     let reply = stranger.ask(RequestBody::Listen {
         session: SessionRef::New,
         backlog: 1,
+        options: portolan_proto::control::HandshakeOptions::default(),
     });
     assert!(matches!(reply, ReplyBody::Error { errno: 1 }), "{reply:?}");
     let reply = stranger.ask(RequestBody::Hello {
@@ -504,6 +507,7 @@ fn hostile_clients_are_refused_or_disconnected() {
         RequestBody::Listen {
             session: SessionRef::Known(id),
             backlog: 1,
+            options: portolan_proto::control::HandshakeOptions::default(),
         },
     );
     assert!(matches!(reply, ReplyBody::Error { errno: 9 }), "{reply:?}");

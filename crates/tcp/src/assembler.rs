@@ -118,7 +118,8 @@ impl Assembler {
             .filter(|r| r.start.at_or_before(seq))
     }
 
-    fn note(&mut self, seq: SeqNum) {
+    /// The range around `seq` is to be told first.
+    pub(crate) fn note(&mut self, seq: SeqNum) {
         let Some(range) = self.find(seq) else { return };
         self.recent
             .retain(|s| s.before(range.start) || s.at_or_after(range.end));

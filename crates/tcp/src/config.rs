@@ -119,6 +119,17 @@ impl Default for KeepAlive {
     }
 }
 
+/// How long a connection without a user waits for the peer's FIN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub enum OrphanWait {
+    /// As long as TIME-WAIT lasts.
+    #[default]
+    Default,
+    For(Duration),
+    /// It ends as soon as the FIN is acknowledged.
+    Never,
+}
+
 /// Options that may change at any time; they take effect at the next call of `transmit`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Options {
@@ -128,8 +139,6 @@ pub struct Options {
     pub cork: bool,
     /// As `cork`, until the next write: its writer has more (`MSG_MORE`).
     pub more: bool,
-    /// Acknowledges every arrival at once.
-    pub quickack: bool,
     pub keepalive: KeepAlive,
     /// How long data may stay unacknowledged (RFC 5482).
     pub user_timeout: Option<Duration>,
@@ -141,4 +150,14 @@ pub struct Options {
     pub window_clamp: Option<u32>,
     /// Bound of the sending rate, octets per second (`SO_MAX_PACING_RATE`).
     pub max_pacing: Option<u64>,
+    /// Unsent octets from which on `send` takes no more (`TCP_NOTSENT_LOWAT`).
+    pub unsent_low_water: Option<u32>,
+    /// Shows the urgent octet among the others (`SO_OOBINLINE`).
+    pub urgent_inline: bool,
+    /// SYNs that are sent again before an open fails (`TCP_SYNCNT`).
+    pub syn_retries: Option<u8>,
+    /// A close resets (`SO_LINGER` of zero).
+    pub reset_on_close: bool,
+    /// What happens to an orphan in FIN-WAIT-2 (`TCP_LINGER2`).
+    pub orphan_wait: OrphanWait,
 }

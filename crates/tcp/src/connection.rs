@@ -5,25 +5,30 @@ mod clock;
 
 use core::time::Duration;
 
+use arrayvec::ArrayVec;
 use portolan_types::{Instant, SeqNum};
-use portolan_wire::tcp::{TcpFlags, TcpHeader};
+use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::LARGEST;
-use crate::config::{Config, CongestionKind, Options};
+use crate::chrono::Chronometer;
+use crate::config::{Config, CongestionKind, Options, OrphanWait};
 use crate::cookie;
 use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::events::Events;
+use crate::fastopen::{Cookie, FastOpen};
 use crate::figures::Figures;
-use crate::handshake::{Agreement, Offer, SynReceived, SynSent};
+use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
 use crate::output::Reset;
+use crate::path_mtu::PathMtu;
 use crate::receive::{AckNeed, Receiver};
 use crate::send::{Episode, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
 use crate::tally::{EVENTS_MAX, Tally};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
+use crate::urgent::Place;
 
 /// Linux's `TCP_TIMEWAIT_LEN` and `tcp_fin_timeout`.
 pub(crate) const LINGERING: Duration = Duration::from_secs(60);
@@ -65,15 +70,38 @@ pub struct Connection {
     pub(crate) probed: Instant,
     pub(crate) counters: Counters,
     pub(crate) tally: Tally,
+    /// End of the last urgent octet sent, until it is acknowledged (`SND.UP`).
+    pub(crate) urgent_end: Option<SeqNum>,
+    pub(crate) chronometer: Chronometer,
+    /// Text went with the SYN and was taken (RFC 7413).
+    pub(crate) early_data: bool,
+    /// A Fast Open cookie that the peer has granted.
+    pub(crate) granted: Option<ArrayVec<u8, MAX_COOKIE>>,
+    pub(crate) path: PathMtu,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Counters {
     pub(crate) segments_in: u64,
     pub(crate) segments_out: u64,
-    pub(crate) octets_in: u64,
+    /// Segments with text.
+    pub(crate) data_in: u64,
+    pub(crate) data_out: u64,
     pub(crate) octets_out: u64,
     pub(crate) retransmits: u64,
+    pub(crate) octets_again: u64,
+    /// Sequence space that the peer has acknowledged.
+    pub(crate) octets_acknowledged: u64,
+}
+
+/// What `recv` with `MSG_OOB` finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OutOfBand {
+    /// No mark, or its octet was taken, or it lies among the others.
+    Nothing,
+    /// The peer named an octet that is not here yet.
+    Announced,
+    Octet(u8),
 }
 
 /// Limits answers to segments that an attacker may have sent (RFC 5961 §7).
@@ -115,8 +143,49 @@ impl Connection {
             iss,
             offer,
             due: true,
+            fast: None,
         });
         Connection::new(config, (local_port, remote_port), state, iss, receive, now)
+    }
+
+    /// Sends text with the SYN, or asks for the cookie that a later open needs for that; to be
+    /// called before the first `transmit` of an active open.
+    pub fn open_fast(&mut self, how: FastOpen) {
+        if let State::SynSent(state) = &mut self.state {
+            let cookie = match how {
+                FastOpen::Ask => Some(ArrayVec::new()),
+                FastOpen::With(cookie) => Some(cookie.0),
+                FastOpen::WithoutCookie => None,
+            };
+            state.fast = Some(FastSyn { cookie, sent: 0 });
+        }
+    }
+
+    /// The SYN+ACK of a passive open brings its peer a cookie.
+    pub fn grant_cookie(&mut self, cookie: Cookie) {
+        if let State::SynReceived(state) = &mut self.state {
+            state.grant = Some(cookie.0);
+        }
+    }
+
+    /// Takes the text that came with the SYN of a passive open; the caller has found its cookie
+    /// good. The user may answer at once.
+    pub fn take_early(&mut self, now: Instant, payload: &[u8]) {
+        let State::SynReceived(state) = &mut self.state else {
+            return;
+        };
+        state.fast = true;
+        let (seq, window) = (self.receive.nxt, self.send.window);
+        self.send.establish(seq - 1, window, self.send.mss);
+        self.receive
+            .arrive(now, seq, payload, false, &self.send.rtt);
+        self.early_data = !payload.is_empty();
+        self.events.insert(Events::READABLE);
+    }
+
+    /// The cookie that the peer granted, once.
+    pub fn take_cookie(&mut self) -> Option<Cookie> {
+        self.granted.take().map(Cookie)
     }
 
     /// A passive open by `syn`: SYN-RECEIVED.
@@ -132,6 +201,8 @@ impl Connection {
             offer,
             due: true,
             active: false,
+            fast: false,
+            grant: None,
         });
         let ports = (syn.destination_port, syn.source_port);
         let mut connection = Connection::new(config, ports, state, iss, receive, now);
@@ -194,6 +265,11 @@ impl Connection {
             probed: now,
             counters: Counters::default(),
             tally: Tally::default(),
+            urgent_end: None,
+            chronometer: Chronometer::default(),
+            early_data: false,
+            granted: None,
+            path: PathMtu::default(),
         }
     }
 
@@ -204,6 +280,7 @@ impl Connection {
         self.send.scale = agreement.send_scale;
         self.receive.scale = agreement.receive_scale;
         self.receive.mss = self.send.mss;
+        self.receive.start_tuning();
         self.scaling = agreement.scaling;
         self.sack = agreement.sack;
         self.timestamps = peer
@@ -236,17 +313,30 @@ impl Connection {
 
     /// Queues octets; returns how many were taken. None after an end or a shutdown of sending.
     pub fn send(&mut self, _now: Instant, data: &[u8]) -> usize {
-        if self.may_send() {
-            self.send.enqueue(data)
-        } else {
-            0
+        if !self.may_send() {
+            return 0;
+        }
+        let room = self.send.unsent_room(self.options.unsent_low_water);
+        let count = self.send.enqueue(&data[..data.len().min(room)]);
+        if count < data.len() {
+            self.send.note_blocked();
+        }
+        count
+    }
+
+    /// The last octet that was sent is urgent (`MSG_OOB`).
+    pub fn mark_urgent(&mut self) {
+        let end = self.send.una + self.send.buffer.len() as u32;
+        if self.may_send() && end.after(self.send.una) {
+            self.urgent_end = Some(end);
         }
     }
 
     /// Octets that `send` would take now.
     pub fn send_space(&self) -> usize {
         if self.may_send() {
-            self.send.space()
+            let room = self.send.unsent_room(self.options.unsent_low_water);
+            self.send.space().min(room)
         } else {
             0
         }
@@ -258,7 +348,8 @@ impl Connection {
 
     /// Moves octets that arrived in order to `out`; returns how many.
     pub fn recv(&mut self, now: Instant, out: &mut [u8]) -> usize {
-        let count = self.receive.read(now, out, self.send.rtt.smoothed());
+        let place = self.urgent_place();
+        let count = self.receive.read(now, out, self.send.rtt.smoothed(), place);
         if count > 0
             && self.state.may_receive()
             && self.receive.window_update_due(self.options.window_clamp)
@@ -270,24 +361,85 @@ impl Connection {
 
     /// Copies octets that arrived in order, from `offset` on, and leaves them.
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> usize {
-        self.receive.buffer.copy_out(offset, out)
+        self.receive.peek(offset, out, self.urgent_place())
     }
 
     /// Octets that `recv` would return.
     pub fn readable(&self) -> usize {
-        self.receive.buffer.len()
+        self.receive.readable(self.urgent_place())
     }
 
-    /// Are there as many octets as `receive_low_water` asks for?
+    /// Are there as many octets as `receive_low_water` asks for? Also if no more would fit the
+    /// buffer (Linux's `tcp_stream_is_readable`).
     pub fn is_readable(&self) -> bool {
         let readable = self.readable();
-        readable > 0 && readable >= self.options.receive_low_water
+        readable > 0
+            && (readable >= self.options.receive_low_water
+                || self.receive.offered() < self.receive.mss)
     }
 
-    /// Is a third of the send buffer free? What Linux calls writable. If not, `WRITABLE` will tell
-    /// when it is.
+    /// What `FIONREAD` tells: octets up to the urgent mark.
+    pub fn inquiry(&self) -> usize {
+        self.receive.inquiry(self.urgent_place())
+    }
+
+    /// Is a third of the send buffer free, and half of what may be unsent? What Linux calls
+    /// writable. If not, `WRITABLE` will tell when it is.
     pub fn poll_writable(&mut self) -> bool {
-        self.may_send() && self.send.poll_writable()
+        let low_water = self.options.unsent_low_water;
+        self.may_send() && self.send.poll_writable(low_water)
+    }
+
+    // ---- urgent data ----
+
+    pub(crate) fn urgent_place(&self) -> Place {
+        if self.options.urgent_inline {
+            Place::Inline
+        } else {
+            Place::Aside
+        }
+    }
+
+    /// Has the reader come to the urgent mark (`SIOCATMARK`)?
+    pub fn is_at_mark(&self) -> bool {
+        self.receive.is_at_mark()
+    }
+
+    /// Is there an urgent octet that nobody took (`POLLPRI`)?
+    pub fn has_urgent(&self) -> bool {
+        self.receive.has_urgent()
+    }
+
+    /// What `recv` with `MSG_OOB` finds.
+    pub fn peek_urgent(&self) -> OutOfBand {
+        match self.receive.urgent {
+            Some(urgent) if !urgent.taken && !self.options.urgent_inline => self
+                .receive
+                .urgent_octet()
+                .map_or(OutOfBand::Announced, OutOfBand::Octet),
+            _ => OutOfBand::Nothing,
+        }
+    }
+
+    /// As `peek_urgent`; an octet is gone afterwards.
+    pub fn take_urgent(&mut self) -> OutOfBand {
+        let found = self.peek_urgent();
+        if let (OutOfBand::Octet(_), Some(urgent)) = (found, &mut self.receive.urgent) {
+            urgent.taken = true;
+        }
+        found
+    }
+
+    // ---- acknowledging ----
+
+    /// `TCP_QUICKACK` on: not for good, as on Linux.
+    pub fn ack_quickly(&mut self) {
+        self.receive.ack_quickly();
+    }
+
+    /// `TCP_QUICKACK` off.
+    pub fn ack_lazily(&mut self) {
+        self.receive.ack_lazily();
     }
 
     /// Sets the size of the send buffer and ends its auto-tuning.
@@ -323,14 +475,24 @@ impl Connection {
 
     /// The user is gone. Octets that nobody read make this a reset (RFC 2525 §2.17).
     pub fn close(&mut self, now: Instant) {
-        if self.receive.buffer.len() > 0 {
+        if self.receive.buffer.len() > 0 || self.options.reset_on_close {
             return self.abort(now);
         }
         self.orphan = true;
         self.shutdown_send(now);
         if matches!(self.state, State::FinWait2(_)) {
-            self.timers.end = now + LINGERING;
+            self.linger_orphaned(now);
         }
+    }
+
+    /// FIN-WAIT-2 without a user (Linux's `tcp_fin_time`).
+    pub(crate) fn linger_orphaned(&mut self, now: Instant) {
+        let wait = match self.options.orphan_wait {
+            OrphanWait::Default => LINGERING,
+            OrphanWait::For(wait) => wait,
+            OrphanWait::Never => return self.abort(now),
+        };
+        self.timers.end = now + wait.max(self.send.rtt.rto().saturating_mul(7) / 2);
     }
 
     /// Ends the connection at once, with a RST where the peer knows of it.
@@ -393,14 +555,17 @@ impl Connection {
     }
 
     /// In TIME-WAIT, whether `syn` begins a new connection and is no late duplicate: its timestamp
-    /// or its number is newer (RFC 6191). Gives a number that the new connection may start with.
-    pub fn reopens(&self, syn: &TcpHeader) -> Option<SeqNum> {
-        let newer = match (&self.timestamps, syn.options.timestamps) {
-            (Some(state), Some(field)) => state.is_newer(field),
-            _ => syn.seq.after(self.receive.nxt),
-        };
-        let fits = matches!(self.state, State::TimeWait(_)) && syn.flags == TcpFlags::SYN;
-        (fits && newer).then(|| self.send.nxt + 0xffff + 2)
+    /// or its number is newer (RFC 9293 §3.10.7.4, RFC 6191 §2; Linux takes either). Gives a number
+    /// that the new connection may start with.
+    pub fn reopens(&self, now: Instant, syn: &TcpHeader) -> Option<SeqNum> {
+        let stamps = self.timestamps.as_ref().zip(syn.options.timestamps);
+        let old = stamps.is_some_and(|(state, field)| state.is_old(field, now));
+        let newer = syn.seq.after(self.receive.nxt)
+            || stamps.is_some_and(|(state, field)| state.is_newer(field));
+        let others = TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN);
+        let opens = syn.flags.contains(TcpFlags::SYN) && syn.flags.0 & others.0 == 0;
+        let fits = matches!(self.state, State::TimeWait(_)) && opens;
+        (fits && newer && !old).then(|| self.send.nxt + 0xffff + 2)
     }
 
     /// Whether all that was queued, a FIN included, is acknowledged.
@@ -457,6 +622,7 @@ impl Connection {
 
     pub fn figures(&self) -> Figures {
         let (send, receive) = (&self.send, &self.receive);
+        let times = self.chronometer.times();
         Figures {
             srtt: send.rtt.smoothed(),
             rttvar: send.rtt.variation(),
@@ -472,7 +638,7 @@ impl Connection {
             backoff: send.retries,
             probes: send.probes,
             retransmits: self.counters.retransmits,
-            octets_in: self.counters.octets_in,
+            octets_in: receive.received,
             octets_out: self.counters.octets_out,
             segments_in: self.counters.segments_in,
             segments_out: self.counters.segments_out,
@@ -499,12 +665,28 @@ impl Connection {
             loss_recovery: matches!(send.episode, Episode::Loss { .. }),
             last_data_sent: send.last_sent,
             last_data_received: receive.last_data,
+            last_heard: self.heard,
+            full_segment_in: receive.segment,
+            ack_delay: receive.pace(),
+            takes_turns: receive.turns,
+            data_segments_in: self.counters.data_in,
+            data_segments_out: self.counters.data_out,
+            octets_again: self.counters.octets_again,
+            octets_acknowledged: self.counters.octets_acknowledged,
+            disordered: receive.disordered,
+            receive_rtt: receive.measured_rtt(),
+            receive_space: receive.space(),
+            keepalives: self.keepalives,
+            busy: times.busy,
+            window_limited: times.window_limited,
+            buffer_limited: times.buffer_limited,
+            early_data: self.early_data,
+            duplicates_reported: 0,
         }
     }
 
     // ---- ICMP ----
 
-    /// An ICMP error that quotes a segment of this connection (RFC 5927).
     /// RFC 5927 §4: only what is in flight can have caused an error.
     pub fn is_in_flight(&self, seq: SeqNum) -> bool {
         seq.at_or_after(self.send.una) && seq.before(self.send.nxt)
@@ -515,7 +697,14 @@ impl Connection {
     /// route. What is in flight is left to loss recovery.
     pub fn set_path_mtu(&mut self, payload: u16) {
         let payload = self.without_options(payload).min(self.send.mss_limit);
-        self.send.mss = self.clamped(payload);
+        let mss = self.clamped(payload);
+        if self.path.is_searching() {
+            // What vanishes without a report is not disproved by there being none.
+            self.path.on_told(mss);
+            self.send.mss = self.send.mss.min(mss);
+        } else {
+            self.send.mss = mss;
+        }
     }
 
     fn without_options(&self, payload: u16) -> u32 {
@@ -523,6 +712,7 @@ impl Connection {
         u32::from(payload.max(48 + options) - options)
     }
 
+    /// An ICMP error that quotes a segment of this connection (RFC 5927).
     pub fn on_icmp(&mut self, icmp: IcmpError) {
         match (&self.state, icmp.kind) {
             (State::Closed(_) | State::TimeWait(_), _) => {}
@@ -541,6 +731,9 @@ impl Connection {
             (_, IcmpKind::Unreachable { error, .. }) => self.soft_error = Some(error),
             (_, IcmpKind::TooBig { mtu_payload }) => {
                 let mss = self.without_options(mtu_payload);
+                if mss < self.send.mss {
+                    self.path.on_told(mss);
+                }
                 self.send.shrink_mss(mss);
             }
         }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A set of events.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Events(u8);
+pub struct Events(u16);
 
 impl Events {
     pub const NONE: Events = Events(0);
@@ -17,14 +17,20 @@ impl Events {
     pub const PEER_CLOSED: Events = Events(8);
     pub const ERROR: Events = Events(16);
     pub const CLOSED: Events = Events(32);
+    /// The peer announced an urgent octet: what SIGURG tells.
+    pub const URGENT: Events = Events(64);
+    /// The urgent octet is here: what `POLLPRI` tells.
+    pub const PRIORITY: Events = Events(128);
 
-    const NAMES: [(Events, &'static str); 6] = [
+    const NAMES: [(Events, &'static str); 8] = [
         (Events::CONNECTED, "CONNECTED"),
         (Events::READABLE, "READABLE"),
         (Events::WRITABLE, "WRITABLE"),
         (Events::PEER_CLOSED, "PEER_CLOSED"),
         (Events::ERROR, "ERROR"),
         (Events::CLOSED, "CLOSED"),
+        (Events::URGENT, "URGENT"),
+        (Events::PRIORITY, "PRIORITY"),
     ];
 
     pub const fn contains(self, other: Events) -> bool {

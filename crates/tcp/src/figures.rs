@@ -51,4 +51,33 @@ pub struct Figures {
     pub loss_recovery: bool,
     pub last_data_sent: portolan_types::Instant,
     pub last_data_received: portolan_types::Instant,
+    pub last_heard: portolan_types::Instant,
+    /// The largest payload of one segment seen.
+    pub full_segment_in: u32,
+    /// How long acknowledgements wait; zero before the first arrival.
+    pub ack_delay: Duration,
+    /// Acknowledgements ride on answers.
+    pub takes_turns: bool,
+    /// Segments with text.
+    pub data_segments_in: u64,
+    pub data_segments_out: u64,
+    /// Octets sent again.
+    pub octets_again: u64,
+    pub octets_acknowledged: u64,
+    /// Segments that arrived out of order.
+    pub disordered: u64,
+    /// Round trip as the receiver sees it; zero if it does not.
+    pub receive_rtt: Duration,
+    /// The most that was read in one round trip, or what the first window held.
+    pub receive_space: u32,
+    /// Keep-alive probes without an answer.
+    pub keepalives: u32,
+    /// Time with something to send; of it held back by the peer's window or the own buffer.
+    pub busy: Duration,
+    pub window_limited: Duration,
+    pub buffer_limited: Duration,
+    /// Text went with the SYN and was taken.
+    pub early_data: bool,
+    /// Duplicates that the peer reported (RFC 2883).
+    pub duplicates_reported: u32,
 }

@@ -1,8 +1,9 @@
 //! The two states before both sides know each other's numbers, and what the options of a SYN
 //! settle (RFC 9293 §3.10.7.3, RFC 7323, RFC 2018).
 
+use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
-use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions};
+use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, EcnMode};
@@ -26,6 +27,23 @@ pub(crate) struct SynSent {
     pub(crate) offer: Offer,
     /// The SYN must be sent, for the first time or again.
     pub(crate) due: bool,
+    pub(crate) fast: Option<FastSyn>,
+}
+
+/// What Fast Open adds to the first SYN.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct FastSyn {
+    /// Empty to ask for one; none to send text without one.
+    pub(crate) cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
+    /// Octets of text that went with the SYN.
+    pub(crate) sent: u32,
+}
+
+impl FastSyn {
+    /// Whether the SYN may carry text.
+    pub(crate) fn takes_text(&self) -> bool {
+        self.cookie.as_ref().is_none_or(|cookie| !cookie.is_empty())
+    }
 }
 
 /// The peer's SYN is here, ours is not acknowledged yet.
@@ -37,6 +55,10 @@ pub(crate) struct SynReceived {
     pub(crate) due: bool,
     /// It began as an active open: a reset means that the peer refused.
     pub(crate) active: bool,
+    /// Text came with the SYN and the user may answer already (RFC 7413 §4.2.2).
+    pub(crate) fast: bool,
+    /// A Fast Open cookie for the peer.
+    pub(crate) grant: Option<ArrayVec<u8, MAX_COOKIE>>,
 }
 
 /// What the options of a SYN of ours offer.
@@ -117,7 +139,9 @@ impl SynSent {
     /// RFC 9293 §3.10.7.3.
     pub(crate) fn judge(&self, header: &TcpHeader) -> SynSentAnswer {
         let ack = header.flags.contains(TcpFlags::ACK);
-        if ack && header.ack != self.iss + 1 {
+        let sent = self.fast.as_ref().map_or(0, |fast| fast.sent);
+        let known = header.ack.after(self.iss) && header.ack.at_or_before(self.iss + 1 + sent);
+        if ack && !known {
             return if header.flags.contains(TcpFlags::RST) {
                 SynSentAnswer::Ignore
             } else {

@@ -11,8 +11,8 @@ use crate::events::Events;
 use crate::handshake::{SynReceived, SynSent, SynSentAnswer};
 use crate::output::Reset;
 use crate::receive::AckNeed;
-use crate::send::AckInput;
-use crate::state::State;
+use crate::send::{AckInput, Episode};
+use crate::state::{Established, State};
 use crate::timers::SendTimer;
 
 impl Connection {
@@ -63,9 +63,10 @@ impl Connection {
         self.note_heard(now, header);
         self.on_acknowledgement(now, header, payload.len() as u32);
         if !payload.is_empty() {
-            self.counters.octets_in += payload.len() as u64;
-            self.receive.append(now, payload);
+            self.counters.data_in += 1;
+            self.receive.append(now, payload, &self.send.rtt);
             self.events.insert(Events::READABLE);
+            self.note_urgent_arrival();
         }
     }
 
@@ -77,11 +78,30 @@ impl Connection {
         self.ecn = (state.offer.ecn && Ecn::agreed(header)).then(Ecn::default);
         self.sample_handshake(now);
         self.heard = now;
+        self.note_early(header.ack - (state.iss + 1));
+        // As Linux counts: the SYN, too.
+        self.counters.octets_acknowledged += 1;
+        self.granted = header
+            .options
+            .fast_open
+            .clone()
+            .filter(|cookie| !cookie.is_empty());
         self.establish(header.seq, u32::from(header.window));
         self.receive.want_ack(AckNeed::Now);
         let fin = header.flags.contains(TcpFlags::FIN);
+        self.on_urgent(header, header.seq + 1);
         if !payload.is_empty() || fin {
             self.on_text(now, header.seq + 1, payload, fin);
+        }
+    }
+
+    /// `taken` octets of the text that went with the SYN have arrived; the rest is sent as if it
+    /// never had been (RFC 7413 §4.1.3).
+    fn note_early(&mut self, taken: u32) {
+        if taken > 0 {
+            self.send.take_early(taken);
+            self.counters.octets_acknowledged += u64::from(taken);
+            self.early_data = true;
         }
     }
 
@@ -106,6 +126,8 @@ impl Connection {
             offer,
             due: true,
             active: true,
+            fast: false,
+            grant: None,
         });
     }
 
@@ -137,6 +159,8 @@ impl Connection {
         }
         self.note_heard(now, header);
         self.on_acknowledgement(now, header, end - header.seq);
+        // Sixth: URG.
+        self.on_urgent(header, header.seq);
         // Seventh and eighth: text and FIN.
         if !payload.is_empty() || fin {
             self.on_text(now, header.seq, payload, fin);
@@ -158,8 +182,12 @@ impl Connection {
         }
         if let State::SynReceived(state) = &mut self.state {
             // The peer's SYN again: our answer was lost.
-            if header.flags.contains(TcpFlags::SYN) && header.seq == state.irs {
-                state.due |= self.challenges.allow(now);
+            let again = header.flags.contains(TcpFlags::SYN) && header.seq == state.irs;
+            if self.challenges.allow(now) {
+                state.due |= again;
+                if !again {
+                    self.receive.want_ack(AckNeed::Now);
+                }
             }
             return;
         }
@@ -187,8 +215,9 @@ impl Connection {
         }
         match &self.state {
             State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
-            // RFC 1337 §3: a RST does not cut TIME-WAIT short.
-            State::TimeWait(_) => {}
+            // Closes it (RFC 9293 §3.10.7.4, second). RFC 1337 §3 would ignore it, and so does
+            // Linux with `tcp_rfc1337`, which is off.
+            State::TimeWait(_) => self.end(),
             // As Linux tells it: the peer had said that it sends no more.
             State::CloseWait(_) => self.fail(Error::BrokenPipe),
             _ => self.fail(Error::Reset),
@@ -202,8 +231,14 @@ impl Connection {
         if both_open {
             self.complete_handshake(now, header);
             self.receive.want_ack(AckNeed::Now);
-        } else if let State::SynReceived(state) = &mut self.state {
-            state.due |= header.seq == state.irs && self.challenges.allow(now);
+        } else if let State::SynReceived(state) = &mut self.state
+            && header.seq == state.irs
+        {
+            // The peer's SYN again: our answer was lost.
+            state.due |= self.challenges.allow(now);
+        } else if matches!(&self.state, State::SynReceived(s) if !s.active) {
+            // RFC 9293 §3.10.7.4, fourth: a passive open returns to LISTEN.
+            self.end();
         } else if self.challenges.allow(now) {
             self.receive.want_ack(AckNeed::Now);
         }
@@ -214,18 +249,35 @@ impl Connection {
         let State::SynReceived(state) = &self.state else {
             return true;
         };
-        if header.ack != state.iss + 1 {
+        let fast = state.fast;
+        if !header.ack.after(state.iss) || header.ack.after(self.send.nxt) {
             self.reset = Some(Reset {
                 seq: header.ack,
                 ack: None,
             });
             return false;
         }
+        if fast {
+            self.finish_fast_open(now);
+            return true;
+        }
         self.sample_handshake(now);
         let syn = header.flags.contains(TcpFlags::SYN);
         let scale = if syn { 0 } else { self.send.scale };
         self.establish(header.seq, u32::from(header.window) << scale);
         true
+    }
+
+    /// The SYN+ACK is acknowledged; the user may have answered before.
+    fn finish_fast_open(&mut self, now: Instant) {
+        self.state = State::Established(Established);
+        self.events.insert(Events::CONNECTED | Events::WRITABLE);
+        self.send.retries = 0;
+        self.send.rtt.reset_backoff();
+        if self.send.fin {
+            self.state.close();
+        }
+        self.rearm(now, None);
     }
 
     /// RFC 5961 §5.2 [MAY-12]: an acknowledgement must lie between the oldest plausible and `nxt`.
@@ -254,6 +306,7 @@ impl Connection {
             (Some(state), Some(field)) => state.round_trip(field, now),
             _ => None,
         };
+        let before = self.send.una;
         let outcome = self.send.on_ack(&AckInput {
             now,
             seq: header.seq,
@@ -265,15 +318,35 @@ impl Connection {
             sack_permitted: self.sack,
             marked: self.ecn.is_some() && header.flags.contains(TcpFlags::ECE),
         });
+        if self.path.is_searching() {
+            self.note_path(outcome.advanced);
+        }
+        if outcome.advanced {
+            self.counters.octets_acknowledged += u64::from(self.send.una - before);
+            self.urgent_end = self.urgent_end.filter(|end| end.after(self.send.una));
+        }
         let no_probe = outcome.no_tail_probe && self.timers.runs(SendTimer::TailProbe);
         if outcome.advanced || outcome.reorder_at.is_some() || no_probe {
             self.rearm(now, outcome.reorder_at);
         }
-        if self.send.take_writable() {
-            self.events.insert(Events::WRITABLE);
-        }
+        self.note_writable();
         if outcome.fin_acknowledged {
             self.on_fin_acknowledged(now);
+        }
+    }
+
+    /// What an acknowledgement tells of the size that the path carries.
+    fn note_path(&mut self, advanced: bool) {
+        if self.send.episode != Episode::Open {
+            self.path.on_loss();
+        } else if advanced && let Some(size) = self.path.on_ack(self.send.una) {
+            self.send.mss = size;
+        }
+    }
+
+    pub(crate) fn note_writable(&mut self) {
+        if self.send.take_writable(self.options.unsent_low_water) {
+            self.events.insert(Events::WRITABLE);
         }
     }
 
@@ -287,10 +360,12 @@ impl Connection {
     }
 
     fn on_fin_acknowledged(&mut self, now: Instant) {
+        // A close that lingers waits for this.
+        self.events.insert(Events::WRITABLE);
         self.state.fin_acknowledged();
         match self.state {
             State::TimeWait(_) => self.enter_time_wait(now),
-            State::FinWait2(_) if self.orphan => self.timers.end = now + LINGERING,
+            State::FinWait2(_) if self.orphan => self.linger_orphaned(now),
             State::Closed(_) => self.end(),
             _ => {}
         }
@@ -304,22 +379,64 @@ impl Connection {
         self.receive.slim();
     }
 
+    /// Nobody will read what arrives, and the peer is told so when this side sends no more either
+    /// (Linux: `RCV_SHUTDOWN` in FIN-WAIT).
+    fn is_deaf(&self) -> bool {
+        let closing = matches!(self.state, State::FinWait1(_) | State::FinWait2(_));
+        self.orphan || (self.receive_shut && closing)
+    }
+
+    /// RFC 9293 §3.10.7.4, sixth, and §3.8.5 [MUST-30, MUST-31, MUST-32]; `start` is where the
+    /// text begins.
+    fn on_urgent(&mut self, header: &TcpHeader, start: SeqNum) {
+        if !header.flags.contains(TcpFlags::URG)
+            || header.urgent == 0
+            || !self.state.may_receive()
+            || self.orphan
+        {
+            return;
+        }
+        let octet = start + u32::from(header.urgent) - 1;
+        if self.receive.mark_urgent(octet, self.urgent_place()) {
+            self.events.insert(Events::URGENT);
+        }
+    }
+
+    /// Tells once that the urgent octet is here.
+    fn note_urgent_arrival(&mut self) {
+        if self.receive.urgent.is_some() && self.receive.has_urgent() {
+            self.events.insert(Events::PRIORITY);
+        }
+    }
+
     fn on_text(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {
         if !self.state.may_receive() {
-            // The peer has sent its FIN: this is old, or nonsense after it.
-            self.receive.want_ack(AckNeed::Now);
-            return self.restart_time_wait(now, fin);
+            // RFC 9293 §3.10.7.4, seventh: text behind the peer's FIN is ignored. Eighth: a FIN is
+            // acknowledged.
+            if fin {
+                self.receive.want_ack(AckNeed::Now);
+                self.restart_time_wait(now, fin);
+            }
+            return;
         }
         // RFC 9293 §3.6.1 [SHLD-3] and RFC 2525 §2.17: nobody will ever read this.
         let unread = (seq + payload.len() as u32).after(self.receive.nxt);
-        if unread && self.orphan {
-            return self.abort(now);
+        if unread && self.is_deaf() {
+            let orphan = self.orphan;
+            self.abort(now);
+            if !orphan {
+                self.fail(Error::Reset);
+            }
+            return;
         }
-        let arrival = self.receive.arrive(now, seq, payload, fin);
+        if !payload.is_empty() {
+            self.counters.data_in += 1;
+        }
+        let arrival = self.receive.arrive(now, seq, payload, fin, &self.send.rtt);
         if arrival.readable {
-            self.counters.octets_in += payload.len() as u64;
             self.events.insert(Events::READABLE);
         }
+        self.note_urgent_arrival();
         if arrival.finished {
             self.events.insert(Events::PEER_CLOSED | Events::READABLE);
             self.state.fin();

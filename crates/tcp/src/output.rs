@@ -1,17 +1,22 @@
 //! Which segment leaves next, and its header.
 
+use arrayvec::ArrayVec;
 use portolan_types::{Instant, SeqNum};
-use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
+use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
 use serde::{Deserialize, Serialize};
 
+use crate::config::Options;
 use crate::connection::Connection;
 use crate::ecn::{Codepoint, Ecn};
-use crate::handshake::Offer;
+use crate::handshake::{Offer, SynSent};
 use crate::send::Chunk;
 use crate::state::State;
 use crate::tally::Event;
 use crate::timers::SendTimer;
 use crate::timestamps::Timestamps;
+
+/// Octets that options may take in a SYN.
+const MAX_OPTIONS: u16 = 40;
 
 /// A segment to send. The payload lies in two pieces of the connection's buffer.
 #[derive(Clone, Debug)]
@@ -41,17 +46,28 @@ impl Connection {
     /// The next segment that is due; nothing once all are out.
     pub fn transmit(&mut self, now: Instant) -> Option<Segment<'_>> {
         if let Some(reset) = self.reset.take() {
-            return Some(self.emit_reset(reset));
+            return Some(self.emit_reset(now, reset));
         }
         match &mut self.state {
             State::Closed(_) => None,
             State::SynSent(state) => {
                 let (due, iss, offer) = (core::mem::take(&mut state.due), state.iss, state.offer);
-                due.then(|| self.emit_syn(now, iss, offer, false))
+                due.then(|| self.emit_opening(now, iss, offer))
             }
             State::SynReceived(state) => {
                 let (due, iss, offer) = (core::mem::take(&mut state.due), state.iss, state.offer);
-                due.then(|| self.emit_syn(now, iss, offer, true))
+                if due {
+                    let grant = state.grant.clone();
+                    return Some(bare(self.syn(now, iss, offer, grant, true)));
+                }
+                if state.fast && !self.send.fin {
+                    return self.transmit_synchronized(now);
+                }
+                self.receive.ack_due().then(|| {
+                    // RFC 9293 §3.10.7.4, first and second, in SYN-RECEIVED.
+                    let header = self.header(now, iss + 1, TcpFlags::ACK, false);
+                    bare(header)
+                })
             }
             _ => self.transmit_synchronized(now),
         }
@@ -66,6 +82,14 @@ impl Connection {
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
             return Some(bare(header));
         }
+        if self.path.is_searching()
+            && let Some(chunk) = self.next_path_probe(now)
+        {
+            return Some(Segment {
+                segment_size: 0,
+                ..self.emit_chunk(now, chunk)
+            });
+        }
         if let Some(chunk) = self.next_chunk(now) {
             return Some(self.emit_chunk(now, chunk));
         }
@@ -75,12 +99,27 @@ impl Connection {
             let header = self.header(now, self.send.una - 1, TcpFlags::ACK, false);
             return Some(bare(header));
         }
-        if self.receive.ack_due(self.options.quickack) {
+        if self.receive.ack_due() {
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
             return Some(bare(header));
         }
         self.arm_waiting(now);
+        self.note_writable();
+        self.chronometer.turn_to(self.send.activity(), now);
         None
+    }
+
+    fn next_path_probe(&mut self, now: Instant) -> Option<Chunk> {
+        if self.urgent_end.is_some() || !self.send.may_probe_path(self.send.mss) {
+            return None;
+        }
+        let size = self.path.wanted(now)?;
+        if !self.send.may_probe_path(size) {
+            return None;
+        }
+        let chunk = self.send.path_probe(size);
+        self.path.sent(chunk.seq + chunk.len, size);
+        Some(chunk)
     }
 
     /// The next octets, once their moment has come.
@@ -93,7 +132,7 @@ impl Connection {
             return None;
         }
         self.timers.pace = Instant::FAR_FUTURE;
-        let mut chunk = self.send.next_chunk(&self.options)?;
+        let mut chunk = self.next_by_options()?;
         if self.announces_reduction(chunk) && chunk.len > self.send.mss {
             // RFC 3168 §6.1.2: CWR goes with one packet only.
             chunk.len = self.send.mss;
@@ -102,8 +141,35 @@ impl Connection {
         Some(chunk)
     }
 
+    fn next_by_options(&mut self) -> Option<Chunk> {
+        if self.urgent_end.is_none() {
+            return self.send.next_chunk(&self.options);
+        }
+        // RFC 9293 §3.8.5, as Linux: urgent data is not held back. Segments that the device cuts
+        // would all carry the first one's pointer.
+        let options = Options {
+            nodelay: true,
+            cork: false,
+            more: false,
+            ..self.options.clone()
+        };
+        let mss = self.send.mss;
+        self.send.next_chunk(&options).map(|chunk| Chunk {
+            len: chunk.len.min(mss),
+            fin: chunk.fin && chunk.len <= mss,
+            ..chunk
+        })
+    }
+
     fn announces_reduction(&self, chunk: Chunk) -> bool {
         self.ecn.is_some() && self.send.announce_reduction && !chunk.retransmission && chunk.len > 0
+    }
+
+    /// The urgent pointer of a segment at `seq`: to behind the urgent octet (BSD's reading, RFC
+    /// 6093 §2). What lies too far ahead is announced as far as the field reaches.
+    fn urgent_pointer(&self, seq: SeqNum) -> Option<u16> {
+        let ahead = self.urgent_end?.distance(seq);
+        (ahead > 0).then(|| u16::try_from(ahead).unwrap_or(u16::MAX))
     }
 
     // ---- timers ----
@@ -112,7 +178,7 @@ impl Connection {
     fn arm_waiting(&mut self, now: Instant) {
         self.send.note_drained();
         if self.timers.acknowledge == Instant::FAR_FUTURE
-            && let Some(at) = self.receive.ack_deadline(now)
+            && let Some(at) = self.receive.ack_deadline(now, &self.send.rtt)
         {
             self.timers.acknowledge = at;
         }
@@ -185,9 +251,10 @@ impl Connection {
         }
         if chunk.retransmission {
             self.counters.retransmits += u64::from(chunk.len.div_ceil(self.send.mss).max(1));
-        } else {
-            self.counters.octets_out += u64::from(chunk.len);
+            self.counters.octets_again += u64::from(chunk.len);
         }
+        self.counters.octets_out += u64::from(chunk.len);
+        self.count_packets(chunk.len);
         let segment_size = if chunk.len > self.send.mss {
             self.send.mss as u16
         } else {
@@ -199,6 +266,13 @@ impl Connection {
             segment_size,
             codepoint,
         }
+    }
+
+    /// The header counted one packet; the device makes more of a large segment.
+    fn count_packets(&mut self, len: u32) {
+        let packets = u64::from(len.div_ceil(self.send.mss));
+        self.counters.data_out += packets;
+        self.counters.segments_out += packets.saturating_sub(1);
     }
 
     /// A header that acknowledges all that arrived and offers the present window.
@@ -221,6 +295,10 @@ impl Connection {
         self.receive.acknowledge(now, text);
         self.timers.acknowledge = Instant::FAR_FUTURE;
         self.counters.segments_out += 1;
+        let (flags, urgent) = match self.urgent_pointer(seq) {
+            Some(pointer) => (flags.with(TcpFlags::URG), pointer),
+            None => (flags, 0),
+        };
         TcpHeader {
             source_port: self.local_port,
             destination_port: self.remote_port,
@@ -228,7 +306,7 @@ impl Connection {
             ack: self.receive.nxt,
             flags,
             window: window.min(0xffff) as u16,
-            urgent: 0,
+            urgent,
             options: TcpOptions {
                 timestamps,
                 sack,
@@ -237,7 +315,43 @@ impl Connection {
         }
     }
 
-    fn emit_syn(&mut self, now: Instant, iss: SeqNum, offer: Offer, answer: bool) -> Segment<'_> {
+    /// The SYN of an active open. The first carries a cookie and text (RFC 7413 §4.1.3); sent
+    /// again, it is a plain one.
+    fn emit_opening(&mut self, now: Instant, iss: SeqNum, offer: Offer) -> Segment<'_> {
+        let (mut cookie, mut len) = (None, 0);
+        let room = usize::from(offer.mss.saturating_sub(MAX_OPTIONS));
+        if self.send.retries == 0
+            && let State::SynSent(SynSent {
+                fast: Some(fast), ..
+            }) = &mut self.state
+        {
+            if fast.takes_text() {
+                len = self.send.buffer.len().min(room);
+            }
+            fast.sent = len as u32;
+            cookie = fast.cookie.clone();
+        }
+        if len > 0 {
+            self.counters.data_out += 1;
+            self.counters.octets_out += len as u64;
+        }
+        let header = self.syn(now, iss, offer, cookie, false);
+        Segment {
+            header,
+            payload: self.send.buffer.slices(0, len),
+            segment_size: 0,
+            codepoint: Codepoint::NotEct,
+        }
+    }
+
+    fn syn(
+        &mut self,
+        now: Instant,
+        iss: SeqNum,
+        offer: Offer,
+        cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
+        answer: bool,
+    ) -> TcpHeader {
         self.send.last_sent = now;
         self.timers
             .set_send(SendTimer::Retransmit, now + self.send.rtt.rto());
@@ -250,6 +364,7 @@ impl Connection {
             echo: 0,
         });
         let (mut flags, ack) = if answer {
+            self.receive.acknowledge(now, false);
             (TcpFlags::SYN.with(TcpFlags::ACK), self.receive.nxt)
         } else {
             (TcpFlags::SYN, SeqNum(0))
@@ -258,7 +373,7 @@ impl Connection {
         if offer.ecn && (answer || self.send.retries == 0) {
             flags = flags.with(Ecn::syn_flags(answer));
         }
-        bare(TcpHeader {
+        TcpHeader {
             source_port: self.local_port,
             destination_port: self.remote_port,
             seq: iss,
@@ -271,14 +386,17 @@ impl Connection {
                 window_scale: offer.scale,
                 sack_permitted: offer.sack,
                 timestamps: stamp.or(first),
+                fast_open: cookie,
                 ..TcpOptions::default()
             },
-        })
+        }
     }
 
-    fn emit_reset(&mut self, reset: Reset) -> Segment<'_> {
+    fn emit_reset(&mut self, now: Instant, reset: Reset) -> Segment<'_> {
         self.tally.count(Event::ResetOut);
         self.counters.segments_out += 1;
+        // RFC 7323 §3.2: a RST should carry them, too.
+        let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         let (ack, flags) = match reset.ack {
             Some(ack) => (ack, TcpFlags::RST.with(TcpFlags::ACK)),
             None => (SeqNum(0), TcpFlags::RST),
@@ -289,6 +407,10 @@ impl Connection {
             seq: reset.seq,
             ack,
             flags,
+            options: TcpOptions {
+                timestamps,
+                ..TcpOptions::default()
+            },
             ..TcpHeader::default()
         })
     }

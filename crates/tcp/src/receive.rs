@@ -11,11 +11,20 @@ use serde::{Deserialize, Serialize};
 use crate::assembler::Assembler;
 use crate::buffer::{ByteRing, LARGEST};
 use crate::config::Config;
+use crate::rtt::RttEstimator;
+use crate::urgent::{Place, Span, Urgent};
 
-/// Linux's `TCP_DELACK_MIN`.
+/// Linux's `TCP_DELACK_MIN` and `TCP_ATO_MIN`.
 const ACK_DELAY: Duration = Duration::from_millis(40);
+/// Linux's `TCP_DELACK_MAX`; RFC 9293 §3.8.6.3 allows half a second [MUST-40].
+const ACK_DELAY_MAX: Duration = Duration::from_millis(200);
 /// Linux's `TCP_MAX_QUICKACKS`: acknowledgements sent at once before the pattern is known.
 const QUICK_ACKS: u8 = 16;
+/// What a peer's full segment holds until one was seen (RFC 9293 §3.7.1; Linux's
+/// `tcp_initialize_rcv_mss`).
+const ASSUMED_SEGMENT: u32 = 536;
+/// Linux's `TCP_INIT_CWND`, segments.
+const INITIAL_WINDOW: usize = 10;
 /// RFC 7323 §2.3.
 pub(crate) const MAX_SCALE: u8 = 14;
 
@@ -47,7 +56,19 @@ pub(crate) struct Receiver {
     limit_max: usize,
     autotune: bool,
     need: AckNeed,
+    /// The largest payload the peer has put into one segment.
+    pub(crate) segment: u32,
+    /// Acknowledgements to send at once before they may wait.
     quick: u8,
+    /// The peers take turns: acknowledgements ride on answers.
+    pub(crate) turns: bool,
+    /// How long an acknowledgement waits, by the pace of arrivals (Linux's `ato`); zero before the
+    /// first.
+    pace: Duration,
+    pub(crate) urgent: Option<Urgent>,
+    /// Sequence space that arrived in order, and segments that did not.
+    pub(crate) received: u64,
+    pub(crate) disordered: u64,
     /// A range that arrived twice (RFC 2883).
     duplicate: Option<(SeqNum, SeqNum)>,
     tuning: Tuning,
@@ -91,7 +112,13 @@ impl Receiver {
             limit_max: config.receive_buffer_max.max(config.receive_buffer),
             autotune: true,
             need: AckNeed::None,
-            quick: QUICK_ACKS,
+            segment: ASSUMED_SEGMENT.min(u32::from(config.mss).max(1)),
+            quick: 0,
+            turns: false,
+            pace: Duration::ZERO,
+            urgent: None,
+            received: 0,
+            disordered: 0,
             duplicate: None,
             tuning: Tuning::default(),
             last_data: Instant::ZERO,
@@ -114,6 +141,11 @@ impl Receiver {
         self.tuning.since = now;
         self.tuning.window_end = self.edge;
         self.tuning.window_since = now;
+    }
+
+    /// The first window is what the buffer grows from (Linux's `tcp_init_buffer_space`).
+    pub(crate) fn start_tuning(&mut self) {
+        self.tuning.space = self.limit.min(INITIAL_WINDOW * self.mss as usize);
     }
 
     // ---- the window ----
@@ -182,16 +214,81 @@ impl Receiver {
     }
 
     /// The next octets arrived, in order and with room: the fast path.
-    pub(crate) fn append(&mut self, now: Instant, payload: &[u8]) {
+    pub(crate) fn append(&mut self, now: Instant, payload: &[u8], rtt: &RttEstimator) {
+        self.note_text(now, payload.len(), rtt);
         self.buffer.push(payload);
         self.nxt += payload.len() as u32;
-        self.last_data = now;
+        self.received += payload.len() as u64;
         self.measure(now);
-        self.want_ack(if self.quick > 0 {
+        self.want_ack(self.prompt_or_delayed());
+    }
+
+    fn prompt_or_delayed(&self) -> AckNeed {
+        if self.quick > 0 && !self.turns {
             AckNeed::Now
         } else {
             AckNeed::Delayed
-        });
+        }
+    }
+
+    /// What arrivals tell of the peer's segments and pace (Linux's `tcp_measure_rcv_mss` and
+    /// `tcp_event_data_recv`).
+    fn note_text(&mut self, now: Instant, len: usize, rtt: &RttEstimator) {
+        self.segment = self
+            .segment
+            .max(u32::try_from(len).unwrap_or(u32::MAX).min(self.mss));
+        let gap = now.since(self.last_data);
+        self.last_data = now;
+        if self.pace.is_zero() {
+            self.pace = ACK_DELAY;
+            self.be_quick();
+        } else if gap <= ACK_DELAY / 2 {
+            self.pace = self.pace / 2 + ACK_DELAY / 2;
+        } else if gap < self.pace {
+            self.pace = (self.pace / 2 + gap).min(rtt.rto());
+        } else if gap > rtt.rto() {
+            // The peer starts anew: its window grows faster with every acknowledgement.
+            self.be_quick();
+        }
+    }
+
+    fn be_quick(&mut self) {
+        let count = (self.offered() / (2 * self.segment.max(1))).clamp(2, u32::from(QUICK_ACKS));
+        self.quick = self.quick.max(count as u8);
+    }
+
+    /// What came was not new: the peer needs to hear often where this side is (Linux's
+    /// `tcp_enter_quickack_mode`).
+    fn hasten(&mut self) {
+        self.be_quick();
+        self.turns = false;
+        self.pace = ACK_DELAY;
+    }
+
+    /// `TCP_QUICKACK`: what is due leaves now, and answers are not waited for until the peers take
+    /// turns again.
+    pub(crate) fn ack_quickly(&mut self) {
+        self.turns = false;
+        if self.need == AckNeed::Delayed {
+            self.need = AckNeed::Now;
+        }
+    }
+
+    /// `TCP_QUICKACK` off.
+    pub(crate) fn ack_lazily(&mut self) {
+        self.turns = true;
+    }
+
+    /// The delay is over and nothing took the acknowledgement along (Linux's
+    /// `tcp_delack_timer_handler`).
+    pub(crate) fn on_delay_expired(&mut self, rtt: &RttEstimator) {
+        if self.turns {
+            self.turns = false;
+            self.pace = ACK_DELAY;
+        } else {
+            self.pace = (2 * self.pace).min(rtt.rto());
+        }
+        self.want_ack(AckNeed::Now);
     }
 
     /// RFC 9293 §3.10.7.4, seventh and eighth: text and FIN of an acceptable segment.
@@ -201,6 +298,7 @@ impl Receiver {
         seq: SeqNum,
         payload: &[u8],
         fin: bool,
+        rtt: &RttEstimator,
     ) -> Arrival {
         let before = self.nxt;
         let end = seq + payload.len() as u32;
@@ -210,7 +308,7 @@ impl Receiver {
             self.assembler.truncate(end);
         }
         if !payload.is_empty() || fin {
-            self.last_data = now;
+            self.note_text(now, payload.len(), rtt);
             self.store(seq, payload);
         }
         let readable = self.nxt != before;
@@ -220,6 +318,7 @@ impl Receiver {
             self.edge = self.edge.max(self.nxt);
             self.want_ack(AckNeed::Now);
         }
+        self.received += u64::from(self.nxt - before);
         if readable {
             self.measure(now);
         }
@@ -233,16 +332,23 @@ impl Receiver {
         let stop = end.min(self.fin.map_or(self.edge, |fin| fin.min(self.edge)));
         if !start.before(stop) {
             // All of it is old, or beyond the window.
-            if seq.before(self.nxt) {
+            if seq.before(self.nxt) && seq != end {
                 self.duplicate = Some((seq, end.min(self.nxt)));
+                self.hasten();
             }
             self.want_ack(AckNeed::Now);
             return;
         }
         if self.assembler.covers(start, stop) {
+            // RFC 2883 §4: the range that holds the duplicate is told next to it.
+            self.assembler.note(start);
             self.duplicate = Some((start, stop));
             self.want_ack(AckNeed::Now);
             return;
+        }
+        if seq.before(self.nxt) {
+            self.duplicate = Some((seq, self.nxt));
+            self.want_ack(AckNeed::Now);
         }
         let text = &payload[(start - seq) as usize..(stop - seq) as usize];
         let offset = self.buffer.len() + (start - self.nxt) as usize;
@@ -252,6 +358,7 @@ impl Receiver {
             if self.assembler.insert(start, stop) {
                 self.buffer.write_at(offset, text);
             }
+            self.disordered += 1;
             self.want_ack(AckNeed::Now);
         }
     }
@@ -263,11 +370,10 @@ impl Receiver {
         self.buffer.extend((reached - self.nxt) as usize);
         self.nxt = reached;
         // RFC 5681 §4.2: at once when a gap is filled.
-        let quick = fills_gap || self.quick > 0;
-        self.want_ack(if quick {
+        self.want_ack(if fills_gap {
             AckNeed::Now
         } else {
-            AckNeed::Delayed
+            self.prompt_or_delayed()
         });
     }
 
@@ -275,6 +381,7 @@ impl Receiver {
     pub(crate) fn reject(&mut self, seq: SeqNum, len: u32) {
         if len > 0 && (seq + len).at_or_before(self.nxt) {
             self.duplicate = Some((seq, seq + len));
+            self.hasten();
         }
         self.want_ack(AckNeed::Now);
     }
@@ -285,28 +392,53 @@ impl Receiver {
         self.need = self.need.max(need);
     }
 
-    /// Whether an acknowledgement by itself is due: RFC 9293 §3.8.6.3 [SHLD-19] wants one for at least
-    /// every second full segment.
-    pub(crate) fn ack_due(&self, quickack: bool) -> bool {
+    /// Whether an acknowledgement by itself is due: RFC 9293 §3.8.6.3 wants one for at least
+    /// every second full segment [SHLD-19]. A full one is the largest seen, as on Linux.
+    pub(crate) fn ack_due(&self) -> bool {
         match self.need {
             AckNeed::None => false,
             AckNeed::Now => true,
-            AckNeed::Delayed => quickack || self.nxt - self.acknowledged >= 2 * self.mss,
+            AckNeed::Delayed => self.nxt - self.acknowledged > self.segment,
         }
     }
 
-    /// When a delayed acknowledgement must leave.
-    pub(crate) fn ack_deadline(&self, now: Instant) -> Option<Instant> {
-        (self.need == AckNeed::Delayed).then(|| now + ACK_DELAY)
+    /// When a delayed acknowledgement must leave (Linux's `tcp_send_delayed_ack`).
+    pub(crate) fn ack_deadline(&self, now: Instant, rtt: &RttEstimator) -> Option<Instant> {
+        (self.need == AckNeed::Delayed).then(|| now + self.ack_delay(rtt))
+    }
+
+    fn ack_delay(&self, rtt: &RttEstimator) -> Duration {
+        let longest = rtt
+            .smoothed()
+            .map_or(ACK_DELAY_MAX, |srtt| srtt.clamp(ACK_DELAY, ACK_DELAY_MAX));
+        self.pace.clamp(ACK_DELAY, longest)
+    }
+
+    /// The round trip by the time a window's worth takes to arrive; zero before the first.
+    pub(crate) fn measured_rtt(&self) -> Duration {
+        self.tuning.rtt
+    }
+
+    /// The most taken in one round trip.
+    pub(crate) fn space(&self) -> u32 {
+        u32::try_from(self.tuning.space).unwrap_or(u32::MAX)
+    }
+
+    /// `tcpi_ato`.
+    pub(crate) fn pace(&self) -> Duration {
+        self.pace
     }
 
     /// A segment that acknowledges `nxt` leaves; `data` if it carries text.
     pub(crate) fn acknowledge(&mut self, now: Instant, data: bool) {
-        if data && now.since(self.last_data) < ACK_DELAY {
-            // The peers take turns: acknowledgements will ride on answers.
-            self.quick = 0;
-        } else if self.need != AckNeed::None {
-            self.quick = self.quick.saturating_sub(1);
+        if data && now.since(self.last_data) < self.pace {
+            self.turns = true;
+        }
+        if self.need != AckNeed::None && self.quick > 0 {
+            self.quick -= 1;
+            if self.quick == 0 {
+                self.pace = ACK_DELAY;
+            }
         }
         self.need = AckNeed::None;
         self.acknowledged = self.nxt;
@@ -332,12 +464,120 @@ impl Receiver {
     // ---- reading ----
 
     /// Moves readable octets to `out`.
-    pub(crate) fn read(&mut self, now: Instant, out: &mut [u8], srtt: Option<Duration>) -> usize {
-        let count = self.buffer.copy_out(0, out);
-        self.buffer.consume(count);
+    pub(crate) fn read(
+        &mut self,
+        now: Instant,
+        out: &mut [u8],
+        srtt: Option<Duration>,
+        place: Place,
+    ) -> usize {
+        let count = if self.urgent.is_none() {
+            let count = self.buffer.copy_out(0, out);
+            self.buffer.consume(count);
+            count
+        } else {
+            self.read_to_mark(out, place)
+        };
         self.tuning.copied += count;
         self.tune(now, srtt);
         count
+    }
+
+    fn read_to_mark(&mut self, out: &mut [u8], place: Place) -> usize {
+        if out.is_empty() {
+            return 0;
+        }
+        let Span { skip, len } = self.span(place);
+        let room = out.len().min(len);
+        let count = self.buffer.copy_out(skip, &mut out[..room]);
+        self.buffer.consume(skip + count);
+        if self
+            .urgent
+            .is_some_and(|urgent| self.head().after(urgent.seq))
+        {
+            self.urgent = None;
+        }
+        count
+    }
+
+    /// Copies readable octets from `offset` on.
+    pub(crate) fn peek(&self, offset: usize, out: &mut [u8], place: Place) -> usize {
+        let Span { skip, len } = self.span(place);
+        let room = out.len().min(len.saturating_sub(offset));
+        self.buffer.copy_out(skip + offset, &mut out[..room])
+    }
+
+    /// Octets that a read returns at once.
+    pub(crate) fn readable(&self, place: Place) -> usize {
+        self.span(place).len
+    }
+
+    fn span(&self, place: Place) -> Span {
+        let queued = self.buffer.len();
+        match self.urgent {
+            Some(urgent) => urgent.span(self.head(), queued, place),
+            None => Span {
+                skip: 0,
+                len: queued,
+            },
+        }
+    }
+
+    /// Number of the octet that is read next.
+    fn head(&self) -> SeqNum {
+        self.nxt - u32::from(self.fin_consumed()) - self.buffer.len() as u32
+    }
+
+    // ---- urgent data ----
+
+    /// The peer's urgent pointer names the octet `seq` (Linux's `tcp_check_urg`). True if that is
+    /// news.
+    pub(crate) fn mark_urgent(&mut self, seq: SeqNum, place: Place) -> bool {
+        let known = self.urgent.is_some_and(|u| seq.at_or_before(u.seq));
+        if seq.before(self.nxt) || known || self.fin.is_some() {
+            return false;
+        }
+        if self.is_at_mark() && place == Place::Aside && self.buffer.len() > 0 {
+            // The octet of the earlier mark, if nobody has taken it, is lost.
+            self.buffer.consume(1);
+        }
+        self.urgent = Some(Urgent { seq, taken: false });
+        true
+    }
+
+    /// `SIOCATMARK`.
+    pub(crate) fn is_at_mark(&self) -> bool {
+        self.urgent.is_some_and(|urgent| urgent.seq == self.head())
+    }
+
+    /// Whether an urgent octet is here that nobody has taken out of band.
+    pub(crate) fn has_urgent(&self) -> bool {
+        self.urgent
+            .is_some_and(|urgent| !urgent.taken && self.urgent_offset(urgent).is_some())
+    }
+
+    fn urgent_offset(&self, urgent: Urgent) -> Option<usize> {
+        let here = urgent.seq.before(self.nxt) || self.assembler.covers(urgent.seq, urgent.seq + 1);
+        let offset = usize::try_from(urgent.seq.distance(self.head())).ok()?;
+        (here && offset < self.buffer.span()).then_some(offset)
+    }
+
+    /// The urgent octet, if it is here.
+    pub(crate) fn urgent_octet(&self) -> Option<u8> {
+        let offset = self.urgent_offset(self.urgent?)?;
+        self.buffer.slices(offset, 1)[0].first().copied()
+    }
+
+    /// `FIONREAD` (Linux's `tcp_inq`): octets before the mark, if there is one ahead.
+    pub(crate) fn inquiry(&self, place: Place) -> usize {
+        let queued = self.buffer.len();
+        match self.urgent {
+            Some(urgent) if place == Place::Aside => {
+                let before = usize::try_from(urgent.seq.distance(self.head())).unwrap_or(queued);
+                before.min(queued)
+            }
+            _ => queued,
+        }
     }
 
     /// Whether the reader freed so much that the peer should hear of it: the window at least
@@ -430,8 +670,15 @@ impl Receiver {
                 && self.assembler.end().is_none_or(|end| end.at_or_before(fin));
             awaited || (fin + 1 == self.nxt && self.assembler.is_empty())
         });
+        let urgent = self
+            .urgent
+            .is_none_or(|urgent| urgent.seq.at_or_after(self.head()));
         self.scale <= MAX_SCALE
+            && urgent
             && (1..=0xffff).contains(&self.mss)
+            && (1..=0xffff).contains(&self.segment)
+            && self.pace <= Duration::from_secs(1 << 20)
+            && self.received.max(self.disordered) < 1 << 62
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST
             && self.edge.distance(self.nxt) >= 0

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::buffer::{ByteRing, LARGEST};
 use crate::cc::{Congestion, Rate, octets_per_second};
+use crate::chrono::Activity;
 use crate::config::{Config, Options};
 use crate::rtt::{MIN_RTO, RttEstimator};
 use crate::sack::Scoreboard;
@@ -26,6 +27,11 @@ pub(crate) use recovery::{AckInput, Episode};
 
 /// What an IPv4 packet holds beside its headers and timestamps.
 pub(crate) const LARGEST_SEGMENT: u32 = 0xffff - 52;
+
+/// Segments behind a probe of the path, and the least congestion window for one (Linux's
+/// `tcp_mtu_probe`).
+const PROBE_FOLLOWERS: u32 = 4;
+const PROBE_WINDOW: u32 = 11;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sender {
@@ -157,6 +163,14 @@ impl Sender {
         self.rtt.complete_handshake();
     }
 
+    /// The peer has the first `count` octets, which went with the SYN.
+    pub(crate) fn take_early(&mut self, count: u32) {
+        self.buffer.consume(count as usize);
+        self.una += count;
+        self.nxt = self.una;
+        self.short_end = self.una;
+    }
+
     // ---- the queue ----
 
     /// Takes as much of `data` as there is space for.
@@ -181,21 +195,71 @@ impl Sender {
         self.autotune = false;
     }
 
+    /// Octets that may join those not sent yet (`TCP_NOTSENT_LOWAT`); a burst at least, until the
+    /// mark is reached.
+    pub(crate) fn unsent_room(&self, low_water: Option<u32>) -> usize {
+        let unsent = self.unsent();
+        match low_water {
+            Some(mark) if unsent >= mark => 0,
+            Some(mark) => (mark - unsent).max(self.gso_max) as usize,
+            None => usize::MAX,
+        }
+    }
+
+    /// A writer found no room and wants to hear when there is some.
+    pub(crate) fn note_blocked(&mut self) {
+        self.blocked = true;
+    }
+
+    /// Whether a segment of `size` may try the path: enough follows it to find out soon, and the
+    /// windows have room for all of that (Linux's `tcp_mtu_probe`).
+    pub(crate) fn may_probe_path(&self, size: u32) -> bool {
+        let wanted = size + PROBE_FOLLOWERS * self.mss;
+        let cwnd = self.congestion.cwnd();
+        let window_end = self.una + self.window;
+        self.episode == Episode::Open
+            && self.unsent() >= wanted
+            && cwnd >= PROBE_WINDOW * self.mss
+            && cwnd.saturating_sub(self.in_flight()) >= size
+            && (self.nxt + wanted).at_or_before(window_end)
+    }
+
+    /// The next octets as one segment of `size`, which tries the path.
+    pub(crate) fn path_probe(&self, size: u32) -> Chunk {
+        self.chunk(self.nxt, size, false)
+    }
+
+    /// What the sender does now that nothing is due.
+    pub(crate) fn activity(&self) -> Activity {
+        let unsent = self.unsent() > 0;
+        let window_full = self.nxt.at_or_after(self.una + self.window);
+        if self.buffer.len() == 0 && self.board.is_empty() {
+            Activity::Idle
+        } else if unsent && window_full {
+            Activity::WindowLimited
+        } else if !unsent && self.blocked {
+            Activity::BufferLimited
+        } else {
+            Activity::Busy
+        }
+    }
+
     /// Whether a writer that found no space should try again: a third is free, as on Linux.
-    pub(crate) fn take_writable(&mut self) -> bool {
-        let writable = self.blocked && self.is_writable();
+    pub(crate) fn take_writable(&mut self, low_water: Option<u32>) -> bool {
+        let writable = self.blocked && self.is_writable(low_water);
         self.blocked &= !writable;
         writable
     }
 
-    pub(crate) fn poll_writable(&mut self) -> bool {
-        let writable = self.is_writable();
+    pub(crate) fn poll_writable(&mut self, low_water: Option<u32>) -> bool {
+        let writable = self.is_writable(low_water);
         self.blocked |= !writable;
         writable
     }
 
-    fn is_writable(&self) -> bool {
+    fn is_writable(&self, low_water: Option<u32>) -> bool {
         self.space() > self.buffer.len() / 2
+            && low_water.is_none_or(|mark| self.unsent().saturating_mul(2) < mark)
     }
 
     /// Octets of `buffer` not sent yet.

@@ -33,6 +33,9 @@ impl Connection {
         if !self.state_fits() {
             return Err(Invalid::State);
         }
+        if !self.path.is_consistent() {
+            return Err(Invalid::Send);
+        }
         if !self.counters.are_bounded() {
             return Err(Invalid::Counters);
         }
@@ -48,7 +51,18 @@ impl Connection {
         let flushed = unsynchronized && !self.send.fin && self.send.buffer.len() == 0;
         let peer_closed = self.receive.fin_consumed();
         match &self.state {
-            State::SynSent(s) => unsynchronized && s.iss + 1 == self.send.una && !self.send.fin,
+            State::SynSent(s) => {
+                let early = s.fast.as_ref().map_or(0, |fast| fast.sent as usize);
+                unsynchronized
+                    && s.iss + 1 == self.send.una
+                    && !self.send.fin
+                    && early <= self.send.buffer.len()
+            }
+            State::SynReceived(s) if s.fast => {
+                !peer_closed
+                    && s.iss + 1 == self.send.una
+                    && self.receive.nxt.at_or_after(s.irs + 1)
+            }
             State::SynReceived(s) => {
                 unsynchronized && s.iss + 1 == self.send.una && s.irs + 1 == self.receive.nxt
             }
@@ -68,9 +82,12 @@ impl Counters {
         [
             self.segments_in,
             self.segments_out,
-            self.octets_in,
+            self.data_in,
+            self.data_out,
             self.octets_out,
             self.retransmits,
+            self.octets_again,
+            self.octets_acknowledged,
         ]
         .iter()
         .all(|&count| count < 1 << 62)

@@ -1,5 +1,5 @@
 //! The TCP header (RFC 9293 §3.1) and the options Portolan speaks: MSS, window scale and
-//! timestamps (RFC 7323), SACK (RFC 2018).
+//! timestamps (RFC 7323), SACK (RFC 2018), Fast Open (RFC 7413).
 
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
@@ -24,6 +24,11 @@ const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
+const FAST_OPEN: u8 = 34;
+/// Octets of a Fast Open cookie (RFC 7413 §4.1.1).
+const COOKIE_LENGTHS: core::ops::RangeInclusive<usize> = 4..=MAX_COOKIE;
+/// Octets of the longest Fast Open cookie.
+pub const MAX_COOKIE: usize = 16;
 
 /// What precedes the timestamps where they are the only option.
 const ALIGNED_TIMESTAMPS: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
@@ -51,6 +56,8 @@ pub struct TcpOptions {
     pub sack_permitted: bool,
     pub timestamps: Option<Timestamps>,
     pub sack: ArrayVec<SackBlock, 4>,
+    /// A Fast Open cookie (RFC 7413 §4.1.1); an empty one asks for one.
+    pub fast_open: Option<ArrayVec<u8, MAX_COOKIE>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +187,11 @@ impl TcpOptions {
             0
         };
         let window_scale = if self.window_scale.is_some() { 4 } else { 0 };
-        mss + timestamps + sack_permitted + window_scale
+        let fast_open = self
+            .fast_open
+            .as_ref()
+            .map_or(0, |cookie| (2 + cookie.len()).next_multiple_of(4));
+        mss + timestamps + sack_permitted + window_scale + fast_open
     }
 
     /// Reads options. MSS, window scale and SACK-permitted count in a SYN only (RFC 9293 §3.2 [MUST-65],
@@ -223,6 +234,11 @@ impl TcpOptions {
                     self.timestamps = Some(timestamps);
                 }
             }
+            (FAST_OPEN, cookie) if syn => {
+                let fits = cookie.is_empty()
+                    || (COOKIE_LENGTHS.contains(&cookie.len()) && cookie.len() % 2 == 0);
+                self.fast_open = fits.then(|| cookie.iter().copied().collect());
+            }
             (SACK, blocks) if blocks.len() % 8 == 0 => {
                 self.sack = blocks
                     .chunks_exact(8)
@@ -258,6 +274,13 @@ impl TcpOptions {
         }
         if let Some(shift) = self.window_scale {
             writer.put(&[NOP, WINDOW_SCALE, 3, shift]);
+        }
+        if let Some(cookie) = &self.fast_open {
+            writer.put(&[FAST_OPEN, 2 + cookie.len() as u8]);
+            writer.put(cookie);
+            if cookie.len() % 4 != 2 {
+                writer.put(&[NOP, NOP]);
+            }
         }
         let sack = self.sack_that_fit();
         if !sack.is_empty() {

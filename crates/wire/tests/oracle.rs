@@ -53,6 +53,7 @@ impl Segment {
                     .timestamps
                     .map(|(value, echo)| Timestamps { value, echo }),
                 sack: self.sack.iter().take(blocks).map(block).collect(),
+                fast_open: None,
             },
         }
     }

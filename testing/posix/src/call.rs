@@ -603,3 +603,16 @@ fn timespec(time: Duration) -> libc::timespec {
         tv_nsec: time.subsec_nanos().into(),
     }
 }
+
+/// ioctl that answers with an `int`.
+pub fn ioctl_int(fd: Fd, request: libc::c_ulong) -> Answer<c_int> {
+    let mut value: c_int = 0;
+    // SAFETY: these requests write one `int`.
+    number(unsafe { libc::ioctl(fd, request, &raw mut value) })?;
+    Ok(value)
+}
+
+pub fn this_process() -> c_int {
+    // SAFETY: no arguments.
+    unsafe { libc::getpid() }
+}

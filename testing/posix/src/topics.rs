@@ -6,6 +6,7 @@ mod connect;
 mod descriptors;
 mod duplicate;
 mod epoll;
+mod fast_open;
 mod faults;
 mod linger;
 mod names;
@@ -15,9 +16,11 @@ mod receive;
 mod send;
 mod shutdown;
 mod signals;
+mod tcp_options;
 mod threads;
 mod timeouts;
 mod udp;
+mod urgent;
 
 use crate::side::Side;
 
@@ -27,7 +30,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 18] = [
+pub static TOPICS: [Topic; 21] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -99,5 +102,17 @@ pub static TOPICS: [Topic; 18] = [
     Topic {
         name: "faults",
         run: faults::run,
+    },
+    Topic {
+        name: "urgent",
+        run: urgent::run,
+    },
+    Topic {
+        name: "tcp-options",
+        run: tcp_options::run,
+    },
+    Topic {
+        name: "fast-open",
+        run: fast_open::run,
     },
 ];

@@ -41,6 +41,8 @@ pub struct Link {
     pub buffer: usize,
     /// With more octets than this waiting, packets that may be marked are (RFC 3168).
     pub mark_above: usize,
+    /// Larger payloads, options included, vanish without a word.
+    pub largest: usize,
     /// Accidents in a thousand packets.
     pub loss: u32,
     pub duplication: u32,
@@ -66,6 +68,7 @@ impl Link {
             rate: 0,
             buffer: usize::MAX,
             mark_above: usize::MAX,
+            largest: usize::MAX,
             loss: 0,
             duplication: 0,
             reordering: 0,
@@ -82,7 +85,9 @@ impl Link {
 
     /// Puts a packet on the wire.
     pub fn send(&mut self, now: Instant, mut packet: Packet) {
-        if self.waiting(now) + packet.payload.len() > self.buffer || self.random.chance(self.loss) {
+        let size = packet.payload.len() + packet.header.options.len();
+        let fits = size <= self.largest && self.waiting(now) + packet.payload.len() <= self.buffer;
+        if !fits || self.random.chance(self.loss) {
             self.dropped += 1;
             return;
         }

@@ -340,13 +340,14 @@ fn a_new_syn_reopens_time_wait_only_if_it_is_newer() {
     pair.run_for(10 * MS);
     close(&mut pair, Side::B);
     pair.run_for(10 * MS);
+    let now = pair.now;
     let mut syn = segment(2000, 1000, SeqNum(1), TcpFlags::SYN);
     let clock = pair.now.as_millis() as u32;
     let stamp = |value| Some(portolan_wire::tcp::Timestamps { value, echo: 0 });
     syn.options.timestamps = stamp(clock - 100_000);
-    assert_eq!(pair.a.tcp().reopens(&syn), None);
+    assert_eq!(pair.a.tcp().reopens(now, &syn), None);
     syn.options.timestamps = stamp(clock + 1);
-    assert!(pair.a.tcp().reopens(&syn).is_some());
+    assert!(pair.a.tcp().reopens(now, &syn).is_some());
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn set_option(connection: &mut Connection, kind: u8, value: u16) {
     match kind % 8 {
         0 => connection.options().nodelay ^= true,
         1 => connection.options().cork ^= true,
-        2 => connection.options().quickack ^= true,
+        2 => connection.ack_quickly(),
         3 => connection.options().user_timeout = Some(time),
         4 => connection.options().window_clamp = Some(value.into()),
         5 => connection.set_send_buffer(value.into()),

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::Stop;
 use super::fallback::fall_back;
+use super::socket_options::apply_quickack;
 use crate::control::{self, Lost};
 use crate::process::{Absent, Process};
 use crate::socket::{Setup, Socket};
@@ -55,6 +56,9 @@ pub(super) fn install(
     mut session: Session,
 ) {
     socket.options().apply(&mut session);
+    if let Session::Tcp(session) = &mut session {
+        apply_quickack(socket, &mut session.connection);
+    }
     let mut core = process.lock();
     let now = clock::now();
     core.stack.insert_at(now, slot, session);

@@ -6,12 +6,12 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::MAX_MESSAGE;
-use portolan_proto::control::{DescriptorEvent, ReplyBody, RequestBody};
+use portolan_proto::control::{DescriptorEvent, Early, HandshakeOptions, ReplyBody, RequestBody};
 use portolan_stack::{Session, TcpSession, UdpSession};
 use portolan_sys::descriptor;
 use portolan_sys::unix::{self, ReceiveError};
 use portolan_tcp::Events;
-use portolan_types::{Generation, Protocol, Slot};
+use portolan_types::{Generation, Instant, Protocol, Slot};
 use rustix::io::Errno;
 
 use super::asking::{UDP_RECEIVE_BUFFER, denial, install, introduce, open_capsule, refusal};
@@ -62,14 +62,15 @@ fn connect_udp(
         process.lock().stack.reserve()
     };
     let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
-    let receive_buffer = None;
+    let options = HandshakeOptions::default();
     let protocol = Protocol::Udp;
     let request = RequestBody::Connect {
         session,
         protocol,
         remote,
         slot,
-        receive_buffer,
+        options,
+        early: Early::No,
     };
     let answer = process.control.call(request, &fds);
     drop(fds);
@@ -174,7 +175,18 @@ fn connect_tcp(
             return Err(error.into());
         }
         Phase::Cached if socket.take_news() => return Ok(()),
-        Phase::Idle => start_connect(process, fd, socket, remote)?,
+        Phase::Idle if socket.setup().deferred.is_some() => return Err(Errno::ISCONN.into()),
+        Phase::Idle => {
+            let early = if socket.options().opens_fast() {
+                Early::IfCookie
+            } else {
+                Early::No
+            };
+            if let Opening::Deferred = start_connect(process, fd, socket, remote, early)? {
+                // The first octets take the SYN along.
+                return Ok(());
+            }
+        }
         Phase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
         Phase::Connecting => {}
         Phase::Cached | Phase::Listening => return Err(Errno::ISCONN.into()),
@@ -184,7 +196,45 @@ fn connect_tcp(
     if socket.is_nonblocking() {
         return Err(Errno::INPROGRESS.into());
     }
-    wait_connected(process, fd, socket)
+    let deadline = deadline_after(socket.options().send_timeout());
+    wait_connected(process, fd, socket, deadline)
+}
+
+/// What became of an active open.
+enum Opening {
+    /// It is under way, and so many octets went with the SYN.
+    Started { early: usize },
+    /// It waits for octets that could go with the SYN (`TCP_FASTOPEN_CONNECT`).
+    Deferred,
+}
+
+/// `MSG_FASTOPEN`, or the first octets of a deferred open: connects with as much of `text` as the
+/// SYN takes, and returns how much that was (Linux's `tcp_sendmsg_fastopen`).
+pub(super) fn connect_with(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    remote: SocketAddr,
+    (text, flags): (Vec<u8>, i32),
+) -> Result<usize, Stop> {
+    let cookieless = socket.options().opens_without_cookie();
+    let early = Early::Text {
+        octets: text,
+        cookieless,
+    };
+    let taken = match start_connect(process, fd, socket, remote, early)? {
+        Opening::Started { early } => early,
+        Opening::Deferred => 0,
+    };
+    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return match taken {
+            0 => Err(Errno::INPROGRESS.into()),
+            taken => Ok(taken),
+        };
+    }
+    let deadline = deadline_after(socket.options().send_timeout());
+    wait_connected(process, fd, socket, deadline)?;
+    Ok(taken)
 }
 
 fn start_connect(
@@ -192,9 +242,10 @@ fn start_connect(
     fd: RawFd,
     socket: &Arc<Socket>,
     remote: SocketAddr,
-) -> Result<(), Stop> {
+    early: Early,
+) -> Result<Opening, Stop> {
     let mut setup = socket.setup();
-    let receive_buffer = socket.options().receive_buffer();
+    let options = socket.options().handshake();
     let slot = process.lock().stack.reserve();
     let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
     let protocol = Protocol::Tcp;
@@ -203,19 +254,36 @@ fn start_connect(
         protocol,
         remote,
         slot,
-        receive_buffer,
+        options,
+        early,
     };
     let answer = process.control.call(request, &fds);
     drop(fds);
     let failure = match answer {
-        Ok((ReplyBody::Connecting { session, local }, _)) => {
+        Ok((
+            ReplyBody::Connecting {
+                session,
+                local,
+                early,
+            },
+            _,
+        )) => {
             setup.opened(session);
             setup.local = Some(local);
             setup.remote = Some(remote);
             socket.cache_at(slot);
             socket.set_phase(Phase::Connecting);
+            setup.deferred = None;
             socket.expect_news();
-            return Ok(());
+            return Ok(Opening::Started {
+                early: early as usize,
+            });
+        }
+        Ok((ReplyBody::Deferred, _)) => {
+            setup.deferred = Some(remote);
+            drop(setup);
+            process.lock().stack.remove(slot);
+            return Ok(Opening::Deferred);
         }
         Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
         other => denial(socket, &setup, other),
@@ -224,8 +292,12 @@ fn start_connect(
     Err(failure)
 }
 
-fn wait_connected(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
-    let deadline = deadline_after(socket.options().send_timeout());
+pub(super) fn wait_connected(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    deadline: Option<Instant>,
+) -> Result<(), Stop> {
     let watching = Watching::new(vec![socket])?;
     loop {
         let mut kernel = [pollfd(fd, libc::POLLIN)];

@@ -11,8 +11,9 @@ use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::bind::bind_implicitly;
-use super::connect::complete_connect;
+use super::connect::{complete_connect, connect_with, wait_connected};
 use super::datagram::{Control, SendControl, receive_udp, send_udp};
+use super::oob::receive_urgent;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::core::Core;
 use crate::process::Process;
@@ -41,7 +42,11 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
                 bind_implicitly(process, fd, &socket)?;
                 receive_udp(process, &socket, buffers, flags)
             }
-            (Phase::Connecting, _) => Err(Errno::AGAIN.into()),
+            (Phase::Connecting, _) => {
+                let deadline = deadline_after(socket.options().receive_timeout());
+                wait_opened(process, fd, &socket, (deadline, flags))?;
+                receive_tcp(process, &socket, buffers, flags)
+            }
             (Phase::Relayed, _) => Err(Stop::NotOurs),
             (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
                 Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
@@ -58,7 +63,7 @@ fn receive_tcp(
     flags: i32,
 ) -> Result<Received, Stop> {
     if flags & libc::MSG_OOB != 0 {
-        return Err(Errno::INVAL.into());
+        return receive_urgent(process, socket, buffers, flags);
     }
     let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_peek = flags & libc::MSG_PEEK != 0;
@@ -82,6 +87,10 @@ fn receive_tcp(
         let before = if is_peek { 0 } else { done.get() };
         let mut taken = 0;
         scatter(buffers, before, |piece| {
+            // A read ends at the urgent mark.
+            if before + taken > 0 && !is_peek && connection.is_at_mark() {
+                return 0;
+            }
             let count = if is_peek {
                 connection.peek(taken, piece)
             } else if is_drop {
@@ -95,11 +104,13 @@ fn receive_tcp(
         });
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
+        let is_at_mark = !is_peek && connection.is_at_mark();
         if taken > 0 && !is_peek {
             core.stack.touch(slot);
         }
         let done = done.get();
-        let is_enough = done >= least && (done > 0 || has_some);
+        let is_at_mark = is_at_mark && done > 0;
+        let is_enough = (done >= least || is_at_mark) && (done > 0 || has_some);
         if is_enough || (done > 0 && has_ended) {
             return Some(Ok(done));
         }
@@ -157,6 +168,22 @@ fn receive_tcp(
     }
 }
 
+/// Data calls on a socket that connects wait until it is connected.
+fn wait_opened(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    (deadline, flags): (Option<Instant>, i32),
+) -> Result<(), Stop> {
+    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return Err(Errno::AGAIN.into());
+    }
+    wait_connected(process, fd, socket, deadline).map_err(|stop| match stop {
+        Stop::Failed(Errno::INPROGRESS) => Errno::AGAIN.into(),
+        stop => stop,
+    })
+}
+
 /// The session has left this process: for the server, which relays it, or for good.
 pub(super) fn gone<T>(socket: &Socket) -> Result<T, Stop> {
     match socket.phase() {
@@ -211,13 +238,22 @@ pub fn send_message(
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.phase(), socket.protocol) {
+            (Phase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
+                Err(Errno::ISCONN.into())
+            }
             (Phase::Cached, Protocol::Tcp) => send_tcp(process, &socket, buffers, flags),
             (Phase::Cached | Phase::Idle, Protocol::Udp) => {
                 send_udp(process, fd, &socket, buffers, to, flags, control)
             }
-            (Phase::Connecting, _) => Err(Errno::AGAIN.into()),
+            (Phase::Connecting, _) if flags & libc::MSG_FASTOPEN != 0 => Err(Errno::ALREADY.into()),
+            (Phase::Connecting, _) => {
+                let deadline = deadline_after(socket.options().send_timeout());
+                wait_opened(process, fd, &socket, (deadline, flags))?;
+                send_tcp(process, &socket, buffers, flags)
+            }
             (Phase::Relayed, _) => Err(Stop::NotOurs),
-            (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
+            (Phase::Idle, Protocol::Tcp) => send_first(process, fd, &socket, buffers, to, flags),
+            (Phase::Listening | Phase::Closed, _) => {
                 Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
             }
         }
@@ -229,6 +265,48 @@ pub fn send_message(
     answer
 }
 
+/// Octets that a SYN could carry; what is beyond is sent once the connection stands.
+const EARLY_MAX: usize = 1460;
+
+/// Sends on a socket that is not connected: with `MSG_FASTOPEN`, or to where an open was deferred,
+/// this opens the connection.
+fn send_first(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    buffers: &[IoSlice<'_>],
+    to: Option<SocketAddr>,
+    flags: i32,
+) -> Result<usize, Stop> {
+    let deferred = socket.setup().deferred;
+    let remote = match (flags & libc::MSG_FASTOPEN != 0, to, deferred) {
+        (_, _, Some(remote)) => remote,
+        (true, Some(to), None) => socket.given(to)?,
+        (true, None, None) => return Err(Errno::INVAL.into()),
+        (false, _, None) => {
+            return Err(socket.take_error(None).unwrap_or(Errno::PIPE).into());
+        }
+    };
+    let mut text = Vec::new();
+    gather(buffers, 0, |piece| {
+        let count = piece.len().min(EARLY_MAX - text.len());
+        text.extend_from_slice(&piece[..count]);
+        count
+    });
+    let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    let taken = connect_with(process, fd, socket, remote, (text, flags))?;
+    if taken == total || socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+        return Ok(taken);
+    }
+    let rest = buffers.iter().flat_map(|buffer| buffer.iter().copied());
+    let rest: Vec<u8> = rest.skip(taken).collect();
+    match send_tcp(process, socket, &[IoSlice::new(&rest)], flags) {
+        Ok(count) => Ok(taken + count),
+        Err(_) if taken > 0 => Ok(taken),
+        Err(stop) => Err(stop),
+    }
+}
+
 fn send_tcp(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -236,9 +314,7 @@ fn send_tcp(
     flags: i32,
 ) -> Result<usize, Stop> {
     let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-    if flags & libc::MSG_OOB != 0 && total > 0 {
-        return Err(Errno::OPNOTSUPP.into());
-    }
+    let is_urgent = flags & libc::MSG_OOB != 0 && total > 0;
     let more = flags & libc::MSG_MORE != 0;
     let done = Cell::new(0);
     let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
@@ -272,6 +348,9 @@ fn send_tcp(
             done.set(done.get() + count);
             count
         });
+        if is_urgent && done.get() == total {
+            connection.mark_urgent();
+        }
         core.stack.touch(slot);
         core.send_out(now);
         (done.get() == total).then_some(Ok(total))

@@ -12,6 +12,8 @@ use crate::socket::Phase;
 
 /// Is the next octet urgent? (`asm-generic/sockios.h`)
 const SIOCATMARK: u64 = 0x8905;
+/// Octets that were never sent (`linux/sockios.h`).
+const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Notes what concerns us; the descriptor's own flags are the kernel's.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
@@ -34,13 +36,31 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
         if request == SIOCATMARK && socket.protocol == Protocol::Udp {
             return Err(Errno::NOTTY.into());
         }
-        if !matches!(request, libc::FIONREAD | libc::TIOCOUTQ) || socket.phase() != Phase::Cached {
-            return Err(Stop::NotOurs);
+        let is_known = matches!(
+            request,
+            libc::FIONREAD | libc::TIOCOUTQ | SIOCOUTQNSD | SIOCATMARK
+        );
+        match (is_known, socket.phase()) {
+            (true, Phase::Cached) => {}
+            (true, Phase::Listening) if request != SIOCATMARK => return Err(Errno::INVAL.into()),
+            (true, Phase::Connecting | Phase::Idle | Phase::Listening)
+                if socket.protocol == Protocol::Tcp =>
+            {
+                memory::write_int(argument, 0)?;
+                return Ok(0);
+            }
+            _ => return Err(Stop::NotOurs),
         }
         let mut core = process.lock();
         core.take_in(portolan_sys::clock::now());
         let octets = match (request, core.stack.get(socket.slot())) {
-            (libc::FIONREAD, Some(Session::Tcp(session))) => session.connection.readable(),
+            (libc::FIONREAD, Some(Session::Tcp(session))) => session.connection.inquiry(),
+            (SIOCATMARK, Some(Session::Tcp(session))) => {
+                usize::from(session.connection.is_at_mark())
+            }
+            (SIOCOUTQNSD, Some(Session::Tcp(session))) => {
+                session.connection.figures().unsent as usize
+            }
             (libc::FIONREAD, Some(Session::Udp(session))) => session
                 .queue
                 .front()

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use portolan_proto::control::{AfterFlush, RequestBody};
 use portolan_stack::{Session, TcpSession};
@@ -12,12 +13,13 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
-use super::{Answer, Stop, find};
+use super::{Answer, Stop, deadline_after, find};
 use crate::control::{self, Lost};
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
 use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
 use crate::table::{self, File, Hidden};
+use crate::wait::{Sleep, Waiter};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
     fn open(domain: i32, kind: i32, protocol: i32) -> Result<RawFd, Stop> {
@@ -220,9 +222,40 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
         socket.set_phase(Phase::Closed);
         let linger = socket.options().linger();
         let is_abortive = linger.is_some_and(|linger| linger.time.is_zero());
+        if phase == Phase::Cached
+            && socket.protocol == Protocol::Tcp
+            && let Some(linger) = linger.filter(|linger| !linger.time.is_zero())
+        {
+            wait_lingering(process, socket, linger.time);
+        }
         end_session(process, socket, phase, is_abortive);
     }
     true
+}
+
+/// A close with `SO_LINGER` waits until the peer has acknowledged all that was sent and the FIN,
+/// or the time is over (socket(7)); also for a socket that never waits otherwise.
+fn wait_lingering(process: &Process, socket: &Arc<Socket>, time: Duration) {
+    let Ok(waiter) = Waiter::mine() else {
+        return;
+    };
+    let slot = socket.slot();
+    let mut core = process.lock();
+    let now = clock::now();
+    if let Some(session) = core.stack.tcp(slot) {
+        session.connection.close(now);
+    }
+    core.stack.touch(slot);
+    core.send_out(now);
+    drop(core);
+    socket.watch(&waiter);
+    // A signal ends the wait; whatever is left is finished by the server.
+    let _ = process.wait(Sleep::until(deadline_after(Some(time))), |core, _| {
+        let session = core.stack.tcp(slot);
+        let is_over = session.is_none_or(|session| session.connection.is_flushed());
+        is_over.then_some(())
+    });
+    socket.unwatch(&waiter);
 }
 
 /// Calls on the socket go on although its last descriptor is about to be closed: the server must

@@ -34,10 +34,14 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
             (Phase::Idle, _) => become_listener(process, &socket, backlog),
             (Phase::Listening, Some(session)) => {
                 let session = SessionRef::Known(session);
-                match process
-                    .control
-                    .call(RequestBody::Listen { session, backlog }, &[])
-                {
+                socket.setup().backlog = backlog;
+                let options = socket.options().handshake();
+                let request = RequestBody::Listen {
+                    session,
+                    backlog,
+                    options,
+                };
+                match process.control.call(request, &[]) {
                     Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
                     other => Err(refusal(other)),
                 }
@@ -59,11 +63,17 @@ fn become_listener(
     let mut setup = socket.setup();
     let (near, far) = unix::socket_pair(PairKind::SeqPacket)?;
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
-    let request = RequestBody::Listen { session, backlog };
+    let options = socket.options().handshake();
+    let request = RequestBody::Listen {
+        session,
+        backlog,
+        options,
+    };
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
         Ok((ReplyBody::Listening { session, local }, _)) => {
             setup.opened(session);
             setup.local = Some(local);
+            setup.backlog = backlog;
             put_under_all(socket, &near)?;
             socket.set_phase(Phase::Listening);
             drop(setup);

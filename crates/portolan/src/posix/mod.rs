@@ -15,7 +15,9 @@ mod groups;
 mod lifecycle;
 mod listen;
 mod multiplex;
+mod oob;
 mod socket_options;
+mod tcp_info;
 mod twin;
 
 pub use addresses::{local_address, peer_address};

@@ -3,26 +3,27 @@
 use std::os::fd::RawFd;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
+use portolan_stack::Session;
 use portolan_sys::clock;
-use portolan_tcp::{Connection, StateName};
+use portolan_tcp::Connection;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
+use super::asking::refusal;
 use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::groups::{sending_interface, set_membership};
 use super::twin::repeat_on_twin;
-use super::{Answer, Stop, find};
+use super::{Answer, Stop, find, tcp_info};
 use crate::options::CONGESTION_NAME;
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
 
-/// Octets of the part of `struct tcp_info` that is filled; callers get what fits their buffer.
-const TCP_INFO_LENGTH: usize = 104;
-
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
         let (socket, process) = find(fd)?;
+        check_phase(&socket, level, name, value)?;
         if let Some(changed) = set_membership(process, &socket, level, name, value) {
             return changed;
         }
@@ -32,8 +33,12 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         } else {
             socket.options().set(socket.protocol, level, name, value)?;
         }
-        if socket.phase() != Phase::Cached {
-            return Ok(());
+        match socket.phase() {
+            Phase::Cached => {}
+            Phase::Listening if concerns_handshakes(level, name) => {
+                return tell_of_handshakes(process, &socket);
+            }
+            _ => return Ok(()),
         }
         if socket.protocol == Protocol::Udp {
             repeat_on_twin(&socket, level, name);
@@ -45,6 +50,11 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         let slot = socket.slot();
         if let Some(session) = core.stack.get_mut(slot) {
             socket.options().apply(session);
+            if let Session::Tcp(session) = session
+                && (level, name) == (IPPROTO_TCP, libc::TCP_QUICKACK)
+            {
+                apply_quickack(&socket, &mut session.connection);
+            }
             core.stack.forget_path(slot);
             core.stack.touch(slot);
             core.send_out(clock::now());
@@ -54,6 +64,57 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
     set(fd, level, name, value).into()
 }
 
+/// What Linux takes only before a socket is connected, or only afterwards.
+fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+    let is_zero = value.iter().take(4).all(|octet| *octet == 0);
+    let phase = socket.phase();
+    let refused = level == IPPROTO_TCP
+        && match name {
+            libc::TCP_FASTOPEN => !matches!(phase, Phase::Idle | Phase::Listening),
+            libc::TCP_FASTOPEN_CONNECT => phase != Phase::Idle,
+            libc::TCP_WINDOW_CLAMP => is_zero && phase != Phase::Idle,
+            _ => false,
+        };
+    if refused { Err(Errno::INVAL) } else { Ok(()) }
+}
+
+/// `TCP_QUICKACK` acts once: it is no state of the socket (tcp(7)).
+pub(super) fn apply_quickack(socket: &Socket, connection: &mut Connection) {
+    match socket.options().quickack() {
+        Some(true) => connection.ack_quickly(),
+        Some(false) => connection.ack_lazily(),
+        None => {}
+    }
+}
+
+/// Options of a listener that the server heeds for the connections to come.
+fn concerns_handshakes(level: i32, name: i32) -> bool {
+    match level {
+        SOL_SOCKET => name == libc::SO_RCVBUF,
+        IPPROTO_TCP => matches!(
+            name,
+            libc::TCP_MAXSEG | libc::TCP_DEFER_ACCEPT | libc::TCP_FASTOPEN
+        ),
+        _ => false,
+    }
+}
+
+fn tell_of_handshakes(process: &Process, socket: &Socket) -> Result<(), Stop> {
+    let setup = socket.setup();
+    let Some(session) = setup.session else {
+        return Ok(());
+    };
+    let request = RequestBody::Listen {
+        session: SessionRef::Known(session),
+        backlog: setup.backlog,
+        options: socket.options().handshake(),
+    };
+    match process.control.call(request, &[]) {
+        Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
+        other => Err(refusal(other)),
+    }
+}
+
 /// Writes at most `value.len()` octets and says how many.
 pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<usize> {
     fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
@@ -61,7 +122,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
         complete_connect(process, fd, &socket);
         let found = match (level, name) {
             (SOL_SOCKET, _) => of_socket(process, &socket, name),
-            (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG)
+            (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
                 if socket.protocol == Protocol::Tcp =>
             {
                 of_tcp(process, &socket, name)
@@ -150,81 +211,24 @@ fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
 }
 
 fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
+    let path_mtu = path_mtu(process, socket).unwrap_or(0);
     let mut core = process.lock();
     let connection = match core.stack.tcp(socket.slot()) {
         Some(session) if socket.phase() == Phase::Cached => Some(&session.connection),
         _ => None,
     };
     match name {
-        libc::TCP_INFO => Some(tcp_info(connection, socket.phase())),
+        libc::TCP_INFO => Some(match connection {
+            Some(connection) => {
+                let max_pacing = socket.options().max_pacing();
+                tcp_info::of_connection(connection, path_mtu, max_pacing, clock::now())
+            }
+            None => tcp_info::of_phase(socket.phase()),
+        }),
+        libc::TCP_QUICKACK => {
+            let is_quick = i32::from(!connection?.figures().takes_turns);
+            Some(is_quick.to_ne_bytes().to_vec())
+        }
         _ => Some((connection?.figures().mss as i32).to_ne_bytes().to_vec()),
-    }
-}
-
-/// `struct tcp_info` of Linux, up to `tcpi_total_retrans`.
-fn tcp_info(connection: Option<&Connection>, phase: Phase) -> Vec<u8> {
-    let mut info = vec![0; TCP_INFO_LENGTH];
-    let Some(connection) = connection else {
-        info[0] = match phase {
-            Phase::Listening => 10,
-            Phase::Connecting => 2,
-            _ => 7,
-        };
-        return info;
-    };
-    let figures = connection.figures();
-    info[0] = linux_state(connection.state());
-    info[2] = u8::try_from(figures.backoff).unwrap_or(u8::MAX);
-    info[3] = u8::try_from(figures.probes).unwrap_or(u8::MAX);
-    info[4] = u8::try_from(figures.backoff).unwrap_or(u8::MAX);
-    info[5] = u8::from(figures.timestamps)
-        | u8::from(figures.sack) << 1
-        | u8::from(figures.window_scaling) << 2;
-    info[6] = figures.send_scale & 0xf | figures.receive_scale << 4;
-    let micros =
-        |duration: core::time::Duration| u32::try_from(duration.as_micros()).unwrap_or(u32::MAX);
-    let per_mss = |octets: u32| octets / figures.mss.max(1);
-    let now = clock::now();
-    let since = |then| u32::try_from(now.since(then).as_millis()).unwrap_or(u32::MAX);
-    let words = [
-        (8, micros(figures.rto)),
-        (12, 40_000), // delayed acknowledgement
-        (16, figures.mss),
-        (20, figures.receive_mss),
-        (24, per_mss(figures.unacknowledged)),
-        (28, per_mss(figures.sacked)),
-        (32, per_mss(figures.lost)),
-        (36, u32::try_from(figures.retransmits).unwrap_or(u32::MAX)),
-        (44, since(figures.last_data_sent)),
-        (52, since(figures.last_data_received)),
-        (60, figures.mss + 40),
-        (68, figures.srtt.map_or(0, micros)),
-        (72, micros(figures.rttvar)),
-        (76, per_mss(figures.ssthresh)),
-        (80, per_mss(figures.cwnd)),
-        (84, figures.mss),
-        (88, 3),
-        (96, figures.receive_window),
-        (100, u32::try_from(figures.retransmits).unwrap_or(u32::MAX)),
-    ];
-    for (at, word) in words {
-        info[at..at + 4].copy_from_slice(&word.to_ne_bytes());
-    }
-    info
-}
-
-/// `enum` of `include/net/tcp_states.h`.
-fn linux_state(state: StateName) -> u8 {
-    match state {
-        StateName::Established => 1,
-        StateName::SynSent => 2,
-        StateName::SynReceived => 3,
-        StateName::FinWait1 => 4,
-        StateName::FinWait2 => 5,
-        StateName::TimeWait => 6,
-        StateName::Closed => 7,
-        StateName::CloseWait => 8,
-        StateName::LastAck => 9,
-        StateName::Closing => 11,
     }
 }

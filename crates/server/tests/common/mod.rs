@@ -253,6 +253,7 @@ impl Library {
         let body = RequestBody::Listen {
             session: SessionRef::Known(session),
             backlog,
+            options: portolan_proto::control::HandshakeOptions::default(),
         };
         let (reply, near) = self.ask_new(PairKind::SeqPacket, body);
         let ReplyBody::Listening { session, local } = reply else {
@@ -268,7 +269,8 @@ impl Library {
             protocol,
             remote,
             slot,
-            receive_buffer: None,
+            options: portolan_proto::control::HandshakeOptions::default(),
+            early: portolan_proto::control::Early::No,
         };
         let (reply, near) = self.ask_new(PairKind::Stream, body);
         (reply, near, slot)

@@ -48,11 +48,13 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             protocol: Protocol::Tcp,
             remote: remote(),
             slot: SLOT,
-            receive_buffer: None,
+            options: portolan_proto::control::HandshakeOptions::default(),
+            early: portolan_proto::control::Early::No,
         },
         RequestBody::Listen {
             session: known,
             backlog: 1,
+            options: portolan_proto::control::HandshakeOptions::default(),
         },
         RequestBody::Bind {
             session: known,
@@ -190,7 +192,8 @@ fn wrong_descriptors_are_refused_and_not_kept() {
             protocol: Protocol::Tcp,
             remote: remote(),
             slot: SLOT,
-            receive_buffer: None,
+            options: portolan_proto::control::HandshakeOptions::default(),
+            early: portolan_proto::control::Early::No,
         };
         let errno = refused(&mut hostile, body, &fds);
         assert_eq!(errno, 22, "{case}");
@@ -199,6 +202,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
             RequestBody::Listen {
                 session: SessionRef::New,
                 backlog: 1,
+                options: portolan_proto::control::HandshakeOptions::default(),
             },
             &fds,
         );

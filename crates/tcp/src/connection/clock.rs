@@ -7,7 +7,7 @@ use portolan_types::Instant;
 use super::Connection;
 use crate::error::Error;
 use crate::handshake::{SYN_ACK_RETRIES, SYN_RETRIES};
-use crate::receive::AckNeed;
+use crate::path_mtu::BLACK_HOLE_RETRIES;
 use crate::state::State;
 use crate::tally::Event;
 use crate::timers::SendTimer;
@@ -31,7 +31,7 @@ impl Connection {
         }
         if self.timers.acknowledge <= now {
             self.timers.acknowledge = Instant::FAR_FUTURE;
-            self.receive.want_ack(AckNeed::Now);
+            self.receive.on_delay_expired(&self.send.rtt);
         }
         if self.timers.pace <= now {
             self.timers.pace = Instant::FAR_FUTURE;
@@ -49,11 +49,12 @@ impl Connection {
         match (&mut self.state, self.timers.send_kind) {
             (State::SynSent(s), _) => {
                 s.due = true;
-                self.retry_handshake(SYN_RETRIES);
+                let limit = self.options.syn_retries.map_or(SYN_RETRIES, u32::from);
+                self.retry_handshake(now, limit);
             }
             (State::SynReceived(s), _) => {
                 s.due = true;
-                self.retry_handshake(SYN_ACK_RETRIES);
+                self.retry_handshake(now, SYN_ACK_RETRIES);
             }
             (_, SendTimer::Retransmit) => self.on_retransmit_timeout(now),
             (_, SendTimer::Persist) => self.on_persist(now),
@@ -65,8 +66,10 @@ impl Connection {
         }
     }
 
-    fn retry_handshake(&mut self, limit: u32) {
-        if self.send.retries >= limit {
+    fn retry_handshake(&mut self, now: Instant, limit: u32) {
+        let timeout = self.options.user_timeout;
+        let too_long = timeout.is_some_and(|t| now.since(self.send.stalled_since) >= t);
+        if self.send.retries >= limit || too_long {
             return self.give_up();
         }
         self.tally.count(Event::HandshakeRetry);
@@ -100,6 +103,11 @@ impl Connection {
             return self.give_up();
         }
         self.tally.count(Event::Timeout);
+        self.path.on_loss();
+        if self.send.retries >= BLACK_HOLE_RETRIES {
+            let mss = self.path.on_black_hole(self.send.mss, now);
+            self.send.shrink_mss(mss);
+        }
         self.send.on_retransmit_timeout(now);
     }
 
@@ -136,7 +144,12 @@ impl Connection {
 
     /// RFC 9293 §3.8.4 [MAY-5, MUST-29].
     fn on_keepalive(&mut self, now: Instant) {
-        if self.keepalives >= self.options.keepalive.count {
+        // Linux's `tcp_keepalive_timer`: the user's time-out, if set, replaces the count.
+        let hopeless = match self.options.user_timeout {
+            Some(timeout) => self.keepalives > 0 && now.since(self.heard) >= timeout,
+            None => self.keepalives >= self.options.keepalive.count,
+        };
+        if hopeless {
             self.abort(now);
             return self.give_up();
         }

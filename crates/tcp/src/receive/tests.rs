@@ -6,7 +6,13 @@ fn finished() -> Receiver {
     let now = Instant::from_millis(1_000);
     let mut receiver = Receiver::new(&Config::default());
     receiver.synchronize(SeqNum(99), now);
-    let arrival = receiver.arrive(now, SeqNum(100), b"last words", true);
+    let arrival = receiver.arrive(
+        now,
+        SeqNum(100),
+        b"last words",
+        true,
+        &RttEstimator::default(),
+    );
     assert!(arrival.finished && receiver.fin_consumed());
     receiver
 }
@@ -24,10 +30,16 @@ fn nothing_that_arrived_lies_behind_a_fin() {
     let now = Instant::from_millis(1_000);
     let mut receiver = Receiver::new(&Config::default());
     receiver.synchronize(SeqNum(99), now);
-    receiver.arrive(now, SeqNum(120), b"after the end", false);
-    receiver.arrive(now, SeqNum(105), b"words", true);
+    receiver.arrive(
+        now,
+        SeqNum(120),
+        b"after the end",
+        false,
+        &RttEstimator::default(),
+    );
+    receiver.arrive(now, SeqNum(105), b"words", true, &RttEstimator::default());
     assert!(receiver.is_consistent());
-    let arrival = receiver.arrive(now, SeqNum(100), b"last ", false);
+    let arrival = receiver.arrive(now, SeqNum(100), b"last ", false, &RttEstimator::default());
     assert!(arrival.finished);
     assert_eq!(receiver.nxt, SeqNum(111));
     assert!(receiver.is_consistent());

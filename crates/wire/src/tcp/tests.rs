@@ -29,6 +29,7 @@ fn syn_options() -> TcpOptions {
         sack_permitted: true,
         timestamps: Some(Timestamps { value: 1, echo: 2 }),
         sack: ArrayVec::new(),
+        fast_open: None,
     }
 }
 
@@ -162,4 +163,34 @@ fn no_octets_make_the_parser_panic_and_what_parses_can_be_emitted() {
             assert!(TcpHeader::parse(&again).is_ok());
         }
     });
+}
+
+#[test]
+fn a_fast_open_cookie_travels_in_syns_only_and_is_padded() {
+    for length in [0, 4, 8, 16] {
+        let options = TcpOptions {
+            fast_open: Some((0..length).collect()),
+            ..syn_options()
+        };
+        let bytes = emit(&header(TcpFlags::SYN, options.clone()));
+        assert!(bytes.len().is_multiple_of(4) && bytes.len() <= MAX_HEADER_LEN);
+        let (parsed, _) = TcpHeader::parse(&bytes).unwrap();
+        assert_eq!(parsed.options, options);
+        let plain = emit(&header(TcpFlags::ACK, options));
+        let (parsed, _) = TcpHeader::parse(&plain).unwrap();
+        assert_eq!(parsed.options.fast_open, None);
+    }
+}
+
+#[test]
+fn a_fast_open_cookie_of_a_wrong_length_is_none() {
+    for length in [1_u8, 2, 3, 5, 17, 18] {
+        let mut bytes = emit(&header(TcpFlags::SYN, TcpOptions::default()));
+        bytes.extend([34, 2 + length]);
+        bytes.extend(vec![7; usize::from(length)]);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes[12] = ((bytes.len() / 4) << 4) as u8;
+        let (parsed, _) = TcpHeader::parse(&bytes).unwrap();
+        assert_eq!(parsed.options.fast_open, None, "{length}");
+    }
 }

@@ -1,10 +1,12 @@
 //! Closes that reset: SO_LINGER of zero, unread data; and closes that wait.
 
+use std::time::Duration;
+
 use libc::{MSG_NOSIGNAL, SO_LINGER, SOL_SOCKET, linger};
 
 use crate::{
     call::{self, Fd},
-    show::{events, read_text, told},
+    show::{events, read_text, timed, told},
     side::Side,
 };
 
@@ -20,6 +22,44 @@ pub fn run(side: &mut Side) {
         call::wait_for(socket, libc::POLLIN);
     });
     delivered(side);
+    waiting(side);
+}
+
+/// A close that lingers: at once when all is acknowledged, else when the time is over.
+fn waiting(side: &mut Side) {
+    for (name, much, expected) in [("idle", false, 0), ("blocked", true, 1)] {
+        let socket = side.connection();
+        if side.is_server() {
+            // Reads nothing until the other has closed.
+            side.step();
+            side.step();
+            call::close(socket).expect("close");
+            continue;
+        }
+        side.step();
+        let chunk = vec![7; 1 << 16];
+        let mut stalls = 0;
+        while much && stalls < 20 {
+            match call::send(socket, &chunk, libc::MSG_DONTWAIT) {
+                Ok(_) => stalls = 0,
+                Err(_) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                    stalls += 1;
+                }
+            }
+        }
+        let value = linger {
+            l_onoff: 1,
+            l_linger: 1,
+        };
+        call::set_option(socket, SOL_SOCKET, SO_LINGER, &value).expect("SO_LINGER");
+        let (closed, verdict) = timed(Duration::from_secs(expected), || call::close(socket));
+        side.report(
+            &format!("lingering, {name}"),
+            format!("{}; {verdict}", told(closed)),
+        );
+        side.step();
+    }
 }
 
 /// The server closes so that the client is reset.

@@ -193,6 +193,8 @@ impl Arena {
     fn shutdown_receive(&mut self, side: Side) {
         if let Some(connection) = &mut self.end(side).connection {
             connection.shutdown_receive();
+            // What arrives once both directions are shut resets the stream.
+            self.cut_short = true;
         }
     }
 
@@ -241,7 +243,7 @@ impl Arena {
         match kind % 12 {
             0 => connection.options().nodelay ^= true,
             1 => connection.options().cork ^= true,
-            2 => connection.options().quickack ^= true,
+            2 => connection.ack_quickly(),
             3 => connection.options().user_timeout = Some(time),
             4 => connection.options().window_clamp = Some(value.into()),
             5 => connection.set_send_buffer(value.into()),

@@ -1,0 +1,53 @@
+//! Urgent data: `MSG_OOB` on the receiving side.
+
+use std::io::IoSliceMut;
+use std::sync::Arc;
+
+use portolan_sys::clock;
+use portolan_tcp::OutOfBand;
+use rustix::io::Errno;
+
+use super::Stop;
+use super::data::{Received, gone};
+use crate::process::Process;
+use crate::socket::Socket;
+
+/// Linux's `tcp_recv_urg`: never waits.
+pub(super) fn receive_urgent(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Result<Received, Stop> {
+    let mut core = process.lock();
+    core.attend(clock::now());
+    let Some(session) = core.stack.tcp(socket.slot()) else {
+        return gone(socket);
+    };
+    let connection = &mut session.connection;
+    let found = if flags & libc::MSG_PEEK != 0 {
+        connection.peek_urgent()
+    } else {
+        connection.take_urgent()
+    };
+    let octet = match found {
+        OutOfBand::Nothing => return Err(Errno::INVAL.into()),
+        OutOfBand::Announced if connection.is_receive_shut() => return Ok(Received::default()),
+        OutOfBand::Announced => return Err(Errno::AGAIN.into()),
+        OutOfBand::Octet(octet) => octet,
+    };
+    let mut received = Received {
+        flags: libc::MSG_OOB,
+        ..Received::default()
+    };
+    match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {
+        Some(buffer) => {
+            if flags & libc::MSG_TRUNC == 0 {
+                buffer[0] = octet;
+            }
+            received.length = 1;
+        }
+        None => received.flags |= libc::MSG_TRUNC,
+    }
+    Ok(received)
+}

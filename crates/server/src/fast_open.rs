@@ -1,0 +1,107 @@
+//! TCP Fast Open (RFC 7413): cookies that peers granted, kept by destination, and cookies granted
+//! to peers of listeners that want it.
+
+use std::net::IpAddr;
+
+use portolan_proto::control::Early;
+use portolan_tcp::{
+    Connection, Cookie, CookieVerdict, FastOpen, StateName, fast_open_cookie, judge_cookie,
+};
+use portolan_types::{FlowKey, SessionId};
+use portolan_wire::tcp::TcpHeader;
+
+use crate::server::Server;
+
+/// Destinations whose cookies are kept.
+const DESTINATIONS: usize = 1024;
+
+/// What of an early text the server takes at most: more never fits a SYN.
+const EARLY_MAX: usize = 1460;
+
+impl Server {
+    pub fn has_cookie(&self, remote: IpAddr) -> bool {
+        self.fast_cookies.contains_key(&remote)
+    }
+
+    /// Keeps a cookie; some other goes if there are too many.
+    pub fn keep_cookie(&mut self, remote: IpAddr, cookie: Cookie) {
+        if self.fast_cookies.len() >= DESTINATIONS
+            && !self.has_cookie(remote)
+            && let Some(other) = self.fast_cookies.keys().next().copied()
+        {
+            self.fast_cookies.remove(&other);
+        }
+        self.fast_cookies.insert(remote, cookie);
+    }
+
+    /// Prepares an active open as the application wants it. Returns the octets of its text that
+    /// were taken.
+    pub fn open_fast(&mut self, connection: &mut Connection, remote: IpAddr, early: &Early) -> u32 {
+        let (text, cookieless): (&[u8], _) = match early {
+            Early::No => return 0,
+            Early::IfCookie => (&[], false),
+            Early::Text { octets, cookieless } => (octets, *cookieless),
+        };
+        let how = match self.fast_cookies.get(&remote) {
+            Some(cookie) => FastOpen::With(cookie.clone()),
+            None if cookieless => FastOpen::WithoutCookie,
+            None => FastOpen::Ask,
+        };
+        let asks = how == FastOpen::Ask;
+        connection.open_fast(how);
+        if asks {
+            return 0;
+        }
+        self.counters.fast_opens += 1;
+        let text = &text[..text.len().min(EARLY_MAX)];
+        connection.send(self.now, text) as u32
+    }
+
+    /// Fast Open for the SYN of a connection to a listener: true if its text was taken and the
+    /// application may have it at once.
+    pub fn accept_fast(
+        &mut self,
+        listener_id: SessionId,
+        flow: &FlowKey,
+        (header, payload): (&TcpHeader, &[u8]),
+        connection: &mut Connection,
+    ) -> bool {
+        let queue = self.handshake_options(listener_id).fast_open_queue;
+        let (Some(queue), Some(cookie)) = (queue, &header.options.fast_open) else {
+            return false;
+        };
+        let verdict = judge_cookie(&self.secret, flow, cookie, self.now);
+        if verdict != CookieVerdict::Good {
+            connection.grant_cookie(fast_open_cookie(&self.secret, flow, self.now));
+        }
+        if verdict == CookieVerdict::Bad {
+            self.counters.fast_open_refused += u64::from(!cookie.is_empty());
+            return false;
+        }
+        if self.fast_unfinished(listener_id) >= queue as usize {
+            self.counters.fast_open_overflow += 1;
+            return false;
+        }
+        self.counters.fast_accepts += 1;
+        connection.take_early(self.now, payload);
+        true
+    }
+
+    /// Connections of the listener whose text was taken before their handshake is done.
+    fn fast_unfinished(&mut self, listener_id: SessionId) -> usize {
+        let Some(listener) = self.listeners.get_mut(&listener_id) else {
+            return 0;
+        };
+        let mut unfinished = std::mem::take(&mut listener.fast);
+        unfinished.retain(|id| {
+            self.server_slot(*id)
+                .and_then(|slot| self.stack.tcp(slot))
+                .is_some_and(|session| session.connection.state() == StateName::SynReceived)
+        });
+        let count = unfinished.len();
+        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+            listener.fast = unfinished;
+        }
+        count
+    }
+}

@@ -1,0 +1,88 @@
+//! For how long the sending half had something to do, and what held it back (Linux's
+//! `tcp_chrono`).
+
+use core::time::Duration;
+
+use portolan_types::Instant;
+use serde::{Deserialize, Serialize};
+
+/// What the sending half does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) enum Activity {
+    #[default]
+    Idle,
+    Busy,
+    /// The peer's window is full.
+    WindowLimited,
+    /// All is sent, and the writer waits for the send buffer.
+    BufferLimited,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Chronometer {
+    activity: Activity,
+    since: Instant,
+    busy: Duration,
+    window_limited: Duration,
+    buffer_limited: Duration,
+}
+
+/// Time spent busy for any reason, and of that held back by the peer's window or the own buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Times {
+    pub(crate) busy: Duration,
+    pub(crate) window_limited: Duration,
+    pub(crate) buffer_limited: Duration,
+}
+
+impl Chronometer {
+    pub(crate) fn turn_to(&mut self, activity: Activity, now: Instant) {
+        if activity == self.activity {
+            return;
+        }
+        let spent = now.since(self.since);
+        match self.activity {
+            Activity::Idle => {}
+            Activity::Busy => self.busy = self.busy.saturating_add(spent),
+            Activity::WindowLimited => {
+                self.window_limited = self.window_limited.saturating_add(spent);
+            }
+            Activity::BufferLimited => {
+                self.buffer_limited = self.buffer_limited.saturating_add(spent);
+            }
+        }
+        self.activity = activity;
+        self.since = now;
+    }
+
+    /// Up to the last change.
+    pub(crate) fn times(&self) -> Times {
+        let limited = self.window_limited.saturating_add(self.buffer_limited);
+        Times {
+            busy: self.busy.saturating_add(limited),
+            window_limited: self.window_limited,
+            buffer_limited: self.buffer_limited,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_counts_for_what_held_the_sender_back_and_as_busy() {
+        let mut chronometer = Chronometer::default();
+        let at = Instant::from_millis;
+        chronometer.turn_to(Activity::Busy, at(10));
+        chronometer.turn_to(Activity::WindowLimited, at(15));
+        chronometer.turn_to(Activity::BufferLimited, at(35));
+        chronometer.turn_to(Activity::Idle, at(36));
+        chronometer.turn_to(Activity::Busy, at(100));
+        let ms = Duration::from_millis;
+        let times = chronometer.times();
+        assert_eq!(times.busy, ms(26));
+        assert_eq!(times.window_limited, ms(20));
+        assert_eq!(times.buffer_limited, ms(1));
+    }
+}

@@ -1,0 +1,28 @@
+//! What a segment means to a listener (RFC 9293 §3.10.7.2).
+
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
+
+/// The answer of state LISTEN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListenAnswer {
+    /// Nothing: a reset, or a segment that opens nothing and acknowledges nothing.
+    Ignore,
+    /// It acknowledges what a listener never sent; but it may return a cookie.
+    Reset,
+    /// A connection begins. A FIN beside the SYN is left for its sender to repeat.
+    Open,
+}
+
+/// RFC 9293 §3.10.7.2: RST, ACK and SYN, in this order.
+pub fn judge_at_listener(header: &TcpHeader) -> ListenAnswer {
+    let has = |flag| header.flags.contains(flag);
+    if has(TcpFlags::RST) {
+        ListenAnswer::Ignore
+    } else if has(TcpFlags::ACK) {
+        ListenAnswer::Reset
+    } else if has(TcpFlags::SYN) {
+        ListenAnswer::Open
+    } else {
+        ListenAnswer::Ignore
+    }
+}

@@ -1,0 +1,89 @@
+//! The urgent mark as Linux treats it: one octet "out of band", told by the BSD reading of the
+//! urgent pointer (it points behind that octet; RFC 9293 §3.8.5, RFC 6093 §2).
+
+use portolan_types::SeqNum;
+use serde::{Deserialize, Serialize};
+
+/// What the urgent pointer of the peer says of the receive queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Urgent {
+    /// Number of the urgent octet.
+    pub(crate) seq: SeqNum,
+    /// The user took the octet out of band.
+    pub(crate) taken: bool,
+}
+
+/// Where the user wants the urgent octet (`SO_OOBINLINE`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// Among the others.
+    Inline,
+    /// By itself, out of band.
+    Aside,
+}
+
+/// How a read deals with the mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    /// Urgent octets to leave out before the read.
+    pub(crate) skip: usize,
+    /// Octets that may be read in one go.
+    pub(crate) len: usize,
+}
+
+impl Urgent {
+    /// The stretch of `queued` octets from `head` on that a read may return: it ends at the mark,
+    /// and shows the octet only if its place is there.
+    pub(crate) fn span(self, head: SeqNum, queued: usize, place: Place) -> Span {
+        let before = self.seq.distance(head);
+        match usize::try_from(before) {
+            // The reader is past it.
+            Err(_) => Span {
+                skip: 0,
+                len: queued,
+            },
+            Ok(0) if place == Place::Inline || queued == 0 => Span {
+                skip: 0,
+                len: queued,
+            },
+            Ok(0) => Span {
+                skip: 1,
+                len: queued - 1,
+            },
+            Ok(before) => Span {
+                skip: 0,
+                len: queued.min(before),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(seq: u32) -> Urgent {
+        Urgent {
+            seq: SeqNum(seq),
+            taken: false,
+        }
+    }
+
+    #[test]
+    fn a_read_stops_at_the_mark_and_then_steps_over_the_octet() {
+        let span = |head, place| mark(10).span(SeqNum(head), 8, place);
+        assert_eq!(span(5, Place::Aside), Span { skip: 0, len: 5 });
+        assert_eq!(span(10, Place::Aside), Span { skip: 1, len: 7 });
+        assert_eq!(span(10, Place::Inline), Span { skip: 0, len: 8 });
+        assert_eq!(span(11, Place::Aside), Span { skip: 0, len: 8 });
+        assert_eq!(span(0, Place::Aside), Span { skip: 0, len: 8 });
+    }
+
+    #[test]
+    fn an_octet_that_is_not_here_yet_is_not_stepped_over() {
+        assert_eq!(
+            mark(10).span(SeqNum(10), 0, Place::Aside),
+            Span { skip: 0, len: 0 }
+        );
+    }
+}
