@@ -145,7 +145,7 @@ fn put_counts(info: &mut Writer, figures: &Figures) {
     info.word(figures.min_rtt.map_or(u32::MAX, micros));
     info.word(narrow(figures.data_segments_in));
     info.word(narrow(figures.data_segments_out));
-    info.long(figures.delivery_rate.unwrap_or(0));
+    info.long(figures.delivery_rate.unwrap_or_else(|| least_rate(figures)));
     info.long(long_micros(figures.busy));
     info.long(long_micros(figures.window_limited));
     info.long(long_micros(figures.buffer_limited));
@@ -158,6 +158,14 @@ fn put_counts(info: &mut Writer, figures: &Figures) {
     info.word(0); // reordering events seen
     info.word(narrow(figures.disordered));
     info.word(figures.send_window);
+}
+
+/// What was delivered in one round trip at most, while no flight was large enough to tell more.
+fn least_rate(figures: &Figures) -> u64 {
+    let Some(srtt) = figures.srtt else { return 0 };
+    let octets = u64::from(figures.cwnd).min(figures.octets_acknowledged);
+    let rate = u128::from(octets) * 1_000_000_000 / srtt.as_nanos().max(1);
+    u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
 /// `enum` of `include/net/tcp_states.h`.
