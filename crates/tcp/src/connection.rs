@@ -573,14 +573,6 @@ impl Connection {
         self.send.buffer.len() == 0 && !self.send.fin
     }
 
-    /// Whether a SYN in TIME-WAIT is of a later incarnation: a later number or, with timestamps, a
-    /// later time (RFC 6191 §2, as Linux).
-    pub fn is_outlived_by(&self, syn: &TcpHeader) -> bool {
-        let stamps = self.timestamps.as_ref().zip(syn.options.timestamps);
-        syn.seq.after(self.receive.nxt)
-            || stamps.is_some_and(|(ours, theirs)| ours.is_newer(theirs))
-    }
-
     pub fn local_port(&self) -> u16 {
         self.local_port
     }
