@@ -25,7 +25,7 @@ use crate::path_mtu::PathMtu;
 use crate::receive::{AckNeed, Receiver};
 use crate::send::{Episode, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
-use crate::tally::{EVENTS_MAX, Tally};
+use crate::tally::{EVENTS_MAX, Event, Tally};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
 use crate::urgent::Place;
@@ -114,7 +114,7 @@ pub(crate) struct Challenges {
 impl Challenges {
     const PER_SECOND: u32 = 10;
 
-    pub(crate) fn allow(&mut self, now: Instant) -> bool {
+    pub(crate) fn allow(&mut self, now: Instant, tally: &mut Tally) -> bool {
         if now.since(self.since) >= Duration::from_secs(1) {
             *self = Challenges {
                 since: now,
@@ -122,7 +122,13 @@ impl Challenges {
             };
         }
         self.count = self.count.saturating_add(1);
-        self.count <= Challenges::PER_SECOND
+        let allowed = self.count <= Challenges::PER_SECOND;
+        tally.count(if allowed {
+            Event::Challenge
+        } else {
+            Event::ChallengeWithheld
+        });
+        allowed
     }
 }
 
@@ -719,7 +725,9 @@ impl Connection {
                 }
             }
             // RFC 5927 §4: only what is in flight can have caused it.
-            _ if icmp.quoted.before(self.send.una) || icmp.quoted.at_or_after(self.send.nxt) => {}
+            _ if icmp.quoted.before(self.send.una) || icmp.quoted.at_or_after(self.send.nxt) => {
+                self.tally.count(Event::IcmpIgnored);
+            }
             (_, IcmpKind::Unreachable { error, .. }) => self.soft_error = Some(error),
             (_, IcmpKind::TooBig { mtu_payload }) => {
                 let mss = self.without_options(mtu_payload);

@@ -13,6 +13,7 @@ use crate::output::Reset;
 use crate::receive::AckNeed;
 use crate::send::{AckInput, Episode};
 use crate::state::{Established, State};
+use crate::tally::Event;
 use crate::timers::SendTimer;
 
 impl Connection {
@@ -139,7 +140,13 @@ impl Connection {
         let syn = flags.contains(TcpFlags::SYN);
         let end = header.seq + payload.len() as u32 + u32::from(fin) + u32::from(syn);
         // First: sequence number, with PAWS before it (RFC 7323 §5.3).
-        if self.is_wrapped(now, header) || !self.receive.acceptable(header.seq, end) {
+        let wrapped = self.is_wrapped(now, header);
+        if wrapped || !self.receive.acceptable(header.seq, end) {
+            self.tally.count(if wrapped {
+                Event::DropWrapped
+            } else {
+                Event::DropWindow
+            });
             return self.on_unacceptable(now, header, payload);
         }
         // Second: RST (RFC 5961 §3.2).
@@ -152,6 +159,7 @@ impl Connection {
         }
         // Fifth: ACK.
         if !flags.contains(TcpFlags::ACK) {
+            self.tally.count(Event::DropNoAck);
             return;
         }
         if !self.complete_handshake(now, header) || !self.check_acknowledgement(now, header.ack) {
@@ -183,7 +191,7 @@ impl Connection {
         if let State::SynReceived(state) = &mut self.state {
             // The peer's SYN again: our answer was lost.
             let again = header.flags.contains(TcpFlags::SYN) && header.seq == state.irs;
-            if self.challenges.allow(now) {
+            if self.challenges.allow(now, &mut self.tally) {
                 state.due |= again;
                 if !again {
                     self.receive.want_ack(AckNeed::Now);
@@ -193,7 +201,7 @@ impl Connection {
         }
         // Text is no part of an acknowledgement loop; all else is answered within limits.
         let text = !payload.is_empty() && !header.flags.contains(TcpFlags::SYN);
-        if text || self.challenges.allow(now) {
+        if text || self.challenges.allow(now, &mut self.tally) {
             self.receive.reject(header.seq, payload.len() as u32);
             self.restart_time_wait(now, header.flags.contains(TcpFlags::FIN));
         }
@@ -208,11 +216,13 @@ impl Connection {
 
     fn on_reset(&mut self, now: Instant, seq: SeqNum) {
         if seq != self.receive.nxt {
-            if self.receive.in_window(seq) && self.challenges.allow(now) {
+            self.tally.count(Event::DropReset);
+            if self.receive.in_window(seq) && self.challenges.allow(now, &mut self.tally) {
                 self.receive.want_ack(AckNeed::Now);
             }
             return;
         }
+        self.tally.count(Event::ResetIn);
         match &self.state {
             State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
             // Closes it (RFC 9293 §3.10.7.4, second). RFC 1337 §3 would ignore it, and so does
@@ -228,6 +238,9 @@ impl Connection {
         let both_open = matches!(&self.state, State::SynReceived(s)
             if s.active && header.seq == s.irs && header.flags.contains(TcpFlags::ACK)
                 && header.ack == s.iss + 1);
+        if !both_open {
+            self.tally.count(Event::DropSyn);
+        }
         if both_open {
             self.complete_handshake(now, header);
             self.receive.want_ack(AckNeed::Now);
@@ -235,11 +248,11 @@ impl Connection {
             && header.seq == state.irs
         {
             // The peer's SYN again: our answer was lost.
-            state.due |= self.challenges.allow(now);
+            state.due |= self.challenges.allow(now, &mut self.tally);
         } else if matches!(&self.state, State::SynReceived(s) if !s.active) {
             // RFC 9293 §3.10.7.4, fourth: a passive open returns to LISTEN.
             self.end();
-        } else if self.challenges.allow(now) {
+        } else if self.challenges.allow(now, &mut self.tally) {
             self.receive.want_ack(AckNeed::Now);
         }
     }
@@ -284,7 +297,10 @@ impl Connection {
     fn check_acknowledgement(&mut self, now: Instant, ack: SeqNum) -> bool {
         let ok = ack.at_or_before(self.send.nxt)
             && ack.at_or_after(self.send.una - self.send.max_window);
-        if !ok && self.challenges.allow(now) {
+        if !ok {
+            self.tally.count(Event::DropBadAck);
+        }
+        if !ok && self.challenges.allow(now, &mut self.tally) {
             self.receive.want_ack(AckNeed::Now);
         }
         ok
@@ -307,6 +323,7 @@ impl Connection {
             _ => None,
         };
         let before = self.send.una;
+        let recovering = self.send.is_recovering();
         let outcome = self.send.on_ack(&AckInput {
             now,
             seq: header.seq,
@@ -318,6 +335,12 @@ impl Connection {
             sack_permitted: self.sack,
             marked: self.ecn.is_some() && header.flags.contains(TcpFlags::ECE),
         });
+        if self.send.is_recovering() && !recovering {
+            self.tally.count(Event::FastRecovery);
+        }
+        if header.window == 0 {
+            self.tally.count(Event::ZeroWindowIn);
+        }
         if self.path.is_searching() {
             self.note_path(outcome.advanced);
         }
@@ -411,6 +434,7 @@ impl Connection {
 
     fn on_text(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {
         if !self.state.may_receive() {
+            self.tally.count(Event::DropClosed);
             // RFC 9293 §3.10.7.4, seventh: text behind the peer's FIN is ignored. Eighth: a FIN is
             // acknowledged.
             if fin {
@@ -432,7 +456,13 @@ impl Connection {
         if !payload.is_empty() {
             self.counters.data_in += 1;
         }
+        let disordered = self.receive.disordered;
         let arrival = self.receive.arrive(now, seq, payload, fin, &self.send.rtt);
+        if self.receive.disordered != disordered {
+            self.tally.count(Event::OutOfOrder);
+        } else if !arrival.readable && !payload.is_empty() {
+            self.tally.count(Event::Duplicate);
+        }
         if arrival.readable {
             self.events.insert(Events::READABLE);
         }

@@ -20,13 +20,28 @@ macro_rules! events {
 
 events! {
     Timeout = "timeouts", "retransmission time-outs";
+    FastRecovery = "fast-recoveries", "losses found without a time-out";
     TailProbe = "tail-probes", "probes of a flight's tail (TLP)";
     WindowProbe = "window-probes", "probes of a closed window, and short segments sent late";
     KeepAlive = "keepalive-probes", "probes of an idle connection";
     HandshakeRetry = "handshake-retries", "SYN and SYN-ACK segments sent again";
     GaveUp = "given-up", "connections ended because the peer did not answer";
+    OutOfOrder = "out-of-order", "segments that came before what precedes them";
+    Duplicate = "duplicates", "segments that brought nothing new";
+    DropWrapped = "drop-paws", "segments dropped: their timestamp is older than one seen (PAWS)";
+    DropWindow = "drop-out-of-window", "segments dropped: outside the receive window";
+    DropNoAck = "drop-without-ack", "segments dropped: no acknowledgement in a state that asks for one";
+    DropBadAck = "drop-bad-ack", "segments dropped: they acknowledge what was not sent, or long ago";
+    DropReset = "drop-reset", "resets dropped: not at the edge of the window";
+    DropSyn = "drop-syn", "SYN segments dropped: within a connection";
+    DropClosed = "drop-after-fin", "text after the peer's FIN";
+    Challenge = "challenge-acks", "challenges sent (RFC 5961)";
+    ChallengeWithheld = "challenge-acks-withheld", "challenges not sent: too many in one second";
+    ResetIn = "resets-received", "connections ended by the peer's RST";
     ResetOut = "resets-sent", "RST segments sent for a connection";
     ZeroWindowOut = "zero-windows-sent", "segments sent that offer no room";
+    ZeroWindowIn = "zero-windows-received", "segments received that offer no room";
+    IcmpIgnored = "drop-icmp", "ICMP errors dropped: about nothing in flight";
 }
 
 const _: () = assert!(EVENTS.len() <= EVENTS_MAX);

@@ -2,8 +2,10 @@
 
 use core::time::Duration;
 
-use portolan_sim::{Pair, Side};
+use portolan_sim::{Packet, Pair, Side, segment};
 use portolan_tcp::{Config, Connection, EVENTS};
+use portolan_types::SeqNum;
+use portolan_wire::tcp::TcpFlags;
 
 fn count(connection: &Connection, name: &str) -> u32 {
     let index = EVENTS.iter().position(|(known, _)| *known == name);
@@ -61,4 +63,43 @@ fn counts_travel_with_the_connection() {
     let capsule = postcard::to_allocvec(pair.a.tcp()).expect("connections encode");
     let moved: Connection = postcard::from_bytes(&capsule).expect("and decode");
     assert_eq!(*moved.counts(), before);
+}
+
+#[test]
+fn what_a_stranger_sends_is_dropped_by_name() {
+    let mut pair = established();
+    let now = pair.now;
+    pair.b.tcp().send(now, b"hello");
+    pair.run_for(Duration::from_secs(1));
+    let forge = |pair: &mut Pair, flags: TcpFlags, far: u32, ack: u32| {
+        let mut header = segment(2000, 1000, SeqNum(0), flags);
+        // Relative to what A last said that it expects and has sent.
+        pair.links(|link| link.loss = 0);
+        let now = pair.now;
+        pair.a.tcp().send(now, b"x");
+        pair.flush(Side::A);
+        let last = pair.a_to_b.receive(now + Duration::from_secs(1));
+        let last = last.expect("A sends").header;
+        header.seq = last.ack + far;
+        header.ack = last.seq + 1 + ack;
+        header.options.timestamps = last.options.timestamps;
+        let payload = Vec::new();
+        pair.inject(Side::A, &Packet::new(header, payload));
+    };
+    forge(&mut pair, TcpFlags::ACK, 1 << 24, 0);
+    forge(&mut pair, TcpFlags::RST, 1000, 0);
+    forge(&mut pair, TcpFlags::SYN, 0, 0);
+    forge(&mut pair, TcpFlags::ACK, 0, 1 << 20);
+    forge(&mut pair, TcpFlags(0), 0, 0);
+    let a = pair.a.tcp();
+    for name in [
+        "drop-out-of-window",
+        "drop-reset",
+        "drop-syn",
+        "drop-bad-ack",
+        "drop-without-ack",
+    ] {
+        assert_eq!(count(a, name), 1, "{name}");
+    }
+    assert!(count(a, "challenge-acks") >= 3);
 }
