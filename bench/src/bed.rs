@@ -116,6 +116,16 @@ impl Bed {
         Bed::bare(portolan_netns::Bed::routed(mtu))?.with_daemons()
     }
 
+    /// Two hosts on a switch, with a Portolan server on each.
+    pub fn switched() -> Result<Bed, BedError> {
+        Bed::bare(portolan_netns::Bed::switched())?.with_daemons()
+    }
+
+    /// One more host on the switch, without a Portolan server.
+    pub fn guest(&self, number: u8) -> Namespace {
+        self.wire.guest(number)
+    }
+
     /// Makes the hosts known by their IPv6 addresses.
     #[must_use]
     pub fn over_ipv6(mut self) -> Bed {

@@ -104,6 +104,35 @@ impl Bed {
         }
     }
 
+    /// Hosts on one switch, which [`Bed::guest`] puts further ones on. It floods multicast.
+    pub fn switched() -> Bed {
+        let (a, b) = (Namespace::new("a"), Namespace::new("b"));
+        let switch = Namespace::new("switch");
+        switch.ip("link add switch type bridge mcast_snooping 0");
+        switch.ip("link set switch up");
+        plug(&switch, &a, MAC_A, "host-a");
+        plug(&switch, &b, MAC_B, "host-b");
+        let bed = Bed {
+            wire: None,
+            a,
+            b,
+            routers: vec![switch],
+        };
+        bed.configure();
+        bed
+    }
+
+    /// One more host on the switch of a bed that has one, `10.77.0.<number>`.
+    pub fn guest(&self, number: u8) -> Namespace {
+        let guest = Namespace::new("guest");
+        let mac = format!("02:00:00:00:77:{number:02x}");
+        plug(&self.routers[0], &guest, &mac, &format!("guest{number}"));
+        guest.ip("link set eth0 up");
+        guest.ip(&format!("addr add 10.77.0.{number}/24 dev eth0"));
+        guest.ip(&format!("addr add fd77::{number:x}/64 dev eth0 nodad"));
+        guest
+    }
+
     /// Hosts joined by a wire with faults, alike in both directions. Frames larger than the MTU
     /// are cut into segments first, as a NIC would, so that each segment meets its own fate. The
     /// hosts know each other's MAC addresses beforehand: faults hit transports, not ARP.
@@ -146,6 +175,15 @@ impl Bed {
             host.ip(&format!("addr add {v6}/64 dev eth0 nodad"));
         }
     }
+}
+
+/// Gives a host its device, whose other end is a port of the switch.
+fn plug(switch: &Namespace, host: &Namespace, mac: &str, port: &str) {
+    let peer = switch.path();
+    host.ip(&format!(
+        "link add eth0 address {mac} type veth peer name {port} netns {peer}"
+    ));
+    switch.ip(&format!("link set {port} master switch up"));
 }
 
 /// A tap that is the host's NIC: unlike a channel's, it speaks ARP, IPv6 and multicast.

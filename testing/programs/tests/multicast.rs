@@ -1,0 +1,100 @@
+//! Groups on a link of three hosts, as multicast DNS has them: two of the hosts with Portolan, and
+//! on each host several programs that share a port.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
+use portolan_netns::{Daemon, Ready};
+use portolan_programs::{PYTHON, eventually};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/members.py");
+const PORT: &str = "5353";
+
+/// Longer than a datagram to every program takes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What came twice in a round is heard before what is sent in the next.
+const ROUNDS: u32 = 3;
+
+/// A program and the group that it is in.
+struct Member {
+    name: &'static str,
+    group: &'static str,
+    program: Daemon,
+}
+
+impl Member {
+    /// How often it has heard what `sender` sent in a round.
+    fn heard(&self, sender: &str, round: u32) -> usize {
+        let line = format!("heard {sender}:{round}");
+        let output = self.program.output();
+        output.lines().filter(|other| *other == line).count()
+    }
+}
+
+#[test]
+fn every_member_of_a_group_hears_every_sender_once_and_nobody_else_does() {
+    let bed = Bed::switched().unwrap_or_else(|error| panic!("no bed: {error}"));
+    for groups in [["224.0.0.251", "239.77.0.1"], ["ff02::fb", "ff05::77:1"]] {
+        exchange(&bed, groups);
+    }
+}
+
+fn exchange(bed: &Bed, [group, other]: [&'static str; 2]) {
+    let meet = bed.file(&group.replace(':', "-"));
+    fs::create_dir_all(&meet).expect("the bed's directory is writable");
+    let guest = bed.guest(if group.contains(':') { 4 } else { 3 });
+    let on = |side| bed.command(side, Stack::Portolan, PYTHON);
+    let kernel = || guest.exec(PYTHON);
+    let member = |name, group, command| join(name, group, command, &meet);
+    let members = [
+        member("one", group, on(Side::Client)),
+        member("two", group, on(Side::Client)),
+        member("three", group, on(Side::Server)),
+        member("four", group, kernel()),
+        member("five", group, kernel()),
+        member("six", other, on(Side::Client)),
+        member("seven", other, on(Side::Server)),
+        member("eight", other, kernel()),
+    ];
+    for round in 1..=ROUNDS {
+        fs::write(meet.join(format!("round-{round}")), "").expect("the same");
+        let complete = eventually(LIMIT, || account(&members, round, usize::min).is_empty());
+        assert!(complete, "{:#?}", account(&members, round, usize::min));
+    }
+    for round in 1..ROUNDS {
+        let exact = account(&members, round, |times, _| times);
+        assert!(exact.is_empty(), "{exact:#?}");
+    }
+}
+
+fn join(name: &'static str, group: &'static str, mut command: Command, meet: &Path) -> Member {
+    command
+        .args([SCRIPT, name, group, PORT, INTERFACE])
+        .arg(meet);
+    Member {
+        name,
+        group,
+        program: Daemon::start(command, Ready::Line("ready".to_owned())),
+    }
+}
+
+/// Who has heard somebody more or less often than it should. `count` is given how often that was
+/// and how often it should have been.
+fn account(members: &[Member], round: u32, count: impl Fn(usize, usize) -> usize) -> Vec<String> {
+    let pairs = members
+        .iter()
+        .flat_map(|member| members.iter().map(move |sender| (member, sender)));
+    let told = pairs.filter_map(|(member, sender)| {
+        let expected = usize::from(member.group == sender.group);
+        let times = member.heard(sender.name, round);
+        (count(times, expected) != expected).then(|| {
+            let (member, sender) = (member.name, sender.name);
+            format!("{member} heard {sender} {times} times in round {round}, not {expected}")
+        })
+    });
+    told.collect()
+}
