@@ -27,7 +27,6 @@ struct copies {
 	struct __sk_buff *skb;
 	struct member_key key;
 	struct delivery delivery;
-	__u32 made;
 };
 
 static long copy_to_member(__u32 index, struct copies *copies)
@@ -39,14 +38,17 @@ static long copy_to_member(__u32 index, struct copies *copies)
 	if (!row)
 		return 1;
 	deliver_by_ring(copies->skb, row, &copies->delivery);
-	copies->made += 1;
 	return 0;
 }
 
-/* Copies for all that are listed under an address and a device. */
-static __always_inline __u32 copy_to_members(struct __sk_buff *skb, const union address *group,
-					     __u32 interface, __be16 port,
-					     const struct delivery *delivery)
+/*
+ * Copies for all that are listed under an address and a device; false if nobody is. The loop's own
+ * count says so, which ends with the first who is not there: one kept here would have the verifier
+ * follow each turn by itself, for seconds.
+ */
+static __always_inline bool copy_to_members(struct __sk_buff *skb, const union address *group,
+					    __u32 interface, __be16 port,
+					    const struct delivery *delivery)
 {
 	struct copies copies = {
 		.skb = skb,
@@ -54,23 +56,22 @@ static __always_inline __u32 copy_to_members(struct __sk_buff *skb, const union 
 		.delivery = *delivery,
 	};
 
-	bpf_loop(MEMBERS_MAX, copy_to_member, &copies, 0);
-	return copies.made;
+	return bpf_loop(MEMBERS_MAX, copy_to_member, &copies, 0) > 1;
 }
 
 /* A broadcast is for every socket of the binding. */
-static __always_inline __u32 copy_to_binding(struct __sk_buff *skb,
-					     const struct binding_key *binding,
-					     const struct delivery *delivery)
+static __always_inline bool copy_to_binding(struct __sk_buff *skb,
+					    const struct binding_key *binding,
+					    const struct delivery *delivery)
 {
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
 
 	if (!row)
-		return 0;
+		return false;
 	if (row->flags & ROW_SHARED)
 		return copy_to_members(skb, &binding->local, 0, binding->local_port, delivery);
 	deliver_by_ring(skb, row, delivery);
-	return 1;
+	return true;
 }
 
 /*
@@ -138,21 +139,21 @@ static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
 __noinline int distribute(struct __sk_buff *skb, const struct delivery *delivery)
 {
 	struct filter_key key = {};
-	__u32 made = 0;
+	bool any = false;
 
 	if (!delivery || !parse_datagram(skb, delivery->missing ? 0 : ETH_HLEN, &key))
 		return 0;
 	if (is_multicast(&key.local)) {
-		made = copy_to_members(skb, &key.local, delivery->interface, key.local_port,
-				       delivery);
+		any = copy_to_members(skb, &key.local, delivery->interface, key.local_port,
+				      delivery);
 	} else if (is_broadcast(&key.local)) {
 		struct binding_key binding = exact_binding(&key);
 
-		made = copy_to_binding(skb, &binding, delivery);
+		any = copy_to_binding(skb, &binding, delivery);
 		widen(&binding);
-		made += copy_to_binding(skb, &binding, delivery);
+		any |= copy_to_binding(skb, &binding, delivery);
 	}
-	return made > 0;
+	return any;
 }
 
 #endif
