@@ -1,6 +1,7 @@
 //! Several processes on one port, as SO_REUSEPORT allows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
@@ -25,6 +26,44 @@ fn processes_that_share_a_udp_port_have_fair_parts_and_take_over_those_of_the_de
 #[test]
 fn processes_that_share_a_tcp_port_have_fair_parts_and_take_over_those_of_the_dead() {
     share_and_die("tcp");
+}
+
+/// The master binds a socket for each worker, which alone accepts from it.
+#[test]
+fn each_of_nginxs_workers_serves_from_its_own_socket_of_the_port() {
+    let bed = bed();
+    let endpoint = bed.endpoint(8090);
+    let config = bed.file("nginx.conf");
+    let text = format!(
+        "user root; daemon off; worker_processes {PROCESSES}; pid {}; error_log stderr crit;\n\
+         events {{}}\n\
+         http {{ access_log off; server {{ listen {endpoint} reuseport;\n\
+         location / {{ return 200 \"$pid\\n\"; }} }} }}\n",
+        bed.file("nginx.pid").display(),
+    );
+    fs::write(&config, text).expect("the bed's directory is writable");
+    let config = config.display().to_string();
+    let _nginx = bed
+        .serve(Stack::Portolan, 8090, "nginx", &["-c", &config])
+        .unwrap_or_else(|error| panic!("{error}"));
+    for stack in [Stack::Kernel, Stack::Portolan] {
+        let url = format!("http://{endpoint}/?[1-120]");
+        let said = client(
+            &bed,
+            stack,
+            "curl",
+            &["-sS", "--max-time", "40", "-H", "Connection: close", &url],
+        );
+        assert_eq!(said.lines().count(), 120, "{said}");
+        let workers: BTreeSet<&str> = said.lines().collect();
+        assert_eq!(workers.len(), PROCESSES, "{workers:?}");
+        let url = format!("http://{endpoint}/");
+        let wrk = ["-t", "1", "-c", "16", "-d", "1s", "-H", "Connection: close"];
+        let report = client(&bed, stack, "wrk", &[&wrk[..], &[&url]].concat());
+        assert!(report.contains("Requests/sec:"), "{report}");
+        assert!(!report.contains("Socket errors"), "{report}");
+        assert!(!report.contains("Non-2xx"), "{report}");
+    }
 }
 
 fn share_and_die(protocol: &str) {

@@ -204,8 +204,8 @@ impl Bed {
             .unwrap();
     }
 
-    /// Name and translated size, in instructions, of each program.
-    pub(super) fn program_sizes(&self) -> Vec<(String, usize)> {
+    /// Each program's instructions: how many it has, and how many the verifier went through.
+    pub(super) fn program_sizes(&self) -> Vec<(String, usize, u32)> {
         let mut objects = self.objects.borrow_mut();
         let size = |program: libbpf_rs::ProgramMut<'_>| {
             let id = libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap();
@@ -216,6 +216,7 @@ impl Bed {
             (
                 program.name().to_str().unwrap().to_owned(),
                 info.xlated_prog_insns.len() / 8,
+                info.verified_insns,
             )
         };
         objects.programs_mut().map(size).collect()
