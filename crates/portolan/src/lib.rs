@@ -13,6 +13,7 @@ mod control;
 mod core;
 mod epoll;
 mod helper;
+mod inside;
 mod options;
 pub mod posix;
 mod process;

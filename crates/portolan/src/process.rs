@@ -36,6 +36,7 @@ pub(crate) struct Process {
     core: Mutex<Core>,
     spin_us: u32,
     congestion: CongestionKind,
+    id: rustix::process::Pid,
     /// That the server has gone was said.
     has_warned: AtomicBool,
 }
@@ -126,6 +127,11 @@ impl Process {
         socket_path().is_ok_and(|path| !path.exists() || Connection::connect(&path).is_ok())
     }
 
+    /// Not so in a child of vfork, which shares the memory.
+    pub(crate) fn is_mine(&self) -> bool {
+        self.id == rustix::process::getpid()
+    }
+
     /// In a forked child: the parent's channel is not ours.
     pub(crate) fn forget() {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
@@ -186,6 +192,7 @@ impl Process {
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             statistics,
             helper: helper::Post::default(),
+            id: rustix::process::getpid(),
             has_warned: AtomicBool::new(false),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),
         })

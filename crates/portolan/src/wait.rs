@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::core::{Core, Role};
+use crate::inside;
 use crate::process::Process;
 use crate::table::Hidden;
 
@@ -207,7 +208,9 @@ impl Sleep<'_> {
         let mut all = Vec::with_capacity(own.len() + self.kernel.len());
         all.extend_from_slice(own);
         all.extend_from_slice(self.kernel);
+        let outside = inside::leave();
         wait::ppoll(&mut all, deadline, self.mask)?;
+        drop(outside);
         let theirs = &all[own.len()..];
         self.kernel.copy_from_slice(theirs);
         Ok(theirs.iter().any(|fd| fd.revents != 0))

@@ -88,6 +88,7 @@ pub fn failed<T: FailureValue>(errno: Errno) -> T {
 /// Runs a body. A panic in it is a defect whose locks and state nobody can trust: it ends here, never in a C frame.
 #[inline]
 pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let _inside = posix::enter();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
 }
 

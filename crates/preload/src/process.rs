@@ -1,4 +1,4 @@
-//! What concerns the process as a whole: its start and its forks.
+//! What concerns the process as a whole: its start, its forks and its end.
 
 use portolan::posix;
 
@@ -19,6 +19,15 @@ extern "C" fn start() {
             Some(after_fork_in_child),
         )
     };
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static STOP: extern "C" fn() = stop;
+
+/// Runs when the program calls `exit` or returns from `main`, after its own handlers.
+extern "C" fn stop() {
+    posix::before_exit();
 }
 
 unsafe extern "C" fn before_fork() {

@@ -1,5 +1,6 @@
 //! `fork`: what both processes will share goes back to the server, which relays it through the
-//! descriptors; each process goes on with plain kernel calls on those.
+//! descriptors; each process goes on with plain kernel calls on those. The end of a program: the
+//! same, so that the server closes what the kernel would have closed.
 
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use portolan_types::Protocol;
 
 use super::fallback::hand_to_kernel_epolls;
 use crate::control;
+use crate::inside;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
@@ -18,9 +20,25 @@ use crate::wait::Waiter;
 
 /// TCP sessions of this process go back to the server. UDP sessions stay the parent's.
 pub fn before_fork() {
-    let Some(process) = Process::running() else {
-        return;
-    };
+    if let Some(process) = Process::running() {
+        give_back(process);
+    }
+}
+
+/// The program ends by itself: its connections are closed in order when the last descriptors go,
+/// and what is still written to them until then arrives.
+pub fn before_exit() {
+    // In a child of vfork the sessions are the parent's. A signal handler may have interrupted a
+    // call with a lock held: then the server finds the descriptors gone, as after a kill.
+    if let Some(process) = Process::running()
+        && process.is_mine()
+        && !inside::is_inside()
+    {
+        give_back(process);
+    }
+}
+
+fn give_back(process: &Process) {
     for (_, socket) in sockets() {
         if socket.phase() == Phase::Cached && socket.protocol == Protocol::Tcp {
             relay(process, &socket);

@@ -20,13 +20,14 @@ mod socket_options;
 mod tcp_info;
 mod twin;
 
+pub use crate::inside::{Passage, enter};
 pub use addresses::{local_address, peer_address};
 pub use bind::bind;
 pub use connect::connect;
 pub use data::{Received, receive, send, send_message};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub use flags::{fcntl, ioctl};
-pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use fork::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork};
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
