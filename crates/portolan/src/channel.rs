@@ -39,7 +39,7 @@ impl Channel {
         most: usize,
         mut deliver: impl FnMut(&RecordHeader, &[u8]),
     ) {
-        if self.expects(now) {
+        if self.inlet.is_settling() {
             self.drain_tap(now, &mut deliver);
         }
         for _ in 0..most {
@@ -51,9 +51,9 @@ impl Channel {
         self.inlet.release();
     }
 
-    /// Is there a look at the tap to be taken before `then`?
-    pub(crate) fn expects(&self, then: Instant) -> bool {
-        self.inlet.expects(then)
+    /// Is there a look at the tap to be taken before the ring is read?
+    pub(crate) fn is_settling(&self) -> bool {
+        self.inlet.is_settling()
     }
 
     pub(crate) fn has_received(&self) -> bool {

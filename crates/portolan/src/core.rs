@@ -117,7 +117,7 @@ impl Core {
             return false;
         }
         let soon = clock::recent() + clock::RECENT;
-        if self.stack.deadline().is_some_and(|next| next <= soon) || self.channel.expects(soon) {
+        if self.stack.deadline().is_some_and(|next| next <= soon) || self.channel.is_settling() {
             return false;
         }
         self.attended += 1;

@@ -14,9 +14,9 @@ use crate::doorbell::{Doorbell, State};
 use crate::ring::{Record, Ring};
 use crate::tap::{TapIo, VNET_HEADER};
 
-/// A frame that the filter sent to the tap when the owner had just woken appears there no later
-/// than this.
-const STRAGGLE: Duration = Duration::from_micros(100);
+/// A frame that the filter sent to the tap when the owner had just woken appears there within a
+/// microsecond, but for a processor that is taken away from it. After this time it was lost.
+const STRAGGLE: Duration = Duration::from_millis(1);
 
 /// Octets of the largest frame that comes by the tap, its virtio-net header included.
 const LARGEST_FRAME: usize = 66 * 1024;
@@ -30,8 +30,16 @@ pub struct Inlet {
     buffer: Box<[u8]>,
     /// Frames read from the tap; the filter counts those it sent there.
     taken_from_tap: u32,
-    /// When to look at the tap once more after a sleep: not all that was sent there had come.
-    stragglers_by: Option<Instant>,
+    /// Some were given up. If one comes after all the count does not tell, so that after each sleep
+    /// the tap is asked as well.
+    has_given_up: bool,
+    /// The tap has not been asked since the last sleep.
+    must_ask: bool,
+    /// When the owner woke, until it has seen that nothing more comes by the tap: the filter may have
+    /// met it asleep and not have counted the frame yet.
+    woken: Option<Instant>,
+    /// A frame that was sent to the tap has not come; what lies on the ring is younger.
+    ring_waits: bool,
 }
 
 impl Inlet {
@@ -41,7 +49,10 @@ impl Inlet {
             doorbell,
             buffer: vec![0; LARGEST_FRAME].into_boxed_slice(),
             taken_from_tap: 0,
-            stragglers_by: None,
+            has_given_up: false,
+            must_ask: false,
+            woken: None,
+            ring_waits: false,
         }
     }
 
@@ -54,7 +65,10 @@ impl Inlet {
     /// Frames come by the ring again. Take those on the tap first.
     pub fn wake_up(&mut self, now: Instant) {
         self.doorbell.set(State::Awake);
-        self.stragglers_by = Some(now + STRAGGLE);
+        if !self.ring_waits {
+            self.woken = Some(now);
+        }
+        self.must_ask = self.has_given_up;
     }
 
     /// Does the ring hold a frame?
@@ -62,28 +76,34 @@ impl Inlet {
         !self.ring.is_empty()
     }
 
-    /// Frames that the filter sent to the tap and that were not read, or were lost on the way.
+    /// Did the filter send frames to the tap that were not read?
     fn tap_holds_more(&self) -> bool {
         self.doorbell.by_tap() != self.taken_from_tap
     }
 
-    /// Is there a look at the tap to be taken before `then`?
-    pub fn expects(&self, then: Instant) -> bool {
-        self.stragglers_by.is_some_and(|by| by <= then)
+    /// Is there a look at the tap to be taken before the ring is read?
+    pub fn is_settling(&self) -> bool {
+        self.woken.is_some()
     }
 
     /// The next frame that came by `tap`; a frame that makes no sense is passed over.
     pub fn next_from_tap<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Record<'_>> {
         let (header, length) = loop {
-            if !self.tap_holds_more() {
-                self.stragglers_by = None;
+            let is_counted = self.tap_holds_more();
+            if !is_counted && !self.must_ask {
+                self.settle(now);
                 return None;
             }
             let Some(length) = tap.read(&mut self.buffer) else {
-                self.stragglers_by = self.stragglers_by.filter(|&by| by > now);
+                self.must_ask = false;
+                if is_counted {
+                    self.miss(now);
+                } else {
+                    self.settle(now);
+                }
                 return None;
             };
-            self.taken_from_tap = self.taken_from_tap.wrapping_add(1);
+            self.taken_from_tap = self.taken_from_tap.wrapping_add(u32::from(is_counted));
             if let Some(header) = header_of(&self.buffer[..length], now) {
                 break (header, length);
             }
@@ -92,8 +112,29 @@ impl Inlet {
         Some(Record { header, frame })
     }
 
-    /// The next frame of the ring; what earlier calls gave may be overwritten.
+    /// All that was counted has come. Once that has been seen twice there is nothing else.
+    fn settle(&mut self, now: Instant) {
+        self.ring_waits = false;
+        self.woken = self.woken.filter(|&woken| woken >= now);
+    }
+
+    /// A counted frame has not come: the ring waits for it, but not for ever.
+    fn miss(&mut self, now: Instant) {
+        let since = *self.woken.get_or_insert(now);
+        self.ring_waits = now.since(since) < STRAGGLE;
+        if !self.ring_waits {
+            self.woken = None;
+            self.has_given_up = true;
+            self.taken_from_tap = self.doorbell.by_tap();
+        }
+    }
+
+    /// The next frame of the ring, if none on the tap goes before it; what earlier calls gave may be
+    /// overwritten.
     pub fn next_from_ring(&mut self) -> Option<Record<'_>> {
+        if self.ring_waits {
+            return None;
+        }
         self.ring.next()
     }
 
