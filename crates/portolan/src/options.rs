@@ -563,7 +563,9 @@ fn ip_shape(name: i32) -> Option<Shape> {
         libc::IP_TTL => Shape::Int { default: 64 },
         libc::IP_TOS => Shape::Int { default: 0 },
         libc::IP_MTU_DISCOVER | libc::IP_MULTICAST_TTL => Shape::Int { default: 1 },
-        libc::IP_MULTICAST_LOOP | IP_MULTICAST_ALL => Shape::Flag { default: 1 },
+        libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
+        // Unlike its sibling of IPv6, it is no flag: it takes 0 and 1 only.
+        IP_MULTICAST_ALL => Shape::Int { default: 1 },
         libc::IP_MULTICAST_IF => Shape::Int { default: 0 },
         libc::IP_BIND_ADDRESS_NO_PORT
         | libc::IP_RECVERR
@@ -617,6 +619,7 @@ fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<
         (IPPROTO_IP, libc::IP_MTU_DISCOVER) | (IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) => {
             libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT
         }
+        (IPPROTO_IP, IP_MULTICAST_ALL) => 0..=1,
         (IPPROTO_IP, libc::IP_TTL) if value != RESTORE => 1..=255,
         (IPPROTO_IP, libc::IP_TTL | libc::IP_MULTICAST_TTL)
         | (IPPROTO_IPV6, IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => RESTORE..=255,

@@ -3,6 +3,7 @@
 mod accept;
 mod by_number;
 mod connect;
+mod datagram_options;
 mod descriptors;
 mod duplicate;
 mod epoll;
@@ -30,7 +31,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 21] = [
+pub static TOPICS: [Topic; 22] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -94,6 +95,10 @@ pub static TOPICS: [Topic; 21] = [
     Topic {
         name: "udp",
         run: udp::run,
+    },
+    Topic {
+        name: "datagram-options",
+        run: datagram_options::run,
     },
     Topic {
         name: "by-number",

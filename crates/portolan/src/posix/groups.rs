@@ -69,11 +69,14 @@ fn note_early(process: &Process, socket: &Socket, change: GroupChange) -> Result
     }
     let mut datagrams = socket.datagrams();
     let early = &mut datagrams.joined_early;
-    let is_member = early.iter().any(|known| {
-        known.group == change.group
-            && known.interface == change.interface
-            && known.action == GroupAction::Join
-    });
+    let of_group =
+        |known: &&GroupChange| known.group == change.group && known.interface == change.interface;
+    // What is told of single sources ends no membership here.
+    let is_member = early
+        .iter()
+        .filter(of_group)
+        .rfind(|known| known.source.is_none() || known.action == GroupAction::Join)
+        .is_some_and(|known| known.action == GroupAction::Join);
     match change.action {
         GroupAction::Join if is_member && change.source.is_none() => return Err(Errno::ADDRINUSE),
         GroupAction::Leave if !is_member => return Err(Errno::ADDRNOTAVAIL),
