@@ -74,7 +74,8 @@ impl Connection {
     }
 
     fn transmit_synchronized(&mut self, now: Instant) -> Option<Segment<'_>> {
-        if self.send.has_unsent() {
+        let pending = self.send.has_pending();
+        if pending {
             self.send.resume(now);
         }
         if self.sack && self.receive.has_report() {
@@ -90,7 +91,8 @@ impl Connection {
                 ..self.emit_chunk(now, chunk)
             });
         }
-        if let Some(chunk) = self.next_chunk(now) {
+        self.timers.pace = Instant::FAR_FUTURE;
+        if pending && let Some(chunk) = self.next_chunk(now) {
             return Some(self.emit_chunk(now, chunk));
         }
         if self.probe {
@@ -125,13 +127,11 @@ impl Connection {
     /// The next octets, once their moment has come.
     fn next_chunk(&mut self, now: Instant) -> Option<Chunk> {
         if !self.send.forced
-            && self.send.has_pending()
             && let Some(at) = self.send.held_until(now, self.options.max_pacing)
         {
             self.timers.pace = at;
             return None;
         }
-        self.timers.pace = Instant::FAR_FUTURE;
         let mut chunk = self.next_by_options()?;
         if self.announces_reduction(chunk) && chunk.len > self.send.mss {
             // RFC 3168 §6.1.2: CWR goes with one packet only.
@@ -270,7 +270,12 @@ impl Connection {
 
     /// The header counted one packet; the device makes more of a large segment.
     fn count_packets(&mut self, len: u32) {
-        let packets = u64::from(len.div_ceil(self.send.mss));
+        let packets = match len {
+            0 => 0,
+            // Spares small messages the division.
+            len if len <= self.send.mss => 1,
+            len => u64::from(len.div_ceil(self.send.mss)),
+        };
         self.counters.data_out += packets;
         self.counters.segments_out += packets.saturating_sub(1);
     }

@@ -428,7 +428,7 @@ impl Sender {
             }
             self.board.push(chunk.seq, chunk.seq + space, now, stamp);
             self.nxt = chunk.seq + space;
-            if !chunk.len.is_multiple_of(self.mss) {
+            if chunk.len < self.mss || !chunk.len.is_multiple_of(self.mss) {
                 self.short_end = self.nxt;
             }
         }
