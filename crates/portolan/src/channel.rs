@@ -32,18 +32,15 @@ impl Channel {
         }
     }
 
-    /// Hands the next received frames, at most `most` of them from the ring, to `deliver`.
+    /// Hands the next received frames, at most `most` of them, to `deliver`.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
         most: usize,
         mut deliver: impl FnMut(&RecordHeader, &[u8]),
     ) {
-        if self.inlet.is_settling() {
-            self.drain_tap(now, &mut deliver);
-        }
         for _ in 0..most {
-            let Some(record) = self.inlet.next_from_ring() else {
+            let Some(record) = self.inlet.next(&self.tap, now) else {
                 break;
             };
             deliver(&record.header, record.frame);
@@ -51,30 +48,19 @@ impl Channel {
         self.inlet.release();
     }
 
-    /// Is there a look at the tap to be taken before the ring is read?
-    pub(crate) fn is_settling(&self) -> bool {
-        self.inlet.is_settling()
+    /// Are there frames to take, or may some be on their way by the tap?
+    pub(crate) fn may_have_received(&self) -> bool {
+        self.inlet.is_settling() || self.inlet.has_received()
     }
 
-    pub(crate) fn has_received(&self) -> bool {
-        self.inlet.has_received()
+    /// From now on frames come by the tap. False if there are frames to take first.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        self.inlet.fall_asleep()
     }
 
-    /// From now on frames come by the tap. Look at [`Channel::has_received`] afterwards.
-    pub(crate) fn fall_asleep(&self) {
-        self.inlet.fall_asleep();
-    }
-
-    /// Frames come by the ring again; those on the tap are older and go first.
-    pub(crate) fn wake_up(&mut self, now: Instant, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
+    /// Frames come by the ring again.
+    pub(crate) fn wake_up(&mut self, now: Instant) {
         self.inlet.wake_up(now);
-        self.drain_tap(now, &mut deliver);
-    }
-
-    fn drain_tap(&mut self, now: Instant, deliver: &mut impl FnMut(&RecordHeader, &[u8])) {
-        while let Some(record) = self.inlet.next_from_tap(&self.tap, now) {
-            deliver(&record.header, record.frame);
-        }
     }
 
     /// Readable when an ICMP error, or a frame that just missed the tap, has come while asleep.

@@ -97,6 +97,12 @@ impl Core {
     pub(crate) fn take_in(&mut self, now: Instant) {
         self.attended += 1;
         self.refresh_routes();
+        self.receive(now);
+        self.stack.expire(now);
+        self.dispatch();
+    }
+
+    fn receive(&mut self, now: Instant) {
         let Core {
             stack,
             channel,
@@ -106,18 +112,17 @@ impl Core {
         channel.receive(now, BATCH, |record, frame| {
             input(stack, outbox, now, record, frame)
         });
-        stack.expire(now);
-        self.dispatch();
     }
 
     /// Would a look at everything bring nothing for a reader of `socket`? What programs that poll
     /// by `recv` ask most of the time, so it must cost little: no look at the exact clock.
     pub(crate) fn has_nothing_for(&mut self, socket: &Socket) -> bool {
-        if self.channel.has_received() || self.channel.is_full() || self.stack.has_output() {
+        let channel = &self.channel;
+        if channel.may_have_received() || channel.is_full() || self.stack.has_output() {
             return false;
         }
         let soon = clock::recent() + clock::RECENT;
-        if self.stack.deadline().is_some_and(|next| next <= soon) || self.channel.is_settling() {
+        if self.stack.deadline().is_some_and(|next| next <= soon) {
             return false;
         }
         self.attended += 1;
@@ -278,27 +283,20 @@ impl Core {
     }
 
     fn lead(&mut self, now: Instant, leader: Leader, waiter: &Arc<Waiter>) -> bool {
-        self.channel.fall_asleep();
+        if !self.channel.fall_asleep() {
+            self.stop_leading(now);
+            return false;
+        }
         self.leader = leader;
         self.asleep = Some((Arc::clone(waiter), self.stack.deadline()));
-        if self.channel.has_received() {
-            self.stop_leading(now);
-        }
-        self.leader == leader
+        true
     }
 
     fn stop_leading(&mut self, now: Instant) {
         self.leader = Leader::Nobody;
         self.asleep = None;
-        let Core {
-            stack,
-            channel,
-            outbox,
-            ..
-        } = self;
-        channel.wake_up(now, |record, frame| {
-            input(stack, outbox, now, record, frame)
-        });
+        self.channel.wake_up(now);
+        self.receive(now);
     }
 }
 

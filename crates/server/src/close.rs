@@ -9,7 +9,7 @@ use portolan_control::{Command, Errno, Holder, Phase};
 use portolan_proto::control::{AfterFlush, Blob, ReplyBody};
 use portolan_stack::{Packet, Session, TcpSession, Transport, send_segment};
 use portolan_tcp::StateName;
-use portolan_types::{ChannelId, Instant, Protocol, SeqNum, SessionId, Slot};
+use portolan_types::{ChannelId, Generation, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use tracing::debug;
 
@@ -200,6 +200,25 @@ impl Server {
                 }
                 Some(*session)
             }
+            Session::Udp(_) => None,
+        }
+    }
+
+    /// Takes a session out for the process whose row it gets. Packets that came before lie on the
+    /// ring or the tap: they go into the session before it leaves, and so before all that reaches the
+    /// process.
+    pub fn hand_over(
+        &mut self,
+        id: SessionId,
+        to: (ChannelId, Slot),
+    ) -> Option<(TcpSession, Generation)> {
+        let held = self.server_slot(id)?;
+        self.set_phase(id, Phase::Connected);
+        let generation = self.aim(id, Holder::Process(to.0, to.1));
+        self.drain();
+        self.counters.handoffs += 1;
+        match self.stack.remove(held)? {
+            Session::Tcp(session) => Some((*session, generation)),
             Session::Udp(_) => None,
         }
     }

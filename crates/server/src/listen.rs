@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::registry::Opening;
-use portolan_control::{Backlog, Claim, Command, Errno, Holder, Phase, SynVerdict};
+use portolan_control::{Backlog, Claim, Command, Errno, Phase, SynVerdict};
 use portolan_proto::control::{Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix::{self, PairKind, SendError};
@@ -563,16 +563,14 @@ impl Server {
         if is_relayed {
             self.stop_relay(id)?;
         }
-        let session = self.take_from_stack(id).ok_or(Errno::INVAL)?;
+        self.server_slot(id).ok_or(Errno::INVAL)?;
         if let Some(listener) = listener.and_then(|listener| self.listeners.get_mut(&listener))
             && listener.offered.remove(&id)
         {
             listener.backlog.accepted();
         }
         self.registry.entitle(id, channel);
-        self.set_phase(id, Phase::Connected);
-        let generation = self.aim(id, Holder::Process(channel, slot));
-        self.counters.handoffs += 1;
+        let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
         let (capsule, fd) = pack(session.to_capsule())?;
         let fds = fd.into_iter().collect();
         Ok(Answer::Reply(

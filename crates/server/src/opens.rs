@@ -419,19 +419,16 @@ impl Server {
         let Some((channel, slot)) = self.connecting.remove(&id) else {
             return;
         };
-        let Some(mut session) = self.take_from_stack(id) else {
+        let Some((mut session, generation)) = self.hand_over(id, (channel, slot)) else {
             return;
         };
         if let Some(cookie) = session.connection.take_cookie() {
             self.keep_cookie(session.flow.remote.ip(), cookie);
         }
-        self.set_phase(id, Phase::Connected);
-        let generation = self.aim(id, Holder::Process(channel, slot));
         let event = DescriptorEvent::Established {
             capsule: portolan_proto::control::Blob::Inline(session.to_capsule()),
             generation,
         };
-        self.counters.handoffs += 1;
         if !self.send_event(id, &event, &[]) {
             self.abort_orphan(id);
         }

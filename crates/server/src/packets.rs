@@ -27,25 +27,11 @@ const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_
 const SOURCE_MAC: usize = 6;
 
 impl Server {
-    /// Takes what the filter sent to the tap while the server slept.
-    pub fn drain_tap(&mut self) {
+    /// Takes what has come, in its order.
+    pub fn drain(&mut self) {
         let mut frame = std::mem::take(&mut self.frame);
-        while let Some(record) = self.inlet.next_from_tap(self.wire.io(), self.now) {
-            let header = record.header;
-            frame.clear();
-            frame.extend_from_slice(record.frame);
-            self.on_frame(&header, &frame);
-        }
-        self.frame = frame;
-    }
-
-    /// Takes what the filter left on the ring. True if there may be more.
-    pub fn drain_ring(&mut self) -> bool {
-        let mut frame = std::mem::take(&mut self.frame);
-        let mut more = true;
         for _ in 0..FRAMES_PER_TURN {
-            let Some(record) = self.inlet.next_from_ring() else {
-                more = false;
+            let Some(record) = self.inlet.next(self.wire.io(), self.now) else {
                 break;
             };
             let header = record.header;
@@ -55,7 +41,6 @@ impl Server {
         }
         self.inlet.release();
         self.frame = frame;
-        more
     }
 
     fn on_frame(&mut self, record: &RecordHeader, frame: &[u8]) {

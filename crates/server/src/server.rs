@@ -289,22 +289,20 @@ impl Server {
     /// Waits until something happens, and answers all of it.
     fn turn(&mut self, latest: Option<Instant>) -> Result<(), Errno> {
         let deadline = [self.deadline(), latest].into_iter().flatten().min();
-        self.inlet.fall_asleep();
-        let deadline = if self.inlet.has_received() {
-            Some(self.now)
-        } else {
+        let deadline = if self.inlet.fall_asleep() {
             deadline
+        } else {
+            Some(self.now)
         };
         let ready = self.poll.wait(clock::now(), deadline)?;
         self.now = clock::now();
         self.inlet.wake_up(self.now);
-        self.drain_tap();
+        self.drain();
         for Ready { source, flags } in ready {
             self.dispatch(source, flags);
         }
         // The edge of a frame on the tap may have been reported, and passed over, by `reap`.
-        self.drain_tap();
-        self.drain_ring();
+        self.drain();
         self.stack.expire(self.now);
         self.settle();
         Ok(())
@@ -315,9 +313,7 @@ impl Server {
             Source::Control => self.accept_clients(),
             Source::Signals => self.on_signal(),
             Source::Network => self.on_network_change(),
-            Source::Ring => {
-                self.drain_ring();
-            }
+            Source::Ring => self.drain(),
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),
             Source::Client(id) => self.serve_client(id, flags),

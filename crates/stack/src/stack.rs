@@ -141,6 +141,7 @@ impl Stack {
         self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
+        self.changed.retain(|&(changed, _)| changed != slot);
         match taken {
             Place::Taken(entry) => {
                 self.counters.went(&entry.session);

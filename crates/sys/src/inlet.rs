@@ -1,6 +1,7 @@
 //! How frames reach the owner of a channel: by the receive ring while it is awake, by its tap while
-//! it sleeps there, whose reader the kernel wakes with the least ado (ADR 3). Frames on the tap
-//! are older than those on the ring and must be taken first; no frame is taken twice.
+//! it sleeps there, whose reader the kernel wakes with the least ado (ADR 3). [`Inlet::next`] gives
+//! them in the order in which they came: what was on the ring when the owner woke, then what came by
+//! the tap while it slept, then what the ring has got since.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -35,11 +36,21 @@ pub struct Inlet {
     has_given_up: bool,
     /// The tap has not been asked since the last sleep.
     must_ask: bool,
+    is_asleep: bool,
+    /// Where the ring stood when the owner woke: frames up to there are older than the tap's.
+    ring_at_wake: u64,
     /// When the owner woke, until it has seen that nothing more comes by the tap: the filter may have
     /// met it asleep and not have counted the frame yet.
     woken: Option<Instant>,
     /// A frame that was sent to the tap has not come; what lies on the ring is younger.
     ring_waits: bool,
+}
+
+/// Where the next frame lies.
+enum Place {
+    Ring,
+    /// In the buffer, so many octets with its virtio-net header.
+    Buffer(RecordHeader, usize),
 }
 
 impl Inlet {
@@ -51,29 +62,42 @@ impl Inlet {
             taken_from_tap: 0,
             has_given_up: false,
             must_ask: false,
+            is_asleep: false,
+            ring_at_wake: 0,
             woken: None,
             ring_waits: false,
         }
     }
 
-    /// From now on the filter sends frames to the tap. Look at [`Inlet::has_received`] afterwards:
-    /// what came before rings no bell.
-    pub fn fall_asleep(&self) {
+    /// The owner is about to sleep: from now on the filter sends frames to the tap. False if frames
+    /// have come that ring no bell: the owner must wake up and take them.
+    #[must_use]
+    pub fn fall_asleep(&mut self) -> bool {
+        if self.has_received() {
+            return false;
+        }
+        self.is_asleep = true;
+        self.woken = None;
         self.doorbell.set(State::AsleepOnTap);
+        self.ring.is_empty()
     }
 
-    /// Frames come by the ring again. Take those on the tap first.
+    /// Frames come by the ring again. Does nothing to an owner that is awake.
     pub fn wake_up(&mut self, now: Instant) {
-        self.doorbell.set(State::Awake);
-        if !self.ring_waits {
-            self.woken = Some(now);
+        if !self.is_asleep {
+            return;
         }
+        self.is_asleep = false;
+        // Before the state: what the ring gets from then on is younger than the tap's frames.
+        self.ring_at_wake = self.ring.produced();
+        self.doorbell.set(State::Awake);
+        self.woken = Some(now);
         self.must_ask = self.has_given_up;
     }
 
-    /// Does the ring hold a frame?
+    /// Are there frames to take, of those that came while the owner was awake or has woken from?
     pub fn has_received(&self) -> bool {
-        !self.ring.is_empty()
+        !self.ring.is_empty() || (self.is_settling() && self.tap_holds_more())
     }
 
     /// Did the filter send frames to the tap that were not read?
@@ -81,14 +105,38 @@ impl Inlet {
         self.doorbell.by_tap() != self.taken_from_tap
     }
 
-    /// Is there a look at the tap to be taken before the ring is read?
+    /// May frames come by the tap although the owner is awake?
     pub fn is_settling(&self) -> bool {
         self.woken.is_some()
     }
 
-    /// The next frame that came by `tap`; a frame that makes no sense is passed over.
-    pub fn next_from_tap<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Record<'_>> {
-        let (header, length) = loop {
+    /// The next frame, if one has come by the ring or by `tap`. What earlier calls gave may be
+    /// overwritten.
+    pub fn next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Record<'_>> {
+        match self.place_of_next(tap, now)? {
+            Place::Ring => self.ring.next(),
+            Place::Buffer(header, length) => Some(Record {
+                header,
+                frame: &self.buffer[VNET_HEADER..length],
+            }),
+        }
+    }
+
+    fn place_of_next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Place> {
+        if self.ring.position() < self.ring_at_wake {
+            return Some(Place::Ring);
+        }
+        if self.is_settling()
+            && let Some((header, length)) = self.read_tap(tap, now)
+        {
+            return Some(Place::Buffer(header, length));
+        }
+        (!self.ring_waits).then_some(Place::Ring)
+    }
+
+    /// Reads a frame into the buffer; one that makes no sense is passed over.
+    fn read_tap<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<(RecordHeader, usize)> {
+        loop {
             let is_counted = self.tap_holds_more();
             if !is_counted && !self.must_ask {
                 self.settle(now);
@@ -105,11 +153,9 @@ impl Inlet {
             };
             self.taken_from_tap = self.taken_from_tap.wrapping_add(u32::from(is_counted));
             if let Some(header) = header_of(&self.buffer[..length], now) {
-                break (header, length);
+                return Some((header, length));
             }
-        };
-        let frame = &self.buffer[VNET_HEADER..length];
-        Some(Record { header, frame })
+        }
     }
 
     /// All that was counted has come. Once that has been seen twice there is nothing else.
@@ -120,22 +166,12 @@ impl Inlet {
 
     /// A counted frame has not come: the ring waits for it, but not for ever.
     fn miss(&mut self, now: Instant) {
-        let since = *self.woken.get_or_insert(now);
-        self.ring_waits = now.since(since) < STRAGGLE;
+        self.ring_waits = self.woken.is_some_and(|woken| now.since(woken) < STRAGGLE);
         if !self.ring_waits {
             self.woken = None;
             self.has_given_up = true;
             self.taken_from_tap = self.doorbell.by_tap();
         }
-    }
-
-    /// The next frame of the ring, if none on the tap goes before it; what earlier calls gave may be
-    /// overwritten.
-    pub fn next_from_ring(&mut self) -> Option<Record<'_>> {
-        if self.ring_waits {
-            return None;
-        }
-        self.ring.next()
     }
 
     /// Gives the space of all frames taken from the ring back to the filter.
@@ -160,3 +196,6 @@ fn header_of(octets: &[u8], now: Instant) -> Option<RecordHeader> {
         ..RecordHeader::default()
     })
 }
+
+#[cfg(test)]
+mod tests;

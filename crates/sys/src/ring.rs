@@ -105,9 +105,7 @@ impl Ring {
 
     /// Offset in the producer mapping and first word of the record at `position`.
     fn head(&self) -> Option<(usize, u32)> {
-        // Acquire: the record's words are read after the position that covers them.
-        let produced = self.producer.u64_at(0).load(Acquire);
-        if self.position >= produced {
+        if self.position >= self.produced() {
             return None;
         }
         let offset = page_size() + (self.position & (self.size - 1)) as usize;
@@ -148,6 +146,18 @@ impl Ring {
         }
     }
 
+    /// Everything before it has been read; grows for ever.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Where the filter stands: [`Ring::position`] when all that was reserved so far will have been
+    /// read.
+    pub fn produced(&self) -> u64 {
+        // Acquire: the words of records are read after the position that covers them.
+        self.producer.u64_at(0).load(Acquire)
+    }
+
     /// Nothing to read and nothing being written. With a record in the making this is false, so
     /// an owner that looks here after it has rung in sleep does not sleep over that record.
     pub fn is_empty(&self) -> bool {
@@ -160,5 +170,7 @@ impl Ring {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

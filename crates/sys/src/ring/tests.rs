@@ -1,66 +1,11 @@
 //! A ring over plain shared memory, filled as the kernel would: what is read comes back whole and
 //! in order, and space is given back only when it may be.
 
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::SeqCst;
-
 use zerocopy::IntoBytes;
 
+use super::testing::{SIZE, ring};
 use super::*;
 use crate::testing::{BpfMap, bpf_map, memory};
-
-const SIZE: usize = 8192;
-
-/// The kernel's side. The data area's second copy is real memory here, so `put` writes both.
-struct Producer {
-    memory: Mapping,
-    position: u64,
-}
-
-fn ring() -> (Producer, Ring) {
-    let fd: OwnedFd = memory(2 * page_size() + 2 * SIZE);
-    let memory = Mapping::read_write(fd.as_fd(), 0, 2 * page_size() + 2 * SIZE).unwrap();
-    let ring = Ring::map(&fd, SIZE).unwrap();
-    (
-        Producer {
-            memory,
-            position: 0,
-        },
-        ring,
-    )
-}
-
-impl Producer {
-    fn put(&mut self, flags: u32, data: &[u8]) {
-        let start = (self.position as usize) & (SIZE - 1);
-        for (index, octet) in data.iter().enumerate() {
-            let place = (start + 8 + index) % SIZE;
-            for copy in [0, SIZE] {
-                let pointer = self.memory.pointer(2 * page_size() + copy + place, 1);
-                // SAFETY: in bounds, and no slice of the ring is alive in these tests.
-                unsafe { pointer.write(*octet) };
-            }
-        }
-        self.mark(flags, data.len());
-        self.position += (data.len() as u64 + 8).next_multiple_of(8);
-        self.memory.u64_at(page_size()).store(self.position, SeqCst);
-    }
-
-    /// Writes the length word of the record at `position`.
-    fn mark(&self, flags: u32, length: usize) {
-        let start = (self.position as usize) & (SIZE - 1);
-        for copy in [0, SIZE] {
-            let offset = 2 * page_size() + copy + start;
-            self.memory
-                .u32_at(offset)
-                .store(length as u32 | flags, SeqCst);
-        }
-    }
-
-    fn consumed(&self) -> u64 {
-        self.memory.u64_at(0).load(SeqCst)
-    }
-}
 
 /// A record of a size class: header, frame, slack.
 fn record(frame: &[u8], slack: usize) -> Vec<u8> {

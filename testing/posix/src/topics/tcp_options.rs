@@ -179,7 +179,7 @@ fn information(side: &mut Side) {
         ("delivery_rate", between(1000, u64::MAX, info.long(160))),
         ("busy_time", between(0, 10_000_000, info.long(168))),
         ("rwnd_limited", between(0, 10_000_000, info.long(176))),
-        // A frame that came while the session moved to its process may follow a younger one.
+        // Segments that the kernel sends from two processors can pass each other on the bed's link.
         ("rcv_ooopack", between(0, 2, info.word(224))),
         ("sndbuf_limited", between(0, 10_000_000, info.long(184))),
         ("delivered", between(1, 110, info.word(192))),
