@@ -1,9 +1,4 @@
-//! The sessions of this process and the channel that feeds them, behind one lock; and the rule who
-//! attends to the channel while threads sleep.
-//!
-//! Of all threads that sleep in the library one is the *leader*: it alone waits for the channel
-//! and runs the timers, the others wait to be signalled. A leader that returns to its application
-//! signals another sleeper to lead.
+//! The sessions of this process and the channel that feeds them, behind one lock.
 
 use std::sync::Arc;
 
@@ -18,6 +13,7 @@ use portolan_types::{Instant, Slot};
 use crate::channel::Channel;
 use crate::socket::Socket;
 use crate::wait::Waiter;
+use crate::watch::{Duty, Leader, Role, Watch};
 
 /// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
 const BATCH: usize = 64;
@@ -33,30 +29,12 @@ pub(crate) struct Core {
     sockets: Vec<Option<Arc<Socket>>>,
     /// Sessions of closed sockets that no server took over: they end here.
     orphans: Vec<Slot>,
-    leader: Leader,
-    /// The leader while it sleeps, and the timer it will wake for.
-    asleep: Option<(Arc<Waiter>, Option<Instant>)>,
-    followers: Vec<Arc<Waiter>>,
+    watch: Watch,
     outbox: Vec<RequestBody>,
     /// Sockets whose owners get SIGURG.
     alarms: Vec<Arc<Socket>>,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leader {
-    Nobody,
-    /// The helper thread, because no application thread attends; any of them may take over.
-    Helper,
-    Application,
-}
-
-/// What a thread that is about to sleep has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Lead,
-    Follow,
 }
 
 impl Core {
@@ -69,9 +47,7 @@ impl Core {
             metastate,
             sockets: Vec::new(),
             orphans: Vec::new(),
-            leader: Leader::Nobody,
-            asleep: None,
-            followers: Vec::new(),
+            watch: Watch::default(),
             outbox: Vec::new(),
             alarms: Vec::new(),
             attended: 0,
@@ -148,16 +124,14 @@ impl Core {
         }
         self.dispatch();
         self.bury_orphans();
-        self.hurry_leader();
+        self.watch.hurry(self.duty());
     }
 
-    /// A thread that does not sleep may have set a timer that is due before the leader's.
-    fn hurry_leader(&self) {
-        if let Some((waiter, until)) = &self.asleep
-            && let Some(next) = self.stack.deadline()
-            && until.is_none_or(|until| next < until)
-        {
-            waiter.signal();
+    /// What wakes whoever watches the channel, besides its frames.
+    fn duty(&self) -> Duty {
+        Duty {
+            timer: self.stack.deadline(),
+            is_full: self.channel.is_full(),
         }
     }
 
@@ -241,8 +215,8 @@ impl Core {
     /// Assigns a role to an application thread that is about to sleep; `None` if frames came and
     /// it has to look again. While it sleeps nobody but [`Core::wake`] takes the role back.
     pub(crate) fn fall_asleep(&mut self, now: Instant, waiter: &Arc<Waiter>) -> Option<Role> {
-        if self.leader == Leader::Application {
-            self.followers.push(Arc::clone(waiter));
+        if self.is_attended() {
+            self.watch.follow(waiter);
             return Some(Role::Follow);
         }
         self.lead(now, Leader::Application, waiter)
@@ -252,34 +226,28 @@ impl Core {
     pub(crate) fn wake(&mut self, now: Instant, waiter: &Arc<Waiter>, role: Role) {
         match role {
             Role::Lead => self.stop_leading(now),
-            Role::Follow => self
-                .followers
-                .retain(|follower| !Arc::ptr_eq(follower, waiter)),
+            Role::Follow => self.watch.unfollow(waiter),
         }
     }
 
     /// Called by a thread that goes back to its application: somebody else has to lead.
     pub(crate) fn hand_over(&mut self) {
-        if self.leader != Leader::Application
-            && let Some(follower) = self.followers.first()
-        {
-            follower.signal();
-        }
+        self.watch.hand_over();
     }
 
     /// The helper leads if no application thread does and nothing has come.
     pub(crate) fn helper_leads(&mut self, now: Instant, waiter: &Arc<Waiter>) -> bool {
-        self.leader != Leader::Application && self.lead(now, Leader::Helper, waiter)
+        !self.is_attended() && self.lead(now, Leader::Helper, waiter)
     }
 
     pub(crate) fn helper_wakes(&mut self, now: Instant) {
-        if self.leader == Leader::Helper {
+        if self.watch.is_led_by(Leader::Helper) {
             self.stop_leading(now);
         }
     }
 
     pub(crate) fn is_attended(&self) -> bool {
-        self.leader == Leader::Application
+        self.watch.is_led_by(Leader::Application)
     }
 
     fn lead(&mut self, now: Instant, leader: Leader, waiter: &Arc<Waiter>) -> bool {
@@ -287,14 +255,12 @@ impl Core {
             self.stop_leading(now);
             return false;
         }
-        self.leader = leader;
-        self.asleep = Some((Arc::clone(waiter), self.stack.deadline()));
+        self.watch.lead(leader, waiter, self.duty());
         true
     }
 
     fn stop_leading(&mut self, now: Instant) {
-        self.leader = Leader::Nobody;
-        self.asleep = None;
+        self.watch.stop();
         self.channel.wake_up(now);
         self.receive(now);
     }

@@ -21,3 +21,4 @@ mod report;
 mod socket;
 mod table;
 mod wait;
+mod watch;

@@ -13,10 +13,11 @@ use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::core::{Core, Role};
+use crate::core::Core;
 use crate::inside;
 use crate::process::Process;
 use crate::table::Hidden;
+use crate::watch::Role;
 
 /// What others signal to wake one sleeping thread.
 #[derive(Debug)]
@@ -162,8 +163,8 @@ impl Process {
             let slept = sleep.sleep(&wake_on, earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
-            core.wake(clock::now(), &waiter, role);
             waiter.wake();
+            core.wake(clock::now(), &waiter, role);
             match slept {
                 Ok(kernel_ready) if kernel_ready => {
                     core.attend(clock::now());
