@@ -5,10 +5,12 @@
 mod link;
 mod pair;
 mod random;
+mod states;
 
 pub use link::{Link, Packet};
 pub use pair::{End, PORT_A, PORT_B, Pair, Side, Transfer, cut, merge};
 pub use random::Random;
+pub use states::{IRS, ISS, STATES, begin};
 
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};

@@ -2,34 +2,18 @@
 //! kind of acknowledgement: what RFC 9293 §3.10.7 and RFC 5961 say of it, written down here from
 //! their rules and not from the engine, is what the engine does.
 
-use portolan_sim::{START, segment};
-use portolan_tcp::{
-    Config, Connection, Events, ListenAnswer, StateName, judge_at_listener, reset_for,
-};
+use portolan_sim::{IRS, ISS, START, STATES, begin, segment};
+use portolan_tcp::{Connection, Events, ListenAnswer, StateName, judge_at_listener, reset_for};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
 const NOW: Instant = START;
-const ISS: SeqNum = SeqNum(1000);
-const IRS: SeqNum = SeqNum(5000);
 
 const FIN: TcpFlags = TcpFlags::FIN;
 const SYN: TcpFlags = TcpFlags::SYN;
 const RST: TcpFlags = TcpFlags::RST;
 const ACK: TcpFlags = TcpFlags::ACK;
 const URG: TcpFlags = TcpFlags::URG;
-
-const STATES: [StateName; 9] = [
-    StateName::SynSent,
-    StateName::SynReceived,
-    StateName::Established,
-    StateName::FinWait1,
-    StateName::FinWait2,
-    StateName::CloseWait,
-    StateName::Closing,
-    StateName::LastAck,
-    StateName::TimeWait,
-];
 
 /// Where a segment begins, as seen from RCV.NXT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -239,25 +223,12 @@ struct Subject {
 
 impl Subject {
     fn in_state(state: StateName) -> Subject {
-        let config = Config {
-            timestamps: false,
-            ..Config::default()
-        };
-        let mut subject = if state == StateName::SynSent {
-            Subject {
-                connection: Connection::connect(&config, 1, 2, ISS, NOW),
-                next: IRS,
-                una: ISS,
-                nxt: ISS + 1,
-            }
-        } else {
-            let syn = segment(2, 1, IRS, SYN);
-            Subject {
-                connection: Connection::accept(&config, &syn, ISS, NOW),
-                next: IRS + 1,
-                una: ISS,
-                nxt: ISS + 1,
-            }
+        let (connection, next) = begin(state);
+        let mut subject = Subject {
+            connection,
+            next,
+            una: ISS,
+            nxt: ISS + 1,
         };
         subject.connection.options().urgent_inline = true;
         subject.drain();

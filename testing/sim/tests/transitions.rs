@@ -3,30 +3,15 @@
 use core::time::Duration;
 use std::fmt::Write;
 
-use portolan_sim::{START, segment};
-use portolan_tcp::{Config, Connection, StateName};
+use portolan_sim::{ISS, START, STATES, begin, segment};
+use portolan_tcp::{Connection, StateName};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::TcpFlags;
 
-const ISS: SeqNum = SeqNum(1000);
-/// The peer's first number.
-const IRS: SeqNum = SeqNum(5000);
 const NOW: Instant = START;
 const SYN: TcpFlags = TcpFlags::SYN;
 const ACK: TcpFlags = TcpFlags::ACK;
 const FIN: TcpFlags = TcpFlags::FIN.with(ACK);
-
-const STATES: [StateName; 9] = [
-    StateName::SynSent,
-    StateName::SynReceived,
-    StateName::Established,
-    StateName::FinWait1,
-    StateName::FinWait2,
-    StateName::CloseWait,
-    StateName::Closing,
-    StateName::LastAck,
-    StateName::TimeWait,
-];
 
 /// A connection, and the numbers that its peer would use next.
 struct Subject {
@@ -37,26 +22,11 @@ struct Subject {
 
 impl Subject {
     fn new(state: StateName) -> Subject {
-        let config = Config {
-            timestamps: false,
-            ..Config::default()
-        };
-        let mut subject = match state {
-            StateName::SynSent => Subject {
-                connection: Connection::connect(&config, 1, 2, ISS, NOW),
-                seq: IRS,
-                ack: ISS + 1,
-            },
-            _ => Subject {
-                connection: Connection::accept(
-                    &config,
-                    &segment(2, 1, IRS, TcpFlags::SYN),
-                    ISS,
-                    NOW,
-                ),
-                seq: IRS + 1,
-                ack: ISS + 1,
-            },
+        let (connection, seq) = begin(state);
+        let mut subject = Subject {
+            connection,
+            seq,
+            ack: ISS + 1,
         };
         subject.answers();
         if !matches!(state, StateName::SynSent | StateName::SynReceived) {

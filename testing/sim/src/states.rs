@@ -1,0 +1,41 @@
+//! What tests of single segments in single states begin with.
+
+use portolan_tcp::{Config, Connection, StateName};
+use portolan_types::SeqNum;
+use portolan_wire::tcp::TcpFlags;
+
+use crate::{START, segment};
+
+/// The connection's first number.
+pub const ISS: SeqNum = SeqNum(1000);
+/// The peer's first number.
+pub const IRS: SeqNum = SeqNum(5000);
+
+/// All that a connection can be in before it is closed.
+pub const STATES: [StateName; 9] = [
+    StateName::SynSent,
+    StateName::SynReceived,
+    StateName::Established,
+    StateName::FinWait1,
+    StateName::FinWait2,
+    StateName::CloseWait,
+    StateName::Closing,
+    StateName::LastAck,
+    StateName::TimeWait,
+];
+
+/// A connection on its way to `state`, from port 1 to port 2: an active open for SYN-SENT, else a
+/// passive one. With it the number that its peer would use next.
+pub fn begin(state: StateName) -> (Connection, SeqNum) {
+    let config = Config {
+        timestamps: false,
+        ..Config::default()
+    };
+    match state {
+        StateName::SynSent => (Connection::connect(&config, 1, 2, ISS, START), IRS),
+        _ => {
+            let syn = segment(2, 1, IRS, TcpFlags::SYN);
+            (Connection::accept(&config, &syn, ISS, START), IRS + 1)
+        }
+    }
+}
