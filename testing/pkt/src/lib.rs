@@ -5,6 +5,7 @@ pub mod agent;
 pub mod bed;
 pub mod deviations;
 pub mod pool;
+pub mod prompt;
 pub mod run;
 pub mod script;
 pub mod segment;

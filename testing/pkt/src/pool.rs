@@ -91,28 +91,15 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A runner that was later than this did not play what the script says.
-const PUNCTUAL: Duration = Duration::from_millis(60);
-/// How often a script is begun anew for that reason.
-const BEGINNINGS: usize = 5;
-
-/// Plays one script. A failure counts only if the runner itself was in time: on a busy machine it
-/// may lose its core for so long that timers fire which no script meant.
+/// Plays one script, once: whatever comes of it is its result.
 fn play_one(job: &Job, bed: &Bed, number: &mut u16) -> Played {
     let start = Instant::now();
-    let family = job.family;
-    let mut once = || {
-        *number += 1;
-        let number = *number;
-        play(&job.script, bed, Setting { family, number })
+    *number += 1;
+    let setting = Setting {
+        family: job.family,
+        number: *number,
     };
-    let mut result = once();
-    for _ in 1..BEGINNINGS {
-        match &result {
-            Err(failure) if failure.runner_late > PUNCTUAL => result = once(),
-            _ => break,
-        }
-    }
+    let result = play(&job.script, bed, setting);
     Played {
         name: job.name.clone(),
         took: start.elapsed(),

@@ -1,7 +1,6 @@
 //! Plays one script on a bed.
 
 mod calls;
-mod errno;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,6 +8,7 @@ use std::time::Duration;
 
 use crate::agent::{Agent, AgentError, Answer};
 use crate::bed::{Bed, Stack};
+use crate::prompt::Prompt;
 use crate::script::{Action, Family, Packet, Place, Script, Step, Time};
 use crate::segment::{Content, Flow, Reassembly, Scope, Seen, build, compare, show};
 use crate::wire::now;
@@ -66,6 +66,8 @@ impl std::fmt::Display for Failure {
             writeln!(f, "  {place}")?;
         }
         writeln!(f, "  {}", self.message)?;
+        let late = self.runner_late.as_secs_f64();
+        writeln!(f, "  the runner was at most {late:.3} s late")?;
         for line in &self.trace {
             writeln!(f, "    {line}")?;
         }
@@ -86,7 +88,10 @@ pub fn play(script: &Script, bed: &Bed, setting: Setting) -> Result<(), Box<Fail
     let before = change(bed, &script.sysctls).map_err(outer)?;
     bed.wire.drain();
     let result = match Agent::start(bed.agent()) {
-        Ok(agent) => Player::new(script, bed, agent, setting).play(script),
+        Ok(agent) => {
+            let _prompt = Prompt::new();
+            Player::new(script, bed, agent, setting).play(script)
+        }
         Err(error) => Err(outer(error.to_string())),
     };
     change(bed, &before).map_err(outer)?;

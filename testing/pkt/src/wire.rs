@@ -1,7 +1,7 @@
 //! The far end of the wire: a packet socket that sees every frame with the kernel's own time stamp,
 //! so that a runner that is late does not measure its own lateness.
 //!
-//! The only unsafe code of this crate: what rustix does not wrap.
+//! Unsafe where rustix does not wrap a call.
 
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};

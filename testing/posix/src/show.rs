@@ -96,7 +96,7 @@ fn named<T: Copy + PartialEq + Default + std::ops::BitAnd<Output = T>>(
     }
 }
 
-const ERRNO_NAMES: [(i32, &str); 37] = [
+const ERRNO_NAMES: [(i32, &str); 45] = [
     (0, "no error"),
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),
@@ -134,6 +134,14 @@ const ERRNO_NAMES: [(i32, &str); 37] = [
     (libc::ECONNREFUSED, "ECONNREFUSED"),
     (libc::EALREADY, "EALREADY"),
     (libc::EINPROGRESS, "EINPROGRESS"),
+    (libc::ENETDOWN, "ENETDOWN"),
+    (libc::ECONNABORTED, "ECONNABORTED"),
+    (libc::ENOBUFS, "ENOBUFS"),
+    (libc::EHOSTDOWN, "EHOSTDOWN"),
+    (libc::EHOSTUNREACH, "EHOSTUNREACH"),
+    (libc::EPROTO, "EPROTO"),
+    (libc::ENONET, "ENONET"),
+    (libc::EILSEQ, "EILSEQ"),
 ];
 
 impl Display for Errno {

@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::{Player, Stepped, errno};
+use portolan_posix_check::call::Errno;
+
+use super::{Player, Stepped};
 use crate::agent::{Answer, Value};
 use crate::script::{Argument, Base, Call, Comparison, Expression, Family, Field, Outcome};
 use crate::segment::pattern;
@@ -135,7 +137,7 @@ impl Player<'_> {
     pub(super) fn judge_answer(&mut self, answer: &Answer, expected: &Outcome) -> Stepped {
         let got = match &answer.result {
             Ok(number) => number.to_string(),
-            Err(errno) => errno::name(*errno),
+            Err(errno) => Errno(*errno).to_string(),
         };
         let words = answer.words.join("|");
         self.trace
