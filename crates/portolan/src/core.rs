@@ -183,6 +183,11 @@ impl Core {
 
     /// Messages for the server, to be sent once the lock is released.
     pub(crate) fn take_outbox(&mut self) -> Vec<RequestBody> {
+        for frame in self.stack.released() {
+            if self.outbox.len() < OUTBOX_MAX {
+                self.outbox.push(RequestBody::Stray { frame });
+            }
+        }
         std::mem::take(&mut self.outbox)
     }
 

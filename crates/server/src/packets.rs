@@ -52,6 +52,8 @@ impl Server {
         }
         match self.stack.input(self.now, record, frame) {
             Input::Delivered(slot) => self.on_delivered(slot),
+            // The server's own sessions are at their slots before their rows point there.
+            Input::Held(_) => {}
             Input::Unclaimed(packet) => self.on_unclaimed(&packet, record, frame),
             Input::Dropped(_) => self.counters.dropped += 1,
         }

@@ -47,6 +47,14 @@ const FRAMES: &[(&str, &str)] = &[
         "drop-not-member",
         "datagrams dropped: to a group that the socket does not hear",
     ),
+    (
+        "held",
+        "frames that came before their session, and waited for it",
+    ),
+    (
+        "drop-early",
+        "frames dropped: too many wait for sessions on their way",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -67,6 +75,7 @@ pub fn counter_names() -> impl Iterator<Item = (&'static str, &'static str, &'st
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fate {
     Delivered,
+    Held,
     Unclaimed,
     Dropped(Drop),
     ParkedTooMany,
@@ -86,6 +95,8 @@ impl Fate {
             Fate::Dropped(Drop::FragmentsCrowdedOut) => 8,
             Fate::ParkedTooMany => 9,
             Fate::Dropped(Drop::NotMember) => 10,
+            Fate::Held => 11,
+            Fate::Dropped(Drop::TooEarly) => 12,
         }
     }
 }

@@ -74,6 +74,8 @@ pub enum Drop {
     FragmentsOverlap,
     /// A fragment, while too many datagrams are unfinished.
     FragmentsCrowdedOut,
+    /// While too many wait for sessions on their way.
+    TooEarly,
 }
 
 impl From<Malformed> for Drop {

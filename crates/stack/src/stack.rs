@@ -20,9 +20,11 @@ use crate::udp::UdpSession;
 use crate::way::{Ends, NextHop, NoWay, Way};
 
 mod datagrams;
+mod early;
 
 use datagrams::{Parked, deliver_datagrams, hears, report_to_udp};
 pub use datagrams::{SendError, Sending};
+use early::Vacancy;
 
 /// Sessions of one holder, and what they want to send.
 #[derive(Debug)]
@@ -38,6 +40,10 @@ pub struct Stack {
     unresolved: Vec<NextHop>,
     changed: Vec<(Slot, Events)>,
     fragments: Reassembly,
+    /// Octets of all frames that wait for sessions on their way.
+    early: usize,
+    /// Frames that waited for a session which did not come.
+    released: Vec<Vec<u8>>,
     mtus: PathMtus,
     /// Generation of the routes that `stalled` and `parked` were tried with.
     tried_generation: u32,
@@ -46,9 +52,9 @@ pub struct Stack {
 
 #[derive(Debug)]
 enum Place {
-    Free,
-    /// Promised to a session that is on its way.
-    Reserved,
+    /// With the generation of the session that was here last.
+    Free(Option<Generation>),
+    Reserved(Vacancy),
     Taken(Box<Entry>),
 }
 
@@ -67,6 +73,8 @@ struct Entry {
 pub enum Input<'a> {
     /// It went to the session at that slot.
     Delivered(Slot),
+    /// It waits for the session that is on its way to that slot.
+    Held(Slot),
     /// It is sound, but no session here is its owner.
     Unclaimed(Packet<'a>),
     Dropped(Drop),
@@ -84,6 +92,8 @@ impl Stack {
             unresolved: Vec::new(),
             changed: Vec::new(),
             fragments: Reassembly::default(),
+            early: 0,
+            released: Vec::new(),
             mtus: PathMtus::default(),
             tried_generation: 0,
             counters: Counters::default(),
@@ -93,24 +103,35 @@ impl Stack {
     /// Promises a slot to a session that will come by [`Stack::insert_at`].
     pub fn reserve(&mut self) -> Slot {
         if let Some(slot) = self.free.pop() {
-            self.places[slot as usize] = Place::Reserved;
+            let place = &mut self.places[slot as usize];
+            if let Place::Free(before) = *place {
+                *place = Place::Reserved(Vacancy::after(before));
+            }
             return Slot(slot);
         }
-        self.places.push(Place::Reserved);
+        self.places.push(Place::Reserved(Vacancy::default()));
         Slot(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 sessions in memory"))
     }
 
-    /// Puts a session at a slot that [`Stack::reserve`] gave.
+    /// Puts a session at a slot that [`Stack::reserve`] gave, and gives it what came for it already.
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
         self.counters.came(&session);
-        self.places[slot.0 as usize] = Place::Taken(Box::new(Entry {
+        let place = Place::Taken(Box::new(Entry {
             session,
             way: None,
             is_pending: false,
             scheduled: Instant::FAR_FUTURE,
         }));
+        let before = core::mem::replace(&mut self.places[slot.0 as usize], place);
         self.reschedule(now, slot.0);
         self.touch(slot);
+        if let Place::Reserved(vacancy) = before {
+            for held in vacancy.release(&mut self.early) {
+                if let Input::Unclaimed(_) = self.input(now, &held.record, &held.frame) {
+                    self.released.push(held.frame);
+                }
+            }
+        }
     }
 
     pub fn insert(&mut self, now: Instant, session: Session) -> Slot {
@@ -123,21 +144,31 @@ impl Stack {
     pub fn remove(&mut self, slot: Slot) -> Option<Session> {
         let taken = self.take(slot);
         let place = self.places.get_mut(slot.0 as usize)?;
-        if matches!(place, Place::Reserved) {
-            *place = Place::Free;
+        if let Place::Reserved(vacancy) = place {
+            let vacancy = core::mem::take(vacancy);
+            *place = Place::Free(vacancy.before);
             self.free.push(slot.0);
+            let frames = vacancy.release(&mut self.early);
+            self.released
+                .extend(frames.into_iter().map(|held| held.frame));
         }
         taken
+    }
+
+    /// Frames that waited for a session which did not come, or was another, since the last call.
+    pub fn released(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
+        self.released.drain(..)
     }
 
     /// Takes a session out and keeps its slot promised, so that it can come back by
     /// [`Stack::insert_at`].
     pub fn take(&mut self, slot: Slot) -> Option<Session> {
         let place = self.places.get_mut(slot.0 as usize)?;
-        if !matches!(place, Place::Taken(_)) {
+        let Place::Taken(entry) = place else {
             return None;
-        }
-        let taken = core::mem::replace(place, Place::Reserved);
+        };
+        let before = generation(&entry.session);
+        let taken = core::mem::replace(place, Place::Reserved(Vacancy::after(Some(before))));
         self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
@@ -147,7 +178,7 @@ impl Stack {
                 self.counters.went(&entry.session);
                 Some(entry.session)
             }
-            Place::Free | Place::Reserved => None,
+            Place::Free(_) | Place::Reserved(_) => None,
         }
     }
 
@@ -238,6 +269,7 @@ impl Stack {
         let input = self.give(now, record, frame);
         self.counters.count(match &input {
             Input::Delivered(_) => Fate::Delivered,
+            Input::Held(_) => Fate::Held,
             Input::Unclaimed(_) => Fate::Unclaimed,
             Input::Dropped(reason) => Fate::Dropped(*reason),
         });
@@ -249,66 +281,29 @@ impl Stack {
             Ok(packet) => packet,
             Err(reason) => return Input::Dropped(reason),
         };
-        let slot = record.slot;
-        let Some(entry) = entry_of(&mut self.places, slot) else {
-            return Input::Unclaimed(packet);
-        };
-        if generation(&entry.session) != Generation(record.generation) {
-            return Input::Unclaimed(packet);
+        let slot = Slot(record.slot);
+        match self.places.get_mut(slot.0 as usize) {
+            Some(Place::Taken(entry))
+                if generation(&entry.session) == Generation(record.generation) =>
+            {
+                let delivered = deliver(&mut self.mtus, now, &mut entry.session, &packet, record);
+                match delivered {
+                    Ok(Some(events)) => self.note(slot.0, events),
+                    Ok(None) => return Input::Unclaimed(packet),
+                    Err(reason) => return Input::Dropped(reason),
+                }
+                self.touch(slot);
+                Input::Delivered(slot)
+            }
+            Some(Place::Reserved(vacancy)) if vacancy.expects(record) => {
+                if vacancy.hold(&mut self.early, record, frame) {
+                    Input::Held(slot)
+                } else {
+                    Input::Dropped(Drop::TooEarly)
+                }
+            }
+            _ => Input::Unclaimed(packet),
         }
-        let events = match (&mut entry.session, &packet.transport) {
-            (
-                Session::Tcp(session),
-                Transport::Tcp {
-                    header,
-                    payload,
-                    codepoint,
-                },
-            ) => {
-                session
-                    .connection
-                    .on_marked_segment(now, *codepoint, header, payload);
-                session.connection.events()
-            }
-            (Session::Tcp(session), Transport::IcmpError(message)) => {
-                if let Some(mtu) = message.path_mtu()
-                    && session.ip.discovery.heeds_routers()
-                    && message
-                        .quoted
-                        .seq
-                        .is_some_and(|seq| session.connection.is_in_flight(seq))
-                {
-                    self.mtus.learn(now, packet.source.ip(), mtu);
-                }
-                report_to_tcp(session, message);
-                session.connection.events()
-            }
-            (Session::Udp(session), Transport::Udp { ip, payload }) => {
-                if session.remote.is_some_and(|remote| remote != packet.source) {
-                    return Input::Dropped(Drop::ForeignPeer);
-                }
-                if !hears(session, &packet, record) {
-                    return Input::Dropped(Drop::NotMember);
-                }
-                if !deliver_datagrams(session, &packet, *ip, payload, record) {
-                    return Input::Dropped(Drop::ReceiveBufferFull);
-                }
-                Events::READABLE
-            }
-            (Session::Udp(session), Transport::IcmpError(message)) => {
-                let discovery = session.ip.discovery;
-                if let Some(mtu) = message.path_mtu()
-                    && discovery.heeds_routers()
-                {
-                    self.mtus.learn(now, packet.source.ip(), mtu);
-                }
-                report_to_udp(now, session, &packet, message)
-            }
-            _ => return Input::Unclaimed(packet),
-        };
-        self.note(slot, events);
-        self.touch(Slot(slot));
-        Input::Delivered(Slot(slot))
     }
 
     fn note(&mut self, slot: u32, events: Events) {
@@ -533,10 +528,75 @@ fn tcp_payload(mtu: u32, flow: &FlowKey) -> u16 {
     u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
 }
 
-fn report_to_tcp(session: &mut TcpSession, message: &IcmpMessage) {
-    if let Some(error) = message.for_tcp() {
-        session.connection.on_icmp(error);
+/// Gives a packet to its session, and tells what that means to the application; none if it is of
+/// another protocol.
+fn deliver(
+    mtus: &mut PathMtus,
+    now: Instant,
+    session: &mut Session,
+    packet: &Packet<'_>,
+    record: &RecordHeader,
+) -> Result<Option<Events>, Drop> {
+    let events = match (session, &packet.transport) {
+        (
+            Session::Tcp(session),
+            Transport::Tcp {
+                header,
+                payload,
+                codepoint,
+            },
+        ) => {
+            let connection = &mut session.connection;
+            connection.on_marked_segment(now, *codepoint, header, payload);
+            connection.events()
+        }
+        (Session::Tcp(session), Transport::IcmpError(message)) => {
+            report_to_tcp(mtus, now, session, packet, message)
+        }
+        (Session::Udp(session), Transport::Udp { ip, payload }) => {
+            if session.remote.is_some_and(|remote| remote != packet.source) {
+                return Err(Drop::ForeignPeer);
+            }
+            if !hears(session, packet, record) {
+                return Err(Drop::NotMember);
+            }
+            if !deliver_datagrams(session, packet, *ip, payload, record) {
+                return Err(Drop::ReceiveBufferFull);
+            }
+            Events::READABLE
+        }
+        (Session::Udp(session), Transport::IcmpError(message)) => {
+            if let Some(mtu) = message.path_mtu()
+                && session.ip.discovery.heeds_routers()
+            {
+                mtus.learn(now, packet.source.ip(), mtu);
+            }
+            report_to_udp(now, session, packet, message)
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(events))
+}
+
+fn report_to_tcp(
+    mtus: &mut PathMtus,
+    now: Instant,
+    session: &mut TcpSession,
+    packet: &Packet<'_>,
+    message: &IcmpMessage,
+) -> Events {
+    let connection = &mut session.connection;
+    let is_in_flight = |seq| connection.is_in_flight(seq);
+    if let Some(mtu) = message.path_mtu()
+        && session.ip.discovery.heeds_routers()
+        && message.quoted.seq.is_some_and(is_in_flight)
+    {
+        mtus.learn(now, packet.source.ip(), mtu);
     }
+    if let Some(error) = message.for_tcp() {
+        connection.on_icmp(error);
+    }
+    connection.events()
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use super::*;
 use crate::session::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 
+mod early;
+
 /// A wire that keeps frames, and takes only so many at a time.
 struct Kept {
     frames: Vec<Vec<u8>>,
