@@ -1,12 +1,12 @@
 //! What the calls that go to the server have in common: how a socket's session is named, what an
 //! answer means, and how a session gets its slot.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{Blob, ReplyBody, SessionRef};
+use portolan_proto::control::{Blob, ReplyBody, RequestBody, SessionRef};
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::clock;
+use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
 use portolan_types::{Generation, SessionId, Slot};
 use rustix::io::Errno;
@@ -28,8 +28,76 @@ impl From<Lost> for Stop {
     }
 }
 
+/// Where slots are promised.
+pub(super) trait Slots {
+    fn reserve(&self) -> Slot;
+    fn give_back(&self, slot: Slot);
+}
+
+impl Slots for Process {
+    fn reserve(&self) -> Slot {
+        self.lock().stack.reserve()
+    }
+
+    fn give_back(&self, slot: Slot) {
+        self.lock().stack.remove(slot);
+    }
+}
+
+/// A slot that is promised to a session. Given back when the call ends without one, whatever the
+/// reason.
+pub(super) struct Reservation<'a, S: Slots> {
+    slots: &'a S,
+    slot: Slot,
+}
+
+impl<S: Slots> Reservation<'_, S> {
+    pub(super) fn at(slots: &S) -> Reservation<'_, S> {
+        let slot = slots.reserve();
+        Reservation { slots, slot }
+    }
+
+    pub(super) fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// The session is here, or surely on its way.
+    pub(super) fn keep(self) -> Slot {
+        let slot = self.slot;
+        std::mem::forget(self);
+        slot
+    }
+}
+
+impl<S: Slots> Drop for Reservation<'_, S> {
+    fn drop(&mut self) {
+        self.slots.give_back(self.slot);
+    }
+}
+
+/// Asks the server about the socket's session, which it may not know yet. If the socket is to be
+/// the kernel's it is when this returns.
+pub(super) fn ask(
+    process: &Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    setup: &Setup,
+    request: impl FnOnce(SessionRef) -> RequestBody,
+) -> Result<ReplyBody, Stop> {
+    let (session, fds) = introduce(setup, descriptor::borrow(fd)?)?;
+    match process.control.call(request(session), &fds) {
+        Ok((ReplyBody::UseKernel { .. }, fds)) => {
+            Err(fall_back(socket, setup, fds.into_iter().next()))
+        }
+        refused @ (Ok((ReplyBody::Error { .. }, _)) | Err(Lost)) => {
+            Err(denial(socket, setup, refused))
+        }
+        Ok((reply, _)) => Ok(reply),
+    }
+}
+
 /// How a request names the socket's session, and the descriptors that come with a new one.
-pub(super) fn introduce<'a>(
+fn introduce<'a>(
     setup: &'a Setup,
     near: BorrowedFd<'a>,
 ) -> Result<(SessionRef, Vec<BorrowedFd<'a>>), Errno> {
@@ -101,4 +169,41 @@ pub(super) fn open_capsule(
     let mut session = TcpSession::from_capsule(&octets).map_err(|_| libc::EPROTO)?;
     session.generation = generation;
     Ok(session)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Mutex;
+
+    use portolan_stack::Stack;
+    use portolan_types::Instant;
+
+    use super::*;
+
+    impl Slots for Mutex<Stack> {
+        fn reserve(&self) -> Slot {
+            self.lock().unwrap().reserve()
+        }
+
+        fn give_back(&self, slot: Slot) {
+            self.lock().unwrap().remove(slot);
+        }
+    }
+
+    #[test]
+    fn a_slot_is_given_back_when_the_session_cannot_be_introduced() {
+        let slots = Mutex::new(Stack::new(Instant::ZERO));
+        let without_ends = Setup::default();
+        let open = || -> Result<Slot, Errno> {
+            let reservation = Reservation::at(&slots);
+            introduce(&without_ends, std::io::stderr().as_fd())?;
+            Ok(reservation.keep())
+        };
+        assert_eq!(open(), Err(Errno::INVAL));
+        assert_eq!(open(), Err(Errno::INVAL));
+        let first = Reservation::at(&slots).keep();
+        assert_eq!(first, Slot(0), "earlier ones came back");
+        assert_eq!(slots.reserve(), Slot(1), "one that is kept does not");
+    }
 }

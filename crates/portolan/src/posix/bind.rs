@@ -6,12 +6,10 @@ use std::sync::Arc;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::{Session, UdpSession};
-use portolan_sys::descriptor;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::asking::{UDP_RECEIVE_BUFFER, denial, install, introduce};
-use super::fallback::fall_back;
+use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::groups::join_early_groups;
 use super::{Answer, Stop, find};
 use crate::process::Process;
@@ -60,46 +58,34 @@ fn bind_session(
         let options = socket.options();
         (options.reuse(), options.v6_only())
     };
-    let slot = process.lock().stack.reserve();
-    let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
+    let reservation = Reservation::at(process);
     let protocol = socket.protocol;
-    let request = RequestBody::Bind {
+    let reply = ask(process, fd, socket, &setup, |session| RequestBody::Bind {
         session,
         protocol,
         local,
         reuse,
         v6_only,
-        slot,
+        slot: reservation.slot(),
+    })?;
+    let ReplyBody::Bound {
+        session,
+        local,
+        generation,
+    } = reply
+    else {
+        return Err(Errno::PROTO.into());
     };
-    let answer = process.control.call(request, &fds);
-    drop(fds);
-    let bound = match answer {
-        Ok((
-            ReplyBody::Bound {
-                session,
-                local,
-                generation,
-            },
-            _,
-        )) => {
-            setup.opened(session);
-            setup.local = Some(local);
-            if protocol == Protocol::Udp {
-                let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);
-                install(process, socket, slot, Session::Udp(Box::new(udp)));
-                drop(setup);
-                join_early_groups(process, socket, session);
-                return Ok(());
-            }
-            Ok(())
-        }
-        Ok((ReplyBody::UseKernel { .. }, fds)) => {
-            Err(fall_back(socket, &setup, fds.into_iter().next()))
-        }
-        other => Err(denial(socket, &setup, other)),
-    };
-    process.lock().stack.remove(slot);
-    bound
+    setup.opened(session);
+    setup.local = Some(local);
+    if protocol == Protocol::Udp {
+        let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);
+        let slot = reservation.keep();
+        install(process, socket, slot, Session::Udp(Box::new(udp)));
+        drop(setup);
+        join_early_groups(process, socket, session);
+    }
+    Ok(())
 }
 
 /// An ephemeral port for a socket that sends before it was bound.

@@ -14,8 +14,7 @@ use portolan_tcp::Events;
 use portolan_types::{Generation, Instant, Protocol, Slot};
 use rustix::io::Errno;
 
-use super::asking::{UDP_RECEIVE_BUFFER, denial, install, introduce, open_capsule, refusal};
-use super::fallback::fall_back;
+use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
 use super::lifecycle::dissolve;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::Process;
@@ -55,53 +54,44 @@ fn connect_udp(
         return Err(Stop::NotOurs);
     }
     let mut setup = socket.setup();
-    let has_slot = socket.phase() == Phase::Cached;
-    let slot = if has_slot {
-        socket.slot()
-    } else {
-        process.lock().stack.reserve()
-    };
-    let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
-    let options = HandshakeOptions::default();
-    let protocol = Protocol::Udp;
-    let request = RequestBody::Connect {
-        session,
-        protocol,
-        remote,
-        slot,
-        options,
-        early: Early::No,
-    };
-    let answer = process.control.call(request, &fds);
-    drop(fds);
-    let failure = match answer {
-        Ok((
-            ReplyBody::Connected {
-                session,
-                local,
-                generation,
-            },
-            _,
-        )) => {
-            setup.opened(session);
-            setup.local = Some(local);
-            setup.remote = Some(remote);
-            if has_slot {
-                retarget(process, slot, local, Some(remote), generation);
-            } else {
-                let udp =
-                    UdpSession::new(session, local, Some(remote), generation, UDP_RECEIVE_BUFFER);
-                install(process, socket, slot, Session::Udp(Box::new(udp)));
-            }
-            return Ok(());
+    let reservation = (socket.phase() != Phase::Cached).then(|| Reservation::at(process));
+    let slot = reservation
+        .as_ref()
+        .map_or_else(|| socket.slot(), Reservation::slot);
+    let reply = ask(process, fd, socket, &setup, |session| {
+        RequestBody::Connect {
+            session,
+            protocol: Protocol::Udp,
+            remote,
+            slot,
+            options: HandshakeOptions::default(),
+            early: Early::No,
         }
-        Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
-        other => denial(socket, &setup, other),
-    };
-    if !has_slot || failure == Stop::NotOurs {
+    });
+    if reservation.is_none() && matches!(reply, Err(Stop::NotOurs)) {
+        // The socket is the kernel's: nobody uses the session any more.
         process.lock().stack.remove(slot);
     }
-    Err(failure)
+    let ReplyBody::Connected {
+        session,
+        local,
+        generation,
+    } = reply?
+    else {
+        return Err(Errno::PROTO.into());
+    };
+    setup.opened(session);
+    setup.local = Some(local);
+    setup.remote = Some(remote);
+    match reservation {
+        None => retarget(process, slot, local, Some(remote), generation),
+        Some(reservation) => {
+            let udp = UdpSession::new(session, local, Some(remote), generation, UDP_RECEIVE_BUFFER);
+            let slot = reservation.keep();
+            install(process, socket, slot, Session::Udp(Box::new(udp)));
+        }
+    }
+    Ok(())
 }
 
 fn retarget(
@@ -246,50 +236,40 @@ fn start_connect(
 ) -> Result<Opening, Stop> {
     let mut setup = socket.setup();
     let options = socket.options().handshake();
-    let slot = process.lock().stack.reserve();
-    let (session, fds) = introduce(&setup, descriptor::borrow(fd)?)?;
-    let protocol = Protocol::Tcp;
-    let request = RequestBody::Connect {
-        session,
-        protocol,
-        remote,
-        slot,
-        options,
-        early,
-    };
-    let answer = process.control.call(request, &fds);
-    drop(fds);
-    let failure = match answer {
-        Ok((
-            ReplyBody::Connecting {
-                session,
-                local,
-                early,
-            },
-            _,
-        )) => {
+    let reservation = Reservation::at(process);
+    let reply = ask(process, fd, socket, &setup, |session| {
+        RequestBody::Connect {
+            session,
+            protocol: Protocol::Tcp,
+            remote,
+            slot: reservation.slot(),
+            options,
+            early,
+        }
+    })?;
+    match reply {
+        ReplyBody::Connecting {
+            session,
+            local,
+            early,
+        } => {
             setup.opened(session);
             setup.local = Some(local);
             setup.remote = Some(remote);
-            socket.cache_at(slot);
+            socket.cache_at(reservation.keep());
             socket.set_phase(Phase::Connecting);
             setup.deferred = None;
             socket.expect_news();
-            return Ok(Opening::Started {
+            Ok(Opening::Started {
                 early: early as usize,
-            });
+            })
         }
-        Ok((ReplyBody::Deferred, _)) => {
+        ReplyBody::Deferred => {
             setup.deferred = Some(remote);
-            drop(setup);
-            process.lock().stack.remove(slot);
-            return Ok(Opening::Deferred);
+            Ok(Opening::Deferred)
         }
-        Ok((ReplyBody::UseKernel { .. }, fds)) => fall_back(socket, &setup, fds.into_iter().next()),
-        other => denial(socket, &setup, other),
-    };
-    process.lock().stack.remove(slot);
-    Err(failure)
+        _ => Err(Errno::PROTO.into()),
+    }
 }
 
 pub(super) fn wait_connected(

@@ -6,19 +6,20 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_sys::{clock, descriptor};
+use portolan_sys::descriptor;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::bind::bind_implicitly;
+use super::blocking::Call;
 use super::connect::{complete_connect, connect_with, wait_connected};
 use super::datagram::{Control, SendControl, receive_udp, send_udp};
 use super::oob::receive_urgent;
-use super::{Answer, Stop, Watching, deadline_after, find, restarts};
+use super::{Answer, Stop, deadline_after, find};
 use crate::core::Core;
+use crate::options::Options;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
-use crate::wait::{Sleep, Woken};
 
 /// What `recvmsg` reports besides the octets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,9 +71,8 @@ fn receive_tcp(
     // With MSG_TRUNC octets are dropped unseen (tcp(7)).
     let is_drop = flags & libc::MSG_TRUNC != 0;
     let waits_for_all = flags & libc::MSG_WAITALL != 0;
-    let is_nonblocking = socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
     let done = Cell::new(0);
-    let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         let Some(session) = core.stack.tcp(slot) else {
             return Some(gone(socket));
@@ -115,11 +115,7 @@ fn receive_tcp(
             return Some(Ok(done));
         }
         if let Some(errno) = socket.take_error(Some(core)) {
-            return Some(if done > 0 {
-                Ok(done)
-            } else {
-                Err(errno.into())
-            });
+            return Some(some(done).ok_or(errno.into()));
         }
         has_ended.then_some(Ok(done))
     };
@@ -127,45 +123,23 @@ fn receive_tcp(
         length,
         ..Received::default()
     };
-
+    let call = Call {
+        process,
+        socket,
+        flags,
+        timeout: Options::receive_timeout,
+    };
     let mut core = process.lock();
-    if is_nonblocking && core.has_nothing_for(socket) {
+    if call.never_waits() && core.has_nothing_for(socket) {
         return Err(Errno::AGAIN.into());
     }
-    let now = clock::now();
-    core.take_in(now);
-    let first = attempt(&mut core, now);
-    core.send_out(now);
-    drop(core);
-    if let Some(result) = first {
-        return result.map(received);
-    }
-    if is_nonblocking {
-        return if done.get() > 0 {
-            Ok(received(done.get()))
-        } else {
-            Err(Errno::AGAIN.into())
-        };
-    }
-    let deadline = deadline_after(socket.options().receive_timeout());
-    let watching = Watching::new(vec![socket])?;
-    let woken = loop {
-        match process.wait(Sleep::until(deadline), &mut attempt) {
-            Err(Errno::INTR) if done.get() == 0 && restarts(deadline) => {}
-            woken => break woken,
-        }
-    };
-    drop(watching);
-    let done = done.get();
-    let mut core = process.lock();
-    core.send_out(clock::now());
-    drop(core);
-    match woken {
-        Ok(Woken::Ready(result)) => result.map(received),
-        Ok(Woken::TimedOut | Woken::Kernel) if done == 0 => Err(Errno::AGAIN.into()),
-        Err(errno) if done == 0 => Err(errno.into()),
-        Ok(_) | Err(_) => Ok(received(done)),
-    }
+    call.complete(core, attempt, || some(done.get()))
+        .map(received)
+}
+
+/// What a call that has moved so many octets returns rather than an error.
+fn some(octets: usize) -> Option<usize> {
+    (octets > 0).then_some(octets)
 }
 
 /// Data calls on a socket that connects wait until it is connected.
@@ -317,7 +291,7 @@ fn send_tcp(
     let is_urgent = flags & libc::MSG_OOB != 0 && total > 0;
     let more = flags & libc::MSG_MORE != 0;
     let done = Cell::new(0);
-    let mut attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         if core
             .stack
@@ -325,22 +299,14 @@ fn send_tcp(
             .is_some_and(|session| session.connection.error().is_some())
             && let Some(errno) = socket.take_error(Some(core))
         {
-            return Some(if done.get() > 0 {
-                Ok(done.get())
-            } else {
-                Err(errno.into())
-            });
+            return Some(some(done.get()).ok_or(errno.into()));
         }
         let Some(session) = core.stack.tcp(slot) else {
             return Some(gone(socket));
         };
         let connection = &mut session.connection;
         if connection.is_send_closed() {
-            return Some(if done.get() > 0 {
-                Ok(done.get())
-            } else {
-                Err(Errno::PIPE.into())
-            });
+            return Some(some(done.get()).ok_or(Errno::PIPE.into()));
         }
         connection.options().more = more;
         gather(buffers, done.get(), |piece| {
@@ -352,40 +318,15 @@ fn send_tcp(
             connection.mark_urgent();
         }
         core.stack.touch(slot);
-        core.send_out(now);
         (done.get() == total).then_some(Ok(total))
     };
-    let now = clock::now();
-    let mut core = process.lock();
-    core.take_in(now);
-    let first = attempt(&mut core, now);
-    drop(core);
-    if let Some(result) = first {
-        return result;
-    }
-    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return if done.get() > 0 {
-            Ok(done.get())
-        } else {
-            Err(Errno::AGAIN.into())
-        };
-    }
-    let deadline = deadline_after(socket.options().send_timeout());
-    let watching = Watching::new(vec![socket])?;
-    let woken = loop {
-        match process.wait(Sleep::until(deadline), &mut attempt) {
-            Err(Errno::INTR) if done.get() == 0 && restarts(deadline) => {}
-            woken => break woken,
-        }
+    let call = Call {
+        process,
+        socket,
+        flags,
+        timeout: Options::send_timeout,
     };
-    drop(watching);
-    let done = done.get();
-    match woken {
-        Ok(Woken::Ready(result)) => result,
-        Ok(Woken::TimedOut | Woken::Kernel) if done == 0 => Err(Errno::AGAIN.into()),
-        Err(errno) if done == 0 => Err(errno.into()),
-        Ok(_) | Err(_) => Ok(done),
-    }
+    call.complete(process.lock(), attempt, || some(done.get()))
 }
 
 /// Calls `take` for each piece of `buffers` behind the first `skip` octets, until one is not

@@ -12,15 +12,15 @@ use portolan_tcp::Events;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
+use super::Stop;
 use super::bind::bind_implicitly;
+use super::blocking::Call;
 use super::data::{Received, gone, scatter};
 use super::twin::{loop_back, send_by_kernel};
-use super::{Stop, Watching, deadline_after, restarts};
 use crate::core::Core;
-use crate::options::timestamping;
+use crate::options::{Options, timestamping};
 use crate::process::Process;
 use crate::socket::{Corked, Family, Phase, RECEIVE, SEND, Socket};
-use crate::wait::{Sleep, Woken};
 
 /// Ancillary data, as far as the socket's options ask for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(super) fn receive_udp(
         return receive_error(process, socket, buffers);
     }
     let is_peek = flags & libc::MSG_PEEK != 0;
-    let mut attempt = |core: &mut Core, _: Instant| -> Option<Result<Received, Stop>> {
+    let mut look = |core: &mut Core| -> Option<Result<Received, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -121,31 +121,19 @@ pub(super) fn receive_udp(
         }
         session.receive().map(|datagram| unload(&datagram))
     };
-    let now = clock::now();
-    let mut core = process.lock();
-    core.take_in(now);
-    let first = attempt(&mut core, now);
-    drop(core);
-    if let Some(result) = first {
-        return result;
-    }
-    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-        return Err(Errno::AGAIN.into());
-    }
-    let deadline = deadline_after(socket.options().receive_timeout());
-    let mut attempt = |core: &mut Core, now: Instant| {
-        let ended = || socket.is_shut(RECEIVE).then(|| Ok(Received::default()));
-        attempt(core, now).or_else(ended)
+    let mut waits = false;
+    let attempt = |core: &mut Core, _: Instant| {
+        // As Linux: what is shut ends a wait, but is no end of file for who does not wait.
+        let is_over = std::mem::replace(&mut waits, true) && socket.is_shut(RECEIVE);
+        look(core).or_else(|| is_over.then(|| Ok(Received::default())))
     };
-    let _watching = Watching::new(vec![socket])?;
-    loop {
-        return match process.wait(Sleep::until(deadline), &mut attempt) {
-            Ok(Woken::Ready(result)) => result,
-            Ok(Woken::TimedOut | Woken::Kernel) => Err(Errno::AGAIN.into()),
-            Err(Errno::INTR) if restarts(deadline) => continue,
-            Err(errno) => Err(errno.into()),
-        };
-    }
+    let call = Call {
+        process,
+        socket,
+        flags,
+        timeout: Options::receive_timeout,
+    };
+    call.complete(process.lock(), attempt, || None)
 }
 
 /// Copies a datagram out; what does not fit is lost (udp(7)).
@@ -416,7 +404,7 @@ fn send_payload(
     if segment > 0 && length > segment * SEGMENTS_MAX {
         return Err(Errno::INVAL.into());
     }
-    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, _: Instant| -> Option<Result<usize, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -426,9 +414,7 @@ fn send_payload(
             channel,
             ..
         } = core;
-        let sent = stack.send_datagram(socket.slot(), to, payload, sending, routes, channel);
-        core.send_out(now);
-        match sent {
+        match stack.send_datagram(socket.slot(), to, payload, sending, routes, channel) {
             Ok(length) => Some(Ok(length)),
             Err(SendError::Full) => None,
             Err(SendError::NoSession) => Some(gone(socket)),
@@ -438,25 +424,13 @@ fn send_payload(
             Err(SendError::NotOurs) => Some(Err(Stop::NotOurs)),
         }
     };
-    let now = clock::now();
-    let mut core = process.lock();
-    core.take_in(now);
-    let first = attempt(&mut core, now);
-    drop(core);
-    let result = match first {
-        Some(result) => result,
-        None if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 => {
-            Err(Errno::AGAIN.into())
-        }
-        None => {
-            let deadline = deadline_after(socket.options().send_timeout());
-            match process.wait(Sleep::until(deadline), attempt)? {
-                Woken::Ready(result) => result,
-                Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN.into()),
-            }
-        }
+    let call = Call {
+        process,
+        socket,
+        flags,
+        timeout: Options::send_timeout,
     };
-    match (result, to) {
+    match (call.complete(process.lock(), attempt, || None), to) {
         (Err(Stop::NotOurs), Some(to)) if socket.phase() == Phase::Cached => {
             send_by_kernel(process, socket, payload, to, sending)
         }

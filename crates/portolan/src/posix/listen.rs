@@ -11,7 +11,7 @@ use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
-use super::asking::{denial, install, open_capsule, refusal};
+use super::asking::{Reservation, denial, install, open_capsule, refusal};
 use super::lifecycle::{enter, put_under_all};
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::Process;
@@ -183,30 +183,21 @@ fn cache(
     session: SessionId,
     setup: Setup,
 ) -> Result<Arc<Socket>, Stop> {
-    let slot = process.lock().stack.reserve();
-    let cached = match process
-        .control
-        .call(RequestBody::Cache { session, slot }, &[])
-    {
+    let reservation = Reservation::at(process);
+    let slot = reservation.slot();
+    let request = RequestBody::Cache { session, slot };
+    let session = match process.control.call(request, &[]) {
         Ok((
             ReplyBody::Cached {
                 capsule,
                 generation,
             },
             mut fds,
-        )) => open_capsule(capsule, generation, &mut fds)
-            .map_err(|errno| Stop::Failed(Errno::from_raw_os_error(errno))),
-        other => Err(refusal(other)),
+        )) => open_capsule(capsule, generation, &mut fds).map_err(Errno::from_raw_os_error)?,
+        other => return Err(refusal(other)),
     };
-    match cached {
-        Ok(session) => {
-            let socket = Arc::new(Socket::accepted(listener, setup, slot));
-            install(process, &socket, slot, Session::Tcp(Box::new(session)));
-            Ok(socket)
-        }
-        Err(stop) => {
-            process.lock().stack.remove(slot);
-            Err(stop)
-        }
-    }
+    let slot = reservation.keep();
+    let socket = Arc::new(Socket::accepted(listener, setup, slot));
+    install(process, &socket, slot, Session::Tcp(Box::new(session)));
+    Ok(socket)
 }

@@ -5,6 +5,7 @@
 mod addresses;
 mod asking;
 mod bind;
+mod blocking;
 mod connect;
 mod data;
 mod datagram;

@@ -1,0 +1,67 @@
+//! Calls that wait for what they cannot do at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use portolan_sys::clock;
+use portolan_types::Instant;
+use rustix::io::Errno;
+
+use super::{Stop, Watching, deadline_after, restarts};
+use crate::core::Core;
+use crate::options::Options;
+use crate::process::{CoreGuard, Process};
+use crate::socket::Socket;
+use crate::wait::{Sleep, Woken};
+
+/// A data call on a socket whose session is here.
+pub(super) struct Call<'a> {
+    pub(super) process: &'static Process,
+    pub(super) socket: &'a Arc<Socket>,
+    /// As the application gave them: `MSG_DONTWAIT` may be among them.
+    pub(super) flags: i32,
+    /// Which of the socket's time-outs holds.
+    pub(super) timeout: fn(&Options) -> Option<Duration>,
+}
+
+impl Call<'_> {
+    pub(super) fn never_waits(&self) -> bool {
+        self.socket.is_nonblocking() || self.flags & libc::MSG_DONTWAIT != 0
+    }
+
+    /// Makes attempts until one gives a result, the first with what has come by now. When it may
+    /// wait no longer, the result is what was done `so_far`, if anything was.
+    pub(super) fn complete<T>(
+        &self,
+        mut core: CoreGuard<'_>,
+        mut attempt: impl FnMut(&mut Core, Instant) -> Option<Result<T, Stop>>,
+        so_far: impl Fn() -> Option<T>,
+    ) -> Result<T, Stop> {
+        let mut attempt = |core: &mut Core, now: Instant| {
+            let result = attempt(core, now);
+            core.send_out(now);
+            result
+        };
+        let now = clock::now();
+        core.take_in(now);
+        let first = attempt(&mut core, now);
+        drop(core);
+        if let Some(result) = first {
+            return result;
+        }
+        if self.never_waits() {
+            return so_far().ok_or(Errno::AGAIN.into());
+        }
+        let timeout = (self.timeout)(&self.socket.options());
+        let deadline = deadline_after(timeout);
+        let _watching = Watching::new(vec![self.socket])?;
+        loop {
+            return match self.process.wait(Sleep::until(deadline), &mut attempt) {
+                Ok(Woken::Ready(result)) => result,
+                Ok(Woken::TimedOut | Woken::Kernel) => so_far().ok_or(Errno::AGAIN.into()),
+                Err(Errno::INTR) if so_far().is_none() && restarts(deadline) => continue,
+                Err(errno) => so_far().ok_or(errno.into()),
+            };
+        }
+    }
+}
