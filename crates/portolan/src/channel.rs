@@ -19,6 +19,8 @@ pub(crate) struct Channel {
     backlog: VecDeque<Vec<u8>>,
     /// Frames the tap refused for another reason than being full.
     pub(crate) refused: u64,
+    /// The tap takes a UDP payload whole that is to become several datagrams.
+    pub(crate) cuts_datagrams: bool,
 }
 
 impl Channel {
@@ -29,6 +31,7 @@ impl Channel {
             ring_fd,
             backlog: VecDeque::new(),
             refused: 0,
+            cuts_datagrams: false,
         }
     }
 
@@ -110,5 +113,9 @@ impl Wire for Channel {
 
     fn is_full(&self) -> bool {
         !self.backlog.is_empty()
+    }
+
+    fn cuts_datagrams(&self) -> bool {
+        self.cuts_datagrams
     }
 }

@@ -152,9 +152,14 @@ impl Process {
         match reply {
             ReplyBody::Welcome {
                 ring_size,
+                cuts_datagrams,
                 parameters,
                 ..
-            } => Process::with_channel(control, ring_size, parameters, fds),
+            } => {
+                let mut process = Process::with_channel(control, ring_size, parameters, fds)?;
+                process.core_mut().channel.cuts_datagrams = cuts_datagrams;
+                Ok(process)
+            }
             ReplyBody::Error {
                 errno: libc::EPROTO,
             } => Err(format!(
@@ -167,6 +172,11 @@ impl Process {
             }
             _ => Err("the server gave no sensible answer".to_string()),
         }
+    }
+
+    /// While nobody else has it.
+    fn core_mut(&mut self) -> &mut Core {
+        self.core.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with_channel(

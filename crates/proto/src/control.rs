@@ -196,6 +196,8 @@ pub enum ReplyBody {
         ring_size: u32,
         /// Index of the process's tap device, for diagnosis only.
         tap: u32,
+        /// The tap takes a UDP payload that the kernel is to cut into datagrams (USO).
+        cuts_datagrams: bool,
         parameters: Parameters,
     },
     Bound {

@@ -135,7 +135,9 @@ impl Server {
                 v6_only: session.v6_only,
                 uid: session.uid,
             })?;
+            let peer = session.remote;
             self.watch_port(id, reservation);
+            self.tell_kernel_of_peer(id, peer);
         }
         let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
         let copy = reservation.as_fd().try_clone_to_owned();

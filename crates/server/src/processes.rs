@@ -105,6 +105,7 @@ impl Server {
             channel,
             ring_size: self.config.ring_size,
             tap: tap.ifindex,
+            cuts_datagrams: tap.cuts_datagrams,
             parameters: self.config.parameters(),
         };
         Ok(Answer::Reply(body, fds))

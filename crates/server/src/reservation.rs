@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_control::{Claim, Errno};
 use portolan_types::Protocol;
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, accept_with, bind, ipproto, listen, socket_with,
-    sockopt,
+    AddressFamily, SocketFlags, SocketType, accept_with, bind, connect, connect_unspec, ipproto,
+    listen, socket_with, sockopt,
 };
 
 /// A kernel socket bound to the endpoint of a claim.
@@ -46,6 +46,20 @@ impl Reservation {
 
     pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
         listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
+    }
+
+    /// From now on a datagram socket takes what comes from that peer only, and the kernel refuses
+    /// what others send there (port unreachable); without a peer it takes all again.
+    pub fn set_peer(&self, peer: Option<SocketAddr>) -> Result<(), Errno> {
+        let connected = match (peer, self.is_v6) {
+            (None, _) => connect_unspec(&self.fd),
+            (Some(SocketAddr::V4(v4)), true) => {
+                let mapped = v4.ip().to_ipv6_mapped();
+                connect(&self.fd, &SocketAddr::new(mapped.into(), v4.port()))
+            }
+            (Some(peer), _) => connect(&self.fd, &peer),
+        };
+        connected.map_err(errno)
     }
 
     /// A connection that reached the port through the kernel.

@@ -1,9 +1,12 @@
 //! UDP sessions: cached at bind and at connect, so all there is to do is rows and ports.
 
+use std::net::SocketAddr;
+
 use portolan_control::{Claim, Command, Errno, Holder, Phase};
 use portolan_proto::control::{ReplyBody, Reuse};
 use portolan_stack::Path;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
+use tracing::debug;
 
 use crate::clients::Answer;
 use crate::opens::{Detour, Target};
@@ -35,6 +38,7 @@ impl Server {
         session.remote = Some(target.remote);
         session.phase = Phase::Connected;
         let local = session.local;
+        self.tell_kernel_of_peer(id, Some(target.remote));
         let generation = self.aim(id, Holder::Process(channel, target.slot));
         self.counters.handoffs += 1;
         Ok(ReplyBody::Connected {
@@ -91,6 +95,7 @@ impl Server {
             session.local = claim.local;
         }
         let local = session.local;
+        self.tell_kernel_of_peer(id, None);
         let generation = self.aim(id, Holder::Process(channel, slot));
         Ok(ReplyBody::Bound {
             session: id,
@@ -98,5 +103,18 @@ impl Server {
             generation,
         }
         .into())
+    }
+
+    /// What comes from others is the kernel's: its socket on the port refuses it unless another
+    /// socket fits.
+    pub fn tell_kernel_of_peer(&self, id: SessionId, peer: Option<SocketAddr>) {
+        if let Some((reservation, _)) = self.reservations.get(&id)
+            && let Err(errno) = reservation.set_peer(peer)
+        {
+            debug!(
+                errno = errno.0,
+                "the kernel's socket on a UDP port keeps its peer"
+            );
+        }
     }
 }

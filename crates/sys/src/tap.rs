@@ -17,12 +17,20 @@ pub const VNET_HEADER: usize = 10;
 /// Frames the device queues for a reader. The filter's own counters bound what matters.
 const QUEUE: u32 = 512;
 
+const OFFLOADS: u32 = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+
+/// linux/if_tun.h
+const TUN_F_USO4: u32 = 0x20;
+const TUN_F_USO6: u32 = 0x40;
+
 /// A tap device that lives as long as its descriptor.
 #[derive(Debug)]
 pub struct Tap {
     pub fd: OwnedFd,
     pub ifindex: u32,
     pub name: String,
+    /// A UDP payload may be handed over to be cut into datagrams (USO, Linux 6.2).
+    pub cuts_datagrams: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +59,19 @@ impl Tap {
         let fd = open("/dev/net/tun", flags, Mode::empty()).map_err(CreateError::Open)?;
         let name = attach(&fd, prefix)?;
         set_header_size(&fd).map_err(CreateError::HeaderSize)?;
-        set_offloads(&fd).map_err(CreateError::Offload)?;
+        // What a tap would take as a reader tells what its kernel knows. Reading datagrams that are
+        // not cut yet is the ring's.
+        let cuts_datagrams = set_offloads(&fd, OFFLOADS | TUN_F_USO4 | TUN_F_USO6).is_ok();
+        set_offloads(&fd, OFFLOADS).map_err(CreateError::Offload)?;
         disable_ipv6(&name)?;
         device::bring_up_quietly(&name, QUEUE)?;
         let ifindex = device::index(&name)?;
-        Ok(Tap { fd, ifindex, name })
+        Ok(Tap {
+            fd,
+            ifindex,
+            name,
+            cuts_datagrams,
+        })
     }
 
     /// Bounds the octets of frames on their way to the wire; beyond, `write` is `Blocked`.
@@ -88,8 +104,7 @@ fn set_header_size(fd: &OwnedFd) -> Result<(), Errno> {
     unsafe { ioctl(fd, call) }
 }
 
-fn set_offloads(fd: &OwnedFd) -> Result<(), Errno> {
-    let offloads = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+fn set_offloads(fd: &OwnedFd, offloads: u32) -> Result<(), Errno> {
     // SAFETY: TUNSETOFFLOAD takes an integer of flags.
     let call =
         unsafe { IntegerSetter::<{ libc::TUNSETOFFLOAD as Opcode }>::new_usize(offloads as usize) };

@@ -308,7 +308,11 @@ impl Maker<'_> {
         };
         let mut octets = vec![kind, code, 0, 0];
         octets.extend(word.to_be_bytes());
-        octets.extend(self.quoted(&icmp.about)?);
+        let length = match icmp.kind {
+            IcmpKind::TooBig(_) => LARGE,
+            _ => QUOTED,
+        };
+        octets.extend(self.quoted(&icmp.about, length)?);
         let checksum = if v4 {
             !sum(&[&octets])
         } else {
@@ -319,8 +323,9 @@ impl Maker<'_> {
         Ok(octets)
     }
 
-    /// The start of a packet that the stack under test has sent.
-    fn quoted(&self, about: &About) -> Result<Vec<u8>, Unbuildable> {
+    /// The start of a packet that the stack under test has sent, with `length` octets behind its IP
+    /// header.
+    fn quoted(&self, about: &About, length: usize) -> Result<Vec<u8>, Unbuildable> {
         let mut content = Vec::new();
         content.extend(self.flow.local.port().to_be_bytes());
         content.extend(self.flow.remote.port().to_be_bytes());
@@ -343,7 +348,7 @@ impl Maker<'_> {
                 TCP
             }
         };
-        content.resize(20, 0);
+        content.resize(length, 0);
         let header = IpHeader {
             from: self.flow.local.ip(),
             to: self.flow.remote.ip(),
@@ -352,9 +357,16 @@ impl Maker<'_> {
             tos: 0,
             dont_fragment: true,
         };
-        header.before(&content, None)
+        let mut packet = header.before(&content, None)?;
+        packet.truncate(packet.len() - length + QUOTED);
+        Ok(packet)
     }
 }
+
+/// Octets behind the IP header that an error quotes.
+const QUOTED: usize = 20;
+/// And that a packet had which was too big.
+const LARGE: usize = 1480;
 
 fn icmp_v4(kind: IcmpKind) -> (u8, u8, u32) {
     match kind {
