@@ -587,8 +587,11 @@ fn report_to_tcp(
 ) -> Events {
     let connection = &mut session.connection;
     let is_in_flight = |seq| connection.is_in_flight(seq);
-    if let Some(mtu) = message.path_mtu()
-        && session.ip.discovery.heeds_routers()
+    let mtu = message.path_mtu();
+    if mtu.is_some() && !session.ip.discovery.heeds_routers() {
+        return connection.events();
+    }
+    if let Some(mtu) = mtu
         && message.quoted.seq.is_some_and(is_in_flight)
     {
         mtus.learn(now, packet.source.ip(), mtu);

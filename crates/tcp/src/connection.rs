@@ -92,6 +92,8 @@ pub(crate) struct Counters {
     pub(crate) octets_again: u64,
     /// Sequence space that the peer has acknowledged.
     pub(crate) octets_acknowledged: u64,
+    /// Segments that arrived at a peer who echoed a congestion mark then.
+    pub(crate) delivered_marked: u64,
 }
 
 /// What `recv` with `MSG_OOB` finds.
@@ -107,22 +109,20 @@ pub enum OutOfBand {
 /// Limits answers to segments that an attacker may have sent (RFC 5961 §7).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Challenges {
-    since: Instant,
-    count: u32,
+    last: Option<Instant>,
 }
 
 impl Challenges {
-    const PER_SECOND: u32 = 10;
+    /// Linux's `tcp_invalid_ratelimit`; RFC 5961 §7 proposes ten in five seconds.
+    const INTERVAL: Duration = Duration::from_millis(500);
 
     pub(crate) fn allow(&mut self, now: Instant, tally: &mut Tally) -> bool {
-        if now.since(self.since) >= Duration::from_secs(1) {
-            *self = Challenges {
-                since: now,
-                count: 0,
-            };
+        let allowed = self
+            .last
+            .is_none_or(|last| now.since(last) >= Challenges::INTERVAL);
+        if allowed {
+            self.last = Some(now);
         }
-        self.count = self.count.saturating_add(1);
-        let allowed = self.count <= Challenges::PER_SECOND;
         tally.count(if allowed {
             Event::Challenge
         } else {
@@ -618,6 +618,11 @@ impl Connection {
         self.tally.counts()
     }
 
+    /// Segments that were sent again, and neither acknowledged nor given up since.
+    pub fn retransmissions_in_flight(&self) -> u32 {
+        self.send.board.retransmitted().div_ceil(self.send.mss)
+    }
+
     pub fn figures(&self) -> Figures {
         let (send, receive) = (&self.send, &self.receive);
         let times = self.chronometer.times();
@@ -679,7 +684,10 @@ impl Connection {
             window_limited: times.window_limited,
             buffer_limited: times.buffer_limited,
             early_data: self.early_data,
-            duplicates_reported: 0,
+            duplicates_reported: send.duplicates_reported,
+            delivered_marked: self.counters.delivered_marked,
+            reordering: send.board.reordering(),
+            reorderings: send.board.reorderings(),
         }
     }
 

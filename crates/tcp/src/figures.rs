@@ -78,6 +78,11 @@ pub struct Figures {
     pub buffer_limited: Duration,
     /// Text went with the SYN and was taken.
     pub early_data: bool,
-    /// Duplicates that the peer reported (RFC 2883).
+    /// Segments that the peer reported to have had twice (RFC 2883).
     pub duplicates_reported: u32,
+    /// Segments that arrived at a peer who echoed a congestion mark then.
+    pub delivered_marked: u64,
+    /// How many segments one was late, at most, and how often one was.
+    pub reordering: u32,
+    pub reorderings: u32,
 }

@@ -199,11 +199,13 @@ impl Connection {
             }
             return;
         }
-        // Text is no part of an acknowledgement loop; all else is answered within limits.
-        let text = !payload.is_empty() && !header.flags.contains(TcpFlags::SYN);
-        if text || self.challenges.allow(now, &mut self.tally) {
+        // As Linux: text and FIN are no part of an acknowledgement loop; all else is answered
+        // within limits.
+        let fin = header.flags.contains(TcpFlags::FIN);
+        let loops = header.flags.contains(TcpFlags::SYN) || (payload.is_empty() && !fin);
+        if !loops || self.challenges.allow(now, &mut self.tally) {
             self.receive.reject(header.seq, payload.len() as u32);
-            self.restart_time_wait(now, header.flags.contains(TcpFlags::FIN));
+            self.restart_time_wait(now, fin);
         }
     }
 
@@ -324,7 +326,7 @@ impl Connection {
         };
         let before = self.send.una;
         let recovering = self.send.is_recovering();
-        let outcome = self.send.on_ack(&AckInput {
+        let input = AckInput {
             now,
             seq: header.seq,
             ack: header.ack,
@@ -334,7 +336,12 @@ impl Connection {
             occupies: space > 0,
             sack_permitted: self.sack,
             marked: self.ecn.is_some() && header.flags.contains(TcpFlags::ECE),
-        });
+        };
+        let outcome = self.send.on_ack(&input, &mut self.tally);
+        if input.marked {
+            let segments = outcome.delivered.div_ceil(self.send.mss);
+            self.counters.delivered_marked += u64::from(segments);
+        }
         if self.send.is_recovering() && !recovering {
             self.tally.count(Event::FastRecovery);
         }

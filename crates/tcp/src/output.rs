@@ -290,7 +290,7 @@ impl Connection {
         // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
         let blocks = if timestamps.is_some() { 3 } else { 4 };
         let sack = match self.sack && !text {
-            true => self.receive.sack_blocks(blocks),
+            true => self.receive.sack_blocks(blocks, &mut self.tally),
             false => Default::default(),
         };
         let flags = match &self.ecn {

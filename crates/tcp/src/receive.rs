@@ -12,6 +12,7 @@ use crate::assembler::Assembler;
 use crate::buffer::{ByteRing, LARGEST};
 use crate::config::Config;
 use crate::rtt::RttEstimator;
+use crate::tally::{Event, Tally};
 use crate::urgent::{Place, Span, Urgent};
 
 /// Linux's `TCP_DELACK_MIN` and `TCP_ATO_MIN`.
@@ -450,9 +451,14 @@ impl Receiver {
     }
 
     /// The SACK option of the next acknowledgement, at most `limit` blocks.
-    pub(crate) fn sack_blocks(&mut self, limit: usize) -> ArrayVec<SackBlock, 4> {
+    pub(crate) fn sack_blocks(
+        &mut self,
+        limit: usize,
+        tally: &mut Tally,
+    ) -> ArrayVec<SackBlock, 4> {
         let mut blocks = ArrayVec::new();
         if let Some((start, end)) = self.duplicate.take() {
+            tally.count(Event::ReportOut);
             blocks.push(SackBlock { start, end });
         }
         if !self.assembler.is_empty() {
@@ -581,10 +587,12 @@ impl Receiver {
     }
 
     /// Whether the reader freed so much that the peer should hear of it: the window at least
-    /// doubles, as on Linux.
+    /// doubles, as on Linux, and does not last for two more round trips anyway.
     pub(crate) fn window_update_due(&self, clamp: Option<u32>) -> bool {
         let (offered, wanted) = (self.offered(), self.wanted(clamp));
-        wanted >= offered.saturating_mul(2)
+        let plenty = self.tuning.space.saturating_mul(2);
+        (offered as usize) < plenty.max(1)
+            && wanted >= offered.saturating_mul(2)
             && wanted - offered >= self.mss.min((self.limit / 2) as u32).max(1)
     }
 

@@ -9,6 +9,8 @@ pub(crate) const INITIAL_RTO: Duration = Duration::from_secs(1);
 const CAUTIOUS_RTO: Duration = Duration::from_secs(3);
 pub(crate) const MIN_RTO: Duration = Duration::from_millis(200);
 const MAX_RTO: Duration = Duration::from_secs(120);
+/// Nanoseconds; as Linux, which counts in microseconds.
+const SHORTEST: u64 = 1_000;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RttEstimator {
@@ -27,7 +29,7 @@ impl RttEstimator {
     pub(crate) fn sample(&mut self, rtt: Duration) {
         let rtt = u64::try_from(rtt.as_nanos())
             .unwrap_or(u64::MAX)
-            .clamp(1, 1 << 40);
+            .clamp(SHORTEST, 1 << 40);
         if self.smoothed == 0 {
             self.smoothed = rtt;
             self.variation = rtt / 2;

@@ -19,6 +19,8 @@ const MAX_RECORDS: usize = 8192;
 const DUP_THRESH: u32 = 3;
 /// RFC 8985 §6.2: duplicates are remembered for this many recoveries.
 const PERSIST: u32 = 16;
+/// Linux's `tcp_max_reordering`.
+const MAX_REORDERING: u32 = 300;
 /// As Linux bounds it; the smoothed round trip bounds it before.
 const MAX_QUARTERS: u32 = 255;
 
@@ -55,6 +57,12 @@ pub(crate) struct Delivery {
     pub(crate) sent: Option<Instant>,
     /// End of the first of them that were sent only once.
     pub(crate) original: Option<SeqNum>,
+    /// Some of them were sent again.
+    pub(crate) again: bool,
+    /// End of the highest SACKed octet before the acknowledgement came.
+    highest: Option<SeqNum>,
+    /// Start of the first of them that later ones overtook.
+    overtaken: Option<SeqNum>,
     /// Their newest transmission.
     pub(crate) newest: Option<Newest>,
     /// How long ago the segment was sent that the acknowledgement echoes.
@@ -88,7 +96,9 @@ pub(crate) struct Scoreboard {
     rack: Option<Rack>,
     /// End of the highest SACKed octet, while there is one.
     highest: Option<SeqNum>,
-    reordering_seen: bool,
+    /// Segments that one was late at most, if that is more than usual, and how often one was.
+    reordering: u32,
+    reorderings: u32,
     patience: Patience,
 }
 
@@ -161,6 +171,15 @@ impl Scoreboard {
             retransmitted: false,
             stamp,
         });
+    }
+
+    /// What an acknowledgement will bring, before anything of it is looked at.
+    pub(crate) fn expect(&self, min_rtt: u64) -> Delivery {
+        Delivery {
+            highest: self.highest,
+            min_rtt,
+            ..Delivery::default()
+        }
     }
 
     /// Everything before `una` is acknowledged.
@@ -250,13 +269,53 @@ impl Scoreboard {
         min_rtt: Duration,
         srtt: Duration,
     ) -> Duration {
-        if !self.reordering_seen && (recovering || self.sacked >= DUP_THRESH * mss) {
+        if self.reorderings == 0 && (recovering || self.sacked >= DUP_THRESH * mss) {
             Duration::ZERO
         } else {
             (min_rtt / 4)
                 .saturating_mul(self.patience.quarters)
                 .min(srtt)
         }
+    }
+
+    /// Measures how late a segment was that later ones overtook (Linux's
+    /// `tcp_check_sack_reordering`). True if one was.
+    pub(crate) fn note_reordering(&mut self, delivery: &Delivery, una: SeqNum, mss: u32) -> bool {
+        let Some(first) = delivery.overtaken else {
+            return false;
+        };
+        self.measure_reordering(first, self.highest.unwrap_or(una), mss);
+        true
+    }
+
+    /// What began at `start` was given up although it was only late.
+    pub(crate) fn note_late(&mut self, start: SeqNum, delivery: &Delivery, mss: u32) {
+        self.measure_reordering(start, delivery.highest.unwrap_or(start), mss);
+    }
+
+    fn measure_reordering(&mut self, start: SeqNum, highest: SeqNum, mss: u32) {
+        let distance = u32::try_from(highest.distance(start)).unwrap_or(0);
+        self.reordering = self
+            .reordering
+            .max(distance.div_ceil(mss))
+            .min(MAX_REORDERING);
+        self.reorderings = self.reorderings.saturating_add(1);
+    }
+
+    /// Segments that one may be late without being taken for lost.
+    pub(crate) fn reordering(&self) -> u32 {
+        self.reordering.max(DUP_THRESH)
+    }
+
+    /// How often later segments overtook one.
+    pub(crate) fn reorderings(&self) -> u32 {
+        self.reorderings
+    }
+
+    /// Octets in the network that were sent again.
+    pub(crate) fn retransmitted(&self) -> u32 {
+        let again = |r: &&Record| r.retransmitted && r.fate == Fate::Outstanding;
+        self.records.iter().filter(again).map(Record::len).sum()
     }
 
     /// RFC 8985 §6.2 step 4: the peer had a segment twice, so the last patience was too short.
@@ -297,9 +356,16 @@ impl Scoreboard {
         }
     }
 
-    /// All that is not SACKed is lost.
-    pub(crate) fn lose_all(&mut self) {
-        self.lose_sent_before(Instant::FAR_FUTURE);
+    /// What is longer than `mss` and not SACKed is lost: the path cannot carry it. Whether any is.
+    pub(crate) fn lose_larger(&mut self, mss: u32) -> bool {
+        let before = self.lost;
+        for record in &mut self.records {
+            if record.fate == Fate::Outstanding && record.len() > mss {
+                record.fate = Fate::Lost;
+                self.lost += record.len();
+            }
+        }
+        self.lost > before
     }
 
     /// A retransmission time-out: the first octets are lost, and what was sent before `limit`
@@ -396,6 +462,7 @@ impl Scoreboard {
         }
         (1..=MAX_QUARTERS).contains(&self.patience.quarters)
             && self.patience.persist <= PERSIST
+            && self.reordering <= MAX_REORDERING
             // Splitting at both ends of a block may exceed the bound by a few.
             && self.records.len() <= MAX_RECORDS + 4
             && at == nxt
@@ -423,8 +490,13 @@ impl Scoreboard {
             let end = record.end;
             delivery.original = Some(delivery.original.map_or(end, |first| first.min(end)));
             // RFC 8985 §6.2 step 3: it was passed by later octets on its way.
-            self.reordering_seen |= self.highest.is_some_and(|h| record.end.before(h));
+            if delivery.highest.is_some_and(|h| record.end.before(h)) {
+                let start = record.start;
+                delivery.overtaken =
+                    Some(delivery.overtaken.map_or(start, |first| first.min(start)));
+            }
         } else {
+            delivery.again = true;
             // RFC 8985 §6.2 step 2: too early for the retransmission; the original arrived.
             let older = delivery.echoes_before(record.sent, now);
             if older || rtt.as_nanos() < u128::from(delivery.min_rtt) {

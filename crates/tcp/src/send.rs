@@ -45,8 +45,8 @@ pub(crate) struct Sender {
     /// The peer's window and the largest it ever offered, octets.
     pub(crate) window: u32,
     pub(crate) max_window: u32,
+    /// Sequence number of the segment that the window came with.
     wl1: SeqNum,
-    wl2: SeqNum,
     /// Shift of the windows that the peer sends.
     pub(crate) scale: u8,
     /// Payload of a full segment, options deducted.
@@ -62,6 +62,8 @@ pub(crate) struct Sender {
     forward_rto: ForwardRto,
     /// Reductions taken back.
     pub(crate) undone: u64,
+    /// Segments that the peer reported to have had twice.
+    pub(crate) duplicates_reported: u32,
     /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
     pub(crate) announce_reduction: bool,
     rate: Rate,
@@ -114,7 +116,6 @@ impl Sender {
             window: 0,
             max_window: 0,
             wl1: SeqNum(0),
-            wl2: first,
             scale: 0,
             mss,
             mss_limit: mss,
@@ -126,6 +127,7 @@ impl Sender {
             undo: None,
             forward_rto: ForwardRto::Off,
             undone: 0,
+            duplicates_reported: 0,
             announce_reduction: false,
             rate: Rate::default(),
             delivery_sample: None,
@@ -154,7 +156,6 @@ impl Sender {
     /// The handshake ended with this segment of the peer; `window` is scaled.
     pub(crate) fn establish(&mut self, seq: SeqNum, window: u32, mss: u32) {
         self.wl1 = seq;
-        self.wl2 = self.una;
         self.window = window;
         self.max_window = window.max(1);
         self.mss = mss;
@@ -302,11 +303,14 @@ impl Sender {
     }
 
     pub(crate) fn next_chunk(&mut self, options: &Options) -> Option<Chunk> {
-        // RFC 5682 §3.1 step 2b: new octets show whether the time-out was spurious.
-        if self.forward_rto == ForwardRto::Probing
-            && let Some(chunk) = self.next_new(options)
-        {
-            return Some(chunk);
+        // RFC 5682 §3.1 step 2b: new octets, and nothing again, show whether the time-out was
+        // spurious.
+        if self.forward_rto == ForwardRto::Probing {
+            let chunk = self.next_new(options);
+            if chunk.is_some() || self.has_sent_beyond_episode() {
+                return chunk;
+            }
+            self.forward_rto = ForwardRto::Off;
         }
         self.next_retransmission(options)
             .or_else(|| self.next_new(options))
@@ -364,8 +368,10 @@ impl Sender {
         }
         self.congestion_limited = congestion < window;
         let full = (room - room % self.mss).min(burst);
-        // A burst soon to come is worth more than a piece now (as Linux's TSO deferral).
-        let worthwhile = match self.is_recovering() {
+        // A burst soon to come is worth more than a piece now (as Linux's TSO deferral), but not
+        // while something may be lost (RFC 3042).
+        let disorder = self.is_recovering() || self.board.sacked() > 0 || self.departed > 0;
+        let worthwhile = match disorder {
             true => 0,
             false => burst.min(queued).min(cwnd.min(self.window) / 4),
         };

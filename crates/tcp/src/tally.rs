@@ -36,11 +36,19 @@ events! {
     DropSyn = "drop-syn", "SYN segments dropped: within a connection";
     DropClosed = "drop-after-fin", "text after the peer's FIN";
     Challenge = "challenge-acks", "challenges sent (RFC 5961)";
-    ChallengeWithheld = "challenge-acks-withheld", "challenges not sent: too many in one second";
+    ChallengeWithheld = "challenge-acks-withheld", "challenges not sent: less than half a second after the last";
     ResetIn = "resets-received", "connections ended by the peer's RST";
     ResetOut = "resets-sent", "RST segments sent for a connection";
     ZeroWindowOut = "zero-windows-sent", "segments sent that offer no room";
     ZeroWindowIn = "zero-windows-received", "segments received that offer no room";
+    UndoneByTimestamp = "undone-by-timestamp", "window reductions taken back: the original was acknowledged (Eifel)";
+    UndoneByReport = "undone-by-dsack", "window reductions taken back: all that went again was there before (DSACK)";
+    UndoneByProbing = "undone-by-f-rto", "window reductions taken back: what was sent before a time-out arrived (F-RTO)";
+    SpuriousTimeout = "spurious-timeouts", "time-outs that came too early, by any of these signs";
+    ReportIn = "dsacks-received", "duplicates that the peer reported (DSACK)";
+    ReportOut = "dsacks-sent", "duplicates reported to the peer (DSACK)";
+    TailRepair = "tail-probe-recoveries", "losses that a tail probe repaired";
+    Reordering = "reorderings", "acknowledgements of what came behind later segments (RACK)";
     IcmpIgnored = "drop-icmp", "ICMP errors dropped: about nothing in flight";
 }
 

@@ -88,6 +88,7 @@ impl Counters {
             self.retransmits,
             self.octets_again,
             self.octets_acknowledged,
+            self.delivered_marked,
         ]
         .iter()
         .all(|&count| count < 1 << 62)

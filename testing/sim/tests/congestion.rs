@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{Pair, Random, Side};
-use portolan_tcp::{Config, CongestionKind, EcnMode};
+use portolan_tcp::{Config, CongestionKind, Connection, EVENTS, EcnMode};
 
 const MS: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(600);
@@ -11,6 +11,11 @@ const LONG: Duration = Duration::from_secs(600);
 fn octets(count: usize) -> Vec<u8> {
     let mut random = Random::new(7);
     (0..count).map(|_| random.draw() as u8).collect()
+}
+
+fn count(connection: &Connection, name: &str) -> u32 {
+    let index = EVENTS.iter().position(|(known, _)| *known == name);
+    connection.counts()[index.unwrap_or_else(|| panic!("nothing is called {name}"))]
 }
 
 /// Established, over a wire of 20 ms there and back, at 10 Mb/s with room for 200 packets.
@@ -78,6 +83,10 @@ fn marks_keep_the_queue_short_without_a_loss() {
         assert!(pair.a_to_b.marked > 0);
         // Acknowledgements alone may not be marked (RFC 3168 §6.1.4).
         assert_eq!(pair.b_to_a.marked, 0);
+        assert!(
+            figures.delivered_marked >= pair.a_to_b.marked,
+            "{figures:?}"
+        );
         assert!(took < Duration::from_secs(4), "{took:?}");
         // 25 kB fill the path.
         assert!(figures.cwnd < 120_000, "{congestion:?}: {}", figures.cwnd);
@@ -135,42 +144,54 @@ fn a_time_out_leaves_one_segment_and_lowers_the_threshold_once() {
 
 // ---- false alarms ----
 
-/// Runs a transfer with a pause of the wire in its middle, longer than a time-out.
-fn with_a_pause(config: &Config) -> Pair {
+/// Runs a transfer with a pause of the wire in its middle, longer than a time-out, and more octets
+/// queued than fit the window; `acknowledge` sets how B acknowledges.
+fn with_a_pause(config: &Config, acknowledge: fn(&mut Connection)) -> Pair {
     let mut pair = pair(config);
     let data = octets(400_000);
     pair.transfer(Side::A, &data, LONG);
     // What is sent from here on comes almost a second late, and nothing is lost.
     pair.a_to_b.delay += 900 * MS;
     let now = pair.now;
-    // After a pause the receiver would acknowledge every segment, which without SACK tells nothing.
-    pair.b.tcp().ack_lazily();
-    pair.a.tcp().send(now, &data[..100_000]);
+    acknowledge(pair.b.tcp());
+    assert!(pair.a.tcp().send(now, &data) > 150_000);
     pair.run_for(1000 * MS);
     pair.a_to_b.delay -= 900 * MS;
-    pair.run_for(Duration::from_secs(5));
+    let mut room = vec![0; 1 << 20];
+    pair.run_while(now + 5000 * MS, |pair| {
+        let now = pair.now;
+        pair.b.tcp().recv(now, &mut room);
+        true
+    });
     pair
 }
 
 #[test]
 fn a_spurious_time_out_is_taken_back() {
     let plain = Config::default();
-    for (name, config) in [
-        ("sack and timestamps", plain.clone()),
+    let without_sack = Config {
+        sack: false,
+        timestamps: false,
+        ..plain.clone()
+    };
+    let lazily: fn(&mut Connection) = Connection::ack_lazily;
+    for (name, config, acknowledge, sign) in [
+        ("all options", plain.clone(), lazily, "undone-by-timestamp"),
         (
             "no timestamps",
             Config {
                 timestamps: false,
                 ..plain.clone()
             },
+            lazily,
+            "undone-by-f-rto",
         ),
+        ("no sack", without_sack.clone(), lazily, "undone-by-f-rto"),
         (
-            "no sack",
-            Config {
-                sack: false,
-                timestamps: false,
-                ..plain.clone()
-            },
+            "no sack, each segment acknowledged",
+            without_sack,
+            Connection::ack_quickly,
+            "undone-by-f-rto",
         ),
         (
             "bbr",
@@ -178,15 +199,46 @@ fn a_spurious_time_out_is_taken_back() {
                 congestion: CongestionKind::Bbr,
                 ..plain
             },
+            lazily,
+            "undone-by-timestamp",
         ),
     ] {
-        let mut pair = with_a_pause(&config);
+        let mut pair = with_a_pause(&config, acknowledge);
         let figures = pair.a.tcp().figures();
         assert_eq!(pair.a_to_b.dropped, 0, "{name}");
         assert!(figures.undone >= 1, "{name}: {figures:?}");
+        assert!(count(pair.a.tcp(), sign) >= 1, "{name}");
+        assert!(count(pair.a.tcp(), "spurious-timeouts") >= 1, "{name}");
+        // Not all of some seventy that were late went twice.
+        assert!(figures.retransmits < 30, "{name}: {figures:?}");
         assert!(figures.cwnd >= 10 * figures.mss, "{name}: {}", figures.cwnd);
         assert_eq!(figures.unacknowledged, 0, "{name}");
     }
+}
+
+/// Without SACK a hole that fills acknowledges at once what came behind it long ago: RFC 5682 §2.1
+/// asks for a second acknowledgement.
+#[test]
+fn without_sack_a_true_time_out_stays() {
+    let mut pair = pair(&Config {
+        sack: false,
+        timestamps: false,
+        ..Config::default()
+    });
+    pair.transfer(Side::A, &octets(400_000), LONG);
+    pair.run_for(Duration::from_secs(1));
+    let now = pair.now;
+    pair.a_to_b.loss = 1000;
+    pair.a.tcp().send(now, &octets(1460));
+    pair.flush(Side::A);
+    pair.a_to_b.loss = 0;
+    // Two duplicate acknowledgements are no fast retransmission.
+    pair.a.tcp().send(now, &octets(2 * 1460));
+    pair.run_for(Duration::from_secs(2));
+    let figures = pair.a.tcp().figures();
+    assert_eq!(figures.unacknowledged, 0);
+    assert_eq!(count(pair.a.tcp(), "timeouts"), 1);
+    assert_eq!((figures.retransmits, figures.undone), (1, 0), "{figures:?}");
 }
 
 #[test]
@@ -198,6 +250,13 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     let figures = pair.a.tcp().figures();
     assert!(figures.undone >= 1);
     assert!(took < Duration::from_millis(4500), "{took:?}");
+    // 15 ms at 10 Mb/s are 12 segments.
+    assert!((5..30).contains(&figures.reordering), "{figures:?}");
+    assert!(figures.reorderings > 10, "{figures:?}");
+    assert_eq!(count(pair.a.tcp(), "reorderings"), figures.reorderings);
+    let reported = count(pair.a.tcp(), "dsacks-received");
+    assert!(reported > 0 && figures.duplicates_reported >= reported);
+    assert!(count(pair.b.tcp(), "dsacks-sent") >= reported);
 }
 
 #[test]
@@ -273,6 +332,7 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     let figures = pair.a.tcp().figures();
     assert!(figures.ssthresh < before.cwnd, "{figures:?}");
     assert_eq!(figures.retransmits, 1);
+    assert_eq!(count(pair.a.tcp(), "tail-probe-recoveries"), 1);
 }
 
 #[test]

@@ -252,6 +252,38 @@ fn a_path_that_takes_less_gets_smaller_segments() {
 }
 
 #[test]
+fn what_was_too_big_for_the_path_goes_again_at_once_and_the_window_stays() {
+    let mut pair = established();
+    let now = pair.now;
+    // A full segment and one that fits the smaller path; the report is about the first.
+    pair.a.tcp().options().nodelay = true;
+    let mut send = |size| {
+        pair.a.tcp().send(now, &vec![7; size]);
+        let segment = pair.a.tcp().transmit(now).expect("there is room");
+        segment.header.seq
+    };
+    let (quoted, next) = (send(1448), send(500));
+    assert_eq!(next, quoted + 1448);
+    let before = pair.a.tcp().figures();
+    let kind = IcmpKind::TooBig { mtu_payload: 1240 };
+    pair.a.tcp().on_icmp(IcmpError { quoted, kind });
+    let sizes: Vec<_> = core::iter::from_fn(|| {
+        let segment = pair.a.tcp().transmit(now)?;
+        Some((
+            segment.header.seq - quoted,
+            segment.payload_len(),
+            segment.segment_size,
+        ))
+    })
+    .collect();
+    assert_eq!(sizes, [(0, 1448, 1228)]);
+    let after = pair.a.tcp().figures();
+    assert_eq!((after.cwnd, after.ssthresh), (before.cwnd, before.ssthresh));
+    assert_eq!(pair.a.tcp().retransmissions_in_flight(), 2);
+    assert!(!after.fast_recovery && !after.loss_recovery);
+}
+
+#[test]
 fn a_peer_that_vanished_is_given_up_after_15_retransmissions() {
     let mut pair = established();
     pair.links(|link| link.loss = 1000);

@@ -26,7 +26,6 @@ const LOSS: u8 = 4;
 
 /// What Linux shows before anything is known.
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
-const REORDERING: u32 = 3;
 
 /// No window reaches this: the engine's threshold before a loss lies above.
 const UNSET_THRESHOLD: u32 = 1 << 29;
@@ -55,7 +54,8 @@ pub(super) fn of_connection(
         at: 0,
     };
     put_octets(&mut info, &figures, connection.state());
-    put_path(&mut info, &figures, path_mtu, now);
+    let again = connection.retransmissions_in_flight();
+    put_path(&mut info, &figures, again, path_mtu, now);
     put_rates(&mut info, &figures, max_pacing.unwrap_or(u64::MAX));
     put_counts(&mut info, &figures);
     debug_assert_eq!(info.at, LENGTH);
@@ -86,7 +86,7 @@ fn put_octets(info: &mut Writer, figures: &Figures, state: StateName) {
     info.octet(0);
 }
 
-fn put_path(info: &mut Writer, figures: &Figures, path_mtu: u32, now: Instant) {
+fn put_path(info: &mut Writer, figures: &Figures, again: u32, path_mtu: u32, now: Instant) {
     let per_segment = |octets: u32| octets.div_ceil(figures.mss.max(1));
     let since = |then| millis(now.since(then));
     info.word(micros(figures.rto));
@@ -96,8 +96,7 @@ fn put_path(info: &mut Writer, figures: &Figures, path_mtu: u32, now: Instant) {
     info.word(per_segment(figures.unacknowledged));
     info.word(per_segment(figures.sacked));
     info.word(per_segment(figures.lost));
-    // Retransmitted and not acknowledged yet: what is lost and no more waits to be sent again.
-    info.word(0);
+    info.word(again);
     info.word(0); // fackets, which Linux no longer counts
     info.word(since(figures.last_data_sent));
     info.word(0); // last_ack_sent: "not remembered, sorry"
@@ -113,7 +112,7 @@ fn put_path(info: &mut Writer, figures: &Figures, path_mtu: u32, now: Instant) {
     });
     info.word(figures.cwnd / figures.mss.max(1));
     info.word(figures.receive_mss);
-    info.word(REORDERING);
+    info.word(figures.reordering);
     info.word(micros(figures.receive_rtt));
     info.word(figures.receive_space);
     info.word(narrow(figures.retransmits));
@@ -151,11 +150,11 @@ fn put_counts(info: &mut Writer, figures: &Figures) {
     info.long(long_micros(figures.buffer_limited));
     let delivered = figures.octets_acknowledged + u64::from(figures.sacked);
     info.word(narrow(delivered.div_ceil(u64::from(figures.mss.max(1)))));
-    info.word(0); // delivered with ECN marks
+    info.word(narrow(figures.delivered_marked));
     info.long(figures.octets_out);
     info.long(figures.octets_again);
     info.word(figures.duplicates_reported);
-    info.word(0); // reordering events seen
+    info.word(figures.reorderings);
     info.word(narrow(figures.disordered));
     info.word(figures.send_window);
 }

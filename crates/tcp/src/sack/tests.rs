@@ -24,7 +24,7 @@ fn board() -> Scoreboard {
 }
 
 fn sack(board: &mut Scoreboard, start: u32, end: u32, now: Instant) -> Delivery {
-    let mut delivery = Delivery::default();
+    let mut delivery = board.expect(0);
     let block = SackBlock {
         start: SeqNum(start),
         end: SeqNum(end),
@@ -32,6 +32,12 @@ fn sack(board: &mut Scoreboard, start: u32, end: u32, now: Instant) -> Delivery 
     board.sack(block, now, &mut delivery);
     assert!(board.is_consistent(board.records[0].start, SeqNum(10 * MSS)));
     delivery
+}
+
+/// An acknowledgement that reports `start..end`.
+fn late(board: &mut Scoreboard, start: u32, end: u32) {
+    let delivery = sack(board, start, end, at(120));
+    board.note_reordering(&delivery, SeqNum(0), MSS);
 }
 
 #[test]
@@ -107,7 +113,7 @@ fn an_acknowledgement_of_retransmitted_octets_tells_no_round_trip() {
 fn a_time_out_loses_all_but_what_was_sacked() {
     let mut board = board();
     sack(&mut board, 2000, 3000, at(120));
-    board.lose_all();
+    board.lose_sent_before(Instant::FAR_FUTURE);
     assert_eq!(
         (board.lost(), board.sacked(), board.in_flight()),
         (9000, 1000, 0)
@@ -121,24 +127,71 @@ fn a_peer_that_takes_its_word_back_is_not_believed() {
     sack(&mut board, 1000, 3000, at(120));
     let mut delivery = Delivery::default();
     board.acknowledge(SeqNum(1000), at(121), &mut delivery);
-    board.lose_all();
+    board.lose_sent_before(Instant::FAR_FUTURE);
     assert_eq!((board.lost(), board.sacked()), (9000, 0));
 }
 
 #[test]
-fn late_octets_show_that_the_path_reorders() {
+fn late_octets_show_how_much_the_path_reorders() {
     let mut board = board();
-    sack(&mut board, 3000, 4000, at(120));
-    assert!(!board.reordering_seen);
-    sack(&mut board, 1000, 2000, at(121));
-    assert!(board.reordering_seen);
+    late(&mut board, 5000, 6000);
+    assert_eq!((board.reordering(), board.reorderings()), (3, 0));
+    late(&mut board, 4000, 5000);
+    assert_eq!((board.reordering(), board.reorderings()), (3, 1));
+    late(&mut board, 1000, 2000);
+    assert_eq!((board.reordering(), board.reorderings()), (5, 2));
+}
+
+#[test]
+fn what_one_acknowledgement_reports_was_not_reordered() {
+    let mut board = board();
+    let mut delivery = board.expect(0);
+    for start in [6000, 3000] {
+        let block = SackBlock {
+            start: SeqNum(start),
+            end: SeqNum(start + 1000),
+        };
+        board.sack(block, at(120), &mut delivery);
+    }
+    assert!(!board.note_reordering(&delivery, SeqNum(0), MSS));
+}
+
+#[test]
+fn only_what_the_path_cannot_carry_is_lost_when_segments_shrink() {
+    let mut board = Scoreboard::default();
+    for (start, end) in [(0, 1000), (1000, 1700), (1700, 2700), (2700, 3700)] {
+        board.push(SeqNum(start), SeqNum(end), at(100), Stamp::default());
+    }
+    let mut delivery = board.expect(0);
+    let block = SackBlock {
+        start: SeqNum(1700),
+        end: SeqNum(2700),
+    };
+    board.sack(block, at(120), &mut delivery);
+    assert!(board.lose_larger(700));
+    assert_eq!((board.lost(), board.in_flight()), (2000, 700));
+    assert!(board.is_consistent(SeqNum(0), SeqNum(3700)));
+    assert!(!board.lose_larger(700));
+}
+
+#[test]
+fn what_was_sent_again_counts_until_it_is_told_of() {
+    let mut board = board();
+    board.lose_first(1000);
+    assert_eq!(board.retransmitted(), 0);
+    board.retransmit(SeqNum(0), 1000, at(300), Stamp::default());
+    assert_eq!(board.retransmitted(), 1000);
+    let mut delivery = board.expect(0);
+    board.acknowledge(SeqNum(1000), at(310), &mut delivery);
+    assert_eq!(board.retransmitted(), 0);
+    assert!(delivery.again);
 }
 
 #[test]
 fn reported_duplicates_lengthen_the_patience_once_each_round_trip_and_for_some_recoveries() {
     let mut board = board();
-    sack(&mut board, 3000, 4000, at(120));
-    sack(&mut board, 1000, 2000, at(121));
+    late(&mut board, 3000, 4000);
+    late(&mut board, 1000, 2000);
     let patience = |board: &Scoreboard| board.reordering_window(true, MSS, 20 * MS, 100 * MS);
     assert_eq!(patience(&board), 5 * MS);
     board.note_duplicate(SeqNum(0), SeqNum(10_000));

@@ -12,6 +12,7 @@ use super::tail::TailProbe;
 use super::undo::ForwardRto;
 use crate::cc::{Acknowledged, Signal};
 use crate::sack::Delivery;
+use crate::tally::{Event, Tally};
 
 /// RFC 5681 §3.2.
 const DUPLICATE_THRESHOLD: u32 = 3;
@@ -51,6 +52,15 @@ pub(crate) struct AckInput<'a> {
     pub(crate) marked: bool,
 }
 
+/// How things stood before an acknowledgement.
+#[derive(Clone, Copy)]
+struct Before {
+    una: SeqNum,
+    /// Octets in the network, and lost.
+    flight: u32,
+    lost: u32,
+}
+
 /// What an acceptable acknowledgement changed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckOutcome {
@@ -60,20 +70,19 @@ pub(crate) struct AckOutcome {
     pub(crate) reorder_at: Option<Instant>,
     /// A probe of the tail is no longer what to wait for.
     pub(crate) no_tail_probe: bool,
+    /// Octets that are now known to have arrived.
+    pub(crate) delivered: u32,
 }
 
 impl Sender {
     /// RFC 9293 §3.10.7.4, fifth; `ack` is at most `nxt`, and not older than `una` less the
     /// largest window.
-    pub(crate) fn on_ack(&mut self, input: &AckInput<'_>) -> AckOutcome {
+    pub(crate) fn on_ack(&mut self, input: &AckInput<'_>, tally: &mut Tally) -> AckOutcome {
         let mut outcome = AckOutcome::default();
-        let mut delivery = Delivery {
-            min_rtt: self.rtt.minimum_nanos(),
-            ..Delivery::default()
-        };
+        let mut delivery = self.board.expect(self.rtt.minimum_nanos());
         let flight = self.in_flight();
         let lost = self.board.lost();
-        let reported = self.note_duplicate_report(input);
+        let reported = self.note_duplicate_report(input, tally);
         let mut news = false;
         for block in input.sack {
             news |= self.board.sack(*block, input.now, &mut delivery);
@@ -86,15 +95,26 @@ impl Sender {
         if input.ack.after(self.una) {
             self.advance(input, &mut delivery, &mut outcome);
         }
+        if self.board.note_reordering(&delivery, self.una, self.mss) {
+            tally.count(Event::Reordering);
+        }
         let latest = self.sample(input, &delivery);
         let delivered = self.count_duplicate(input, moved, outcome.advanced, delivery.octets);
-        self.judge_tail_probe(input, outcome.advanced, reported, news);
-        outcome.reorder_at = self.recover(input, before, news, &delivery);
+        if self.judge_tail_probe(input, outcome.advanced, reported, news) {
+            tally.count(Event::TailRepair);
+        }
+        outcome.delivered = delivery.octets;
+        outcome.reorder_at = self.recover(input, before, news, &delivery, tally);
         outcome.no_tail_probe = self.episode != Episode::Open || self.board.sacked() > 0;
         if outcome.advanced {
             self.measure_usage(input.now);
         }
-        self.conduct(input, flight, lost, delivered, latest, &delivery);
+        let before = Before {
+            una: before,
+            flight,
+            lost,
+        };
+        self.conduct(input, before, delivered, latest, &delivery);
         outcome
     }
 
@@ -113,16 +133,21 @@ impl Sender {
         outcome.advanced = true;
     }
 
-    /// RFC 9293 §3.10.7.4: a window from an older segment does not replace a newer one.
+    /// RFC 9293 §3.10.7.4: a window from an older segment does not replace a newer one. Nor, as on
+    /// Linux, does a smaller one that comes with nothing else that is new: a receiver should not
+    /// shrink its window [SHLD-14], while acknowledgements overtake each other. A closed one is
+    /// taken all the same.
     fn update_window(&mut self, input: &AckInput<'_>) -> bool {
         // What acknowledges more is newer whatever its number: the peer may have sent it again.
-        let newer = input.ack.after(self.una)
-            || self.wl1.before(input.seq)
-            || (self.wl1 == input.seq && self.wl2.at_or_before(input.ack));
-        if !newer || input.ack.before(self.una) {
+        let moved = self.window != input.window;
+        let older = input.seq.before(self.wl1) && input.ack == self.una;
+        if older || input.ack.before(self.una) {
             return false;
         }
-        let moved = self.window != input.window;
+        let newer = input.ack.after(self.una) || self.wl1.before(input.seq);
+        if !newer && input.window < self.window && input.window > 0 {
+            return moved;
+        }
         if moved && self.board.is_empty() {
             // Window probes did their work.
             self.rtt.reset_backoff();
@@ -130,13 +155,12 @@ impl Sender {
         self.window = input.window;
         self.max_window = self.max_window.max(input.window);
         self.wl1 = input.seq;
-        self.wl2 = input.ack;
         moved
     }
 
     /// RFC 2883 §4: the first block reports a duplicate if it lies below the acknowledgement or
     /// within the second block. True if the probe of the tail was one.
-    fn note_duplicate_report(&mut self, input: &AckInput<'_>) -> bool {
+    fn note_duplicate_report(&mut self, input: &AckInput<'_>, tally: &mut Tally) -> bool {
         let Some(first) = input.sack.first() else {
             return false;
         };
@@ -150,6 +174,9 @@ impl Sender {
         if !sane || !(below || input.sack.get(1).is_some_and(within)) {
             return false;
         }
+        tally.count(Event::ReportIn);
+        let segments = (first.end - first.start).div_ceil(self.mss);
+        self.duplicates_reported = self.duplicates_reported.saturating_add(segments);
         self.note_reported(first.start, first.end);
         let probe = self.is_tail_probe(first.end);
         if !probe {
@@ -217,10 +244,11 @@ impl Sender {
         before: SeqNum,
         news: bool,
         delivery: &Delivery,
+        tally: &mut Tally,
     ) -> Option<Instant> {
         let advanced = self.una != before;
         if self.undo.is_some() {
-            self.try_undo(input, advanced, delivery);
+            self.try_undo(input, advanced, delivery, tally);
         }
         self.leave_episode(input.sack_permitted);
         if input.marked && self.episode == Episode::Open {
@@ -297,7 +325,7 @@ impl Sender {
         if self.episode == Episode::Open {
             self.reduce(Signal::Loss);
         }
-        self.prepare_undo();
+        self.prepare_undo(Signal::Loss);
         self.episode = Episode::Recovery { until: self.nxt };
         // RFC 6675 §5 step 4.3: the first retransmission does not wait for the pipe to drain.
         self.forced = true;
@@ -317,13 +345,12 @@ impl Sender {
     fn conduct(
         &mut self,
         input: &AckInput<'_>,
-        flight: u32,
-        lost_before: u32,
+        before: Before,
         delivered: u32,
         latest: Option<Duration>,
         delivery: &Delivery,
     ) {
-        let lost = self.board.lost().saturating_sub(lost_before);
+        let lost = self.board.lost().saturating_sub(before.lost);
         let min_rtt = delivery.min_rtt;
         let sample = self
             .rate
@@ -335,7 +362,7 @@ impl Sender {
         let steers = self.congestion.steers();
         let growing = matches!(self.episode, Episode::Open | Episode::Loss { .. });
         let idle = delivered == 0 && lost == 0;
-        if idle || (growing && !steers && !self.is_limited(flight)) {
+        if idle || (growing && !steers && !self.is_limited(before.flight)) {
             return;
         }
         let ack = Acknowledged {
@@ -357,12 +384,13 @@ impl Sender {
             return;
         }
         match self.episode {
-            Episode::Open | Episode::Loss { .. } => self.grow(&ack),
+            Episode::Open | Episode::Loss { .. } if self.may_grow(before.una) => self.grow(&ack),
+            Episode::Open | Episode::Loss { .. } => {}
             Episode::Reduced { .. } | Episode::Recovery { .. } => {
                 let progress = Progress {
                     delivered,
                     pipe: ack.flight,
-                    safe: input.ack == self.una && lost == 0 && delivery.octets > 0,
+                    safe: self.una != before.una && lost == 0,
                     mss: self.mss,
                 };
                 let window = self.prr.window(self.congestion.ssthresh(), progress);
@@ -375,6 +403,12 @@ impl Sender {
     fn is_limited(&self, flight: u32) -> bool {
         let doubles = flight.saturating_mul(2) > self.congestion.cwnd();
         self.congestion_limited || (doubles && self.congestion.in_slow_start())
+    }
+
+    /// RFC 5681 §3.1: what is acknowledged out of order does not open the window – unless disorder
+    /// is the way of this path (Linux's `tcp_may_raise_cwnd`).
+    fn may_grow(&self, before: SeqNum) -> bool {
+        self.una != before || self.board.reordering() > DUPLICATE_THRESHOLD
     }
 
     /// RFC 5681 §3.1.
@@ -404,7 +438,7 @@ impl Sender {
         let moved = matches!(self.episode, Episode::Loss { .. }) && self.retries == 0;
         if fresh || moved {
             self.reduce(Signal::Timeout);
-            self.prepare_undo();
+            self.prepare_undo(Signal::Timeout);
         }
         let patience = self.rtt.minimum().unwrap_or(Duration::ZERO) / 4;
         let recent = self.rtt.smoothed().unwrap_or(Duration::ZERO) + patience;
@@ -427,11 +461,18 @@ impl Sender {
         self.forced = true;
     }
 
-    /// The path takes segments of `mss` at most: what is in flight was too large.
+    /// The path takes segments of `mss` at most: what is in flight and larger goes again at once,
+    /// without an answer to congestion (RFC 8201 §5.4, RFC 1191 §6.5; Linux's
+    /// `tcp_simple_retransmit`).
     pub(crate) fn shrink_mss(&mut self, mss: u32) {
-        if mss < self.mss {
-            self.mss = mss;
-            self.board.lose_all();
+        if mss >= self.mss {
+            return;
+        }
+        self.mss = mss;
+        if self.board.lose_larger(mss) {
+            self.undo = None;
+            self.forward_rto = ForwardRto::Off;
+            self.tail = TailProbe::None;
             self.forced = true;
         }
     }

@@ -73,23 +73,23 @@ impl Sender {
         matches!(self.tail, TailProbe::Sent { end, .. } if end == at)
     }
 
-    /// RFC 8985 §7.4.2: did the probe repair a loss?
+    /// RFC 8985 §7.4.2: whether the probe repaired a loss.
     pub(super) fn judge_tail_probe(
         &mut self,
         input: &AckInput<'_>,
         advanced: bool,
         reported: bool,
         news: bool,
-    ) {
+    ) -> bool {
         let TailProbe::Sent {
             end,
             retransmission,
         } = self.tail
         else {
-            return;
+            return false;
         };
         if self.una.before(end) {
-            return;
+            return false;
         }
         if !retransmission || reported {
             self.tail = TailProbe::None;
@@ -101,9 +101,11 @@ impl Sender {
                 self.undo = None;
                 self.congestion.set_window(self.congestion.ssthresh());
             }
+            return true;
         } else if !advanced && !news && !input.occupies {
             // A plain duplicate: both arrived.
             self.tail = TailProbe::None;
         }
+        false
     }
 }

@@ -8,13 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use super::Sender;
 use super::recovery::{AckInput, Episode};
+use crate::cc::Signal;
 use crate::sack::Delivery;
+use crate::tally::{Event, Tally};
 
 /// What must be known to take the present reduction back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Undo {
     /// The oldest unacknowledged octet when the window was reduced.
     marker: SeqNum,
+    /// It was reduced for a time-out.
+    after_time_out: bool,
     /// When the first retransmission left.
     retransmitted_at: Option<Instant>,
     /// What was retransmitted and not reported as a duplicate; none if that is too much to
@@ -39,6 +43,7 @@ impl Undo {
     fn new(marker: SeqNum) -> Undo {
         Undo {
             marker,
+            after_time_out: false,
             retransmitted_at: None,
             unreported: Some(Vec::new()),
         }
@@ -87,8 +92,11 @@ impl Undo {
 
 impl Sender {
     /// The window is about to be reduced.
-    pub(super) fn prepare_undo(&mut self) {
-        self.undo = Some(Undo::new(self.una));
+    pub(super) fn prepare_undo(&mut self, signal: Signal) {
+        self.undo = Some(Undo {
+            after_time_out: signal == Signal::Timeout,
+            ..Undo::new(self.una)
+        });
     }
 
     /// `start..end` leaves again.
@@ -109,7 +117,13 @@ impl Sender {
     }
 
     /// Takes the last reduction back if it shows to have been a mistake.
-    pub(super) fn try_undo(&mut self, input: &AckInput<'_>, advanced: bool, delivery: &Delivery) {
+    pub(super) fn try_undo(
+        &mut self,
+        input: &AckInput<'_>,
+        advanced: bool,
+        delivery: &Delivery,
+        tally: &mut Tally,
+    ) {
         let forward = self.step_forward_rto(input, advanced, delivery);
         let Some(undo) = &self.undo else {
             return;
@@ -120,10 +134,23 @@ impl Sender {
         // RFC 3522 §3.2 step 5.
         let late = delivery.echoes_before(first, input.now);
         let eifel = advanced && late && self.episode != Episode::Open;
-        let duplicates = undo.all_reported();
-        if eifel || duplicates || forward {
-            self.undo_reduction();
+        let event = if eifel {
+            Event::UndoneByTimestamp
+        } else if forward {
+            Event::UndoneByProbing
+        } else if undo.all_reported() {
+            Event::UndoneByReport
+        } else {
+            return;
+        };
+        tally.count(event);
+        if undo.after_time_out {
+            tally.count(Event::SpuriousTimeout);
+        } else {
+            tally.count(Event::Reordering);
+            self.board.note_late(undo.marker, delivery, self.mss);
         }
+        self.undo_reduction();
     }
 
     fn undo_reduction(&mut self) {
@@ -151,8 +178,10 @@ impl Sender {
         if self.forward_rto == ForwardRto::Off {
             return false;
         }
-        // Octets that were sent once, before the time-out, have arrived.
-        if delivery.original.is_some_and(|end| end.at_or_before(until)) {
+        // Octets that were sent once, before the time-out, have arrived. Without SACK they may have
+        // arrived long ago, and what was sent again has filled the hole before them.
+        let told = input.sack_permitted || !delivery.again;
+        if told && delivery.original.is_some_and(|end| end.at_or_before(until)) {
             return true;
         }
         let duplicate = !advanced && !input.occupies;
@@ -166,6 +195,11 @@ impl Sender {
             _ => self.forward_rto = ForwardRto::Off,
         }
         false
+    }
+
+    /// New octets left after the first acknowledgement.
+    pub(super) fn has_sent_beyond_episode(&self) -> bool {
+        matches!(self.episode, Episode::Loss { until } if self.nxt.after(until))
     }
 
     fn may_send_new(&self) -> bool {
