@@ -25,11 +25,10 @@ pub(crate) struct RttEstimator {
 }
 
 impl RttEstimator {
-    /// RFC 6298 §2.2 and §2.3.
+    /// RFC 6298 §2.2 and §2.3. What a peer withheld for longer than any time-out says nothing of the
+    /// path, and would have a paced sender creep for minutes afterwards.
     pub(crate) fn sample(&mut self, rtt: Duration) {
-        let rtt = u64::try_from(rtt.as_nanos())
-            .unwrap_or(u64::MAX)
-            .clamp(SHORTEST, 1 << 40);
+        let rtt = (rtt.min(MAX_RTO).as_nanos() as u64).max(SHORTEST);
         if self.smoothed == 0 {
             self.smoothed = rtt;
             self.variation = rtt / 2;
@@ -116,6 +115,15 @@ mod tests {
             rtt.sample(10 * MS);
         }
         assert!(rtt.rto().abs_diff(210 * MS) < MS, "{:?}", rtt.rto());
+    }
+
+    #[test]
+    fn a_sample_counts_for_no_more_than_the_longest_time_out() {
+        let mut rtt = RttEstimator::default();
+        rtt.sample(Duration::from_secs(660));
+        assert_eq!(rtt.smoothed(), Some(MAX_RTO));
+        rtt.sample(Duration::from_secs(660));
+        assert_eq!(rtt.smoothed(), Some(MAX_RTO));
     }
 
     #[test]
