@@ -1,0 +1,57 @@
+//! What a peer sends before the program has taken its connection over waits there, in its order: it
+//! does not go back to the server, and nothing is sent twice because of it.
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_programs::{PYTHON, bed, client};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/early.py");
+const PORT: u16 = 7031;
+/// Less than a peer may send before it hears of the first octets, so that it has sent all.
+const LENGTH: &str = "9000";
+const COUNT: u64 = 20;
+
+fn counter(bed: &Bed, name: &str) -> u64 {
+    let text = bed
+        .portolan(Side::Client, &["counters", "--all"])
+        .expect("the server answers");
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {text}"))
+}
+
+#[test]
+fn what_a_peer_sends_at_once_waits_for_the_program_that_looks_away() {
+    let bed = bed();
+    check(&bed);
+    check(&bed.over_ipv6());
+}
+
+fn check(bed: &Bed) {
+    let names = [
+        "stack.held",
+        "stack.drop-early",
+        "stack.unclaimed",
+        "server.reinjected-frames",
+    ];
+    let before = names.map(|name| counter(bed, name));
+    let endpoint = bed.endpoint(PORT);
+    let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+    let count = COUNT.to_string();
+    let words = |role| [SCRIPT, role, &address, &port, LENGTH, &count];
+    let _peer = bed
+        .serve(Stack::Kernel, PORT, PYTHON, &words("serve"))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let said = client(bed, Stack::Portolan, PYTHON, &words("ask"));
+    assert_eq!(said, "all right");
+    let after = names.map(|name| counter(bed, name));
+    let counts: [u64; 4] = std::array::from_fn(|at| after[at] - before[at]);
+    let [held, dropped, unclaimed, reinjected] = counts;
+    assert!(held >= COUNT - 1, "{names:?} {counts:?}");
+    assert_eq!(dropped, 0, "{names:?} {counts:?}");
+    // One of each connection may cross the session on its way.
+    assert!(
+        unclaimed <= COUNT && reinjected <= COUNT,
+        "{names:?} {counts:?}"
+    );
+}
