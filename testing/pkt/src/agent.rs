@@ -1,11 +1,11 @@
 //! The program that makes the calls, as the runner sees it.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::wire::now;
@@ -51,11 +51,14 @@ pub enum AgentError {
     Late,
 }
 
-/// A running agent, killed when dropped.
+/// A running agent, killed when dropped. Its answers are read by who waits for them: a thread between
+/// them could be late, or be waited for by one that does not let it run.
 pub struct Agent {
     child: Child,
     requests: Option<ChildStdin>,
-    answers: Receiver<Answer>,
+    answers: Option<ChildStdout>,
+    /// What was read of answers, up to the middle of a line.
+    unread: Vec<u8>,
     /// That somebody did not wait for yet.
     waiting: Vec<Answer>,
     next: u32,
@@ -65,24 +68,11 @@ impl Agent {
     pub fn start(mut command: Command) -> Result<Agent, AgentError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(AgentError::Start)?;
-        let (sender, answers) = channel();
-        let requests = child.stdin.take();
-        if let Some(output) = child.stdout.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    let Ok(answer) = serde_json::from_str(&line) else {
-                        return;
-                    };
-                    if sender.send(answer).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
         Ok(Agent {
+            requests: child.stdin.take(),
+            answers: child.stdout.take(),
             child,
-            requests,
-            answers,
+            unread: Vec::new(),
             waiting: Vec::new(),
             next: 0,
         })
@@ -109,11 +99,34 @@ impl Agent {
             if let Some(at) = self.waiting.iter().position(|answer| answer.id == id) {
                 return Ok(self.waiting.swap_remove(at));
             }
+            let answer = self.next_answer(deadline)?;
+            self.waiting.push(answer);
+        }
+    }
+
+    fn next_answer(&mut self, deadline: Duration) -> Result<Answer, AgentError> {
+        loop {
+            if let Some(end) = self.unread.iter().position(|&octet| octet == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                return serde_json::from_slice(&line).map_err(|_| AgentError::Gone);
+            }
+            let pipe = self.answers.as_mut().ok_or(AgentError::Gone)?;
             let left = deadline.saturating_sub(now());
-            match self.answers.recv_timeout(left) {
-                Ok(answer) => self.waiting.push(answer),
-                Err(RecvTimeoutError::Timeout) => return Err(AgentError::Late),
-                Err(RecvTimeoutError::Disconnected) => return Err(AgentError::Gone),
+            let timeout = Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let mut fds = [PollFd::new(pipe, PollFlags::IN)];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(0) if left.is_zero() => return Err(AgentError::Late),
+                Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(_) => return Err(AgentError::Gone),
+            }
+            let mut octets = [0; 4096];
+            match pipe.read(&mut octets) {
+                Ok(0) | Err(_) => return Err(AgentError::Gone),
+                Ok(length) => self.unread.extend_from_slice(&octets[..length]),
             }
         }
     }

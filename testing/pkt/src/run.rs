@@ -138,6 +138,9 @@ struct Player<'a> {
     done: Duration,
     start: Duration,
     late: Duration,
+    /// By how much the calls since the last packet came late. A timer that one of them, or that
+    /// packet, has set may be due that much earlier, as seen from the last one.
+    slack: Duration,
     trace: Vec<(Duration, String)>,
 }
 
@@ -182,6 +185,7 @@ impl<'a> Player<'a> {
             done: start,
             start,
             late: Duration::ZERO,
+            slack: Duration::ZERO,
             trace: Vec::new(),
         }
     }
@@ -220,7 +224,9 @@ impl<'a> Player<'a> {
                 let id = self.request(call)?;
                 let answer = self.answer(id, now() + CALL_PATIENCE)?;
                 let planned = self.cursor + step.time.earliest;
-                self.late = self.late.max(answer.started.saturating_sub(planned));
+                let late = answer.started.saturating_sub(planned);
+                self.late = self.late.max(late);
+                self.slack += late;
                 (self.cursor, self.done) = (answer.started, answer.ended);
                 self.judge(call, &answer, result)
             }
@@ -275,7 +281,7 @@ impl<'a> Player<'a> {
         let tolerance = Tolerance::of(self.bed.stack);
         let at_most = at.saturating_sub(self.cursor);
         let at_least = at.saturating_sub(self.done);
-        if !time.earliest.is_zero() && at_most + tolerance.early < time.earliest {
+        if !time.earliest.is_zero() && at_most + tolerance.early + self.slack < time.earliest {
             return Err(format!("too early: after {:.3} s", at_most.as_secs_f64()));
         }
         match time.latest {
@@ -302,6 +308,7 @@ impl<'a> Player<'a> {
         let flow = self.flow(packet)?.clone();
         let octets = build(packet, &flow, &self.scope).map_err(|error| error.to_string())?;
         self.cursor = now();
+        self.slack = Duration::ZERO;
         let shown = crate::segment::read(&octets, self.cursor);
         let shown = shown.map_or("part of a packet".to_owned(), |seen| {
             show(&seen, &flow, false)
@@ -323,6 +330,7 @@ impl<'a> Player<'a> {
                 Ok(()) => {
                     self.in_time(seen.at, time)?;
                     self.reach(seen.at.max(self.cursor));
+                    self.slack = Duration::ZERO;
                     return Ok(());
                 }
                 Err(_) if self.is_allowed(allowed, &name, &seen) => {}

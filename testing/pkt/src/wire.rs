@@ -3,6 +3,7 @@
 //!
 //! Unsafe where rustix does not wrap a call.
 
+use std::cell::RefCell;
 use std::io;
 use std::mem::{size_of, size_of_val, zeroed};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -24,6 +25,9 @@ pub struct Wire {
     socket: OwnedFd,
     /// Both MAC addresses: that of the stack under test, then ours.
     macs: [u8; 12],
+    /// Where the next frame is read to. To map memory for each would have the threads of all runners
+    /// wait for each other.
+    frame: RefCell<Vec<u8>>,
 }
 
 /// The monotonic clock.
@@ -42,7 +46,11 @@ impl Wire {
             let socket = open_socket()?;
             let index = rustix::net::netdevice::name_to_index(&socket, device)?;
             bind(&socket, index)?;
-            Ok(Wire { socket, macs })
+            Ok(Wire {
+                socket,
+                macs,
+                frame: RefCell::new(vec![0; LARGEST]),
+            })
         })
     }
 
@@ -79,9 +87,9 @@ impl Wire {
 
     /// None if nothing waits; none within if it was no IP packet.
     fn receive_now(&self) -> Option<Option<(Duration, Vec<u8>)>> {
-        let mut frame = vec![0_u8; LARGEST];
+        let mut frame = self.frame.borrow_mut();
         let (length, stamp) = receive_stamped(&self.socket, &mut frame)?;
-        frame.truncate(length);
+        let frame = frame.get(..length)?;
         let kind = frame.get(12..ETHERNET_HEADER)?;
         if kind != ETHERTYPE_V4 && kind != ETHERTYPE_V6 {
             return Some(None);
@@ -89,7 +97,7 @@ impl Wire {
         // Stamps are of the wall clock.
         let age = duration(clock_gettime(ClockId::Realtime)).saturating_sub(stamp);
         let at = now().saturating_sub(age);
-        Some(Some((at, frame.split_off(ETHERNET_HEADER))))
+        Some(Some((at, frame[ETHERNET_HEADER..].to_vec())))
     }
 
     /// Forgets what has come so far.

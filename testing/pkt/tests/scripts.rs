@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use portolan_pkt::bed::Stack;
 use portolan_pkt::deviations::Deviations;
 use portolan_pkt::pool::{Job, Played, jobs, play_all, scripts};
+use portolan_pkt::prompt::go_first;
 
 /// Beds of each stack that stand at a time. Scripts wait most of the time.
 const BEDS: usize = 10;
@@ -26,8 +27,7 @@ fn all_jobs() -> Vec<Job> {
 
 #[test]
 fn scripts_pass_on_linux_and_on_portolan_but_for_the_listed() {
-    // Lateness is the enemy of a runner; threads and programs inherit this.
-    let _ = rustix::process::setpriority_process(None, -15);
+    go_first();
     let deviations = Deviations::parse(DEVIATIONS).expect("a list of scripts and reasons");
     let jobs = all_jobs();
     let names: Vec<String> = jobs.iter().map(|job| job.name.clone()).collect();

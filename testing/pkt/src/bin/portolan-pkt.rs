@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use portolan_pkt::bed::Stack;
 use portolan_pkt::pool::{Job, Played, jobs, play_all, scripts};
+use portolan_pkt::prompt::go_first;
 
 const USAGE: &str = "\
 usage: portolan-pkt [--linux] [--portolan] [--beds N] [--times N] SCRIPT-OR-FOLDER…
@@ -29,8 +30,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    // Lateness is the enemy of a runner.
-    let _ = rustix::process::setpriority_process(None, -15);
+    go_first();
     let mut well = true;
     for _ in 0..options.times {
         for stack in &options.stacks {
