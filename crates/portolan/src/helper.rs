@@ -155,7 +155,7 @@ impl Process {
     }
 
     /// Puts the figures of all sessions where the server can read them.
-    fn publish(&self, core: &Core) {
+    pub(crate) fn publish(&self, core: &Core) {
         for (slot, session) in core.stack.iter() {
             self.statistics.publish(slot, &report::row(session));
         }

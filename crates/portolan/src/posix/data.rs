@@ -7,6 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use portolan_sys::descriptor;
+use portolan_tcp::Connection;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
@@ -68,8 +69,6 @@ fn receive_tcp(
     }
     let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_peek = flags & libc::MSG_PEEK != 0;
-    // With MSG_TRUNC octets are dropped unseen (tcp(7)).
-    let is_drop = flags & libc::MSG_TRUNC != 0;
     let waits_for_all = flags & libc::MSG_WAITALL != 0;
     let done = Cell::new(0);
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
@@ -85,23 +84,7 @@ fn receive_tcp(
             connection.options().receive_low_water.max(1).min(wanted)
         };
         let before = if is_peek { 0 } else { done.get() };
-        let mut taken = 0;
-        scatter(buffers, before, |piece| {
-            // A read ends at the urgent mark.
-            if before + taken > 0 && !is_peek && connection.is_at_mark() {
-                return 0;
-            }
-            let count = if is_peek {
-                connection.peek(taken, piece)
-            } else if is_drop {
-                let octets = piece.len().min(connection.readable());
-                connection.recv(now, &mut vec![0; octets])
-            } else {
-                connection.recv(now, piece)
-            };
-            taken += count;
-            count
-        });
+        let taken = read_out(connection, now, buffers, before, flags);
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
         let is_at_mark = !is_peek && connection.is_at_mark();
@@ -119,10 +102,6 @@ fn receive_tcp(
         }
         has_ended.then_some(Ok(done))
     };
-    let received = |length| Received {
-        length,
-        ..Received::default()
-    };
     let call = Call {
         process,
         socket,
@@ -133,8 +112,42 @@ fn receive_tcp(
     if call.never_waits() && core.has_nothing_for(socket) {
         return Err(Errno::AGAIN.into());
     }
-    call.complete(core, attempt, || some(done.get()))
-        .map(received)
+    let length = call.complete(core, attempt, || some(done.get()))?;
+    Ok(Received {
+        length,
+        ..Received::default()
+    })
+}
+
+/// Moves octets to `buffers`, behind the first `before` of them: how many.
+fn read_out(
+    connection: &mut Connection,
+    now: Instant,
+    buffers: &mut [IoSliceMut<'_>],
+    before: usize,
+    flags: i32,
+) -> usize {
+    let is_peek = flags & libc::MSG_PEEK != 0;
+    // With MSG_TRUNC octets are dropped unseen (tcp(7)).
+    let is_drop = flags & libc::MSG_TRUNC != 0;
+    let mut taken = 0;
+    scatter(buffers, before, |piece| {
+        // A read ends at the urgent mark.
+        if before + taken > 0 && !is_peek && connection.is_at_mark() {
+            return 0;
+        }
+        let count = if is_peek {
+            connection.peek(taken, piece)
+        } else if is_drop {
+            let octets = piece.len().min(connection.readable());
+            connection.recv(now, &mut vec![0; octets])
+        } else {
+            connection.recv(now, piece)
+        };
+        taken += count;
+        count
+    });
+    taken
 }
 
 /// What a call that has moved so many octets returns rather than an error.

@@ -35,6 +35,8 @@ pub fn before_exit() {
         && !inside::is_inside()
     {
         give_back(process);
+        // The last that is counted of this process; the helper may not have come by for a while.
+        process.publish(&process.lock());
     }
 }
 

@@ -105,10 +105,25 @@ fn poll_once(
     if !matches!(woken, Woken::Kernel) && !kernel.is_empty() {
         wait::ppoll(&mut kernel, Some(clock::now()), None)?;
     }
+    if heed_kernel(process, fds, &sources, &kernel) {
+        return Ok(None);
+    }
+    let count = fds.iter().filter(|fd| fd.revents != 0).count();
+    let is_over = count > 0 || matches!(woken, Woken::TimedOut);
+    Ok(is_over.then_some(count))
+}
+
+/// Enters what the kernel said of its descriptors. True if a connection was taken over meanwhile, so
+/// that the answer must be asked for again.
+fn heed_kernel(
+    process: &'static Process,
+    fds: &mut [libc::pollfd],
+    sources: &[Source],
+    kernel: &[libc::pollfd],
+) -> bool {
     let mut has_opened = false;
     let mut theirs = kernel.iter();
-    let mut count = 0;
-    for (fd, source) in fds.iter_mut().zip(&sources) {
+    for (fd, source) in fds.iter_mut().zip(sources) {
         match source {
             Source::Library(_) => {}
             Source::Opening(socket) => {
@@ -122,14 +137,8 @@ fn poll_once(
                 fd.revents = theirs.next().map_or(0, |polled| polled.revents);
             }
         }
-        count += usize::from(fd.revents != 0);
     }
-    let is_over = count > 0 || matches!(woken, Woken::TimedOut);
-    Ok(if has_opened || !is_over {
-        None
-    } else {
-        Some(count)
-    })
+    has_opened
 }
 
 fn revents(ready: u32, asked: i16) -> i16 {
