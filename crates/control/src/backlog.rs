@@ -15,6 +15,16 @@ pub enum SynVerdict {
     Drop,
 }
 
+/// When SYNs are answered by cookies; Linux's `tcp_syncookies`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CookieUse {
+    /// A SYN that finds the queue full is dropped.
+    Never,
+    #[default]
+    WhenFull,
+    Always,
+}
+
 /// Counts of one listener. `handshakes` are answered SYNs, `waiting` are established sessions that
 /// nobody has accepted.
 #[derive(Clone, Copy, Debug)]
@@ -39,13 +49,14 @@ impl Backlog {
     }
 
     /// `tcp_conn_request`: a full accept queue drops the SYN, a full SYN queue makes it a cookie.
-    pub fn on_syn(&self) -> SynVerdict {
-        if self.is_full() {
-            SynVerdict::Drop
-        } else if self.handshakes >= self.limit.max(1) {
-            SynVerdict::Cookie
-        } else {
-            SynVerdict::Open
+    pub fn on_syn(&self, cookies: CookieUse) -> SynVerdict {
+        let is_crowded = self.handshakes >= self.limit.max(1);
+        match cookies {
+            _ if self.is_full() => SynVerdict::Drop,
+            CookieUse::Always => SynVerdict::Cookie,
+            CookieUse::WhenFull if is_crowded => SynVerdict::Cookie,
+            CookieUse::Never if is_crowded => SynVerdict::Drop,
+            CookieUse::WhenFull | CookieUse::Never => SynVerdict::Open,
         }
     }
 
@@ -88,11 +99,20 @@ mod tests {
     fn a_full_syn_queue_answers_with_cookies() {
         let mut backlog = Backlog::new(2);
         backlog.handshake_started();
-        assert_eq!(backlog.on_syn(), SynVerdict::Open);
+        assert_eq!(backlog.on_syn(CookieUse::WhenFull), SynVerdict::Open);
         backlog.handshake_started();
-        assert_eq!(backlog.on_syn(), SynVerdict::Cookie);
+        assert_eq!(backlog.on_syn(CookieUse::WhenFull), SynVerdict::Cookie);
         backlog.handshake_ended();
-        assert_eq!(backlog.on_syn(), SynVerdict::Open);
+        assert_eq!(backlog.on_syn(CookieUse::WhenFull), SynVerdict::Open);
+    }
+
+    #[test]
+    fn cookies_may_be_for_always_or_for_never() {
+        let mut backlog = Backlog::new(1);
+        assert_eq!(backlog.on_syn(CookieUse::Always), SynVerdict::Cookie);
+        assert_eq!(backlog.on_syn(CookieUse::Never), SynVerdict::Open);
+        backlog.handshake_started();
+        assert_eq!(backlog.on_syn(CookieUse::Never), SynVerdict::Drop);
     }
 
     #[test]
@@ -102,14 +122,17 @@ mod tests {
         assert!(!backlog.is_full());
         backlog.queued();
         assert!(backlog.is_full());
-        assert_eq!(backlog.on_syn(), SynVerdict::Drop);
+        assert_eq!(backlog.on_syn(CookieUse::WhenFull), SynVerdict::Drop);
         backlog.accepted();
-        assert_eq!(backlog.on_syn(), SynVerdict::Open);
+        assert_eq!(backlog.on_syn(CookieUse::WhenFull), SynVerdict::Open);
     }
 
     #[test]
     fn a_backlog_of_zero_still_opens_one() {
-        assert_eq!(Backlog::new(0).on_syn(), SynVerdict::Open);
+        assert_eq!(
+            Backlog::new(0).on_syn(CookieUse::WhenFull),
+            SynVerdict::Open
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ pub mod ports;
 pub mod registry;
 pub mod sharing;
 
-pub use backlog::{Backlog, SynVerdict};
+pub use backlog::{Backlog, CookieUse, SynVerdict};
 pub use errno::Errno;
 pub use legality::{Command, Phase};
 pub use ports::{Claim, ClaimId, PortTable};

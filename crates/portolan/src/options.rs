@@ -45,6 +45,7 @@ pub(crate) const CONGESTION_NAME: usize = 16;
 
 /// linux/in.h, linux/in6.h
 const IP_MULTICAST_ALL: i32 = 49;
+const IPV6_MINHOPCOUNT: i32 = 73;
 const IPV6_MULTICAST_ALL: i32 = 29;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
@@ -326,6 +327,11 @@ impl Options {
         self.flag(IPPROTO_TCP, TCP_CORK)
     }
 
+    fn window_clamp(&self) -> Option<u32> {
+        let clamp = self.int(IPPROTO_TCP, TCP_WINDOW_CLAMP)?;
+        Some(clamp.unsigned_abs()).filter(|&octets| octets > 0)
+    }
+
     /// What the server must know for the handshakes it does.
     pub(crate) fn handshake(&self) -> HandshakeOptions {
         let positive = |name| {
@@ -333,6 +339,8 @@ impl Options {
             u32::try_from(value).ok().filter(|&value| value > 0)
         };
         HandshakeOptions {
+            ip: self.ip(),
+            window_clamp: self.window_clamp(),
             receive_buffer: self.receive_buffer(),
             max_segment: positive(TCP_MAXSEG).and_then(|mss| u16::try_from(mss).ok()),
             syn_retries: positive(libc::TCP_SYNCNT).and_then(|count| u8::try_from(count).ok()),
@@ -385,10 +393,7 @@ impl Options {
         options.user_timeout = timeout
             .filter(|&ms| ms > 0)
             .map(|ms| Duration::from_millis(u64::from(ms)));
-        let clamp = self
-            .int(IPPROTO_TCP, TCP_WINDOW_CLAMP)
-            .map(i32::unsigned_abs);
-        options.window_clamp = clamp.filter(|&octets| octets > 0);
+        options.window_clamp = self.window_clamp();
         let segment = self
             .int(IPPROTO_TCP, TCP_MAXSEG)
             .and_then(|mss| u16::try_from(mss).ok());
@@ -445,6 +450,9 @@ impl Options {
             tos: octet(IPPROTO_IP, libc::IP_TOS)
                 .or(octet(IPPROTO_IPV6, IPV6_TCLASS))
                 .unwrap_or(default.tos),
+            min_ttl: octet(IPPROTO_IP, libc::IP_MINTTL)
+                .or(octet(IPPROTO_IPV6, IPV6_MINHOPCOUNT))
+                .unwrap_or(default.min_ttl),
             discovery: self.mtu_discovery(),
         }
     }
@@ -561,7 +569,7 @@ fn tcp_shape(name: i32) -> Option<Shape> {
 fn ip_shape(name: i32) -> Option<Shape> {
     Some(match name {
         libc::IP_TTL => Shape::Int { default: 64 },
-        libc::IP_TOS => Shape::Int { default: 0 },
+        libc::IP_TOS | libc::IP_MINTTL => Shape::Int { default: 0 },
         libc::IP_MTU_DISCOVER | libc::IP_MULTICAST_TTL => Shape::Int { default: 1 },
         libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
         // Unlike its sibling of IPv6, it is no flag: it takes 0 and 1 only.
@@ -581,7 +589,7 @@ fn ip_shape(name: i32) -> Option<Shape> {
 fn ipv6_shape(name: i32) -> Option<Shape> {
     Some(match name {
         IPV6_UNICAST_HOPS => Shape::Int { default: 64 },
-        IPV6_TCLASS => Shape::Int { default: 0 },
+        IPV6_TCLASS | IPV6_MINHOPCOUNT => Shape::Int { default: 0 },
         libc::IPV6_MTU_DISCOVER | libc::IPV6_MULTICAST_HOPS => Shape::Int { default: 1 },
         libc::IPV6_MULTICAST_LOOP | IPV6_MULTICAST_ALL => Shape::Flag { default: 1 },
         libc::IPV6_MULTICAST_IF => Shape::Int { default: 0 },
@@ -620,6 +628,7 @@ fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<
             libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT
         }
         (IPPROTO_IP, IP_MULTICAST_ALL) => 0..=1,
+        (IPPROTO_IP, libc::IP_MINTTL) | (IPPROTO_IPV6, IPV6_MINHOPCOUNT) => 0..=255,
         (IPPROTO_IP, libc::IP_TTL) if value != RESTORE => 1..=255,
         (IPPROTO_IP, libc::IP_TTL | libc::IP_MULTICAST_TTL)
         | (IPPROTO_IPV6, IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => RESTORE..=255,

@@ -9,6 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
+use crate::ip::IpOptions;
 use crate::report::StatusReport;
 
 /// Library or command to server.
@@ -106,9 +107,12 @@ pub enum RequestBody {
     ReadStatus,
 }
 
-/// TCP options that concern the handshakes the server does for a socket.
+/// Options that concern the handshakes the server does for a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandshakeOptions {
+    pub ip: IpOptions,
+    /// `TCP_WINDOW_CLAMP`.
+    pub window_clamp: Option<u32>,
     /// Receive buffer the application asked for (`SO_RCVBUF`), octets.
     pub receive_buffer: Option<u32>,
     /// `TCP_MAXSEG`.
@@ -131,7 +135,12 @@ pub enum Early {
     /// `TCP_FASTOPEN_CONNECT`: opens only if there is no cookie, and asks for one.
     IfCookie,
     /// Opens with text, if there is a cookie or `cookieless`, and else asks for one.
-    Text { octets: Vec<u8>, cookieless: bool },
+    Text {
+        octets: Vec<u8>,
+        cookieless: bool,
+        /// The caller waits for the connection, with what the SYN does not take.
+        waits: bool,
+    },
 }
 
 /// `SO_REUSEADDR` and `SO_REUSEPORT` as they stand at bind.

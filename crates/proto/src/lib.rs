@@ -4,6 +4,7 @@
 
 pub mod control;
 pub mod filter;
+pub mod ip;
 pub mod metastate;
 pub mod report;
 

@@ -67,6 +67,7 @@ impl Damaged {
                 early: Early::Text {
                     octets: self.octets.clone(),
                     cookieless: true,
+                    waits: true,
                 },
             },
             2 => RequestBody::Flush {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
 use portolan_proto::control::{AfterFlush, Blob, ReplyBody};
-use portolan_stack::{Packet, Session, TcpSession, Transport, send_segment};
+use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
 use portolan_tcp::StateName;
 use portolan_types::{ChannelId, Generation, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -271,7 +271,8 @@ impl Server {
             flags: TcpFlags::ACK,
             ..TcpHeader::default()
         };
-        send_segment(&flow, &header, &self.routes, &mut self.wire);
+        let ip = IpOptions::default();
+        send_segment(&flow, ip, &header, &self.routes, &mut self.wire);
     }
 
     /// Asks again the peers that have not answered. Returns when to come back.

@@ -34,8 +34,8 @@ pub struct Config {
     pub spin_us: u32,
     /// `cubic`, `reno` or `bbr`.
     pub congestion: String,
-    /// Explicit congestion notification: `off`, `accept` or `request`.
-    pub ecn: String,
+    /// Explicit congestion notification: `off`, `accept` or `request`; if none, as `tcp_ecn` says.
+    pub ecn: Option<String>,
     pub buffers: Buffers,
     pub limits: LimitsConfig,
 }
@@ -72,7 +72,7 @@ impl Default for Config {
             ring_size: 4 << 20,
             spin_us: 0,
             congestion: CongestionKind::default().name().to_owned(),
-            ecn: "accept".to_owned(),
+            ecn: None,
             buffers: Buffers::default(),
             limits: LimitsConfig::default(),
         }
@@ -159,8 +159,10 @@ impl Config {
         if CongestionKind::from_name(&self.congestion).is_none() {
             return Err(ConfigError::Congestion(self.congestion.clone()));
         }
-        if EcnMode::from_name(&self.ecn).is_none() {
-            return Err(ConfigError::Ecn(self.ecn.clone()));
+        if let Some(ecn) = &self.ecn
+            && EcnMode::from_name(ecn).is_none()
+        {
+            return Err(ConfigError::Ecn(ecn.clone()));
         }
         if self.socket_mode & !0o777 != 0 {
             return Err(ConfigError::SocketMode(self.socket_mode));
@@ -201,6 +203,11 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// What was chosen for explicit congestion notification, if anything was.
+    pub fn ecn(&self) -> Option<EcnMode> {
+        self.ecn.as_deref().and_then(EcnMode::from_name)
     }
 
     pub fn limits(&self) -> Limits {

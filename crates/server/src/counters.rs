@@ -48,6 +48,8 @@ counters! {
     fast_open_overflow = "fast-open-queue-overflows",
     accept_overflow = "accept-queue-overflows",
     dropped = "frames-dropped",
+    /// `IP_MINTTL` of a listener.
+    too_far = "segments-dropped-min-ttl",
     bad_capsules = "capsules-refused",
     time_wait_evicted = "time-wait-evictions",
     wire_overflow = "tap-backlog-drops",

@@ -37,19 +37,30 @@ impl Server {
     /// Prepares an active open as the application wants it. Returns the octets of its text that
     /// were taken.
     pub fn open_fast(&mut self, connection: &mut Connection, remote: IpAddr, early: &Early) -> u32 {
-        let (text, cookieless): (&[u8], _) = match early {
+        let (text, cookieless, waits): (&[u8], _, _) = match early {
             Early::No => return 0,
-            Early::IfCookie => (&[], false),
-            Early::Text { octets, cookieless } => (octets, *cookieless),
+            Early::IfCookie => (&[], false, false),
+            Early::Text {
+                octets,
+                cookieless,
+                waits,
+            } => (octets, *cookieless, *waits),
         };
+        let sysctl = self.sysctls.values().fast_open;
+        if !sysctl.asks() {
+            return 0;
+        }
         let how = match self.fast_cookies.get(&remote) {
             Some(cookie) => FastOpen::With(cookie.clone()),
-            None if cookieless => FastOpen::WithoutCookie,
+            None if cookieless || sysctl.asks_without_cookie() => FastOpen::WithoutCookie,
             None => FastOpen::Ask,
         };
         let asks = how == FastOpen::Ask;
         connection.open_fast(how);
         if asks {
+            if waits {
+                connection.expect_text();
+            }
             return 0;
         }
         self.counters.fast_opens += 1;
@@ -58,7 +69,7 @@ impl Server {
     }
 
     /// Fast Open for the SYN of a connection to a listener: true if its text was taken and the
-    /// application may have it at once.
+    /// application may have it at once (Linux's `tcp_try_fastopen`).
     pub fn accept_fast(
         &mut self,
         listener_id: SessionId,
@@ -66,10 +77,37 @@ impl Server {
         (header, payload): (&TcpHeader, &[u8]),
         connection: &mut Connection,
     ) -> bool {
-        let queue = self.handshake_options(listener_id).fast_open_queue;
-        let (Some(queue), Some(cookie)) = (queue, &header.options.fast_open) else {
+        let sysctl = self.sysctls.values().fast_open;
+        let cookie = header.options.fast_open.as_ref();
+        let Some(queue) = self.fast_open_queue(listener_id) else {
             return false;
         };
+        if !sysctl.serves() || (payload.is_empty() && cookie.is_none()) {
+            return false;
+        }
+        if self.fast_unfinished(listener_id) >= queue as usize {
+            self.counters.fast_open_overflow += 1;
+            return false;
+        }
+        let is_proved = sysctl.serves_without_cookie()
+            || cookie.is_some_and(|cookie| self.is_proved(flow, cookie, connection));
+        if is_proved {
+            self.counters.fast_accepts += 1;
+            connection.take_early(self.now, payload);
+        }
+        is_proved
+    }
+
+    /// How many connections may wait with their handshake undone.
+    fn fast_open_queue(&self, listener_id: SessionId) -> Option<u32> {
+        let listener = self.listeners.get(&listener_id)?;
+        let everywhere = self.sysctls.values().fast_open.serves_everywhere();
+        let backlog = everywhere.then(|| listener.backlog());
+        listener.options.fast_open_queue.or(backlog)
+    }
+
+    /// Has the peer received at its address before? If it needs a new cookie, it gets one.
+    fn is_proved(&mut self, flow: &FlowKey, cookie: &[u8], connection: &mut Connection) -> bool {
         let verdict = judge_cookie(&self.secret, flow, cookie, self.now);
         if verdict != CookieVerdict::Good {
             connection.grant_cookie(fast_open_cookie(&self.secret, flow, self.now));
@@ -78,12 +116,6 @@ impl Server {
             self.counters.fast_open_refused += u64::from(!cookie.is_empty());
             return false;
         }
-        if self.fast_unfinished(listener_id) >= queue as usize {
-            self.counters.fast_open_overflow += 1;
-            return false;
-        }
-        self.counters.fast_accepts += 1;
-        connection.take_early(self.now, payload);
         true
     }
 

@@ -10,8 +10,9 @@ use portolan_control::registry::Opening;
 use portolan_control::{Backlog, Claim, Command, Errno, Phase, SynVerdict};
 use portolan_proto::control::{Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
+use portolan_stack::TcpSession;
 use portolan_sys::unix::{self, PairKind, SendError};
-use portolan_tcp::Connection;
+use portolan_tcp::{Config as TcpConfig, Connection};
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 use rustix::event::epoll::EventFlags;
@@ -49,6 +50,13 @@ pub struct Listener {
     is_blocked: bool,
 }
 
+impl Listener {
+    /// Connections that may wait to be accepted.
+    pub fn backlog(&self) -> u32 {
+        self.backlog.limit()
+    }
+}
+
 impl Server {
     /// `listen`.
     pub fn listen(
@@ -58,6 +66,7 @@ impl Server {
         (backlog, options): (u32, HandshakeOptions),
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
+        self.sysctls.look(self.now);
         let answer = self.listen_with(channel, session, backlog, fds)?;
         if let Answer::Reply(ReplyBody::Listening { session, .. }, _) = &answer
             && let Some(listener) = self.listeners.get_mut(session)
@@ -243,7 +252,7 @@ impl Server {
     }
 
     /// The listener that a packet to `local` is for: the very address goes before any address;
-    /// among equals (`SO_REUSEPORT`) the flow's hash decides.
+    /// among equals (`SO_REUSEPORT`) the flow decides.
     pub fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
         let ids = self.listening_ports.get(&flow.local.port())?;
         let fits = |id: &&SessionId, exact: bool| {
@@ -258,11 +267,10 @@ impl Server {
             })
         };
         for exact in [true, false] {
-            let group: Vec<&SessionId> = ids.iter().filter(|id| fits(id, exact)).collect();
-            if !group.is_empty() {
-                let index = self.flow_hash(flow) % group.len() as u64;
-                // The remainder is below the group's length.
-                return Some(*group[index as usize]);
+            let group = ids.iter().filter(|id| fits(id, exact)).copied();
+            let chosen = preferred(group, |id| self.hash((flow, id)));
+            if chosen.is_some() {
+                return chosen;
             }
         }
         None
@@ -276,12 +284,13 @@ impl Server {
         (header, payload): (&TcpHeader, &[u8]),
         isn: SeqNum,
     ) {
+        self.sysctls.refresh(self.now);
         let Some(listener) = self.listeners.get(&listener_id) else {
             return;
         };
-        match listener.backlog.on_syn() {
+        match listener.backlog.on_syn(self.sysctls.values().cookies) {
             SynVerdict::Drop => self.counters.syn_dropped += 1,
-            SynVerdict::Cookie => self.send_cookie(&flow, header),
+            SynVerdict::Cookie => self.send_cookie(listener_id, &flow, header),
             SynVerdict::Open => self.open_handshake(listener_id, flow, (header, payload), isn),
         }
     }
@@ -293,14 +302,13 @@ impl Server {
         (header, payload): (&TcpHeader, &[u8]),
         isn: SeqNum,
     ) {
-        let Ok(path) = self.path_of(flow.remote) else {
+        let Some(config) = self.passive_config(listener_id, &flow) else {
             return;
         };
         let options = self.handshake_options(listener_id);
-        let mut config = self.tcp_config(&path, &flow);
-        self.tune_config(&mut config, &options);
         let mut connection = Connection::accept(&config, header, isn, self.now);
-        tune_connection(&mut connection, &options);
+        let retries = self.sysctls.values().syn_ack_retries;
+        tune_connection(&mut connection, &options, retries);
         let is_early = self.accept_fast(listener_id, &flow, (header, payload), &mut connection);
         let Some(id) = self.enter_passive(listener_id, flow, Phase::Handshake, connection) else {
             return;
@@ -316,6 +324,14 @@ impl Server {
             listener.handshakes.insert(id);
             listener.backlog.handshake_started();
         }
+    }
+
+    /// Parameters of the connections of a listener; none without a way to the peer.
+    pub fn passive_config(&self, listener_id: SessionId, flow: &FlowKey) -> Option<TcpConfig> {
+        let path = self.path_of(flow.remote).ok()?;
+        let mut config = self.tcp_config(&path, flow);
+        self.tune_config(&mut config, &self.handshake_options(listener_id));
+        Some(config)
     }
 
     pub fn handshake_options(&self, listener_id: SessionId) -> HandshakeOptions {
@@ -355,7 +371,11 @@ impl Server {
             ..opening
         };
         let id = self.registry.open(None, opening, random_u64).ok()?;
-        self.hold(id, flow, phase, connection);
+        let session = TcpSession {
+            ip: self.handshake_options(listener_id).ip,
+            ..TcpSession::new(id, flow, connection)
+        };
+        self.hold(session, phase);
         Some(id)
     }
 
@@ -583,6 +603,15 @@ impl Server {
     }
 }
 
+/// The one of `group` that has the highest hash: who joins takes flows evenly from all others, who
+/// leaves gives up only its own.
+fn preferred(
+    group: impl Iterator<Item = SessionId>,
+    hash: impl Fn(SessionId) -> u64,
+) -> Option<SessionId> {
+    group.max_by_key(|id| hash(*id))
+}
+
 /// A capsule or a list as it travels: inside the message, or in a memfd.
 pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
     if octets.len() <= INLINE {
@@ -591,4 +620,39 @@ pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
     let length = u32::try_from(octets.len()).map_err(|_| Errno::NOBUFS)?;
     let fd = portolan_sys::shm::write_blob(&octets).map_err(|_| Errno::NOBUFS)?;
     Ok((Blob::Memfd { length }, Some(fd)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::hash_map::RandomState;
+    use std::hash::BuildHasher;
+
+    use super::*;
+
+    fn dealt(hasher: &RandomState, flows: u32, group: &[u64]) -> Vec<SessionId> {
+        let group = || group.iter().copied().map(SessionId);
+        let choose = |flow| preferred(group(), |id| hasher.hash_one((flow, id)));
+        (0..flows)
+            .map(|flow| choose(flow).expect("it has members"))
+            .collect()
+    }
+
+    #[test]
+    fn a_member_that_leaves_a_group_gives_up_only_its_own_flows() {
+        let hasher = RandomState::new();
+        let before = dealt(&hasher, 1000, &[1, 2, 3, 4]);
+        let after = dealt(&hasher, 1000, &[1, 2, 4]);
+        for (before, after) in before.iter().zip(&after) {
+            assert!(before == after || *before == SessionId(3));
+        }
+        for member in [1, 2, 4].map(SessionId) {
+            let share = after.iter().filter(|id| **id == member).count();
+            assert!((230..440).contains(&share), "{share} of 1000");
+        }
+    }
+
+    #[test]
+    fn a_group_without_members_has_none_to_prefer() {
+        assert_eq!(preferred(std::iter::empty(), |_| 0), None);
+    }
 }

@@ -21,6 +21,7 @@ mod reservation;
 mod server;
 mod sessions;
 mod sharing;
+mod sysctls;
 mod udp;
 mod wire;
 

@@ -66,11 +66,11 @@ impl From<KernelReason> for Detour {
     }
 }
 
-/// What the application's options mean for a handshake.
-pub fn tune_connection(connection: &mut Connection, options: &HandshakeOptions) {
+/// What the application's options mean for a handshake; `retries` unless it has chosen.
+pub fn tune_connection(connection: &mut Connection, options: &HandshakeOptions, retries: u8) {
     let tuned = connection.options();
     tuned.max_segment = options.max_segment.filter(|&mss| mss > 0);
-    tuned.syn_retries = options.syn_retries;
+    tuned.syn_retries = options.syn_retries.or(Some(retries));
     tuned.user_timeout = options
         .user_timeout_ms
         .map(|ms| Duration::from_millis(u64::from(ms)));
@@ -268,8 +268,14 @@ impl Server {
         path: Path,
         descriptor: Option<NewDescriptor>,
     ) -> Result<Answer, Detour> {
-        if target.early == Early::IfCookie && self.has_cookie(target.remote.ip()) {
-            return Ok(ReplyBody::Deferred.into());
+        self.sysctls.refresh(self.now);
+        let fast_open = self.sysctls.values().fast_open;
+        match target.early {
+            Early::Text { .. } if !fast_open.asks() => return Err(Errno::OPNOTSUPP.into()),
+            Early::IfCookie if fast_open.asks() && self.has_cookie(target.remote.ip()) => {
+                return Ok(ReplyBody::Deferred.into());
+            }
+            _ => {}
         }
         let id = match known {
             Some(id) => id,
@@ -294,11 +300,16 @@ impl Server {
         let isn = self.isn(&flow);
         let mut connection =
             Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
-        tune_connection(&mut connection, &target.options);
+        let retries = self.sysctls.values().syn_retries;
+        tune_connection(&mut connection, &target.options, retries);
         let early = self.open_fast(&mut connection, target.remote.ip(), &target.early);
         self.counters.opens += 1;
         self.connecting.insert(id, (channel, target.slot));
-        self.hold(id, flow, Phase::Connecting, connection);
+        let session = TcpSession {
+            ip: target.options.ip,
+            ..TcpSession::new(id, flow, connection)
+        };
+        self.hold(session, Phase::Connecting);
         debug!(session = id.0, %flow, "connecting");
         Ok(ReplyBody::Connecting {
             session: id,
@@ -310,6 +321,7 @@ impl Server {
 
     /// `SO_RCVBUF` fixes the size: no auto-tuning beyond it.
     pub fn tune_config(&self, config: &mut TcpConfig, options: &HandshakeOptions) {
+        config.window_clamp = options.window_clamp.filter(|&octets| octets > 0);
         if let Some(octets) = options.receive_buffer {
             let octets = octets.clamp(4096, self.config.buffers.receive_maximum) as usize;
             config.receive_buffer = octets;
@@ -394,13 +406,14 @@ impl Server {
     }
 
     /// Puts a TCP session into the server's own stack and aims its row here.
-    pub fn hold(&mut self, id: SessionId, flow: FlowKey, phase: Phase, connection: Connection) {
-        if let Some(session) = self.registry.session_mut(id) {
-            session.remote = Some(flow.remote);
-            session.local = flow.local;
-            session.phase = phase;
+    pub fn hold(&mut self, session: TcpSession, phase: Phase) {
+        let (id, flow) = (session.id, session.flow);
+        if let Some(entry) = self.registry.session_mut(id) {
+            entry.remote = Some(flow.remote);
+            entry.local = flow.local;
+            entry.phase = phase;
         }
-        self.hold_session(id, TcpSession::new(id, flow, connection));
+        self.hold_session(id, session);
     }
 
     /// As [`Server::hold`], for a session that comes whole.

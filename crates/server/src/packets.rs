@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Packet, Reassembled, Transport, send_segment};
+use portolan_stack::{Input, IpOptions, Packet, Reassembled, Transport, send_segment};
 use portolan_tcp::{
-    Connection, Events, ListenAnswer, StateName, cookie, judge_at_listener, reset_for,
+    Config as TcpConfig, Connection, Events, ListenAnswer, StateName, cookie, judge_at_listener,
+    reset_for,
 };
 use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -222,6 +223,10 @@ impl Server {
             self.reset(packet, header, payload.len());
             return;
         };
+        if packet.ttl < self.handshake_options(listener).ip.min_ttl {
+            self.counters.too_far += 1;
+            return;
+        }
         match judge_at_listener(header) {
             ListenAnswer::Ignore => self.counters.dropped += 1,
             ListenAnswer::Open => {
@@ -240,22 +245,33 @@ impl Server {
         let (Some(flow), Some(reset)) = (packet.flow(), reset_for(header, length)) else {
             return;
         };
-        if send_segment(&flow, &reset, &self.routes, &mut self.wire) {
+        let ip = IpOptions::default();
+        if send_segment(&flow, ip, &reset, &self.routes, &mut self.wire) {
             self.counters.resets += 1;
         }
     }
 
     /// Answers a SYN without keeping anything.
-    pub fn send_cookie(&mut self, flow: &FlowKey, header: &TcpHeader) {
-        let Ok(path) = self.path_of(flow.remote) else {
+    pub fn send_cookie(&mut self, listener: SessionId, flow: &FlowKey, header: &TcpHeader) {
+        let Some(config) = self.cookie_config(listener, flow) else {
             return;
         };
-        let config = self.tcp_config(&path, flow);
         let answer = cookie::syn_ack(&self.secret, flow, header, &config, self.now);
-        if send_segment(flow, &answer, &self.routes, &mut self.wire) {
+        let ip = self.handshake_options(listener).ip;
+        if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
             self.counters.cookies_sent += 1;
             self.last_cookie = Some(self.now);
         }
+    }
+
+    /// The same for the answer and for the connection that may come of it.
+    fn cookie_config(&self, listener: SessionId, flow: &FlowKey) -> Option<TcpConfig> {
+        let config = self.passive_config(listener, flow)?;
+        let clamp = self.handshake_options(listener).max_segment;
+        Some(TcpConfig {
+            mss: clamp.map_or(config.mss, |clamp| clamp.min(config.mss)),
+            ..config
+        })
     }
 
     /// Could it return a cookie? Only looked at while cookies are being sent.
@@ -280,15 +296,12 @@ impl Server {
         header: &TcpHeader,
         payload: &[u8],
     ) {
-        let (Ok(path), Some(decoded)) = (
-            self.path_of(flow.remote),
+        let (Some(config), Some(decoded)) = (
+            self.cookie_config(listener, &flow),
             cookie::decode(&self.secret, &flow, header, self.now),
         ) else {
             return;
         };
-        let options = self.handshake_options(listener);
-        let mut config = self.tcp_config(&path, &flow);
-        self.tune_config(&mut config, &options);
         let mut connection = Connection::accept_cookie(&config, header, &decoded, self.now);
         connection.on_segment(self.now, header, payload);
         // Its events are told by the hand-over below.

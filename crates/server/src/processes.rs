@@ -81,6 +81,7 @@ impl Server {
     }
 
     fn build_channel(&mut self, client: ClientId, channel: ChannelId) -> anyhow::Result<Answer> {
+        self.sysctls.look(self.now);
         let tap = Tap::create("ptl")?;
         tap.set_send_buffer(TAP_SEND_BUFFER)?;
         let statistics = StatisticsReader::create()?;

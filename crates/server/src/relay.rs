@@ -1,5 +1,7 @@
 //! Relaying: a TCP session that the server holds while its descriptor lives. Octets move both ways
-//! through the far end as each side takes them; the end of each direction is passed on.
+//! through the far end as each side takes them; the end of each direction is passed on. When the last
+//! copy of the descriptor goes with octets that nobody has read, the connection is reset (RFC 2525
+//! §2.17).
 
 use portolan_control::{Errno, Holder, Phase};
 use portolan_types::SessionId;
@@ -21,6 +23,8 @@ pub struct Relay {
     far_ended: bool,
     /// Every copy of the descriptor is closed.
     hung_up: bool,
+    /// And octets lay in it that nobody had read.
+    left_unread: bool,
 }
 
 impl Server {
@@ -67,7 +71,10 @@ impl Server {
         if relay.hung_up && relay.near_ended {
             self.relays.remove(&id);
             self.drop_far(id);
-            self.close_held(id);
+            match relay.left_unread {
+                true => self.abort_held(id),
+                false => self.close_held(id),
+            }
             return;
         }
         if relay.hung_up {
@@ -118,7 +125,11 @@ impl Server {
                     moved += count;
                 }
                 Err(rustix::io::Errno::AGAIN) => break,
-                Err(_) => relay.near_ended = true,
+                Err(errno) => {
+                    relay.near_ended = true;
+                    // How a pair tells that its other end was closed with octets in it.
+                    relay.left_unread |= errno == rustix::io::Errno::CONNRESET;
+                }
             }
         }
     }
@@ -151,6 +162,7 @@ impl Server {
                 Err(rustix::io::Errno::AGAIN) => return true,
                 // Nobody reads any more.
                 Err(_) => {
+                    relay.left_unread |= relay.hung_up;
                     session.connection.recv(self.now, &mut chunk[..count]);
                 }
             }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
 use portolan_control::{Phase, PortTable, Registry};
-use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack};
+use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
 use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
@@ -23,7 +23,7 @@ use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
 use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
-use portolan_tcp::{Config as TcpConfig, CongestionKind, EcnMode};
+use portolan_tcp::{ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config as TcpConfig, CongestionKind};
 use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -43,6 +43,7 @@ use crate::relay::Relay;
 use crate::reservation::Reservation;
 use crate::sessions::Far;
 use crate::sharing::Sharing;
+use crate::sysctls::Sysctls;
 use crate::wire::TapWire;
 
 /// Rows of the filter's tables.
@@ -145,6 +146,7 @@ pub struct Server {
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
 
     // The network.
+    pub(crate) sysctls: Sysctls,
     pub(crate) monitor: Monitor,
     pub(crate) metastate: MetastateWriter,
     pub(crate) routes: Routes,
@@ -242,6 +244,7 @@ impl Server {
             last_cookie: None,
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
+            sysctls: Sysctls::open(now),
             monitor,
             metastate: MetastateWriter::create()?,
             routes: Routes::default(),
@@ -371,8 +374,11 @@ impl Server {
                 self.on_changed(slot, events);
             }
         }
-        for id in std::mem::take(&mut self.done) {
-            self.forget(id);
+        // What they still have to say goes first.
+        if !self.wire.is_full() {
+            for id in std::mem::take(&mut self.done) {
+                self.forget(id);
+            }
         }
     }
 
@@ -421,9 +427,14 @@ impl Server {
 
     /// Parameters of a connection over `path`.
     pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
-        let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
+        let (headers, assumed_mss) = match flow.remote.is_ipv4() {
+            true => (40, ASSUMED_MSS_V4),
+            false => (60, ASSUMED_MSS_V6),
+        };
         let parameters = self.config.parameters();
+        let sysctls = self.sysctls.values();
         TcpConfig {
+            assumed_mss,
             mss: u16::try_from(path.mtu.saturating_sub(headers)).unwrap_or(u16::MAX - 120),
             send_buffer: parameters.send_buffer.initial as usize,
             send_buffer_max: parameters.send_buffer.maximum as usize,
@@ -432,9 +443,12 @@ impl Server {
             gso_max: parameters.gso_max as usize,
             // Names that do not exist were refused at the start.
             congestion: CongestionKind::from_name(&self.config.congestion).unwrap_or_default(),
-            ecn: EcnMode::from_name(&self.config.ecn).unwrap_or_default(),
+            ecn: self.config.ecn().unwrap_or(sysctls.ecn),
+            timestamps: sysctls.timestamps,
+            sack: sysctls.sack,
+            window_scaling: sysctls.window_scaling,
             timestamp_offset: timestamp_offset(&self.secret, flow),
-            ..TcpConfig::default()
+            window_clamp: None,
         }
     }
 
@@ -442,8 +456,8 @@ impl Server {
         initial_sequence(&self.secret, flow, self.now)
     }
 
-    pub(crate) fn flow_hash(&self, flow: &FlowKey) -> u64 {
-        self.hasher.hash_one(flow)
+    pub(crate) fn hash(&self, value: impl std::hash::Hash) -> u64 {
+        self.hasher.hash_one(value)
     }
 }
 

@@ -139,6 +139,10 @@ impl Server {
     /// Forgets the session with all it has here: row, port, sockets, engine state.
     pub fn forget(&mut self, id: SessionId) {
         self.leave_all_groups(id);
+        // Its slot, before the session has no holder any more.
+        if let Some(slot) = self.server_slot(id) {
+            self.stack.remove(slot);
+        }
         self.unaim(id);
         self.drop_far(id);
         self.drop_reservation(id);
@@ -149,9 +153,6 @@ impl Server {
         let Some(session) = self.registry.remove(id) else {
             return;
         };
-        if let Holder::Server(slot) = session.holder {
-            self.stack.remove(slot);
-        }
         for claim in session.claim.into_iter().chain(session.flow_claim) {
             self.ports.release(claim);
         }

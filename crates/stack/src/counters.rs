@@ -55,6 +55,10 @@ const FRAMES: &[(&str, &str)] = &[
         "drop-early",
         "frames dropped: too many wait for sessions on their way",
     ),
+    (
+        "drop-min-ttl",
+        "segments dropped: from farther away than the socket allows",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -97,6 +101,7 @@ impl Fate {
             Fate::Dropped(Drop::NotMember) => 10,
             Fate::Held => 11,
             Fate::Dropped(Drop::TooEarly) => 12,
+            Fate::Dropped(Drop::TooFar) => 13,
         }
     }
 }

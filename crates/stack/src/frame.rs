@@ -2,6 +2,7 @@
 
 use core::net::IpAddr;
 
+use portolan_proto::ip::IpOptions;
 use portolan_tcp::Codepoint;
 use portolan_types::{MacAddr, Protocol};
 use portolan_wire::checksum::Sum;
@@ -9,8 +10,6 @@ use portolan_wire::ethernet::{self, EtherType};
 use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::vnet::{self, Gso, VnetHeader};
 use portolan_wire::{ipv4, ipv6, udp};
-
-use crate::session::IpOptions;
 
 /// Octets of the virtio-net header that a tap expects before each frame.
 const VNET: usize = vnet::HEADER_LEN;

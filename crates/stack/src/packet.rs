@@ -3,6 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::ip::{IpOptions, MtuDiscovery};
 use portolan_tcp::{Codepoint, Error, IcmpError as TcpIcmpError, IcmpKind};
 use portolan_types::{FlowKey, Protocol, scoped};
 use portolan_wire::Malformed;
@@ -15,7 +16,6 @@ use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::udp::UdpHeader;
 
 use crate::pmtu;
-use crate::session::{IpOptions, MtuDiscovery};
 
 /// A received packet. For an ICMP error, `source` and `destination` are the endpoints of the flow
 /// it is about, seen as if the peer had sent it.
@@ -23,6 +23,8 @@ use crate::session::{IpOptions, MtuDiscovery};
 pub struct Packet<'a> {
     pub source: SocketAddr,
     pub destination: SocketAddr,
+    /// Hops it could still have gone.
+    pub ttl: u8,
     pub transport: Transport<'a>,
 }
 
@@ -76,6 +78,8 @@ pub enum Drop {
     FragmentsCrowdedOut,
     /// While too many wait for sessions on their way.
     TooEarly,
+    /// A segment from farther away than the socket allows (`IP_MINTTL`).
+    TooFar,
 }
 
 impl From<Malformed> for Drop {
@@ -126,7 +130,8 @@ impl<'a> Packet<'a> {
                 _ => return Err(Drop::Unsupported),
             };
         if record.flags & RecordHeader::ICMP_ERROR != 0 {
-            return parse_icmp(source, destination, protocol, body, record.ifindex);
+            let ends = (source, destination);
+            return parse_icmp(ends, ip.ttl, protocol, body, record.ifindex);
         }
         let pseudo = Sum::pseudo_header(source, destination, protocol, body.len());
         match Protocol::from_number(protocol) {
@@ -138,6 +143,7 @@ impl<'a> Packet<'a> {
                 Ok(Packet {
                     source: scoped(source, header.source_port, record.ifindex),
                     destination: scoped(destination, header.destination_port, record.ifindex),
+                    ttl: ip.ttl,
                     transport: Transport::Tcp {
                         header,
                         payload: &body[length..],
@@ -153,6 +159,7 @@ impl<'a> Packet<'a> {
                 Ok(Packet {
                     source: scoped(source, header.source_port, record.ifindex),
                     destination: scoped(destination, header.destination_port, record.ifindex),
+                    ttl: ip.ttl,
                     transport: Transport::Udp { ip, payload },
                 })
             }
@@ -177,8 +184,8 @@ impl<'a> Packet<'a> {
 }
 
 fn parse_icmp(
-    source: IpAddr,
-    destination: IpAddr,
+    (source, destination): (IpAddr, IpAddr),
+    ttl: u8,
     protocol: u8,
     body: &[u8],
     interface: u32,
@@ -202,6 +209,7 @@ fn parse_icmp(
             interface,
         ),
         destination: scoped(quoted.source.ip(), quoted.source.port(), interface),
+        ttl,
         transport: Transport::IcmpError(IcmpMessage {
             cause: error.cause,
             kind,

@@ -1,5 +1,6 @@
 //! A session and its capsule: what a holder keeps, and what travels when the holder changes.
 
+use portolan_proto::ip::IpOptions;
 use portolan_tcp::Connection;
 use portolan_types::{FlowKey, Generation, SessionId};
 use serde::{Deserialize, Serialize};
@@ -25,66 +26,6 @@ pub struct TcpSession {
     pub generation: Generation,
     pub ip: IpOptions,
     pub connection: Connection,
-}
-
-/// Fields of the IP header that the application sets, or is told of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IpOptions {
-    pub ttl: u8,
-    pub tos: u8,
-    pub discovery: MtuDiscovery,
-}
-
-/// `IP_MTU_DISCOVER` and `IPV6_MTU_DISCOVER`: who answers for packets that a path does not take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MtuDiscovery {
-    /// Routers may fragment; so does this host.
-    Dont,
-    /// Packets that fit the path say "don't fragment"; this host fragments the others.
-    #[default]
-    Want,
-    /// Datagrams that do not fit the path are refused.
-    Do,
-    /// As `Do`, by the first link's MTU: reports of routers are not heeded.
-    Probe,
-    /// As `Probe`, but routers may fragment.
-    Interface,
-    /// As `Interface`, but this host fragments what does not fit.
-    Omit,
-}
-
-impl MtuDiscovery {
-    /// The packet says "don't fragment" if it is not a fragment itself.
-    pub(crate) fn forbids_routers(self) -> bool {
-        matches!(
-            self,
-            MtuDiscovery::Want | MtuDiscovery::Do | MtuDiscovery::Probe
-        )
-    }
-
-    pub(crate) fn fragments_here(self) -> bool {
-        matches!(
-            self,
-            MtuDiscovery::Dont | MtuDiscovery::Want | MtuDiscovery::Omit
-        )
-    }
-
-    pub(crate) fn heeds_routers(self) -> bool {
-        matches!(
-            self,
-            MtuDiscovery::Dont | MtuDiscovery::Want | MtuDiscovery::Do
-        )
-    }
-}
-
-impl Default for IpOptions {
-    fn default() -> IpOptions {
-        IpOptions {
-            ttl: 64,
-            tos: 0,
-            discovery: MtuDiscovery::default(),
-        }
-    }
 }
 
 /// Why a capsule was refused.

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::ip::IpOptions;
 use portolan_tcp::{Codepoint, Events};
 use portolan_timers::Wheel;
 use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot, scope_of};
@@ -15,7 +16,7 @@ use crate::frame::{Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
-use crate::session::{IpOptions, Session, TcpSession};
+use crate::session::{Session, TcpSession};
 use crate::udp::UdpSession;
 use crate::way::{Ends, NextHop, NoWay, Way};
 
@@ -483,6 +484,7 @@ impl Stack {
 /// its destination now.
 pub fn send_segment(
     flow: &FlowKey,
+    ip: IpOptions,
     header: &TcpHeader,
     routes: &Routes,
     wire: &mut impl Wire,
@@ -493,7 +495,7 @@ pub fn send_segment(
         destination: flow.remote.ip(),
         scope: scope_of(flow.remote),
     };
-    let way = Way::find(ends, IpOptions::default(), routes, &PathMtus::default());
+    let way = Way::find(ends, ip, routes, &PathMtus::default());
     let Ok(way) = way else {
         return false;
     };
@@ -537,6 +539,11 @@ fn deliver(
     packet: &Packet<'_>,
     record: &RecordHeader,
 ) -> Result<Option<Events>, Drop> {
+    if let Session::Tcp(session) = &*session
+        && packet.ttl < session.ip.min_ttl
+    {
+        return Err(Drop::TooFar);
+    }
     let events = match (session, &packet.transport) {
         (
             Session::Tcp(session),

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use portolan_types::{Generation, Instant, SessionId};
 
 use crate::membership::Memberships;
-use crate::session::IpOptions;
+use portolan_proto::ip::IpOptions;
 
 /// Octets a datagram costs in a receive buffer beyond its payload.
 const DATAGRAM_OVERHEAD: usize = 256;

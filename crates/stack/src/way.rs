@@ -3,6 +3,7 @@
 
 use core::net::IpAddr;
 
+use portolan_proto::ip::{IpOptions, MtuDiscovery};
 use portolan_proto::metastate::RouteKind;
 use portolan_types::{MacAddr, Protocol};
 use portolan_wire::{ipv4, ipv6};
@@ -10,7 +11,6 @@ use portolan_wire::{ipv4, ipv6};
 use crate::frame::Template;
 use crate::pmtu::PathMtus;
 use crate::routes::{NoRoute, Routes};
-use crate::session::{IpOptions, MtuDiscovery};
 
 /// Both ends of a packet, and what it carries.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,10 @@
 //! Kernel parameters under `/proc/sys`, and the ports that the kernel leaves alone.
 
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags, open};
-use rustix::io::{Errno, read, write as write_fd};
+use rustix::io::{Errno, pread, read, write as write_fd};
 
 /// Where the kernel keeps the ports it will not choose by itself.
 const RESERVED_PORTS: &str = "net/ipv4/ip_local_reserved_ports";
@@ -45,6 +46,36 @@ pub fn write(name: &str, value: &str) -> Result<(), WriteError> {
         name: name.to_owned(),
         errno,
     })
+}
+
+/// A parameter that is looked at again and again; stays that of the namespace it was opened in.
+#[derive(Debug)]
+pub struct Parameter {
+    file: OwnedFd,
+}
+
+/// Longer values are none that this is for.
+const SHORT: usize = 64;
+
+impl Parameter {
+    /// Opens parameter `name`, written as for [`read_value`].
+    pub fn open(name: &str) -> Result<Parameter, ReadError> {
+        let path = format!("/proc/sys/{name}");
+        let opened = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let file = opened.map_err(|errno| ReadError {
+            name: name.to_owned(),
+            errno,
+        })?;
+        Ok(Parameter { file })
+    }
+
+    /// Its number now.
+    pub fn number(&self) -> Result<u32, Errno> {
+        let mut text = [0; SHORT];
+        let length = pread(&self.file, &mut text, 0)?;
+        let text = std::str::from_utf8(&text[..length]).map_err(|_| Errno::ILSEQ)?;
+        text.trim().parse().map_err(|_| Errno::RANGE)
+    }
 }
 
 /// A range of ports that the kernel does not choose for its own sockets while this lives. Ports
@@ -212,6 +243,17 @@ mod tests {
         in_fresh_namespace(|| {
             drop(ReservedPorts::reserve(50_000..=50_001).unwrap());
             assert_eq!(read_value(RESERVED_PORTS).unwrap(), "");
+        });
+    }
+
+    #[test]
+    fn a_parameter_that_is_kept_open_tells_what_it_is_now() {
+        in_fresh_namespace(|| {
+            let parameter = Parameter::open("net/ipv4/tcp_ecn").unwrap();
+            for value in [1, 0, 2] {
+                write("net/ipv4/tcp_ecn", &value.to_string()).unwrap();
+                assert_eq!(parameter.number(), Ok(value));
+            }
         });
     }
 

@@ -60,11 +60,17 @@ impl EcnMode {
     }
 }
 
+/// RFC 9293 §3.7.1: 536 octets over IPv4, 1220 over IPv6.
+pub const ASSUMED_MSS_V4: u16 = 536;
+pub const ASSUMED_MSS_V6: u16 = 1220;
+
 /// Parameters of a new connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Config {
     /// Largest payload of one segment on the path without options: MTU less IP and TCP headers.
     pub mss: u16,
+    /// Payload of a segment that a peer takes which does not say (RFC 9293 §3.7.1).
+    pub assumed_mss: u16,
     pub send_buffer: usize,
     pub send_buffer_max: usize,
     pub receive_buffer: usize,
@@ -76,6 +82,8 @@ pub struct Config {
     pub timestamps: bool,
     pub sack: bool,
     pub window_scaling: bool,
+    /// Bound of the advertised window, from the first on.
+    pub window_clamp: Option<u32>,
     /// Added to the millisecond clock in the timestamp option, so that it tells nothing of uptime.
     pub timestamp_offset: u32,
 }
@@ -84,6 +92,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             mss: 1460,
+            assumed_mss: ASSUMED_MSS_V4,
             send_buffer: 87_040,
             send_buffer_max: 4 << 20,
             receive_buffer: 131_072,
@@ -94,6 +103,7 @@ impl Default for Config {
             timestamps: true,
             sack: true,
             window_scaling: true,
+            window_clamp: None,
             timestamp_offset: 0,
         }
     }
@@ -154,7 +164,7 @@ pub struct Options {
     pub unsent_low_water: Option<u32>,
     /// Shows the urgent octet among the others (`SO_OOBINLINE`).
     pub urgent_inline: bool,
-    /// SYNs that are sent again before an open fails (`TCP_SYNCNT`).
+    /// SYNs or SYN+ACKs that are sent again before an open fails (`TCP_SYNCNT`).
     pub syn_retries: Option<u8>,
     /// A close resets (`SO_LINGER` of zero).
     pub reset_on_close: bool,

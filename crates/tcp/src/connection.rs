@@ -144,7 +144,7 @@ impl Connection {
         now: Instant,
     ) -> Connection {
         let receive = Receiver::new(config);
-        let offer = Offer::new(config, receive.wanted_scale());
+        let offer = Offer::new(config, receive.wanted_scale(config.window_clamp));
         let state = State::SynSent(SynSent {
             iss,
             offer,
@@ -163,7 +163,22 @@ impl Connection {
                 FastOpen::With(cookie) => Some(cookie.0),
                 FastOpen::WithoutCookie => None,
             };
-            state.fast = Some(FastSyn { cookie, sent: 0 });
+            state.fast = Some(FastSyn {
+                cookie,
+                sent: 0,
+                text_follows: false,
+            });
+        }
+    }
+
+    /// After `open_fast`: the user waits for the handshake with text, which will take the
+    /// acknowledgement of the SYN+ACK along (Linux: `sk_write_pending`).
+    pub fn expect_text(&mut self) {
+        if let State::SynSent(SynSent {
+            fast: Some(fast), ..
+        }) = &mut self.state
+        {
+            fast.text_follows = true;
         }
     }
 
@@ -197,8 +212,9 @@ impl Connection {
     /// A passive open by `syn`: SYN-RECEIVED.
     pub fn accept(config: &Config, syn: &TcpHeader, iss: SeqNum, now: Instant) -> Connection {
         let mut receive = Receiver::new(config);
-        receive.synchronize(syn.seq, now);
-        let mut offer = Offer::new(config, receive.wanted_scale()).answering(&syn.options);
+        receive.synchronize(syn.seq, config.window_clamp, now);
+        let scale = receive.wanted_scale(config.window_clamp);
+        let mut offer = Offer::new(config, scale).answering(&syn.options);
         offer.ecn = Ecn::accepts(config.ecn, syn);
         let agreement = offer.agree(&syn.options);
         let state = State::SynReceived(SynReceived {
@@ -227,12 +243,14 @@ impl Connection {
         now: Instant,
     ) -> Connection {
         let mut receive = Receiver::new(config);
-        receive.synchronize(ack.seq - 1, now);
-        let agreement = cookie.agreement(config, receive.wanted_scale());
+        receive.synchronize(ack.seq - 1, config.window_clamp, now);
+        let scale = receive.wanted_scale(config.window_clamp);
+        let agreement = cookie.agreement(config, scale);
         let state = State::Established(Established);
         let ports = (ack.destination_port, ack.source_port);
         let mut connection = Connection::new(config, ports, state, ack.ack - 1, receive, now);
         connection.settle(agreement, ack, now);
+        connection.ecn = cookie.agrees_on_ecn(config).then(Ecn::default);
         connection.establish(ack.seq, u32::from(ack.window) << agreement.send_scale);
         connection
     }
@@ -257,7 +275,10 @@ impl Connection {
             ecn: None,
             scaling: false,
             timestamp_offset: config.timestamp_offset,
-            options: Options::default(),
+            options: Options {
+                window_clamp: config.window_clamp,
+                ..Options::default()
+            },
             events: Events::NONE,
             error: None,
             soft_error: None,

@@ -3,12 +3,13 @@
 //!
 //! Sequence number: keyed hash over flow and peer's number, plus the peer's number, plus a minute
 //! counter in the top octet, plus index of the MSS. Timestamp: its low bits are the peer's window
-//! scale and whether it permits SACK.
+//! scale and whether it permits SACK and asks for ECN.
 
 use portolan_types::{FlowKey, Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
 
-use crate::config::Config;
+use crate::config::{Config, EcnMode};
+use crate::ecn::Ecn;
 use crate::handshake::{Agreement, Offer};
 use crate::isn::Secret;
 use crate::receive::{MAX_SCALE, Receiver};
@@ -20,9 +21,11 @@ const SIZES: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8960];
 const MAX_AGE: u32 = 2;
 const COUNTER_SHIFT: u32 = 24;
 const DATA_MASK: u32 = (1 << COUNTER_SHIFT) - 1;
-/// Low bits of the timestamp: scale (15 for none) and SACK.
-const STAMP_BITS: u32 = 5;
+/// Low bits of the timestamp, as Linux's: scale (15 for none), SACK and ECN.
+const STAMP_BITS: u32 = 6;
 const NO_SCALE: u32 = 15;
+const SACK: u32 = 1 << 4;
+const ECN: u32 = 1 << 5;
 /// Domains of the key.
 const OUTER: u8 = 3;
 const INNER: u8 = 4;
@@ -33,10 +36,15 @@ pub struct Decoded {
     mss: u16,
     scale: Option<u8>,
     sack: bool,
+    ecn: bool,
     timestamps: bool,
 }
 
 impl Decoded {
+    pub(crate) fn agrees_on_ecn(&self, config: &Config) -> bool {
+        self.ecn && config.ecn != EcnMode::Off
+    }
+
     pub(crate) fn agreement(&self, config: &Config, scale: u8) -> Agreement {
         let peer = TcpOptions {
             mss: Some(self.mss),
@@ -57,12 +65,14 @@ pub fn syn_ack(
     config: &Config,
     now: Instant,
 ) -> TcpHeader {
-    let scale = Receiver::new(config).wanted_scale();
+    let scale = Receiver::new(config).wanted_scale(config.window_clamp);
     let mut offer = Offer::new(config, scale).answering(&syn.options);
+    offer.ecn = Ecn::accepts(config.ecn, syn);
     if !offer.timestamps {
         // Nothing to carry them in.
         offer.scale = None;
         offer.sack = false;
+        offer.ecn = false;
     }
     let timestamps = syn
         .options
@@ -70,18 +80,26 @@ pub fn syn_ack(
         .filter(|_| offer.timestamps)
         .map(|peer| Field {
             value: stamp(
-                &syn.options,
+                bits(&syn.options, offer),
                 Timestamps::clock(config.timestamp_offset, now),
             ),
             echo: peer.value,
         });
+    let flags = TcpFlags::SYN.with(TcpFlags::ACK);
+    let window = config.receive_buffer.min(0xffff) as u16;
+    let clamp = config
+        .window_clamp
+        .map_or(u16::MAX, |clamp| clamp.min(0xffff) as u16);
     TcpHeader {
         source_port: syn.destination_port,
         destination_port: syn.source_port,
-        seq: sequence(secret, flow, syn, minute(now)),
+        seq: sequence(secret, flow, syn, config, now),
         ack: syn.seq + 1,
-        flags: TcpFlags::SYN.with(TcpFlags::ACK),
-        window: config.receive_buffer.min(0xffff) as u16,
+        flags: match offer.ecn {
+            true => flags.with(Ecn::syn_flags(true)),
+            false => flags,
+        },
+        window: window.min(clamp),
         urgent: 0,
         options: TcpOptions {
             mss: Some(offer.mss),
@@ -114,7 +132,8 @@ pub fn decode(secret: &Secret, flow: &FlowKey, ack: &TcpHeader, now: Instant) ->
     Some(Decoded {
         mss,
         scale: (scale != NO_SCALE).then_some((scale as u8).min(MAX_SCALE)),
-        sack: timestamps.is_some() && bits & 0x10 != 0,
+        sack: timestamps.is_some() && bits & SACK != 0,
+        ecn: timestamps.is_some() && bits & ECN != 0,
         timestamps: timestamps.is_some(),
     })
 }
@@ -123,8 +142,15 @@ fn minute(now: Instant) -> u32 {
     (now.as_millis() / 60_000) as u32
 }
 
-fn sequence(secret: &Secret, flow: &FlowKey, syn: &TcpHeader, minute: u32) -> SeqNum {
-    let peer = syn.options.mss.unwrap_or(SIZES[0]);
+fn sequence(
+    secret: &Secret,
+    flow: &FlowKey,
+    syn: &TcpHeader,
+    config: &Config,
+    now: Instant,
+) -> SeqNum {
+    let minute = minute(now);
+    let peer = syn.options.mss.unwrap_or(config.assumed_mss);
     let index = SIZES.iter().rposition(|&size| size <= peer).unwrap_or(0) as u32;
     let inner = (secret.hash(INNER, flow, minute) as u32).wrapping_add(index) & DATA_MASK;
     let outer = secret.hash(OUTER, flow, 0) as u32;
@@ -137,12 +163,18 @@ fn sequence(secret: &Secret, flow: &FlowKey, syn: &TcpHeader, minute: u32) -> Se
     )
 }
 
-/// The clock with its low bits replaced, never later than the clock.
-fn stamp(peer: &TcpOptions, clock: u32) -> u32 {
+/// What the stamp says of the peer and of the answer to it.
+fn bits(peer: &TcpOptions, offer: Offer) -> u32 {
     let scale = peer
         .window_scale
         .map_or(NO_SCALE, |s| u32::from(s.min(MAX_SCALE)));
-    let bits = scale | u32::from(peer.sack_permitted) << 4;
+    let sack = if peer.sack_permitted { SACK } else { 0 };
+    let ecn = if offer.ecn { ECN } else { 0 };
+    scale | sack | ecn
+}
+
+/// The clock with its low bits replaced, never later than the clock.
+fn stamp(bits: u32, clock: u32) -> u32 {
     let mask = (1 << STAMP_BITS) - 1;
     let value = clock & !mask | bits;
     if SeqNum(value).after(SeqNum(clock)) {
@@ -220,6 +252,7 @@ mod tests {
             mss: 1440,
             scale: Some(9),
             sack: true,
+            ecn: false,
             timestamps: true,
         };
         assert_eq!(cookie, wanted);
@@ -246,6 +279,7 @@ mod tests {
             mss: 1440,
             scale: None,
             sack: false,
+            ecn: false,
             timestamps: false,
         };
         assert_eq!(cookie, wanted);
@@ -276,10 +310,65 @@ mod tests {
     }
 
     #[test]
-    fn the_stamp_carries_five_bits_and_is_never_later_than_the_clock() {
-        for clock in [0, 1, 31, 32, 1000, u32::MAX] {
-            let value = stamp(&full(), clock);
-            assert_eq!(value & 31, 9 | 16);
+    fn explicit_congestion_notification_travels_in_the_timestamp() {
+        let asking = TcpHeader {
+            flags: TcpFlags::SYN.with(TcpFlags::ECE).with(TcpFlags::CWR),
+            ..syn(full())
+        };
+        let config = Config::default();
+        let accepted = |syn: &TcpHeader, config: &Config| {
+            let reply = syn_ack(&SECRET, &flow(), syn, config, NOW);
+            let ack = answer(&reply);
+            let cookie = decode(&SECRET, &flow(), &ack, NOW).expect("our own cookie");
+            let connection = Connection::accept_cookie(config, &ack, &cookie, NOW);
+            (
+                reply.flags.contains(TcpFlags::ECE),
+                connection.figures().ecn,
+            )
+        };
+        assert_eq!(accepted(&asking, &config), (true, true));
+        assert_eq!(accepted(&syn(full()), &config), (false, false));
+        let off = Config {
+            ecn: EcnMode::Off,
+            ..Config::default()
+        };
+        assert_eq!(accepted(&asking, &off), (false, false));
+        let unstamped = TcpHeader {
+            options: TcpOptions {
+                timestamps: None,
+                ..full()
+            },
+            ..asking
+        };
+        assert_eq!(accepted(&unstamped, &config), (false, false));
+    }
+
+    #[test]
+    fn without_a_size_a_cookie_assumes_what_the_ip_version_has() {
+        let config = Config {
+            assumed_mss: crate::config::ASSUMED_MSS_V6,
+            ..Config::default()
+        };
+        let reply = syn_ack(&SECRET, &flow(), &syn(TcpOptions::default()), &config, NOW);
+        let cookie = decode(&SECRET, &flow(), &answer(&reply), NOW).expect("our own cookie");
+        assert_eq!(cookie.mss, 1220);
+    }
+
+    #[test]
+    fn a_clamped_window_is_clamped_in_the_answer() {
+        let config = Config {
+            window_clamp: Some(2000),
+            ..Config::default()
+        };
+        let reply = syn_ack(&SECRET, &flow(), &syn(full()), &config, NOW);
+        assert_eq!((reply.window, reply.options.window_scale), (2000, Some(0)));
+    }
+
+    #[test]
+    fn the_stamp_carries_six_bits_and_is_never_later_than_the_clock() {
+        for clock in [0, 1, 63, 64, 1000, u32::MAX] {
+            let value = stamp(9 | SACK | ECN, clock);
+            assert_eq!(value & 63, 9 | 16 | 32);
             assert!(SeqNum(value).at_or_before(SeqNum(clock)));
         }
     }

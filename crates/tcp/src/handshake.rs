@@ -9,8 +9,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::{Config, EcnMode};
 use crate::receive::MAX_SCALE;
 
-/// RFC 9293 §3.7.1 [MUST-15]: what a peer takes that does not say.
-const DEFAULT_MSS: u16 = 536;
 /// Less is not a path but an attack.
 const MIN_MSS: u16 = 48;
 /// Timestamps with their padding.
@@ -37,6 +35,8 @@ pub(crate) struct FastSyn {
     pub(crate) cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
     /// Octets of text that went with the SYN.
     pub(crate) sent: u32,
+    /// The user waits with text for the handshake: it takes the acknowledgement along.
+    pub(crate) text_follows: bool,
 }
 
 impl FastSyn {
@@ -65,6 +65,8 @@ pub(crate) struct SynReceived {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) mss: u16,
+    /// What the peer takes if it does not say.
+    pub(crate) assumed_mss: u16,
     pub(crate) scale: Option<u8>,
     pub(crate) timestamps: bool,
     pub(crate) sack: bool,
@@ -89,6 +91,7 @@ impl Offer {
     pub(crate) fn new(config: &Config, scale: u8) -> Offer {
         Offer {
             mss: config.mss,
+            assumed_mss: config.assumed_mss,
             scale: config.window_scaling.then_some(scale),
             timestamps: config.timestamps,
             sack: config.sack,
@@ -99,11 +102,10 @@ impl Offer {
     /// What of the offer a SYN+ACK repeats, given the options of the peer's SYN.
     pub(crate) fn answering(self, peer: &TcpOptions) -> Offer {
         Offer {
-            mss: self.mss,
             scale: self.scale.filter(|_| peer.window_scale.is_some()),
             timestamps: self.timestamps && peer.timestamps.is_some(),
             sack: self.sack && peer.sack_permitted,
-            ecn: self.ecn,
+            ..self
         }
     }
 
@@ -111,7 +113,9 @@ impl Offer {
     pub(crate) fn agree(self, peer: &TcpOptions) -> Agreement {
         let ours = self.answering(peer);
         let scales = ours.scale.zip(peer.window_scale);
-        let room = self.mss.min(peer.mss.unwrap_or(DEFAULT_MSS)).max(MIN_MSS);
+        // RFC 9293 §3.7.1 [MUST-15].
+        let theirs = peer.mss.unwrap_or(self.assumed_mss);
+        let room = self.mss.min(theirs).max(MIN_MSS);
         Agreement {
             mss: room - if ours.timestamps { TIMESTAMP_OCTETS } else { 0 },
             send_scale: scales.map_or(0, |(_, theirs)| theirs.min(MAX_SCALE)),

@@ -74,7 +74,8 @@ impl Connection {
     // ---- SYN-SENT ----
 
     fn on_syn_ack(&mut self, now: Instant, header: &TcpHeader, payload: &[u8], state: &SynSent) {
-        self.receive.synchronize(header.seq, now);
+        self.receive
+            .synchronize(header.seq, self.options.window_clamp, now);
         self.settle(state.offer.agree(&header.options), header, now);
         self.ecn = (state.offer.ecn && Ecn::agreed(header)).then(Ecn::default);
         self.sample_handshake(now);
@@ -88,7 +89,11 @@ impl Connection {
             .clone()
             .filter(|cookie| !cookie.is_empty());
         self.establish(header.seq, u32::from(header.window));
-        self.receive.want_ack(AckNeed::Now);
+        let text_follows = state.fast.as_ref().is_some_and(|fast| fast.text_follows);
+        self.receive.want_ack(match text_follows {
+            true => AckNeed::Delayed,
+            false => AckNeed::Now,
+        });
         let fin = header.flags.contains(TcpFlags::FIN);
         self.on_urgent(header, header.seq + 1);
         if !payload.is_empty() || fin {
@@ -115,7 +120,8 @@ impl Connection {
 
     /// RFC 9293 §3.5 [MUST-10], figure 8.
     fn on_crossing_syn(&mut self, now: Instant, header: &TcpHeader, state: &SynSent) {
-        self.receive.synchronize(header.seq, now);
+        self.receive
+            .synchronize(header.seq, self.options.window_clamp, now);
         let mut offer = state.offer.answering(&header.options);
         offer.ecn &= Ecn::accepts(EcnMode::Accept, header);
         self.ecn = offer.ecn.then(Ecn::default);
@@ -455,6 +461,11 @@ impl Connection {
         if unread && self.is_deaf() {
             let orphan = self.orphan;
             self.abort(now);
+            // RFC 9293 §3.10.7.1: the answer to a segment that acknowledges.
+            self.reset = Some(Reset {
+                seq: self.send.una,
+                ack: None,
+            });
             if !orphan {
                 self.fail(Error::Reset);
             }

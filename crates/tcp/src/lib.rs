@@ -32,7 +32,9 @@ mod timestamps;
 mod urgent;
 mod validate;
 
-pub use config::{Config, CongestionKind, EcnMode, KeepAlive, Options, OrphanWait};
+pub use config::{
+    ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config, CongestionKind, EcnMode, KeepAlive, Options, OrphanWait,
+};
 pub use connection::{Connection, OutOfBand};
 pub use ecn::Codepoint;
 pub use error::{Error, IcmpError, IcmpKind};

@@ -384,7 +384,7 @@ impl Connection {
             seq: iss,
             ack,
             flags,
-            window: self.receive.offer_unscaled(),
+            window: self.receive.offer_unscaled(self.options.window_clamp),
             urgent: 0,
             options: TcpOptions {
                 mss: Some(offer.mss.min(clamp)),

@@ -127,15 +127,16 @@ impl Receiver {
     }
 
     /// The smallest shift that lets the largest buffer be offered (RFC 7323 §2.3).
-    pub(crate) fn wanted_scale(&self) -> u8 {
+    pub(crate) fn wanted_scale(&self, clamp: Option<u32>) -> u8 {
+        let largest = self.limit_max.min(most(clamp));
         (0..MAX_SCALE)
-            .find(|&s| self.limit_max >> s <= 0xffff)
+            .find(|&s| largest >> s <= 0xffff)
             .unwrap_or(MAX_SCALE)
     }
 
     /// The peer's SYN carried `irs`; SYN segments offer an unscaled window.
-    pub(crate) fn synchronize(&mut self, irs: SeqNum, now: Instant) {
-        let offered = self.offer_unscaled();
+    pub(crate) fn synchronize(&mut self, irs: SeqNum, clamp: Option<u32>, now: Instant) {
+        let offered = self.offer_unscaled(clamp);
         self.nxt = irs + 1;
         self.acknowledged = self.nxt;
         self.edge = self.nxt + u32::from(offered);
@@ -152,8 +153,9 @@ impl Receiver {
     // ---- the window ----
 
     /// The window of a SYN; what an earlier SYN offered stays offered (RFC 9293 §3.8.6).
-    pub(crate) fn offer_unscaled(&mut self) -> u16 {
-        let window = self.offered().max(self.limit.min(0xffff) as u32);
+    pub(crate) fn offer_unscaled(&mut self, clamp: Option<u32>) -> u16 {
+        let first = self.limit.min(most(clamp)).min(0xffff) as u32;
+        let window = self.offered().max(first);
         self.edge = self.nxt + window;
         u16::try_from(window).unwrap_or(u16::MAX)
     }
@@ -701,6 +703,11 @@ impl Receiver {
             && self.buffer.len() + beyond <= self.buffer.span()
             && fin
     }
+}
+
+/// Octets that a clamp lets through.
+fn most(clamp: Option<u32>) -> usize {
+    clamp.map_or(usize::MAX, |clamp| clamp as usize)
 }
 
 #[cfg(test)]

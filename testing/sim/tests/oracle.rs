@@ -375,14 +375,14 @@ fn every_segment_in_every_state_does_what_the_rfcs_say() {
     assert!(wrong.is_empty(), "{} of {judged}: {shown:#?}", wrong.len());
 }
 
-/// §3.10.7.2.
+/// §3.10.7.2, but for a FIN beside the SYN: that opens nothing, as with Linux.
 #[test]
 fn every_segment_at_a_listener_does_what_the_rfc_says() {
     for flags in all_flags() {
         let expected = match (
             flags.contains(RST),
             flags.contains(ACK),
-            flags.contains(SYN),
+            flags.contains(SYN) && !flags.contains(FIN),
         ) {
             (true, _, _) | (false, false, false) => ListenAnswer::Ignore,
             (false, true, _) => ListenAnswer::Reset,

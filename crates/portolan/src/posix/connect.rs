@@ -208,15 +208,17 @@ pub(super) fn connect_with(
     (text, flags): (Vec<u8>, i32),
 ) -> Result<usize, Stop> {
     let cookieless = socket.options().opens_without_cookie();
+    let waits = !socket.is_nonblocking() && flags & libc::MSG_DONTWAIT == 0;
     let early = Early::Text {
         octets: text,
         cookieless,
+        waits,
     };
     let taken = match start_connect(process, fd, socket, remote, early)? {
         Opening::Started { early } => early,
         Opening::Deferred => 0,
     };
-    if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
+    if !waits {
         return match taken {
             0 => Err(Errno::INPROGRESS.into()),
             taken => Ok(taken),

@@ -27,6 +27,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         if let Some(changed) = set_membership(process, &socket, level, name, value) {
             return changed;
         }
+        let told = socket.options().handshake();
         if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
             let interface = sending_interface(process, value)?;
             socket.options().keep(level, name, &interface);
@@ -35,7 +36,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         match socket.phase() {
             Phase::Cached => {}
-            Phase::Listening if concerns_handshakes(level, name) => {
+            Phase::Listening if socket.options().handshake() != told => {
                 return tell_of_handshakes(process, &socket);
             }
             _ => return Ok(()),
@@ -87,18 +88,7 @@ pub(super) fn apply_quickack(socket: &Socket, connection: &mut Connection) {
     }
 }
 
-/// Options of a listener that the server heeds for the connections to come.
-fn concerns_handshakes(level: i32, name: i32) -> bool {
-    match level {
-        SOL_SOCKET => name == libc::SO_RCVBUF,
-        IPPROTO_TCP => matches!(
-            name,
-            libc::TCP_MAXSEG | libc::TCP_DEFER_ACCEPT | libc::TCP_FASTOPEN
-        ),
-        _ => false,
-    }
-}
-
+/// Options of a listener that the server heeds for the connections to come have changed.
 fn tell_of_handshakes(process: &Process, socket: &Socket) -> Result<(), Stop> {
     let setup = socket.setup();
     let Some(session) = setup.session else {

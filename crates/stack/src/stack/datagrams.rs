@@ -14,9 +14,10 @@ use crate::frame::{Cut, Frame, HEAD_MAX, Wire};
 use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
-use crate::session::{IpOptions, MtuDiscovery, Session};
+use crate::session::Session;
 use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession};
 use crate::way::{Ends, NextHop, NoWay, Way};
+use portolan_proto::ip::{IpOptions, MtuDiscovery};
 
 /// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
 const PARKED_MAX: usize = 64;

@@ -7,7 +7,7 @@ use portolan_tcp::{Config, Connection};
 use portolan_types::{MacAddr, SeqNum, SessionId};
 
 use super::*;
-use crate::session::MtuDiscovery;
+use portolan_proto::ip::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 
 mod early;

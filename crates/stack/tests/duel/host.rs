@@ -6,7 +6,8 @@ use portolan_proto::filter::RecordHeader;
 use portolan_proto::metastate::RouteKind::Unicast;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
 use portolan_stack::{
-    Frame, Input, Packet, Routes, Session, Stack, TcpSession, Transport, Wire, send_segment,
+    Frame, Input, IpOptions, Packet, Routes, Session, Stack, TcpSession, Transport, Wire,
+    send_segment,
 };
 use portolan_tcp::{Config, Connection, reset_for};
 use portolan_types::{FlowKey, Generation, Instant, MacAddr, Protocol, SeqNum, SessionId, Slot};
@@ -190,7 +191,8 @@ impl Host {
             self.hold(now, 1, session);
         } else if let Some(reset) = reset_for(&header, payload.len()) {
             let mut card = Card::default();
-            send_segment(&self.flow, &reset, &self.routes, &mut card);
+            let ip = IpOptions::default();
+            send_segment(&self.flow, ip, &reset, &self.routes, &mut card);
             self.flying.extend(card.0);
         }
     }

@@ -54,7 +54,8 @@ impl Connection {
             }
             (State::SynReceived(s), _) => {
                 s.due = true;
-                self.retry_handshake(now, SYN_ACK_RETRIES);
+                let limit = self.options.syn_retries.map_or(SYN_ACK_RETRIES, u32::from);
+                self.retry_handshake(now, limit);
             }
             (_, SendTimer::Retransmit) => self.on_retransmit_timeout(now),
             (_, SendTimer::Persist) => self.on_persist(now),

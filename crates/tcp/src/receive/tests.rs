@@ -5,7 +5,7 @@ use super::*;
 fn finished() -> Receiver {
     let now = Instant::from_millis(1_000);
     let mut receiver = Receiver::new(&Config::default());
-    receiver.synchronize(SeqNum(99), now);
+    receiver.synchronize(SeqNum(99), None, now);
     let arrival = receiver.arrive(
         now,
         SeqNum(100),
@@ -29,7 +29,7 @@ fn a_fin_is_the_last_octet_there_was() {
 fn nothing_that_arrived_lies_behind_a_fin() {
     let now = Instant::from_millis(1_000);
     let mut receiver = Receiver::new(&Config::default());
-    receiver.synchronize(SeqNum(99), now);
+    receiver.synchronize(SeqNum(99), None, now);
     receiver.arrive(
         now,
         SeqNum(120),

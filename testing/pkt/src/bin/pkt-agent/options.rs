@@ -6,8 +6,11 @@ use portolan_posix_check::call::{self, Errno, Fd};
 
 use crate::{Found, Made, number, plain};
 
+/// linux/in6.h
+const IPV6_MINHOPCOUNT: c_int = 73;
+
 /// Options whose value is an int.
-const INTEGERS: [(&str, c_int, c_int); 44] = [
+const INTEGERS: [(&str, c_int, c_int); 45] = [
     ("SO_REUSEADDR", SOL_SOCKET, libc::SO_REUSEADDR),
     ("SO_REUSEPORT", SOL_SOCKET, libc::SO_REUSEPORT),
     ("SO_KEEPALIVE", SOL_SOCKET, libc::SO_KEEPALIVE),
@@ -60,6 +63,7 @@ const INTEGERS: [(&str, c_int, c_int); 44] = [
     ("IP_MTU", IPPROTO_IP, libc::IP_MTU),
     ("IPV6_UNICAST_HOPS", IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
     ("IPV6_TCLASS", IPPROTO_IPV6, libc::IPV6_TCLASS),
+    ("IPV6_MINHOPCOUNT", IPPROTO_IPV6, IPV6_MINHOPCOUNT),
     ("IPV6_V6ONLY", IPPROTO_IPV6, libc::IPV6_V6ONLY),
     ("IPV6_RECVERR", IPPROTO_IPV6, libc::IPV6_RECVERR),
     ("IPV6_MTU_DISCOVER", IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
