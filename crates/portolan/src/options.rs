@@ -264,6 +264,12 @@ impl Options {
         (rate != u64::MAX).then_some(rate)
     }
 
+    /// Whether `recvmsg` is to tell when octets came.
+    pub(crate) fn wants_times(&self) -> bool {
+        let wanted = self.wanted_control();
+        wanted.timestamp || wanted.timestamp_ns || wanted.timestamping
+    }
+
     /// Flags of `SO_TIMESTAMPING`.
     pub(crate) fn timestamping(&self) -> u32 {
         self.int(SOL_SOCKET, libc::SO_TIMESTAMPING)

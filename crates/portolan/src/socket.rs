@@ -79,6 +79,8 @@ pub(crate) struct Socket {
     has_news: AtomicBool,
     /// Directions of a UDP socket that are shut: [`RECEIVE`], [`SEND`].
     shut: AtomicU8,
+    /// Its options ask when octets came: spares each read the look at all of them.
+    wants_times: AtomicBool,
 }
 
 /// Directions of `shutdown`.
@@ -169,6 +171,7 @@ impl Socket {
             is_nonblocking: AtomicBool::new(false),
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
+            wants_times: AtomicBool::new(options.wants_times()),
             options: Mutex::new(options),
             watchers: Mutex::default(),
             datagrams: Mutex::default(),
@@ -220,6 +223,16 @@ impl Socket {
 
     pub(crate) fn options(&self) -> MutexGuard<'_, Options> {
         self.options.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn wants_times(&self) -> bool {
+        self.wants_times.load(Ordering::Relaxed)
+    }
+
+    /// An option was set.
+    pub(crate) fn note_wanted_times(&self) {
+        let wanted = self.options().wants_times();
+        self.wants_times.store(wanted, Ordering::Relaxed);
     }
 
     /// What only a UDP socket has; taken before `Core`, and never together with `setup`.

@@ -391,6 +391,11 @@ impl Connection {
         self.receive.peek(offset, out, self.urgent_place())
     }
 
+    /// When text came last.
+    pub fn last_text_at(&self) -> Instant {
+        self.receive.last_data
+    }
+
     /// Octets that `recv` would return.
     pub fn readable(&self) -> usize {
         self.receive.readable(self.urgent_place())

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::connect::{complete_connect, connect_with, wait_connected};
-use super::datagram::{Control, SendControl, receive_udp, send_udp};
+use super::datagram::{Control, SendControl, receive_udp, send_udp, times};
 use super::oob::receive_urgent;
 use super::{Answer, Stop, deadline_after, find};
 use crate::core::Core;
@@ -71,6 +71,7 @@ fn receive_tcp(
     let is_peek = flags & libc::MSG_PEEK != 0;
     let waits_for_all = flags & libc::MSG_WAITALL != 0;
     let done = Cell::new(0);
+    let came = Cell::new(None);
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         let Some(session) = core.stack.tcp(slot) else {
@@ -88,6 +89,9 @@ fn receive_tcp(
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
         let is_at_mark = !is_peek && connection.is_at_mark();
+        if taken > 0 && socket.wants_times() {
+            came.set(Some(connection.last_text_at()));
+        }
         if taken > 0 && !is_peek {
             core.stack.touch(slot);
         }
@@ -113,8 +117,10 @@ fn receive_tcp(
         return Err(Errno::AGAIN.into());
     }
     let length = call.complete(core, attempt, || some(done.get()))?;
+    let came = came.get();
     Ok(Received {
         length,
+        control: came.map_or_else(Control::default, |at| times(socket, at)),
         ..Received::default()
     })
 }

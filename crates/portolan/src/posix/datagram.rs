@@ -181,6 +181,18 @@ fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
     }
 }
 
+/// When the latest octets came that a stream has.
+pub(super) fn times(socket: &Socket, received: Instant) -> Control {
+    let wants = socket.options().wanted_control();
+    let received = || since_epoch(received);
+    Control {
+        timestamp: wants.timestamp.then(received),
+        timestamp_ns: wants.timestamp_ns.then(received),
+        timestamping: wants.timestamping.then(received),
+        ..Control::default()
+    }
+}
+
 /// The clock of packets, as programs know it.
 fn since_epoch(instant: Instant) -> Duration {
     let age = clock::now().since(instant);

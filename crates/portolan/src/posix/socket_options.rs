@@ -33,6 +33,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             socket.options().keep(level, name, &interface);
         } else {
             socket.options().set(socket.protocol, level, name, value)?;
+            socket.note_wanted_times();
         }
         match socket.phase() {
             Phase::Cached => {}

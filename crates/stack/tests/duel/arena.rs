@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 
 use bolero::TypeGenerator;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::counter_names;
 use portolan_tcp::{Config, CongestionKind, EcnMode};
 use portolan_types::Instant;
 
@@ -155,14 +154,9 @@ impl Arena {
         self.reports
     }
 
-    pub fn timeouts(&mut self) -> u32 {
-        let tcp = counter_names().filter(|(group, ..)| *group == "tcp");
-        let place = tcp.map(|(_, name, _)| name).position(|n| n == "timeouts");
-        let counts = self.hosts.iter_mut().filter_map(|host| {
-            let connection = host.connection()?;
-            Some(connection.counts()[place?])
-        });
-        counts.sum()
+    /// Octets that the second host has read.
+    pub fn delivered(&self) -> u64 {
+        self.hosts[1].read
     }
 
     pub fn run(&mut self, steps: &[Step]) {

@@ -20,6 +20,44 @@ pub fn run(side: &mut Side) {
     low_water(side);
     queues(side);
     deferred(side);
+    times(side);
+}
+
+/// When octets came, as far as options ask; what is not read has no time.
+fn times(side: &mut Side) {
+    let socket = side.connection();
+    // linux/net_tstamp.h: software, received and told.
+    const RECEIVED: i32 = 1 << 3 | 1 << 4;
+    let rows = [
+        ("nothing", libc::SO_TIMESTAMPING, 0),
+        ("time", libc::SO_TIMESTAMP, 1),
+        ("nanoseconds", libc::SO_TIMESTAMPNS, 1),
+        ("stamping", libc::SO_TIMESTAMPING, RECEIVED),
+    ];
+    for (name, option, value) in rows {
+        if side.is_server() {
+            let set = told(call::set_option(socket, SOL_SOCKET, option, &value));
+            side.step();
+            call::wait_for(socket, libc::POLLIN);
+            let mut room = [0; 16];
+            let message = call::receive_message(socket, &mut [&mut room], 0);
+            let shown = told(message.map(|m| format!("{} {:?}", m.length, m.control)));
+            side.report(
+                &format!("time of octets: {name}"),
+                format!("{set}; {shown}"),
+            );
+            let none = call::receive_message(socket, &mut [&mut room], MSG_DONTWAIT);
+            side.report(
+                &format!("time of nothing: {name}"),
+                told(none.map(|m| m.length)),
+            );
+            call::set_option(socket, SOL_SOCKET, option, &0).expect("off again");
+        } else {
+            side.step();
+            call::send(socket, b"when", 0).expect("send");
+        }
+        side.step();
+    }
 }
 
 /// Values that Linux keeps in its own units.
