@@ -41,11 +41,17 @@ const COMMON: &[Row] = &[
     ("unknown of SOL_SOCKET", SOL_SOCKET, 9999, 1),
 ];
 
+/// linux/in6.h
+const IPV6_MINHOPCOUNT: i32 = 73;
+
 const IP: &[Row] = &[
     ("IP_TTL", IPPROTO_IP, libc::IP_TTL, 33),
     ("IP_TTL too large", IPPROTO_IP, libc::IP_TTL, 256),
     ("IP_TTL default", IPPROTO_IP, libc::IP_TTL, -1),
     ("IP_TOS", IPPROTO_IP, libc::IP_TOS, 0x10),
+    ("IP_MINTTL", IPPROTO_IP, libc::IP_MINTTL, 33),
+    ("IP_MINTTL too large", IPPROTO_IP, libc::IP_MINTTL, 256),
+    ("IP_MINTTL too small", IPPROTO_IP, libc::IP_MINTTL, -1),
     (
         "IP_MTU_DISCOVER",
         IPPROTO_IP,
@@ -78,6 +84,13 @@ const IPV6: &[Row] = &[
         33,
     ),
     ("IPV6_TCLASS", IPPROTO_IPV6, libc::IPV6_TCLASS, 0x10),
+    ("IPV6_MINHOPCOUNT", IPPROTO_IPV6, IPV6_MINHOPCOUNT, 33),
+    (
+        "IPV6_MINHOPCOUNT too large",
+        IPPROTO_IPV6,
+        IPV6_MINHOPCOUNT,
+        256,
+    ),
     ("IPV6_RECVPKTINFO", IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1),
     (
         "IPV6_MTU_DISCOVER",
