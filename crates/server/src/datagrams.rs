@@ -165,9 +165,25 @@ impl Server {
             IpAddr::V4(_) => libc::IPPROTO_IP,
             IpAddr::V6(_) => libc::IPPROTO_IPV6,
         };
-        set_socket_option(&socket, level, name, &value)
-            .map_err(|errno| Errno(errno.raw_os_error()))?;
         let (group, interface) = (change.group, change.interface);
+        let is_member = || {
+            self.sharing
+                .memberships(id)
+                .any(|m| m == (group, interface))
+        };
+        match (set_socket_option(&socket, level, name, &value), change) {
+            (Ok(()), _) => {}
+            // With its last source the kernel's membership has ended already, and now ours does.
+            (
+                Err(rustix::io::Errno::ADDRNOTAVAIL),
+                GroupChange {
+                    action: GroupAction::Leave,
+                    source: None,
+                    ..
+                },
+            ) if is_member() => {}
+            (Err(errno), _) => return Err(Errno(errno.raw_os_error())),
+        }
         match (change.action, change.source) {
             (GroupAction::Join, _) => self.join_group(id, group, interface),
             (GroupAction::Leave, None) => self.leave_group(id, group, interface),

@@ -9,6 +9,7 @@ mod capsules;
 mod capture;
 mod forgery;
 mod frames;
+mod groups;
 mod memory;
 mod messages;
 mod snooping;

@@ -1,0 +1,216 @@
+//! Kernel sockets of UDP ports, and memberships of groups: asking for those of others, for what
+//! cannot be, too often, and doing harm with what one got.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use portolan_netns::Bed;
+use portolan_proto::control::{GroupAction, GroupChange, ReplyBody, RequestBody};
+use portolan_types::{Protocol, SessionId, Slot};
+
+use crate::common::{Library, Near, control_path, start_server};
+use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
+
+const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
+
+/// More requests than anybody may have granted.
+const FLOOD: u32 = 500;
+
+fn bind(library: &mut Library) -> (SessionId, Near) {
+    let (reply, near) = library.bind(Protocol::Udp, SocketAddr::new(Bed::A4, 0), Slot(0));
+    match reply {
+        ReplyBody::Bound { session, .. } => (session, near),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn change(action: GroupAction, group: IpAddr, source: Option<IpAddr>) -> GroupChange {
+    GroupChange {
+        action,
+        group,
+        interface: 0,
+        source,
+    }
+}
+
+/// Asks for a change on the one device that is managed.
+fn ask(library: &mut Library, session: SessionId, change: GroupChange) -> ReplyBody {
+    let metastate = library.metastate.read().unwrap();
+    let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
+    let change = GroupChange {
+        interface: device.index,
+        ..change
+    };
+    let request = RequestBody::Group { session, change };
+    library.client.ask_with(request, &[]).0
+}
+
+fn join(library: &mut Library, session: SessionId) {
+    let reply = ask(library, session, change(GroupAction::Join, GROUP, None));
+    assert!(matches!(reply, ReplyBody::Joined { .. }), "{reply:?}");
+}
+
+fn twin(library: &mut Library, session: SessionId) -> OwnedFd {
+    let (reply, mut fds) = library.client.ask_with(RequestBody::Twin { session }, &[]);
+    assert!(matches!(reply, ReplyBody::Twin), "{reply:?}");
+    fds.remove(0)
+}
+
+/// Every request of this kind about `session`.
+fn requests_about(session: SessionId) -> Vec<RequestBody> {
+    let source = Some(Bed::B4);
+    let changes = [
+        change(GroupAction::Join, GROUP, None),
+        change(GroupAction::Join, GROUP, source),
+        change(GroupAction::Leave, GROUP, None),
+        change(GroupAction::Leave, GROUP, source),
+        change(GroupAction::Block, GROUP, source),
+        change(GroupAction::Unblock, GROUP, source),
+    ];
+    let groups = changes.map(|change| RequestBody::Group { session, change });
+    groups
+        .into_iter()
+        .chain([RequestBody::Twin { session }])
+        .collect()
+}
+
+#[test]
+fn other_peoples_ports_and_memberships_are_out_of_reach() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut honest = Library::start(&path);
+    let (session, _near) = bind(&mut honest);
+    join(&mut honest, session);
+    let mut hostile = hostile_library(&path);
+    let before = counter(&path, "server", "refused-requests");
+    let mut asked = 0;
+    for id in [session, SessionId(0), SessionId(u64::MAX)] {
+        for body in requests_about(id) {
+            assert_eq!(refused(&mut hostile, body, &[]), libc::EBADF);
+            asked += 1;
+        }
+    }
+    assert_eq!(counter(&path, "server", "refused-requests") - before, asked);
+    // Nobody has made it leave: it still can.
+    let left = ask(
+        &mut honest,
+        session,
+        change(GroupAction::Leave, GROUP, None),
+    );
+    assert!(matches!(left, ReplyBody::Joined { .. }), "{left:?}");
+}
+
+#[test]
+fn streams_have_neither_twins_nor_groups() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (listener, _, _near) = hostile.listen(SocketAddr::new(Bed::A4, 0), 5);
+    let (connection, _near, _, _peer) = crate::open_to_b(&bed, &mut hostile);
+    for id in [listener, connection] {
+        for body in requests_about(id) {
+            refused(&mut hostile, body, &[]);
+        }
+    }
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn changes_that_cannot_be_are_refused() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let (session, _near) = bind(&mut hostile);
+    let v6: IpAddr = "ff02::77".parse().unwrap();
+    let nonsense = [
+        change(GroupAction::Join, Bed::B4, None),
+        change(GroupAction::Join, IpAddr::from([0; 4]), None),
+        change(GroupAction::Join, GROUP, Some(v6)),
+        // An IPv4 port.
+        change(GroupAction::Join, v6, None),
+        change(GroupAction::Block, GROUP, None),
+        change(GroupAction::Unblock, GROUP, None),
+        change(GroupAction::Block, GROUP, Some(Bed::B4)),
+        change(GroupAction::Leave, GROUP, None),
+        GroupChange {
+            interface: u32::MAX,
+            ..change(GroupAction::Join, GROUP, None)
+        },
+    ];
+    for change in nonsense {
+        if change.interface == 0 {
+            let reply = ask(&mut hostile, session, change);
+            assert!(matches!(reply, ReplyBody::Error { .. }), "{change:?}");
+        }
+        refused(&mut hostile, RequestBody::Group { session, change }, &[]);
+    }
+    // A released session is nobody's any more.
+    let (reply, _) = hostile
+        .client
+        .ask_with(RequestBody::Release { session }, &[]);
+    assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    for body in requests_about(session) {
+        refused(&mut hostile, body, &[]);
+    }
+    victim.assert_unharmed();
+}
+
+#[test]
+fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let open_files = || {
+        let directory = format!("/proc/{}/fd", server.pid());
+        std::fs::read_dir(directory).unwrap().count()
+    };
+    let mut hostile = hostile_library(&path);
+    let (session, _near) = bind(&mut hostile);
+    let before = open_files();
+    let mut granted = 0;
+    for number in 0..FLOOD {
+        let group = Ipv4Addr::from(0xef4e_0000 + number).into();
+        let reply = ask(
+            &mut hostile,
+            session,
+            change(GroupAction::Join, group, None),
+        );
+        granted += u32::from(matches!(reply, ReplyBody::Joined { .. }));
+        drop(twin(&mut hostile, session));
+    }
+    // The kernel's own bound (`igmp_max_memberships`).
+    assert!((1..=100).contains(&granted), "{granted}");
+    assert_eq!(open_files(), before);
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// A twin is the very socket that the server reads: it must neither wait on it nor spin.
+#[test]
+fn whoever_has_a_twin_stops_nobody_by_it() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let (session, _near) = bind(&mut hostile);
+    let socket = UdpSocket::from(twin(&mut hostile, session));
+    let own = socket.local_addr().unwrap();
+    // The server is to wait in the next read, or to find an error again and again.
+    socket.set_nonblocking(false).unwrap();
+    for _ in 0..200 {
+        socket.send_to(b"to myself", own).unwrap();
+    }
+    socket.connect(SocketAddr::new(Bed::A4, 9)).unwrap();
+    let _ = socket.send(b"to nobody");
+    let _ = socket.send(b"and again");
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+    let (other, _near) = bind(&mut hostile);
+    drop(twin(&mut hostile, other));
+}
