@@ -199,6 +199,43 @@ fn ping_and_traceroute_see_the_hosts_and_the_routers_between_them() {
     });
 }
 
+/// The same tools with their datagram sockets on Portolan; raw ones stay the kernel's.
+#[test]
+fn tools_that_look_at_paths_see_the_same_on_portolan() {
+    each_family(routed_bed(NARROW), |bed| {
+        // One look after the other: each probe is to be answered.
+        let limits = ["net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"];
+        let mut sysctl = bed.command(Side::Server, Stack::Kernel, "sysctl");
+        run(sysctl.arg("-qw").args(limits)).expect("the host's own settings");
+        let _occupied = occupy(bed);
+        let address = bed.server.address.to_string();
+        let port = PORT.to_string();
+        let hops = |stack, options: &[&str]| {
+            let common = ["-n", "-q", "1", "-w", "5", &address];
+            let report = client(bed, stack, "traceroute", &[options, &common].concat());
+            // Times differ; who answered at which hop does not.
+            let hop = |line: &str| -> Vec<String> {
+                let words = line.split_whitespace().take(2);
+                words.map(str::to_owned).collect()
+            };
+            let hops: Vec<Vec<String>> = report.lines().skip(1).map(hop).collect();
+            assert_eq!(
+                hops.last(),
+                Some(&vec!["3".to_owned(), address.clone()]),
+                "{stack:?} {options:?} {report}"
+            );
+            hops
+        };
+        for options in [&[][..], &["-U", "-p", &port], &["--mtu"]] {
+            let kernel = hops(Stack::Kernel, options);
+            assert_eq!(hops(Stack::Portolan, options), kernel, "{options:?}");
+        }
+        let ping = ["-c", "2", "-i", "0.2", "-W", "2", &address];
+        let report = client(bed, Stack::Portolan, "ping", &ping);
+        assert!(report.contains("2 received"), "{report}");
+    });
+}
+
 /// Tries a closed port and prints what came of it.
 const KNOCK: &str = "
 import socket, sys
