@@ -12,7 +12,10 @@ use libc::{
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
 use portolan_proto::control::{HandshakeOptions, Reuse};
-use portolan_stack::{IpOptions, MtuDiscovery, MulticastOptions, Session, TcpSession, UdpSession};
+use portolan_stack::{
+    Checksums, IpOptions, MtuDiscovery, MulticastOptions, Reports, Session, TcpSession, UdpSession,
+    V6Sizes,
+};
 use portolan_tcp::{CongestionKind, OrphanWait};
 use portolan_types::Protocol;
 use rustix::io::Errno;
@@ -47,8 +50,12 @@ pub(crate) const CONGESTION_NAME: usize = 16;
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MINHOPCOUNT: i32 = 73;
 const IPV6_MULTICAST_ALL: i32 = 29;
+const IP_LOCAL_PORT_RANGE: i32 = 51;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
+
+/// RFC 8200 §5: every IPv6 link takes that much.
+const LEAST_V6_MTU: i32 = 1280;
 
 /// What sets a number of hops back to its default.
 const RESTORE: i32 = -1;
@@ -73,8 +80,11 @@ pub(crate) struct WantedControl {
     /// `SO_TIMESTAMPING` of received datagrams.
     pub(crate) timestamping: bool,
     pub(crate) destination: bool,
+    pub(crate) original: bool,
     pub(crate) hops: bool,
     pub(crate) service: bool,
+    pub(crate) v6_destination: bool,
+    pub(crate) v6_original: bool,
     pub(crate) v6_hops: bool,
     pub(crate) v6_class: bool,
     pub(crate) segment: bool,
@@ -155,6 +165,10 @@ impl Options {
         }
     }
 
+    pub(crate) fn is_set(&self, level: i32, name: i32) -> bool {
+        self.values.contains_key(&(level, name))
+    }
+
     /// All that was set, in `setsockopt`'s terms.
     pub(crate) fn all(&self) -> impl Iterator<Item = (i32, i32, &[u8])> {
         self.values
@@ -186,6 +200,23 @@ impl Options {
         Reuse {
             address: self.flag(SOL_SOCKET, libc::SO_REUSEADDR),
             port: self.flag(SOL_SOCKET, libc::SO_REUSEPORT),
+        }
+    }
+
+    /// May be bound to an address that is not this host's (`IP_FREEBIND`, `IP_TRANSPARENT`).
+    pub(crate) fn binds_freely(&self) -> bool {
+        self.flag(IPPROTO_IP, libc::IP_FREEBIND)
+            || self.flag(IPPROTO_IP, libc::IP_TRANSPARENT)
+            || self.flag(IPPROTO_IPV6, libc::IPV6_FREEBIND)
+            || self.flag(IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
+    }
+
+    /// First and last port for a socket that names none (`IP_LOCAL_PORT_RANGE`).
+    pub(crate) fn port_range(&self) -> Option<(u16, u16)> {
+        let range = self.int(IPPROTO_IP, IP_LOCAL_PORT_RANGE)?.cast_unsigned();
+        match (range as u16, (range >> 16) as u16) {
+            (0, _) | (_, 0) => None,
+            range => Some(range),
         }
     }
 
@@ -237,8 +268,10 @@ impl Options {
             timestamp_ns: self.flag(SOL_SOCKET, libc::SO_TIMESTAMPNS),
             hops: self.flag(IPPROTO_IP, libc::IP_RECVTTL),
             service: self.flag(IPPROTO_IP, libc::IP_RECVTOS),
-            destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO)
-                || self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+            destination: self.flag(IPPROTO_IP, libc::IP_PKTINFO),
+            original: self.flag(IPPROTO_IP, libc::IP_RECVORIGDSTADDR),
+            v6_destination: self.flag(IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+            v6_original: self.flag(IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR),
             timestamping: {
                 let wanted = timestamping::RX_SOFTWARE | timestamping::SOFTWARE;
                 self.timestamping() & wanted == wanted
@@ -324,9 +357,23 @@ impl Options {
         session.memberships.all =
             hears_all(IPPROTO_IP, IP_MULTICAST_ALL) && hears_all(IPPROTO_IPV6, IPV6_MULTICAST_ALL);
         session.coalesce = self.flag(libc::SOL_UDP, libc::UDP_GRO);
-        session.no_checksum = self.flag(SOL_SOCKET, libc::SO_NO_CHECK);
-        session.report_errors =
-            self.flag(IPPROTO_IP, libc::IP_RECVERR) || self.flag(IPPROTO_IPV6, libc::IPV6_RECVERR);
+        session.checksums = Checksums {
+            v4_unsent: self.flag(SOL_SOCKET, libc::SO_NO_CHECK),
+            v6_unsent: self.flag(libc::SOL_UDP, UDP_NO_CHECK6_TX),
+            v6_unwanted: self.flag(libc::SOL_UDP, UDP_NO_CHECK6_RX),
+        };
+        session.reports = Reports {
+            v4: self.flag(IPPROTO_IP, libc::IP_RECVERR),
+            v6: self.flag(IPPROTO_IPV6, libc::IPV6_RECVERR),
+            path_mtu: self.flag(IPPROTO_IPV6, libc::IPV6_RECVPATHMTU),
+        };
+        session.v6_sizes = V6Sizes {
+            whole_only: self.flag(IPPROTO_IPV6, libc::IPV6_DONTFRAG),
+            most: self
+                .int(IPPROTO_IPV6, libc::IPV6_MTU)
+                .and_then(|mtu| u32::try_from(mtu).ok())
+                .filter(|&mtu| mtu > 0),
+        };
     }
 
     pub(crate) fn is_corked(&self) -> bool {
@@ -526,6 +573,7 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
         libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
+        libc::SO_PEEK_OFF => Shape::Int { default: -1 },
         libc::SO_RXQ_OVFL | libc::SO_NO_CHECK => Shape::Flag { default: 0 },
         libc::SO_DEBUG
         | libc::SO_REUSEADDR
@@ -580,13 +628,14 @@ fn ip_shape(name: i32) -> Option<Shape> {
         libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
         // Unlike its sibling of IPv6, it is no flag: it takes 0 and 1 only.
         IP_MULTICAST_ALL => Shape::Int { default: 1 },
-        libc::IP_MULTICAST_IF => Shape::Int { default: 0 },
+        libc::IP_MULTICAST_IF | IP_LOCAL_PORT_RANGE => Shape::Int { default: 0 },
         libc::IP_BIND_ADDRESS_NO_PORT
         | libc::IP_RECVERR
         | libc::IP_PKTINFO
         | libc::IP_FREEBIND
         | libc::IP_RECVTTL
         | libc::IP_RECVTOS
+        | libc::IP_RECVORIGDSTADDR
         | libc::IP_TRANSPARENT => Shape::Flag { default: 0 },
         _ => return None,
     })
@@ -598,8 +647,13 @@ fn ipv6_shape(name: i32) -> Option<Shape> {
         IPV6_TCLASS | IPV6_MINHOPCOUNT => Shape::Int { default: 0 },
         libc::IPV6_MTU_DISCOVER | libc::IPV6_MULTICAST_HOPS => Shape::Int { default: 1 },
         libc::IPV6_MULTICAST_LOOP | IPV6_MULTICAST_ALL => Shape::Flag { default: 1 },
-        libc::IPV6_MULTICAST_IF => Shape::Int { default: 0 },
+        libc::IPV6_MULTICAST_IF | libc::IPV6_MTU => Shape::Int { default: 0 },
         IPV6_V6ONLY
+        | libc::IPV6_DONTFRAG
+        | libc::IPV6_FREEBIND
+        | libc::IPV6_RECVORIGDSTADDR
+        | libc::IPV6_RECVPATHMTU
+        | libc::IPV6_TRANSPARENT
         | libc::IPV6_RECVERR
         | libc::IPV6_RECVPKTINFO
         | libc::IPV6_RECVHOPLIMIT
@@ -635,6 +689,14 @@ fn check_range(protocol: Protocol, level: i32, name: i32, value: i32) -> Result<
         }
         (IPPROTO_IP, IP_MULTICAST_ALL) => 0..=1,
         (IPPROTO_IP, libc::IP_MINTTL) | (IPPROTO_IPV6, IPV6_MINHOPCOUNT) => 0..=255,
+        (IPPROTO_IPV6, libc::IPV6_MTU) if value != 0 => LEAST_V6_MTU..=i32::MAX,
+        (IPPROTO_IP, IP_LOCAL_PORT_RANGE) => {
+            let (low, high) = (value & 0xffff, value.cast_unsigned() >> 16);
+            if low != 0 && high != 0 && low.cast_unsigned() > high {
+                return Err(Errno::INVAL);
+            }
+            i32::MIN..=i32::MAX
+        }
         (IPPROTO_IP, libc::IP_TTL) if value != RESTORE => 1..=255,
         (IPPROTO_IP, libc::IP_TTL | libc::IP_MULTICAST_TTL)
         | (IPPROTO_IPV6, IPV6_UNICAST_HOPS | libc::IPV6_MULTICAST_HOPS) => RESTORE..=255,

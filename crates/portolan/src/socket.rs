@@ -81,6 +81,8 @@ pub(crate) struct Socket {
     shut: AtomicU8,
     /// Its options ask when octets came: spares each read the look at all of them.
     wants_times: AtomicBool,
+    /// Where the next look begins (`SO_PEEK_OFF`); less than 0: always at the start.
+    peek_offset: AtomicI32,
 }
 
 /// Directions of `shutdown`.
@@ -178,6 +180,7 @@ impl Socket {
             error: AtomicI32::new(0),
             has_news: AtomicBool::new(false),
             shut: AtomicU8::new(0),
+            peek_offset: AtomicI32::new(-1),
         }
     }
 
@@ -281,6 +284,27 @@ impl Socket {
     /// Is there an active open that no `connect` has told of? From now on one has.
     pub(crate) fn take_news(&self) -> bool {
         self.has_news.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn peek_offset(&self) -> i32 {
+        self.peek_offset.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_peek_offset(&self, offset: i32) {
+        self.peek_offset.store(offset, Ordering::Relaxed);
+    }
+
+    /// Octets to pass over in a look; none if each begins at the start.
+    pub(crate) fn peek_start(&self) -> Option<usize> {
+        usize::try_from(self.peek_offset()).ok()
+    }
+
+    /// Octets have been looked at (more than 0) or taken (less): the next look begins elsewhere.
+    pub(crate) fn move_peek_offset(&self, octets: i32) {
+        let offset = self.peek_offset();
+        if offset >= 0 {
+            self.set_peek_offset(offset.saturating_add(octets).max(0));
+        }
     }
 
     /// Shuts directions of a UDP socket.

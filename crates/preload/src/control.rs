@@ -50,17 +50,33 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     if let Some(destination) = control.destination {
         put_destination(&mut place, &destination)?;
     }
+    if let Some(destination) = control.v6_destination {
+        put_destination(&mut place, &destination)?;
+    }
     if let Some(hops) = control.hops {
         place.put(IPPROTO_IP, libc::IP_TTL, &c_int::from(hops))?;
     }
     if let Some(service) = control.service {
         place.put(IPPROTO_IP, libc::IP_TOS, &service)?;
     }
+    if let Some(original) = control.original {
+        put_name(&mut place, (IPPROTO_IP, libc::IP_ORIGDSTADDR), original)?;
+    }
     if let Some(hops) = control.v6_hops {
         place.put(IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &c_int::from(hops))?;
     }
     if let Some(class) = control.v6_class {
         place.put(IPPROTO_IPV6, libc::IPV6_TCLASS, &c_int::from(class))?;
+    }
+    if let Some(original) = control.v6_original {
+        put_name(&mut place, (IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR), original)?;
+    }
+    if let Some((to, mtu)) = control.path_mtu {
+        let mut octets = [0; 32];
+        let name = Encoded::from(to);
+        octets[..name.octets().len()].copy_from_slice(name.octets());
+        octets[28..].copy_from_slice(&mtu.to_ne_bytes());
+        place.put(IPPROTO_IPV6, libc::IPV6_PATHMTU, &octets)?;
     }
     if let Some(error) = control.error {
         put_error(&mut place, &error)?;
@@ -94,6 +110,22 @@ fn put_destination(place: &mut Place, destination: &Destination) -> Result<(), E
             place.put(IPPROTO_IPV6, libc::IPV6_PKTINFO, &information)
         }
         (IpAddr::V4(_), IpAddr::V6(_)) => Ok(()),
+    }
+}
+
+/// `struct sockaddr_in` or `sockaddr_in6`.
+fn put_name(
+    place: &mut Place,
+    (level, kind): (c_int, c_int),
+    name: SocketAddr,
+) -> Result<(), Errno> {
+    let name = Encoded::from(name);
+    match name.octets().first_chunk::<28>() {
+        Some(octets) => place.put(level, kind, octets),
+        None => match name.octets().first_chunk::<16>() {
+            Some(octets) => place.put(level, kind, octets),
+            None => Ok(()),
+        },
     }
 }
 

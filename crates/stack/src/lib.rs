@@ -35,5 +35,7 @@ pub use portolan_proto::ip::{IpOptions, MtuDiscovery};
 pub use routes::{NoRoute, Path, Routes};
 pub use session::{BadCapsule, Session, TcpSession};
 pub use stack::{Input, SendError, Sending, Stack, send_segment};
-pub use udp::{Datagram, DatagramError, ErrorCause, MulticastOptions, UdpSession};
+pub use udp::{
+    Checksums, Datagram, DatagramError, ErrorCause, MulticastOptions, Reports, UdpSession, V6Sizes,
+};
 pub use way::NextHop;

@@ -40,6 +40,7 @@ pub enum Transport<'a> {
         /// What the IP header said.
         ip: IpOptions,
         payload: &'a [u8],
+        has_checksum: bool,
     },
     IcmpError(IcmpMessage<'a>),
 }
@@ -54,6 +55,8 @@ pub struct IcmpMessage<'a> {
     pub quoted: Quoted,
     /// Who says so.
     pub from: IpAddr,
+    /// What the IP header said.
+    pub ip: IpOptions,
     /// What it quotes, from the IP header on.
     pub packet: &'a [u8],
 }
@@ -131,7 +134,7 @@ impl<'a> Packet<'a> {
             };
         if record.flags & RecordHeader::ICMP_ERROR != 0 {
             let ends = (source, destination);
-            return parse_icmp(ends, ip.ttl, protocol, body, record.ifindex);
+            return parse_icmp(ends, protocol, ip, body, record.ifindex);
         }
         let pseudo = Sum::pseudo_header(source, destination, protocol, body.len());
         match Protocol::from_number(protocol) {
@@ -153,14 +156,22 @@ impl<'a> Packet<'a> {
             }
             Some(Protocol::Udp) => {
                 let (header, payload) = UdpHeader::parse(body)?;
-                if !header.verify(source, destination, payload, Offload::MayBePartial) {
+                // Whether one may be missing is the session's to say.
+                let has_checksum = header.checksum != 0;
+                if has_checksum
+                    && !header.verify(source, destination, payload, Offload::MayBePartial)
+                {
                     return Err(Drop::BadChecksum);
                 }
                 Ok(Packet {
                     source: scoped(source, header.source_port, record.ifindex),
                     destination: scoped(destination, header.destination_port, record.ifindex),
                     ttl: ip.ttl,
-                    transport: Transport::Udp { ip, payload },
+                    transport: Transport::Udp {
+                        ip,
+                        payload,
+                        has_checksum,
+                    },
                 })
             }
             None => Err(Drop::Unsupported),
@@ -185,8 +196,8 @@ impl<'a> Packet<'a> {
 
 fn parse_icmp(
     (source, destination): (IpAddr, IpAddr),
-    ttl: u8,
     protocol: u8,
+    ip: IpOptions,
     body: &[u8],
     interface: u32,
 ) -> Result<Packet<'_>, Drop> {
@@ -209,13 +220,14 @@ fn parse_icmp(
             interface,
         ),
         destination: scoped(quoted.source.ip(), quoted.source.port(), interface),
-        ttl,
+        ttl: ip.ttl,
         transport: Transport::IcmpError(IcmpMessage {
             cause: error.cause,
             kind,
             code,
             quoted,
             from: source,
+            ip,
             packet: error.quoted,
         }),
     })
@@ -345,6 +357,7 @@ mod tests {
                 length: 1500,
             },
             from: IpAddr::from([10, 0, 0, 9]),
+            ip: IpOptions::default(),
             packet: &[],
         }
     }

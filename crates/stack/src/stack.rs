@@ -560,7 +560,19 @@ fn deliver(
         (Session::Tcp(session), Transport::IcmpError(message)) => {
             report_to_tcp(mtus, now, session, packet, message)
         }
-        (Session::Udp(session), Transport::Udp { ip, payload }) => {
+        (
+            Session::Udp(session),
+            Transport::Udp {
+                ip,
+                payload,
+                has_checksum,
+            },
+        ) => {
+            // RFC 8200 §8.1: IPv6 does not allow that, but to who asks for it (RFC 6936).
+            let may_lack = packet.source.is_ipv4() || session.checksums.v6_unwanted;
+            if !has_checksum && !may_lack {
+                return Err(Drop::BadChecksum);
+            }
             if session.remote.is_some_and(|remote| remote != packet.source) {
                 return Err(Drop::ForeignPeer);
             }

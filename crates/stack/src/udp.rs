@@ -30,19 +30,70 @@ pub struct UdpSession {
     queued: usize,
     /// Datagrams that came coalesced are read so (`UDP_GRO`).
     pub coalesce: bool,
-    /// Checksums are left out where that is allowed (`SO_NO_CHECK`).
-    pub no_checksum: bool,
+    pub checksums: Checksums,
+    pub v6_sizes: V6Sizes,
     /// Pending error from ICMP, as an errno value.
     pub error: Option<i32>,
-    /// `IP_RECVERR`: every error is pending, and lies in `errors`.
-    pub report_errors: bool,
+    pub reports: Reports,
     pub errors: VecDeque<DatagramError>,
+    /// What the path takes of a datagram that was refused, and where it was to go
+    /// (`IPV6_RECVPATHMTU`).
+    pub path_mtu: Option<(SocketAddr, u32)>,
     pub datagrams_in: u64,
     pub datagrams_out: u64,
     pub octets_in: u64,
     pub octets_out: u64,
     /// Datagrams lost because nobody read fast enough.
     pub overflow: u64,
+}
+
+/// Which checksums there need not be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checksums {
+    /// `SO_NO_CHECK`
+    pub v4_unsent: bool,
+    /// `UDP_NO_CHECK6_TX`
+    pub v6_unsent: bool,
+    /// `UDP_NO_CHECK6_RX`: IPv6 datagrams without one are taken (RFC 6936).
+    pub v6_unwanted: bool,
+}
+
+impl Checksums {
+    pub(crate) fn are_unsent(self, destination: IpAddr) -> bool {
+        match destination {
+            IpAddr::V4(_) => self.v4_unsent,
+            IpAddr::V6(_) => self.v6_unsent,
+        }
+    }
+}
+
+/// What IPv6 datagrams may be cut into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct V6Sizes {
+    /// Nothing: those that do not fit are refused (`IPV6_DONTFRAG`).
+    pub whole_only: bool,
+    /// Fragments no larger than this, whatever the path takes (`IPV6_MTU`).
+    pub most: Option<u32>,
+}
+
+/// What the program is told of errors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reports {
+    /// `IP_RECVERR`: every error is pending, and lies in `errors`.
+    pub v4: bool,
+    /// `IPV6_RECVERR`
+    pub v6: bool,
+    /// `IPV6_RECVPATHMTU`
+    pub path_mtu: bool,
+}
+
+impl Reports {
+    pub fn of(self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(_) => self.v4,
+            IpAddr::V6(_) => self.v6,
+        }
+    }
 }
 
 /// How datagrams to groups are sent.
@@ -78,6 +129,8 @@ pub struct Datagram {
     pub segment: u16,
     /// How many were lost before it.
     pub dropped: u32,
+    /// It is empty, and has been looked at.
+    pub is_seen: bool,
     pub data: Vec<u8>,
 }
 
@@ -93,6 +146,8 @@ pub struct DatagramError {
     /// Where the datagram was to go; nowhere if it was sent from here without fault.
     pub to: Option<SocketAddr>,
     pub offender: Option<IpAddr>,
+    /// What the IP header of the message said.
+    pub ip: IpOptions,
     pub at: Instant,
     /// What is left of the datagram.
     pub payload: Vec<u8>,
@@ -128,10 +183,12 @@ impl UdpSession {
             receive_buffer,
             queued: 0,
             coalesce: false,
-            no_checksum: false,
+            checksums: Checksums::default(),
+            v6_sizes: V6Sizes::default(),
             error: None,
-            report_errors: false,
+            reports: Reports::default(),
             errors: VecDeque::new(),
+            path_mtu: None,
             datagrams_in: 0,
             datagrams_out: 0,
             octets_in: 0,
@@ -162,6 +219,21 @@ impl UdpSession {
         Some(datagram)
     }
 
+    /// The datagram `start` octets from the first one's beginning, and where in it that is: what a
+    /// look with `SO_PEEK_OFF` sees. An empty one is seen once.
+    pub fn look_from(&mut self, start: usize) -> Option<(&Datagram, usize)> {
+        let mut rest = start;
+        let at = self.queue.iter().position(|datagram| {
+            let length = datagram.data.len();
+            let is_passed = rest >= length && (rest > 0 || datagram.is_seen);
+            rest -= if is_passed { length } else { 0 };
+            !is_passed
+        })?;
+        let datagram = &mut self.queue[at];
+        datagram.is_seen |= datagram.data.is_empty();
+        Some((datagram, rest))
+    }
+
     /// Drops datagrams that are not from the peer just chosen.
     pub fn keep_only_from(&mut self, remote: SocketAddr) {
         self.queue.retain(|datagram| datagram.from == remote);
@@ -179,12 +251,11 @@ impl UdpSession {
     /// Takes the oldest error; the pending one becomes the next that came from the network.
     pub fn take_error(&mut self) -> Option<DatagramError> {
         let error = self.errors.pop_front()?;
-        if matches!(error.cause, ErrorCause::Icmp { .. }) {
-            self.error = self
-                .errors
-                .front()
-                .filter(|next| matches!(next.cause, ErrorCause::Icmp { .. }))
-                .map(|next| next.errno);
+        let is_icmp = |error: &DatagramError| matches!(error.cause, ErrorCause::Icmp { .. });
+        match self.errors.front() {
+            Some(next) if is_icmp(next) => self.error = Some(next.errno),
+            _ if is_icmp(&error) => self.error = None,
+            _ => {}
         }
         Some(error)
     }

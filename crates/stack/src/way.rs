@@ -138,6 +138,10 @@ impl Way {
         kept.as_ref().ok_or(NoWay::NoRoute)
     }
 
+    pub(crate) fn is_v6(&self) -> bool {
+        self.destination.is_ipv6()
+    }
+
     pub(crate) fn ip_header(&self) -> usize {
         match self.destination {
             IpAddr::V4(_) => ipv4::HEADER_LEN,

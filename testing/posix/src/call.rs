@@ -295,6 +295,8 @@ pub struct Message {
     pub flags: c_int,
     /// Level and type of each control message.
     pub control: Vec<(c_int, c_int)>,
+    /// What each of them holds.
+    pub contents: Vec<Vec<u8>>,
 }
 
 pub fn receive_message(fd: Fd, buffers: &mut [&mut [u8]], flags: c_int) -> Answer<Message> {
@@ -312,12 +314,15 @@ pub fn receive_message(fd: Fd, buffers: &mut [&mut [u8]], flags: c_int) -> Answe
     // SAFETY: the header describes live buffers.
     let length = answered(unsafe { libc::recvmsg(fd, &mut header, flags) })?;
     raw.length = header.msg_namelen;
-    let mut kinds = Vec::new();
+    let (mut kinds, mut contents) = (Vec::new(), Vec::new());
     // SAFETY: the call left well-formed control messages.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(&header);
         while !next.is_null() {
             kinds.push(((*next).cmsg_level, (*next).cmsg_type));
+            let length = (*next).cmsg_len - libc::CMSG_LEN(0) as usize;
+            let data = std::slice::from_raw_parts(libc::CMSG_DATA(next), length);
+            contents.push(data.to_vec());
             next = libc::CMSG_NXTHDR(&header, next);
         }
     }
@@ -327,6 +332,7 @@ pub fn receive_message(fd: Fd, buffers: &mut [&mut [u8]], flags: c_int) -> Answe
         from,
         flags: header.msg_flags,
         control: kinds,
+        contents,
     })
 }
 

@@ -4,6 +4,7 @@ mod accept;
 mod by_number;
 mod connect;
 mod datagram_options;
+mod datagram_paths;
 mod descriptors;
 mod duplicate;
 mod epoll;
@@ -31,7 +32,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 22] = [
+pub static TOPICS: [Topic; 23] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -119,5 +120,9 @@ pub static TOPICS: [Topic; 22] = [
     Topic {
         name: "fast-open",
         run: fast_open::run,
+    },
+    Topic {
+        name: "datagram-paths",
+        run: datagram_paths::run,
     },
 ];

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::Background;
+use portolan_bench::process::{Background, run};
 use portolan_programs::{PAIRINGS, Pairing, bed};
 
 /// Longer than all topics take.
@@ -21,20 +21,36 @@ const KERNEL: Pairing = Pairing {
 
 #[test]
 fn sockets_behave_as_the_kernels_do() {
-    let bed = bed();
     let deviations = Deviations::parse(DEVIATIONS);
-    let kernel = account(&bed, KERNEL);
-    assert!(kernel.len() > 100, "{kernel:#?}");
-    let found: Vec<String> = PAIRINGS
-        .iter()
-        .flat_map(|pairing| {
-            let lines = differences(&kernel, &account(&bed, *pairing));
-            lines
-                .into_iter()
-                .map(move |line| format!("{line} ({pairing:?})"))
-        })
-        .collect();
+    let found = compare(&bed(), &[]);
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
+}
+
+#[test]
+fn datagram_sockets_behave_as_the_kernels_do_over_ipv6() {
+    const TOPICS: [&str; 3] = ["udp", "datagram-options", "datagram-paths"];
+    let deviations = Deviations::parse(DEVIATIONS).of(&TOPICS);
+    let found = compare(&bed().over_ipv6(), &TOPICS);
+    assert_eq!(deviations.judge(&found), Vec::<String>::new());
+}
+
+/// Lines that differ from the kernel's, for each pairing; all topics if none is named.
+fn compare(bed: &Bed, topics: &[&str]) -> Vec<String> {
+    for side in [Side::Client, Side::Server] {
+        // Each error counts.
+        let limits = ["net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"];
+        let mut sysctl = bed.command(side, Stack::Kernel, "sysctl");
+        run(sysctl.arg("-qw").args(limits)).expect("the bed's own settings");
+    }
+    let kernel = account(bed, KERNEL, topics);
+    assert!(kernel.len() > 100, "{kernel:#?}");
+    let found = PAIRINGS.iter().flat_map(|pairing| {
+        let lines = differences(&kernel, &account(bed, *pairing, topics));
+        lines
+            .into_iter()
+            .map(move |line| format!("{line} ({pairing:?})"))
+    });
+    found.collect()
 }
 
 #[test]
@@ -57,7 +73,7 @@ fn lines(text: &str) -> Vec<String> {
 }
 
 /// What one run printed, the server's lines before the client's.
-fn account(bed: &Bed, pairing: Pairing) -> Vec<String> {
+fn account(bed: &Bed, pairing: Pairing, topics: &[&str]) -> Vec<String> {
     let (server, client) = (
         bed.server.address.to_string(),
         bed.client.address.to_string(),
@@ -76,6 +92,7 @@ fn account(bed: &Bed, pairing: Pairing) -> Vec<String> {
         let mut command = bed.command(side, stack, &program);
         command
             .args(arguments(role, local, remote))
+            .args(topics)
             .stdout(file)
             .stderr(Stdio::null());
         Background::start_with_output(&mut command).expect("it starts")
@@ -129,6 +146,13 @@ impl Deviations {
             check
         };
         Deviations(rows.map(check).collect())
+    }
+
+    /// Those of some topics.
+    fn of(mut self, topics: &[&str]) -> Deviations {
+        let is_of = |check: &&str| topics.contains(&check.split(' ').next().unwrap_or_default());
+        self.0.retain(is_of);
+        self
     }
 
     /// What is wrong: differences that are not listed, and deviations that are not there.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::{Session, UdpSession};
+use portolan_sys::clock;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install};
+use super::fallback::fall_back;
 use super::groups::join_early_groups;
 use super::{Answer, Stop, find};
 use crate::process::Process;
@@ -35,9 +37,35 @@ pub(super) fn bind_as_asked(
     socket: &Arc<Socket>,
     local: SocketAddr,
 ) -> Result<(), Stop> {
-    bind_session(process, fd, socket, local)?;
+    let range = socket.options().port_range();
+    match range {
+        Some(range) if local.port() == 0 => bind_within(process, fd, socket, local, range)?,
+        _ => bind_session(process, fd, socket, local)?,
+    }
     socket.setup().is_bound = true;
     Ok(())
+}
+
+/// Takes the first free port of a range, from anywhere in it on (`IP_LOCAL_PORT_RANGE`).
+fn bind_within(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    local: SocketAddr,
+    (first, last): (u16, u16),
+) -> Result<(), Stop> {
+    let count = u64::from(last - first) + 1;
+    let start = clock::now().as_nanos() % count;
+    for turn in 0..count {
+        let port = first + ((start + turn) % count) as u16;
+        let mut named = local;
+        named.set_port(port);
+        match bind_session(process, fd, socket, named) {
+            Err(Stop::Failed(Errno::ADDRINUSE)) => {}
+            result => return result,
+        }
+    }
+    Err(Errno::ADDRINUSE.into())
 }
 
 fn bind_session(
@@ -54,20 +82,27 @@ fn bind_session(
             Errno::INVAL.into()
         });
     }
-    let (reuse, v6_only) = {
+    let (reuse, v6_only, binds_freely) = {
         let options = socket.options();
-        (options.reuse(), options.v6_only())
+        (options.reuse(), options.v6_only(), options.binds_freely())
     };
     let reservation = Reservation::at(process);
     let protocol = socket.protocol;
-    let reply = ask(process, fd, socket, &setup, |session| RequestBody::Bind {
+    let answer = ask(process, fd, socket, &setup, |session| RequestBody::Bind {
         session,
         protocol,
         local,
         reuse,
         v6_only,
         slot: reservation.slot(),
-    })?;
+    });
+    let reply = match answer {
+        // Only the kernel sends from what is not this host's.
+        Err(Stop::Failed(Errno::ADDRNOTAVAIL)) if binds_freely => {
+            return Err(fall_back(socket, &setup, None));
+        }
+        answer => answer?,
+    };
     let ReplyBody::Bound {
         session,
         local,

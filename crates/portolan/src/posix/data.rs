@@ -37,25 +37,41 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
     fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
-        match (socket.phase(), socket.protocol) {
-            (Phase::Cached, Protocol::Tcp) => receive_tcp(process, &socket, buffers, flags),
-            (Phase::Cached, Protocol::Udp) => receive_udp(process, &socket, buffers, flags),
-            (Phase::Idle, Protocol::Udp) => {
-                bind_implicitly(process, fd, &socket)?;
-                receive_udp(process, &socket, buffers, flags)
-            }
-            (Phase::Connecting, _) => {
-                let deadline = deadline_after(socket.options().receive_timeout());
-                wait_opened(process, fd, &socket, (deadline, flags))?;
-                receive_tcp(process, &socket, buffers, flags)
-            }
-            (Phase::Relayed, _) => Err(Stop::NotOurs),
-            (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
-                Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
-            }
+        let received = by_phase(process, fd, &socket, buffers, flags)?;
+        if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
+            let octets = i32::try_from(received.length).unwrap_or(i32::MAX);
+            let is_peek = flags & libc::MSG_PEEK != 0;
+            socket.move_peek_offset(if is_peek { octets } else { -octets });
         }
+        Ok(received)
     }
     take(fd, buffers, flags).into()
+}
+
+fn by_phase(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    buffers: &mut [IoSliceMut<'_>],
+    flags: i32,
+) -> Result<Received, Stop> {
+    match (socket.phase(), socket.protocol) {
+        (Phase::Cached, Protocol::Tcp) => receive_tcp(process, socket, buffers, flags),
+        (Phase::Cached, Protocol::Udp) => receive_udp(process, socket, buffers, flags),
+        (Phase::Idle, Protocol::Udp) => {
+            bind_implicitly(process, fd, socket)?;
+            receive_udp(process, socket, buffers, flags)
+        }
+        (Phase::Connecting, _) => {
+            let deadline = deadline_after(socket.options().receive_timeout());
+            wait_opened(process, fd, socket, (deadline, flags))?;
+            receive_tcp(process, socket, buffers, flags)
+        }
+        (Phase::Relayed, _) => Err(Stop::NotOurs),
+        (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
+            Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
+        }
+    }
 }
 
 fn receive_tcp(
@@ -85,7 +101,8 @@ fn receive_tcp(
             connection.options().receive_low_water.max(1).min(wanted)
         };
         let before = if is_peek { 0 } else { done.get() };
-        let taken = read_out(connection, now, buffers, before, flags);
+        let start = socket.peek_start().unwrap_or(0);
+        let taken = read_out(connection, now, buffers, (before, start), flags);
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
         let is_at_mark = !is_peek && connection.is_at_mark();
@@ -130,7 +147,7 @@ fn read_out(
     connection: &mut Connection,
     now: Instant,
     buffers: &mut [IoSliceMut<'_>],
-    before: usize,
+    (before, start): (usize, usize),
     flags: i32,
 ) -> usize {
     let is_peek = flags & libc::MSG_PEEK != 0;
@@ -143,7 +160,7 @@ fn read_out(
             return 0;
         }
         let count = if is_peek {
-            connection.peek(taken, piece)
+            connection.peek(start + taken, piece)
         } else if is_drop {
             let octets = piece.len().min(connection.readable());
             connection.recv(now, &mut vec![0; octets])

@@ -6,7 +6,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use portolan_stack::{Datagram, DatagramError, ErrorCause, Routes, SendError, Sending};
+use portolan_stack::{
+    Datagram, DatagramError, ErrorCause, IpOptions, Routes, SendError, Sending, UdpSession,
+};
 use portolan_sys::clock;
 use portolan_tcp::Events;
 use portolan_types::Instant;
@@ -31,8 +33,15 @@ pub struct Control {
     pub timestamp_ns: Option<Duration>,
     /// The same for `SO_TIMESTAMPING`, or when a datagram was sent.
     pub timestamping: Option<Duration>,
-    /// Where it came to (`IP_PKTINFO`, `IPV6_RECVPKTINFO`).
+    /// Where it came to (`IP_PKTINFO`).
     pub destination: Option<Destination>,
+    /// The same of IPv6 (`IPV6_RECVPKTINFO`).
+    pub v6_destination: Option<Destination>,
+    /// Address and port that it was sent to (`IP_RECVORIGDSTADDR`, `IPV6_RECVORIGDSTADDR`).
+    pub original: Option<SocketAddr>,
+    pub v6_original: Option<SocketAddr>,
+    /// What the path to there takes (`IPV6_RECVPATHMTU`).
+    pub path_mtu: Option<(SocketAddr, u32)>,
     /// Its time to live (`IP_RECVTTL`).
     pub hops: Option<u8>,
     /// Its type of service (`IP_RECVTOS`).
@@ -115,11 +124,22 @@ pub(super) fn receive_udp(
         let Some(session) = stack.udp(socket.slot()) else {
             return Some(gone(socket));
         };
-        let mut unload = |datagram: &_| Ok(unload(socket, routes, datagram, buffers, flags));
-        if is_peek {
-            return session.queue.front().map(unload);
+        if let Some(path) = session.path_mtu.take() {
+            return Some(Ok(of_path(socket, path)));
         }
-        session.receive().map(|datagram| unload(&datagram))
+        let mut unload =
+            |datagram: &_, start| Ok(unload(socket, routes, (datagram, start), buffers, flags));
+        if is_peek {
+            let start = socket.peek_start();
+            return match start {
+                None => session.queue.front().map(|datagram| unload(datagram, 0)),
+                Some(start) => {
+                    let seen = session.look_from(start);
+                    seen.map(|(datagram, start)| unload(datagram, start))
+                }
+            };
+        }
+        session.receive().map(|datagram| unload(&datagram, 0))
     };
     let mut waits = false;
     let attempt = |core: &mut Core, _: Instant| {
@@ -136,16 +156,32 @@ pub(super) fn receive_udp(
     call.complete(process.lock(), attempt, || None)
 }
 
+/// No datagram: a size that would have fitted.
+fn of_path(socket: &Socket, (to, mtu): (SocketAddr, u32)) -> Received {
+    let to = socket.shown(SocketAddr::new(to.ip(), 0));
+    Received {
+        from: Some(to),
+        control: Control {
+            path_mtu: Some((to, mtu)),
+            ..Control::default()
+        },
+        ..Received::default()
+    }
+}
+
 /// Copies a datagram out; what does not fit is lost (udp(7)).
 fn unload(
     socket: &Socket,
     routes: &Routes,
-    datagram: &Datagram,
+    (datagram, start): (&Datagram, usize),
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Received {
-    let (copied, is_truncated) = copy_out(&datagram.data, buffers);
+    let (copied, _) = copy_out(&datagram.data[start..], buffers);
     let whole = datagram.data.len();
+    // A look that has room to spare is whole, wherever it began.
+    let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    let is_truncated = room <= whole - start && room < whole;
     Received {
         length: if flags & libc::MSG_TRUNC != 0 {
             whole
@@ -162,15 +198,25 @@ fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
     let wants = socket.options().wanted_control();
     let received = || since_epoch(datagram.received);
     let is_v6 = datagram.to.is_ipv6();
+    let destination = || Destination {
+        address: socket.shown(datagram.to).ip(),
+        own: own_address(socket, routes, datagram),
+        interface: datagram.interface,
+    };
+    let unmapped = |destination: Destination| Destination {
+        address: destination.address.to_canonical(),
+        own: destination.own.to_canonical(),
+        ..destination
+    };
     Control {
         timestamp: wants.timestamp.then(received),
         timestamp_ns: wants.timestamp_ns.then(received),
         timestamping: wants.timestamping.then(received),
-        destination: wants.destination.then(|| Destination {
-            address: socket.shown(datagram.to).ip(),
-            own: own_address(socket, routes, datagram),
-            interface: datagram.interface,
-        }),
+        destination: (wants.destination && !is_v6).then(|| unmapped(destination())),
+        v6_destination: wants.v6_destination.then(destination),
+        original: (wants.original && !is_v6).then_some(datagram.to),
+        v6_original: (wants.v6_original && is_v6).then_some(datagram.to),
+        path_mtu: None,
         hops: (wants.hops && !is_v6).then_some(datagram.ip.ttl),
         service: (wants.service && !is_v6).then_some(datagram.ip.tos),
         v6_hops: (wants.v6_hops && is_v6).then_some(datagram.ip.ttl),
@@ -238,12 +284,21 @@ fn receive_error(
     let (length, is_truncated) = copy_out(&error.payload, buffers);
     let truncated = if is_truncated { libc::MSG_TRUNC } else { 0 };
     let is_stamp = error.cause == ErrorCause::Timestamp;
+    let wants = socket.options().wanted_control();
+    let (of_v4, of_v6) = match error.cause {
+        ErrorCause::Icmp { is_v6, .. } => (!is_v6, is_v6),
+        ErrorCause::Local | ErrorCause::Timestamp => (false, false),
+    };
     Ok(Received {
         length,
         from: error.to.map(|to| socket.shown(to)),
         flags: libc::MSG_ERRQUEUE | truncated,
         control: Control {
             timestamping: is_stamp.then(|| since_epoch(error.at)),
+            hops: (wants.hops && of_v4).then_some(error.ip.ttl),
+            service: (wants.service && of_v4).then_some(error.ip.tos),
+            v6_hops: (wants.v6_hops && of_v6).then_some(error.ip.ttl),
+            v6_class: (wants.v6_class && of_v6).then_some(error.ip.tos),
             error: Some(extended(socket, &error)),
             ..Control::default()
         },
@@ -416,7 +471,7 @@ fn send_payload(
     if segment > 0 && length > segment * SEGMENTS_MAX {
         return Err(Errno::INVAL.into());
     }
-    let attempt = |core: &mut Core, _: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -432,6 +487,13 @@ fn send_payload(
             Err(SendError::NoSession) => Some(gone(socket)),
             Err(SendError::NoDestination) => Some(Err(Errno::DESTADDRREQ.into())),
             Err(SendError::TooLong) => Some(Err(Errno::MSGSIZE.into())),
+            Err(SendError::DoesNotFit { mtu }) => {
+                if let Some(session) = core.stack.udp(socket.slot()) {
+                    note_size(session, to, mtu, now);
+                }
+                Some(Err(Errno::MSGSIZE.into()))
+            }
+            Err(SendError::Unchecked) => Some(Err(Errno::INVAL.into())),
             Err(SendError::NoRoute) => Some(Err(Errno::NETUNREACH.into())),
             Err(SendError::NotOurs) => Some(Err(Stop::NotOurs)),
         }
@@ -454,6 +516,35 @@ fn send_payload(
         }
         (result, _) => result,
     }
+}
+
+/// A datagram was refused for its length: its program may want to know what would have fitted.
+fn note_size(session: &mut UdpSession, to: Option<SocketAddr>, mtu: u32, now: Instant) {
+    let Some(destination) = to.or(session.remote) else {
+        return;
+    };
+    if destination.is_ipv6() && session.v6_sizes.whole_only && session.reports.path_mtu {
+        session.path_mtu = Some((destination, mtu));
+    }
+    if !session.reports.of(destination.ip()) {
+        return;
+    }
+    // Linux names the port of the socket's own peer there, over IPv4.
+    let port = match destination {
+        SocketAddr::V4(_) => session.remote.map_or(0, |remote| remote.port()),
+        SocketAddr::V6(v6) => v6.port(),
+    };
+    session.note_error(DatagramError {
+        errno: libc::EMSGSIZE,
+        cause: ErrorCause::Local,
+        info: mtu,
+        data: 0,
+        to: Some(SocketAddr::new(destination.ip(), port)),
+        offender: None,
+        ip: IpOptions::default(),
+        at: now,
+        payload: Vec::new(),
+    });
 }
 
 /// The flags of `SO_TIMESTAMPING` if what is sent is to be stamped.
@@ -487,6 +578,7 @@ fn stamp(process: &Process, socket: &Arc<Socket>, payload: [&[u8]; 2], flags: u3
         },
         to: None,
         offender: None,
+        ip: IpOptions::default(),
         at: clock::now(),
         payload: if is_bare {
             Vec::new()

@@ -23,6 +23,9 @@ use crate::socket::{Family, Phase, Socket};
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
         let (socket, process) = find(fd)?;
+        if level == IPPROTO_IPV6 && socket.family == Family::V4 {
+            return Err(Errno::NOPROTOOPT.into());
+        }
         check_phase(&socket, level, name, value)?;
         if let Some(changed) = set_membership(process, &socket, level, name, value) {
             return changed;
@@ -34,6 +37,11 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         } else {
             socket.options().set(socket.protocol, level, name, value)?;
             socket.note_wanted_times();
+        }
+        if (level, name) == (SOL_SOCKET, libc::SO_PEEK_OFF)
+            && let Some(offset) = value.first_chunk()
+        {
+            socket.set_peek_offset(i32::from_ne_bytes(*offset));
         }
         match socket.phase() {
             Phase::Cached => {}
@@ -111,6 +119,9 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
     fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
+        if level == IPPROTO_IPV6 && socket.family == Family::V4 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
         let found = match (level, name) {
             (SOL_SOCKET, _) => of_socket(process, &socket, name),
             (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
@@ -124,6 +135,13 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
                 Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
             }
+            // Only a socket of IPv4 hears all its groups unless it says otherwise.
+            (IPPROTO_IP, libc::IP_MULTICAST_ALL)
+                if socket.family == Family::V6 && !socket.options().is_set(level, name) =>
+            {
+                Some(vec![0; 4])
+            }
+            (IPPROTO_IPV6, libc::IPV6_PATHMTU) => Some(known_path(process, &socket)?),
             _ => None,
         };
         let found = match found {
@@ -160,6 +178,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
             Family::V6 => libc::AF_INET6,
         },
         libc::SO_PROTOCOL => i32::from(socket.protocol.number()),
+        libc::SO_PEEK_OFF => socket.peek_offset(),
         libc::SO_ACCEPTCONN => i32::from(socket.phase() == Phase::Listening),
         _ => return None,
     };
@@ -199,6 +218,14 @@ fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
     core.stack
         .path_mtu(remote.ip(), &core.routes)
         .ok_or(Errno::NOTCONN)
+}
+
+/// `struct ip6_mtuinfo`, whose address says nothing here.
+fn known_path(process: &Process, socket: &Socket) -> Result<Vec<u8>, Errno> {
+    let mtu = path_mtu(process, socket)?;
+    let mut octets = vec![0; 28];
+    octets.extend(mtu.to_ne_bytes());
+    Ok(octets)
 }
 
 fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {

@@ -15,7 +15,7 @@ use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::Session;
-use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession};
+use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession, V6Sizes};
 use crate::way::{Ends, NextHop, NoWay, Way};
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
 
@@ -66,6 +66,12 @@ pub enum SendError {
     NoDestination,
     #[error("message too long")]
     TooLong,
+    /// The path takes `mtu` octets, and the session has nothing cut.
+    #[error("message longer than the path takes")]
+    DoesNotFit { mtu: u32 },
+    /// A payload cannot be cut into datagrams without checksums.
+    #[error("datagrams to be cut out without checksums")]
+    Unchecked,
     #[error("no route to host")]
     NoRoute,
     /// The destination is not to be reached by a managed device: the kernel may know how.
@@ -106,6 +112,10 @@ impl Stack {
         if length > longest(destination.ip()) {
             return Err(SendError::TooLong);
         }
+        let no_checksum = session.checksums.are_unsent(destination.ip());
+        if no_checksum && sending.segment != 0 {
+            return Err(SendError::Unchecked);
+        }
         let (found, source) = if sending.is_usual() && !destination.ip().is_multicast() {
             let source = usual_source(session, way, destination, routes)?;
             let ends = ends(source, destination);
@@ -126,7 +136,8 @@ impl Stack {
                     ports: (source.port(), destination.port()),
                     discovery: session.ip.discovery,
                     segment: sending.segment,
-                    no_checksum: session.no_checksum && destination.is_ipv4(),
+                    no_checksum,
+                    v6_sizes: session.v6_sizes,
                 };
                 output.transmit(payload, wire)?;
                 None
@@ -195,6 +206,7 @@ impl Stack {
                         ports: (parked.source.port(), parked.destination.port()),
                         segment: 0,
                         no_checksum: false,
+                        v6_sizes: V6Sizes::default(),
                     };
                     // Too long for the path: nobody waits for the answer any more.
                     let _ = output.transmit([&parked.data, &[]], wire);
@@ -309,6 +321,7 @@ struct Output<'a> {
     discovery: MtuDiscovery,
     segment: u16,
     no_checksum: bool,
+    v6_sizes: V6Sizes,
 }
 
 impl Output<'_> {
@@ -322,7 +335,7 @@ impl Output<'_> {
             self.transmit_one(payload, cut, wire);
             return Ok(());
         }
-        if self.cut_of(size)? != Cut::Not {
+        if self.cut_of(size) != Ok(Cut::Not) {
             return Err(SendError::TooLong);
         }
         if wire.cuts_datagrams() {
@@ -337,14 +350,21 @@ impl Output<'_> {
 
     /// How one datagram gets through.
     fn cut_of(&self, length: usize) -> Result<Cut, SendError> {
-        let mtu = self.way.mtu_for(self.discovery) as usize;
-        if self.way.ip_header() + udp::HEADER_LEN + length <= mtu {
+        let sizes = if self.way.is_v6() {
+            self.v6_sizes
+        } else {
+            V6Sizes::default()
+        };
+        let path = self.way.mtu_for(self.discovery);
+        let mtu = sizes.most.map_or(path, |most| path.min(most));
+        if self.way.ip_header() + udp::HEADER_LEN + length <= mtu as usize {
             return Ok(Cut::Not);
         }
-        if !self.discovery.fragments_here() {
-            return Err(SendError::TooLong);
+        if sizes.whole_only || !self.discovery.fragments_here() {
+            return Err(SendError::DoesNotFit { mtu });
         }
-        let size = self.way.fragment_size(mtu).ok_or(SendError::TooLong)?;
+        let size = self.way.fragment_size(mtu as usize);
+        let size = size.ok_or(SendError::TooLong)?;
         Ok(Cut::Fragments(size))
     }
 
@@ -382,6 +402,7 @@ pub(super) fn deliver_datagrams(
         received: Instant::from_nanos(record.timestamp),
         segment,
         dropped: 0,
+        is_seen: false,
         data: data.to_vec(),
     };
     let size = usize::from(record.gso_size);
@@ -405,7 +426,7 @@ pub(super) fn report_to_udp(
     packet: &Packet<'_>,
     message: &IcmpMessage<'_>,
 ) -> Events {
-    if !session.report_errors {
+    if !session.reports.of(packet.source.ip()) {
         return match message.errno_for_udp(session.ip.discovery) {
             Some(errno) if session.remote == Some(packet.source) => {
                 session.error = Some(errno);
@@ -432,6 +453,7 @@ pub(super) fn report_to_udp(
         data: 0,
         to: Some(packet.source),
         offender: Some(message.from),
+        ip: message.ip,
         at: now,
         payload: quoted_payload(message.packet).to_vec(),
     });

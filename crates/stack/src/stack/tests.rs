@@ -359,7 +359,7 @@ fn sent_with(
 #[test]
 fn what_does_not_fit_is_fragmented_or_refused_as_the_socket_wants() {
     use MtuDiscovery::*;
-    let too_long = Err(SendError::TooLong);
+    let too_long = Err(SendError::DoesNotFit { mtu: 1500 });
     for (discovery, whole, long) in [
         (Dont, (None, false), Ok((Some(1480), false))),
         (Want, (None, true), Ok((Some(1480), false))),

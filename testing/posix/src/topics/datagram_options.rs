@@ -123,6 +123,9 @@ fn groups(side: &Side) {
 }
 
 fn broadcast(side: &Side) {
+    if side.is_v6() {
+        return;
+    }
     let everyone = "255.255.255.255:9".parse().expect("an address");
     let socket = side.socket(DATAGRAM);
     let connect = || told(call::connect(socket, everyone));
