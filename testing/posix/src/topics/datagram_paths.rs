@@ -15,10 +15,12 @@ use crate::{
 };
 
 pub fn run(side: &mut Side) {
-    let (port, closed) = (side.port(), side.port());
+    let (port, closed, deaf) = (side.port(), side.port(), side.port());
     let socket = side.socket(DATAGRAM);
     if side.is_server() {
         call::bind(socket, side.here(port)).expect("bind");
+        // Takes what would be too much for an echo.
+        call::bind(side.socket(DATAGRAM), side.here(deaf)).expect("bind");
         side.step();
         echo(socket);
         look_ahead(side);
@@ -28,6 +30,7 @@ pub fn run(side: &mut Side) {
     values(side);
     told_with(side, port);
     coalesced(side, port);
+    segments(side, deaf);
     sizes(side, port);
     errors(side, closed);
     local_errors(side, port);
@@ -239,6 +242,11 @@ fn coalesced(side: &Side, port: u16) {
             );
         }
     }
+}
+
+/// What may be cut into how much.
+fn segments(side: &Side, deaf: u16) {
+    let socket = answered(side, deaf);
     for (segment, length) in [
         (1, 128),
         (1, 129),
