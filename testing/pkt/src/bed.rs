@@ -159,6 +159,24 @@ fn join(host: &Namespace, far: &Namespace) {
             "{family} route add default via {gateway} dev {DEVICE}"
         ));
     }
+    await_ready(host, DEVICE);
+    await_ready(far, FAR);
+}
+
+/// The kernel takes a link up some time after it was told to; until then it drops packets.
+fn await_ready(namespace: &Namespace, device: &str) {
+    let says = |words: &[&str]| {
+        let output = namespace.exec("ip").args(words).output();
+        let output = output.expect("iproute2 is installed");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !says(&["-o", "link", "show", "dev", device]).contains("state UP")
+        || !says(&["-6", "-o", "addr", "show", "dev", device, "tentative"]).is_empty()
+    {
+        assert!(Instant::now() < deadline, "{device} does not come up");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn mac(octets: [u8; 6]) -> String {

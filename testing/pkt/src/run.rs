@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crate::agent::{Agent, AgentError, Answer};
 use crate::bed::{Bed, Stack};
-use crate::prompt::Prompt;
 use crate::script::{Action, Family, Packet, Place, Script, Step, Time};
 use crate::segment::{Content, Flow, Reassembly, Scope, Seen, build, compare, show};
 use crate::wire::now;
@@ -88,10 +87,7 @@ pub fn play(script: &Script, bed: &Bed, setting: Setting) -> Result<(), Box<Fail
     let before = change(bed, &script.sysctls).map_err(outer)?;
     bed.wire.drain();
     let result = match Agent::start(bed.agent()) {
-        Ok(agent) => {
-            let _prompt = Prompt::new();
-            Player::new(script, bed, agent, setting).play(script)
-        }
+        Ok(agent) => Player::new(script, bed, agent, setting).play(script),
         Err(error) => Err(outer(error.to_string())),
     };
     change(bed, &before).map_err(outer)?;

@@ -1,7 +1,7 @@
 //! The far end of the wire: a packet socket that sees every frame with the kernel's own time stamp,
 //! so that a runner that is late does not measure its own lateness.
 //!
-//! Unsafe where rustix does not wrap a call.
+//! The only unsafe code of this crate: what rustix does not wrap.
 
 use std::cell::RefCell;
 use std::io;
