@@ -272,7 +272,7 @@ impl Bed {
         command
     }
 
-    fn namespace(&self, side: Side) -> &Namespace {
+    pub fn namespace(&self, side: Side) -> &Namespace {
         match side {
             Side::Client => &self.wire.a,
             Side::Server => &self.wire.b,

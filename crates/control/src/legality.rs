@@ -67,12 +67,14 @@ pub enum Phase {
     Connected,
     /// Held by the server and moved through its descriptor.
     Relayed,
+    /// Held by the server for the next process that asks.
+    Parked,
     /// The server finishes it; no process has it any more.
     Closing,
 }
 
 impl Phase {
-    pub const ALL: [Phase; 9] = [
+    pub const ALL: [Phase; 10] = [
         Phase::New,
         Phase::Bound,
         Phase::Listening,
@@ -81,6 +83,7 @@ impl Phase {
         Phase::Offered,
         Phase::Connected,
         Phase::Relayed,
+        Phase::Parked,
         Phase::Closing,
     ];
 }
@@ -106,7 +109,7 @@ pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), E
         (C::Listen, Tcp, P::New | P::Bound | P::Listening) => Ok(()),
         (C::Listen, Tcp, _) => Err(Errno::INVAL),
 
-        (C::Cache, _, P::Offered | P::Relayed) => Ok(()),
+        (C::Cache, Tcp, P::Offered | P::Relayed | P::Parked | P::Connected) => Ok(()),
         (C::Cache, _, _) => Err(Errno::INVAL),
 
         (C::Flush, Tcp, P::Connected) => Ok(()),
@@ -144,7 +147,10 @@ mod tests {
             (Command::Bind, &[P::New]),
             (Command::Connect, &[P::New, P::Bound]),
             (Command::Listen, &[P::New, P::Bound, P::Listening]),
-            (Command::Cache, &[P::Offered, P::Relayed]),
+            (
+                Command::Cache,
+                &[P::Offered, P::Connected, P::Relayed, P::Parked],
+            ),
             (Command::Flush, &[P::Connected]),
             (
                 Command::Release,
@@ -154,6 +160,7 @@ mod tests {
                     P::Connecting,
                     P::Offered,
                     P::Relayed,
+                    P::Parked,
                 ],
             ),
             (Command::Disconnect, &[]),

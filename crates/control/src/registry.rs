@@ -65,6 +65,8 @@ pub struct Session {
     pub cookie: u64,
     /// The listener it was accepted from.
     pub listener: Option<SessionId>,
+    /// How often it was wanted back from a process.
+    pub recalls: u32,
     /// Charged for it; the first process that opened or cached it.
     owner: Option<ChannelId>,
     /// Processes known to have its descriptor.
@@ -94,10 +96,12 @@ impl Session {
         self.users.contains(&channel)
     }
 
-    fn may_be_named_by(&self, channel: ChannelId) -> bool {
+    fn may_be_named_by(&self, channel: ChannelId, command: Command) -> bool {
         match self.phase {
             // Shared by fork or handed out through a descriptor: knowing the number is the right.
-            Phase::Offered | Phase::Relayed | Phase::Listening => true,
+            Phase::Offered | Phase::Relayed | Phase::Parked | Phase::Listening => true,
+            // Whoever has shown the descriptor may have it recalled.
+            Phase::Connected if command == Command::Cache => self.users.contains(&channel),
             Phase::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
             Phase::Connected => {
                 matches!(self.holder, Holder::Process(holder, _) if holder == channel)
@@ -230,6 +234,7 @@ impl Registry {
                 flow_claim: opening.flow_claim,
                 cookie: opening.cookie,
                 listener: opening.listener,
+                recalls: 0,
                 owner: None,
                 users: BTreeSet::new(),
             },
@@ -251,7 +256,7 @@ impl Registry {
         id: SessionId,
     ) -> Result<&Session, Errno> {
         let session = self.sessions.get(&id).ok_or(Errno::BADF)?;
-        if !session.may_be_named_by(channel) {
+        if !session.may_be_named_by(channel, command) {
             return Err(match session.phase {
                 Phase::Connecting if command == Command::Connect => Errno::ALREADY,
                 _ => Errno::BADF,

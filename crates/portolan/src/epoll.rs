@@ -116,7 +116,10 @@ impl Epoll {
     }
 
     pub(crate) fn kernel_member_added(&self) {
-        self.state().kernel_members += 1;
+        let mut state = self.state();
+        state.kernel_members += 1;
+        // Who sleeps did not look at the kernel's members.
+        state.wake();
     }
 
     pub(crate) fn kernel_member_removed(&self) {
@@ -150,14 +153,14 @@ impl Epoll {
             .collect()
     }
 
-    /// Descriptors of members that the server is opening: their outcome shows there.
-    pub(crate) fn connecting(&self) -> Vec<(RawFd, Arc<Socket>)> {
-        if !Socket::any_connecting() {
+    /// The members that stand there, which is `Connecting` or `Away`.
+    pub(crate) fn members_in(&self, phase: Phase) -> Vec<(RawFd, Arc<Socket>)> {
+        if !Socket::any(phase) {
             return Vec::new();
         }
-        let mut connecting = self.members();
-        connecting.retain(|(_, socket)| socket.phase() == Phase::Connecting);
-        connecting
+        let mut members = self.members();
+        members.retain(|(_, socket)| socket.phase() == phase);
+        members
     }
 
     /// Something happened to a member.

@@ -5,19 +5,20 @@
 //! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
 //! leader and does all the work; nothing to do until that thread has left.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Thread;
 use std::time::Duration;
 
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_sys::wait::Bell;
 use portolan_sys::{clock, thread, wait};
 use portolan_types::Instant;
 
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
-use crate::report;
 use crate::wait::{Waiter, pollfd};
+use crate::{posix, report, table};
 
 /// How late an unattended channel may be noticed.
 const TICK: Duration = Duration::from_millis(10);
@@ -33,7 +34,8 @@ const REST: Duration = Duration::from_secs(1);
 pub(crate) struct Post {
     is_started: AtomicBool,
     is_resting: AtomicBool,
-    thread: OnceLock<Thread>,
+    /// Ends its rest.
+    bell: OnceLock<Bell>,
 }
 
 impl Process {
@@ -52,18 +54,17 @@ impl Process {
     pub(crate) fn rouse_helper(&self) {
         if self.helper.is_resting.load(Ordering::Relaxed)
             && self.helper.is_resting.swap(false, Ordering::AcqRel)
-            && let Some(thread) = self.helper.thread.get()
+            && let Some(bell) = self.helper.bell.get()
         {
-            thread.unpark();
+            bell.ring();
         }
     }
 
     fn help(&self) {
-        let _ = self.helper.thread.set(std::thread::current());
         let mut seen = 0;
         let mut ticks = 0_u32;
         loop {
-            std::thread::sleep(TICK);
+            self.pause(Vec::new(), Some(clock::now() + TICK));
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(PUBLISH_EVERY) {
                 self.look_for_server();
@@ -131,10 +132,29 @@ impl Process {
             // Of a hang-up `poll` tells unasked.
             fds.push(pollfd(self.control.as_fd().as_raw_fd(), 0));
         }
+        let fds = self.pause(fds, deadline);
+        if self.control.is_lost() || fds.iter().any(|fd| fd.revents & libc::POLLHUP != 0) {
+            self.look_for_server();
+        }
+    }
+
+    /// Waits for one of `fds` or the deadline, and gives the server the sessions it wants back.
+    fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
+        fds.push(pollfd(self.alert.as_fd().as_raw_fd(), libc::POLLIN));
         // Whatever ended it, the next look tells.
         let _ = wait::ppoll(&mut fds, deadline, None);
-        if self.control.is_lost() || fds.last().is_some_and(|fd| fd.revents & libc::POLLHUP != 0) {
-            self.look_for_server();
+        if fds.pop().is_some_and(|alert| alert.revents != 0) && self.alert.silence() {
+            self.yield_recalled();
+        }
+        fds
+    }
+
+    fn yield_recalled(&self) {
+        if let Ok((ReplyBody::Recalled(sessions), _)) = self.control.call(RequestBody::Recalls, &[])
+        {
+            for session in sessions {
+                posix::yield_session(self, session);
+            }
         }
     }
 
@@ -147,11 +167,30 @@ impl Process {
 
     fn rest(&self, core: CoreGuard<'_>) {
         self.publish(&core);
+        let Some(bell) = self.bell() else {
+            drop(core);
+            self.pause(Vec::new(), Some(clock::now() + TICK));
+            return;
+        };
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
-        std::thread::park_timeout(REST);
+        let rung = pollfd(bell.as_fd().as_raw_fd(), libc::POLLIN);
+        self.pause(vec![rung], Some(clock::now() + REST));
+        bell.silence();
         self.look_for_server();
         self.helper.is_resting.store(false, Ordering::Release);
+    }
+
+    /// `None` while the process is short of descriptors.
+    fn bell(&self) -> Option<&Bell> {
+        if self.helper.bell.get().is_none() {
+            let bell = Bell::new().ok()?;
+            let _ = self
+                .helper
+                .bell
+                .set(Bell::from_fd(table::hide(bell.into())));
+        }
+        self.helper.bell.get()
     }
 
     /// Puts the figures of all sessions where the server can read them.

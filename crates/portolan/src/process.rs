@@ -17,6 +17,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
+use portolan_sys::wait::Bell;
 use portolan_sys::{clock, namespace};
 use portolan_tcp::CongestionKind;
 use portolan_types::Instant;
@@ -32,6 +33,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Process {
     pub(crate) control: Control,
     pub(crate) statistics: StatisticsWriter,
+    /// Rings when the server wants sessions back.
+    pub(crate) alert: Bell,
     pub(crate) helper: helper::Post,
     core: Mutex<Core>,
     spin_us: u32,
@@ -185,7 +188,8 @@ impl Process {
         parameters: Parameters,
         fds: Vec<OwnedFd>,
     ) -> Result<Process, String> {
-        let Ok([tap, ring_fd, doorbell, metastate, statistics]) = <[OwnedFd; 5]>::try_from(fds)
+        let Ok([tap, ring_fd, doorbell, metastate, statistics, alert]) =
+            <[OwnedFd; 6]>::try_from(fds)
         else {
             return Err("the server sent no channel".to_string());
         };
@@ -201,6 +205,7 @@ impl Process {
             // A name that this library does not know is not its own server's.
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             statistics,
+            alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::default(),
             id: rustix::process::getpid(),
             has_warned: AtomicBool::new(false),

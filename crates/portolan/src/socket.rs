@@ -46,20 +46,24 @@ pub(crate) enum Phase {
     Listening,
     /// The server holds it and relays through the descriptor: calls go to the kernel.
     Relayed,
+    /// Another process that has the descriptor holds it, or the server keeps it: the next call that
+    /// needs the session asks for it.
+    Away,
     Closed,
 }
 
-const PHASES: [Phase; 6] = [
+const PHASES: [Phase; 7] = [
     Phase::Idle,
     Phase::Connecting,
     Phase::Cached,
     Phase::Listening,
     Phase::Relayed,
+    Phase::Away,
     Phase::Closed,
 ];
 
-/// Sockets in phase `Connecting`: waits that find none need not look for them.
-static CONNECTING: AtomicUsize = AtomicUsize::new(0);
+/// Sockets in each phase: waits that find none `Connecting` or `Away` need not look for them.
+static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; PHASES.len()];
 
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -68,6 +72,8 @@ pub(crate) struct Socket {
     phase: AtomicU8,
     slot: AtomicU32,
     is_nonblocking: AtomicBool,
+    /// Other processes may have the descriptor.
+    is_shared: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
     setup: Mutex<Setup>,
@@ -165,12 +171,14 @@ impl Socket {
         setup: Setup,
         options: Options,
     ) -> Socket {
+        IN_PHASE[phase as usize].fetch_add(1, Ordering::Release);
         Socket {
             family,
             protocol,
             phase: AtomicU8::new(phase as u8),
             slot: AtomicU32::new(u32::MAX),
             is_nonblocking: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
             wants_times: AtomicBool::new(options.wants_times()),
@@ -189,17 +197,14 @@ impl Socket {
     }
 
     pub(crate) fn set_phase(&self, phase: Phase) {
-        let before = self.phase.swap(phase as u8, Ordering::AcqRel) == Phase::Connecting as u8;
-        match (before, phase == Phase::Connecting) {
-            (false, true) => CONNECTING.fetch_add(1, Ordering::Release),
-            (true, false) => CONNECTING.fetch_sub(1, Ordering::Release),
-            (false, false) | (true, true) => return,
-        };
+        let before = self.phase.swap(phase as u8, Ordering::AcqRel);
+        IN_PHASE[phase as usize].fetch_add(1, Ordering::Release);
+        IN_PHASE[usize::from(before)].fetch_sub(1, Ordering::Release);
     }
 
-    /// Does the server open a session for any socket of this process?
-    pub(crate) fn any_connecting() -> bool {
-        CONNECTING.load(Ordering::Acquire) > 0
+    /// Is any socket of this process there?
+    pub(crate) fn any(phase: Phase) -> bool {
+        IN_PHASE[phase as usize].load(Ordering::Acquire) > 0
     }
 
     /// Where the session lies; meaningful while `Cached`.
@@ -218,6 +223,21 @@ impl Socket {
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// From now on other processes may have the descriptor.
+    pub(crate) fn share(&self) {
+        self.is_shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Does anybody here wait for its events?
+    pub(crate) fn is_watched(&self) -> bool {
+        let watchers = self.watchers();
+        !(watchers.threads.is_empty() && watchers.epolls.is_empty())
     }
 
     pub(crate) fn setup(&self) -> MutexGuard<'_, Setup> {
@@ -398,7 +418,7 @@ impl Socket {
             }
             Phase::Idle => error | OUT | self.shut_readiness(),
             Phase::Closed => HUP | ERR,
-            Phase::Connecting | Phase::Listening | Phase::Relayed => error,
+            Phase::Connecting | Phase::Listening | Phase::Relayed | Phase::Away => error,
         }
     }
 
@@ -454,6 +474,12 @@ impl Socket {
             0 => Err(Errno::INVAL),
             interface => Ok(scoped(ip, address.port(), interface)),
         }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        IN_PHASE[self.phase() as usize].fetch_sub(1, Ordering::Release);
     }
 }
 

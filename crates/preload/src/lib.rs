@@ -10,6 +10,7 @@ mod address;
 mod buffers;
 mod control;
 mod descriptors;
+mod exec;
 mod file;
 mod io;
 mod memory;

@@ -108,6 +108,14 @@ unsafe fn waits(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_lon
 /// # Safety
 /// The contract of the call.
 unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_long> {
+    if number == libc::SYS_exit_group {
+        posix::before_exit();
+        return Err(Refusal::NotOurs);
+    }
+    if matches!(number, libc::SYS_execve | libc::SYS_execveat) {
+        posix::before_exec();
+        return Err(Refusal::NotOurs);
+    }
     if number == libc::SYS_close_range {
         // SAFETY: the caller's promise.
         return Ok(unsafe { descriptors::close_range(a as _, b as _, c as _) }.into());

@@ -1,8 +1,13 @@
 //! What concerns the process as a whole: its start, its forks and its end.
 
-use portolan::posix;
+use std::mem;
 
-use crate::table;
+use libc::c_int;
+use portolan::posix;
+use rustix::io::Errno;
+
+use crate::memory;
+use crate::table::{self, Symbol};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -12,13 +17,7 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     table::look_all_up();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe {
-        libc::pthread_atfork(
-            Some(before_fork),
-            Some(after_fork_in_parent),
-            Some(after_fork_in_child),
-        )
-    };
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
 }
 
 #[used]
@@ -34,10 +33,81 @@ unsafe extern "C" fn before_fork() {
     posix::before_fork();
 }
 
-unsafe extern "C" fn after_fork_in_parent() {
-    posix::after_fork_in_parent();
-}
-
 unsafe extern "C" fn after_fork_in_child() {
     posix::after_fork_in_child();
+}
+
+/// `void _exit(int)`
+///
+/// # Safety
+/// The contract of the C function of this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+    // SAFETY: the caller's promise.
+    unsafe { end(Symbol::_exit, status) }
+}
+
+/// `void _Exit(int)`
+///
+/// # Safety
+/// The contract of the C function of this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
+    // SAFETY: the caller's promise.
+    unsafe { end(Symbol::_Exit, status) }
+}
+
+unsafe fn end(symbol: Symbol, status: c_int) -> ! {
+    posix::before_exit();
+    let next = table::next(symbol);
+    if next.is_null() {
+        // SAFETY: abort has no precondition.
+        unsafe { libc::abort() }
+    }
+    // SAFETY: libc's definition is a function of this type.
+    let exit: unsafe extern "C" fn(c_int) -> ! = unsafe { mem::transmute(next) };
+    // SAFETY: the caller's promise.
+    unsafe { exit(status) }
+}
+
+interpose! {
+    /// `int daemon(int, int)`
+    ///
+    /// libc's own ends the parent by an internal call, and with it the sessions that are the child's now.
+    fn daemon(stay: c_int, keep: c_int) -> c_int {
+        match libc::fork() {
+            -1 => return Err(memory::last_error().into()),
+            0 => {}
+            _ => end(Symbol::_exit, 0),
+        }
+        if libc::setsid() == -1 {
+            return Err(memory::last_error().into());
+        }
+        if stay == 0 {
+            // libc ignores its outcome, too.
+            libc::chdir(c"/".as_ptr());
+        }
+        if keep == 0 {
+            redirect_to_nowhere()?;
+        }
+        Ok(0)
+    }
+}
+
+/// Standard input, output and error become `/dev/null`.
+unsafe fn redirect_to_nowhere() -> Result<(), Errno> {
+    // SAFETY: the name is a C string; the descriptor is our own.
+    unsafe {
+        let nowhere = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+        if nowhere == -1 {
+            return Err(memory::last_error());
+        }
+        for standard in 0..=2 {
+            libc::dup2(nowhere, standard);
+        }
+        if nowhere > 2 {
+            libc::close(nowhere);
+        }
+    }
+    Ok(())
 }

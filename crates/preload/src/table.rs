@@ -37,6 +37,8 @@ translated! {
     select pselect poll __poll_chk ppoll __ppoll_chk
     epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
     close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl
+    execve execv execvp execvpe fexecve execveat
+    daemon _exit _Exit
     syscall
 }
 
@@ -46,7 +48,7 @@ pub const PASSED_ON: &[(&str, &str)] = &[
     ("socketpair", "AF_UNIX only; TCP and UDP have no pairs"),
     (
         "fork",
-        "pthread_atfork handlers do what is needed; daemon() and forkpty() run them too",
+        "pthread_atfork handlers do what is needed; forkpty() runs them too",
     ),
     (
         "vfork",
@@ -55,10 +57,6 @@ pub const PASSED_ON: &[(&str, &str)] = &[
     (
         "posix_spawn",
         "like vfork: no code of ours may run in the child",
-    ),
-    (
-        "execve",
-        "descriptors are kernel objects and survive; the new image asks the server for the rest",
     ),
     (
         "fstat",

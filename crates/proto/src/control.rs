@@ -71,8 +71,12 @@ pub enum RequestBody {
         backlog: u32,
         options: HandshakeOptions,
     },
-    /// Caches an accepted or relayed session at `slot`. Reply: `Cached` or `Error`.
+    /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays so.
+    /// One that another process holds is recalled from it first; for that the packet carries the
+    /// descriptor, as proof. Reply: `Cached`, `Relayed` or `Error`.
     Cache { session: SessionId, slot: Slot },
+    /// Which sessions does the server want back? Asked when the alert rings. Reply: `Recalled`.
+    Recalls,
     /// Returns a cached session. Reply: `Done`, after which the server holds it.
     Flush {
         session: SessionId,
@@ -177,6 +181,9 @@ pub enum AfterFlush {
     Close,
     /// The descriptor lives on: relay through it.
     Relay,
+    /// Other processes may have the descriptor: keep the session for the next that asks. It is
+    /// closed with the last descriptor.
+    Park,
 }
 
 /// Octets that travel inside the message, or in the memfd that the packet carries last.
@@ -198,7 +205,7 @@ impl core::fmt::Debug for Blob {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
-    /// statistics memfd (see [`crate::report::StatisticsPage`]).
+    /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd).
     Welcome {
         channel: ChannelId,
         /// Octets of the receive ring's data area, a power of two.
@@ -244,6 +251,9 @@ pub enum ReplyBody {
         capsule: Blob,
         generation: Generation,
     },
+    /// The server moves the session's data through the descriptor: calls go to the kernel.
+    Relayed,
+    Recalled(Vec<SessionId>),
     /// The packet carries the kernel socket.
     Twin,
     /// On that device.

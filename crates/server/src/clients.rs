@@ -9,12 +9,13 @@ use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, ReceiveError, SendError};
-use portolan_types::ChannelId;
+use portolan_types::{ChannelId, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
 use crate::opens::{Target, Wish};
 use crate::poll::Token;
+use crate::recall::Asker;
 use crate::server::{Server, Source};
 
 /// Replies that may wait for a client that does not read; beyond, it is disconnected.
@@ -48,6 +49,8 @@ pub struct Client {
 pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
     Silence,
+    /// The reply comes when the session's holder has given it back.
+    Recall(SessionId, Slot),
 }
 
 impl From<ReplyBody> for Answer {
@@ -140,19 +143,31 @@ impl Server {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Silence) => return,
+            Ok(Answer::Recall(session, slot)) => {
+                let request = request.id;
+                self.recall(
+                    session,
+                    Asker {
+                        client: id,
+                        request,
+                        slot,
+                    },
+                );
+                return;
+            }
             Err(errno) => {
                 self.counters.refused += 1;
                 (ReplyBody::Error { errno: errno.0 }, Vec::new())
             }
         };
-        if request.id == NO_REPLY {
-            return;
+        self.reply(id, request.id, body, fds);
+    }
+
+    pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
+        if request != NO_REPLY {
+            let reply = Reply { id: request, body };
+            self.send(client, encode(&reply), fds);
         }
-        let reply = Reply {
-            id: request.id,
-            body,
-        };
-        self.send(id, encode(&reply), fds);
     }
 
     fn perform(
@@ -218,7 +233,8 @@ impl Server {
                 backlog,
                 options,
             } => self.listen(channel, session, (backlog, options), &mut fds),
-            RequestBody::Cache { session, slot } => self.cache(channel, session, slot),
+            RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
+            RequestBody::Recalls => Ok(self.take_recalls(channel)),
             RequestBody::Flush {
                 session,
                 capsule,

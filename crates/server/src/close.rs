@@ -62,7 +62,9 @@ impl Server {
         match then {
             AfterFlush::Close => self.close_held(id),
             AfterFlush::Relay => self.start_relay(id),
+            AfterFlush::Park => self.park(id),
         }
+        self.end_recall(id);
         Ok(ReplyBody::Done.into())
     }
 
@@ -73,7 +75,7 @@ impl Server {
                 self.forget(id);
                 Ok(ReplyBody::Done.into())
             }
-            AfterFlush::Relay => Err(Errno::OPNOTSUPP),
+            AfterFlush::Relay | AfterFlush::Park => Err(Errno::OPNOTSUPP),
         }
     }
 
@@ -99,7 +101,7 @@ impl Server {
             // Other processes may have the descriptor: its hang-up will tell.
             Phase::Listening if is_shared => {}
             Phase::Listening => self.close_listener(id),
-            Phase::Offered | Phase::Relayed => self.abort_held(id),
+            Phase::Offered | Phase::Relayed | Phase::Parked => self.abort_held(id),
             _ => self.forget(id),
         }
         Ok(ReplyBody::Done.into())
@@ -236,6 +238,7 @@ impl Server {
             return;
         }
         self.counters.aborts += 1;
+        self.fail_recall(id);
         self.registry.detach(id);
         self.drop_far(id);
         self.set_phase(id, Phase::Closing);

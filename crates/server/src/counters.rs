@@ -34,6 +34,10 @@ counters! {
     kernel_datagrams = "kernel-datagrams",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
+    /// Sessions wanted back from the process that held them.
+    recalls = "sessions-recalled",
+    /// Processes that did not give a session back in time.
+    recall_timeouts = "recall-timeouts",
     aborts = "sessions-aborted",
     reinjected = "reinjected-frames",
     reinject_failed = "reinject-failures",

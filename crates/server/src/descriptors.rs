@@ -67,6 +67,7 @@ impl Server {
             (Phase::Listening, _) => self.close_listener(id),
             (Phase::Connected, Protocol::Tcp) => self.abort_orphan(id),
             (Phase::Offered, _) => self.abort_held(id),
+            (Phase::Parked, _) => self.close_held(id),
             (Phase::Closing | Phase::Handshake | Phase::Relayed, _) => {}
             (Phase::New | Phase::Bound | Phase::Connecting | Phase::Connected, _) => {
                 self.forget(id);

@@ -13,7 +13,7 @@ use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_stack::TcpSession;
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_tcp::{Config as TcpConfig, Connection};
-use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId};
 use portolan_wire::tcp::TcpHeader;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
@@ -54,6 +54,13 @@ impl Listener {
     /// Connections that may wait to be accepted.
     pub fn backlog(&self) -> u32 {
         self.backlog.limit()
+    }
+
+    /// The session has a process now.
+    pub fn has_accepted(&mut self, id: SessionId) {
+        if self.offered.remove(&id) {
+            self.backlog.accepted();
+        }
     }
 }
 
@@ -562,44 +569,6 @@ impl Server {
         if let Err(errno) = self.poll.modify(reservation, *token, interest) {
             warn!(%errno, "cannot watch a reservation");
         }
-    }
-
-    /// `Cache`: an accepted or relayed session goes to the process.
-    pub fn cache(
-        &mut self,
-        channel: ChannelId,
-        id: SessionId,
-        slot: Slot,
-    ) -> Result<Answer, Errno> {
-        let session = self.registry.admit(channel, Command::Cache, id)?;
-        if session.protocol != Protocol::Tcp {
-            return Err(Errno::OPNOTSUPP);
-        }
-        let listener = session.listener;
-        let is_relayed = session.phase == Phase::Relayed;
-        if session.owner() != Some(channel) {
-            self.registry.has_room(channel)?;
-        }
-        if is_relayed {
-            self.stop_relay(id)?;
-        }
-        self.server_slot(id).ok_or(Errno::INVAL)?;
-        if let Some(listener) = listener.and_then(|listener| self.listeners.get_mut(&listener))
-            && listener.offered.remove(&id)
-        {
-            listener.backlog.accepted();
-        }
-        self.registry.entitle(id, channel);
-        let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
-        let (capsule, fd) = pack(session.to_capsule())?;
-        let fds = fd.into_iter().collect();
-        Ok(Answer::Reply(
-            ReplyBody::Cached {
-                capsule,
-                generation,
-            },
-            fds,
-        ))
     }
 }
 

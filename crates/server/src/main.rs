@@ -15,6 +15,7 @@ mod opens;
 mod packets;
 mod poll;
 mod processes;
+mod recall;
 mod relay;
 mod reports;
 mod reservation;

@@ -9,7 +9,8 @@ use portolan_stack::VERSION;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
-use portolan_types::{ChannelId, Instant};
+use portolan_sys::wait::Bell;
+use portolan_types::{ChannelId, Instant, SessionId};
 use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
@@ -34,6 +35,10 @@ pub struct Channel {
     pub client: ClientId,
     pub statistics: StatisticsReader,
     tap: u32,
+    /// Rings when `recalled` is not empty.
+    pub alert: Bell,
+    /// What the process is to give back, until it asks.
+    pub recalled: Vec<SessionId>,
 }
 
 impl Server {
@@ -85,6 +90,7 @@ impl Server {
         let tap = Tap::create("ptl")?;
         tap.set_send_buffer(TAP_SEND_BUFFER)?;
         let statistics = StatisticsReader::create()?;
+        let alert = Bell::new()?;
         let ends = self.filter.create_channel(channel, self.config.ring_size)?;
         self.filter.attach_tap(channel, tap.ifindex)?;
         let fds: Vec<OwnedFd> = vec![
@@ -93,6 +99,7 @@ impl Server {
             ends.doorbell,
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
+            alert.as_fd().try_clone_to_owned()?,
         ];
         self.channels.insert(
             channel,
@@ -100,6 +107,8 @@ impl Server {
                 client,
                 statistics,
                 tap: tap.ifindex,
+                alert,
+                recalled: Vec::new(),
             },
         );
         let body = ReplyBody::Welcome {

@@ -3,7 +3,7 @@
 //! copy of the descriptor goes with octets that nobody has read, the connection is reset (RFC 2525
 //! §2.17).
 
-use portolan_control::{Errno, Holder, Phase};
+use portolan_control::{Holder, Phase};
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
@@ -32,15 +32,6 @@ impl Server {
         self.set_phase(id, Phase::Relayed);
         self.relays.insert(id, Relay::default());
         self.pump(id);
-    }
-
-    /// Stops relaying so that the session can be cached. What the application had written before
-    /// is taken along; what it has not read yet cannot be.
-    pub fn stop_relay(&mut self, id: SessionId) -> Result<(), Errno> {
-        self.pump_out(id);
-        self.relays.remove(&id).ok_or(Errno::INVAL)?;
-        self.watch_far(id, EventFlags::empty());
-        Ok(())
     }
 
     /// epoll says something about a relayed descriptor.

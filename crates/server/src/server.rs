@@ -39,6 +39,7 @@ use crate::listen::Listener;
 use crate::metastate::Resolving;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
+use crate::recall::Recall;
 use crate::relay::Relay;
 use crate::reservation::Reservation;
 use crate::sessions::Far;
@@ -164,6 +165,7 @@ pub struct Server {
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
     pub(crate) sharing: Sharing,
+    pub(crate) recalls: HashMap<SessionId, Recall>,
     /// Where active opens go when they are done.
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
@@ -259,6 +261,7 @@ impl Server {
             listeners: HashMap::new(),
             listening_ports: HashMap::new(),
             sharing: Sharing::default(),
+            recalls: HashMap::new(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
             dying: HashMap::new(),
@@ -391,6 +394,7 @@ impl Server {
             self.drive_deferred(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
+            self.drive_recalls(),
         ]
         .into_iter()
         .flatten()

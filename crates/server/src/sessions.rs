@@ -146,6 +146,7 @@ impl Server {
         self.unaim(id);
         self.drop_far(id);
         self.drop_reservation(id);
+        self.fail_recall(id);
         self.relays.remove(&id);
         self.connecting.remove(&id);
         self.dying.remove(&id);

@@ -256,7 +256,7 @@ fn a_dead_process_has_its_connections_reset_and_its_port_freed() {
 }
 
 #[test]
-fn a_flushed_session_is_relayed_and_can_be_cached_again() {
+fn a_parked_session_can_be_cached_again_and_a_relayed_one_stays_so() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let mut library = Library::start(&control_path(&bed.a));
@@ -264,6 +264,12 @@ fn a_flushed_session_is_relayed_and_can_be_cached_again() {
     let (id, near, slot) = library.open(kernel.local_addr().unwrap());
     let (mut peer, _) = kernel.accept().unwrap();
     peer.set_read_timeout(PATIENCE).unwrap();
+    library.write(slot, b"zero");
+    library.flush(id, slot, AfterFlush::Park);
+    let mut four = [0; 4];
+    peer.read_exact(&mut four).unwrap();
+    assert_eq!(&four, b"zero");
+    let slot = library.cache(id);
     library.write(slot, b"one");
     library.flush(id, slot, AfterFlush::Relay);
 
@@ -277,13 +283,8 @@ fn a_flushed_session_is_relayed_and_can_be_cached_again() {
     descriptor.read_exact(&mut three).unwrap();
     assert_eq!(&three, b"three");
 
-    let slot = library.cache(id);
-    library.write(slot, b"four");
-    let mut four = [0; 4];
-    peer.read_exact(&mut four).unwrap();
-    assert_eq!(&four, b"four");
-
-    library.flush(id, slot, AfterFlush::Relay);
+    let reply = library.client.ask(RequestBody::Cache { session: id, slot });
+    assert!(matches!(reply, ReplyBody::Relayed), "{reply:?}");
     descriptor.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(peer.read(&mut four).unwrap(), 0);
     peer.write_all(b"last").unwrap();

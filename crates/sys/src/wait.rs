@@ -58,6 +58,11 @@ impl Bell {
         Ok(Bell { fd })
     }
 
+    /// Another's, whose descriptor came here.
+    pub fn from_fd(fd: OwnedFd) -> Bell {
+        Bell { fd }
+    }
+
     pub fn ring(&self) {
         // Fails only when it has been rung 2^64 - 2 times, and then it is still ringing.
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
@@ -66,6 +71,12 @@ impl Bell {
     /// Silences it; true if it rang.
     pub fn silence(&self) -> bool {
         read(&self.fd, &mut [0; 8]).is_ok()
+    }
+}
+
+impl From<Bell> for OwnedFd {
+    fn from(bell: Bell) -> OwnedFd {
+        bell.fd
     }
 }
 

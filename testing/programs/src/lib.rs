@@ -111,3 +111,21 @@ pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
     }
     true
 }
+
+/// One of the counters that the server of a host shows; 0 if it has no such name.
+///
+/// # Panics
+/// If the server does not answer.
+pub fn counter(bed: &Bed, side: Side, group: &str, name: &str) -> u64 {
+    let text = bed
+        .portolan(side, &["counters", "--all", "--json"])
+        .expect("the server answers");
+    let counters: serde_json::Value = serde_json::from_str(&text).expect("counters prints JSON");
+    counters
+        .as_array()
+        .expect("a list")
+        .iter()
+        .find(|counter| counter["group"] == group && counter["name"] == name)
+        .and_then(|counter| counter["value"].as_u64())
+        .unwrap_or(0)
+}

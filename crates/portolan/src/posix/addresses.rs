@@ -23,7 +23,7 @@ pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
     fn peer(fd: RawFd) -> Result<SocketAddr, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
-        if !matches!(socket.phase(), Phase::Cached | Phase::Relayed) {
+        if !matches!(socket.phase(), Phase::Cached | Phase::Relayed | Phase::Away) {
             return Err(Errno::NOTCONN.into());
         }
         let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;

@@ -50,7 +50,7 @@ fn connect_udp(
     socket: &Arc<Socket>,
     remote: SocketAddr,
 ) -> Result<(), Stop> {
-    if socket.phase() == Phase::Relayed {
+    if matches!(socket.phase(), Phase::Relayed | Phase::Away) {
         return Err(Stop::NotOurs);
     }
     let mut setup = socket.setup();
@@ -146,6 +146,7 @@ fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     match socket.phase() {
         Phase::Idle => Ok(()),
         Phase::Relayed => Err(Stop::NotOurs),
+        Phase::Away => Err(Errno::ISCONN.into()),
         Phase::Connecting | Phase::Cached | Phase::Listening | Phase::Closed => {
             dissolve(process, fd, socket)
         }
@@ -181,6 +182,7 @@ fn connect_tcp(
         Phase::Connecting => {}
         Phase::Cached | Phase::Listening => return Err(Errno::ISCONN.into()),
         Phase::Relayed => return Err(Stop::NotOurs),
+        Phase::Away => return Err(Errno::ISCONN.into()),
         Phase::Closed => return Err(Errno::BADF.into()),
     }
     if socket.is_nonblocking() {

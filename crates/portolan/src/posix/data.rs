@@ -16,7 +16,7 @@ use super::blocking::Call;
 use super::connect::{complete_connect, connect_with, wait_connected};
 use super::datagram::{Control, SendControl, receive_udp, send_udp, times};
 use super::oob::receive_urgent;
-use super::{Answer, Stop, deadline_after, find};
+use super::{Answer, Stop, deadline_after, find_here, wherever};
 use crate::core::Core;
 use crate::options::Options;
 use crate::process::Process;
@@ -35,7 +35,7 @@ pub struct Received {
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
     fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
-        let (socket, process) = find(fd)?;
+        let (socket, process) = find_here(fd)?;
         complete_connect(process, fd, &socket);
         let received = by_phase(process, fd, &socket, buffers, flags)?;
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
@@ -45,7 +45,7 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
         }
         Ok(received)
     }
-    take(fd, buffers, flags).into()
+    wherever(|| take(fd, buffers, flags)).into()
 }
 
 fn by_phase(
@@ -68,6 +68,7 @@ fn by_phase(
             receive_tcp(process, socket, buffers, flags)
         }
         (Phase::Relayed, _) => Err(Stop::NotOurs),
+        (Phase::Away, _) => Err(Stop::Moved),
         (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
             Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
         }
@@ -91,7 +92,7 @@ fn receive_tcp(
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         let Some(session) = core.stack.tcp(slot) else {
-            return Some(gone(socket));
+            return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
         let connection = &mut session.connection;
         let has_some = connection.readable() > 0;
@@ -198,6 +199,7 @@ fn wait_opened(
 pub(super) fn gone<T>(socket: &Socket) -> Result<T, Stop> {
     match socket.phase() {
         Phase::Relayed => Err(Stop::NotOurs),
+        Phase::Away => Err(Stop::Moved),
         _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
     }
 }
@@ -245,7 +247,7 @@ pub fn send_message(
         flags: i32,
         control: &SendControl,
     ) -> Result<usize, Stop> {
-        let (socket, process) = find(fd)?;
+        let (socket, process) = find_here(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.phase(), socket.protocol) {
             (Phase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
@@ -262,13 +264,14 @@ pub fn send_message(
                 send_tcp(process, &socket, buffers, flags)
             }
             (Phase::Relayed, _) => Err(Stop::NotOurs),
+            (Phase::Away, _) => Err(Stop::Moved),
             (Phase::Idle, Protocol::Tcp) => send_first(process, fd, &socket, buffers, to, flags),
             (Phase::Listening | Phase::Closed, _) => {
                 Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
             }
         }
     }
-    let answer = give(fd, buffers, to, flags, control).into();
+    let answer = wherever(|| give(fd, buffers, to, flags, control)).into();
     if answer == Answer::Failed(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         descriptor::raise_sigpipe();
     }
@@ -338,7 +341,7 @@ fn send_tcp(
             return Some(some(done.get()).ok_or(errno.into()));
         }
         let Some(session) = core.stack.tcp(slot) else {
-            return Some(gone(socket));
+            return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
         let connection = &mut session.connection;
         if connection.is_send_closed() {

@@ -7,7 +7,7 @@ use portolan_sys::memory;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::{Answer, Stop, find};
+use super::{Answer, Stop, find, find_here};
 use crate::socket::Phase;
 
 /// Is the next octet urgent? (`asm-generic/sockios.h`)
@@ -27,7 +27,7 @@ pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
 
 pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
     fn answer(fd: RawFd, request: u64, argument: usize) -> Result<i32, Stop> {
-        let (socket, process) = find(fd)?;
+        let (socket, process) = find_here(fd)?;
         if request == libc::FIONBIO {
             let on = memory::read_int(argument)? != 0;
             socket.set_nonblocking(on);

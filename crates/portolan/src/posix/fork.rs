@@ -1,28 +1,42 @@
-//! `fork`: what both processes will share goes back to the server, which relays it through the
-//! descriptors; each process goes on with plain kernel calls on those. The end of a program: the
-//! same, so that the server closes what the kernel would have closed.
+//! `fork`, `exec` and the end of a program. Fork costs nothing: a session stays where it is, and the
+//! child asks for it when it needs it (ADR 8). What an image that knows nothing of Portolan inherits
+//! is relayed, as is what a program leaves behind when it ends.
 
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody};
-use portolan_stack::Session;
 use portolan_sys::descriptor;
 use portolan_types::Protocol;
 
-use super::fallback::hand_to_kernel_epolls;
-use crate::control;
+use super::here;
+use super::migrate::{Destination, give_back, obtain};
 use crate::inside;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
 use crate::wait::Waiter;
 
-/// TCP sessions of this process go back to the server. UDP sessions stay the parent's.
+/// UDP sessions stay the parent's.
 pub fn before_fork() {
-    if let Some(process) = Process::running() {
-        give_back(process);
+    for (_, socket) in sockets() {
+        socket.share();
     }
+}
+
+/// The child has no channel yet; it gets one with its first own session.
+pub fn after_fork_in_child() {
+    for fd in table::take_hidden() {
+        descriptor::close(fd);
+    }
+    for (_, socket) in sockets() {
+        match (socket.phase(), socket.protocol) {
+            (Phase::Cached, Protocol::Tcp) => socket.set_phase(Phase::Away),
+            (Phase::Cached | Phase::Connecting, _) => socket.set_phase(Phase::Closed),
+            _ => {}
+        }
+    }
+    Process::forget();
+    Waiter::forget_mine();
 }
 
 /// The program ends by itself: its connections are closed in order when the last descriptors go,
@@ -34,34 +48,33 @@ pub fn before_exit() {
         && process.is_mine()
         && !inside::is_inside()
     {
-        give_back(process);
+        for (_, socket) in sockets() {
+            let to = if socket.is_shared() {
+                Destination::Shelf
+            } else {
+                Destination::Relay
+            };
+            give_back(process, &socket, to);
+        }
         // The last that is counted of this process; the helper may not have come by for a while.
         process.publish(&process.lock());
     }
 }
 
-fn give_back(process: &Process) {
-    for (_, socket) in sockets() {
-        if socket.phase() == Phase::Cached && socket.protocol == Protocol::Tcp {
-            relay(process, &socket);
+/// Another program is about to take this one's place, with the descriptors that are not marked
+/// `FD_CLOEXEC`.
+pub fn before_exec() {
+    for (fd, socket) in sockets() {
+        let is_inherited = descriptor::is_close_on_exec(fd).is_ok_and(|closes| !closes);
+        if !is_inherited || !matches!(socket.phase(), Phase::Cached | Phase::Away) {
+            continue;
+        }
+        if let Some(process) = here()
+            && obtain(process, fd, &socket).is_ok()
+        {
+            give_back(process, &socket, Destination::Relay);
         }
     }
-}
-
-pub fn after_fork_in_parent() {}
-
-/// The child has no channel yet; it gets one with its first own session.
-pub fn after_fork_in_child() {
-    for fd in table::take_hidden() {
-        descriptor::close(fd);
-    }
-    for (_, socket) in sockets() {
-        if matches!(socket.phase(), Phase::Cached | Phase::Connecting) {
-            socket.set_phase(Phase::Closed);
-        }
-    }
-    Process::forget();
-    Waiter::forget_mine();
 }
 
 fn sockets() -> Vec<(RawFd, Arc<Socket>)> {
@@ -73,38 +86,4 @@ fn sockets() -> Vec<(RawFd, Arc<Socket>)> {
         .into_iter()
         .filter_map(|(fd, file)| Some((fd, socket(file)?)))
         .collect()
-}
-
-/// If the server does not take it, the session stays here and the child will not see it.
-fn relay(process: &Process, socket: &Arc<Socket>) {
-    let _setup = socket.setup();
-    let slot = socket.slot();
-    let mut core = process.lock();
-    core.attend(portolan_sys::clock::now());
-    let Some(Session::Tcp(session)) = core.stack.get(slot) else {
-        return;
-    };
-    let id = session.id;
-    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
-        return;
-    };
-    core.detach(slot);
-    core.stack.remove(slot);
-    // Calls of other threads find the session gone only once they may pass to the kernel.
-    socket.set_phase(Phase::Relayed);
-    drop(core);
-    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-    let request = RequestBody::Flush {
-        session: id,
-        capsule,
-        then: AfterFlush::Relay,
-    };
-    if !matches!(
-        process.control.call(request, &fds),
-        Ok((ReplyBody::Done, _))
-    ) {
-        socket.set_error(libc::ECONNABORTED);
-        socket.set_phase(Phase::Closed);
-    }
-    hand_to_kernel_epolls(socket);
 }

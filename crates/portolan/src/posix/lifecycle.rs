@@ -13,7 +13,8 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
-use super::{Answer, Stop, deadline_after, find};
+use super::migrate::{Destination, give_back};
+use super::{Answer, Stop, deadline_after, find_here};
 use crate::control::{self, Lost};
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
@@ -70,7 +71,7 @@ pub(super) fn enter(
 
 pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
     fn end(fd: RawFd, how: i32) -> Result<(), Stop> {
-        let (socket, process) = find(fd)?;
+        let (socket, process) = find_here(fd)?;
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
             return Err(Errno::INVAL.into());
         }
@@ -219,6 +220,11 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
     }
     if let Some(process) = Process::running() {
         let phase = socket.phase();
+        if phase == Phase::Cached && socket.protocol == Protocol::Tcp && socket.is_shared() {
+            give_back(process, socket, Destination::Shelf);
+            socket.set_phase(Phase::Closed);
+            return true;
+        }
         socket.set_phase(Phase::Closed);
         let linger = socket.options().linger();
         let is_abortive = linger.is_some_and(|linger| linger.time.is_zero());
@@ -278,7 +284,7 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
             process.lock().stack.remove(socket.slot());
             return;
         }
-        Phase::Idle | Phase::Listening | Phase::Relayed | Phase::Closed => return,
+        Phase::Idle | Phase::Listening | Phase::Relayed | Phase::Away | Phase::Closed => return,
     }
     let mut core = process.lock();
     let slot = socket.slot();

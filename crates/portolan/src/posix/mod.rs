@@ -15,6 +15,7 @@ mod fork;
 mod groups;
 mod lifecycle;
 mod listen;
+mod migrate;
 mod multiplex;
 mod oob;
 mod socket_options;
@@ -28,9 +29,10 @@ pub use connect::connect;
 pub use data::{Received, receive, send, send_message};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub use flags::{fcntl, ioctl};
-pub use fork::{after_fork_in_child, after_fork_in_parent, before_exit, before_fork};
+pub use fork::{after_fork_in_child, before_exec, before_exit, before_fork};
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
+pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
 pub use socket_options::{get_option, set_option};
 
@@ -68,6 +70,8 @@ impl<T> From<Result<T, Errno>> for Answer<T> {
 pub(crate) enum Stop {
     Failed(Errno),
     NotOurs,
+    /// The session went to another process meanwhile: the call is to be made again.
+    Moved,
 }
 
 impl From<Errno> for Stop {
@@ -81,6 +85,8 @@ impl<T> From<Result<T, Stop>> for Answer<T> {
         match result {
             Ok(value) => Answer::Done(value),
             Err(Stop::Failed(errno)) => Answer::Failed(errno),
+            // Who can meet the other tries again; a call that cannot is as if interrupted.
+            Err(Stop::Moved) => Answer::Failed(Errno::INTR),
             Err(Stop::NotOurs) => Answer::NotOurs,
         }
     }
@@ -102,11 +108,32 @@ pub fn is_active() -> bool {
     Process::start().is_ok()
 }
 
-/// The socket behind a descriptor, and the process that holds its session.
+/// The socket behind a descriptor, and this process.
 fn find(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
     let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
-    let process = Process::running().ok_or(Stop::NotOurs)?;
+    Ok((socket, here().ok_or(Stop::NotOurs)?))
+}
+
+/// This process, registered now if it is a child of fork.
+fn here() -> Option<&'static Process> {
+    Process::running().or_else(|| Process::start().ok())
+}
+
+/// As [`find`], for calls that need the session: one that is away is asked for.
+fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
+    let (socket, process) = find(fd)?;
+    migrate::obtain(process, fd, &socket)?;
     Ok((socket, process))
+}
+
+/// Makes a call again for as long as the session moves away under it.
+fn wherever<T>(mut call: impl FnMut() -> Result<T, Stop>) -> Result<T, Stop> {
+    loop {
+        match call() {
+            Err(Stop::Moved) => {}
+            done => return done,
+        }
+    }
 }
 
 /// The calling thread watches sockets for as long as this lives.

@@ -9,7 +9,8 @@ use rustix::io::Errno;
 
 use super::connect::complete_connect;
 use super::fallback::kernel_event;
-use super::{Answer, Stop, Watching, deadline_after};
+use super::migrate::obtain;
+use super::{Answer, Stop, Watching, deadline_after, find_here, here};
 use crate::epoll::Epoll;
 use crate::process::Process;
 use crate::socket::{ERR, HUP, Phase, Socket};
@@ -36,7 +37,7 @@ fn source_of(fd: RawFd) -> Source {
             Phase::Listening => Source::Listener,
             Phase::Relayed => Source::Kernel,
             Phase::Connecting => Source::Opening(socket),
-            Phase::Idle | Phase::Cached | Phase::Closed => Source::Library(socket),
+            Phase::Idle | Phase::Cached | Phase::Away | Phase::Closed => Source::Library(socket),
         },
         None => Source::Kernel,
     }
@@ -47,12 +48,12 @@ pub fn poll(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Answer<usize> {
-    let Some(process) = Process::running() else {
-        return Answer::NotOurs;
-    };
     if !fds.iter().any(|fd| table::is_ours(fd.fd)) {
         return Answer::NotOurs;
     }
+    let Some(process) = here() else {
+        return Answer::NotOurs;
+    };
     let deadline = deadline_after(timeout);
     loop {
         match poll_once(process, fds, deadline, mask) {
@@ -70,6 +71,11 @@ fn poll_once(
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
+    if Socket::any(Phase::Away) {
+        for fd in fds.iter() {
+            let _ = find_here(fd.fd);
+        }
+    }
     let sources: Vec<Source> = fds.iter().map(|fd| source_of(fd.fd)).collect();
     let mut kernel: Vec<libc::pollfd> = fds
         .iter()
@@ -93,13 +99,15 @@ fn poll_once(
     };
     let woken = process.wait(sleep, |core, _| {
         let mut count = 0;
+        let mut has_left = false;
         for (fd, source) in fds.iter_mut().zip(&sources) {
             if let Source::Library(socket) = source {
                 fd.revents = revents(socket.readiness(core), fd.events);
                 count += usize::from(fd.revents != 0);
+                has_left |= matches!(socket.phase(), Phase::Relayed | Phase::Away);
             }
         }
-        (count > 0).then_some(count)
+        (count > 0 || has_left).then_some(count)
     })?;
     drop(watching);
     if !matches!(woken, Woken::Kernel) && !kernel.is_empty() {
@@ -175,7 +183,9 @@ fn control(
     fd: RawFd,
     event: Option<libc::epoll_event>,
 ) -> Result<(), Stop> {
-    let process = Process::running();
+    let process = here();
+    // A session that is lost shows as an event.
+    let _ = find_here(fd);
     let (socket, process) = match (source_of(fd), process) {
         (Source::Library(socket) | Source::Opening(socket), Some(process)) => (socket, process),
         _ => return kernel_control(epoll, operation, fd, event),
@@ -228,7 +238,7 @@ pub fn epoll_wait(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Answer<usize> {
-    let (Some(epoll), Some(process)) = (table::epoll(set), Process::running()) else {
+    let (Some(epoll), Some(process)) = (table::epoll(set), here()) else {
         return Answer::NotOurs;
     };
     if epoll.is_empty() {
@@ -255,7 +265,10 @@ fn wait_once(
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
-    let connecting = epoll.connecting();
+    for (fd, socket) in epoll.members_in(Phase::Away) {
+        let _ = obtain(process, fd, &socket);
+    }
+    let connecting = epoll.members_in(Phase::Connecting);
     let mut kernel: Vec<libc::pollfd> = connecting
         .iter()
         .map(|(fd, _)| pollfd(*fd, libc::POLLIN))
@@ -282,7 +295,9 @@ fn wait_once(
     };
     let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(core, events);
-        (count > 0).then_some(count)
+        let has_changed = epoll.has_kernel_members() != has_kernel_members
+            || !epoll.members_in(Phase::Away).is_empty();
+        (count > 0 || has_changed).then_some(count)
     })?;
     drop(sleeping);
     let mut count = match woken {

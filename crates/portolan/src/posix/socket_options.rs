@@ -15,14 +15,14 @@ use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::groups::{sending_interface, set_membership};
 use super::twin::repeat_on_twin;
-use super::{Answer, Stop, find, tcp_info};
+use super::{Answer, Stop, find_here, tcp_info};
 use crate::options::CONGESTION_NAME;
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
-        let (socket, process) = find(fd)?;
+        let (socket, process) = find_here(fd)?;
         if level == IPPROTO_IPV6 && socket.family == Family::V4 {
             return Err(Errno::NOPROTOOPT.into());
         }
@@ -117,7 +117,7 @@ fn tell_of_handshakes(process: &Process, socket: &Socket) -> Result<(), Stop> {
 /// Writes at most `value.len()` octets and says how many.
 pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<usize> {
     fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
-        let (socket, process) = find(fd)?;
+        let (socket, process) = find_here(fd)?;
         complete_connect(process, fd, &socket);
         if level == IPPROTO_IPV6 && socket.family == Family::V4 {
             return Err(Errno::OPNOTSUPP.into());

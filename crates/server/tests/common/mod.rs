@@ -180,7 +180,8 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply else {
             panic!("{reply:?}");
         };
-        let [tap, ring, doorbell, metastate, statistics] = <[OwnedFd; 5]>::try_from(fds).unwrap();
+        let [tap, ring, doorbell, metastate, statistics, _alert] =
+            <[OwnedFd; 6]>::try_from(fds).unwrap();
         Library {
             client,
             stack: Stack::new(clock::now()),

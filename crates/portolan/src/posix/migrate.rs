@@ -1,0 +1,145 @@
+//! Sessions that come and go (ADR 8): asked for by the first call that needs them, given back when
+//! another process that shares the descriptor asks.
+
+use std::os::fd::{AsFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody};
+use portolan_stack::Session;
+use portolan_sys::{clock, descriptor};
+use portolan_tcp::Events;
+use portolan_types::{Protocol, SessionId};
+use rustix::io::Errno;
+
+use super::Stop;
+use super::asking::{Reservation, install, open_capsule, refusal};
+use super::fallback::hand_to_kernel_epolls;
+use crate::control;
+use crate::process::Process;
+use crate::socket::{Phase, Socket};
+use crate::table::{self, File};
+
+/// Brings a session here that is away, or learns that it is relayed.
+pub(super) fn obtain(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+) -> Result<(), Stop> {
+    if socket.phase() != Phase::Away {
+        return Ok(());
+    }
+    let setup = socket.setup();
+    let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
+        return Ok(());
+    };
+    let reservation = Reservation::at(process);
+    let slot = reservation.slot();
+    let near = descriptor::borrow(fd)?;
+    let request = RequestBody::Cache { session, slot };
+    match process.control.call(request, &[near]) {
+        Ok((
+            ReplyBody::Cached {
+                capsule,
+                generation,
+            },
+            mut fds,
+        )) => {
+            let session = open_capsule(capsule, generation, &mut fds);
+            let session = session.map_err(Errno::from_raw_os_error)?;
+            let slot = reservation.keep();
+            install(process, socket, slot, Session::Tcp(Box::new(session)));
+            Ok(())
+        }
+        Ok((ReplyBody::Relayed, _)) => {
+            become_relayed(process, socket);
+            Ok(())
+        }
+        other => {
+            socket.set_phase(Phase::Closed);
+            Err(refusal(other))
+        }
+    }
+}
+
+/// Its calls go to the kernel from now on, and its events come from there.
+fn become_relayed(process: &Process, socket: &Arc<Socket>) {
+    // Sleepers are signalled with the core held.
+    let _core = process.lock();
+    socket.set_phase(Phase::Relayed);
+    hand_to_kernel_epolls(socket);
+    socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
+}
+
+/// Where a session goes from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Destination {
+    /// To the server, which moves its data through the descriptor.
+    Relay,
+    /// To the server, for the next process that asks.
+    Shelf,
+}
+
+/// Returns a TCP session that is here. If the server does not take it, it is lost.
+pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
+    let setup = socket.setup();
+    if socket.phase() != Phase::Cached || socket.protocol != Protocol::Tcp {
+        return;
+    }
+    let slot = socket.slot();
+    let mut core = process.lock();
+    core.attend(clock::now());
+    let Some(Session::Tcp(session)) = core.stack.get(slot) else {
+        return;
+    };
+    let id = session.id;
+    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
+        return;
+    };
+    core.detach(slot);
+    core.stack.remove(slot);
+    let (then, phase) = match to {
+        Destination::Relay => (AfterFlush::Relay, Phase::Relayed),
+        Destination::Shelf => (AfterFlush::Park, Phase::Away),
+    };
+    // What other threads write to a relayed descriptor waits there; who asks for a session that is
+    // away waits for `setup`.
+    socket.set_phase(phase);
+    drop(core);
+    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+    let request = RequestBody::Flush {
+        session: id,
+        capsule,
+        then,
+    };
+    let moved = process.control.call(request, &fds);
+    // Sleepers are signalled with the core held.
+    let _core = process.lock();
+    if !matches!(moved, Ok((ReplyBody::Done, _))) {
+        socket.set_error(libc::ECONNABORTED);
+        socket.set_phase(Phase::Closed);
+    }
+    if to == Destination::Relay {
+        hand_to_kernel_epolls(socket);
+    }
+    socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
+    drop(setup);
+}
+
+/// Gives a session to the process that the server wants it for. Where threads wait for its events
+/// it has to be relayed: they would hear nothing of it elsewhere.
+pub(crate) fn yield_session(process: &Process, id: SessionId) {
+    let wanted = table::all().into_iter().find_map(|(_, file)| match file {
+        File::Socket(socket) if socket.phase() == Phase::Cached => {
+            let is_it = socket.setup().session == Some(id);
+            is_it.then_some(socket)
+        }
+        File::Socket(_) | File::Epoll(_) => None,
+    });
+    let Some(socket) = wanted else { return };
+    let to = if socket.is_watched() {
+        Destination::Relay
+    } else {
+        Destination::Shelf
+    };
+    give_back(process, &socket, to);
+}

@@ -1,0 +1,184 @@
+//! Another program takes this one's place: what it inherits is made fit for it first. The forms with
+//! variable arguments end in libc without passing any symbol, so they are gathered here.
+
+use std::ffi::{c_char, c_int};
+use std::ptr;
+
+use portolan::posix;
+
+use crate::interpose::Refusal;
+
+/// Arguments behind the first that the registers carry.
+#[cfg(target_arch = "x86_64")]
+const IN_REGISTERS: usize = 5;
+#[cfg(target_arch = "aarch64")]
+const IN_REGISTERS: usize = 7;
+
+type Words = *const *const c_char;
+
+interpose! {
+    /// `int execve(const char *, char *const [], char *const [])`
+    fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
+        posix::before_exec();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int execv(const char *, char *const [])`
+    fn execv(path: *const c_char, arguments: Words) -> c_int {
+        posix::before_exec();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int execvp(const char *, char *const [])`
+    fn execvp(file: *const c_char, arguments: Words) -> c_int {
+        posix::before_exec();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int execvpe(const char *, char *const [], char *const [])`
+    fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
+        posix::before_exec();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int fexecve(int, char *const [], char *const [])`
+    fn fexecve(fd: c_int, arguments: Words, environment: Words) -> c_int {
+        posix::before_exec();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int execveat(int, const char *, char *const [], char *const [], int)`
+    fn execveat(
+        directory: c_int,
+        path: *const c_char,
+        arguments: Words,
+        environment: Words,
+        flags: c_int,
+    ) -> c_int {
+        posix::before_exec();
+        Err(Refusal::NotOurs)
+    }
+}
+
+/// Defines a symbol with variable arguments: they are laid out in memory as they came, those of the
+/// registers first, then one word that is none, then those of the stack.
+macro_rules! gather {
+    ($($(#[$note:meta])* $name:ident => $gathered:ident;)*) => { $(
+        $(#[$note])*
+        ///
+        /// # Safety
+        /// The contract of the C function of this name.
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            #[cfg(target_arch = "x86_64")]
+            std::arch::naked_asm!(
+                "push r9",
+                "push r8",
+                "push rcx",
+                "push rdx",
+                "push rsi",
+                "mov rsi, rsp",
+                "call {gathered}",
+                "add rsp, 40",
+                "ret",
+                gathered = sym $gathered,
+            );
+            #[cfg(target_arch = "aarch64")]
+            std::arch::naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "stp x1, x2, [sp, #16]",
+                "stp x3, x4, [sp, #32]",
+                "stp x5, x6, [sp, #48]",
+                "str x7, [sp, #64]",
+                "add x1, sp, #16",
+                "bl {gathered}",
+                "ldp x29, x30, [sp], #80",
+                "ret",
+                gathered = sym $gathered,
+            );
+        }
+    )* };
+}
+
+gather! {
+    /// `int execl(const char *, const char *, ...)`
+    execl => gathered_execl;
+    /// `int execlp(const char *, const char *, ...)`
+    execlp => gathered_execlp;
+    /// `int execle(const char *, const char *, ..., char *const [])`
+    execle => gathered_execle;
+}
+
+unsafe extern "C" fn gathered_execl(path: *const c_char, laid_out: Words) -> c_int {
+    // SAFETY: the caller of `execl` ends its arguments with a null pointer.
+    let arguments = unsafe { Laid { laid_out }.arguments() };
+    // SAFETY: the contract of `execl`.
+    unsafe { execv(path, arguments.as_ptr()) }
+}
+
+unsafe extern "C" fn gathered_execlp(file: *const c_char, laid_out: Words) -> c_int {
+    // SAFETY: as in `gathered_execl`.
+    let arguments = unsafe { Laid { laid_out }.arguments() };
+    // SAFETY: the contract of `execlp`.
+    unsafe { execvp(file, arguments.as_ptr()) }
+}
+
+unsafe extern "C" fn gathered_execle(path: *const c_char, laid_out: Words) -> c_int {
+    let laid = Laid { laid_out };
+    // SAFETY: as in `gathered_execl`; the environment follows the null pointer.
+    let (arguments, environment) = unsafe {
+        let arguments = laid.arguments();
+        let environment = laid.word(arguments.len());
+        (arguments, environment)
+    };
+    // SAFETY: the contract of `execle`.
+    unsafe { execve(path, arguments.as_ptr(), environment.cast()) }
+}
+
+/// Variable arguments as `gather!` lays them out.
+struct Laid {
+    laid_out: Words,
+}
+
+impl Laid {
+    /// # Safety
+    /// There are more than `index` arguments.
+    unsafe fn word(&self, index: usize) -> *const c_char {
+        let place = index + usize::from(index >= IN_REGISTERS);
+        // SAFETY: the caller's promise.
+        unsafe { *self.laid_out.add(place) }
+    }
+
+    /// With the null pointer that ends them.
+    ///
+    /// # Safety
+    /// They end with a null pointer.
+    unsafe fn arguments(&self) -> Vec<*const c_char> {
+        // SAFETY: nothing behind the null pointer is looked at.
+        let given = (0..).map(|index| unsafe { self.word(index) });
+        let mut arguments: Vec<_> = given.take_while(|argument| !argument.is_null()).collect();
+        arguments.push(ptr::null());
+        arguments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_come_in_their_order_whichever_way_they_came() {
+        let words: Vec<*const c_char> = (1..=20).map(ptr::without_provenance).collect();
+        let mut laid_out = words.clone();
+        laid_out.insert(IN_REGISTERS, ptr::without_provenance(99));
+        laid_out.push(ptr::null());
+        let laid = Laid {
+            laid_out: laid_out.as_ptr(),
+        };
+        // SAFETY: a null pointer ends them.
+        let arguments = unsafe { laid.arguments() };
+        assert_eq!(arguments[..20], words);
+        assert!(arguments[20].is_null());
+    }
+}

@@ -1,0 +1,211 @@
+//! Sessions that move between processes which share a descriptor (ADR 8). Who asks for one that
+//! another process holds gets it once that one has given it back; from the second time on the server
+//! keeps it and relays, since nobody could have it for long.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use portolan_control::{Command, Errno, Holder, Phase};
+use portolan_proto::control::ReplyBody;
+use portolan_sys::unix;
+use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
+use tracing::info;
+
+use crate::clients::{Answer, ClientId};
+use crate::listen::pack;
+use crate::server::Server;
+
+/// How long the holder may take. One that is stopped or hung loses the session: its numbers are in
+/// its memory only, and what it has published is not enough to go on from.
+const RECALL_WITHIN: Duration = Duration::from_secs(2);
+
+/// A request that waits for a session.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker {
+    pub client: ClientId,
+    pub request: u32,
+    pub slot: Slot,
+}
+
+/// A session on its way back.
+#[derive(Debug)]
+pub struct Recall {
+    until: Instant,
+    askers: Vec<Asker>,
+}
+
+impl Server {
+    /// `Cache`: a session goes to the process.
+    pub fn cache(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        slot: Slot,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        if let Some(descriptor) = descriptor {
+            self.recognise(channel, id, &descriptor)?;
+        }
+        let session = self.registry.admit(channel, Command::Cache, id)?;
+        if session.protocol != Protocol::Tcp {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if session.owner() != Some(channel) {
+            self.registry.has_room(channel)?;
+        }
+        match (session.holder, session.phase) {
+            (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
+            (Holder::Process(..), _) => Ok(Answer::Recall(id, slot)),
+            (_, Phase::Relayed) => {
+                self.registry.entitle(id, channel);
+                Ok(ReplyBody::Relayed.into())
+            }
+            _ => self.give(channel, id, slot),
+        }
+    }
+
+    /// The descriptor shows that the process may have the session.
+    fn recognise(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        descriptor: &OwnedFd,
+    ) -> Result<(), Errno> {
+        let cookie = unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
+        let known = self.registry.by_cookie(cookie).map(|session| session.id);
+        if known != Some(id) {
+            return Err(Errno::BADF);
+        }
+        self.registry.entitle(id, channel);
+        Ok(())
+    }
+
+    fn give(&mut self, channel: ChannelId, id: SessionId, slot: Slot) -> Result<Answer, Errno> {
+        self.server_slot(id).ok_or(Errno::INVAL)?;
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        if let Some(listener) = session.listener
+            && let Some(listener) = self.listeners.get_mut(&listener)
+        {
+            listener.has_accepted(id);
+        }
+        self.registry.entitle(id, channel);
+        let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
+        let (capsule, fd) = pack(session.to_capsule())?;
+        let fds = fd.into_iter().collect();
+        Ok(Answer::Reply(
+            ReplyBody::Cached {
+                capsule,
+                generation,
+            },
+            fds,
+        ))
+    }
+
+    /// Keeps a session for the next process that asks, as long as there is a descriptor.
+    pub fn park(&mut self, id: SessionId) {
+        let phase = if self.fars.contains_key(&id) {
+            Phase::Parked
+        } else {
+            Phase::Closing
+        };
+        self.set_phase(id, phase);
+        if phase == Phase::Closing {
+            self.close_held(id);
+        }
+    }
+
+    /// Asks the holder for a session that somebody else wants.
+    pub fn recall(&mut self, id: SessionId, asker: Asker) {
+        if let Some(recall) = self.recalls.get_mut(&id) {
+            recall.askers.push(asker);
+            return;
+        }
+        let until = self.now + RECALL_WITHIN;
+        let askers = vec![asker];
+        self.recalls.insert(id, Recall { until, askers });
+        self.counters.recalls += 1;
+        if let Some(session) = self.registry.session_mut(id) {
+            session.recalls += 1;
+            if let Holder::Process(holder, _) = session.holder
+                && let Some(channel) = self.channels.get_mut(&holder)
+            {
+                channel.recalled.push(id);
+                channel.alert.ring();
+            }
+        }
+    }
+
+    /// `Recalls`.
+    pub fn take_recalls(&mut self, channel: ChannelId) -> Answer {
+        let recalled = self
+            .channels
+            .get_mut(&channel)
+            .map(|channel| std::mem::take(&mut channel.recalled));
+        ReplyBody::Recalled(recalled.unwrap_or_default()).into()
+    }
+
+    /// The session is here again: whoever waits for it hears how it goes on.
+    pub fn end_recall(&mut self, id: SessionId) {
+        let Some(recall) = self.recalls.remove(&id) else {
+            return;
+        };
+        let is_first = self.registry.session(id).is_some_and(|s| s.recalls <= 1);
+        if self.phase(id) == Some(Phase::Parked) && !(is_first && recall.askers.len() == 1) {
+            self.start_relay(id);
+        }
+        for asker in recall.askers {
+            self.answer_asker(id, asker);
+        }
+    }
+
+    /// As if the request had come now.
+    fn answer_asker(&mut self, id: SessionId, asker: Asker) {
+        let channel = self
+            .clients
+            .get(&asker.client)
+            .and_then(|client| client.channel);
+        let Some(channel) = channel else { return };
+        let (body, fds) = match self.cache(channel, id, asker.slot, None) {
+            Ok(Answer::Reply(body, fds)) => (body, fds),
+            Ok(Answer::Recall(..)) => return self.recall(id, asker),
+            Ok(Answer::Silence) => return,
+            Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
+        };
+        self.reply(asker.client, asker.request, body, fds);
+    }
+
+    /// The session will not come back.
+    pub fn fail_recall(&mut self, id: SessionId) {
+        let Some(recall) = self.recalls.remove(&id) else {
+            return;
+        };
+        for asker in recall.askers {
+            let errno = Errno::CONNRESET.0;
+            self.reply(
+                asker.client,
+                asker.request,
+                ReplyBody::Error { errno },
+                Vec::new(),
+            );
+        }
+    }
+
+    /// Resets what holders did not give back. Returns when to come back.
+    pub fn drive_recalls(&mut self) -> Option<Instant> {
+        let overdue: Vec<SessionId> = self
+            .recalls
+            .iter()
+            .filter(|(_, recall)| recall.until <= self.now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in overdue {
+            info!(
+                session = id.0,
+                "its holder does not give a session back: reset"
+            );
+            self.counters.recall_timeouts += 1;
+            self.abort_orphan(id);
+        }
+        self.recalls.values().map(|recall| recall.until).min()
+    }
+}

@@ -1,0 +1,131 @@
+//! A connection that several processes share: forked, inherited by another program, used by turns.
+//! Whoever uses it, its peer sees one stream.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::process::Stdio;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::Background;
+use portolan_netns::Namespace;
+use portolan_programs::{PYTHON, bed, counter};
+
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/shared.py");
+const PORT: u16 = 7030;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn serve(bed: &Bed, way: &str) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command
+        .args([SERVER, way])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .stdout(Stdio::piped());
+    Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A connection of the kernel's in the client's namespace, once the server listens.
+fn connect(client: &Namespace, bed: &Bed) -> TcpStream {
+    let endpoint = bed.endpoint(PORT);
+    let connected = client.enter(|| {
+        (0..100).find_map(|_| {
+            let stream = TcpStream::connect(endpoint).ok();
+            if stream.is_none() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            stream
+        })
+    });
+    let stream = connected.expect("the server listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    stream
+}
+
+/// Sends blocks one after the other and has each come back.
+fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
+    for block in 0..blocks {
+        let sent: Vec<u8> = (0..size).map(|i| (i * 7 + block) as u8).collect();
+        stream.write_all(&sent).expect("it takes octets");
+        let mut got = vec![0; size];
+        stream.read_exact(&mut got).expect("they come back");
+        assert!(got == sent, "block {block} differs");
+    }
+}
+
+fn assert_ends_in_order(mut stream: TcpStream) {
+    stream.shutdown(Shutdown::Write).expect("connected");
+    let rest = stream.read(&mut [0; 1]).expect("no reset");
+    assert_eq!(rest, 0);
+}
+
+fn echoes(way: &str, connections: usize) -> Bed {
+    let bed = bed();
+    let _server = serve(&bed, way);
+    for _ in 0..connections {
+        let mut stream = connect(bed.namespace(Side::Client), &bed);
+        exchange(&mut stream, 8, 5000);
+        assert_ends_in_order(stream);
+    }
+    bed
+}
+
+fn recalled(bed: &Bed) -> u64 {
+    counter(bed, Side::Server, "server", "sessions-recalled")
+}
+
+#[test]
+fn a_child_serves_what_its_parent_accepted() {
+    echoes("forking", 10);
+}
+
+#[test]
+fn a_program_that_knows_no_sockets_serves_an_inherited_one() {
+    echoes("inherited", 10);
+}
+
+#[test]
+fn children_that_do_not_use_a_connection_cost_nothing() {
+    let bed = echoes("bystander", 3);
+    assert_eq!(recalled(&bed), 0);
+    let cached = counter(&bed, Side::Server, "server", "sessions-cached");
+    assert_eq!(cached, 3, "once for each connection");
+}
+
+#[test]
+fn parent_and_child_use_a_connection_by_turns() {
+    let bed = echoes("alternating", 3);
+    assert!(recalled(&bed) >= 3);
+}
+
+#[test]
+fn a_parent_that_waits_for_events_shares_with_its_children() {
+    let bed = echoes("together", 3);
+    assert!(recalled(&bed) >= 3);
+}
+
+#[test]
+fn a_child_goes_on_where_its_parent_ends() {
+    echoes("left_behind", 1);
+}
+
+#[test]
+fn a_holder_that_is_stopped_loses_the_connection() {
+    let bed = bed();
+    let mut server = serve(&bed, "hung");
+    let mut stream = connect(bed.namespace(Side::Client), &bed);
+    stream.write_all(b"go\n").expect("connected");
+    let mut all = Vec::new();
+    let ended = stream.read_to_end(&mut all);
+    assert_eq!(all, b"mine\n");
+    assert_eq!(
+        ended.map_err(|error| error.kind()),
+        Err(std::io::ErrorKind::ConnectionReset)
+    );
+    assert_eq!(counter(&bed, Side::Server, "server", "recall-timeouts"), 1);
+    server
+        .signal(rustix::process::Signal::TERM)
+        .expect("it runs");
+    assert!(server.wait(PATIENCE));
+    assert!(server.finish().contains("reset"));
+}
