@@ -30,6 +30,8 @@ pub(crate) struct Core {
     /// Sessions of closed sockets that no server took over: they end here.
     orphans: Vec<Slot>,
     watch: Watch,
+    /// Streams with octets whose way is watched.
+    stamped: Vec<Slot>,
     outbox: Vec<RequestBody>,
     /// Sockets whose owners get SIGURG.
     alarms: Vec<Arc<Socket>>,
@@ -48,6 +50,7 @@ impl Core {
             sockets: Vec::new(),
             orphans: Vec::new(),
             watch: Watch::default(),
+            stamped: Vec::new(),
             outbox: Vec::new(),
             alarms: Vec::new(),
             attended: 0,
@@ -123,8 +126,42 @@ impl Core {
             }
         }
         self.dispatch();
+        self.pass_stamps(now);
         self.bury_orphans();
         self.watch.hurry(self.duty());
+    }
+
+    /// Watches the way of what the stream at `slot` was given last.
+    pub(crate) fn stamp(&mut self, now: Instant, slot: Slot, flags: u32) {
+        let (Some(session), Some(Some(socket))) =
+            (self.stack.tcp(slot), self.sockets.get(slot.0 as usize))
+        else {
+            return;
+        };
+        socket.stamps().mark(&session.connection.edges(), flags);
+        if !self.stamped.contains(&slot) {
+            self.stamped.push(slot);
+        }
+        self.pass_stamps(now);
+    }
+
+    fn pass_stamps(&mut self, now: Instant) {
+        if self.stamped.is_empty() {
+            return;
+        }
+        let (stack, sockets) = (&mut self.stack, &self.sockets);
+        self.stamped.retain(|&slot| {
+            let (Some(session), Some(Some(socket))) =
+                (stack.tcp(slot), sockets.get(slot.0 as usize))
+            else {
+                return false;
+            };
+            let has_news = socket.stamps().pass(now, &session.connection.edges());
+            if has_news {
+                socket.notify(Events::ERROR);
+            }
+            socket.stamps().is_waiting()
+        });
     }
 
     /// What wakes whoever watches the channel, besides its frames.

@@ -19,6 +19,7 @@ pub mod posix;
 mod process;
 mod report;
 mod socket;
+mod stamps;
 mod table;
 mod wait;
 mod watch;

@@ -97,6 +97,8 @@ pub(crate) mod timestamping {
     pub(crate) const RX_SOFTWARE: u32 = 1 << 3;
     pub(crate) const SOFTWARE: u32 = 1 << 4;
     pub(crate) const OPT_ID: u32 = 1 << 7;
+    pub(crate) const TX_SCHED: u32 = 1 << 8;
+    pub(crate) const TX_ACK: u32 = 1 << 9;
     pub(crate) const OPT_TSONLY: u32 = 1 << 11;
     /// All there are.
     pub(crate) const MASK: i32 = (1 << 18) - 1;

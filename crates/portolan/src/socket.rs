@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::core::Core;
 use crate::epoll::Epoll;
 use crate::options::Options;
+use crate::stamps::Stamps;
 use crate::table::Hidden;
 use crate::wait::Waiter;
 
@@ -80,6 +81,9 @@ pub(crate) struct Socket {
     options: Mutex<Options>,
     watchers: Mutex<Watchers>,
     datagrams: Mutex<Datagrams>,
+    stamps: Mutex<Stamps>,
+    /// Was it ever asked to stamp what it sends? Others need not look.
+    is_stamping: AtomicBool,
     error: AtomicI32,
     /// An active open has ended, or goes on, that no `connect` has told of yet.
     has_news: AtomicBool,
@@ -182,9 +186,11 @@ impl Socket {
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
             wants_times: AtomicBool::new(options.wants_times()),
+            is_stamping: AtomicBool::new(options.timestamping() != 0),
             options: Mutex::new(options),
             watchers: Mutex::default(),
             datagrams: Mutex::default(),
+            stamps: Mutex::default(),
             error: AtomicI32::new(0),
             has_news: AtomicBool::new(false),
             shut: AtomicU8::new(0),
@@ -263,6 +269,20 @@ impl Socket {
         self.datagrams
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Of what a stream sends; nothing else is locked while it is.
+    pub(crate) fn stamps(&self) -> MutexGuard<'_, Stamps> {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `SO_TIMESTAMPING` was set, or came with a message.
+    pub(crate) fn start_stamping(&self) {
+        self.is_stamping.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stamping(&self) -> bool {
+        self.is_stamping.load(Ordering::Relaxed)
     }
 
     fn watchers(&self) -> MutexGuard<'_, Watchers> {
@@ -399,6 +419,11 @@ impl Socket {
                 let wire_is_full = core.channel.is_full();
                 error
                     | match core.stack.get_mut(slot) {
+                        Some(Session::Tcp(session))
+                            if self.is_stamping() && self.stamps().has_some() =>
+                        {
+                            tcp_readiness(session) | ERR
+                        }
                         Some(Session::Tcp(session)) => tcp_readiness(session),
                         Some(Session::Udp(session)) => {
                             udp_readiness(session, wire_is_full) | self.shut_readiness()

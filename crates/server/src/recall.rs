@@ -19,6 +19,9 @@ use crate::server::Server;
 /// its memory only, and what it has published is not enough to go on from.
 const RECALL_WITHIN: Duration = Duration::from_secs(2);
 
+/// Requests that may wait for one session.
+const ASKERS_MAX: usize = 64;
+
 /// A request that waits for a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
@@ -116,9 +119,16 @@ impl Server {
 
     /// Asks the holder for a session that somebody else wants.
     pub fn recall(&mut self, id: SessionId, asker: Asker) {
-        if let Some(recall) = self.recalls.get_mut(&id) {
-            recall.askers.push(asker);
-            return;
+        match self.recalls.get_mut(&id) {
+            Some(recall) if recall.askers.len() < ASKERS_MAX => {
+                recall.askers.push(asker);
+                return;
+            }
+            Some(_) => {
+                self.refuse_asker(asker, Errno::NOBUFS);
+                return;
+            }
+            None => {}
         }
         let until = self.now + RECALL_WITHIN;
         let askers = vec![asker];
@@ -180,14 +190,14 @@ impl Server {
             return;
         };
         for asker in recall.askers {
-            let errno = Errno::CONNRESET.0;
-            self.reply(
-                asker.client,
-                asker.request,
-                ReplyBody::Error { errno },
-                Vec::new(),
-            );
+            self.refuse_asker(asker, Errno::CONNRESET);
         }
+    }
+
+    fn refuse_asker(&mut self, asker: Asker, errno: Errno) {
+        self.counters.refused += 1;
+        let body = ReplyBody::Error { errno: errno.0 };
+        self.reply(asker.client, asker.request, body, Vec::new());
     }
 
     /// Resets what holders did not give back. Returns when to come back.

@@ -18,7 +18,7 @@ use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::events::Events;
 use crate::fastopen::{Cookie, FastOpen};
-use crate::figures::Figures;
+use crate::figures::{Edges, Figures};
 use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
 use crate::output::Reset;
 use crate::path_mtu::PathMtu;
@@ -714,6 +714,15 @@ impl Connection {
             delivered_marked: self.counters.delivered_marked,
             reordering: send.board.reordering(),
             reorderings: send.board.reorderings(),
+        }
+    }
+
+    /// Where sending stands.
+    pub fn edges(&self) -> Edges {
+        Edges {
+            una: self.send.una,
+            nxt: self.send.nxt,
+            end: self.send.data_end(),
         }
     }
 

@@ -2,6 +2,8 @@
 
 use core::time::Duration;
 
+use portolan_types::SeqNum;
+
 use crate::config::CongestionKind;
 
 /// A snapshot; sizes and windows in octets.
@@ -85,4 +87,13 @@ pub struct Figures {
     /// How many segments one was late, at most, and how often one was.
     pub reordering: u32,
     pub reorderings: u32,
+}
+
+/// Where sending stands (RFC 9293 §3.3.1): oldest unacknowledged octet, next to be sent, and the end of what
+/// the application has given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edges {
+    pub una: SeqNum,
+    pub nxt: SeqNum,
+    pub end: SeqNum,
 }

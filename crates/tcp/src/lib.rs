@@ -40,7 +40,7 @@ pub use ecn::Codepoint;
 pub use error::{Error, IcmpError, IcmpKind};
 pub use events::Events;
 pub use fastopen::{Cookie, CookieVerdict, FastOpen, fast_open_cookie, judge_cookie};
-pub use figures::Figures;
+pub use figures::{Edges, Figures};
 pub use listen::{ListenAnswer, judge_at_listener};
 pub use output::Segment;
 pub use reset::reset_for;

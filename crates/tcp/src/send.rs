@@ -287,7 +287,7 @@ impl Sender {
         self.fin && self.nxt.at_or_before(self.data_end())
     }
 
-    fn data_end(&self) -> SeqNum {
+    pub(crate) fn data_end(&self) -> SeqNum {
         self.una + self.buffer.len() as u32
     }
 

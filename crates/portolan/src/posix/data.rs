@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_sys::descriptor;
+use portolan_sys::{clock, descriptor};
 use portolan_tcp::Connection;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
@@ -14,11 +14,11 @@ use rustix::io::Errno;
 use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::connect::{complete_connect, connect_with, wait_connected};
-use super::datagram::{Control, SendControl, receive_udp, send_udp, times};
+use super::datagram::{Control, SendControl, receive_stamp, receive_udp, send_udp, times};
 use super::oob::receive_urgent;
 use super::{Answer, Stop, deadline_after, find_here, wherever};
 use crate::core::Core;
-use crate::options::Options;
+use crate::options::{Options, timestamping};
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 
@@ -81,6 +81,9 @@ fn receive_tcp(
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Result<Received, Stop> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return receive_stamp(process, socket);
+    }
     if flags & libc::MSG_OOB != 0 {
         return receive_urgent(process, socket, buffers, flags);
     }
@@ -253,7 +256,11 @@ pub fn send_message(
             (Phase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
                 Err(Errno::ISCONN.into())
             }
-            (Phase::Cached, Protocol::Tcp) => send_tcp(process, &socket, buffers, flags),
+            (Phase::Cached, Protocol::Tcp) => {
+                let sent = send_tcp(process, &socket, buffers, flags)?;
+                stamp_stream(process, &socket, control);
+                Ok(sent)
+            }
             (Phase::Cached | Phase::Idle, Protocol::Udp) => {
                 send_udp(process, fd, &socket, buffers, to, flags, control)
             }
@@ -317,6 +324,20 @@ fn send_first(
         Ok(count) => Ok(taken + count),
         Err(_) if taken > 0 => Ok(taken),
         Err(stop) => Err(stop),
+    }
+}
+
+/// Watches the way of the last octet sent, if that is asked for.
+fn stamp_stream(process: &Process, socket: &Socket, control: &SendControl) {
+    match control.timestamping {
+        Some(_) => socket.start_stamping(),
+        None if socket.is_stamping() => {}
+        None => return,
+    }
+    let of_socket = socket.options().timestamping();
+    let flags = of_socket | control.timestamping.unwrap_or(0);
+    if flags & (timestamping::TX_SCHED | timestamping::TX_SOFTWARE | timestamping::TX_ACK) != 0 {
+        process.lock().stamp(clock::now(), socket.slot(), flags);
     }
 }
 

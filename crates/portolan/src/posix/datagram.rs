@@ -305,6 +305,36 @@ fn receive_error(
     })
 }
 
+/// `MSG_ERRQUEUE` of a stream: what has become of octets that were to be stamped.
+pub(super) fn receive_stamp(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+) -> Result<Received, Stop> {
+    process.lock().attend(clock::now());
+    let stamp = socket.stamps().take().ok_or(Errno::AGAIN)?;
+    let error = ExtendedError {
+        errno: libc::ENOMSG,
+        origin: ORIGIN_TIMESTAMPING,
+        kind: 0,
+        code: 0,
+        info: stamp.kind,
+        data: stamp.number,
+        offender: None,
+        is_v6: socket.family == Family::V6,
+    };
+    let is_told = socket.options().timestamping() & timestamping::SOFTWARE != 0;
+    Ok(Received {
+        length: 0,
+        from: None,
+        flags: libc::MSG_ERRQUEUE,
+        control: Control {
+            timestamping: is_told.then(|| since_epoch(stamp.at)),
+            error: Some(error),
+            ..Control::default()
+        },
+    })
+}
+
 fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {
     let (origin, kind, code) = match error.cause {
         ErrorCause::Local => (1, 0, 0),

@@ -7,7 +7,8 @@ use portolan_sys::memory;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::{Answer, Stop, find, find_here};
+use super::migrate::obtain;
+use super::{Answer, Stop, find};
 use crate::socket::Phase;
 
 /// Is the next octet urgent? (`asm-generic/sockios.h`)
@@ -27,12 +28,13 @@ pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
 
 pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
     fn answer(fd: RawFd, request: u64, argument: usize) -> Result<i32, Stop> {
-        let (socket, process) = find_here(fd)?;
+        let (socket, process) = find(fd)?;
         if request == libc::FIONBIO {
             let on = memory::read_int(argument)? != 0;
             socket.set_nonblocking(on);
             return Err(Stop::NotOurs);
         }
+        obtain(process, fd, &socket)?;
         if request == SIOCATMARK && socket.protocol == Protocol::Udp {
             return Err(Errno::NOTTY.into());
         }

@@ -54,10 +54,16 @@ pub(super) fn obtain(
             become_relayed(process, socket);
             Ok(())
         }
-        other => {
+        lost @ Ok((
+            ReplyBody::Error {
+                errno: libc::ECONNRESET | libc::EBADF,
+            },
+            _,
+        )) => {
             socket.set_phase(Phase::Closed);
-            Err(refusal(other))
+            Err(refusal(lost))
         }
+        other => Err(refusal(other)),
     }
 }
 

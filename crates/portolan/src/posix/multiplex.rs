@@ -224,6 +224,8 @@ fn kernel_control(
         (_, event) => event,
     };
     descriptor::epoll_control(epoll.fd, operation, fd, event)?;
+    // Sleepers are signalled with the core held.
+    let _core = Process::running().map(Process::lock);
     match operation {
         libc::EPOLL_CTL_ADD => epoll.kernel_member_added(),
         libc::EPOLL_CTL_DEL => epoll.kernel_member_removed(),

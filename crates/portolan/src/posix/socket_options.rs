@@ -16,7 +16,7 @@ use super::datagram::uncork;
 use super::groups::{sending_interface, set_membership};
 use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find_here, tcp_info};
-use crate::options::CONGESTION_NAME;
+use crate::options::{CONGESTION_NAME, timestamping};
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
 
@@ -29,6 +29,10 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         check_phase(&socket, level, name, value)?;
         if let Some(changed) = set_membership(process, &socket, level, name, value) {
             return changed;
+        }
+        if (level, name) == (SOL_SOCKET, libc::SO_TIMESTAMPING) && socket.protocol == Protocol::Tcp
+        {
+            count_octets(process, &socket, value)?;
         }
         let told = socket.options().handshake();
         if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
@@ -72,6 +76,24 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         Ok(())
     }
     set(fd, level, name, value).into()
+}
+
+/// With `SOF_TIMESTAMPING_OPT_ID` stamps tell octets by their number, from where the peer's
+/// acknowledgements stand when it is first set.
+fn count_octets(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), Errno> {
+    socket.start_stamping();
+    let Some(flags) = value.first_chunk().map(|flags| u32::from_ne_bytes(*flags)) else {
+        return Ok(());
+    };
+    if flags & !socket.options().timestamping() & timestamping::OPT_ID == 0 {
+        return Ok(());
+    }
+    let mut core = process.lock();
+    let session = core.stack.tcp(socket.slot());
+    let session = session.filter(|_| socket.phase() == Phase::Cached);
+    let base = session.ok_or(Errno::INVAL)?.connection.edges().una;
+    socket.stamps().count_from(base);
+    Ok(())
 }
 
 /// What Linux takes only before a socket is connected, or only afterwards.

@@ -21,6 +21,75 @@ pub fn run(side: &mut Side) {
     queues(side);
     deferred(side);
     times(side);
+    sent_times(side);
+}
+
+/// What the error queue tells of octets that were sent: which kind of stamp, and of which octet.
+fn sent_times(side: &mut Side) {
+    // linux/net_tstamp.h
+    const SOFTWARE: i32 = 1 << 4;
+    const SENT: i32 = 1 << 1;
+    const NUMBERED: i32 = 1 << 7;
+    const QUEUED: i32 = 1 << 8;
+    const ACKNOWLEDGED: i32 = 1 << 9;
+    const BARE: i32 = 1 << 11;
+    if !side.is_server() {
+        let idle = side.socket(STREAM);
+        let set = call::set_option(idle, SOL_SOCKET, libc::SO_TIMESTAMPING, &NUMBERED);
+        side.report("time of sending: unconnected", told(set));
+    }
+    let rows = [
+        ("sent", SENT | SOFTWARE | BARE),
+        ("acknowledged", SENT | ACKNOWLEDGED | SOFTWARE | BARE),
+        (
+            "numbered",
+            SENT | QUEUED | ACKNOWLEDGED | NUMBERED | SOFTWARE | BARE,
+        ),
+        ("untold", SENT | NUMBERED | BARE),
+    ];
+    let socket = side.connection();
+    for (name, flags) in rows {
+        if side.is_server() {
+            let mut room = [0; 100];
+            call::receive(socket, &mut room, libc::MSG_WAITALL).expect("receive");
+            side.step();
+            continue;
+        }
+        let set = call::set_option(socket, SOL_SOCKET, libc::SO_TIMESTAMPING, &flags);
+        call::send(socket, &[1; 60], 0).expect("send");
+        call::send(socket, &[1; 40], 0).expect("send");
+        side.step();
+        // The last acknowledgement may be delayed.
+        std::thread::sleep(Duration::from_millis(300));
+        side.report(&format!("time of sending: {name}: set"), told(set));
+        let ready = call::events_now(socket).map(events);
+        side.report(&format!("time of sending: {name}: ready"), told(ready));
+        let mut stamps: Vec<String> = (0..8).map_while(|_| sent_time(socket)).collect();
+        stamps.sort();
+        // Linux stamps again what it sends again, which a busy machine makes it do.
+        stamps.dedup();
+        side.report(&format!("time of sending: {name}"), format!("{stamps:?}"));
+    }
+    side.step();
+}
+
+/// One entry of the error queue.
+fn sent_time(socket: Fd) -> Option<String> {
+    let mut room = [0; 256];
+    let message = call::receive_message(socket, &mut [&mut room], libc::MSG_ERRQUEUE).ok()?;
+    let entries = message.control.iter().zip(&message.contents);
+    let entries = entries.map(|(kind, contents)| match kind.0 {
+        // The time differs.
+        SOL_SOCKET => format!("{kind:?}"),
+        _ => format!("{kind:?} {:?}", &contents[..16]),
+    });
+    let entries: Vec<String> = entries.collect();
+    Some(format!(
+        "{} octets, flags {:x}, {}",
+        message.length,
+        message.flags,
+        entries.join(", ")
+    ))
 }
 
 /// When octets came, as far as options ask; what is not read has no time.

@@ -1,0 +1,157 @@
+//! Sessions that processes ask each other for through the server: only with the descriptor as proof,
+//! and no process keeps one for ever.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use common::{Library, Near, await_some, control_path, start_server};
+use portolan_netns::Bed;
+use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody};
+use portolan_types::{SessionId, Slot};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const BADF: i32 = 9;
+const CONNRESET: i32 = 104;
+
+/// A session that `holder` has, and its peer.
+struct Scene {
+    holder: Library,
+    other: Library,
+    id: SessionId,
+    near: Near,
+    slot: Slot,
+    peer: TcpStream,
+    kernel: TcpListener,
+    path: PathBuf,
+}
+
+fn scene(bed: &Bed) -> Scene {
+    let path = control_path(&bed.a);
+    let (mut holder, other) = (Library::start(&path), Library::start(&path));
+    let any = SocketAddr::new(Bed::B4, 0);
+    let kernel = bed.b.enter(|| TcpListener::bind(any)).unwrap();
+    let (id, near, slot) = holder.open(kernel.local_addr().unwrap());
+    let (peer, _) = kernel.accept().unwrap();
+    peer.set_read_timeout(Some(PATIENCE)).unwrap();
+    Scene {
+        holder,
+        other,
+        id,
+        near,
+        slot,
+        peer,
+        kernel,
+        path,
+    }
+}
+
+impl Scene {
+    /// The other process asks, showing the descriptor.
+    fn ask(&mut self) -> u32 {
+        let body = RequestBody::Cache {
+            session: self.id,
+            slot: Slot(0),
+        };
+        self.other.client.send(body, &[self.near.0.as_fd()])
+    }
+
+    fn recalled(&mut self) -> Vec<SessionId> {
+        let mut recalled = Vec::new();
+        await_some("a recall", || {
+            match self.holder.client.ask(RequestBody::Recalls) {
+                ReplyBody::Recalled(sessions) => recalled = sessions,
+                other => panic!("{other:?}"),
+            }
+            (!recalled.is_empty()).then_some(())
+        });
+        recalled
+    }
+
+    fn answer(&mut self, request: u32) -> ReplyBody {
+        let (reply, _) = self.other.client.receive().expect("the server answers");
+        assert_eq!(reply.id, request);
+        reply.body
+    }
+}
+
+#[test]
+fn a_session_goes_to_who_asks_once_its_holder_gave_it_back() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    scene.holder.write(scene.slot, b"first");
+    let request = scene.ask();
+    assert_eq!(scene.recalled(), [scene.id]);
+    scene.holder.flush(scene.id, scene.slot, AfterFlush::Park);
+    let answer = scene.answer(request);
+    assert!(matches!(answer, ReplyBody::Cached { .. }), "{answer:?}");
+    let mut first = [0; 5];
+    scene.peer.read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"first");
+}
+
+#[test]
+fn a_session_that_is_wanted_by_two_is_relayed() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    let requests = [scene.ask(), scene.ask()];
+    assert_eq!(scene.recalled(), [scene.id]);
+    scene.holder.flush(scene.id, scene.slot, AfterFlush::Park);
+    for request in requests {
+        let answer = scene.answer(request);
+        assert!(matches!(answer, ReplyBody::Relayed), "{answer:?}");
+    }
+    let near = scene.near.0.try_clone().unwrap();
+    let mut descriptor = std::os::unix::net::UnixStream::from(near);
+    descriptor.write_all(b"relay").unwrap();
+    let mut relay = [0; 5];
+    scene.peer.read_exact(&mut relay).unwrap();
+    assert_eq!(&relay, b"relay");
+}
+
+#[test]
+fn nobody_gets_a_session_without_its_descriptor() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    let (_, own, _) = scene.other.open(scene.kernel.local_addr().unwrap());
+    let wish = |session| RequestBody::Cache {
+        session,
+        slot: Slot(1),
+    };
+    let refused = |(reply, _): (ReplyBody, _)| matches!(reply, ReplyBody::Error { errno: BADF });
+    let thief = &mut scene.other.client;
+    assert!(refused(thief.ask_with(wish(scene.id), &[])));
+    assert!(refused(thief.ask_with(wish(scene.id), &[own.0.as_fd()])));
+    let counted = thief.counter("server", "sessions-recalled");
+    assert_eq!(counted, 0);
+}
+
+#[test]
+fn a_holder_that_does_not_answer_or_dies_loses_the_session() {
+    for dies in [false, true] {
+        let bed = Bed::veth();
+        let _server = start_server(&bed.a);
+        let mut scene = scene(&bed);
+        let request = scene.ask();
+        assert_eq!(scene.recalled(), [scene.id]);
+        if dies {
+            scene.holder = Library::start(&scene.path);
+        }
+        let answer = scene.answer(request);
+        assert!(
+            matches!(answer, ReplyBody::Error { errno: CONNRESET }),
+            "{answer:?}"
+        );
+        let ended = scene.peer.read(&mut [0; 1]).map_err(|error| error.kind());
+        assert_eq!(ended, Err(std::io::ErrorKind::ConnectionReset));
+        let late = scene.other.client.counter("server", "recall-timeouts");
+        assert_eq!(late, u64::from(!dies));
+    }
+}
