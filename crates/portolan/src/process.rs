@@ -3,7 +3,7 @@
 //! Made when the program opens its first socket. A forked child starts anew, when it needs to.
 
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -121,6 +121,16 @@ impl Process {
             warn("the server has gone", mode);
         }
         absent(mode)
+    }
+
+    /// One request on a connection of its own.
+    pub(crate) fn ask_unregistered(
+        request: RequestBody,
+        descriptor: BorrowedFd<'_>,
+    ) -> Option<ReplyBody> {
+        let control = Control::connect(&socket_path().ok()?).ok()?;
+        let (reply, _) = control.call(request, &[descriptor]).ok()?;
+        Some(reply)
     }
 
     /// Does no filter send packets here any more? A server that stops takes its filter along and

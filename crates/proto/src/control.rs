@@ -75,6 +75,9 @@ pub enum RequestBody {
     /// One that another process holds is recalled from it first; for that the packet carries the
     /// descriptor, as proof. Reply: `Cached`, `Relayed` or `Error`.
     Cache { session: SessionId, slot: Slot },
+    /// Has the server relay a session, for a process that has its descriptor, which the packet
+    /// carries, and no channel; needs no `Hello`. Reply: `Relayed` or `Error`.
+    Relay { session: SessionId },
     /// Which sessions does the server want back? Asked when the alert rings. Reply: `Recalled`.
     Recalls,
     /// Returns a cached session. Reply: `Done`, after which the server holds it.

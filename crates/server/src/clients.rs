@@ -9,13 +9,13 @@ use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, ReceiveError, SendError};
-use portolan_types::{ChannelId, SessionId, Slot};
+use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
 use crate::opens::{Target, Wish};
 use crate::poll::Token;
-use crate::recall::Asker;
+use crate::recall::{Asker, Want};
 use crate::server::{Server, Source};
 
 /// Replies that may wait for a client that does not read; beyond, it is disconnected.
@@ -50,7 +50,7 @@ pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
     Silence,
     /// The reply comes when the session's holder has given it back.
-    Recall(SessionId, Slot),
+    Recall(SessionId, Want),
 }
 
 impl From<ReplyBody> for Answer {
@@ -143,16 +143,13 @@ impl Server {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Silence) => return,
-            Ok(Answer::Recall(session, slot)) => {
-                let request = request.id;
-                self.recall(
-                    session,
-                    Asker {
-                        client: id,
-                        request,
-                        slot,
-                    },
-                );
+            Ok(Answer::Recall(session, want)) => {
+                let asker = Asker {
+                    client: id,
+                    request: request.id,
+                    want,
+                };
+                self.recall(session, asker);
                 return;
             }
             Err(errno) => {
@@ -178,6 +175,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
+            RequestBody::Relay { session } => self.relay_for_stranger(session, &fds),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
@@ -256,6 +254,7 @@ impl Server {
             }
             RequestBody::Probe => self.probe(channel, fds.pop()),
             RequestBody::Hello { .. }
+            | RequestBody::Relay { .. }
             | RequestBody::ListSessions
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus => Err(Errno::INVAL),

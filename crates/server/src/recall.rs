@@ -22,12 +22,19 @@ const RECALL_WITHIN: Duration = Duration::from_secs(2);
 /// Requests that may wait for one session.
 const ASKERS_MAX: usize = 64;
 
+/// What an asker wants of a session.
+#[derive(Clone, Copy, Debug)]
+pub enum Want {
+    CacheAt(Slot),
+    Relay,
+}
+
 /// A request that waits for a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
     pub client: ClientId,
     pub request: u32,
-    pub slot: Slot,
+    pub want: Want,
 }
 
 /// A session on its way back.
@@ -58,12 +65,30 @@ impl Server {
         }
         match (session.holder, session.phase) {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
-            (Holder::Process(..), _) => Ok(Answer::Recall(id, slot)),
+            (Holder::Process(..), _) => Ok(Answer::Recall(id, Want::CacheAt(slot))),
             (_, Phase::Relayed) => {
                 self.registry.entitle(id, channel);
                 Ok(ReplyBody::Relayed.into())
             }
             _ => self.give(channel, id, slot),
+        }
+    }
+
+    /// `Relay`: for a process that cannot register, being one of too many.
+    pub fn relay_for_stranger(&mut self, id: SessionId, fds: &[OwnedFd]) -> Result<Answer, Errno> {
+        self.verify(id, fds.first().ok_or(Errno::INVAL)?)?;
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        match (session.holder, session.phase) {
+            (Holder::Process(..), Phase::Connected) if session.protocol == Protocol::Tcp => {
+                Ok(Answer::Recall(id, Want::Relay))
+            }
+            (_, Phase::Parked | Phase::Offered) => {
+                self.accept_offered(id);
+                self.start_relay(id);
+                Ok(ReplyBody::Relayed.into())
+            }
+            (_, Phase::Relayed) => Ok(ReplyBody::Relayed.into()),
+            _ => Err(Errno::INVAL),
         }
     }
 
@@ -74,23 +99,32 @@ impl Server {
         id: SessionId,
         descriptor: &OwnedFd,
     ) -> Result<(), Errno> {
-        let cookie = unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
-        let known = self.registry.by_cookie(cookie).map(|session| session.id);
-        if known != Some(id) {
-            return Err(Errno::BADF);
-        }
+        self.verify(id, descriptor)?;
         self.registry.entitle(id, channel);
         Ok(())
     }
 
-    fn give(&mut self, channel: ChannelId, id: SessionId, slot: Slot) -> Result<Answer, Errno> {
-        self.server_slot(id).ok_or(Errno::INVAL)?;
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
-        if let Some(listener) = session.listener
-            && let Some(listener) = self.listeners.get_mut(&listener)
-        {
+    /// Is that the session's descriptor?
+    fn verify(&self, id: SessionId, descriptor: &OwnedFd) -> Result<(), Errno> {
+        let cookie = unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
+        let known = self.registry.by_cookie(cookie).map(|session| session.id);
+        if known == Some(id) {
+            Ok(())
+        } else {
+            Err(Errno::BADF)
+        }
+    }
+
+    fn accept_offered(&mut self, id: SessionId) {
+        let listener = self.registry.session(id).and_then(|s| s.listener);
+        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(&id)) {
             listener.has_accepted(id);
         }
+    }
+
+    fn give(&mut self, channel: ChannelId, id: SessionId, slot: Slot) -> Result<Answer, Errno> {
+        self.server_slot(id).ok_or(Errno::INVAL)?;
+        self.accept_offered(id);
         self.registry.entitle(id, channel);
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
         let (capsule, fd) = pack(session.to_capsule())?;
@@ -160,7 +194,14 @@ impl Server {
             return;
         };
         let is_first = self.registry.session(id).is_some_and(|s| s.recalls <= 1);
-        if self.phase(id) == Some(Phase::Parked) && !(is_first && recall.askers.len() == 1) {
+        let may_move = matches!(
+            recall.askers[..],
+            [Asker {
+                want: Want::CacheAt(_),
+                ..
+            }]
+        );
+        if self.phase(id) == Some(Phase::Parked) && !(is_first && may_move) {
             self.start_relay(id);
         }
         for asker in recall.askers {
@@ -174,8 +215,16 @@ impl Server {
             .clients
             .get(&asker.client)
             .and_then(|client| client.channel);
-        let Some(channel) = channel else { return };
-        let (body, fds) = match self.cache(channel, id, asker.slot, None) {
+        let answer = match (asker.want, channel) {
+            (Want::CacheAt(slot), Some(channel)) => self.cache(channel, id, slot, None),
+            // The asker is gone.
+            (Want::CacheAt(_), None) => return,
+            (Want::Relay, _) if self.phase(id) == Some(Phase::Relayed) => {
+                Ok(ReplyBody::Relayed.into())
+            }
+            (Want::Relay, _) => Err(Errno::CONNRESET),
+        };
+        let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Recall(..)) => return self.recall(id, asker),
             Ok(Answer::Silence) => return,

@@ -16,6 +16,7 @@ use portolan_types::{SessionId, Slot};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const BADF: i32 = 9;
+const INVAL: i32 = 22;
 const CONNRESET: i32 = 104;
 
 /// A session that `holder` has, and its peer.
@@ -129,6 +130,10 @@ fn nobody_gets_a_session_without_its_descriptor() {
     let thief = &mut scene.other.client;
     assert!(refused(thief.ask_with(wish(scene.id), &[])));
     assert!(refused(thief.ask_with(wish(scene.id), &[own.0.as_fd()])));
+    let relay = || RequestBody::Relay { session: scene.id };
+    assert!(refused(thief.ask_with(relay(), &[own.0.as_fd()])));
+    let (bare, _) = thief.ask_with(relay(), &[]);
+    assert!(matches!(bare, ReplyBody::Error { errno: INVAL }));
     let counted = thief.counter("server", "sessions-recalled");
     assert_eq!(counted, 0);
 }

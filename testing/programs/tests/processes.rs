@@ -60,7 +60,10 @@ fn assert_ends_in_order(mut stream: TcpStream) {
 }
 
 fn echoes(way: &str, connections: usize) -> Bed {
-    let bed = bed();
+    echoes_on(bed(), way, connections)
+}
+
+fn echoes_on(bed: Bed, way: &str, connections: usize) -> Bed {
     let _server = serve(&bed, way);
     for _ in 0..connections {
         let mut stream = connect(bed.namespace(Side::Client), &bed);
@@ -77,6 +80,18 @@ fn recalled(bed: &Bed) -> u64 {
 #[test]
 fn a_child_serves_what_its_parent_accepted() {
     echoes("forking", 10);
+}
+
+/// The children that the server has no channel for.
+#[test]
+fn a_child_that_cannot_register_is_relayed() {
+    for way in ["forking", "alternating", "together"] {
+        let mut bed = Bed::bare(portolan_netns::Bed::veth()).expect("root");
+        bed.set_settings("[limits]\nprocesses = 1\n");
+        bed.start_daemon(Side::Server).expect("it starts");
+        let bed = echoes_on(bed, way, 3);
+        assert_eq!(counter(&bed, Side::Server, "server", "processes"), 1);
+    }
 }
 
 #[test]

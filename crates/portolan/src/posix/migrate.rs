@@ -67,6 +67,25 @@ pub(super) fn obtain(
     }
 }
 
+/// For a process that the server has no channel for: what is away is relayed, or lost.
+pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    let setup = socket.setup();
+    let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
+        return Ok(());
+    };
+    let request = RequestBody::Relay { session };
+    let near = descriptor::borrow(fd)?;
+    let answer = Process::ask_unregistered(request, near);
+    if matches!(answer, Some(ReplyBody::Relayed)) {
+        socket.set_phase(Phase::Relayed);
+        hand_to_kernel_epolls(socket);
+        Ok(())
+    } else {
+        socket.set_phase(Phase::Closed);
+        Err(Errno::CONNRESET.into())
+    }
+}
+
 /// Its calls go to the kernel from now on, and its events come from there.
 fn become_relayed(process: &Process, socket: &Arc<Socket>) {
     // Sleepers are signalled with the core held.

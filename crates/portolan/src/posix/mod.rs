@@ -121,9 +121,17 @@ fn here() -> Option<&'static Process> {
 
 /// As [`find`], for calls that need the session: one that is away is asked for.
 fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
-    let (socket, process) = find(fd)?;
-    migrate::obtain(process, fd, &socket)?;
-    Ok((socket, process))
+    let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
+    match here() {
+        Some(process) => {
+            migrate::obtain(process, fd, &socket)?;
+            Ok((socket, process))
+        }
+        None => {
+            migrate::have_relayed(fd, &socket)?;
+            Err(Stop::NotOurs)
+        }
+    }
 }
 
 /// Makes a call again for as long as the session moves away under it.

@@ -52,6 +52,10 @@ pub fn poll(
         return Answer::NotOurs;
     }
     let Some(process) = here() else {
+        for fd in fds.iter() {
+            // A session that is lost shows as the end of its descriptor.
+            let _ = find_here(fd.fd);
+        }
         return Answer::NotOurs;
     };
     let deadline = deadline_after(timeout);
@@ -240,7 +244,13 @@ pub fn epoll_wait(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Answer<usize> {
-    let (Some(epoll), Some(process)) = (table::epoll(set), here()) else {
+    let Some(epoll) = table::epoll(set) else {
+        return Answer::NotOurs;
+    };
+    let Some(process) = here() else {
+        for (fd, _) in epoll.members_in(Phase::Away) {
+            let _ = find_here(fd);
+        }
         return Answer::NotOurs;
     };
     if epoll.is_empty() {
