@@ -106,6 +106,8 @@ fn times(side: &mut Side) {
     for (name, option, value) in rows {
         if side.is_server() {
             let set = told(call::set_option(socket, SOL_SOCKET, option, &value));
+            // Linux begins to stamp packets a moment later, in a work queue.
+            std::thread::sleep(Duration::from_millis(100));
             side.step();
             call::wait_for(socket, libc::POLLIN);
             let mut room = [0; 16];
