@@ -374,7 +374,7 @@ fn what_does_not_fit_is_fragmented_or_refused_as_the_socket_wants() {
     // A router has said that the path takes 1,000.
     for (discovery, long) in [
         (Want, Ok((Some(976), false))),
-        (Do, too_long),
+        (Do, Err(SendError::DoesNotFit { mtu: 1000 })),
         (Probe, Ok((None, true))),
         (Omit, Ok((None, false))),
     ] {
