@@ -11,7 +11,7 @@ use portolan_bench::process::Background;
 use portolan_netns::Namespace;
 use portolan_programs::{PYTHON, bed, counter};
 
-const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/shared.py");
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.py");
 const PORT: u16 = 7030;
 const PATIENCE: Duration = Duration::from_secs(20);
 
