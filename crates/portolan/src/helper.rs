@@ -6,7 +6,6 @@
 //! leader and does all the work; nothing to do until that thread has left.
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -14,6 +13,7 @@ use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_sys::wait::Bell;
 use portolan_sys::{clock, thread, wait};
 use portolan_types::Instant;
+use rustix::io::Errno;
 
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
@@ -30,12 +30,21 @@ const PUBLISH_EVERY: u32 = 10;
 const REST: Duration = Duration::from_secs(1);
 
 /// Where application threads meet the helper.
-#[derive(Default)]
 pub(crate) struct Post {
     is_started: AtomicBool,
     is_resting: AtomicBool,
     /// Ends its rest.
-    bell: OnceLock<Bell>,
+    bell: Bell,
+}
+
+impl Post {
+    pub(crate) fn new() -> Result<Post, Errno> {
+        Ok(Post {
+            is_started: AtomicBool::new(false),
+            is_resting: AtomicBool::new(false),
+            bell: Bell::from_fd(table::hide(Bell::new()?.into())),
+        })
+    }
 }
 
 impl Process {
@@ -54,9 +63,8 @@ impl Process {
     pub(crate) fn rouse_helper(&self) {
         if self.helper.is_resting.load(Ordering::Relaxed)
             && self.helper.is_resting.swap(false, Ordering::AcqRel)
-            && let Some(bell) = self.helper.bell.get()
         {
-            bell.ring();
+            self.helper.bell.ring();
         }
     }
 
@@ -167,11 +175,7 @@ impl Process {
 
     fn rest(&self, core: CoreGuard<'_>) {
         self.publish(&core);
-        let Some(bell) = self.bell() else {
-            drop(core);
-            self.pause(Vec::new(), Some(clock::now() + TICK));
-            return;
-        };
+        let bell = &self.helper.bell;
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
         let rung = pollfd(bell.as_fd().as_raw_fd(), libc::POLLIN);
@@ -179,18 +183,6 @@ impl Process {
         bell.silence();
         self.look_for_server();
         self.helper.is_resting.store(false, Ordering::Release);
-    }
-
-    /// `None` while the process is short of descriptors.
-    fn bell(&self) -> Option<&Bell> {
-        if self.helper.bell.get().is_none() {
-            let bell = Bell::new().ok()?;
-            let _ = self
-                .helper
-                .bell
-                .set(Bell::from_fd(table::hide(bell.into())));
-        }
-        self.helper.bell.get()
     }
 
     /// Puts the figures of all sessions where the server can read them.

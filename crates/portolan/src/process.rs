@@ -216,7 +216,7 @@ impl Process {
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             statistics,
             alert: Bell::from_fd(table::hide(alert)),
-            helper: helper::Post::default(),
+            helper: helper::Post::new().map_err(|e| e.to_string())?,
             id: rustix::process::getpid(),
             has_warned: AtomicBool::new(false),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),

@@ -11,8 +11,9 @@ use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
-use super::asking::{Reservation, denial, install, open_capsule, refusal};
+use super::asking::{denial, install, refusal};
 use super::lifecycle::{enter, put_under_all};
+use super::migrate::fetch;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::Process;
 use crate::socket::{Phase, Setup, Socket};
@@ -183,20 +184,8 @@ fn cache(
     session: SessionId,
     setup: Setup,
 ) -> Result<Arc<Socket>, Stop> {
-    let reservation = Reservation::at(process);
-    let slot = reservation.slot();
-    let request = RequestBody::Cache { session, slot };
-    let session = match process.control.call(request, &[]) {
-        Ok((
-            ReplyBody::Cached {
-                capsule,
-                generation,
-            },
-            mut fds,
-        )) => open_capsule(capsule, generation, &mut fds).map_err(Errno::from_raw_os_error)?,
-        other => return Err(refusal(other)),
-    };
-    let slot = reservation.keep();
+    // Nobody else can have one that was never accepted: it is not relayed.
+    let (session, slot) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
     let socket = Arc::new(Socket::accepted(listener, setup, slot));
     install(process, &socket, slot, Session::Tcp(Box::new(session)));
     Ok(socket)

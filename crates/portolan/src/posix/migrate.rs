@@ -1,14 +1,14 @@
 //! Sessions that come and go (ADR 8): asked for by the first call that needs them, given back when
 //! another process that shares the descriptor asks.
 
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody};
-use portolan_stack::Session;
+use portolan_stack::{Session, TcpSession};
 use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
-use portolan_types::{Protocol, SessionId};
+use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::Stop;
@@ -18,6 +18,33 @@ use crate::control;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
+
+/// Asks the server for a session that it or another process holds: the session, and the slot that
+/// waits for it; `None` if the server relays it.
+pub(super) fn fetch(
+    process: &'static Process,
+    session: SessionId,
+    descriptor: &[BorrowedFd<'_>],
+) -> Result<Option<(TcpSession, Slot)>, Stop> {
+    let reservation = Reservation::at(process);
+    let slot = reservation.slot();
+    let request = RequestBody::Cache { session, slot };
+    match process.control.call(request, descriptor) {
+        Ok((
+            ReplyBody::Cached {
+                capsule,
+                generation,
+            },
+            mut fds,
+        )) => {
+            let session = open_capsule(capsule, generation, &mut fds);
+            let session = session.map_err(Errno::from_raw_os_error)?;
+            Ok(Some((session, reservation.keep())))
+        }
+        Ok((ReplyBody::Relayed, _)) => Ok(None),
+        other => Err(refusal(other)),
+    }
+}
 
 /// Brings a session here that is away, or learns that it is relayed.
 pub(super) fn obtain(
@@ -32,38 +59,21 @@ pub(super) fn obtain(
     let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
-    let reservation = Reservation::at(process);
-    let slot = reservation.slot();
-    let near = descriptor::borrow(fd)?;
-    let request = RequestBody::Cache { session, slot };
-    match process.control.call(request, &[near]) {
-        Ok((
-            ReplyBody::Cached {
-                capsule,
-                generation,
-            },
-            mut fds,
-        )) => {
-            let session = open_capsule(capsule, generation, &mut fds);
-            let session = session.map_err(Errno::from_raw_os_error)?;
-            let slot = reservation.keep();
+    match fetch(process, session, &[descriptor::borrow(fd)?]) {
+        Ok(Some((session, slot))) => {
             install(process, socket, slot, Session::Tcp(Box::new(session)));
             Ok(())
         }
-        Ok((ReplyBody::Relayed, _)) => {
+        Ok(None) => {
             become_relayed(process, socket);
             Ok(())
         }
-        lost @ Ok((
-            ReplyBody::Error {
-                errno: libc::ECONNRESET | libc::EBADF,
-            },
-            _,
-        )) => {
-            socket.set_phase(Phase::Closed);
-            Err(refusal(lost))
+        Err(lost) => {
+            if let Stop::Failed(Errno::CONNRESET | Errno::BADF) = lost {
+                socket.set_phase(Phase::Closed);
+            }
+            Err(lost)
         }
-        other => Err(refusal(other)),
     }
 }
 

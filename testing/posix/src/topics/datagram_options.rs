@@ -36,7 +36,7 @@ pub fn run(side: &mut Side) {
 }
 
 /// Sends each datagram back; "end" ends.
-fn echo(socket: Fd) {
+pub(super) fn echo(socket: Fd) {
     let mut buffer = vec![0; 65_536];
     loop {
         let (length, from) = call::receive_from(socket, &mut buffer, 0).expect("receive");

@@ -12,6 +12,7 @@ use crate::{
     call::{self, Answer, DATAGRAM, Fd, Message, STREAM},
     show::{events, message_flags, read_text, told},
     side::Side,
+    topics::datagram_options::echo,
 };
 
 pub fn run(side: &mut Side) {
@@ -40,19 +41,6 @@ pub fn run(side: &mut Side) {
     peeks(side, port);
     call::send_to(socket, b"end", 0, side.there(port)).expect("send");
     look_ahead(side);
-}
-
-/// Sends each datagram back; "end" ends.
-fn echo(socket: Fd) {
-    let mut buffer = vec![0; 65_536];
-    loop {
-        let (length, from) = call::receive_from(socket, &mut buffer, 0).expect("receive");
-        if &buffer[..length] == b"end" {
-            return;
-        }
-        let from = from.expect("a datagram has a source");
-        call::send_to(socket, &buffer[..length], 0, from).expect("send");
-    }
 }
 
 const IP_LOCAL_PORT_RANGE: c_int = 51;
