@@ -190,22 +190,6 @@ impl Server {
         true
     }
 
-    /// Takes the session out of the server's stack, to give it away or to forget it.
-    pub fn take_from_stack(&mut self, id: SessionId) -> Option<TcpSession> {
-        let slot = self.server_slot(id)?;
-        match self.stack.remove(slot)? {
-            Session::Tcp(session) => {
-                // The row still points here until it is aimed anew; the slot must not be freed
-                // twice.
-                if let Some(session) = self.registry.session_mut(id) {
-                    session.holder = Holder::None;
-                }
-                Some(*session)
-            }
-            Session::Udp(_) => None,
-        }
-    }
-
     /// Takes a session out for the process whose row it gets. Packets that came before lie on the
     /// ring or the tap: they go into the session before it leaves, and so before all that reaches the
     /// process.

@@ -458,7 +458,13 @@ impl Server {
 
     /// Takes a failed open back to where `connect` found it.
     fn back_to_bound(&mut self, id: SessionId) {
-        self.take_from_stack(id);
+        if let Some(slot) = self.server_slot(id) {
+            self.stack.remove(slot);
+            // The slot must not be freed twice.
+            if let Some(session) = self.registry.session_mut(id) {
+                session.holder = Holder::None;
+            }
+        }
         self.unaim(id);
         let bound = self
             .registry

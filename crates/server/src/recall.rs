@@ -57,9 +57,6 @@ impl Server {
             self.recognise(channel, id, &descriptor)?;
         }
         let session = self.registry.admit(channel, Command::Cache, id)?;
-        if session.protocol != Protocol::Tcp {
-            return Err(Errno::OPNOTSUPP);
-        }
         if session.owner() != Some(channel) {
             self.registry.has_room(channel)?;
         }
@@ -140,13 +137,9 @@ impl Server {
 
     /// Keeps a session for the next process that asks, as long as there is a descriptor.
     pub fn park(&mut self, id: SessionId) {
-        let phase = if self.fars.contains_key(&id) {
-            Phase::Parked
+        if self.fars.contains_key(&id) {
+            self.set_phase(id, Phase::Parked);
         } else {
-            Phase::Closing
-        };
-        self.set_phase(id, phase);
-        if phase == Phase::Closing {
             self.close_held(id);
         }
     }
