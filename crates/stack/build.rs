@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const SHAPING: [&str; 5] = ["types", "wire", "tcp", "stack", "proto"];
+const SHAPING: [&str; 6] = ["types", "wire", "tcp", "stack", "proto", "local"];
 
 fn main() {
     // Asked at run time: the built script may have come from another checkout.

@@ -5,6 +5,7 @@
 pub mod control;
 pub mod filter;
 pub mod ip;
+pub mod local;
 pub mod metastate;
 pub mod report;
 

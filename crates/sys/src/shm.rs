@@ -1,8 +1,9 @@
 //! Memory that library and server share: metastate (server writes), statistics (library writes),
-//! and blobs that travel sealed. Seals keep the other side from shrinking what is mapped here.
+//! rings of local sessions (both ends write), and blobs that travel sealed. Seals keep the other side from shrinking what is mapped here.
 
 mod blob;
 mod metastate;
+mod rings;
 mod statistics;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 
 pub use blob::{BlobReadError, BlobWriteError, read_blob, write_blob};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
+pub use rings::Rings;
 pub use statistics::{StatisticsReader, StatisticsWriter};
 
 #[derive(Debug, thiserror::Error)]

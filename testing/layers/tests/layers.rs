@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
 /// [`may_use`] says so.
-const LAYERS: [(&str, Layer); 21] = [
+const LAYERS: [(&str, Layer); 22] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
     ("portolan-timers", Layer::Vocabulary),
@@ -17,6 +17,7 @@ const LAYERS: [(&str, Layer); 21] = [
     ("portolan-proto", Layer::Logic),
     ("portolan-sys", Layer::System),
     ("portolan-bpf", Layer::System),
+    ("portolan-local", Layer::System),
     ("portolan", Layer::Library),
     ("portolan-preload", Layer::Program),
     ("portolan-server", Layer::Program),

@@ -1,0 +1,696 @@
+//! One end of a local session. What this end has done it keeps to itself and publishes; what the
+//! peer claims to have done is looked at once, checked, and only then used.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+use std::time::Duration;
+
+use portolan_proto::local::{End, Side, flags, holder, wants};
+use portolan_sys::shm::Rings;
+use portolan_tcp::{
+    CongestionKind, EVENTS_MAX, Edges, Error, Events, Figures, Options, OutOfBand, StateName,
+};
+use portolan_types::{Instant, SeqNum};
+
+use crate::stream::Stream;
+
+/// What a segment over Linux's loopback device holds.
+const SEGMENT: u32 = 65_483;
+
+/// However small the buffers, so much fits.
+const LEAST_ROOM: u64 = 4096;
+
+/// What Linux shows of a round trip over loopback, about.
+const ROUND_TRIP: Duration = Duration::from_micros(20);
+
+/// What was sent, or taken as sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Progress {
+    sent: u64,
+    taken: u64,
+    flags: u32,
+}
+
+/// The urgent octet that the peer named last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    at: u64,
+    /// The program took the octet out of band.
+    taken: bool,
+}
+
+/// One end, and what it knows of the other.
+#[derive(Debug)]
+pub struct Local {
+    rings: Arc<Rings>,
+    side: Side,
+    own: Progress,
+    published: Progress,
+    /// The position that lies first in the ring.
+    base: u64,
+    urgent_out: u64,
+    peer: Progress,
+    peer_base: u64,
+    peer_urgent: u64,
+    mark: Option<Mark>,
+    error: Option<Error>,
+    has_failed: bool,
+    receive_shut: bool,
+    /// A writer found no room.
+    is_blocked: bool,
+    /// What happened in a call of this end.
+    events: Events,
+    send_limit: u64,
+    options: Options,
+    last_in: Instant,
+    last_out: Instant,
+    writes: u64,
+    reads: u64,
+}
+
+impl Local {
+    /// Takes up an end as its last holder left it; a new one is as new.
+    pub fn new(rings: Arc<Rings>, side: Side) -> Local {
+        let own = rings.ends().of(side);
+        let kept = &own.kept.0;
+        let progress = Progress {
+            sent: own.sent.0.octets.load(Acquire),
+            taken: own.taken.0.load(Acquire),
+            flags: own.sent.0.flags.load(Acquire),
+        };
+        let mut end = Local {
+            own: progress,
+            published: progress,
+            base: own.sent.0.base.load(Acquire),
+            urgent_out: own.sent.0.urgent.load(Acquire),
+            peer: Progress {
+                sent: progress.taken,
+                ..Progress::default()
+            },
+            peer_base: 0,
+            peer_urgent: 0,
+            mark: None,
+            error: None,
+            has_failed: false,
+            receive_shut: kept.receive_shut.load(Relaxed) != 0,
+            is_blocked: false,
+            events: Events::NONE,
+            send_limit: u64::from(kept.send_limit.load(Relaxed)),
+            options: Options::default(),
+            last_in: Instant::ZERO,
+            last_out: Instant::ZERO,
+            writes: 0,
+            reads: 0,
+            side,
+            rings,
+        };
+        let taken_urgent = end.mine().kept.0.urgent_taken.load(Relaxed);
+        let told = end.mine().kept.0.error_told.load(Relaxed) != 0;
+        end.look(Instant::ZERO);
+        if let Some(mark) = &mut end.mark {
+            mark.taken = taken_urgent == mark.at + 1;
+        }
+        if told {
+            end.error = None;
+        }
+        end
+    }
+
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    fn mine(&self) -> &End {
+        self.rings.ends().of(self.side)
+    }
+
+    fn theirs(&self) -> &End {
+        self.rings.ends().of(self.side.other())
+    }
+
+    // ---- what the peer does ----
+
+    /// Whether a look would find nothing: the least there is to do for who looks all the time.
+    pub fn is_still(&self) -> bool {
+        let theirs = self.theirs();
+        theirs.sent.0.octets.load(Relaxed) == self.peer.sent
+            && theirs.sent.0.flags.load(Relaxed) == self.peer.flags
+    }
+
+    /// Takes note of what the peer has done since the last look, and tells what it means here.
+    pub fn look(&mut self, now: Instant) -> Events {
+        let mut events = std::mem::take(&mut self.events);
+        let theirs = self.rings.ends().of(self.side.other());
+        // The end of the stream is told after its last octet: looked at in the other order, the
+        // octets are there when the end is.
+        let flags = theirs.sent.0.flags.load(Acquire);
+        let seen = Progress {
+            sent: theirs.sent.0.octets.load(Acquire),
+            taken: theirs.taken.0.load(Acquire),
+            flags,
+        };
+        if seen == self.peer || self.has_failed {
+            return events;
+        }
+        // Both were written before `sent`.
+        let base = theirs.sent.0.base.load(Relaxed);
+        let urgent = theirs.sent.0.urgent.load(Relaxed);
+        if !self.is_possible(&seen) {
+            self.own.flags |= flags::RESET;
+            return events | self.fail(Error::Aborted);
+        }
+        let before = std::mem::replace(&mut self.peer, seen);
+        self.peer_base = base;
+        if seen.sent != before.sent {
+            events = events | Events::READABLE;
+            self.last_in = now;
+            self.reads += 1;
+        }
+        events = events | self.look_at_mark(urgent);
+        if self.is_blocked && self.has_room() {
+            self.is_blocked = false;
+            events = events | Events::WRITABLE;
+        }
+        events | self.look_at_flags(before.flags)
+    }
+
+    /// May an honest peer have come to that?
+    fn is_possible(&self, seen: &Progress) -> bool {
+        let size = self.rings.size() as u64;
+        let (before, own) = (&self.peer, &self.own);
+        seen.sent >= before.sent
+            && seen.taken >= before.taken
+            && seen
+                .sent
+                .checked_sub(own.taken)
+                .is_some_and(|octets| octets <= size)
+            && own
+                .sent
+                .checked_sub(seen.taken)
+                .is_some_and(|octets| octets <= size)
+            && before.flags & !seen.flags == 0
+            && (before.flags & flags::FIN == 0 || seen.sent == before.sent)
+    }
+
+    fn look_at_flags(&mut self, before: u32) -> Events {
+        let new = self.peer.flags & !before;
+        let mut events = Events::NONE;
+        if new & flags::FIN != 0 {
+            events = events | Events::PEER_CLOSED;
+            if self.is_closed() {
+                events = events | Events::CLOSED;
+            }
+        }
+        if new & flags::RESET != 0 && !self.is_closed() {
+            events = events | self.fail(self.reset_error());
+        }
+        events
+    }
+
+    /// Linux's `tcp_reset`: after the peer's end it says that the pipe is broken.
+    fn reset_error(&self) -> Error {
+        if self.peer.flags & flags::FIN != 0 {
+            Error::BrokenPipe
+        } else {
+            Error::Reset
+        }
+    }
+
+    /// Linux's `tcp_check_urg`.
+    fn look_at_mark(&mut self, urgent: u64) -> Events {
+        let had_urgent = self.has_urgent();
+        let mut events = Events::NONE;
+        if urgent != self.peer_urgent && urgent > self.own.taken {
+            let at = urgent - 1;
+            if self.mark.is_none_or(|mark| at > mark.at) {
+                if self.is_at_mark() && !self.options.urgent_inline && self.queued() > 0 {
+                    // The octet of the earlier mark, if nobody has taken it, is lost.
+                    self.own.taken += 1;
+                }
+                self.mark = Some(Mark { at, taken: false });
+                events = Events::URGENT;
+            }
+        }
+        self.peer_urgent = urgent;
+        if self.has_urgent() && !had_urgent {
+            events = events | Events::PRIORITY;
+        }
+        events
+    }
+
+    fn fail(&mut self, error: Error) -> Events {
+        self.error = Some(error);
+        self.has_failed = true;
+        Events::ERROR | Events::CLOSED
+    }
+
+    // ---- what the peer is told ----
+
+    /// Lets the peer see what this end has done. Returns whose bell is to be rung, if the peer sleeps
+    /// and waits for it.
+    #[must_use = "the peer may sleep"]
+    pub fn publish(&mut self) -> Option<u64> {
+        let before = std::mem::replace(&mut self.published, self.own);
+        if before == self.own {
+            return None;
+        }
+        let own = &self.own;
+        let mine = self.mine();
+        mine.sent.0.base.store(self.base, Relaxed);
+        mine.sent.0.urgent.store(self.urgent_out, Relaxed);
+        mine.sent.0.octets.store(own.sent, Release);
+        mine.taken.0.store(own.taken, Release);
+        mine.sent.0.flags.store(own.flags, Release);
+        let mut due = 0;
+        if own.sent != before.sent || own.flags != before.flags {
+            due |= wants::INPUT;
+        }
+        if own.flags != before.flags
+            || own.taken != before.taken && self.has_made_room(before.taken)
+        {
+            due |= wants::OUTPUT;
+        }
+        if due == 0 {
+            return None;
+        }
+        self.wake(due)
+    }
+
+    /// Takes the peer's wish away and says whose bell fulfils it.
+    fn wake(&self, due: u32) -> Option<u64> {
+        // Either this side sees the wish, or the peer, who looks once more after it has wished, sees
+        // what was published.
+        fence(SeqCst);
+        let bell = &self.theirs().bell.0;
+        if bell.wants.load(Relaxed) & due == 0 || bell.wants.fetch_and(!due, AcqRel) & due == 0 {
+            return None;
+        }
+        let number = bell.number.load(Acquire);
+        (number != holder::NONE).then_some(number)
+    }
+
+    /// Was the ring so full that its writer may wait, and is it no more?
+    fn has_made_room(&self, taken_before: u64) -> bool {
+        let limit = self.limit_of(
+            self.theirs().kept.0.send_limit.load(Relaxed).into(),
+            self.mine(),
+        );
+        let (before, now) = (
+            self.peer.sent.saturating_sub(taken_before),
+            self.peer.sent.saturating_sub(self.own.taken),
+        );
+        // With half a ring to spare: who writes may count with other limits.
+        before * 3 >= limit && (now * 3 <= limit * 2 || now == 0)
+    }
+
+    // ---- sleeping ----
+
+    /// Wishes to be woken for what this end waits for; who then looks and finds nothing may sleep.
+    pub fn arm(&self) {
+        let bell = &self.mine().bell.0;
+        let wanted = self.wanted();
+        if bell.wants.load(Relaxed) & wanted != wanted {
+            bell.wants.fetch_or(wanted, Relaxed);
+        }
+        fence(SeqCst);
+    }
+
+    /// Has the peer fulfilled a wish, or was there none?
+    pub fn was_rung(&self) -> bool {
+        let wanted = self.wanted();
+        self.mine().bell.0.wants.load(Relaxed) & wanted != wanted
+    }
+
+    /// Says whose bell is this end's; the server's affair.
+    pub fn give_to(&self, number: u64) {
+        self.mine().bell.0.number.store(number, Release);
+    }
+
+    fn wanted(&self) -> u32 {
+        if self.is_blocked {
+            wants::INPUT | wants::OUTPUT
+        } else {
+            wants::INPUT
+        }
+    }
+
+    // ---- octets ----
+
+    /// Octets that came and were not taken.
+    fn queued(&self) -> u64 {
+        self.peer.sent - self.own.taken
+    }
+
+    /// Octets that were sent and that the peer has not taken.
+    fn unread(&self) -> u64 {
+        self.own.sent - self.peer.taken
+    }
+
+    /// The most that may lie in a ring: the writer's buffer and the reader's.
+    fn limit_of(&self, send_limit: u64, reader: &End) -> u64 {
+        let size = self.rings.size() as u64;
+        let given = |limit: u64| if limit == 0 { size } else { limit };
+        let receive_limit = u64::from(reader.kept.0.receive_limit.load(Relaxed));
+        (given(send_limit) + given(receive_limit)).clamp(LEAST_ROOM, size)
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit_of(self.send_limit, self.theirs())
+    }
+
+    fn room(&self) -> u64 {
+        self.limit().saturating_sub(self.unread())
+    }
+
+    fn has_room(&self) -> bool {
+        let limit = self.limit();
+        limit.saturating_sub(self.unread()) * 3 >= limit
+    }
+
+    fn may_send(&self) -> bool {
+        self.own.flags & flags::FIN == 0 && !self.has_failed
+    }
+
+    /// The octets that a read may return: how many to leave out before, and how many there are. It
+    /// ends at the mark, and shows the urgent octet only if its place is there.
+    fn span(&self) -> (u64, u64) {
+        let queued = self.queued();
+        let Some(before) = self
+            .mark
+            .and_then(|mark| mark.at.checked_sub(self.own.taken))
+        else {
+            return (0, queued);
+        };
+        match before {
+            0 if self.options.urgent_inline || queued == 0 => (0, queued),
+            0 => (1, queued - 1),
+            before => (0, queued.min(before)),
+        }
+    }
+
+    fn copy_out(&self, position: u64, out: &mut [u8]) {
+        let offset = position.wrapping_sub(self.peer_base);
+        self.rings.get(self.side.other(), offset, out);
+    }
+
+    fn to_length(octets: u64) -> usize {
+        usize::try_from(octets).unwrap_or(usize::MAX)
+    }
+}
+
+impl Stream for Local {
+    fn send(&mut self, now: Instant, data: &[u8]) -> usize {
+        if !self.may_send() {
+            return 0;
+        }
+        if self.peer.flags & flags::CLOSED != 0 {
+            // It goes out, and what comes back is a reset.
+            self.events = self.events | self.fail(self.reset_error());
+            return data.len();
+        }
+        let count = data.len().min(Local::to_length(self.room()));
+        if count < data.len() {
+            self.is_blocked = true;
+        }
+        if count == 0 {
+            return 0;
+        }
+        if self.unread() == 0 {
+            self.base = self.own.sent;
+        }
+        let offset = self.own.sent.wrapping_sub(self.base);
+        self.rings.put(self.side, offset, &data[..count]);
+        self.own.sent += count as u64;
+        self.last_out = now;
+        self.writes += 1;
+        count
+    }
+
+    fn mark_urgent(&mut self) {
+        if self.may_send() && self.own.sent > 0 {
+            self.urgent_out = self.own.sent;
+        }
+    }
+
+    fn send_space(&self) -> usize {
+        if self.may_send() {
+            Local::to_length(self.room())
+        } else {
+            0
+        }
+    }
+
+    fn recv(&mut self, _now: Instant, out: &mut [u8]) -> usize {
+        if out.is_empty() {
+            return 0;
+        }
+        let (skip, length) = self.span();
+        let count = out.len().min(Local::to_length(length));
+        self.copy_out(self.own.taken + skip, &mut out[..count]);
+        self.own.taken += skip + count as u64;
+        if self.mark.is_some_and(|mark| self.own.taken > mark.at) {
+            self.mark = None;
+        }
+        count
+    }
+
+    fn peek(&self, offset: usize, out: &mut [u8]) -> usize {
+        let (skip, length) = self.span();
+        let left = Local::to_length(length).saturating_sub(offset);
+        let count = out.len().min(left);
+        self.copy_out(self.own.taken + skip + offset as u64, &mut out[..count]);
+        count
+    }
+
+    fn readable(&self) -> usize {
+        Local::to_length(self.span().1)
+    }
+
+    fn is_readable(&self) -> bool {
+        let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
+        let most = self.limit_of(sender, self.mine()) / 2;
+        let least = self.options.receive_low_water.min(Local::to_length(most));
+        self.readable() >= least.max(1)
+    }
+
+    fn inquiry(&self) -> usize {
+        let queued = self.queued();
+        let before = match self.mark {
+            Some(mark) if !self.options.urgent_inline => mark.at.saturating_sub(self.own.taken),
+            _ => queued,
+        };
+        Local::to_length(before.min(queued))
+    }
+
+    fn poll_writable(&mut self) -> bool {
+        let is_writable = self.may_send() && self.has_room();
+        self.is_blocked |= self.may_send() && !is_writable;
+        is_writable
+    }
+
+    fn last_text_at(&self) -> Instant {
+        self.last_in
+    }
+
+    fn is_at_mark(&self) -> bool {
+        self.mark.is_some_and(|mark| mark.at == self.own.taken)
+    }
+
+    fn has_urgent(&self) -> bool {
+        self.mark
+            .is_some_and(|mark| !mark.taken && (self.own.taken..self.peer.sent).contains(&mark.at))
+    }
+
+    fn peek_urgent(&self) -> OutOfBand {
+        match self.mark {
+            Some(mark) if !mark.taken && !self.options.urgent_inline => {
+                if !self.has_urgent() {
+                    return OutOfBand::Announced;
+                }
+                let mut octet = [0];
+                self.copy_out(mark.at, &mut octet);
+                OutOfBand::Octet(octet[0])
+            }
+            _ => OutOfBand::Nothing,
+        }
+    }
+
+    fn take_urgent(&mut self) -> OutOfBand {
+        let found = self.peek_urgent();
+        if let (OutOfBand::Octet(_), Some(mark)) = (found, &mut self.mark) {
+            mark.taken = true;
+            let behind = mark.at + 1;
+            self.mine().kept.0.urgent_taken.store(behind, Relaxed);
+        }
+        found
+    }
+
+    fn shutdown_send(&mut self, _now: Instant) {
+        if !self.has_failed {
+            self.own.flags |= flags::FIN;
+        }
+    }
+
+    fn shutdown_receive(&mut self) {
+        self.receive_shut = true;
+        self.mine().kept.0.receive_shut.store(1, Relaxed);
+    }
+
+    fn close(&mut self, now: Instant) {
+        if self.queued() > 0 || self.options.reset_on_close {
+            return self.abort(now);
+        }
+        self.own.flags |= flags::FIN | flags::CLOSED;
+    }
+
+    fn abort(&mut self, _now: Instant) {
+        self.own.flags |= flags::RESET | flags::CLOSED;
+        self.has_failed = true;
+    }
+
+    fn state(&self) -> StateName {
+        let (own, peer) = (self.own.flags & flags::FIN, self.peer.flags & flags::FIN);
+        match (own, peer) {
+            _ if self.is_closed() => StateName::Closed,
+            (0, 0) => StateName::Established,
+            (0, _) => StateName::CloseWait,
+            (_, _) => StateName::FinWait2,
+        }
+    }
+
+    fn is_send_closed(&self) -> bool {
+        !self.may_send()
+    }
+
+    fn is_receive_shut(&self) -> bool {
+        self.receive_shut || self.peer.flags & flags::FIN != 0 || self.is_closed()
+    }
+
+    fn is_receive_finished(&self) -> bool {
+        self.queued() == 0 && self.is_receive_shut()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.has_failed || self.own.flags & self.peer.flags & flags::FIN != 0
+    }
+
+    /// What is sent lies where the peer reads it.
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
+    fn error(&self) -> Option<Error> {
+        self.error
+    }
+
+    fn take_error(&mut self) -> Option<Error> {
+        let error = self.error.take();
+        if error.is_some() {
+            self.mine().kept.0.error_told.store(1, Relaxed);
+        }
+        error
+    }
+
+    fn options(&mut self) -> &mut Options {
+        &mut self.options
+    }
+
+    fn set_send_buffer(&mut self, octets: usize) {
+        let octets = u32::try_from(octets).unwrap_or(u32::MAX);
+        self.send_limit = octets.into();
+        self.mine().kept.0.send_limit.store(octets, Relaxed);
+    }
+
+    fn set_receive_buffer(&mut self, octets: usize) {
+        let octets = u32::try_from(octets).unwrap_or(u32::MAX);
+        self.mine().kept.0.receive_limit.store(octets, Relaxed);
+    }
+
+    /// What would be seen of a connection over Linux's loopback device.
+    fn figures(&self) -> Figures {
+        let octets = |octets: u64| u32::try_from(octets).unwrap_or(u32::MAX);
+        let room = self.rings.size() as u64 - self.queued().min(self.rings.size() as u64);
+        Figures {
+            srtt: Some(ROUND_TRIP),
+            rttvar: ROUND_TRIP / 2,
+            min_rtt: Some(ROUND_TRIP),
+            rto: Duration::from_millis(200),
+            cwnd: 10 * SEGMENT,
+            ssthresh: u32::MAX,
+            mss: SEGMENT,
+            receive_mss: SEGMENT,
+            unacknowledged: 0,
+            sacked: 0,
+            lost: 0,
+            backoff: 0,
+            probes: 0,
+            retransmits: 0,
+            octets_in: self.peer.sent,
+            octets_out: self.own.sent,
+            segments_in: self.reads,
+            segments_out: self.writes,
+            receive_queue: Local::to_length(self.queued()),
+            send_queue: 0,
+            unsent: 0,
+            send_window: octets(self.room()),
+            receive_window: octets(room),
+            send_buffer: Local::to_length(self.limit()),
+            receive_buffer: self.rings.size(),
+            send_scale: 7,
+            receive_scale: 7,
+            timestamps: true,
+            sack: true,
+            window_scaling: true,
+            congestion: CongestionKind::default(),
+            pacing_rate: None,
+            delivery_rate: None,
+            ecn: false,
+            undone: 0,
+            fast_recovery: false,
+            loss_recovery: false,
+            last_data_sent: self.last_out,
+            last_data_received: self.last_in,
+            last_heard: self.last_in,
+            full_segment_in: 0,
+            ack_delay: Duration::from_millis(40),
+            takes_turns: false,
+            data_segments_in: self.reads,
+            data_segments_out: self.writes,
+            octets_again: 0,
+            octets_acknowledged: self.own.sent,
+            disordered: 0,
+            receive_rtt: Duration::ZERO,
+            receive_space: octets(self.rings.size() as u64),
+            keepalives: 0,
+            busy: Duration::ZERO,
+            window_limited: Duration::ZERO,
+            buffer_limited: Duration::ZERO,
+            early_data: false,
+            duplicates_reported: 0,
+            delivered_marked: 0,
+            reordering: 3,
+            reorderings: 0,
+        }
+    }
+
+    /// What is sent has arrived.
+    fn edges(&self) -> Edges {
+        // Sequence numbers are the low bits of positions.
+        let end = SeqNum(self.own.sent as u32);
+        Edges {
+            una: end,
+            nxt: end,
+            end,
+        }
+    }
+
+    fn counts(&self) -> &[u32; EVENTS_MAX] {
+        const NONE: [u32; EVENTS_MAX] = [0; EVENTS_MAX];
+        &NONE
+    }
+
+    fn retransmissions_in_flight(&self) -> u32 {
+        0
+    }
+}

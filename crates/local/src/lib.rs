@@ -1,0 +1,11 @@
+//! Local sessions: streams between two programs of one host, through shared memory (ADR 9).
+#![forbid(unsafe_code)]
+
+mod end;
+mod stream;
+
+pub use end::Local;
+pub use stream::Stream;
+
+#[cfg(test)]
+mod tests;

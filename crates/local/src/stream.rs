@@ -1,0 +1,76 @@
+//! What a TCP connection and an end of a local session have in common: all that the socket layer
+//! asks of a stream. The call contract is [`Connection`]'s: what `send`, `recv`, `shutdown_send`,
+//! `close` and `abort` do, the peer sees once the owner has had it sent.
+
+use portolan_tcp::{Connection, EVENTS_MAX, Edges, Error, Figures, Options, OutOfBand, StateName};
+use portolan_types::Instant;
+
+/// Declares the trait, and implements it for [`Connection`] by its methods of the same names. A
+/// receiver is `mut self` or `ref self`.
+macro_rules! streams {
+    ($($(#[$doc:meta])* fn $name:ident(
+        $(mut $changed:ident)? $(ref $read:ident)? $(, $argument:ident: $type:ty)*
+    ) $(-> $result:ty)?;)*) => {
+        /// A byte stream with TCP's semantics.
+        pub trait Stream {
+            $($(#[$doc])*
+            fn $name($(&mut $changed)? $(&$read)? $(, $argument: $type)*) $(-> $result)?;)*
+        }
+
+        impl Stream for Connection {
+            $(fn $name($(&mut $changed)? $(&$read)? $(, $argument: $type)*) $(-> $result)? {
+                Connection::$name($($changed)? $($read)? $(, $argument)*)
+            })*
+        }
+    };
+}
+
+streams! {
+    /// Queues octets; returns how many were taken.
+    fn send(mut self, now: Instant, data: &[u8]) -> usize;
+    /// The last octet that was sent is urgent.
+    fn mark_urgent(mut self);
+    /// Octets that `send` would take now.
+    fn send_space(ref self) -> usize;
+    /// Moves octets that have come to `out`; returns how many.
+    fn recv(mut self, now: Instant, out: &mut [u8]) -> usize;
+    /// Copies octets from `offset` on, and leaves them.
+    fn peek(ref self, offset: usize, out: &mut [u8]) -> usize;
+    /// Octets that `recv` would return.
+    fn readable(ref self) -> usize;
+    /// Are there as many octets as `receive_low_water` asks for?
+    fn is_readable(ref self) -> bool;
+    /// What `FIONREAD` tells.
+    fn inquiry(ref self) -> usize;
+    /// Is a good deal of the send buffer free? If not, an event will tell when it is.
+    fn poll_writable(mut self) -> bool;
+    /// When text came last.
+    fn last_text_at(ref self) -> Instant;
+
+    fn is_at_mark(ref self) -> bool;
+    fn has_urgent(ref self) -> bool;
+    fn peek_urgent(ref self) -> OutOfBand;
+    fn take_urgent(mut self) -> OutOfBand;
+
+    fn shutdown_send(mut self, now: Instant);
+    fn shutdown_receive(mut self);
+    fn close(mut self, now: Instant);
+    fn abort(mut self, now: Instant);
+
+    fn state(ref self) -> StateName;
+    fn is_send_closed(ref self) -> bool;
+    fn is_receive_shut(ref self) -> bool;
+    fn is_receive_finished(ref self) -> bool;
+    fn is_closed(ref self) -> bool;
+    fn is_flushed(ref self) -> bool;
+    fn error(ref self) -> Option<Error>;
+    fn take_error(mut self) -> Option<Error>;
+
+    fn options(mut self) -> &mut Options;
+    fn set_send_buffer(mut self, octets: usize);
+    fn set_receive_buffer(mut self, octets: usize);
+    fn figures(ref self) -> Figures;
+    fn edges(ref self) -> Edges;
+    fn counts(ref self) -> &[u32; EVENTS_MAX];
+    fn retransmissions_in_flight(ref self) -> u32;
+}

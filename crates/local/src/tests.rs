@@ -1,0 +1,428 @@
+//! Two ends over one memory: TCP's semantics, an oracle, a hostile peer, and sleepers that are
+//! never left asleep.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
+
+use portolan_fuzz::check;
+use portolan_proto::local::{RING_MIN, Side, holder};
+use portolan_sys::shm::Rings;
+use portolan_tcp::{Error, Events, OutOfBand, StateName};
+use portolan_types::Instant;
+
+use super::*;
+
+const NOW: Instant = Instant::ZERO;
+
+fn memory(octets: usize) -> Arc<Rings> {
+    Arc::new(Rings::map(Rings::create(octets).unwrap()).unwrap())
+}
+
+fn pair() -> (Local, Local) {
+    let rings = memory(RING_MIN);
+    let other = Arc::clone(&rings);
+    (
+        Local::new(rings, Side::Opener),
+        Local::new(other, Side::Accepter),
+    )
+}
+
+/// What the peer sees of a change.
+fn tell(from: &mut Local, to: &mut Local) -> Events {
+    let _ = from.publish();
+    to.look(NOW)
+}
+
+fn read_all(end: &mut Local) -> Vec<u8> {
+    let mut octets = vec![0; end.readable()];
+    let count = end.recv(NOW, &mut octets);
+    octets.truncate(count);
+    octets
+}
+
+#[test]
+fn octets_come_out_in_order_and_partial_writes_are_told() {
+    let (mut a, mut b) = pair();
+    assert_eq!(a.send(NOW, b"hello"), 5);
+    assert_eq!(b.look(NOW), Events::NONE, "not told yet");
+    assert_eq!(tell(&mut a, &mut b), Events::READABLE);
+    let mut seen = [0; 3];
+    assert_eq!(b.peek(1, &mut seen), 3);
+    assert_eq!(&seen, b"ell");
+    assert_eq!(read_all(&mut b), b"hello");
+
+    let long = vec![7; 3 * RING_MIN];
+    tell(&mut b, &mut a);
+    assert_eq!(a.send(NOW, &long), RING_MIN);
+    assert!(!a.poll_writable());
+    tell(&mut a, &mut b);
+    assert_eq!(read_all(&mut b).len(), RING_MIN);
+    assert_eq!(tell(&mut b, &mut a), Events::WRITABLE);
+    assert!(a.poll_writable());
+}
+
+#[test]
+fn short_messages_always_use_the_same_memory() {
+    let rings = memory(RING_MIN);
+    let mut a = Local::new(Arc::clone(&rings), Side::Opener);
+    let mut b = Local::new(Arc::clone(&rings), Side::Accepter);
+    for round in 0..200_u8 {
+        a.send(NOW, &[round; 1000]);
+        tell(&mut a, &mut b);
+        assert_eq!(read_all(&mut b), [round; 1000]);
+        tell(&mut b, &mut a);
+    }
+    let mut ring = vec![0; RING_MIN];
+    rings.get(Side::Opener, 0, &mut ring);
+    assert!(ring[1000..].iter().all(|octet| *octet == 0));
+}
+
+#[test]
+fn a_half_close_ends_one_direction() {
+    let (mut a, mut b) = pair();
+    a.send(NOW, b"x");
+    a.shutdown_send(NOW);
+    assert_eq!(a.send(NOW, b"y"), 0);
+    let events = tell(&mut a, &mut b);
+    assert_eq!(events, Events::READABLE | Events::PEER_CLOSED);
+    assert_eq!(
+        (a.state(), b.state()),
+        (StateName::FinWait2, StateName::CloseWait)
+    );
+    assert!(!b.is_receive_finished());
+    assert_eq!(read_all(&mut b), b"x");
+    assert!(b.is_receive_finished() && !b.is_send_closed());
+    b.send(NOW, b"z");
+    b.shutdown_send(NOW);
+    tell(&mut b, &mut a);
+    assert_eq!(read_all(&mut a), b"z");
+    assert!(a.is_closed() && b.is_closed() && a.error().is_none());
+}
+
+#[test]
+fn a_close_with_octets_unread_resets_and_what_was_sent_before_can_be_read() {
+    let (mut a, mut b) = pair();
+    a.send(NOW, b"kept");
+    b.send(NOW, b"never read");
+    tell(&mut a, &mut b);
+    tell(&mut b, &mut a);
+    a.close(NOW);
+    assert_eq!(tell(&mut a, &mut b), Events::ERROR | Events::CLOSED);
+    assert_eq!(read_all(&mut b), b"kept");
+    assert_eq!(b.take_error(), Some(Error::Reset));
+    assert!(b.is_receive_finished() && b.is_send_closed());
+}
+
+#[test]
+fn a_write_to_an_end_that_is_gone_is_taken_and_the_next_finds_a_broken_pipe() {
+    let (mut a, mut b) = pair();
+    a.close(NOW);
+    assert_eq!(tell(&mut a, &mut b), Events::PEER_CLOSED);
+    assert_eq!(b.state(), StateName::CloseWait);
+    assert_eq!(b.send(NOW, b"lost"), 4);
+    assert_eq!(b.look(NOW), Events::ERROR | Events::CLOSED);
+    assert_eq!(b.take_error(), Some(Error::BrokenPipe));
+    assert_eq!(b.send(NOW, b"x"), 0);
+}
+
+#[test]
+fn an_abort_discards_nothing_that_the_peer_has() {
+    let (mut a, mut b) = pair();
+    a.send(NOW, b"kept");
+    a.abort(NOW);
+    tell(&mut a, &mut b);
+    assert_eq!(read_all(&mut b), b"kept");
+    assert_eq!(b.take_error(), Some(Error::Reset));
+}
+
+#[test]
+fn the_urgent_octet_stands_beside_the_stream_or_in_it() {
+    for inline in [false, true] {
+        let (mut a, mut b) = pair();
+        b.options().urgent_inline = inline;
+        a.send(NOW, b"ab!");
+        a.mark_urgent();
+        a.send(NOW, b"cd");
+        let events = tell(&mut a, &mut b);
+        assert!(events.contains(Events::URGENT | Events::PRIORITY));
+        assert_eq!((b.readable(), b.is_at_mark()), (2, false));
+        assert_eq!(b.inquiry(), if inline { 5 } else { 2 });
+        assert_eq!(read_all(&mut b), b"ab");
+        assert!(b.is_at_mark() && b.has_urgent());
+        if inline {
+            assert_eq!(b.take_urgent(), OutOfBand::Nothing);
+            assert_eq!(read_all(&mut b), b"!cd");
+        } else {
+            assert_eq!(b.peek_urgent(), OutOfBand::Octet(b'!'));
+            assert_eq!(b.take_urgent(), OutOfBand::Octet(b'!'));
+            assert_eq!(b.take_urgent(), OutOfBand::Nothing);
+            assert!(!b.has_urgent());
+            assert_eq!(read_all(&mut b), b"cd");
+        }
+        assert!(!b.is_at_mark());
+    }
+}
+
+#[test]
+fn the_next_holder_goes_on_where_the_last_one_stopped() {
+    let rings = memory(RING_MIN);
+    let mut a = Local::new(Arc::clone(&rings), Side::Opener);
+    let mut b = Local::new(Arc::clone(&rings), Side::Accepter);
+    a.send(NOW, b"one");
+    a.mark_urgent();
+    a.send(NOW, b"two");
+    tell(&mut a, &mut b);
+    b.recv(NOW, &mut [0; 1]);
+    assert_eq!(b.take_urgent(), OutOfBand::Octet(b'e'));
+    b.shutdown_receive();
+    let _ = b.publish();
+
+    let mut b = Local::new(Arc::clone(&rings), Side::Accepter);
+    assert_eq!(b.peek_urgent(), OutOfBand::Nothing);
+    assert_eq!(read_all(&mut b), b"n");
+    assert_eq!(read_all(&mut b), b"two");
+    assert!(b.is_receive_finished());
+    tell(&mut b, &mut a);
+    a.send(NOW, b"more");
+    let _ = a.publish();
+    let mut a = Local::new(rings, Side::Opener);
+    a.send(NOW, b"!");
+    tell(&mut a, &mut b);
+    assert_eq!(read_all(&mut b), b"more!");
+}
+
+#[test]
+fn buffers_bound_what_may_lie_between_two_ends() {
+    let (mut a, mut b) = pair();
+    a.set_send_buffer(3000);
+    b.set_receive_buffer(4000);
+    assert_eq!(a.send(NOW, &[0; RING_MIN]), 7000);
+    tell(&mut a, &mut b);
+    b.recv(NOW, &mut [0; 3000]);
+    assert_eq!(tell(&mut b, &mut a), Events::WRITABLE);
+}
+
+#[test]
+fn a_sleeper_is_rung_for_once() {
+    let (mut a, b) = pair();
+    b.give_to(7);
+    b.arm();
+    assert!(!b.was_rung());
+    a.send(NOW, b"x");
+    assert_eq!(a.publish(), Some(7));
+    assert!(b.was_rung());
+    a.send(NOW, b"y");
+    assert_eq!(a.publish(), None, "it knows");
+    b.give_to(holder::NONE);
+    b.arm();
+    a.send(NOW, b"z");
+    assert_eq!(a.publish(), None, "nobody is there");
+}
+
+/// Any sequence of calls on two ends moves octets as two queues would.
+#[test]
+fn two_ends_behave_like_two_queues() {
+    check!(2000)
+        .with_type::<Vec<(bool, u8, u16)>>()
+        .for_each(|calls| {
+            let (a, b) = pair();
+            let mut ends = [a, b];
+            let mut queues: [VecDeque<u8>; 2] = Default::default();
+            let mut next = 0_u8;
+            for &(which, call, size) in calls {
+                let (own, other) = (usize::from(which), usize::from(!which));
+                let size = usize::from(size) % (RING_MIN + 100);
+                match call % 4 {
+                    0 => {
+                        let octets: Vec<u8> =
+                            (0..size).map(|i| next.wrapping_add(i as u8)).collect();
+                        let count = ends[own].send(NOW, &octets);
+                        queues[own].extend(&octets[..count]);
+                        next = next.wrapping_add(count as u8);
+                    }
+                    1 => {
+                        ends[own].look(NOW);
+                        let mut got = vec![0; size];
+                        let count = ends[own].recv(NOW, &mut got);
+                        let expected: Vec<u8> = queues[other].drain(..count).collect();
+                        assert_eq!(got[..count], expected);
+                    }
+                    2 => {
+                        let _ = ends[own].publish();
+                    }
+                    _ => {
+                        ends[own].look(NOW);
+                        let mut got = vec![0; size];
+                        let count = ends[own].peek(0, &mut got);
+                        assert!(queues[other].iter().take(count).eq(&got[..count]));
+                    }
+                }
+                assert!(queues[own].len() <= RING_MIN && ends[own].error().is_none());
+            }
+        });
+}
+
+/// Whatever the peer writes into its words, this end neither panics nor reads outside, and either
+/// goes on or has failed for good.
+#[test]
+fn a_hostile_peer_harms_only_the_stream() {
+    check!(2000)
+        .with_type::<Vec<(u8, u64)>>()
+        .for_each(|calls| {
+            let rings = memory(RING_MIN);
+            let mut end = Local::new(Arc::clone(&rings), Side::Opener);
+            let (own, peer) = (&rings.ends().opener, &rings.ends().accepter);
+            let mut out = vec![0; 2 * RING_MIN];
+            for &(call, word) in calls {
+                match call % 16 {
+                    0 => peer.sent.0.octets.store(word, Relaxed),
+                    1 => peer.sent.0.octets.store(word % RING_MIN as u64, Relaxed),
+                    2 => peer.taken.0.store(word, Relaxed),
+                    3 => peer.sent.0.flags.store(word as u32, Relaxed),
+                    4 => peer.sent.0.base.store(word, Relaxed),
+                    5 => peer.sent.0.urgent.store(word, Relaxed),
+                    6 => own.sent.0.octets.store(word, Relaxed),
+                    7 => own.taken.0.store(word, Relaxed),
+                    8 => peer.kept.0.receive_limit.store(word as u32, Relaxed),
+                    9 => own.bell.0.wants.store(word as u32, Relaxed),
+                    10 => {
+                        let most = word as usize % out.len();
+                        end.recv(NOW, &mut out[..most]);
+                    }
+                    11 => {
+                        end.send(NOW, &out[..word as usize % out.len()]);
+                        end.mark_urgent();
+                    }
+                    12 => {
+                        end.peek(word as usize % out.len(), &mut out[..100]);
+                        end.take_urgent();
+                    }
+                    13 => {
+                        let _ = end.publish();
+                    }
+                    14 => end = Local::new(Arc::clone(&rings), Side::Opener),
+                    _ => end.options().urgent_inline = word & 1 != 0,
+                }
+                end.look(NOW);
+                assert!(end.readable() <= RING_MIN && end.send_space() <= RING_MIN);
+                let _ = (
+                    end.inquiry(),
+                    end.is_readable(),
+                    end.poll_writable(),
+                    end.figures(),
+                );
+            }
+        });
+}
+
+#[test]
+fn a_peer_that_claims_the_impossible_ends_the_stream_with_an_error() {
+    let rings = memory(RING_MIN);
+    let mut end = Local::new(Arc::clone(&rings), Side::Opener);
+    let claimed = RING_MIN as u64 + 1;
+    rings.ends().accepter.sent.0.octets.store(claimed, Relaxed);
+    assert_eq!(end.look(NOW), Events::ERROR | Events::CLOSED);
+    assert_eq!(end.take_error(), Some(Error::Aborted));
+    assert!(end.is_closed() && end.readable() == 0);
+}
+
+/// One side of the stress test: a thread whose bell is a channel of one ring.
+struct Sleeper {
+    end: Local,
+    rings: Receiver<()>,
+    other: SyncSender<()>,
+}
+
+impl Sleeper {
+    /// Does a call until it succeeds; sleeps only when a look after the wish finds nothing.
+    fn until<T>(&mut self, mut call: impl FnMut(&mut Local) -> Option<T>) -> T {
+        loop {
+            self.end.look(NOW);
+            let done = call(&mut self.end);
+            if self.end.publish().is_some() {
+                // Full: it rings already.
+                let _ = self.other.try_send(());
+            }
+            if let Some(done) = done {
+                return done;
+            }
+            self.end.arm();
+            if self.end.look(NOW) != Events::NONE {
+                continue;
+            }
+            match self.rings.recv_timeout(Duration::from_secs(20)) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Timeout) => panic!("a wake-up was lost"),
+                Err(RecvTimeoutError::Disconnected) => panic!("the peer is gone"),
+            }
+        }
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    const OCTETS: usize = 24 << 20;
+    let (a, b) = pair();
+    a.give_to(2);
+    b.give_to(3);
+    let (ring_a, rung_a) = sync_channel(1);
+    let (ring_b, rung_b) = sync_channel(1);
+    let mut writer = Sleeper {
+        end: a,
+        rings: rung_a,
+        other: ring_b,
+    };
+    let mut reader = Sleeper {
+        end: b,
+        rings: rung_b,
+        other: ring_a,
+    };
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut sent = 0;
+            // Sizes that make either side wait for the other, and answers in between.
+            for round in 0.. {
+                let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(OCTETS - sent);
+                let octets: Vec<u8> = (sent..sent + size).map(|i| (i % 253) as u8).collect();
+                let mut rest = &octets[..];
+                while !rest.is_empty() {
+                    let count = writer.until(|end| Some(end.send(NOW, rest)).filter(|n| *n > 0));
+                    rest = &rest[count..];
+                }
+                sent += size;
+                writer.until(|end| (end.recv(NOW, &mut [0; 1]) == 1).then_some(()));
+                if sent == OCTETS {
+                    break;
+                }
+            }
+            is_done.store(true, SeqCst);
+        });
+        scope.spawn(|| {
+            let mut received = 0;
+            let mut round = 0;
+            while received < OCTETS {
+                let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(OCTETS - received);
+                let end = received + size;
+                let mut buffer = vec![0; 5000];
+                while received < end {
+                    let most = buffer.len().min(end - received);
+                    let count = reader.until(|local| {
+                        Some(local.recv(NOW, &mut buffer[..most])).filter(|count| *count > 0)
+                    });
+                    for octet in &buffer[..count] {
+                        assert_eq!(*octet, (received % 253) as u8);
+                        received += 1;
+                    }
+                }
+                reader.until(|end| (end.send(NOW, b"k") == 1).then_some(()));
+                round += 1;
+            }
+        });
+    });
+    assert!(is_done.load(SeqCst));
+}

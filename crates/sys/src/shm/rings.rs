@@ -1,0 +1,177 @@
+//! The memory of a local session: two byte rings and a block for each end (see
+//! [`portolan_proto::local`]). The server creates and seals it; both ends map all of it. The other
+//! end may write anything anywhere at any time, so the header is atomics only, octets of the rings
+//! are copied and never borrowed, and every copy is bounded here.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::copy_nonoverlapping;
+
+use portolan_proto::local::{Ends, HEADER, RING_MAX, RING_MIN, Side, size};
+use rustix::fs::{SealFlags, fstat};
+
+use super::{CreateError, MapError, check_size, create, seal};
+use crate::mapping::Mapping;
+
+/// One session's memory, mapped.
+#[derive(Debug)]
+pub struct Rings {
+    memory: Mapping,
+    /// Octets of one ring, a power of two.
+    size: usize,
+}
+
+impl Rings {
+    /// Creates the memory with rings of at least `least` octets, within bounds.
+    pub fn create(least: usize) -> Result<OwnedFd, CreateError> {
+        let ring = least.clamp(RING_MIN, RING_MAX).next_power_of_two();
+        let fd = create("portolan-local", size(ring))?;
+        seal(&fd, SealFlags::empty())?;
+        Ok(fd)
+    }
+
+    pub fn map(fd: impl AsFd) -> Result<Rings, MapError> {
+        let octets = usize::try_from(fstat(&fd)?.st_size).map_err(|_| MapError::TooShort)?;
+        let ring = octets.saturating_sub(HEADER) / 2;
+        if !ring.is_power_of_two() || !(RING_MIN..=RING_MAX).contains(&ring) {
+            return Err(MapError::TooShort);
+        }
+        check_size(&fd, size(ring))?;
+        let memory = Mapping::read_write(fd.as_fd(), 0, size(ring))?;
+        Ok(Rings { memory, size: ring })
+    }
+
+    /// Octets of one ring.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The words of both ends.
+    pub fn ends(&self) -> &Ends {
+        let start = self.memory.pointer(0, size_of::<Ends>());
+        // SAFETY: in bounds (`pointer` asserts it), aligned as a mapping starts at a page, alive as
+        // long as `self`; `Ends` is atomics only, of which every pattern is a value, and shared
+        // memory is only touched through them.
+        unsafe { &*start.cast_const().cast::<Ends>() }
+    }
+
+    /// Copies `octets`, no more than the ring has, into the ring of `side` from `offset` on.
+    pub fn put(&self, side: Side, offset: u64, octets: &[u8]) {
+        let octets = &octets[..octets.len().min(self.size)];
+        let (start, first) = self.place(offset, octets.len());
+        let (front, back) = octets.split_at(first);
+        // SAFETY: `place` gives a part of the ring of `side` that begins at `start` and has room for
+        // `front`; what does not fit before its end starts at its beginning, and both together are
+        // no longer than the ring. The source is private memory and cannot overlap.
+        unsafe {
+            copy_nonoverlapping(
+                front.as_ptr(),
+                self.at(side, start, front.len()),
+                front.len(),
+            );
+            copy_nonoverlapping(back.as_ptr(), self.at(side, 0, back.len()), back.len());
+        }
+    }
+
+    /// Copies octets, no more than the ring has, from the ring of `side` from `offset` on. What the
+    /// other end writes meanwhile may show in part.
+    pub fn get(&self, side: Side, offset: u64, out: &mut [u8]) {
+        let length = out.len().min(self.size);
+        let (start, first) = self.place(offset, length);
+        let (front, back) = out[..length].split_at_mut(first);
+        // SAFETY: as in `put`, the other way round; any octets are a value of `u8`.
+        unsafe {
+            copy_nonoverlapping(
+                self.at(side, start, front.len()).cast_const(),
+                front.as_mut_ptr(),
+                front.len(),
+            );
+            copy_nonoverlapping(
+                self.at(side, 0, back.len()).cast_const(),
+                back.as_mut_ptr(),
+                back.len(),
+            );
+        }
+    }
+
+    /// Where `offset` lies in a ring, and how many of `length` octets fit before its end.
+    fn place(&self, offset: u64, length: usize) -> (usize, usize) {
+        let start = (offset & (self.size as u64 - 1)) as usize;
+        (start, length.min(self.size - start))
+    }
+
+    /// First of `length` octets of a ring, which must lie inside it.
+    fn at(&self, side: Side, start: usize, length: usize) -> *mut u8 {
+        assert!(start + length <= self.size, "outside ring");
+        let ring = match side {
+            Side::Opener => HEADER,
+            Side::Accepter => HEADER + self.size,
+        };
+        self.memory.pointer(ring + start, length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::testing::memory;
+
+    fn pair() -> (Rings, Rings) {
+        let fd = Rings::create(1).unwrap();
+        (Rings::map(&fd).unwrap(), Rings::map(&fd).unwrap())
+    }
+
+    #[test]
+    fn octets_cross_also_over_the_end_of_the_ring() {
+        let (a, b) = pair();
+        let octets: Vec<u8> = (0..a.size()).map(|index| (index % 251) as u8).collect();
+        for side in [Side::Opener, Side::Accepter] {
+            for offset in [0, 1, RING_MIN as u64 - 1, u64::MAX - 5] {
+                a.put(side, offset, &octets);
+                let mut got = vec![0; octets.len()];
+                b.get(side, offset, &mut got);
+                assert!(got == octets, "{side:?} {offset}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_ring_does_not_reach_into_the_other_or_the_words() {
+        let (a, b) = pair();
+        a.put(Side::Opener, 7, &vec![0xff; 3 * a.size()]);
+        let mut other = vec![1; b.size()];
+        b.get(Side::Accepter, 0, &mut other);
+        assert!(other.iter().all(|octet| *octet == 0));
+        assert_eq!(b.ends().accepter.sent.0.octets.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn both_see_the_words() {
+        let (a, b) = pair();
+        a.ends().of(Side::Accepter).taken.0.store(7, Relaxed);
+        assert_eq!(b.ends().accepter.taken.0.load(Relaxed), 7);
+    }
+
+    #[test]
+    fn memory_of_another_shape_is_refused() {
+        let shrinkable = memory(size(RING_MIN));
+        assert!(matches!(Rings::map(&shrinkable), Err(MapError::Unsealed)));
+        for octets in [0, HEADER, size(RING_MIN) - 1, size(RING_MIN + 4096)] {
+            let fd = create("test", octets).unwrap();
+            seal(&fd, SealFlags::empty()).unwrap();
+            assert!(
+                matches!(Rings::map(&fd), Err(MapError::TooShort)),
+                "{octets}"
+            );
+        }
+    }
+
+    #[test]
+    fn sizes_are_kept_within_bounds() {
+        for (least, ring) in [(0, RING_MIN), (100_000, 131_072), (usize::MAX, RING_MAX)] {
+            let rings = Rings::map(Rings::create(least).unwrap()).unwrap();
+            assert_eq!(rings.size(), ring);
+        }
+    }
+}
