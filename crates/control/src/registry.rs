@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
-use portolan_proto::control::Reuse;
+use portolan_proto::control::{Reuse, Traits};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 
 use crate::errno::Errno;
@@ -67,6 +67,8 @@ pub struct Session {
     pub listener: Option<SessionId>,
     /// How often it was wanted back from a process.
     pub recalls: u32,
+    /// As a library last told them.
+    pub traits: Traits,
     /// Charged for it; the first process that opened or cached it.
     owner: Option<ChannelId>,
     /// Processes known to have its descriptor.
@@ -235,6 +237,7 @@ impl Registry {
                 cookie: opening.cookie,
                 listener: opening.listener,
                 recalls: 0,
+                traits: Traits::default(),
                 owner: None,
                 users: BTreeSet::new(),
             },
@@ -291,6 +294,15 @@ impl Registry {
             .and_then(|c| self.processes.get_mut(&c))
         {
             process.sessions = process.sessions.saturating_sub(1);
+        }
+    }
+
+    /// Keeps what a library says of the socket.
+    pub fn describe(&mut self, id: SessionId, traits: Traits) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && traits.0.len() <= Traits::MAX
+        {
+            session.traits = traits;
         }
     }
 

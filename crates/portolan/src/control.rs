@@ -35,14 +35,26 @@ pub(crate) struct Lost;
 
 impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
-        Ok(Control {
-            connection: Connection::from(table::hide(Connection::connect(path)?.into())),
+        let connection = Connection::connect(path)?;
+        Ok(Control::over(Connection::from(table::hide(
+            connection.into(),
+        ))))
+    }
+
+    /// One that is closed again at once.
+    pub(crate) fn connect_briefly(path: &Path) -> Result<Control, ConnectError> {
+        Connection::connect(path).map(Control::over)
+    }
+
+    fn over(connection: Connection) -> Control {
+        Control {
+            connection,
             exchange: Mutex::new(Exchange {
                 next_id: 1,
                 buffer: vec![0; MAX_MESSAGE],
             }),
             lost: AtomicBool::new(false),
-        })
+        }
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {

@@ -11,7 +11,8 @@ use libc::{
     TCP_CORK, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_MAXSEG, TCP_NODELAY, TCP_QUICKACK,
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
-use portolan_proto::control::{HandshakeOptions, Reuse};
+use portolan_proto::control::{HandshakeOptions, Reuse, Traits};
+use portolan_proto::{decode, encode};
 use portolan_stack::{
     Checksums, IpOptions, MtuDiscovery, MulticastOptions, Reports, Session, TcpSession, UdpSession,
     V6Sizes,
@@ -19,6 +20,11 @@ use portolan_stack::{
 use portolan_tcp::{CongestionKind, OrphanWait};
 use portolan_types::Protocol;
 use rustix::io::Errno;
+
+use crate::socket::Family;
+
+/// No value is longer.
+const LONGEST: usize = 64;
 
 /// Linux's `net.core.wmem_max` and `rmem_max` bound what an application may ask for.
 const BUFFER_MAX: u32 = 4 << 20;
@@ -176,6 +182,22 @@ impl Options {
         self.values
             .iter()
             .map(|(&(level, name), value)| (level, name, value.as_slice()))
+    }
+
+    /// For the next library that has the socket's descriptor.
+    pub(crate) fn to_traits(&self, family: Family) -> Traits {
+        Traits(encode(&(family == Family::V6, &self.values)))
+    }
+
+    /// What another library said of a socket. It may not be one of ours: what no option of that
+    /// name could be is left out.
+    pub(crate) fn from_traits(traits: &Traits, protocol: Protocol) -> Option<(Family, Options)> {
+        let (is_v6, mut values): (bool, BTreeMap<(i32, i32), Vec<u8>>) = decode(&traits.0).ok()?;
+        values.retain(|&(level, name), value| {
+            value.len() <= LONGEST && shape(protocol, level, name).is_some()
+        });
+        let family = if is_v6 { Family::V6 } else { Family::V4 };
+        Some((family, Options { values }))
     }
 
     /// What an accepted socket starts with (Linux copies the listener's socket).

@@ -39,7 +39,6 @@ pub(crate) struct Process {
     core: Mutex<Core>,
     spin_us: u32,
     congestion: CongestionKind,
-    id: rustix::process::Pid,
     /// That the server has gone was said.
     has_warned: AtomicBool,
 }
@@ -123,14 +122,24 @@ impl Process {
         absent(mode)
     }
 
-    /// One request on a connection of its own.
-    pub(crate) fn ask_unregistered(
+    /// One request for which nobody has to be registered.
+    pub(crate) fn ask(request: RequestBody, descriptor: BorrowedFd<'_>) -> Option<ReplyBody> {
+        match Process::running() {
+            Some(process) => Some(process.control.call(request, &[descriptor]).ok()?.0),
+            None => Process::ask_briefly(request, descriptor),
+        }
+    }
+
+    /// The same on a connection of its own.
+    pub(crate) fn ask_briefly(
         request: RequestBody,
         descriptor: BorrowedFd<'_>,
     ) -> Option<ReplyBody> {
-        let control = Control::connect(&socket_path().ok()?).ok()?;
-        let (reply, _) = control.call(request, &[descriptor]).ok()?;
-        Some(reply)
+        if mode() == Mode::Off {
+            return None;
+        }
+        let control = Control::connect_briefly(&socket_path().ok()?).ok()?;
+        Some(control.call(request, &[descriptor]).ok()?.0)
     }
 
     /// Does no filter send packets here any more? A server that stops takes its filter along and
@@ -138,11 +147,6 @@ impl Process {
     /// the sessions go on.
     pub(crate) fn is_cut_off(&self) -> bool {
         socket_path().is_ok_and(|path| !path.exists() || Connection::connect(&path).is_ok())
-    }
-
-    /// Not so in a child of vfork, which shares the memory.
-    pub(crate) fn is_mine(&self) -> bool {
-        self.id == rustix::process::getpid()
     }
 
     /// In a forked child: the parent's channel is not ours.
@@ -217,7 +221,6 @@ impl Process {
             statistics,
             alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
-            id: rustix::process::getpid(),
             has_warned: AtomicBool::new(false),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),
         })

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use portolan_proto::control::GroupChange;
+use portolan_proto::control::{GroupChange, Traits};
 use portolan_stack::{Sending, Session, TcpSession, UdpSession, Wire};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
@@ -168,6 +168,19 @@ impl Socket {
         socket
     }
 
+    /// One that another process opened, or this one's program before `exec`.
+    pub(crate) fn attached(
+        family: Family,
+        protocol: Protocol,
+        phase: Phase,
+        setup: Setup,
+        options: Options,
+    ) -> Socket {
+        let socket = Socket::with(family, protocol, phase, setup, options);
+        socket.share();
+        socket
+    }
+
     fn with(
         family: Family,
         protocol: Protocol,
@@ -256,6 +269,18 @@ impl Socket {
 
     pub(crate) fn wants_times(&self) -> bool {
         self.wants_times.load(Ordering::Relaxed)
+    }
+
+    /// As the process says that had the session before.
+    pub(crate) fn adopt(&self, traits: &Traits) {
+        if let Some((_, options)) = Options::from_traits(traits, self.protocol) {
+            *self.options() = options;
+            self.note_wanted_times();
+        }
+    }
+
+    pub(crate) fn traits(&self) -> Traits {
+        self.options().to_traits(self.family)
     }
 
     /// An option was set.

@@ -96,6 +96,12 @@ pub(crate) fn remove(fd: RawFd) -> Option<File> {
     files.get_mut(index)?.take()
 }
 
+/// Has the program no socket of ours?
+pub(crate) fn is_empty() -> bool {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files.iter().all(Option::is_none)
+}
+
 /// The descriptors of one socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
     let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));

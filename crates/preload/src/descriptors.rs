@@ -67,6 +67,13 @@ interpose! {
         control(fd, command, argument)
     }
 
+    /// `int pidfd_getfd(int, int, unsigned int)`
+    fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
+        Err(Refusal::NotOurs)
+    } afterwards(taken) {
+        posix::attach(taken);
+    }
+
     /// `int ioctl(int, unsigned long, ...)`: one integer or pointer in the place of the variable arguments.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         ours(fd)?;
@@ -106,7 +113,11 @@ fn duplicate_onto(fd: c_int, onto: c_int, cloexec: bool) -> Outcome<c_int> {
 fn close_between(first: c_uint, last: c_uint, flags: c_uint) -> Outcome<c_int> {
     let only_marks = flags & libc::CLOSE_RANGE_CLOEXEC != 0;
     let last_possible = last.min(highest_descriptor());
-    if first > last || only_marks || !(first..=last_possible).any(is_special) {
+    if first > last
+        || only_marks
+        || posix::shares_memory()
+        || !(first..=last_possible).any(is_special)
+    {
         return Err(Refusal::NotOurs);
     }
     let mut unclosed = first;

@@ -1,11 +1,13 @@
-//! Another program takes this one's place: what it inherits is made fit for it first. The forms with
-//! variable arguments end in libc without passing any symbol, so they are gathered here.
+//! Another program takes this one's place: what it inherits is made fit for it first. If sockets are among that, the
+//! program gets this library, too: those that clean their children's environment (nginx's upgrade, systemd) mean no harm
+//! by it. The forms with variable arguments end in libc without passing any symbol, so they are gathered here.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
 
 use portolan::posix;
 
+use crate::environment;
 use crate::interpose::Refusal;
 
 /// Arguments behind the first that the registers carry.
@@ -16,35 +18,54 @@ const IN_REGISTERS: usize = 7;
 
 type Words = *const *const c_char;
 
+unsafe extern "C" {
+    static environ: Words;
+}
+
 interpose! {
     /// `int execve(const char *, char *const [], char *const [])`
     fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
-        posix::before_exec();
-        Err(Refusal::NotOurs)
+        let Some(repaired) = prepare(environment) else {
+            return Err(Refusal::NotOurs);
+        };
+        let next = next!(execve: fn(*const c_char, Words, Words) -> c_int);
+        Ok(next(path, arguments, repaired.as_ptr()))
     }
 
     /// `int execv(const char *, char *const [])`
     fn execv(path: *const c_char, arguments: Words) -> c_int {
-        posix::before_exec();
-        Err(Refusal::NotOurs)
+        let Some(repaired) = prepare(environ) else {
+            return Err(Refusal::NotOurs);
+        };
+        let next = next!(execve: fn(*const c_char, Words, Words) -> c_int);
+        Ok(next(path, arguments, repaired.as_ptr()))
     }
 
     /// `int execvp(const char *, char *const [])`
     fn execvp(file: *const c_char, arguments: Words) -> c_int {
-        posix::before_exec();
-        Err(Refusal::NotOurs)
+        let Some(repaired) = prepare(environ) else {
+            return Err(Refusal::NotOurs);
+        };
+        let next = next!(execvpe: fn(*const c_char, Words, Words) -> c_int);
+        Ok(next(file, arguments, repaired.as_ptr()))
     }
 
     /// `int execvpe(const char *, char *const [], char *const [])`
     fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
-        posix::before_exec();
-        Err(Refusal::NotOurs)
+        let Some(repaired) = prepare(environment) else {
+            return Err(Refusal::NotOurs);
+        };
+        let next = next!(execvpe: fn(*const c_char, Words, Words) -> c_int);
+        Ok(next(file, arguments, repaired.as_ptr()))
     }
 
     /// `int fexecve(int, char *const [], char *const [])`
     fn fexecve(fd: c_int, arguments: Words, environment: Words) -> c_int {
-        posix::before_exec();
-        Err(Refusal::NotOurs)
+        let Some(repaired) = prepare(environment) else {
+            return Err(Refusal::NotOurs);
+        };
+        let next = next!(fexecve: fn(c_int, Words, Words) -> c_int);
+        Ok(next(fd, arguments, repaired.as_ptr()))
     }
 
     /// `int execveat(int, const char *, char *const [], char *const [], int)`
@@ -55,9 +76,24 @@ interpose! {
         environment: Words,
         flags: c_int,
     ) -> c_int {
-        posix::before_exec();
-        Err(Refusal::NotOurs)
+        let Some(repaired) = prepare(environment) else {
+            return Err(Refusal::NotOurs);
+        };
+        let next = next!(execveat: fn(c_int, *const c_char, Words, Words, c_int) -> c_int);
+        Ok(next(directory, path, arguments, repaired.as_ptr(), flags))
     }
+}
+
+/// The environment for the next program, if it has to be another than the given one.
+///
+/// # Safety
+/// `environment` is null or ends with a null pointer.
+unsafe fn prepare(environment: Words) -> Option<Vec<*const c_char>> {
+    if !posix::before_exec() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { environment::repaired(environment) }
 }
 
 /// Defines a symbol with variable arguments: they are laid out in memory as they came, those of the

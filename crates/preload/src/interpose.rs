@@ -74,6 +74,10 @@ impl FailureValue for isize {
     const FAILED: Self = -1;
 }
 
+impl FailureValue for *mut libc::FILE {
+    const FAILED: Self = std::ptr::null_mut();
+}
+
 impl FailureValue for () {
     const FAILED: Self = ();
 }
@@ -92,11 +96,29 @@ pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
 }
 
-/// Defines libc symbols. Each body is an [`Outcome`]; on `NotOurs` the next definition gets the same arguments.
+/// Runs what is to follow a call that libc has made. `errno` stays as the call left it.
+pub fn heed(afterwards: impl FnOnce()) {
+    // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
+    let errno = unsafe { *libc::__errno_location() };
+    let looked = || {
+        afterwards();
+        Ok(())
+    };
+    // It refuses nothing.
+    let _ = shielded(looked);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Defines libc symbols. Each body is an [`Outcome`]; on `NotOurs` the next definition gets the same arguments, and
+/// what it returned is looked at by the block behind `afterwards`, if there is one.
 ///
 /// The ABI is `C-unwind` because libc cancels a thread (pthread_cancel) by unwinding through these frames.
 macro_rules! interpose {
-    ($( $(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block )*) => { $(
+    ($(
+        $(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block
+        $(afterwards($returned:ident) $afterwards:block)?
+    )*) => { $(
         $(#[$note])*
         ///
         /// # Safety
@@ -115,10 +137,27 @@ macro_rules! interpose {
                             return $crate::interpose::failed(rustix::io::Errno::NOSYS);
                         }
                         let next: unsafe extern "C-unwind" fn($($type),*) -> $result = std::mem::transmute(next);
-                        next($($argument),*)
+                        let returned = next($($argument),*);
+                        $(
+                            let $returned = returned;
+                            $crate::interpose::heed(|| $afterwards);
+                        )?
+                        returned
                     }
                 }
             }
         }
     )* };
+}
+
+/// libc's own definition of a symbol, as a function of the type that its C declaration has; if there is none, the
+/// outcome is its failure.
+macro_rules! next {
+    ($name:ident: fn($($type:ty),*) -> $result:ty) => {{
+        let next = $crate::table::next($crate::table::Symbol::$name);
+        if next.is_null() {
+            return Err(rustix::io::Errno::NOSYS.into());
+        }
+        std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(next)
+    }};
 }

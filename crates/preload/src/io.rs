@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::{
     address, buffers, file,
     interpose::{Outcome, Refusal, Settle, ours},
-    message, time,
+    message, rights, time,
 };
 
 interpose! {
@@ -73,12 +73,20 @@ interpose! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         ours(fd)?;
         message::receive(fd, message, flags)
+    } afterwards(length) {
+        if length >= 0 {
+            rights::take_up(message);
+        }
     }
 
     /// `int recvmmsg(int, struct mmsghdr *, unsigned int, int, struct timespec *)`
     fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int {
         ours(fd)?;
         message::receive_many(fd, messages, count, flags, time::at_timespec(timeout)?)
+    } afterwards(received) {
+        for index in 0..received.max(0) as usize {
+            rights::take_up(&raw const (*messages.add(index)).msg_hdr);
+        }
     }
 
     /// `ssize_t write(int, const void *, size_t)`
@@ -118,12 +126,20 @@ interpose! {
 
     /// `ssize_t sendmsg(int, const struct msghdr *, int)`
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        if !posix::is_ours(fd) {
+            rights::give_away(message);
+        }
         ours(fd)?;
         message::send(fd, message, flags)
     }
 
     /// `int sendmmsg(int, struct mmsghdr *, unsigned int, int)`
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+        if !posix::is_ours(fd) {
+            for index in 0..count as usize {
+                rights::give_away(&raw const (*messages.add(index)).msg_hdr);
+            }
+        }
         ours(fd)?;
         message::send_many(fd, messages, count, flags)
     }

@@ -9,9 +9,9 @@ use portolan::posix;
 use rustix::io::Errno;
 
 use crate::{
-    descriptors,
+    descriptors, exec,
     interpose::{Outcome, Refusal, Settle, ours},
-    io, memory, multiplex, select, socket,
+    io, memory, multiplex, rights, select, socket,
     table::{self, Symbol},
     time,
 };
@@ -27,6 +27,23 @@ interpose! {
             Err(Refusal::NotOurs) => works_on_one(number, arguments),
             answered => answered,
         }
+    } afterwards(returned) {
+        take_up(number, b, returned);
+    }
+}
+
+/// Takes up the descriptors that a call of the kernel's has brought.
+///
+/// # Safety
+/// The contract of the call.
+unsafe fn take_up(number: c_long, second: usize, returned: c_long) {
+    match number {
+        libc::SYS_pidfd_getfd => posix::attach(returned as c_int),
+        libc::SYS_recvmsg if returned >= 0 => {
+            // SAFETY: the caller's promise.
+            unsafe { rights::take_up(ptr::with_exposed_provenance(second)) };
+        }
+        _ => {}
     }
 }
 
@@ -112,9 +129,18 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
         posix::before_exit();
         return Err(Refusal::NotOurs);
     }
-    if matches!(number, libc::SYS_execve | libc::SYS_execveat) {
-        posix::before_exec();
-        return Err(Refusal::NotOurs);
+    // SAFETY: the caller's promise; the functions have the contracts of the calls.
+    unsafe {
+        match number {
+            libc::SYS_execve => return Ok(exec::execve(a as _, b as _, c as _).into()),
+            libc::SYS_execveat => {
+                return Ok(exec::execveat(a as _, b as _, c as _, d as _, e as _).into());
+            }
+            libc::SYS_sendmsg if !posix::is_ours(a as c_int) => {
+                rights::give_away(ptr::with_exposed_provenance(b));
+            }
+            _ => {}
+        }
     }
     if number == libc::SYS_close_range {
         // SAFETY: the caller's promise.

@@ -1,13 +1,15 @@
 //! What concerns the process as a whole: its start, its forks and its end.
 
+use std::ffi::{c_char, c_void};
 use std::mem;
 
-use libc::c_int;
+use libc::{FILE, c_int, pid_t};
 use portolan::posix;
 use rustix::io::Errno;
 
-use crate::memory;
+use crate::interpose::Refusal;
 use crate::table::{self, Symbol};
+use crate::{environment, memory};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -18,6 +20,8 @@ extern "C" fn start() {
     table::look_all_up();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+    environment::note();
+    posix::attach_inherited();
 }
 
 #[used]
@@ -71,6 +75,48 @@ unsafe fn end(symbol: Symbol, status: c_int) -> ! {
 }
 
 interpose! {
+    /// `int posix_spawn(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+    /// char *const [], char *const [])`
+    ///
+    /// No code of ours runs in the child: the next program asks for what it inherits.
+    fn posix_spawn(
+        pid: *mut pid_t,
+        path: *const c_char,
+        actions: *const c_void,
+        attributes: *const c_void,
+        arguments: *const *mut c_char,
+        environment: *const *mut c_char,
+    ) -> c_int {
+        posix::before_fork();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int posix_spawnp(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
+    /// char *const [], char *const [])`
+    fn posix_spawnp(
+        pid: *mut pid_t,
+        file: *const c_char,
+        actions: *const c_void,
+        attributes: *const c_void,
+        arguments: *const *mut c_char,
+        environment: *const *mut c_char,
+    ) -> c_int {
+        posix::before_fork();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int system(const char *)`
+    fn system(command: *const c_char) -> c_int {
+        posix::before_fork();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `FILE *popen(const char *, const char *)`
+    fn popen(command: *const c_char, kind: *const c_char) -> *mut FILE {
+        posix::before_fork();
+        Err(Refusal::NotOurs)
+    }
+
     /// `int daemon(int, int)`
     ///
     /// libc's own ends the parent by an internal call, and with it the sessions that are the child's now.

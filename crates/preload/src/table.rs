@@ -36,9 +36,9 @@ translated! {
     sendfile sendfile64 splice
     select pselect poll __poll_chk ppoll __ppoll_chk
     epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
-    close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl
+    close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl pidfd_getfd
     execve execv execvp execvpe fexecve execveat
-    daemon _exit _Exit
+    posix_spawn posix_spawnp system popen daemon _exit _Exit
     syscall
 }
 
@@ -53,10 +53,6 @@ pub const PASSED_ON: &[(&str, &str)] = &[
     (
         "vfork",
         "the child shares this memory and may only exec; a wrapper's frame would be overwritten",
-    ),
-    (
-        "posix_spawn",
-        "like vfork: no code of ours may run in the child",
     ),
     (
         "fstat",

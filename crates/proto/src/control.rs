@@ -70,6 +70,7 @@ pub enum RequestBody {
         session: SessionRef,
         backlog: u32,
         options: HandshakeOptions,
+        traits: Traits,
     },
     /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays so.
     /// One that another process holds is recalled from it first; for that the packet carries the
@@ -85,6 +86,7 @@ pub enum RequestBody {
         session: SessionId,
         capsule: Blob,
         then: AfterFlush,
+        traits: Traits,
     },
     /// Gives up a session that has no state worth a capsule: unconnected, listening or UDP.
     /// Reply: `Done`; the port is free then.
@@ -103,8 +105,8 @@ pub enum RequestBody {
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
     Stray { frame: Vec<u8> },
-    /// What is behind a descriptor this process did not open? The packet carries the fd.
-    /// Reply: `Probed`.
+    /// What is behind a descriptor this process did not open? The packet carries the fd, which is
+    /// the proof; needs no `Hello`. Reply: `Probed`.
     Probe,
     /// For commands; needs no `Hello`. Reply: `Sessions`.
     ListSessions,
@@ -253,6 +255,7 @@ pub enum ReplyBody {
     Cached {
         capsule: Blob,
         generation: Generation,
+        traits: Traits,
     },
     /// The server moves the session's data through the descriptor: calls go to the kernel.
     Relayed,
@@ -327,11 +330,36 @@ impl KernelReason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
     pub session: SessionId,
-    pub protocol: Protocol,
-    pub listening: bool,
+    pub standing: Standing,
+    /// The socket is of `AF_INET6`, whatever its addresses are.
+    pub is_v6: bool,
     #[serde(with = "portolan_types::endpoint")]
     pub local: SocketAddr,
-    pub remote: Option<SocketAddr>,
+    pub traits: Traits,
+}
+
+/// Where a TCP session stands that somebody has a descriptor of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    Bound,
+    Listening {
+        backlog: u32,
+    },
+    /// Somebody holds it, or the server does: `Cache` tells.
+    Connected {
+        #[serde(with = "portolan_types::endpoint")]
+        remote: SocketAddr,
+    },
+}
+
+/// What a library knows of a socket beside its session: the options that were set, in its own form.
+/// The server keeps it for the next library that has the descriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traits(pub Vec<u8>);
+
+impl Traits {
+    /// Octets; the server forgets what is longer.
+    pub const MAX: usize = 4096;
 }
 
 /// What the server leaves on a descriptor: on a listener's one for every session to accept, on a

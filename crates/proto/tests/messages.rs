@@ -3,7 +3,7 @@
 
 use bolero::TypeGenerator;
 use portolan_proto::control::{
-    Blob, DescriptorEvent, Early, HandshakeOptions, Reply, Request, RequestBody, SessionRef,
+    Blob, DescriptorEvent, Early, HandshakeOptions, Reply, Request, RequestBody, SessionRef, Traits,
 };
 use portolan_proto::metastate::Metastate;
 use portolan_proto::report::SessionReport;
@@ -74,6 +74,7 @@ impl Damaged {
                 session,
                 capsule: Blob::Inline(self.octets.clone()),
                 then: portolan_proto::control::AfterFlush::Relay,
+                traits: Traits::default(),
             },
             3 => RequestBody::Stray {
                 frame: self.octets.clone(),
@@ -86,6 +87,7 @@ impl Damaged {
                 session,
                 capsule: Blob::Memfd { length: slot.0 },
                 then: portolan_proto::control::AfterFlush::Close,
+                traits: Traits(self.octets.clone()),
             },
             6 => RequestBody::Cache { session, slot },
             _ => RequestBody::Probe,

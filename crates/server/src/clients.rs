@@ -13,6 +13,7 @@ use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::listen::Listening;
 use crate::opens::{Target, Wish};
 use crate::poll::Token;
 use crate::recall::{Asker, Want};
@@ -176,6 +177,7 @@ impl Server {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
             RequestBody::Relay { session } => self.relay_for_stranger(session, &fds),
+            RequestBody::Probe => self.probe(fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
@@ -230,14 +232,23 @@ impl Server {
                 session,
                 backlog,
                 options,
-            } => self.listen(channel, session, (backlog, options), &mut fds),
+                traits,
+            } => {
+                let wish = Listening {
+                    backlog,
+                    options,
+                    traits,
+                };
+                self.listen(channel, session, wish, &mut fds)
+            }
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Recalls => Ok(self.take_recalls(channel)),
             RequestBody::Flush {
                 session,
                 capsule,
                 then,
-            } => self.flush(channel, session, capsule, then, fds.pop()),
+                traits,
+            } => self.flush(channel, session, (capsule, fds.pop()), then, traits),
             RequestBody::Release { session } => self.release(channel, session),
             RequestBody::Disconnect { session, slot } => {
                 self.disconnect_udp(channel, session, slot)
@@ -252,9 +263,9 @@ impl Server {
                 self.stray(channel, &frame);
                 Ok(Answer::Silence)
             }
-            RequestBody::Probe => self.probe(channel, fds.pop()),
             RequestBody::Hello { .. }
             | RequestBody::Relay { .. }
+            | RequestBody::Probe
             | RequestBody::ListSessions
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus => Err(Errno::INVAL),

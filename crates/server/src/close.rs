@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{AfterFlush, Blob, ReplyBody};
+use portolan_proto::control::{AfterFlush, Blob, ReplyBody, Traits};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
 use portolan_tcp::StateName;
 use portolan_types::{ChannelId, Generation, Instant, Protocol, SeqNum, SessionId, Slot};
@@ -43,9 +43,9 @@ impl Server {
         &mut self,
         channel: ChannelId,
         id: SessionId,
-        capsule: Blob,
+        (capsule, fd): (Blob, Option<OwnedFd>),
         then: AfterFlush,
-        fd: Option<OwnedFd>,
+        traits: Traits,
     ) -> Result<Answer, Errno> {
         let session = self.registry.admit(channel, Command::Flush, id)?;
         self.counters.flushes += 1;
@@ -59,6 +59,7 @@ impl Server {
         };
         self.hold_session(id, session);
         self.registry.detach(id);
+        self.registry.describe(id, traits);
         match then {
             AfterFlush::Close => self.close_held(id),
             AfterFlush::Relay => self.start_relay(id),

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use portolan_control::registry::Opening;
 use portolan_control::{Backlog, Claim, Command, Errno, Phase, SynVerdict};
-use portolan_proto::control::{Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef};
+use portolan_proto::control::{
+    Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
+};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_stack::TcpSession;
 use portolan_sys::unix::{self, PairKind, SendError};
@@ -31,6 +33,14 @@ const INLINE: usize = 32 * 1024;
 
 /// A slot that no session has: the row of a listener names nobody.
 const NO_SLOT: u32 = u32::MAX;
+
+/// What a library asks for by `listen`.
+#[derive(Debug)]
+pub struct Listening {
+    pub backlog: u32,
+    pub options: HandshakeOptions,
+    pub traits: Traits,
+}
 
 /// What the server keeps of a listener beside its session.
 #[derive(Debug)]
@@ -70,15 +80,16 @@ impl Server {
         &mut self,
         channel: ChannelId,
         session: SessionRef,
-        (backlog, options): (u32, HandshakeOptions),
+        wish: Listening,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         self.sysctls.look(self.now);
-        let answer = self.listen_with(channel, session, backlog, fds)?;
+        let answer = self.listen_with(channel, session, wish.backlog, fds)?;
         if let Answer::Reply(ReplyBody::Listening { session, .. }, _) = &answer
             && let Some(listener) = self.listeners.get_mut(session)
         {
-            listener.options = options;
+            listener.options = wish.options;
+            self.registry.describe(*session, wish.traits);
         }
         Ok(answer)
     }

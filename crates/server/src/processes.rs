@@ -3,14 +3,14 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use portolan_control::{Errno, Phase};
-use portolan_proto::control::{Probed, ReplyBody};
+use portolan_control::{Errno, Phase, Session};
+use portolan_proto::control::{Probed, ReplyBody, Standing};
 use portolan_stack::VERSION;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
 use portolan_sys::wait::Bell;
-use portolan_types::{ChannelId, Instant, SessionId};
+use portolan_types::{ChannelId, Instant, Protocol, SessionId};
 use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
@@ -154,21 +154,38 @@ impl Server {
         None
     }
 
-    /// Tells what is behind a descriptor that the process did not open.
-    pub fn probe(&mut self, channel: ChannelId, fd: Option<OwnedFd>) -> Result<Answer, Errno> {
-        let fd = fd.ok_or(Errno::INVAL)?;
-        let cookie = portolan_sys::unix::cookie(&fd).map_err(|_| Errno::INVAL)?;
-        let probed = self.registry.by_cookie(cookie).map(|session| Probed {
-            session: session.id,
-            protocol: session.protocol,
-            listening: session.phase == Phase::Listening,
-            local: session.local,
-            remote: session.remote,
-        });
-        if let Some(probed) = &probed {
-            self.registry.entitle(probed.session, channel);
-        }
+    /// `Probe`: tells what is behind a descriptor that the process did not open. Having it is the
+    /// right to know.
+    pub fn probe(&self, descriptor: Option<&OwnedFd>) -> Result<Answer, Errno> {
+        let descriptor = descriptor.ok_or(Errno::INVAL)?;
+        let cookie = portolan_sys::unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
+        let session = self.registry.by_cookie(cookie);
+        let probed = session.and_then(|session| self.probed(session));
         Ok(ReplyBody::Probed(probed).into())
+    }
+
+    /// None if its descriptor says nothing to another process.
+    fn probed(&self, session: &Session) -> Option<Probed> {
+        let standing = match (session.protocol, session.phase, session.remote) {
+            (Protocol::Tcp, Phase::Bound, _) => Standing::Bound,
+            (_, Phase::Listening, _) => Standing::Listening {
+                backlog: self.listeners.get(&session.id)?.backlog(),
+            },
+            (
+                Protocol::Tcp,
+                Phase::Offered | Phase::Connected | Phase::Relayed | Phase::Parked,
+                Some(remote),
+            ) => Standing::Connected { remote },
+            _ => return None,
+        };
+        let listener = session.listener.and_then(|id| self.registry.session(id));
+        Some(Probed {
+            session: session.id,
+            standing,
+            is_v6: listener.unwrap_or(session).local.is_ipv6(),
+            local: session.local,
+            traits: session.traits.clone(),
+        })
     }
 }
 

@@ -126,10 +126,13 @@ impl Server {
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
         let (capsule, fd) = pack(session.to_capsule())?;
         let fds = fd.into_iter().collect();
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let traits = session.traits.clone();
         Ok(Answer::Reply(
             ReplyBody::Cached {
                 capsule,
                 generation,
+                traits,
             },
             fds,
         ))

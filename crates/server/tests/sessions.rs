@@ -486,6 +486,7 @@ fn hostile_clients_are_refused_or_disconnected() {
         session: SessionRef::New,
         backlog: 1,
         options: portolan_proto::control::HandshakeOptions::default(),
+        traits: Default::default(),
     });
     assert!(matches!(reply, ReplyBody::Error { errno: 1 }), "{reply:?}");
     let reply = stranger.ask(RequestBody::Hello {
@@ -509,6 +510,7 @@ fn hostile_clients_are_refused_or_disconnected() {
             session: SessionRef::Known(id),
             backlog: 1,
             options: portolan_proto::control::HandshakeOptions::default(),
+            traits: Default::default(),
         },
     );
     assert!(matches!(reply, ReplyBody::Error { errno: 9 }), "{reply:?}");

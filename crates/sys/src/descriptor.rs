@@ -57,6 +57,21 @@ pub fn set_close_on_exec(fd: impl AsFd, on: bool) -> Result<(), Errno> {
     )
 }
 
+pub fn is_nonblocking(fd: impl AsFd) -> Result<bool, Errno> {
+    Ok(fcntl_getfl(fd)?.contains(OFlags::NONBLOCK))
+}
+
+/// The numbers that refer to something in this process; none where there is no `/proc`.
+pub fn all_open() -> Vec<RawFd> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
 pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
     let flags = fcntl_getfl(&fd)?;
     fcntl_setfl(

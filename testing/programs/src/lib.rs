@@ -1,6 +1,8 @@
 //! What the program tests share: the pairings of stacks, Python, and waiting for something.
 #![forbid(unsafe_code)]
 
+pub mod stream;
+
 use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};

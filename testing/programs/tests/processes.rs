@@ -2,13 +2,12 @@
 //! Whoever uses it, its peer sees one stream.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::process::Stdio;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_netns::Namespace;
+use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
 use portolan_programs::{PYTHON, bed, counter};
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.py");
@@ -25,40 +24,6 @@ fn serve(bed: &Bed, way: &str) -> Background {
     Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A connection of the kernel's in the client's namespace, once the server listens.
-fn connect(client: &Namespace, bed: &Bed) -> TcpStream {
-    let endpoint = bed.endpoint(PORT);
-    let connected = client.enter(|| {
-        (0..100).find_map(|_| {
-            let stream = TcpStream::connect(endpoint).ok();
-            if stream.is_none() {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            stream
-        })
-    });
-    let stream = connected.expect("the server listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-    stream
-}
-
-/// Sends blocks one after the other and has each come back.
-fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
-    for block in 0..blocks {
-        let sent: Vec<u8> = (0..size).map(|i| (i * 7 + block) as u8).collect();
-        stream.write_all(&sent).expect("it takes octets");
-        let mut got = vec![0; size];
-        stream.read_exact(&mut got).expect("they come back");
-        assert!(got == sent, "block {block} differs");
-    }
-}
-
-fn assert_ends_in_order(mut stream: TcpStream) {
-    stream.shutdown(Shutdown::Write).expect("connected");
-    let rest = stream.read(&mut [0; 1]).expect("no reset");
-    assert_eq!(rest, 0);
-}
-
 fn echoes(way: &str, connections: usize) -> Bed {
     echoes_on(bed(), way, connections)
 }
@@ -66,7 +31,7 @@ fn echoes(way: &str, connections: usize) -> Bed {
 fn echoes_on(bed: Bed, way: &str, connections: usize) -> Bed {
     let _server = serve(&bed, way);
     for _ in 0..connections {
-        let mut stream = connect(bed.namespace(Side::Client), &bed);
+        let mut stream = connect(&bed, PORT);
         exchange(&mut stream, 8, 5000);
         assert_ends_in_order(stream);
     }
@@ -128,7 +93,7 @@ fn a_child_goes_on_where_its_parent_ends() {
 fn a_holder_that_is_stopped_loses_the_connection() {
     let bed = bed();
     let mut server = serve(&bed, "hung");
-    let mut stream = connect(bed.namespace(Side::Client), &bed);
+    let mut stream = connect(&bed, PORT);
     stream.write_all(b"go\n").expect("connected");
     let mut all = Vec::new();
     let ended = stream.read_to_end(&mut all);

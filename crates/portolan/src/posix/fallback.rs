@@ -3,11 +3,13 @@
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_sys::descriptor;
-use portolan_types::Protocol;
+use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::Stop;
+use crate::process::Process;
 use crate::socket::{Family, OUT, Phase, Setup, Socket};
 use crate::table;
 
@@ -19,6 +21,45 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
         Ok(()) => Stop::NotOurs,
         Err(errno) => Stop::Failed(errno),
     }
+}
+
+/// As far as it can be, the socket is the kernel's from now on: one that has no session yet, or of
+/// UDP. What datagrams it has not read are lost.
+pub(super) fn become_kernels(socket: &Arc<Socket>) {
+    let setup = socket.setup();
+    let kernel = match (socket.phase(), setup.session, Process::running()) {
+        (Phase::Cached, Some(session), Some(process)) => {
+            match give_up_port(process, socket, session) {
+                Some(kernel) => Some(kernel),
+                None => return,
+            }
+        }
+        (Phase::Idle, None, _) => None,
+        _ => return,
+    };
+    // Without descriptors to be had it stays what it is.
+    let _ = become_kernel(socket, &setup, kernel);
+}
+
+/// Takes the kernel socket that holds a UDP session's port, and leaves the port to it.
+fn give_up_port(process: &Process, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
+    let (ReplyBody::Twin, fds) = process
+        .control
+        .call(RequestBody::Twin { session }, &[])
+        .ok()?
+    else {
+        return None;
+    };
+    let kernel = fds.into_iter().next()?;
+    socket.datagrams().twin = None;
+    let slot = socket.slot();
+    let mut core = process.lock();
+    core.detach(slot);
+    core.stack.remove(slot);
+    drop(core);
+    // If the server has gone, so has its filter.
+    let _ = process.control.call(RequestBody::Release { session }, &[]);
+    Some(kernel)
 }
 
 fn become_kernel(

@@ -1,22 +1,24 @@
-//! `fork`, `exec` and the end of a program. Fork costs nothing: a session stays where it is, and the
-//! child asks for it when it needs it (ADR 8). What an image that knows nothing of Portolan inherits
-//! is relayed, as is what a program leaves behind when it ends.
+//! `fork`, `exec`, descriptors that are given away, and the end of a program. Fork costs nothing: a
+//! session stays where it is, and the child asks for it when it needs it (ADR 8). What somebody gets
+//! who may know nothing of Portolan is relayed, as is what a program leaves behind when it ends.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
-use portolan_sys::descriptor;
+use portolan_proto::control::{ReplyBody, RequestBody, Standing};
+use portolan_sys::{descriptor, unix};
 use portolan_types::Protocol;
 
-use super::here;
-use super::migrate::{Destination, give_back, obtain};
+use super::fallback::become_kernels;
+use super::migrate::{Destination, give_back, lend};
 use crate::inside;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
 use crate::wait::Waiter;
 
-/// UDP sessions stay the parent's.
+/// Another process is about to have the descriptors. UDP sessions stay the parent's.
 pub fn before_fork() {
     for (_, socket) in sockets() {
         socket.share();
@@ -25,6 +27,7 @@ pub fn before_fork() {
 
 /// The child has no channel yet; it gets one with its first own session.
 pub fn after_fork_in_child() {
+    own_memory();
     for fd in table::take_hidden() {
         descriptor::close(fd);
     }
@@ -45,7 +48,7 @@ pub fn before_exit() {
     // In a child of vfork the sessions are the parent's. A signal handler may have interrupted a
     // call with a lock held: then the server finds the descriptors gone, as after a kill.
     if let Some(process) = Process::running()
-        && process.is_mine()
+        && !shares_memory()
         && !inside::is_inside()
     {
         for (_, socket) in sockets() {
@@ -62,19 +65,94 @@ pub fn before_exit() {
 }
 
 /// Another program is about to take this one's place, with the descriptors that are not marked
-/// `FD_CLOEXEC`.
-pub fn before_exec() {
-    for (fd, socket) in sockets() {
-        let is_inherited = descriptor::is_close_on_exec(fd).is_ok_and(|closes| !closes);
-        if !is_inherited || !matches!(socket.phase(), Phase::Cached | Phase::Away) {
-            continue;
-        }
-        if let Some(process) = here()
-            && obtain(process, fd, &socket).is_ok()
-        {
-            give_back(process, &socket, Destination::Relay);
+/// `FD_CLOEXEC`. True if sockets are among them.
+pub fn before_exec() -> bool {
+    if table::is_empty() {
+        return false;
+    }
+    if shares_memory() {
+        return before_exec_of_borrower();
+    }
+    let (inherited, closed): (Vec<_>, Vec<_>) =
+        sockets().into_iter().partition(|(fd, _)| is_inherited(*fd));
+    for (fd, socket) in &inherited {
+        hand_out(*fd, socket);
+    }
+    // What ends with this program ends in order; if there is no other program after all, it comes
+    // back with its next use.
+    if let Some(process) = Process::running() {
+        for (_, socket) in closed {
+            give_back(process, &socket, Destination::Shelf);
         }
     }
+    !inherited.is_empty()
+}
+
+/// A child of vfork has its own descriptors, and its parent's table. The sessions come back from the
+/// parent by its helper.
+fn before_exec_of_borrower() -> bool {
+    before_fork();
+    let mut has_any = false;
+    for fd in descriptor::all_open() {
+        let Ok(near) = descriptor::borrow(fd) else {
+            continue;
+        };
+        if !is_inherited(fd) || !unix::is_pair_end(near) {
+            continue;
+        }
+        let ask = |request| Process::ask_briefly(request, near);
+        let Some(ReplyBody::Probed(Some(probed))) = ask(RequestBody::Probe) else {
+            continue;
+        };
+        has_any = true;
+        if let Standing::Connected { .. } = probed.standing {
+            let session = probed.session;
+            // One that is lost shows as the end of its descriptor.
+            let _ = ask(RequestBody::Relay { session });
+        }
+    }
+    has_any
+}
+
+fn is_inherited(fd: RawFd) -> bool {
+    descriptor::is_close_on_exec(fd).is_ok_and(|closes| !closes)
+}
+
+/// The descriptor is about to be sent to somebody, who may not know Portolan.
+pub fn give_away(fd: RawFd) {
+    if let Some(socket) = table::socket(fd) {
+        hand_out(fd, &socket);
+    }
+}
+
+/// Somebody else gets the descriptor: a connection is relayed, and a socket that a pair cannot be is
+/// the kernel's. Sessions to accept come on a listener's descriptor anyway.
+fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
+    socket.share();
+    match (socket.protocol, socket.phase()) {
+        (Protocol::Tcp, Phase::Cached | Phase::Away) => lend(fd, socket),
+        (_, Phase::Idle) if socket.setup().session.is_none() => become_kernels(socket),
+        (Protocol::Udp, Phase::Cached) => become_kernels(socket),
+        _ => {}
+    }
+}
+
+/// The process whose memory this is.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// From now on this process is known from a child of vfork.
+pub(super) fn own_memory() {
+    OWNER.store(own_id(), Ordering::Relaxed);
+}
+
+/// Is this a child of vfork? It has descriptors of its own, and the sockets in memory are its
+/// parent's.
+pub fn shares_memory() -> bool {
+    ![0, own_id()].contains(&OWNER.load(Ordering::Relaxed))
+}
+
+fn own_id() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 fn sockets() -> Vec<(RawFd, Arc<Socket>)> {

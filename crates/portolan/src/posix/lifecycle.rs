@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_proto::control::{AfterFlush, RequestBody};
+use portolan_proto::control::{AfterFlush, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor};
@@ -13,7 +13,8 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
-use super::migrate::{Destination, give_back};
+use super::fork::shares_memory;
+use super::migrate::{Destination, give_back, is_standard_stream, lend};
 use super::{Answer, Stop, deadline_after, find_here};
 use crate::control::{self, Lost};
 use crate::epoll::Epoll;
@@ -175,7 +176,7 @@ pub fn close(fd: RawFd) -> Answer<()> {
     if table::is_internal(fd) {
         return Answer::Failed(Errno::BADF);
     }
-    if !table::is_ours(fd) {
+    if !table::is_ours(fd) || shares_memory() {
         return Answer::NotOurs;
     }
     forget(fd);
@@ -185,6 +186,9 @@ pub fn close(fd: RawFd) -> Answer<()> {
 
 /// The number `fd` stops to refer to what it did, as by `dup2` onto it.
 pub fn forget(fd: RawFd) {
+    if !table::is_ours(fd) || shares_memory() {
+        return;
+    }
     match table::remove(fd) {
         Some(File::Socket(socket)) => {
             for (epoll, member) in socket.epolls() {
@@ -338,6 +342,7 @@ fn flush_to_close(process: &Process, session: &TcpSession) -> Result<(), Lost> {
             session: session.id,
             capsule,
             then,
+            traits: Traits::default(),
         },
         &fds,
     )
@@ -355,6 +360,9 @@ pub enum Duplicate {
 pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
     fn copy(fd: RawFd, to: Duplicate) -> Result<RawFd, Stop> {
         let file = table::find(fd).ok_or(Stop::NotOurs)?;
+        if shares_memory() {
+            return Err(Stop::NotOurs);
+        }
         let near = descriptor::borrow(fd)?;
         let new = match to {
             Duplicate::Any { min, .. } if min < 0 => return Err(Errno::INVAL.into()),
@@ -384,6 +392,9 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
         }
         if let File::Socket(socket) = &file {
             socket.add_reference();
+            if is_standard_stream(new) {
+                lend(fd, socket);
+            }
         }
         table::insert(new, file);
         Ok(new)

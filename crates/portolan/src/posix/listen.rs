@@ -41,6 +41,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
                     session,
                     backlog,
                     options,
+                    traits: socket.traits(),
                 };
                 match process.control.call(request, &[]) {
                     Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
@@ -69,6 +70,7 @@ fn become_listener(
         session,
         backlog,
         options,
+        traits: socket.traits(),
     };
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
         Ok((ReplyBody::Listening { session, local }, _)) => {
@@ -185,7 +187,7 @@ fn cache(
     setup: Setup,
 ) -> Result<Arc<Socket>, Stop> {
     // Nobody else can have one that was never accepted: it is not relayed.
-    let (session, slot) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
+    let (session, slot, _) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
     let socket = Arc::new(Socket::accepted(listener, setup, slot));
     install(process, &socket, slot, Session::Tcp(Box::new(session)));
     Ok(socket)

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
@@ -19,13 +19,13 @@ use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
 
-/// Asks the server for a session that it or another process holds: the session, and the slot that
-/// waits for it; `None` if the server relays it.
+/// Asks the server for a session that it or another process holds: the session, the slot that waits
+/// for it, and what the last holder said of the socket; `None` if the server relays it.
 pub(super) fn fetch(
     process: &'static Process,
     session: SessionId,
     descriptor: &[BorrowedFd<'_>],
-) -> Result<Option<(TcpSession, Slot)>, Stop> {
+) -> Result<Option<(TcpSession, Slot, Traits)>, Stop> {
     let reservation = Reservation::at(process);
     let slot = reservation.slot();
     let request = RequestBody::Cache { session, slot };
@@ -34,12 +34,13 @@ pub(super) fn fetch(
             ReplyBody::Cached {
                 capsule,
                 generation,
+                traits,
             },
             mut fds,
         )) => {
             let session = open_capsule(capsule, generation, &mut fds);
             let session = session.map_err(Errno::from_raw_os_error)?;
-            Ok(Some((session, reservation.keep())))
+            Ok(Some((session, reservation.keep(), traits)))
         }
         Ok((ReplyBody::Relayed, _)) => Ok(None),
         other => Err(refusal(other)),
@@ -59,8 +60,13 @@ pub(super) fn obtain(
     let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
+    if is_standard(socket) {
+        drop(setup);
+        return have_relayed(fd, socket);
+    }
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
-        Ok(Some((session, slot))) => {
+        Ok(Some((session, slot, traits))) => {
+            socket.adopt(&traits);
             install(process, socket, slot, Session::Tcp(Box::new(session)));
             Ok(())
         }
@@ -77,7 +83,30 @@ pub(super) fn obtain(
     }
 }
 
-/// For a process that the server has no channel for: what is away is relayed, or lost.
+/// Is it a standard stream? libc reads and writes those by calls that no symbol shows.
+fn is_standard(socket: &Arc<Socket>) -> bool {
+    table::numbers_of(socket)
+        .into_iter()
+        .any(is_standard_stream)
+}
+
+pub(super) fn is_standard_stream(fd: RawFd) -> bool {
+    (0..=2).contains(&fd)
+}
+
+/// Has the server relay a session, so that whoever has the descriptor can use it.
+pub(super) fn lend(fd: RawFd, socket: &Arc<Socket>) {
+    match (socket.phase(), Process::running()) {
+        (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
+        (Phase::Away, _) => {
+            // One that is lost shows as the end of its descriptor.
+            let _ = have_relayed(fd, socket);
+        }
+        _ => {}
+    }
+}
+
+/// What is away is relayed from now on, or lost. Needs no channel.
 pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let setup = socket.setup();
     let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
@@ -85,10 +114,12 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
     };
     let request = RequestBody::Relay { session };
     let near = descriptor::borrow(fd)?;
-    let answer = Process::ask_unregistered(request, near);
-    if matches!(answer, Some(ReplyBody::Relayed)) {
+    if matches!(Process::ask(request, near), Some(ReplyBody::Relayed)) {
+        // Sleepers are signalled with the core held.
+        let _core = Process::running().map(Process::lock);
         socket.set_phase(Phase::Relayed);
         hand_to_kernel_epolls(socket);
+        socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
         Ok(())
     } else {
         socket.set_phase(Phase::Closed);
@@ -145,6 +176,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
         session: id,
         capsule,
         then,
+        traits: socket.traits(),
     };
     let moved = process.control.call(request, &fds);
     // Sleepers are signalled with the core held.

@@ -4,6 +4,7 @@
 
 mod addresses;
 mod asking;
+mod attach;
 mod bind;
 mod blocking;
 mod connect;
@@ -24,12 +25,15 @@ mod twin;
 
 pub use crate::inside::{Passage, enter};
 pub use addresses::{local_address, peer_address};
+pub use attach::{attach, attach_inherited};
 pub use bind::bind;
 pub use connect::connect;
 pub use data::{Received, receive, send, send_message};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub use flags::{fcntl, ioctl};
-pub use fork::{after_fork_in_child, before_exec, before_exit, before_fork};
+pub use fork::{
+    after_fork_in_child, before_exec, before_exit, before_fork, give_away, shares_memory,
+};
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
 pub(crate) use migrate::yield_session;

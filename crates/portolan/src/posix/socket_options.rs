@@ -34,7 +34,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         {
             count_octets(process, &socket, value)?;
         }
-        let told = socket.options().handshake();
+        let told = socket.traits();
         if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
             let interface = sending_interface(process, value)?;
             socket.options().keep(level, name, &interface);
@@ -49,8 +49,8 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         match socket.phase() {
             Phase::Cached => {}
-            Phase::Listening if socket.options().handshake() != told => {
-                return tell_of_handshakes(process, &socket);
+            Phase::Listening if socket.traits() != told => {
+                return tell_of_options(process, &socket);
             }
             _ => return Ok(()),
         }
@@ -119,8 +119,9 @@ pub(super) fn apply_quickack(socket: &Socket, connection: &mut Connection) {
     }
 }
 
-/// Options of a listener that the server heeds for the connections to come have changed.
-fn tell_of_handshakes(process: &Process, socket: &Socket) -> Result<(), Stop> {
+/// Options of a listener have changed: the server heeds some of them for the connections to come,
+/// and other processes may come by the descriptor.
+fn tell_of_options(process: &Process, socket: &Socket) -> Result<(), Stop> {
     let setup = socket.setup();
     let Some(session) = setup.session else {
         return Ok(());
@@ -129,6 +130,7 @@ fn tell_of_handshakes(process: &Process, socket: &Socket) -> Result<(), Stop> {
         session: SessionRef::Known(session),
         backlog: setup.backlog,
         options: socket.options().handshake(),
+        traits: socket.traits(),
     };
     match process.control.call(request, &[]) {
         Ok((ReplyBody::Listening { .. }, _)) => Ok(()),

@@ -255,6 +255,7 @@ impl Library {
             session: SessionRef::Known(session),
             backlog,
             options: portolan_proto::control::HandshakeOptions::default(),
+            traits: Default::default(),
         };
         let (reply, near) = self.ask_new(PairKind::SeqPacket, body);
         let ReplyBody::Listening { session, local } = reply else {
@@ -313,6 +314,7 @@ impl Library {
         let ReplyBody::Cached {
             capsule,
             generation,
+            ..
         } = reply
         else {
             panic!("{reply:?}");
@@ -341,6 +343,7 @@ impl Library {
             session: id,
             capsule: Blob::Inline(session.to_capsule()),
             then,
+            traits: Default::default(),
         };
         let reply = self.client.ask(body);
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");

@@ -28,6 +28,7 @@ fn flush(session: SessionId, capsule: Blob) -> RequestBody {
         session,
         capsule,
         then: AfterFlush::Relay,
+        traits: Default::default(),
     }
 }
 
@@ -123,6 +124,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
             session: id,
             capsule: Blob::Inline(capsule),
             then,
+            traits: Default::default(),
         };
         hostile.client.ask(body);
     }

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use portolan_netns::Bed;
-use portolan_proto::control::{AfterFlush, Blob, Request, RequestBody, Reuse, SessionRef};
+use portolan_proto::control::{
+    AfterFlush, Blob, ReplyBody, Request, RequestBody, Reuse, SessionRef,
+};
 use portolan_proto::{MAX_MESSAGE, encode};
 use portolan_sys::unix::{Connection, PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
@@ -32,11 +34,13 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             session,
             capsule: Blob::Inline(vec![1, 2, 3]),
             then: AfterFlush::Close,
+            traits: Default::default(),
         },
         RequestBody::Flush {
             session,
             capsule: Blob::Inline(Vec::new()),
             then: AfterFlush::Relay,
+            traits: Default::default(),
         },
         RequestBody::Release { session },
         RequestBody::Disconnect {
@@ -55,6 +59,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             session: known,
             backlog: 1,
             options: portolan_proto::control::HandshakeOptions::default(),
+            traits: Default::default(),
         },
         RequestBody::Bind {
             session: known,
@@ -203,6 +208,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
                 session: SessionRef::New,
                 backlog: 1,
                 options: portolan_proto::control::HandshakeOptions::default(),
+                traits: Default::default(),
             },
             &fds,
         );
@@ -214,6 +220,22 @@ fn wrong_descriptors_are_refused_and_not_kept() {
         22
     );
     assert_eq!(refused(&mut hostile, RequestBody::Probe, &[]), 22);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn a_probe_tells_nothing_of_what_is_not_shown() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = Client::connect(&path);
+    let (one, other) = socket_pair(PairKind::Stream).unwrap();
+    let own = hostile.as_fd().try_clone_to_owned().unwrap();
+    for end in [one, other, own] {
+        let (reply, _) = hostile.ask_with(RequestBody::Probe, &[end.as_fd()]);
+        assert!(matches!(reply, ReplyBody::Probed(None)), "{reply:?}");
+    }
     victim.assert_unharmed();
 }
 
@@ -230,7 +252,7 @@ fn one_user_cannot_take_all_channels() {
     let limit = loop {
         let mut client = as_nobody(|| Client::connect(&path));
         match client.ask(hello()) {
-            portolan_proto::control::ReplyBody::Welcome { .. } => clients.push(client),
+            ReplyBody::Welcome { .. } => clients.push(client),
             _ => break clients.len(),
         }
     };

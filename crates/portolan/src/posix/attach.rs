@@ -1,0 +1,97 @@
+//! Descriptors that this process did not open: inherited over `exec`, sent by another process, taken
+//! by `pidfd_getfd`. The server knows by the descriptor which session is behind it; the session
+//! itself comes with the first call that needs it.
+
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{Probed, ReplyBody, RequestBody, Standing};
+use portolan_sys::{descriptor, unix};
+use portolan_types::{Protocol, SessionId};
+
+use super::fork::own_memory;
+use super::lifecycle::forget;
+use super::migrate::{is_standard_stream, lend};
+use crate::options::Options;
+use crate::process::Process;
+use crate::socket::{Family, Phase, Setup, Socket};
+use crate::table::{self, File};
+
+/// Looks for sockets among what the program has from the one before it.
+pub fn attach_inherited() {
+    own_memory();
+    for fd in descriptor::all_open() {
+        attach(fd);
+    }
+}
+
+/// Takes up a descriptor that has just come, if it is one of Portolan's sockets.
+pub fn attach(fd: RawFd) {
+    let Ok(near) = descriptor::borrow(fd) else {
+        return;
+    };
+    if !table::can_hold(fd) || !unix::is_pair_end(near) {
+        return;
+    }
+    // What the number referred to before was closed by a call that no symbol shows.
+    forget(fd);
+    let Some(probed) = probe(near) else { return };
+    let socket = match known(probed.session) {
+        Some(socket) => {
+            socket.add_reference();
+            socket
+        }
+        None => Arc::new(attached(near, probed)),
+    };
+    table::insert(fd, File::Socket(Arc::clone(&socket)));
+    if is_standard_stream(fd) {
+        lend(fd, &socket);
+    }
+}
+
+pub(super) fn probe(near: BorrowedFd<'_>) -> Option<Probed> {
+    match Process::ask(RequestBody::Probe, near)? {
+        ReplyBody::Probed(probed) => probed,
+        _ => None,
+    }
+}
+
+/// The session's socket, if the process has another descriptor of it.
+fn known(session: SessionId) -> Option<Arc<Socket>> {
+    table::all().into_iter().find_map(|(_, file)| match file {
+        File::Socket(socket) => {
+            let is_it = socket.setup().session == Some(session);
+            is_it.then_some(socket)
+        }
+        File::Epoll(_) => None,
+    })
+}
+
+fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
+    let by_address = if probed.is_v6 { Family::V6 } else { Family::V4 };
+    let (family, options) = Options::from_traits(&probed.traits, Protocol::Tcp)
+        .unwrap_or((by_address, Options::default()));
+    let mut setup = Setup {
+        session: Some(probed.session),
+        local: Some(probed.local),
+        ..Setup::default()
+    };
+    let phase = match probed.standing {
+        Standing::Bound => {
+            setup.is_bound = true;
+            Phase::Idle
+        }
+        Standing::Listening { backlog } => {
+            setup.is_bound = true;
+            setup.backlog = backlog;
+            Phase::Listening
+        }
+        Standing::Connected { remote } => {
+            setup.remote = Some(remote);
+            Phase::Away
+        }
+    };
+    let socket = Socket::attached(family, Protocol::Tcp, phase, setup, options);
+    socket.set_nonblocking(descriptor::is_nonblocking(near.as_fd()).unwrap_or(false));
+    socket
+}

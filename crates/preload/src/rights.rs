@@ -1,0 +1,49 @@
+//! Descriptors inside messages on sockets of the kernel's (`SCM_RIGHTS`): Portolan's sockets go out in a form that any
+//! receiver can use, and those that come are taken up.
+
+use std::mem::size_of;
+
+use libc::{SCM_RIGHTS, SOL_SOCKET, c_int, cmsghdr, msghdr};
+use portolan::posix;
+
+/// A message with descriptors is about to be sent.
+///
+/// # Safety
+/// `message` is null or a valid `msghdr`.
+pub unsafe fn give_away(message: *const msghdr) {
+    // SAFETY: the caller's promise.
+    unsafe { each_descriptor(message, posix::give_away) }
+}
+
+/// A message has come.
+///
+/// # Safety
+/// `message` is null or a valid `msghdr`.
+pub unsafe fn take_up(message: *const msghdr) {
+    // SAFETY: the caller's promise.
+    unsafe { each_descriptor(message, posix::attach) }
+}
+
+unsafe fn each_descriptor(message: *const msghdr, act: impl Fn(c_int)) {
+    // SAFETY: the control messages of a valid msghdr lie in memory of the length given; the macros stay inside it.
+    unsafe {
+        if message.is_null() || (*message).msg_control.is_null() {
+            return;
+        }
+        let mut next = libc::CMSG_FIRSTHDR(message);
+        while !next.is_null() {
+            let header: cmsghdr = next.read_unaligned();
+            let data = libc::CMSG_DATA(next).cast::<c_int>();
+            let start = data.addr() - next.addr();
+            // Nothing behind the end, whatever the header says.
+            let room = (*message).msg_control.addr() + (*message).msg_controllen - next.addr();
+            let length = header.cmsg_len.min(room).saturating_sub(start);
+            if (header.cmsg_level, header.cmsg_type) == (SOL_SOCKET, SCM_RIGHTS) {
+                for index in 0..length / size_of::<c_int>() {
+                    act(data.add(index).read_unaligned());
+                }
+            }
+            next = libc::CMSG_NXTHDR(message, next);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A connection of the kernel's to a server that echoes: what goes in comes out, and it ends in order.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Connects from the client host, once the server listens.
+///
+/// # Panics
+/// If it does not.
+pub fn connect(bed: &Bed, port: u16) -> TcpStream {
+    let endpoint = bed.endpoint(port);
+    let connected = bed.namespace(Side::Client).enter(|| {
+        (0..100).find_map(|_| {
+            let stream = TcpStream::connect(endpoint).ok();
+            if stream.is_none() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            stream
+        })
+    });
+    let stream = connected.expect("the server listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    stream
+}
+
+/// Sends blocks one after the other and has each come back.
+///
+/// # Panics
+/// If one does not, or differs.
+pub fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
+    for block in 0..blocks {
+        let sent: Vec<u8> = (0..size).map(|i| (i * 7 + block) as u8).collect();
+        stream.write_all(&sent).expect("it takes octets");
+        let mut got = vec![0; size];
+        stream.read_exact(&mut got).expect("they come back");
+        assert!(got == sent, "block {block} differs");
+    }
+}
+
+/// Ends the connection, and sees the server end it.
+///
+/// # Panics
+/// If it is reset, or more comes.
+pub fn assert_ends_in_order(mut stream: TcpStream) {
+    stream.shutdown(Shutdown::Write).expect("connected");
+    let rest = stream.read(&mut [0; 1]).expect("no reset");
+    assert_eq!(rest, 0);
+}

@@ -1,0 +1,145 @@
+//! Sockets that come to a program which did not open them: over `exec`, by `posix_spawn`, inside
+//! messages, taken by `pidfd_getfd`. It finds them as it would find the kernel's.
+
+use std::io::{Read, Write};
+use std::net::UdpSocket;
+use std::process::Stdio;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::Background;
+use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
+use portolan_programs::{PYTHON, bed, eventually};
+
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/passed.py");
+const PORT: u16 = 7040;
+
+fn serve(bed: &Bed, way: &str) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command
+        .args([FIXTURE, way])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .stdout(Stdio::piped());
+    Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A few connections, each echoed by the program that got it; what that program printed.
+fn echoes(bed: &Bed, way: &str, connections: usize) -> String {
+    let mut server = serve(bed, way);
+    for _ in 0..connections {
+        let mut stream = connect(bed, PORT);
+        exchange(&mut stream, 8, 5000);
+        assert_ends_in_order(stream);
+    }
+    server
+        .signal(rustix::process::Signal::TERM)
+        .expect("it runs");
+    assert!(server.wait(Duration::from_secs(10)));
+    server.finish()
+}
+
+fn shown(bed: &Bed, kind: &str, listens: u8) -> String {
+    let (family, address) = match bed.server.address {
+        address if address.is_ipv4() => ("AF_INET", address),
+        address => ("AF_INET6", address),
+    };
+    format!("{family} {kind} ('{address}', {PORT}) {listens}")
+}
+
+#[test]
+fn a_listener_is_known_after_exec() {
+    for bed in [bed(), bed().over_ipv6()] {
+        for way in ["execed_listener", "bare_environment"] {
+            let said = echoes(&bed, way, 4);
+            assert!(said.contains(&shown(&bed, "SOCK_STREAM", 1)), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_connection_is_known_after_exec() {
+    for bed in [bed(), bed().over_ipv6()] {
+        let said = echoes(&bed, "execed", 4);
+        let client = bed.client.address;
+        let expected = format!("{}\n{client}\n1", shown(&bed, "SOCK_STREAM", 0));
+        assert!(said.contains(&expected), "{said}");
+    }
+}
+
+#[test]
+fn a_connection_is_known_to_a_program_that_was_spawned() {
+    let bed = bed();
+    for way in ["spawned", "started"] {
+        let said = echoes(&bed, way, 4);
+        assert!(said.contains(&shown(&bed, "SOCK_STREAM", 0)), "{said}");
+    }
+}
+
+#[test]
+fn what_was_not_read_before_exec_is_read_after_it() {
+    let bed = bed();
+    let _server = serve(&bed, "half_read");
+    let mut stream = connect(&bed, PORT);
+    stream.write_all(b"before after").expect("connected");
+    let mut rest = [0; 5];
+    stream.read_exact(&mut rest).expect("it comes back");
+    assert_eq!(&rest, b"after");
+    exchange(&mut stream, 4, 100_000);
+    assert_ends_in_order(stream);
+}
+
+#[test]
+fn programs_that_know_no_sockets_serve_on_their_standard_streams() {
+    let bed = bed();
+    for way in ["cat", "static"] {
+        echoes(&bed, way, 4);
+    }
+}
+
+#[test]
+fn stdio_works_on_an_inherited_connection() {
+    let bed = bed();
+    let _server = serve(&bed, "stdio");
+    let mut stream = connect(&bed, PORT);
+    for line in ["one\n", "two\n"] {
+        stream.write_all(line.as_bytes()).expect("connected");
+        let mut got = [0; 4];
+        stream.read_exact(&mut got).expect("it comes back");
+        assert_eq!(got, line.as_bytes());
+    }
+    assert_ends_in_order(stream);
+}
+
+#[test]
+fn a_connection_is_served_by_who_it_was_sent_to() {
+    let bed = bed();
+    for way in ["sent", "sent_to_stranger", "multiprocessed"] {
+        echoes(&bed, way, 4);
+    }
+}
+
+#[test]
+fn a_connection_is_served_by_who_took_it() {
+    echoes(&bed(), "fetched", 4);
+}
+
+/// It is the kernel's from then on, with the same port.
+#[test]
+fn a_udp_socket_goes_on_after_exec() {
+    let bed = bed();
+    let _server = serve(&bed, "datagrams");
+    let client = bed
+        .namespace(Side::Client)
+        .enter(|| UdpSocket::bind((bed.client.address, 0)).expect("a socket"));
+    client
+        .set_read_timeout(Some(Duration::from_millis(200)))
+        .expect("a time-out");
+    let mut got = [0; 16];
+    assert!(eventually(Duration::from_secs(10), || {
+        client.send_to(b"hello", bed.endpoint(PORT)).expect("sent");
+        client
+            .recv(&mut got)
+            .is_ok_and(|length| &got[..length] == b"hello")
+    }));
+}
