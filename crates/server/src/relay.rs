@@ -59,7 +59,9 @@ impl Server {
         let Some(session) = self.stack.tcp(slot) else {
             return;
         };
-        if relay.hung_up && relay.near_ended {
+        // Who still has the descriptor of a connection that is over learns it by the descriptor's end.
+        let is_over = session.connection.is_closed() && session.connection.readable() == 0;
+        if (relay.hung_up && relay.near_ended) || is_over {
             self.relays.remove(&id);
             self.drop_far(id);
             match relay.left_unread {
@@ -72,7 +74,8 @@ impl Server {
             return;
         }
         let mut interest = EventFlags::empty();
-        if !relay.near_ended && session.connection.send_space() > 0 {
+        // If it is not writable now, an event will tell when it is.
+        if !relay.near_ended && session.connection.poll_writable() {
             interest |= EventFlags::IN;
         }
         if blocked {
@@ -101,8 +104,7 @@ impl Server {
         while !relay.near_ended && moved < TURN {
             let room = session.connection.send_space().min(CHUNK);
             if room == 0 {
-                // A closed connection takes nothing: what the application writes is lost, as with
-                // a socket.
+                // A closed connection takes nothing.
                 relay.near_ended = session.connection.is_send_closed();
                 break;
             }
