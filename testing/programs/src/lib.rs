@@ -3,10 +3,13 @@
 
 pub mod stream;
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::run;
+use portolan_bench::process::{Background, run};
 use portolan_netns::Impairment;
 
 /// Debian's interpreter, not one that a version manager wraps in a shell script.
@@ -34,6 +37,9 @@ pub const PAIRINGS: [Pairing; 3] = [
         client: Stack::Portolan,
     },
 ];
+
+/// What a client's sockets may be on.
+pub const STACKS: [Stack; 2] = [Stack::Kernel, Stack::Portolan];
 
 /// A bed with a server on each host.
 ///
@@ -73,6 +79,42 @@ pub fn over_both_families(mut test: impl FnMut(&Bed, Pairing)) {
     each_pairing(&bed, &mut test);
     eprintln!("over IPv6");
     each_pairing(&bed.over_ipv6(), &mut test);
+}
+
+/// Writes a file into the bed's directory and returns its path.
+///
+/// # Panics
+/// Without room on the disk.
+pub fn file(bed: &Bed, name: &str, text: impl AsRef<[u8]>) -> String {
+    let path = bed.file(name);
+    fs::write(&path, text).expect("the bed's directory is writable");
+    path.display().to_string()
+}
+
+/// Starts a TCP service on the server host, which listens when this returns.
+///
+/// # Panics
+/// If it does not come up.
+pub fn serve(bed: &Bed, stack: Stack, port: u16, program: &str, arguments: &[&str]) -> Background {
+    bed.serve(stack, port, program, arguments)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Copies Portolan's programs to where every user may run them: the build's own directory may be
+/// closed.
+///
+/// # Panics
+/// Without the programs that `cargo build` makes.
+pub fn public_programs(bed: &Bed) -> PathBuf {
+    let directory = bed.file("bin");
+    fs::create_dir_all(&directory).expect("the bed's directory is writable");
+    for name in ["portolan", "portolan-traffic", "libportolan_preload.so"] {
+        fs::copy(bed.tools().beside(name), directory.join(name)).expect("cargo build has made it");
+    }
+    for path in [directory.parent().expect("a parent"), &directory] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    directory
 }
 
 /// Runs a program on the client host to its end and returns what it printed.

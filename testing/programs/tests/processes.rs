@@ -65,6 +65,36 @@ fn a_program_that_knows_no_sockets_serves_an_inherited_one() {
 }
 
 #[test]
+fn a_long_stream_passes_through_a_program_that_knows_no_sockets() {
+    let bed = bed();
+    let _server = serve(&bed, "inherited");
+    let mut stream = connect(bed.namespace(Side::Client), &bed);
+    let mut writer = stream.try_clone().expect("a descriptor is free");
+    let sent: Vec<u8> = (0..16u32 << 20).map(|i| (i ^ (i >> 11)) as u8).collect();
+    let got = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            writer.write_all(&sent).expect("it takes octets");
+            writer.shutdown(Shutdown::Write).expect("connected");
+        });
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).expect("they come back");
+        got
+    });
+    assert!(got == sent, "{} octets of {}", got.len(), sent.len());
+}
+
+#[test]
+fn a_program_that_knows_no_sockets_hears_that_its_peer_has_gone() {
+    let bed = bed();
+    let mut server = serve(&bed, "talkative");
+    let mut stream = connect(bed.namespace(Side::Client), &bed);
+    stream.read_exact(&mut [0; 1000]).expect("it talks");
+    drop(stream);
+    assert!(server.wait(PATIENCE), "it still writes");
+    assert_eq!(portolan_programs::live_sessions(&bed, Side::Server), 0);
+}
+
+#[test]
 fn children_that_do_not_use_a_connection_cost_nothing() {
     let bed = echoes("bystander", 3);
     assert_eq!(recalled(&bed), 0);

@@ -2,21 +2,9 @@
 
 use std::fs;
 
-use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::bed::Side;
 use portolan_bench::process::{Background, run};
-use portolan_programs::{PYTHON, client, eventually, over_both_families};
-
-/// Writes a file into the bed's directory and returns its path.
-fn file(bed: &Bed, name: &str, text: &str) -> String {
-    let path = bed.file(name);
-    fs::write(&path, text).expect("the bed's directory is writable");
-    path.display().to_string()
-}
-
-fn serve(bed: &Bed, stack: Stack, port: u16, program: &str, arguments: &[&str]) -> Background {
-    bed.serve(stack, port, program, arguments)
-        .unwrap_or_else(|error| panic!("{error}"))
-}
+use portolan_programs::{PYTHON, client, eventually, file, over_both_families, serve};
 
 #[test]
 fn redis_serves_fifty_clients_with_and_without_pipelining() {
@@ -65,7 +53,7 @@ fn nginx_with_four_workers_serves_curl_and_wrk() {
         let config = file(
             bed,
             "nginx.conf",
-            &format!(
+            format!(
                 "user root; daemon off; worker_processes 4; pid {}; error_log stderr crit;\n\
              events {{}}\n\
              http {{ access_log off; server {{ listen {}; root {}; }} }}\n",

@@ -1,27 +1,12 @@
 //! Programs of a user without any privilege.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::run;
-use portolan_programs::bed;
+use portolan_programs::{bed, public_programs};
 
 const PORT: u16 = 7012;
-
-/// Copies the programs to where every user may run them: the build's own directory may be closed.
-fn public_programs(bed: &Bed) -> PathBuf {
-    let directory = bed.file("bin");
-    fs::create_dir_all(&directory).expect("the bed's directory is writable");
-    for name in ["portolan", "portolan-traffic", "libportolan_preload.so"] {
-        fs::copy(bed.tools().beside(name), directory.join(name)).expect("cargo build has made it");
-    }
-    for path in [directory.parent().expect("a parent"), &directory] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    }
-    directory
-}
 
 fn as_nobody(bed: &Bed, programs: &Path, arguments: &[&str]) -> String {
     let mut command = bed.command(Side::Client, Stack::Kernel, "setpriv");
