@@ -126,10 +126,11 @@ fn tell_of_options(process: &Process, socket: &Socket) -> Result<(), Stop> {
     let Some(session) = setup.session else {
         return Ok(());
     };
+    let options = socket.options().handshake();
     let request = RequestBody::Listen {
         session: SessionRef::Known(session),
         backlog: setup.backlog,
-        options: socket.options().handshake(),
+        options,
         traits: socket.traits(),
     };
     match process.control.call(request, &[]) {
