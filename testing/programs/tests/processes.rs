@@ -2,6 +2,7 @@
 //! Whoever uses it, its peer sees one stream.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -68,7 +69,7 @@ fn a_program_that_knows_no_sockets_serves_an_inherited_one() {
 fn a_long_stream_passes_through_a_program_that_knows_no_sockets() {
     let bed = bed();
     let _server = serve(&bed, "inherited");
-    let mut stream = connect(bed.namespace(Side::Client), &bed);
+    let mut stream = connect(&bed, PORT);
     let mut writer = stream.try_clone().expect("a descriptor is free");
     let sent: Vec<u8> = (0..16u32 << 20).map(|i| (i ^ (i >> 11)) as u8).collect();
     let got = std::thread::scope(|scope| {
@@ -87,7 +88,7 @@ fn a_long_stream_passes_through_a_program_that_knows_no_sockets() {
 fn a_program_that_knows_no_sockets_hears_that_its_peer_has_gone() {
     let bed = bed();
     let mut server = serve(&bed, "talkative");
-    let mut stream = connect(bed.namespace(Side::Client), &bed);
+    let mut stream = connect(&bed, PORT);
     stream.read_exact(&mut [0; 1000]).expect("it talks");
     drop(stream);
     assert!(server.wait(PATIENCE), "it still writes");
