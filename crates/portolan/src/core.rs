@@ -6,6 +6,7 @@ use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, NextHop, Reassembled, Routes, Session, Stack, Wire};
 use portolan_sys::clock;
+use portolan_sys::owner::IoEvent;
 use portolan_sys::shm::MetastateReader;
 use portolan_tcp::Events;
 use portolan_types::{Instant, Slot};
@@ -33,10 +34,32 @@ pub(crate) struct Core {
     /// Streams with octets whose way is watched.
     stamped: Vec<Slot>,
     outbox: Vec<RequestBody>,
-    /// Sockets whose owners get SIGURG.
-    alarms: Vec<Arc<Socket>>,
+    /// Signals that owners of sockets get.
+    alarms: Vec<(Arc<Socket>, Alarm)>,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
+}
+
+/// What a signal tells the owner of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Alarm {
+    /// SIGURG
+    Urgent,
+    /// SIGIO, with `O_ASYNC` only
+    Io(IoEvent),
+}
+
+impl Alarm {
+    fn of(events: Events) -> Option<Alarm> {
+        let ended = Events::PEER_CLOSED | Events::ERROR | Events::CLOSED;
+        if events.intersects(Events::READABLE | ended) {
+            Some(Alarm::Io(IoEvent::In))
+        } else if events.intersects(Events::WRITABLE) {
+            Some(Alarm::Io(IoEvent::Out))
+        } else {
+            None
+        }
+    }
 }
 
 impl Core {
@@ -228,9 +251,8 @@ impl Core {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Sockets with urgent data, to be told once the lock is released: a handler of the signal may
-    /// want it.
-    pub(crate) fn take_alarms(&mut self) -> Vec<Arc<Socket>> {
+    /// Signals to be sent once the lock is released: a handler may want it.
+    pub(crate) fn take_alarms(&mut self) -> Vec<(Arc<Socket>, Alarm)> {
         std::mem::take(&mut self.alarms)
     }
 
@@ -248,7 +270,12 @@ impl Core {
             if let Some(Some(socket)) = self.sockets.get(slot.0 as usize) {
                 socket.notify(events);
                 if events.contains(Events::URGENT) {
-                    self.alarms.push(Arc::clone(socket));
+                    self.alarms.push((Arc::clone(socket), Alarm::Urgent));
+                }
+                if socket.is_async()
+                    && let Some(event) = Alarm::of(events)
+                {
+                    self.alarms.push((Arc::clone(socket), event));
                 }
             }
         }

@@ -18,13 +18,13 @@ use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
 use portolan_sys::wait::Bell;
-use portolan_sys::{clock, namespace};
+use portolan_sys::{clock, namespace, owner};
 use portolan_tcp::CongestionKind;
 use portolan_types::Instant;
 
 use crate::channel::Channel;
 use crate::control::{Control, Lost};
-use crate::core::Core;
+use crate::core::{Alarm, Core};
 use crate::{helper, table};
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
@@ -269,9 +269,11 @@ impl Drop for CoreGuard<'_> {
         let outbox = self.take_outbox();
         let alarms = self.take_alarms();
         self.guard = None;
-        for socket in alarms {
-            if let Some(fd) = table::numbers_of(&socket).first() {
-                portolan_sys::descriptor::raise_sigurg(*fd);
+        for (socket, alarm) in alarms {
+            match (table::numbers_of(&socket).first(), alarm) {
+                (Some(fd), Alarm::Urgent) => owner::raise_sigurg(*fd),
+                (Some(fd), Alarm::Io(event)) => owner::raise_sigio(*fd, event),
+                (None, _) => {}
             }
         }
         for message in outbox {

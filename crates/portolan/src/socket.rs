@@ -73,6 +73,8 @@ pub(crate) struct Socket {
     phase: AtomicU8,
     slot: AtomicU32,
     is_nonblocking: AtomicBool,
+    /// `O_ASYNC`: its events are signals, too.
+    is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
     /// Descriptors of this process that refer to it.
@@ -195,6 +197,7 @@ impl Socket {
             phase: AtomicU8::new(phase as u8),
             slot: AtomicU32::new(u32::MAX),
             is_nonblocking: AtomicBool::new(false),
+            is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
@@ -242,6 +245,14 @@ impl Socket {
 
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_async(&self) -> bool {
+        self.is_async.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_async(&self, is_async: bool) {
+        self.is_async.store(is_async, Ordering::Relaxed);
     }
 
     pub(crate) fn is_shared(&self) -> bool {

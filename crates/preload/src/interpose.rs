@@ -74,7 +74,7 @@ impl FailureValue for isize {
     const FAILED: Self = -1;
 }
 
-impl FailureValue for *mut libc::FILE {
+impl<T> FailureValue for *mut T {
     const FAILED: Self = std::ptr::null_mut();
 }
 

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::{
     address, buffers, file,
     interpose::{Outcome, Refusal, Settle, ours},
-    message, rights, time,
+    message, rights, splice, time,
 };
 
 interpose! {
@@ -155,13 +155,16 @@ interpose! {
     }
 
     /// `ssize_t splice(int, off64_t *, int, off64_t *, size_t, unsigned int)`
-    ///
-    /// EINVAL is Linux's answer for descriptors that cannot splice, and makes programs copy instead.
     fn splice(
-        from: c_int, _from_offset: *mut off64_t, to: c_int, _to_offset: *mut off64_t, _length: size_t, _flags: c_uint,
+        from: c_int, from_offset: *mut off64_t, to: c_int, to_offset: *mut off64_t, length: size_t, flags: c_uint,
     ) -> ssize_t {
-        ours(from).or_else(|_| ours(to))?;
-        Err(Errno::INVAL.into())
+        match (ours(from), ours(to)) {
+            (Err(_), Err(refusal)) => Err(refusal),
+            (Ok(()), Ok(())) => Err(Errno::INVAL.into()),
+            _ if length == 0 => Ok(0),
+            (Ok(()), _) => splice::out_of_socket((from, from_offset), (to, to_offset), length, flags),
+            (_, Ok(())) => splice::into_socket((from, from_offset), (to, to_offset), length, flags),
+        }
     }
 }
 

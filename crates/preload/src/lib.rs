@@ -7,6 +7,7 @@
 mod interpose;
 
 mod address;
+mod background;
 mod buffers;
 mod control;
 mod descriptors;
@@ -18,9 +19,12 @@ mod memory;
 mod message;
 mod multiplex;
 mod number;
+mod old_names;
 mod process;
 mod rights;
 mod select;
 mod socket;
+mod splice;
+mod stdio;
 mod table;
 mod time;

@@ -23,6 +23,9 @@ interpose! {
         match makes_descriptors(number, arguments).or_else(|refusal| match refusal {
             Refusal::NotOurs => waits(number, arguments),
             refused => Err(refused),
+        }).or_else(|refusal| match refusal {
+            Refusal::NotOurs => forks(number, arguments),
+            refused => Err(refused),
         }) {
             Err(Refusal::NotOurs) => works_on_one(number, arguments),
             answered => answered,
@@ -52,16 +55,49 @@ unsafe fn take_up(number: c_long, second: usize, returned: c_long) {
 /// # Safety
 /// The contract of the call.
 pub unsafe fn raw(number: c_long, [a, b, c]: [usize; 3]) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { raw_long(number, [a, b, c, 0, 0, 0]) }
+}
+
+/// As [`raw`], for calls with more arguments.
+///
+/// # Safety
+/// The contract of the call.
+unsafe fn raw_long(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Result<usize, Errno> {
+    type Call = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
     let next = table::next(Symbol::syscall);
     if next.is_null() {
         return Err(Errno::NOSYS);
     }
     // SAFETY: libc's syscall takes integers in the registers of its variable arguments.
-    let call: unsafe extern "C" fn(c_long, usize, usize, usize) -> c_long =
-        unsafe { mem::transmute(next) };
+    let call: Call = unsafe { mem::transmute(next) };
     // SAFETY: the caller's promise.
-    let result = unsafe { call(number, a, b, c) };
+    let result = unsafe { call(number, a, b, c, d, e, f) };
     usize::try_from(result).map_err(|_| memory::last_error())
+}
+
+/// A fork by number runs no handlers. One that shares the memory is none: see [`posix::before_exec`].
+///
+/// # Safety
+/// The contract of the call.
+unsafe fn forks(number: c_long, arguments: [usize; 6]) -> Outcome<c_long> {
+    let flags = match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => 0,
+        libc::SYS_clone => arguments[0] as u64,
+        libc::SYS_clone3 => memory::load(ptr::with_exposed_provenance::<u64>(arguments[0]))?,
+        _ => return Err(Refusal::NotOurs),
+    };
+    if flags & libc::CLONE_VM as u64 != 0 {
+        return Err(Refusal::NotOurs);
+    }
+    posix::before_fork();
+    // SAFETY: the caller's promise.
+    let child = unsafe { raw_long(number, arguments)? };
+    if child == 0 {
+        posix::after_fork_in_child();
+    }
+    Ok(child as c_long)
 }
 
 /// The calls that make descriptors, and the rings that would use them behind our back.
@@ -161,6 +197,9 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
             libc::SYS_write => io::write(a as _, b as _, c) as c_long,
             libc::SYS_readv => io::readv(a as _, b as _, c as _) as c_long,
             libc::SYS_writev => io::writev(a as _, b as _, c as _) as c_long,
+            // The offset comes in two halves, of which a machine of 64 bits uses the first.
+            libc::SYS_preadv2 => io::preadv2(a as _, b as _, c as _, d as _, f as _) as c_long,
+            libc::SYS_pwritev2 => io::pwritev2(a as _, b as _, c as _, d as _, f as _) as c_long,
             libc::SYS_recvfrom => io::recvfrom(a as _, b as _, c, d as _, e as _, f as _) as c_long,
             libc::SYS_sendto => io::sendto(a as _, b as _, c, d as _, e as _, f as _) as c_long,
             libc::SYS_recvmsg => io::recvmsg(a as _, b as _, c as _) as c_long,

@@ -117,6 +117,17 @@ interpose! {
         Err(Refusal::NotOurs)
     }
 
+    /// `pid_t _Fork(void)`: the fork that runs no handlers.
+    fn _Fork() -> pid_t {
+        posix::before_fork();
+        let fork = next!(_Fork: fn() -> pid_t);
+        let child = fork();
+        if child == 0 {
+            posix::after_fork_in_child();
+        }
+        Ok(child)
+    }
+
     /// `int daemon(int, int)`
     ///
     /// libc's own ends the parent by an internal call, and with it the sessions that are the child's now.

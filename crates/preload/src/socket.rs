@@ -1,17 +1,22 @@
 //! The symbols that make, name and configure sockets.
 
-use libc::{c_int, c_void, sockaddr, socklen_t};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use libc::{c_int, c_void, sockaddr, sockaddr_in, socklen_t};
 use portolan::posix;
 use rustix::io::Errno;
 
 use crate::{
     address,
-    interpose::{Outcome, Settle, done, ours},
+    interpose::{Outcome, Refusal, Settle, done, ours},
     memory,
 };
 
 /// No option of TCP, UDP, IP or the socket level is longer than this.
 const LONGEST_OPTION: usize = 1024;
+
+/// `asm-generic/sockios.h`
+const SIOCATMARK: libc::c_ulong = 0x8905;
 
 interpose! {
     /// `int socket(int, int, int)`
@@ -35,6 +40,26 @@ interpose! {
     fn listen(fd: c_int, backlog: c_int) -> c_int {
         ours(fd)?;
         done(posix::listen(fd, backlog))
+    }
+
+    /// `int bindresvport(int, struct sockaddr_in *)`
+    ///
+    /// libc's own makes an internal call.
+    fn bindresvport(fd: c_int, address: *mut sockaddr_in) -> c_int {
+        ours(fd)?;
+        bind_reserved(fd, address.as_mut())
+    }
+
+    /// `int sockatmark(int)`
+    ///
+    /// libc's own makes an internal call.
+    fn sockatmark(fd: c_int) -> c_int {
+        ours(fd)?;
+        let mut is_at_mark: c_int = 0;
+        match crate::descriptors::ioctl(fd, SIOCATMARK, (&raw mut is_at_mark).cast()) {
+            0 => Ok(is_at_mark),
+            _ => Err(memory::last_error().into()),
+        }
     }
 
     /// `int accept(int, struct sockaddr *, socklen_t *)`
@@ -99,6 +124,36 @@ fn accept_one(
     let (accepted, peer) = posix::accept(fd, flags).settle()?;
     address::store_if_wanted(Some(peer), address, length)?;
     Ok(accepted)
+}
+
+/// The ports that only root's programs get, but for those that services have.
+const RESERVED: std::ops::Range<u16> = 600..1024;
+
+/// Binds to a port that only root may have, the first that is free from where the process's number points to.
+fn bind_reserved(fd: c_int, address: Option<&mut sockaddr_in>) -> Outcome<c_int> {
+    let ip = match &address {
+        Some(address) if c_int::from(address.sin_family) != libc::AF_INET => {
+            return Err(Errno::PFNOSUPPORT.into());
+        }
+        Some(address) => Ipv4Addr::from(address.sin_addr.s_addr.to_ne_bytes()),
+        None => Ipv4Addr::UNSPECIFIED,
+    };
+    let count = RESERVED.len() as u16;
+    let start = std::process::id() as u16 % count;
+    for index in 0..count {
+        let port = RESERVED.start + (start + index) % count;
+        match posix::bind(fd, SocketAddr::new(ip.into(), port)).settle() {
+            Err(Refusal::Errno(Errno::ADDRINUSE)) => {}
+            refused @ Err(_) => return refused.map(|()| 0),
+            Ok(()) => {
+                if let Some(address) = address {
+                    address.sin_port = port.to_be();
+                }
+                return Ok(0);
+            }
+        }
+    }
+    Err(Errno::ADDRINUSE.into())
 }
 
 /// How much of an option is looked at; a negative length is invalid.

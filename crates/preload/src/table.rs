@@ -1,6 +1,7 @@
-//! Every symbol that touches a socket: translated here, or passed on and why. Nothing else knows the whole list.
+//! The symbols that this library defines in libc's place, and the definitions that follow ours. What is passed on, and
+//! why, stands with them in `docs/reference/symbols.md`, which `tests/exports.rs` holds against the built library.
 //!
-//! A row of the first list without a definition is a compiler warning, a definition without a row does not compile.
+//! A row of the list without a definition is a compiler warning, a definition without a row does not compile.
 
 use std::{
     ffi::{CStr, c_void},
@@ -28,7 +29,7 @@ macro_rules! translated {
 
 translated! {
     socket bind connect listen accept accept4 shutdown
-    getsockname getpeername getsockopt setsockopt
+    getsockname getpeername getsockopt setsockopt sockatmark bindresvport
     read __read_chk readv preadv2 preadv64v2
     recv __recv_chk recvfrom __recvfrom_chk recvmsg recvmmsg
     write writev pwritev2 pwritev64v2
@@ -36,59 +37,15 @@ translated! {
     sendfile sendfile64 splice
     select pselect poll __poll_chk ppoll __ppoll_chk
     epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
+    fdopen _IO_fdopen vdprintf __vdprintf_chk
+    aio_read aio_read64 aio_write aio_write64 lio_listio lio_listio64
     close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl pidfd_getfd
     execve execv execvp execvpe fexecve execveat
-    posix_spawn posix_spawnp system popen daemon _exit _Exit
-    syscall
+    posix_spawn posix_spawnp system popen
+    daemon _exit _Exit
+    syscall _Fork
+    __close __connect __dup2 __fcntl __poll __read __select __send __write _IO_popen
 }
-
-/// Symbols that meet sockets and are left to libc, each with its reason.
-#[cfg(test)]
-pub const PASSED_ON: &[(&str, &str)] = &[
-    ("socketpair", "AF_UNIX only; TCP and UDP have no pairs"),
-    (
-        "fork",
-        "pthread_atfork handlers do what is needed; forkpty() runs them too",
-    ),
-    (
-        "vfork",
-        "the child shares this memory and may only exec; a wrapper's frame would be overwritten",
-    ),
-    (
-        "fstat",
-        "a descriptor is an AF_UNIX socket: S_IFSOCK already",
-    ),
-    ("isatty", "ENOTTY for any socket"),
-    ("lseek", "ESPIPE for any socket"),
-    ("pread", "ESPIPE for any socket"),
-    ("pwrite", "ESPIPE for any socket"),
-    ("preadv", "ESPIPE for any socket"),
-    ("pwritev", "ESPIPE for any socket"),
-    ("mmap", "ENODEV for any socket"),
-    ("tee", "pipes only"),
-    ("vmsplice", "pipes only"),
-    ("copy_file_range", "EINVAL for any socket"),
-    (
-        "fdopen",
-        "libc reads and writes its streams by internal calls that no symbol reaches",
-    ),
-    (
-        "getaddrinfo",
-        "libc's resolver uses internal calls: its sockets are the kernel's",
-    ),
-    (
-        "sigaction",
-        "handlers run as they do around any call; EINTR is answered by the library's own waits",
-    ),
-    ("setrlimit", "descriptor numbers are the kernel's own"),
-    (
-        "pthread_cancel",
-        "libc's own symbol serves every descriptor that is not ours",
-    ),
-    ("signalfd", "a kernel descriptor like any other"),
-    ("timerfd_create", "a kernel descriptor like any other"),
-    ("eventfd", "a kernel descriptor like any other"),
-];
 
 static NEXT: [AtomicPtr<c_void>; Symbol::NAMES.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; Symbol::NAMES.len()];
@@ -121,19 +78,6 @@ fn look_up(index: usize) -> *mut c_void {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_symbol_is_either_translated_or_passed_on_with_a_reason() {
-        for (name, reason) in PASSED_ON {
-            assert!(!reason.is_empty(), "{name}");
-            assert!(
-                Symbol::NAMES
-                    .iter()
-                    .all(|translated| translated.to_str() != Ok(name)),
-                "{name}"
-            );
-        }
-    }
 
     #[test]
     fn libc_has_every_translated_symbol() {

@@ -1,50 +1,146 @@
-//! The built library exports the symbols of its table, and no symbol of libc's that is not in it.
+//! The built library exports what `docs/reference/symbols.md` calls translated, and nothing else of libc's.
 
-#[path = "../src/table.rs"]
-#[allow(dead_code)]
-mod table;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::CStr,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use std::{ffi::CString, path::PathBuf};
+const PAGE: &str = include_str!("../../../docs/reference/symbols.md");
+const BY_NUMBER: &str = include_str!("../src/number.rs");
 
-use table::{PASSED_ON, Symbol};
+/// Names for the library's own use, which libc does not have.
+const OWN: [&str; 1] = ["rust_eh_personality"];
 
-fn library() -> *mut libc::c_void {
+#[test]
+fn what_is_exported_is_what_is_documented_as_translated() {
+    let exported: BTreeSet<_> = names_in(&built()).into_values().flatten().collect();
+    let exported = exported
+        .into_iter()
+        .filter(|name| !OWN.contains(&name.as_str()));
+    let documented = quoted(section("Translated"));
+    assert_eq!(exported.collect::<BTreeSet<_>>(), documented);
+}
+
+#[test]
+fn what_is_passed_on_has_a_reason() {
+    let rows = section("Passed on")
+        .lines()
+        .filter(|line| line.starts_with("| `"));
+    for row in rows {
+        let reason = row.split('|').nth(2).expect("a second column").trim();
+        assert!(!reason.is_empty(), "{row}");
+    }
+    let both: Vec<_> = quoted(section("Translated"))
+        .intersection(&quoted(section("Passed on")))
+        .cloned()
+        .collect();
+    assert_eq!(both, Vec::<String>::new());
+}
+
+/// A second name for a function would pass the library by.
+#[test]
+fn every_name_that_libc_has_for_a_translated_function_is_on_the_page() {
+    let translated = quoted(section("Translated"));
+    let known: BTreeSet<_> = translated
+        .union(&quoted(section("Passed on")))
+        .cloned()
+        .collect();
+    let libc = names_in(&libc_path());
+    assert!(libc.len() > 1000, "{}", libc.len());
+    let forgotten: Vec<_> = libc
+        .values()
+        .filter(|names| !names.is_disjoint(&translated))
+        .flat_map(|names| names.difference(&known))
+        .collect();
+    assert_eq!(forgotten, Vec::<&String>::new());
+}
+
+#[test]
+fn the_numbers_of_the_page_are_those_of_the_code() {
+    let code = BY_NUMBER
+        .split("#[cfg(test)]\nmod tests")
+        .next()
+        .expect("a first part");
+    let used = code.split("libc::").filter_map(|rest| {
+        let is_part = |letter: char| letter.is_alphanumeric() || letter == '_';
+        let name = rest.split(|letter| !is_part(letter)).next()?;
+        name.starts_with("SYS_").then(|| name.to_owned())
+    });
+    let documented = quoted(section("By number"));
+    let documented = documented
+        .into_iter()
+        .filter(|name| name.starts_with("SYS_"));
+    assert_eq!(
+        used.collect::<BTreeSet<_>>(),
+        documented.collect::<BTreeSet<_>>()
+    );
+}
+
+/// The text under a heading.
+fn section(heading: &str) -> &'static str {
+    let start = format!("\n## {heading}\n");
+    let rest = PAGE.split(&start).nth(1).expect("the page has the heading");
+    rest.split("\n## ").next().expect("a first part")
+}
+
+/// What stands in backquotes in the first column of a table, or anywhere outside of one.
+fn quoted(text: &'static str) -> BTreeSet<String> {
+    let first_column = |line: &'static str| match line.strip_prefix('|') {
+        Some(row) => row.split('|').next().unwrap_or_default(),
+        None => line,
+    };
+    text.lines()
+        .flat_map(|line| first_column(line).split('`').skip(1).step_by(2))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn built() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
-    let built: PathBuf = test
-        .ancestors()
-        .nth(2)
-        .expect("<target>/deps/<test>")
-        .join("libportolan_preload.so");
-    let path =
-        CString::new(built.into_os_string().into_encoded_bytes()).expect("a path has no NUL");
-    // SAFETY: loading runs the library's start, which is meant to run in any program.
-    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    assert!(!library.is_null(), "{path:?} does not load");
-    library
+    let target = test.ancestors().nth(2).expect("<target>/deps/<test>");
+    target.join("libportolan_preload.so")
 }
 
-/// Whether `library` itself, not a library it depends on, defines `name`.
-fn defines(library: *mut libc::c_void, name: &std::ffi::CStr) -> bool {
-    // SAFETY: the handle is open, the name a C string.
-    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    // SAFETY: the default handle needs no opening.
-    let libcs = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    !found.is_null() && found != libcs
-}
-
-#[test]
-fn every_translated_symbol_is_exported() {
-    let library = library();
-    for name in Symbol::NAMES {
-        assert!(defines(library, name), "{name:?}");
+fn libc_path() -> PathBuf {
+    // SAFETY: zeros are a `Dl_info`; the address is one of libc's.
+    unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        let address = libc::dlsym(libc::RTLD_NEXT, c"read".as_ptr());
+        assert!(libc::dladdr(address, &mut found) != 0);
+        CStr::from_ptr(found.dli_fname)
+            .to_str()
+            .expect("a path")
+            .into()
     }
 }
 
-#[test]
-fn no_symbol_that_is_passed_on_is_exported() {
-    let library = library();
-    for (name, _) in PASSED_ON {
-        let name = CString::new(*name).expect("a symbol has no NUL");
-        assert!(!defines(library, &name), "{name:?}");
+/// The functions that a library defines for others, by address: those of libc's own parts are private.
+fn names_in(library: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut nm = Command::new("nm");
+    let listed = nm
+        .args(["-D", "--defined-only"])
+        .arg(library)
+        .output()
+        .expect("nm is there");
+    assert!(listed.status.success(), "{library:?}: {listed:?}");
+    let mut names = BTreeMap::<String, BTreeSet<String>>::new();
+    for line in String::from_utf8_lossy(&listed.stdout).lines() {
+        let mut words = line.split(' ');
+        let (Some(address), Some("T" | "W"), Some(name)) =
+            (words.next(), words.next(), words.next())
+        else {
+            continue;
+        };
+        if name.ends_with("@GLIBC_PRIVATE") {
+            continue;
+        }
+        let name = name.split('@').next().unwrap_or(name);
+        names
+            .entry(address.to_owned())
+            .or_default()
+            .insert(name.to_owned());
     }
+    names
 }

@@ -116,6 +116,15 @@ pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, E
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
+/// `ioctl` with the argument as the application gave it.
+pub fn request(fd: impl AsFd, request: u64, argument: usize) -> Result<i32, Errno> {
+    let fd = number(fd.as_fd().as_raw_fd());
+    // SAFETY: the caller of `ioctl` vouches for its argument; the kernel checks the pointers in it.
+    let result =
+        unsafe { raw::syscall(libc::SYS_ioctl, [fd, request as usize, argument, 0, 0, 0])? };
+    Ok(result as i32)
+}
+
 /// `epoll_ctl` with the data as it is. `event` is unused for a removal.
 pub fn epoll_control(
     set: RawFd,
@@ -172,33 +181,7 @@ pub fn raise_sigpipe() {
     unsafe { libc::raise(libc::SIGPIPE) };
 }
 
-/// Sends SIGURG to who owns the descriptor, if `F_SETOWN` named anybody (fcntl(2)).
-pub fn raise_sigurg(fd: RawFd) {
-    /// `struct f_owner_ex`: a kind and a thread, process or group.
-    #[repr(C)]
-    struct Owner {
-        kind: i32,
-        id: i32,
-    }
-    /// `F_GETOWN_EX`, and the kinds that are not a process.
-    const F_GETOWN_EX: i32 = 16;
-    const THREAD: i32 = 0;
-    const GROUP: i32 = 2;
-    let mut owner = Owner { kind: 0, id: 0 };
-    // SAFETY: the kernel writes one `f_owner_ex`; the signals go where the application wants them.
-    unsafe {
-        if libc::syscall(libc::SYS_fcntl, fd, F_GETOWN_EX, &raw mut owner) < 0 || owner.id == 0 {
-            return;
-        }
-        match owner.kind {
-            THREAD => libc::syscall(libc::SYS_tkill, owner.id, libc::SIGURG),
-            GROUP => libc::syscall(libc::SYS_kill, -owner.id, libc::SIGURG),
-            _ => libc::syscall(libc::SYS_kill, owner.id, libc::SIGURG),
-        };
-    }
-}
-
 /// An `int` argument as a register holds it.
-fn number(argument: i32) -> usize {
+pub(crate) fn number(argument: i32) -> usize {
     argument as isize as usize
 }

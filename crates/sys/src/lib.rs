@@ -14,6 +14,7 @@ mod mapping;
 pub mod memory;
 pub mod namespace;
 pub mod netlink;
+pub mod owner;
 mod raw;
 pub mod ring;
 pub mod shm;

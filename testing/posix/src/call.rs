@@ -2,6 +2,7 @@
 
 mod address;
 mod signal;
+mod stdio;
 
 use std::{
     ffi::c_void,
@@ -14,7 +15,11 @@ use std::{
 use libc::{c_int, epoll_event, iovec, msghdr, pollfd, sockaddr, socklen_t};
 
 use address::{Raw, decoded};
-pub use signal::{Counted, count_signals, kick, this_thread};
+pub use signal::{Counted, count_signals, ignore, kick, this_thread};
+pub use stdio::{
+    Stream, in_background, is_at_mark, of_interface, open_stream, print, run_shell, splice,
+    splice_from, splice_to,
+};
 
 pub const STREAM: i32 = libc::SOCK_STREAM;
 pub const DATAGRAM: i32 = libc::SOCK_DGRAM;

@@ -13,11 +13,15 @@ mod faults;
 mod linger;
 mod names;
 mod options;
+mod owners;
 mod poll;
 mod receive;
 mod send;
 mod shutdown;
 mod signals;
+mod splice;
+mod started;
+mod stdio;
 mod tcp_options;
 mod threads;
 mod timeouts;
@@ -32,7 +36,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 23] = [
+pub static TOPICS: [Topic; 27] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -124,5 +128,21 @@ pub static TOPICS: [Topic; 23] = [
     Topic {
         name: "datagram-paths",
         run: datagram_paths::run,
+    },
+    Topic {
+        name: "stdio",
+        run: stdio::run,
+    },
+    Topic {
+        name: "splice",
+        run: splice::run,
+    },
+    Topic {
+        name: "started",
+        run: started::run,
+    },
+    Topic {
+        name: "owners",
+        run: owners::run,
     },
 ];

@@ -285,6 +285,22 @@ pub fn send_message(
     answer
 }
 
+/// Octets that `send` would take from a stream now.
+pub fn send_space(fd: RawFd) -> Answer<usize> {
+    fn look(fd: RawFd) -> Result<usize, Stop> {
+        let (socket, process) = find_here(fd)?;
+        complete_connect(process, fd, &socket);
+        let mut core = process.lock();
+        core.take_in(clock::now());
+        match (socket.phase(), core.stack.tcp(socket.slot())) {
+            (Phase::Cached, Some(session)) => Ok(session.connection.send_space()),
+            (Phase::Relayed, _) => Err(Stop::NotOurs),
+            _ => Ok(0),
+        }
+    }
+    look(fd).into()
+}
+
 /// Octets that a SYN could carry; what is beyond is sent once the connection stands.
 const EARLY_MAX: usize = 1460;
 

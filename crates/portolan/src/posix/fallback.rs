@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
-use portolan_sys::descriptor;
+use portolan_sys::{descriptor, owner};
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
@@ -79,9 +79,12 @@ fn become_kernel(
     if let Some(local) = setup.local.filter(|_| is_new && setup.is_bound) {
         rustix::net::bind(&kernel, &socket.shown(local))?;
     }
-    descriptor::set_nonblocking(&kernel, socket.is_nonblocking())?;
+    let numbers = table::numbers_of(socket);
+    if let Some(number) = numbers.first() {
+        owner::inherit_status(*number, &kernel)?;
+    }
     socket.set_phase(Phase::Closed);
-    for number in table::numbers_of(socket) {
+    for number in numbers {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
         descriptor::replace(&kernel, number, is_cloexec)?;
         table::remove(number);
@@ -90,7 +93,8 @@ fn become_kernel(
     Ok(())
 }
 
-fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
+/// One of the socket's family and kind.
+pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
     let domain = match socket.family {
         Family::V4 => libc::AF_INET,
         Family::V6 => libc::AF_INET6,

@@ -3,10 +3,11 @@
 use std::os::fd::RawFd;
 
 use portolan_stack::Session;
-use portolan_sys::memory;
+use portolan_sys::{descriptor, memory};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
+use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
 use super::{Answer, Stop, find};
 use crate::socket::Phase;
@@ -22,9 +23,23 @@ pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
         && let Ok((socket, _)) = find(fd)
     {
         socket.set_nonblocking(argument & libc::O_NONBLOCK as usize != 0);
+        socket.set_async(argument & libc::O_ASYNC as usize != 0);
     }
     Answer::NotOurs
 }
+
+/// Requests about the open file rather than the socket (`asm-generic/ioctls.h`, `sockios.h`).
+const OF_FILE: [u64; 9] = [
+    libc::FIOCLEX,
+    libc::FIONCLEX,
+    libc::FIONBIO,
+    libc::FIOASYNC,
+    0x8901, // FIOSETOWN
+    0x8902, // SIOCSPGRP
+    0x8903, // FIOGETOWN
+    0x8904, // SIOCGPGRP
+    0x5460, // FIOQSIZE
+];
 
 pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
     fn answer(fd: RawFd, request: u64, argument: usize) -> Result<i32, Stop> {
@@ -34,20 +49,27 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
             socket.set_nonblocking(on);
             return Err(Stop::NotOurs);
         }
-        obtain(process, fd, &socket)?;
-        if request == SIOCATMARK && socket.protocol == Protocol::Udp {
-            return Err(Errno::NOTTY.into());
+        if request == libc::FIOASYNC {
+            socket.set_async(memory::read_int(argument)? != 0);
         }
-        let is_known = matches!(
-            request,
-            libc::FIONREAD | libc::TIOCOUTQ | SIOCOUTQNSD | SIOCATMARK
-        );
-        match (is_known, socket.phase()) {
-            (true, Phase::Cached) => {}
-            (true, Phase::Listening) if request != SIOCATMARK => return Err(Errno::INVAL.into()),
-            (true, Phase::Connecting | Phase::Idle | Phase::Listening)
-                if socket.protocol == Protocol::Tcp =>
-            {
+        if OF_FILE.contains(&request) {
+            return Err(Stop::NotOurs);
+        }
+        obtain(process, fd, &socket)?;
+        let is_known = match request {
+            libc::FIONREAD | libc::TIOCOUTQ => true,
+            SIOCOUTQNSD | SIOCATMARK => socket.protocol == Protocol::Tcp,
+            _ => false,
+        };
+        if !is_known {
+            // Interfaces, routes, neighbours: the descriptor itself is of no Internet family.
+            let kernel = new_kernel_socket(&socket)?;
+            return Ok(descriptor::request(&kernel, request, argument)?);
+        }
+        match socket.phase() {
+            Phase::Cached => {}
+            Phase::Listening if request != SIOCATMARK => return Err(Errno::INVAL.into()),
+            Phase::Connecting | Phase::Idle | Phase::Listening => {
                 memory::write_int(argument, 0)?;
                 return Ok(0);
             }

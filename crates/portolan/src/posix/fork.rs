@@ -125,6 +125,16 @@ pub fn give_away(fd: RawFd) {
     }
 }
 
+/// The descriptor is about to be used by what no symbol of ours sees. True if that works.
+pub fn before_lending(fd: RawFd) -> bool {
+    table::socket(fd).is_none_or(|socket| {
+        if socket.protocol == Protocol::Tcp {
+            lend(fd, &socket);
+        }
+        matches!(socket.phase(), Phase::Relayed | Phase::Listening)
+    })
+}
+
 /// Somebody else gets the descriptor: a connection is relayed, and a socket that a pair cannot be is
 /// the kernel's. Sessions to accept come on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {

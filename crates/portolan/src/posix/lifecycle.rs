@@ -7,7 +7,7 @@ use std::time::Duration;
 use portolan_proto::control::{AfterFlush, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, owner};
 use portolan_tcp::Events;
 use portolan_types::Protocol;
 use rustix::io::Errno;
@@ -165,8 +165,11 @@ fn renew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
 /// `near` becomes what all the socket's numbers refer to.
 pub(super) fn put_under_all(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let near = near.as_fd();
-    descriptor::set_nonblocking(near, socket.is_nonblocking())?;
-    for number in table::numbers_of(socket) {
+    let numbers = table::numbers_of(socket);
+    if let Some(number) = numbers.first() {
+        owner::inherit_status(*number, near)?;
+    }
+    for number in numbers {
         descriptor::replace(near, number, descriptor::is_close_on_exec(number)?)?;
     }
     Ok(())

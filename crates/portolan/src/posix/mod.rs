@@ -28,11 +28,12 @@ pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
 pub use connect::connect;
-pub use data::{Received, receive, send, send_message};
+pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub use flags::{fcntl, ioctl};
 pub use fork::{
-    after_fork_in_child, before_exec, before_exit, before_fork, give_away, shares_memory,
+    after_fork_in_child, before_exec, before_exit, before_fork, before_lending, give_away,
+    shares_memory,
 };
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};

@@ -139,6 +139,12 @@ fn tell_of_options(process: &Process, socket: &Socket) -> Result<(), Stop> {
     }
 }
 
+/// `asm-generic/socket.h`.
+const SO_PEERPIDFD: i32 = 77;
+
+/// `struct ucred` of a peer that is no process of this host: 0 and twice -1.
+const NOBODY: [u8; 12] = [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255];
+
 /// Writes at most `value.len()` octets and says how many.
 pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<usize> {
     fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
@@ -148,6 +154,10 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             return Err(Errno::OPNOTSUPP.into());
         }
         let found = match (level, name) {
+            // The descriptor's own, as unlike any other's as a socket's would be.
+            (SOL_SOCKET, libc::SO_COOKIE | libc::SO_NETNS_COOKIE) => return Err(Stop::NotOurs),
+            (SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Err(Errno::NODATA.into()),
+            (SOL_SOCKET, libc::SO_PEERCRED) => Some(NOBODY.to_vec()),
             (SOL_SOCKET, _) => of_socket(process, &socket, name),
             (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
                 if socket.protocol == Protocol::Tcp =>

@@ -38,6 +38,11 @@ pub fn count_signals(signal: c_int, flags: c_int) -> Counted {
     Counted
 }
 
+pub fn ignore(signal: c_int) {
+    // SAFETY: SIG_IGN is no handler.
+    unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
 pub fn this_thread() -> pid_t {
     // SAFETY: no arguments.
     unsafe { libc::gettid() }

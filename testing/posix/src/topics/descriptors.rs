@@ -7,7 +7,7 @@ use libc::{
 
 use crate::{
     call::{self, DATAGRAM, Fd, STREAM},
-    show::told,
+    show::{told, worked},
     side::Side,
 };
 
@@ -21,6 +21,7 @@ pub fn run(side: &mut Side) {
         requests(side, name, socket);
     }
     requests(side, "connected", connected);
+    interfaces(side, connected);
     side.step();
 }
 
@@ -72,6 +73,35 @@ fn flags(side: &Side, kind_name: &str, kind: c_int) {
         told(call::file_type(socket).map(|kind| kind == S_IFSOCK)),
     );
     side.report(&check("seek"), call::seek(socket, 0, SEEK_CUR));
+}
+
+/// Any socket can be asked about interfaces.
+fn interfaces(side: &Side, connected: Fd) {
+    let requests = [
+        (libc::SIOCGIFFLAGS, "SIOCGIFFLAGS"),
+        (libc::SIOCGIFADDR, "SIOCGIFADDR"),
+        (libc::SIOCGIFNETMASK, "SIOCGIFNETMASK"),
+        (libc::SIOCGIFBRDADDR, "SIOCGIFBRDADDR"),
+        (libc::SIOCGIFMTU, "SIOCGIFMTU"),
+        (libc::SIOCGARP, "SIOCGARP"),
+    ];
+    let listener = side.listener(side.port());
+    let kinds = [
+        (connected, "connected"),
+        (listener, "listener"),
+        (side.socket(DATAGRAM), "datagram"),
+    ];
+    for (socket, kind) in kinds {
+        for (request, what) in requests {
+            let answer = call::of_interface(socket, request, "eth0");
+            side.report(
+                &format!("{kind}: {what}"),
+                told(answer.map(|octets| format!("{octets:x?}"))),
+            );
+        }
+        let unknown = call::of_interface(socket, libc::SIOCGIFADDR, "none0");
+        side.report(&format!("{kind}: no interface"), worked(unknown));
+    }
 }
 
 fn status(socket: Fd) -> String {

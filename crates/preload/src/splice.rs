@@ -1,0 +1,130 @@
+//! `splice` between a pipe and one of our streams: octets leave the one only as far as the other has
+//! taken them.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    os::fd::{BorrowedFd, RawFd},
+};
+
+use libc::{c_uint, off64_t};
+use portolan::posix;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FileType, OFlags, fcntl_getfl, fstat},
+    io::{Errno, read, write},
+};
+
+use crate::interpose::{Outcome, Refusal, Settle};
+
+/// What is moved at a time: as much as a pipe holds by default.
+const PIECE: usize = 64 * 1024;
+/// What a pipe takes at least if it takes anything (PIPE_BUF).
+const PORTION: usize = 4096;
+
+type End = (RawFd, *mut off64_t);
+
+/// From the socket into the pipe. Waits for room in the pipe, then for octets, as Linux does.
+pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
+    let (socket, pipe) = (from.0, pipe_end(to, from)?);
+    await_pipe(pipe, PollFlags::OUT, flags)?;
+    let mut piece = vec![0; PIECE.min(length)];
+    let mut buffers = [IoSliceMut::new(&mut piece)];
+    let came = posix::receive(socket, &mut buffers, libc::MSG_PEEK)
+        .settle()?
+        .length;
+    let taken = fill(pipe, &piece[..came])?;
+    let mut buffers = [IoSliceMut::new(&mut piece[..taken])];
+    if taken > 0 {
+        posix::receive(socket, &mut buffers, libc::MSG_TRUNC).settle()?;
+    }
+    Ok(taken as isize)
+}
+
+/// From the pipe into the socket. Waits for octets in the pipe, then for room.
+pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
+    let (socket, pipe) = (to.0, pipe_end(from, to)?);
+    let room = posix::send_space(socket).settle()?;
+    await_pipe(pipe, PollFlags::IN, flags)?;
+    let waits = !is_nonblocking(socket)?;
+    if room == 0 && !waits {
+        return Err(Errno::AGAIN.into());
+    }
+    let most = if waits { PIECE } else { PIECE.min(room) };
+    let mut piece = vec![0; most.min(length)];
+    let count = read(pipe, &mut piece)?;
+    let more = if flags & libc::SPLICE_F_MORE != 0 {
+        libc::MSG_MORE
+    } else {
+        0
+    };
+    let mut sent = 0;
+    while sent < count {
+        let rest = [IoSlice::new(&piece[sent..count])];
+        match posix::send(socket, &rest, None, more).settle() {
+            Ok(octets) => sent += octets,
+            // Another thread was faster; what has left the pipe has to go.
+            Err(Refusal::Errno(Errno::AGAIN)) => await_room(socket)?,
+            Err(refusal) if sent == 0 => return Err(refusal),
+            Err(_) => break,
+        }
+    }
+    Ok(sent as isize)
+}
+
+fn await_room(socket: RawFd) -> Outcome<()> {
+    let mut entry = [libc::pollfd {
+        fd: socket,
+        events: libc::POLLOUT,
+        revents: 0,
+    }];
+    posix::poll(&mut entry, None, None).settle().map(drop)
+}
+
+/// Neither end has a position; the errors are those of Linux (`do_splice`).
+fn pipe_end<'a>((fd, offset): End, (_, of_socket): End) -> Result<BorrowedFd<'a>, Errno> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the number is not negative and is only used in calls that answer EBADF if it names nothing.
+    let pipe = unsafe { BorrowedFd::borrow_raw(fd) };
+    if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
+        return Err(Errno::INVAL);
+    }
+    match (offset.is_null(), of_socket.is_null()) {
+        (false, _) => Err(Errno::SPIPE),
+        (_, false) => Err(Errno::INVAL),
+        _ => Ok(pipe),
+    }
+}
+
+fn await_pipe(pipe: BorrowedFd, what: PollFlags, flags: c_uint) -> Result<(), Errno> {
+    let waits =
+        flags & libc::SPLICE_F_NONBLOCK == 0 && !fcntl_getfl(pipe)?.contains(OFlags::NONBLOCK);
+    let timeout = (!waits).then(Timespec::default);
+    match poll(
+        &mut [PollFd::from_borrowed_fd(pipe, what)],
+        timeout.as_ref(),
+    )? {
+        0 => Err(Errno::AGAIN),
+        _ => Ok(()),
+    }
+}
+
+/// Writes as much as the pipe takes without waiting, whatever its mode.
+fn fill(pipe: BorrowedFd, octets: &[u8]) -> Result<usize, Errno> {
+    let mut done = 0;
+    for portion in octets.chunks(PORTION) {
+        let mut ready = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
+        if done > 0 && poll(&mut ready, Some(&Timespec::default()))? == 0 {
+            break;
+        }
+        done += write(pipe, portion)?;
+    }
+    Ok(done)
+}
+
+fn is_nonblocking(socket: RawFd) -> Result<bool, Errno> {
+    // SAFETY: one of ours, so not negative.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    Ok(fcntl_getfl(socket)?.contains(OFlags::NONBLOCK))
+}

@@ -1,0 +1,30 @@
+//! Programs started while a connection is in use, by a child that runs in its parent's memory.
+
+use portolan_bench::bed::{Side, Stack};
+use portolan_programs::{PYTHON, bed, client, counter};
+
+const CLIENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/started.py");
+const PORT: u16 = 7031;
+
+#[test]
+fn a_connection_outlives_what_children_of_vfork_do_with_its_descriptor() {
+    let bed = bed();
+    let endpoint = bed.endpoint(PORT);
+    let echo = [
+        "-c",
+        "import socket, sys\n\
+         listener = socket.create_server((sys.argv[1], int(sys.argv[2])))\n\
+         connection, _ = listener.accept()\n\
+         while octets := connection.recv(4096): connection.sendall(octets)",
+        &endpoint.ip().to_string(),
+        &endpoint.port().to_string(),
+    ];
+    let _server = bed
+        .serve(Stack::Kernel, PORT, PYTHON, &echo)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let arguments = [CLIENT, echo[2], echo[3]];
+    let said = client(&bed, Stack::Portolan, PYTHON, &arguments);
+    assert_eq!(said, "well");
+    let cached = counter(&bed, Side::Client, "server", "sessions-cached");
+    assert_eq!(cached, 1, "the connection was Portolan's");
+}
