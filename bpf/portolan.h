@@ -128,6 +128,20 @@ struct channel {
 
 #define SERVER_CHANNEL 0
 
+#define HOLDERS_MAX 8
+
+/* What count_holders is asked, and its answer. Descriptors are the asking process's. */
+struct holders {
+	__u32 descriptor;
+	/* Connections to the processes whose descriptors are counted. */
+	__u32 connections[HOLDERS_MAX];
+	__u32 count;
+	/* To the open file in all. */
+	__u32 references;
+	/* In those processes. */
+	__u32 descriptors;
+};
+
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
 _Static_assert(sizeof(struct flow_row) == 16, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
@@ -138,5 +152,6 @@ _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
+_Static_assert(sizeof(struct holders) == 48, "Holders");
 
 #endif

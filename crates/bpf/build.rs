@@ -12,7 +12,7 @@ fn main() {
     let sources = Path::new(&manifest).join("../../bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     println!("cargo::rerun-if-changed={}", sources.display());
-    for program in ["packet_filter", "transmit_filter"] {
+    for program in ["packet_filter", "transmit_filter", "holders"] {
         compile(&sources, program, &out);
     }
     let definitions = fs::read_to_string(sources.join("counters.def")).expect("is in the tree");

@@ -9,7 +9,7 @@ use crate::filter::Limits;
 
 /// ELF sections are read in place, so the octets must be aligned for them.
 #[repr(C, align(8))]
-struct Aligned<T: ?Sized>(T);
+pub(crate) struct Aligned<T: ?Sized>(pub(crate) T);
 
 static PACKET_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     env!("OUT_DIR"),
@@ -99,11 +99,11 @@ fn load_transmit_filter(packet_filter: &Object) -> libbpf_rs::Result<Object> {
     object.load()
 }
 
-fn open(object: &Aligned<[u8]>) -> libbpf_rs::Result<OpenObject> {
+pub(crate) fn open(object: &Aligned<[u8]>) -> libbpf_rs::Result<OpenObject> {
     ObjectBuilder::default().open_memory(&object.0)
 }
 
-fn refused(object: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {
+pub(crate) fn refused(object: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {
     move |source| match source.kind() {
         ErrorKind::PermissionDenied => LoadError::NotPermitted,
         _ => LoadError::Refused { object, source },

@@ -73,6 +73,8 @@ pub struct Session {
     owner: Option<ChannelId>,
     /// Processes known to have its descriptor.
     users: BTreeSet<ChannelId>,
+    /// Those of them whose calls go to the descriptor, because they were told that it is relayed.
+    relayed_to: BTreeSet<ChannelId>,
 }
 
 impl Session {
@@ -96,6 +98,13 @@ impl Session {
     /// Does `channel` have, or did it have, the descriptor?
     pub fn is_user(&self, channel: ChannelId) -> bool {
         self.users.contains(&channel)
+    }
+
+    /// `asker`, and the processes known to have had the descriptor that do not read and write it.
+    pub fn idle_users(&self, asker: ChannelId) -> impl Iterator<Item = ChannelId> + '_ {
+        let is_idle =
+            move |&channel: &ChannelId| channel == asker || !self.relayed_to.contains(&channel);
+        self.users.iter().copied().filter(is_idle)
     }
 
     fn may_be_named_by(&self, channel: ChannelId, command: Command) -> bool {
@@ -186,6 +195,7 @@ impl Registry {
         let mut held = Vec::new();
         for session in self.sessions.values_mut() {
             session.users.remove(&channel);
+            session.relayed_to.remove(&channel);
             if session.owner == Some(channel) {
                 session.owner = None;
             }
@@ -240,6 +250,7 @@ impl Registry {
                 traits: Traits::default(),
                 owner: None,
                 users: BTreeSet::new(),
+                relayed_to: BTreeSet::new(),
             },
         );
         if opening.cookie != 0 {
@@ -280,6 +291,21 @@ impl Registry {
                 session.owner = Some(channel);
                 process.sessions += 1;
             }
+        }
+    }
+
+    /// As [`Registry::entitle`], for a process that is told that the session is relayed.
+    pub fn tell_relayed(&mut self, id: SessionId, channel: ChannelId) {
+        self.entitle(id, channel);
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.relayed_to.insert(channel);
+        }
+    }
+
+    /// Nobody's calls go to the descriptor any more.
+    pub fn end_relay(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.relayed_to.clear();
         }
     }
 

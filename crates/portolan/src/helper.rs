@@ -45,6 +45,10 @@ impl Post {
             bell: Bell::from_fd(table::hide(Bell::new()?.into())),
         })
     }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.is_started.load(Ordering::Acquire)
+    }
 }
 
 impl Process {

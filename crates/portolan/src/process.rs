@@ -18,7 +18,7 @@ use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
 use portolan_sys::wait::Bell;
-use portolan_sys::{clock, namespace, owner};
+use portolan_sys::{clock, namespace, owner, thread};
 use portolan_tcp::CongestionKind;
 use portolan_types::Instant;
 
@@ -224,6 +224,11 @@ impl Process {
             has_warned: AtomicBool::new(false),
             core: Mutex::new(Core::new(clock::now(), channel, metastate)),
         })
+    }
+
+    /// Has the program a single thread?
+    pub(crate) fn has_one_thread(&self) -> bool {
+        thread::count() <= 1 + usize::from(self.helper.is_started())
     }
 
     /// What sockets start with that choose nothing.

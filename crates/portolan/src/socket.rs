@@ -3,13 +3,16 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use portolan_proto::control::{GroupChange, Traits};
 use portolan_stack::{Sending, Session, TcpSession, UdpSession, Wire};
 use portolan_tcp::Events;
-use portolan_types::{Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
+use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
 use crate::core::Core;
@@ -95,6 +98,34 @@ pub(crate) struct Socket {
     wants_times: AtomicBool,
     /// Where the next look begins (`SO_PEEK_OFF`); less than 0: always at the start.
     peek_offset: AtomicI32,
+    /// The kernel may be at work on its descriptor: in an epoll set, or in the background.
+    is_with_kernel: AtomicBool,
+    asking: Asking,
+}
+
+/// When a relayed session is asked for again.
+#[derive(Debug, Default)]
+struct Asking {
+    /// Nanoseconds of [`Instant`].
+    next: AtomicU64,
+    /// Milliseconds from one time to the next.
+    wait: AtomicU32,
+}
+
+impl Asking {
+    const LONGEST: u32 = 4096;
+
+    /// True if it is time; the next is twice as far.
+    fn is_due(&self, now: Instant) -> bool {
+        if now.as_nanos() < self.next.load(Ordering::Relaxed) {
+            return false;
+        }
+        let wait = (self.wait.load(Ordering::Relaxed) * 2).clamp(1, Asking::LONGEST);
+        self.wait.store(wait, Ordering::Relaxed);
+        let next = now + Duration::from_millis(u64::from(wait));
+        self.next.store(next.as_nanos(), Ordering::Relaxed);
+        true
+    }
 }
 
 /// Directions of `shutdown`.
@@ -211,6 +242,8 @@ impl Socket {
             has_news: AtomicBool::new(false),
             shut: AtomicU8::new(0),
             peek_offset: AtomicI32::new(-1),
+            is_with_kernel: AtomicBool::new(false),
+            asking: Asking::default(),
         }
     }
 
@@ -262,6 +295,20 @@ impl Socket {
     /// From now on other processes may have the descriptor.
     pub(crate) fn share(&self) {
         self.is_shared.store(true, Ordering::Relaxed);
+    }
+
+    /// The kernel's epoll sets know it, and cannot be asked what for, or calls that nobody sees use it.
+    pub(crate) fn leave_to_kernel(&self) {
+        self.is_with_kernel.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_with_kernel(&self) -> bool {
+        self.is_with_kernel.load(Ordering::Relaxed)
+    }
+
+    /// Is it time to ask for a session again that is relayed?
+    pub(crate) fn may_ask_back(&self, now: Instant) -> bool {
+        self.asking.is_due(now)
     }
 
     /// Does anybody here wait for its events?

@@ -174,6 +174,24 @@ impl Doorbell {
     pub const ASLEEP_ON_TAP: u32 = 2;
 }
 
+/// Processes that one look for holders can name.
+pub const HOLDERS_MAX: usize = 8;
+
+/// What the program `count_holders` is asked, and its answer. Descriptors are the asking process's.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Holders {
+    pub descriptor: u32,
+    /// Connections to the processes whose descriptors are counted.
+    pub connections: [u32; HOLDERS_MAX],
+    pub count: u32,
+    /// To the open file in all.
+    pub references: u32,
+    /// In those processes.
+    pub descriptors: u32,
+}
+
+const _: () = assert!(size_of::<Holders>() == 48);
 const _: () = assert!(size_of::<FilterKey>() == 40);
 const _: () = assert!(size_of::<FlowRow>() == 16);
 const _: () = assert!(size_of::<BindingKey>() == 20);

@@ -46,6 +46,12 @@ pub struct Client {
     waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
 }
 
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
 /// What a request leads to.
 pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
@@ -176,7 +182,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
-            RequestBody::Relay { session } => self.relay_for_stranger(session, &fds),
+            RequestBody::Relay { session } => self.relay(id, session, &fds),
             RequestBody::Probe => self.probe(fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),

@@ -62,7 +62,10 @@ impl Server {
         self.registry.describe(id, traits);
         match then {
             AfterFlush::Close => self.close_held(id),
-            AfterFlush::Relay => self.start_relay(id),
+            AfterFlush::Relay => {
+                self.registry.tell_relayed(id, channel);
+                self.start_relay(id);
+            }
             AfterFlush::Park => self.park(id),
         }
         self.end_recall(id);

@@ -36,6 +36,8 @@ counters! {
     flushes = "sessions-flushed",
     /// Sessions wanted back from the process that held them.
     recalls = "sessions-recalled",
+    /// Relayed sessions that came back to a library.
+    relays_ended = "relays-ended",
     /// Processes that did not give a session back in time.
     recall_timeouts = "recall-timeouts",
     aborts = "sessions-aborted",

@@ -2,7 +2,7 @@
 //! another process holds gets it once that one has given it back; from the second time on the server
 //! keeps it and relays, since nobody could have it for long.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
@@ -11,7 +11,7 @@ use portolan_sys::unix;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 use tracing::info;
 
-use crate::clients::{Answer, ClientId};
+use crate::clients::{Answer, Client, ClientId};
 use crate::listen::pack;
 use crate::server::Server;
 
@@ -53,8 +53,8 @@ impl Server {
         slot: Slot,
         descriptor: Option<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        if let Some(descriptor) = descriptor {
-            self.recognise(channel, id, &descriptor)?;
+        if let Some(descriptor) = &descriptor {
+            self.recognise(channel, id, descriptor)?;
         }
         let session = self.registry.admit(channel, Command::Cache, id)?;
         if session.owner() != Some(channel) {
@@ -63,17 +63,47 @@ impl Server {
         match (session.holder, session.phase) {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
             (Holder::Process(..), _) => Ok(Answer::Recall(id, Want::CacheAt(slot))),
-            (_, Phase::Relayed) => {
-                self.registry.entitle(id, channel);
-                Ok(ReplyBody::Relayed.into())
-            }
+            (_, Phase::Relayed) => match descriptor {
+                Some(near)
+                    if self.is_left_alone(id, channel, &near) && self.end_relay(id, &near) =>
+                {
+                    self.give(channel, id, slot)
+                }
+                _ => {
+                    self.registry.tell_relayed(id, channel);
+                    Ok(ReplyBody::Relayed.into())
+                }
+            },
             _ => self.give(channel, id, slot),
         }
     }
 
-    /// `Relay`: for a process that cannot register, being one of too many.
-    pub fn relay_for_stranger(&mut self, id: SessionId, fds: &[OwnedFd]) -> Result<Answer, Errno> {
+    /// Has nobody the descriptor but `asker` and processes that hold its session to be elsewhere? They
+    /// would ask for it before they use it; of others nothing is known.
+    fn is_left_alone(&mut self, id: SessionId, asker: ChannelId, near: &OwnedFd) -> bool {
+        let Some(session) = self.registry.session(id) else {
+            return false;
+        };
+        let connections: Vec<BorrowedFd<'_>> = session
+            .idle_users(asker)
+            .filter_map(|channel| self.clients.get(&self.channels.get(&channel)?.client))
+            .map(Client::as_fd)
+            .collect();
+        let count = self.holder_count.as_mut();
+        count.is_some_and(|count| count.is_only_with(&connections, near.as_fd()))
+    }
+
+    /// `Relay`: the sender, or somebody it is about to start, cannot have the session.
+    pub fn relay(
+        &mut self,
+        client: ClientId,
+        id: SessionId,
+        fds: &[OwnedFd],
+    ) -> Result<Answer, Errno> {
         self.verify(id, fds.first().ok_or(Errno::INVAL)?)?;
+        if let Some(channel) = self.clients.get(&client).and_then(|client| client.channel) {
+            self.registry.tell_relayed(id, channel);
+        }
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         match (session.holder, session.phase) {
             (Holder::Process(..), Phase::Connected) if session.protocol == Protocol::Tcp => {

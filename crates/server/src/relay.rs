@@ -3,6 +3,8 @@
 //! copy of the descriptor goes with octets that nobody has read, the connection is reset (RFC 2525
 //! §2.17).
 
+use std::os::fd::OwnedFd;
+
 use portolan_control::{Holder, Phase};
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
@@ -32,6 +34,32 @@ impl Server {
         self.set_phase(id, Phase::Relayed);
         self.relays.insert(id, Relay::default());
         self.pump(id);
+    }
+
+    /// Takes a session back from its descriptor, whose only user shows it: what is on its way in it goes
+    /// on from the session, in order. False if that cannot be, because a direction has ended or the
+    /// peer takes no more; then nothing has changed.
+    pub fn end_relay(&mut self, id: SessionId, near: &OwnedFd) -> bool {
+        self.pump_out(id);
+        let (Some(far), Some(relay)) = (self.fars.get(&id), self.relays.get(&id)) else {
+            return false;
+        };
+        let has_ended = relay.near_ended || relay.far_ended || relay.hung_up;
+        let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+        let is_drained = recv(&far.fd, &mut [0; 1], look) == Err(rustix::io::Errno::AGAIN);
+        let Some(session) = self.server_slot(id).and_then(|slot| self.stack.tcp(slot)) else {
+            return false;
+        };
+        if has_ended || !is_drained {
+            return false;
+        }
+        session.connection.unread(&unread(near));
+        self.counters.relays_ended += 1;
+        self.relays.remove(&id);
+        self.registry.end_relay(id);
+        self.watch_far(id, EventFlags::empty());
+        self.set_phase(id, Phase::Parked);
+        true
     }
 
     /// epoll says something about a relayed descriptor.
@@ -168,4 +196,15 @@ impl Server {
         }
         session.connection.readable() > 0
     }
+}
+
+/// What the application has not read yet.
+fn unread(near: &OwnedFd) -> Vec<u8> {
+    let mut octets = Vec::new();
+    let mut chunk = vec![0; CHUNK];
+    // It ends, or fails, when nothing is left: nobody sends meanwhile but this server.
+    while let Ok((count @ 1.., _)) = recv(near, &mut chunk[..], RecvFlags::DONTWAIT) {
+        octets.extend_from_slice(&chunk[..count]);
+    }
+    octets
 }

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use portolan_bpf::{AttachError, ChannelError, Filter, LoadError};
+use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::{Phase, PortTable, Registry};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
 use portolan_sys::clock;
@@ -136,6 +136,8 @@ pub struct Server {
 
     // Packets.
     pub(crate) filter: Filter,
+    /// None where the kernel does not tell: then a relayed session stays so.
+    pub(crate) holder_count: Option<HolderCount>,
     pub(crate) inlet: Inlet,
     pub(crate) stack: Stack,
     pub(crate) wire: TapWire,
@@ -238,6 +240,7 @@ impl Server {
             ended: [0; COUNTERS],
             buffer: Vec::new(),
             filter,
+            holder_count: load_holder_count(),
             inlet: Inlet::new(ring, doorbell),
             stack: Stack::new(now),
             wire,
@@ -463,6 +466,12 @@ impl Server {
     pub(crate) fn hash(&self, value: impl std::hash::Hash) -> u64 {
         self.hasher.hash_one(value)
     }
+}
+
+fn load_holder_count() -> Option<HolderCount> {
+    HolderCount::load()
+        .inspect_err(|error| warn!(%error, "relayed sessions stay relayed"))
+        .ok()
 }
 
 /// Undoes what a dead server did, then does the same.

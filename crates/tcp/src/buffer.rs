@@ -83,6 +83,15 @@ impl ByteRing {
         self.head = if self.span == 0 { 0 } else { self.index(count) };
     }
 
+    /// Puts octets back in front of the head.
+    pub(crate) fn unread(&mut self, data: &[u8]) {
+        self.reserve(self.span + data.len());
+        self.head = self.index(self.store.len() - data.len());
+        self.len += data.len();
+        self.span += data.len();
+        self.write_at(0, data);
+    }
+
     /// Drops everything and its memory.
     pub(crate) fn release(&mut self) {
         *self = ByteRing::default();
@@ -208,6 +217,22 @@ mod tests {
         let mut out = [0; 8];
         assert_eq!(ring.copy_out(1, &mut out), 5);
         assert_eq!(&out[..5], b"bcdef");
+    }
+
+    #[test]
+    fn octets_that_are_put_back_come_first_again() {
+        let mut ring = ring(&[b"abcdef"]);
+        ring.write_at(8, b"ij");
+        ring.consume(4);
+        ring.unread(b"cd");
+        ring.unread(&[b'.'; 3000]);
+        assert_eq!((ring.len(), ring.span()), (3004, 3008));
+        ring.consume(3000);
+        ring.write_at(4, b"gh");
+        ring.extend(4);
+        let mut out = [0; 8];
+        assert_eq!(ring.copy_out(0, &mut out), 8);
+        assert_eq!(&out, b"cdefghij");
     }
 
     #[test]

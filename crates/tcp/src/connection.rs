@@ -386,6 +386,11 @@ impl Connection {
         count
     }
 
+    /// Takes octets back that `recv` has returned last: they are the next that it returns.
+    pub fn unread(&mut self, octets: &[u8]) {
+        self.receive.buffer.unread(octets);
+    }
+
     /// Copies octets that arrived in order, from `offset` on, and leaves them.
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> usize {
         self.receive.peek(offset, out, self.urgent_place())

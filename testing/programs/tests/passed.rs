@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, bed, eventually};
+use portolan_programs::{PYTHON, bed, counter, eventually};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/passed.py");
 const PORT: u16 = 7040;
@@ -122,6 +122,23 @@ fn a_connection_is_served_by_who_it_was_sent_to() {
 #[test]
 fn a_connection_is_served_by_who_took_it() {
     echoes(&bed(), "fetched", 4);
+}
+
+/// What others get is relayed at first, since they may not know Portolan.
+#[test]
+fn a_session_that_one_process_is_left_with_is_no_longer_relayed() {
+    for way in ["execed", "started", "sent", "multiprocessed"] {
+        let bed = bed();
+        let _server = serve(&bed, way);
+        let mut stream = connect(&bed, PORT);
+        let is_back = eventually(Duration::from_secs(10), || {
+            exchange(&mut stream, 1, 5000);
+            counter(&bed, Side::Server, "server", "relays-ended") == 1
+        });
+        assert!(is_back, "{way}");
+        exchange(&mut stream, 4, 200_000);
+        assert_ends_in_order(stream);
+    }
 }
 
 /// It is the kernel's from then on, with the same port.

@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use super::connect::complete_connect;
 use super::{Answer, Stop, find};
 use crate::socket::Phase;
+use crate::table;
 
 pub fn local_address(fd: RawFd) -> Answer<SocketAddr> {
     fn local(fd: RawFd) -> Result<SocketAddr, Stop> {
-        let (socket, _) = find(fd)?;
+        let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
         let local = socket.setup().local;
         Ok(local.map_or_else(|| socket.unspecified(), |local| socket.shown(local)))
     }

@@ -16,7 +16,7 @@ use super::blocking::Call;
 use super::connect::{complete_connect, connect_with, wait_connected};
 use super::datagram::{Control, SendControl, receive_stamp, receive_udp, send_udp, times};
 use super::oob::receive_urgent;
-use super::{Answer, Stop, deadline_after, find_here, wherever};
+use super::{Answer, Stop, deadline_after, find_here, find_to_use, wherever};
 use crate::core::Core;
 use crate::options::{Options, timestamping};
 use crate::process::Process;
@@ -35,7 +35,7 @@ pub struct Received {
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
     fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
-        let (socket, process) = find_here(fd)?;
+        let (socket, process) = find_to_use(fd)?;
         complete_connect(process, fd, &socket);
         let received = by_phase(process, fd, &socket, buffers, flags)?;
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
@@ -250,7 +250,7 @@ pub fn send_message(
         flags: i32,
         control: &SendControl,
     ) -> Result<usize, Stop> {
-        let (socket, process) = find_here(fd)?;
+        let (socket, process) = find_to_use(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.phase(), socket.protocol) {
             (Phase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {

@@ -117,6 +117,7 @@ pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
         if interest.is_some()
             && (register(libc::EPOLL_CTL_ADD).is_ok() || register(libc::EPOLL_CTL_MOD).is_ok())
         {
+            socket.leave_to_kernel();
             epoll.kernel_member_added();
         }
     }

@@ -129,6 +129,7 @@ pub fn give_away(fd: RawFd) {
 pub fn before_lending(fd: RawFd) -> bool {
     table::socket(fd).is_none_or(|socket| {
         if socket.protocol == Protocol::Tcp {
+            socket.leave_to_kernel();
             lend(fd, &socket);
         }
         matches!(socket.phase(), Phase::Relayed | Phase::Listening)

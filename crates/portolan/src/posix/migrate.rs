@@ -11,9 +11,9 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::Stop;
 use super::asking::{Reservation, install, open_capsule, refusal};
 use super::fallback::hand_to_kernel_epolls;
+use super::{Stop, here};
 use crate::control;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
@@ -80,6 +80,29 @@ pub(super) fn obtain(
             }
             Err(lost)
         }
+    }
+}
+
+/// A relayed session comes back if nobody else has the descriptor any more; `NotOurs` if it does not.
+/// Asked at ever longer intervals, by programs of one thread: another could be waiting in the kernel for
+/// what would never come there.
+pub(super) fn ask_back(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    if !socket.may_ask_back(clock::now()) || socket.is_with_kernel() || is_standard(socket) {
+        return Err(Stop::NotOurs);
+    }
+    let process = here().ok_or(Stop::NotOurs)?;
+    if !process.has_one_thread() {
+        return Err(Stop::NotOurs);
+    }
+    let setup = socket.setup();
+    let session = setup.session.ok_or(Stop::NotOurs)?;
+    match fetch(process, session, &[descriptor::borrow(fd)?]) {
+        Ok(Some((session, slot, _))) => {
+            install(process, socket, slot, Session::Tcp(Box::new(session)));
+            Ok(())
+        }
+        // It is used as before.
+        Ok(None) | Err(_) => Err(Stop::NotOurs),
     }
 }
 

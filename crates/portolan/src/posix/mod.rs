@@ -48,7 +48,7 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::process::Process;
-use crate::socket::Socket;
+use crate::socket::{Phase, Socket};
 use crate::table;
 use crate::wait::Waiter;
 
@@ -137,6 +137,15 @@ fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
             Err(Stop::NotOurs)
         }
     }
+}
+
+/// As [`find_here`], for calls that move data: a session that is relayed is asked for again.
+fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
+    let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
+    if socket.phase() == Phase::Relayed {
+        migrate::ask_back(fd, &socket)?;
+    }
+    find_here(fd)
 }
 
 /// Makes a call again for as long as the session moves away under it.

@@ -228,6 +228,9 @@ fn kernel_control(
         (_, event) => event,
     };
     descriptor::epoll_control(epoll.fd, operation, fd, event)?;
+    if let Some(socket) = table::socket(fd) {
+        socket.leave_to_kernel();
+    }
     // Sleepers are signalled with the core held.
     let _core = Process::running().map(Process::lock);
     match operation {

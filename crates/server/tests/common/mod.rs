@@ -307,24 +307,31 @@ impl Library {
     }
 
     pub fn cache(&mut self, session: SessionId) -> Slot {
+        self.try_cache(session, &[]).expect("it is not relayed")
+    }
+
+    /// None if the session is relayed.
+    pub fn try_cache(&mut self, session: SessionId, fds: &[BorrowedFd<'_>]) -> Option<Slot> {
         let slot = self.stack.reserve();
-        let (reply, fds) = self
-            .client
-            .ask_with(RequestBody::Cache { session, slot }, &[]);
-        let ReplyBody::Cached {
-            capsule,
-            generation,
-            ..
-        } = reply
-        else {
-            panic!("{reply:?}");
+        let request = RequestBody::Cache { session, slot };
+        let (capsule, generation, fds) = match self.client.ask_with(request, fds) {
+            (
+                ReplyBody::Cached {
+                    capsule,
+                    generation,
+                    ..
+                },
+                fds,
+            ) => (capsule, generation, fds),
+            (ReplyBody::Relayed, _) => return None,
+            (reply, _) => panic!("{reply:?}"),
         };
         let octets = match capsule {
             Blob::Inline(octets) => octets,
             Blob::Memfd { length } => read_blob(&fds[0], length).unwrap(),
         };
         self.adopt(&octets, generation, slot);
-        slot
+        Some(slot)
     }
 
     fn adopt(&mut self, capsule: &[u8], generation: Generation, slot: Slot) {

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
+/*
+ * Who has a descriptor? The server runs this on demand, by BPF_PROG_TEST_RUN: it counts the
+ * references to one open file, and how many of them are descriptors of processes that it names. What
+ * the two differ by is with somebody else, or inside a message. Nothing is changed.
+ */
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "portolan.h"
+
+#define PIDTYPE_TGID 1
+
+/* The kernel's own, as far as they are looked at; their layouts come from its BTF. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+typedef struct {
+	long counter;
+} atomic_long;
+
+/* Up to Linux 6.12. */
+struct file___counted {
+	atomic_long f_count;
+};
+
+typedef struct {
+	atomic_long refcnt;
+} file_ref;
+
+/* Holds one less than there are references. */
+struct file___referenced {
+	file_ref f_ref;
+};
+
+struct file {
+	void *private_data;
+};
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct hlist_node {
+	struct hlist_node *next;
+};
+
+struct hlist_head {
+	struct hlist_node *first;
+};
+
+struct pid {
+	struct hlist_head tasks[4];
+};
+
+struct task_struct {
+	struct files_struct *files;
+	struct hlist_node pid_links[4];
+};
+
+struct sock {
+	struct pid *sk_peer_pid;
+};
+
+struct socket {
+	struct sock *sk;
+};
+
+#pragma clang attribute pop
+
+struct search {
+	struct file *wanted;
+	struct file **table;
+	__u32 found;
+};
+
+static __always_inline struct file *own_file(__u32 descriptor)
+{
+	struct task_struct *self = (struct task_struct *)bpf_get_current_task();
+	struct fdtable *table = BPF_CORE_READ(self, files, fdt);
+	struct file *file = NULL;
+
+	if (descriptor < BPF_CORE_READ(table, max_fds))
+		bpf_probe_read_kernel(&file, sizeof(file), BPF_CORE_READ(table, fd) + descriptor);
+	return file;
+}
+
+static __always_inline __u32 references_of(struct file *file)
+{
+	if (bpf_core_field_exists(struct file___referenced, f_ref))
+		return BPF_CORE_READ((struct file___referenced *)file, f_ref.refcnt.counter) + 1;
+	return BPF_CORE_READ((struct file___counted *)file, f_count.counter);
+}
+
+/* The process that connected, or made the pair: the one that SO_PEERCRED names. */
+static __always_inline struct task_struct *peer_of(struct file *connection)
+{
+	struct socket *socket = BPF_CORE_READ(connection, private_data);
+	struct hlist_node *link =
+		BPF_CORE_READ(socket, sk, sk_peer_pid, tasks[PIDTYPE_TGID].first);
+
+	if (!link)
+		return NULL;
+	return (void *)link -
+	       bpf_core_field_offset(struct task_struct, pid_links[PIDTYPE_TGID]);
+}
+
+static long compare(__u32 descriptor, struct search *search)
+{
+	struct file *file = NULL;
+
+	bpf_probe_read_kernel(&file, sizeof(file), search->table + descriptor);
+	search->found += file == search->wanted;
+	return 0;
+}
+
+/* How many descriptors of the process at the other end of a connection refer to the file. */
+static __noinline __u32 descriptors_behind(__u32 connection, struct file *wanted)
+{
+	struct task_struct *task = peer_of(own_file(connection));
+	struct search search = { .wanted = wanted };
+	struct fdtable *table;
+
+	if (!task)
+		return 0;
+	table = BPF_CORE_READ(task, files, fdt);
+	search.table = BPF_CORE_READ(table, fd);
+	bpf_loop(BPF_CORE_READ(table, max_fds), compare, &search, 0);
+	return search.found;
+}
+
+SEC("syscall")
+int count_holders(struct holders *request)
+{
+	struct file *wanted = own_file(request->descriptor);
+
+	request->references = 0;
+	request->descriptors = 0;
+	if (!wanted)
+		return 0;
+	request->references = references_of(wanted);
+	/* The verifier wants the request at constant offsets. */
+#pragma unroll
+	for (__u32 i = 0; i < HOLDERS_MAX; i++) {
+		if (i < request->count)
+			request->descriptors += descriptors_behind(request->connections[i], wanted);
+	}
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual MIT/GPL";
