@@ -45,8 +45,10 @@ fn main() {
     while pair.sent < arguments.segments {
         pair.exchange();
     }
+    let turns = arguments.segments;
+    Pair::connected(1).take_turns(turns);
     println!(
-        "{{\"sent\":{},\"received\":{},\"acknowledgements\":{}}}",
+        "{{\"sent\":{},\"received\":{},\"acknowledgements\":{},\"turns\":{turns}}}",
         pair.sent, pair.received, pair.acknowledgements
     );
 }
@@ -117,6 +119,24 @@ impl End {
     fn input(&mut self, now: Instant, frame: &[u8]) {
         let (record, frame) = opened(self.slot, frame);
         self.stack.input(now, &record, frame);
+    }
+
+    fn write(&mut self, now: Instant, data: &[u8]) {
+        if let Some(session) = self.stack.tcp(self.slot) {
+            session.connection.send(now, data);
+            self.stack.touch(self.slot);
+        }
+    }
+
+    fn read(&mut self, now: Instant, room: &mut [u8]) -> usize {
+        let Some(session) = self.stack.tcp(self.slot) else {
+            return 0;
+        };
+        let count = session.connection.recv(now, room);
+        if session.connection.has_output() {
+            self.stack.touch(self.slot);
+        }
+        count
     }
 
     fn output(&mut self, now: Instant, line: &mut Line) {
@@ -213,15 +233,42 @@ impl Pair {
             count_acknowledgement(&mut self.sender, self.now, frame);
         }
     }
+
+    /// An octet goes to and fro.
+    fn take_turns(&mut self, turns: usize) {
+        let (mut there, mut back) = (Line::default(), Line::default());
+        let mut room = [0; 1];
+        self.now += STEP;
+        self.sender.write(self.now, &room);
+        self.sender.output(self.now, &mut there);
+        for _ in 0..turns {
+            self.now += STEP;
+            let ball = there.frames().last().expect("one answer for each");
+            count_turn(&mut self.receiver, self.now, ball, &mut room, &mut back);
+            there.clear();
+            core::mem::swap(&mut there, &mut back);
+            core::mem::swap(&mut self.sender, &mut self.receiver);
+        }
+    }
+}
+
+/// One side of a round trip, as the calls of a program make it: a segment comes, is read, and one
+/// is written that answers it.
+#[inline(never)]
+fn count_turn(end: &mut End, now: Instant, frame: &[u8], room: &mut [u8], line: &mut Line) {
+    end.input(now, frame);
+    end.stack.expire(now);
+    let read = end.read(now, room);
+    end.output(now, line);
+    end.stack.expire(now);
+    end.write(now, &room[..read]);
+    end.output(now, line);
 }
 
 /// The application's write, the engine's segment, its headers.
 #[inline(never)]
 fn count_send(end: &mut End, now: Instant, data: &[u8], line: &mut Line) {
-    if let Some(session) = end.stack.tcp(end.slot) {
-        session.connection.send(now, data);
-        end.stack.touch(end.slot);
-    }
+    end.write(now, data);
     end.output(now, line);
 }
 
@@ -229,10 +276,7 @@ fn count_send(end: &mut End, now: Instant, data: &[u8], line: &mut Line) {
 #[inline(never)]
 fn count_receive(end: &mut End, now: Instant, frame: &[u8], room: &mut [u8], line: &mut Line) {
     end.input(now, frame);
-    if let Some(session) = end.stack.tcp(end.slot) {
-        session.connection.recv(now, room);
-        end.stack.touch(end.slot);
-    }
+    end.read(now, room);
     end.output(now, line);
 }
 

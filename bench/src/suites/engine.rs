@@ -40,6 +40,13 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             ));
         }
     }
+    // One side of a round trip: an octet comes, is read, and another is written.
+    cases.push(Case::of_portolan(
+        "engine-turn-1".to_owned(),
+        "instr",
+        Better::Lower,
+        |bed| instructions(bed, 1, 10_000, "count_turn", "turns"),
+    ));
     cases
 }
 

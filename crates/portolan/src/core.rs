@@ -241,6 +241,11 @@ impl Core {
         self.send_out(now);
     }
 
+    /// Is there anything to tell once the lock is released?
+    pub(crate) fn has_messages(&self) -> bool {
+        !self.outbox.is_empty() || !self.alarms.is_empty() || self.stack.has_released()
+    }
+
     /// Messages for the server, to be sent once the lock is released.
     pub(crate) fn take_outbox(&mut self) -> Vec<RequestBody> {
         for frame in self.stack.released() {

@@ -271,6 +271,10 @@ impl DerefMut for CoreGuard<'_> {
 
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
+        if !self.has_messages() {
+            self.guard = None;
+            return;
+        }
         let outbox = self.take_outbox();
         let alarms = self.take_alarms();
         self.guard = None;

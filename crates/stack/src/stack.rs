@@ -156,6 +156,10 @@ impl Stack {
         taken
     }
 
+    pub fn has_released(&self) -> bool {
+        !self.released.is_empty()
+    }
+
     /// Frames that waited for a session which did not come, or was another, since the last call.
     pub fn released(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.released.drain(..)
@@ -293,7 +297,7 @@ impl Stack {
                     Ok(None) => return Input::Unclaimed(packet),
                     Err(reason) => return Input::Dropped(reason),
                 }
-                self.touch(slot);
+                self.follow_up(now, slot);
                 Input::Delivered(slot)
             }
             Some(Place::Reserved(vacancy)) if vacancy.expects(record) => {
@@ -305,6 +309,20 @@ impl Stack {
             }
             _ => Input::Unclaimed(packet),
         }
+    }
+
+    /// A session has taken a packet in.
+    fn follow_up(&mut self, now: Instant, slot: Slot) {
+        let Some(session) = self.tcp(slot) else {
+            return;
+        };
+        if session.connection.has_output() {
+            return self.touch(slot);
+        }
+        session.connection.rest(now);
+        let events = session.connection.events();
+        self.note(slot.0, events);
+        self.reschedule(now, slot.0);
     }
 
     fn note(&mut self, slot: u32, events: Events) {
@@ -430,14 +448,12 @@ impl Stack {
 
     /// When to call [`Stack::expire`] next.
     pub fn deadline(&self) -> Option<Instant> {
-        [
-            self.timers.next(),
-            self.fragments.deadline(),
-            self.mtus.deadline(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        let earliest = |known: Option<Instant>, other: Option<Instant>| match (known, other) {
+            (Some(known), Some(other)) => Some(known.min(other)),
+            (known, other) => known.or(other),
+        };
+        let timers = earliest(self.timers.next(), self.fragments.deadline());
+        earliest(timers, self.mtus.deadline())
     }
 
     /// Runs the timers that are due; follow with [`Stack::output`].

@@ -43,6 +43,11 @@ pub struct DeleteError {
     pub errno: Errno,
 }
 
+/// Has the driver of a device that is down get its frames without a queueing discipline before it.
+pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
+    Requests::open()?.acknowledged(parse::no_discipline(ifindex))
+}
+
 /// Which tables have to be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stale {

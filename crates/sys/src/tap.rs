@@ -9,7 +9,7 @@ use rustix::io::{Errno, read, readv, writev};
 use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 
 use crate::device::{self, DeviceError};
-use crate::sysctl;
+use crate::{netlink, sysctl};
 
 /// Octets of the virtio-net header before each frame.
 pub const VNET_HEADER: usize = 10;
@@ -47,6 +47,8 @@ pub enum CreateError {
     Offload(Errno),
     #[error("cannot silence the tap: {0}")]
     Silence(#[from] sysctl::WriteError),
+    #[error("cannot remove the tap's queueing discipline: {0}")]
+    Discipline(Errno),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -64,8 +66,10 @@ impl Tap {
         let cuts_datagrams = set_offloads(&fd, OFFLOADS | TUN_F_USO4 | TUN_F_USO6).is_ok();
         set_offloads(&fd, OFFLOADS).map_err(CreateError::Offload)?;
         disable_ipv6(&name)?;
-        device::bring_up_quietly(&name, QUEUE)?;
         let ifindex = device::index(&name)?;
+        // The tap has a queue of its own, which wakes its reader.
+        netlink::remove_discipline(ifindex).map_err(CreateError::Discipline)?;
+        device::bring_up_quietly(&name, QUEUE)?;
         Ok(Tap {
             fd,
             ifindex,
@@ -173,6 +177,8 @@ impl<F: AsFd> AsFd for TapIo<F> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::testing::{in_fresh_namespace, ip};
 
@@ -191,6 +197,9 @@ mod tests {
             let tap = Tap::create("ptl").unwrap();
             assert_eq!(tap.name, "ptl0");
             assert_eq!(device::by_name("ptl0").unwrap().index, tap.ifindex);
+            let shown = Command::new("ip").args(["link", "show", "ptl0"]).output();
+            let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
+            assert!(shown.contains(" qdisc noqueue "), "{shown}");
             let mut buffer = [0; 2048];
             assert_eq!(TapIo::new(&tap.fd).read(&mut buffer), None);
             drop(tap);

@@ -105,10 +105,34 @@ impl Connection {
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
             return Some(bare(header));
         }
+        self.come_to_rest(now);
+        None
+    }
+
+    /// Would [`Connection::transmit`] have something to look at? For callers that would have to
+    /// prepare for it.
+    pub fn has_output(&self) -> bool {
+        let is_opening = matches!(
+            self.state,
+            State::Closed(_) | State::SynSent(_) | State::SynReceived(_)
+        );
+        let has_to_tell = self.reset.is_some()
+            || self.probe
+            || self.receive.ack_due()
+            || (self.sack && self.receive.has_report());
+        is_opening || has_to_tell || self.send.has_pending()
+    }
+
+    /// What [`Connection::transmit`] does without output.
+    pub fn rest(&mut self, now: Instant) {
+        self.timers.pace = Instant::FAR_FUTURE;
+        self.come_to_rest(now);
+    }
+
+    fn come_to_rest(&mut self, now: Instant) {
         self.arm_waiting(now);
         self.note_writable();
         self.chronometer.turn_to(self.send.activity(), now);
-        None
     }
 
     fn next_path_probe(&mut self, now: Instant) -> Option<Chunk> {
@@ -174,7 +198,7 @@ impl Connection {
 
     // ---- timers ----
 
-    /// Nothing is due now; what is being waited for gets its timer.
+    /// What is being waited for gets its timer.
     fn arm_waiting(&mut self, now: Instant) {
         self.send.note_drained();
         if self.timers.acknowledge == Instant::FAR_FUTURE

@@ -43,17 +43,16 @@ impl RttEstimator {
 
     /// The time-out with its backoff (RFC 6298 §2.4, §5.5).
     pub(crate) fn rto(&self) -> Duration {
-        let base = if self.smoothed == 0 {
-            match self.cautious {
-                true => CAUTIOUS_RTO,
-                false => INITIAL_RTO,
-            }
-        } else {
+        const LEAST_VARIATION: u64 = MIN_RTO.as_nanos() as u64;
+        const MOST: u64 = MAX_RTO.as_nanos() as u64;
+        let base = match (self.smoothed, self.cautious) {
+            (0, true) => CAUTIOUS_RTO.as_nanos() as u64,
+            (0, false) => INITIAL_RTO.as_nanos() as u64,
             // Linux: the variation term is what has the lower bound.
-            let variation = Duration::from_nanos(4 * self.variation).max(MIN_RTO);
-            Duration::from_nanos(self.smoothed) + variation
+            (smoothed, _) => smoothed + (4 * self.variation).max(LEAST_VARIATION),
         };
-        base.saturating_mul(1 << self.backoff.min(16)).min(MAX_RTO)
+        let backed_off = base.saturating_mul(1 << self.backoff.min(16));
+        Duration::from_nanos(backed_off.min(MOST))
     }
 
     pub(crate) fn back_off(&mut self) {

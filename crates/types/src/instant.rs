@@ -43,18 +43,21 @@ impl Instant {
 
     /// The instant `time` ago, or the clock's beginning.
     pub fn before_by(self, time: Duration) -> Instant {
-        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        Instant(self.0.saturating_sub(nanos))
+        Instant(self.0.saturating_sub(nanos(time)))
     }
+}
+
+/// `Duration::as_nanos` as far as 64 bits go, for what 64 bits cost.
+fn nanos(d: Duration) -> u64 {
+    d.as_secs()
+        .saturating_mul(1_000_000_000)
+        .saturating_add(d.subsec_nanos().into())
 }
 
 impl Add<Duration> for Instant {
     type Output = Instant;
     fn add(self, d: Duration) -> Instant {
-        Instant(
-            self.0
-                .saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
-        )
+        Instant(self.0.saturating_add(nanos(d)))
     }
 }
 

@@ -110,10 +110,11 @@ fn receive_tcp(
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
         let is_at_mark = !is_peek && connection.is_at_mark();
+        let has_output = connection.has_output();
         if taken > 0 && socket.wants_times() {
             came.set(Some(connection.last_text_at()));
         }
-        if taken > 0 && !is_peek {
+        if taken > 0 && !is_peek && has_output {
             core.stack.touch(slot);
         }
         let done = done.get();

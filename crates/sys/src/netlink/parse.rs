@@ -13,6 +13,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
     RouteNextHopFlags, RouteType, RouteVia,
 };
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use portolan_proto::metastate::{Address, Interface, Neighbour, Route, RouteKind};
 use portolan_types::MacAddr;
@@ -50,6 +51,14 @@ pub(super) fn delete_link(ifindex: u32) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = ifindex;
     RouteNetlinkMessage::DelLink(message)
+}
+
+/// Frames go to the device's driver at once.
+pub(super) fn no_discipline(ifindex: u32) -> RouteNetlinkMessage {
+    let mut message = TcMessage::with_index(ifindex as i32);
+    message.header.parent = TcHandle::ROOT;
+    message.attributes = vec![TcAttribute::Kind("noqueue".to_owned())];
+    RouteNetlinkMessage::NewQueueDiscipline(message)
 }
 
 fn family(address: IpAddr) -> AddressFamily {
