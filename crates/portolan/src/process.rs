@@ -63,6 +63,8 @@ pub(crate) enum Absent {
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
+/// This process does without Portolan from now on.
+static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
 
 impl Process {
@@ -81,7 +83,7 @@ impl Process {
             };
         }
         let mode = mode();
-        if mode == Mode::Off {
+        if mode == Mode::Off || IS_RENOUNCED.load(Ordering::Relaxed) {
             return Err(Absent::UseKernel);
         }
         let mut tried = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,6 +149,12 @@ impl Process {
     /// the sessions go on.
     pub(crate) fn is_cut_off(&self) -> bool {
         socket_path().is_ok_and(|path| !path.exists() || Connection::connect(&path).is_ok())
+    }
+
+    /// What the process has here is left to itself, and nothing more is opened.
+    pub(crate) fn renounce() {
+        IS_RENOUNCED.store(true, Ordering::Relaxed);
+        CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
     /// In a forked child: the parent's channel is not ours.

@@ -172,6 +172,9 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
             libc::SYS_execveat => {
                 return Ok(exec::execveat(a as _, b as _, c as _, d as _, e as _).into());
             }
+            libc::SYS_chroot => posix::before_chroot(),
+            libc::SYS_seccomp => posix::before_confinement(),
+            libc::SYS_prctl if a as c_int == libc::PR_SET_SECCOMP => posix::before_confinement(),
             libc::SYS_sendmsg if !posix::is_ours(a as c_int) => {
                 rights::give_away(ptr::with_exposed_provenance(b));
             }

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::mem;
 
-use libc::{FILE, c_int, pid_t};
+use libc::{FILE, c_int, c_ulong, pid_t};
 use portolan::posix;
 use rustix::io::Errno;
 
@@ -126,6 +126,20 @@ interpose! {
             posix::after_fork_in_child();
         }
         Ok(child)
+    }
+
+    /// `int chroot(const char *)`
+    fn chroot(path: *const c_char) -> c_int {
+        posix::before_chroot();
+        Err(Refusal::NotOurs)
+    }
+
+    /// `int prctl(int, ...)`: four integers in the place of the variable arguments.
+    fn prctl(option: c_int, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong) -> c_int {
+        if option == libc::PR_SET_SECCOMP {
+            posix::before_confinement();
+        }
+        Err(Refusal::NotOurs)
     }
 
     /// `int daemon(int, int)`

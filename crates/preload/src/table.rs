@@ -43,6 +43,7 @@ translated! {
     execve execv execvp execvpe fexecve execveat
     posix_spawn posix_spawnp system popen
     daemon _exit _Exit
+    chroot prctl
     syscall _Fork
     __close __connect __dup2 __fcntl __poll __read __select __send __write _IO_popen
 }

@@ -148,6 +148,36 @@ fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
+/// The server may be out of reach from now on, in another root directory: who is to accept there registers
+/// before, and without that connections that are elsewhere are relayed.
+pub fn before_chroot() {
+    if table::is_empty() || shares_memory() {
+        return;
+    }
+    let sockets = sockets();
+    let has_listener = sockets
+        .iter()
+        .any(|(_, socket)| socket.phase() == Phase::Listening);
+    if (has_listener && Process::start().is_ok()) || Process::running().is_some() {
+        return;
+    }
+    for (fd, socket) in sockets {
+        hand_out(fd, &socket);
+    }
+}
+
+/// From now on the process may make only some system calls (seccomp(2)), and most likely not those that
+/// Portolan needs: what it has is used by plain reads and writes, and what it opens is the kernel's.
+pub fn before_confinement() {
+    if shares_memory() {
+        return;
+    }
+    for (fd, socket) in sockets() {
+        hand_out(fd, &socket);
+    }
+    Process::renounce();
+}
+
 /// The process whose memory this is.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
