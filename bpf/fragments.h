@@ -73,27 +73,79 @@ static __always_inline bool is_fresh(const struct fragment_row *known, __u64 now
 	return known && now - known->heard < FRAGMENT_SILENCE;
 }
 
+/* The first fragment has shown whose the datagram is. */
+static __always_inline void enter(struct __sk_buff *skb, const struct filter_key *key,
+				  const struct piece *piece, struct fragment_row *entry)
+{
+	struct fragment_key fragment = fragment_key_of(key, piece);
+	struct fragment_row *known = bpf_map_lookup_elem(&fragments, &fragment);
+	bool is_awaited;
+
+	entry->heard = bpf_ktime_get_ns();
+	is_awaited = is_fresh(known, entry->heard) && known->state == FRAGMENT_AWAITED;
+	bpf_map_update_elem(&fragments, &fragment, entry, BPF_ANY);
+	/* Tells the server to let go of what it holds. */
+	if (is_awaited && entry->state != FRAGMENT_PASSED)
+		hold(skb);
+}
+
 /* The first fragment is row's, or the kernel's if there is none: so will the later ones be. */
 static __always_inline void remember(struct __sk_buff *skb, const struct filter_key *key,
 				     const struct piece *piece, const struct flow_row *row,
 				     __u16 flags)
 {
-	struct fragment_key fragment = fragment_key_of(key, piece);
-	struct fragment_row *known = bpf_map_lookup_elem(&fragments, &fragment);
-	__u64 now = bpf_ktime_get_ns();
-	bool is_awaited = is_fresh(known, now) && known->state == FRAGMENT_AWAITED;
 	struct fragment_row entry = {
-		.heard = now,
 		.state = row ? FRAGMENT_CLAIMED : FRAGMENT_PASSED,
 		.flags = flags,
 	};
 
 	if (row)
 		entry.row = *row;
-	bpf_map_update_elem(&fragments, &fragment, &entry, BPF_ANY);
-	/* Tells the server to let go of what it holds. */
-	if (is_awaited && row)
-		hold(skb);
+	enter(skb, key, piece, &entry);
+}
+
+/* The first fragment is for all who are listed under its port, if anybody is. */
+static __always_inline void remember_port(struct __sk_buff *skb, const struct filter_key *key,
+					  const struct piece *piece, bool any)
+{
+	struct fragment_row entry = {
+		.state = any ? FRAGMENT_FOR_MANY : FRAGMENT_PASSED,
+		.local_port = key->local_port,
+	};
+
+	enter(skb, key, piece, &entry);
+}
+
+/* Keeps what came before the first of its datagram. */
+static __always_inline void await_first(struct __sk_buff *skb, const struct fragment_key *fragment,
+					const struct fragment_row *known, __u64 now)
+{
+	struct fragment_row awaited = { .heard = now, .state = FRAGMENT_AWAITED };
+
+	if (!known)
+		bpf_map_update_elem(&fragments, fragment, &awaited, BPF_ANY);
+	hold(skb);
+}
+
+/* The port of a later fragment for many; false if the first has not shown it. */
+static __always_inline bool recall_port(struct __sk_buff *skb, struct filter_key *key,
+					const struct piece *piece, bool may_hold)
+{
+	struct fragment_key fragment = fragment_key_of(key, piece);
+	struct fragment_row *known = bpf_map_lookup_elem(&fragments, &fragment);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (is_fresh(known, now)) {
+		known->heard = now;
+		key->local_port = known->local_port;
+		if (known->state == FRAGMENT_FOR_MANY)
+			return true;
+	} else {
+		known = NULL;
+	}
+	if (may_hold && !(known && known->state == FRAGMENT_PASSED))
+		await_first(skb, &fragment, known, now);
+	return false;
 }
 
 /* The row of a later fragment, whose flags are added; none if it goes to the kernel. */
@@ -104,7 +156,6 @@ static __always_inline struct flow_row *find_fragment(struct __sk_buff *skb,
 {
 	struct fragment_key fragment = fragment_key_of(key, piece);
 	struct fragment_row *known = bpf_map_lookup_elem(&fragments, &fragment);
-	struct fragment_row awaited = { .state = FRAGMENT_AWAITED };
 	__u64 now = bpf_ktime_get_ns();
 
 	if (is_fresh(known, now)) {
@@ -119,11 +170,7 @@ static __always_inline struct flow_row *find_fragment(struct __sk_buff *skb,
 	count(receive_pass_fragment);
 	if (!may_hold || (known && known->state == FRAGMENT_PASSED) || !is_local(&key->local))
 		return NULL;
-	if (!known) {
-		awaited.heard = now;
-		bpf_map_update_elem(&fragments, &fragment, &awaited, BPF_ANY);
-	}
-	hold(skb);
+	await_first(skb, &fragment, known, now);
 	return NULL;
 }
 

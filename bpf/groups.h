@@ -18,6 +18,7 @@
 
 #include "counters.h"
 #include "deliver.h"
+#include "fragments.h"
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
@@ -75,11 +76,12 @@ static __always_inline bool copy_to_binding(struct __sk_buff *skb,
 }
 
 /*
- * The endpoints of a datagram whose IP header starts at `offset`; false for anything else. Reads by
- * copy: these frames are few, and a looped one has no Ethernet header.
+ * The endpoints of a datagram whose IP header starts at `offset`, but for the ports of a later
+ * fragment; false for anything else. Reads by copy: these frames are few, and a looped one has no
+ * Ethernet header.
  */
 static __always_inline bool parse_datagram(struct __sk_buff *skb, __u32 offset,
-					   struct filter_key *key)
+					   struct filter_key *key, struct piece *piece)
 {
 	struct ports ports;
 
@@ -88,30 +90,42 @@ static __always_inline bool parse_datagram(struct __sk_buff *skb, __u32 offset,
 
 		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
 			return false;
-		if (ip.version != 4 || ip.ihl < 5 || ip.protocol != IPPROTO_UDP ||
-		    ip.frag_off & bpf_htons(IPV4_FRAGMENT))
+		if (ip.version != 4 || ip.ihl < 5 || ip.protocol != IPPROTO_UDP)
 			return false;
+		piece->identification = ip.id;
+		piece->is_fragment = ip.frag_off & bpf_htons(IPV4_FRAGMENT);
+		piece->is_later = ip.frag_off & bpf_htons(IPV4_FRAGMENT_OFFSET);
 		set_v4(&key->local, ip.daddr);
 		set_v4(&key->remote, ip.saddr);
 		offset += ip.ihl * 4;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		struct fragment fragment;
 		struct ipv6hdr ip;
 
-		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)))
-			return false;
-		if (ip.version != 6 || ip.nexthdr != IPPROTO_UDP)
+		if (bpf_skb_load_bytes(skb, offset, &ip, sizeof(ip)) || ip.version != 6)
 			return false;
 		set_v6(&key->local, &ip.daddr);
 		set_v6(&key->remote, &ip.saddr);
 		offset += sizeof(ip);
+		if (ip.nexthdr == IPPROTO_FRAGMENT) {
+			if (bpf_skb_load_bytes(skb, offset, &fragment, sizeof(fragment)))
+				return false;
+			ip.nexthdr = fragment.next;
+			offset += sizeof(fragment);
+			set_piece(piece, &fragment);
+		}
+		if (ip.nexthdr != IPPROTO_UDP)
+			return false;
 	} else {
 		return false;
 	}
+	key->protocol = IPPROTO_UDP;
+	if (piece->is_later)
+		return true;
 	if (bpf_skb_load_bytes(skb, offset, &ports, sizeof(ports)))
 		return false;
 	key->local_port = ports.destination;
 	key->remote_port = ports.source;
-	key->protocol = IPPROTO_UDP;
 	return true;
 }
 
@@ -136,23 +150,35 @@ static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
 }
 
 /* Copies a datagram to all who are to have it; 0 if nobody is. Global, to be verified once. */
-__noinline int distribute(struct __sk_buff *skb, const struct delivery *delivery)
+__noinline int distribute(struct __sk_buff *skb, const struct delivery *asked)
 {
 	struct filter_key key = {};
+	struct piece piece = {};
+	struct delivery delivery;
 	bool any = false;
 
-	if (!delivery || !parse_datagram(skb, delivery->missing ? 0 : ETH_HLEN, &key))
+	if (!asked || !parse_datagram(skb, asked->missing ? 0 : ETH_HLEN, &key, &piece))
 		return 0;
+	if (!is_multicast(&key.local) && !is_broadcast(&key.local))
+		return 0;
+	/* What the kernel loops back comes in order. */
+	if (piece.is_later && !recall_port(skb, &key, &piece, !asked->missing))
+		return 0;
+	delivery = *asked;
+	if (piece.is_fragment)
+		delivery.flags |= RECORD_FRAGMENT;
 	if (is_multicast(&key.local)) {
-		any = copy_to_members(skb, &key.local, delivery->interface, key.local_port,
-				      delivery);
-	} else if (is_broadcast(&key.local)) {
+		any = copy_to_members(skb, &key.local, delivery.interface, key.local_port,
+				      &delivery);
+	} else {
 		struct binding_key binding = exact_binding(&key);
 
-		any = copy_to_binding(skb, &binding, delivery);
+		any = copy_to_binding(skb, &binding, &delivery);
 		widen(&binding);
-		any |= copy_to_binding(skb, &binding, delivery);
+		any |= copy_to_binding(skb, &binding, &delivery);
 	}
+	if (piece.is_fragment && !piece.is_later)
+		remember_port(skb, &key, &piece, any);
 	return any;
 }
 

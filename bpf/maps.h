@@ -28,6 +28,8 @@ enum fragment_state {
 	/* Its first piece was one of the kernel's. */
 	FRAGMENT_PASSED,
 	FRAGMENT_CLAIMED,
+	/* Its members are listed under its port. */
+	FRAGMENT_FOR_MANY,
 };
 
 struct fragment_row {
@@ -36,7 +38,8 @@ struct fragment_row {
 	__u64 heard;
 	__u32 state;
 	/* RECORD_BINDING if the row is of the binding table. */
-	__u32 flags;
+	__u16 flags;
+	__be16 local_port;
 };
 
 /* How many copies the server was given since when. */

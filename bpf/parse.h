@@ -94,6 +94,13 @@ struct fragment {
 	__be32 identification;
 };
 
+static __always_inline void set_piece(struct piece *piece, const struct fragment *fragment)
+{
+	piece->identification = fragment->identification;
+	piece->is_fragment = fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT);
+	piece->is_later = fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT_OFFSET);
+}
+
 static __always_inline struct cursor frame_of(struct __sk_buff *skb)
 {
 	if (skb->data + USUAL_HEADERS > skb->data_end) {
@@ -171,10 +178,7 @@ static __always_inline enum parsed skip_extensions(struct cursor *cursor, struct
 			if ((void *)(fragment + 1) > cursor->end)
 				return PARSED_MALFORMED;
 			/* RFC 6946: an atomic fragment is a whole packet. */
-			piece->identification = fragment->identification;
-			piece->is_fragment = fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT);
-			piece->is_later =
-				fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT_OFFSET);
+			set_piece(piece, fragment);
 			key->protocol = fragment->next;
 			cursor->at += sizeof(*fragment);
 			if (piece->is_later)

@@ -9,7 +9,7 @@ use super::bed::{flows, outcome, row};
 use super::frames::Frame;
 
 /// A piece of a datagram of the flow. The first has the flow's ports in front.
-fn piece(flow: &FlowKey, id: u16, offset: u16, more: bool) -> Vec<u8> {
+pub(super) fn piece(flow: &FlowKey, id: u16, offset: u16, more: bool) -> Vec<u8> {
     let mut body = vec![7; 64];
     if offset == 0 {
         body[0..2].copy_from_slice(&flow.remote.port().to_be_bytes());

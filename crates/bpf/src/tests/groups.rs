@@ -1,14 +1,17 @@
 //! Endpoints of several sockets: dealt flows, copies for members, and who may send.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use portolan_proto::filter::{
     BindingKey, FlowRow, MemberKey, RecordHeader, SHARE_BUCKETS, SenderKey, ShareKey, mapped,
 };
-use portolan_types::{FlowKey, MacAddr, Protocol};
+use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 
 use super::bed::{
     Bed, CHANNEL, IFINDEX, OTHER_CHANNEL, OWN_MAC, REDIRECT, SHOT, UNSPEC, any_address, flows,
     outcome, row,
 };
+use super::fragments::piece;
 use super::frames::Frame;
 
 fn binding(flow: &FlowKey) -> BindingKey {
@@ -97,6 +100,58 @@ fn a_datagram_to_a_group_is_copied_to_members_and_goes_on() {
         assert_eq!((records.len(), &records[0].1), (1, &frame));
         assert_ne!(records[0].0.flags & RecordHeader::COPY, 0);
         assert_eq!(records[0].0.ifindex, IFINDEX);
+    }
+}
+
+/// A piece of a datagram to a group; the first shows the ports.
+fn piece_to_group(flow: &FlowKey, offset: u16, more: bool) -> (Vec<u8>, MemberKey) {
+    let (whole, key) = to_group(flow);
+    let group = IpAddr::from(Ipv6Addr::from(key.group)).to_canonical();
+    let mut to_group = *flow;
+    to_group.local.set_ip(group);
+    let mut frame = piece(&to_group, 9, offset, more);
+    frame[..6].copy_from_slice(&whole[..6]);
+    (frame, key)
+}
+
+#[test]
+fn pieces_of_a_datagram_to_a_group_are_copied_to_its_members() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let (first, key) = piece_to_group(&flow, 0, true);
+        let (last, _) = piece_to_group(&flow, 64, false);
+        bed.filter.set_member(&key, row(CHANNEL)).unwrap();
+        let copied = outcome(UNSPEC, &["delivered_copy"]);
+        for frame in [&first, &last] {
+            assert_eq!(bed.run("packet_filter", frame), copied, "{flow}");
+        }
+        let records = bed.records();
+        let frames: Vec<_> = records.iter().map(|(_, frame)| frame).collect();
+        assert_eq!(frames, [&first, &last]);
+        for (header, _) in &records {
+            assert_ne!(header.flags & RecordHeader::FRAGMENT, 0);
+        }
+    }
+}
+
+#[test]
+fn a_piece_that_comes_before_the_first_is_held_for_the_members() {
+    for flow in flows(Protocol::Udp) {
+        let mut bed = Bed::new();
+        let server = ChannelId::SERVER;
+        bed.filter.create_channel(server, 4 << 20).unwrap();
+        let (first, key) = piece_to_group(&flow, 0, true);
+        let (last, _) = piece_to_group(&flow, 64, false);
+        bed.filter.set_member(&key, row(CHANNEL)).unwrap();
+        let held = outcome(UNSPEC, &["held_fragment", "pass_not_to_host"]);
+        assert_eq!(bed.run("packet_filter", &last), held, "{flow}");
+        // The first tells the server to let go of it.
+        let shown = outcome(UNSPEC, &["held_fragment", "delivered_copy"]);
+        assert_eq!(bed.run("packet_filter", &first), shown, "{flow}");
+        let copied = outcome(SHOT, &["delivered_copy"]);
+        let mut again = last.clone();
+        again[6..10].copy_from_slice(&IFINDEX.to_ne_bytes());
+        assert_eq!(bed.run("inject_filter", &again), copied, "{flow}");
     }
 }
 

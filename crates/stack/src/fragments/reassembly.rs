@@ -9,7 +9,7 @@ use portolan_types::Instant;
 use portolan_wire::ethernet;
 use portolan_wire::{ipv4, ipv6};
 
-use super::{Header, Key, Piece};
+use super::{Header, Piece};
 use crate::packet::Drop;
 
 /// RFC 791 §3.2 leaves it open; Linux's `ipfrag_time`.
@@ -32,6 +32,13 @@ const DATAGRAM_OVERHEAD: usize = 256;
 /// Longest IP payload: what the length field of either version can say.
 const LONGEST_V4: usize = 0xffff - ipv4::HEADER_LEN;
 const LONGEST_V6: usize = 0xffff;
+
+/// One session's copy of a datagram: several may get one that is for a group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Key {
+    slot: u32,
+    datagram: super::Key,
+}
 
 /// What became of a fragment.
 #[derive(Debug)]
@@ -84,7 +91,6 @@ struct Usage {
 #[derive(Debug)]
 struct Unfinished {
     deadline: (Instant, u64),
-    slot: u32,
     /// By offset; they never overlap.
     pieces: BTreeMap<usize, Vec<u8>>,
     received: usize,
@@ -128,10 +134,14 @@ impl Reassembly {
             self.counters.malformed += 1;
             return Reassembled::Dropped(Drop::Malformed);
         };
-        if !self.datagrams.contains_key(&piece.key) {
-            self.begin(now, &piece, record.slot);
+        let key = Key {
+            slot: record.slot,
+            datagram: piece.key,
+        };
+        if !self.datagrams.contains_key(&key) {
+            self.begin(now, &piece, key);
         }
-        let Some(datagram) = self.datagrams.get_mut(&piece.key) else {
+        let Some(datagram) = self.datagrams.get_mut(&key) else {
             return Reassembled::Dropped(Drop::FragmentsCrowdedOut);
         };
         if datagram.is_spoilt {
@@ -142,38 +152,38 @@ impl Reassembly {
             Err(Misfit::Duplicate) => return Reassembled::Waiting,
             Err(Misfit::Overlap) => {
                 self.counters.overlapping += 1;
-                self.spoil(piece.key);
+                self.spoil(key);
                 return Reassembled::Dropped(Drop::FragmentsOverlap);
             }
             Err(Misfit::Malformed) => {
                 self.counters.malformed += 1;
-                self.spoil(piece.key);
+                self.spoil(key);
                 return Reassembled::Dropped(Drop::Malformed);
             }
         }
         datagram.add(&piece, record, frame);
-        let (slot, is_complete) = (datagram.slot, datagram.is_complete());
+        let (slot, is_complete) = (key.slot, datagram.is_complete());
         self.charge(slot, piece.body.len() + PIECE_OVERHEAD);
         if is_complete {
-            return self.finish(piece.key);
+            return self.finish(key);
         }
         self.make_room(slot);
         Reassembled::Waiting
     }
 
-    fn begin(&mut self, now: Instant, piece: &Piece<'_>, slot: u32) {
+    fn begin(&mut self, now: Instant, piece: &Piece<'_>, key: Key) {
+        let slot = key.slot;
         let lifetime = match piece.header {
             Header::V4(_) => LIFETIME_V4,
             Header::V6(_) => LIFETIME_V6,
         };
         let deadline = (now + lifetime, self.next);
         self.next += 1;
-        self.deadlines.insert(deadline, piece.key);
+        self.deadlines.insert(deadline, key);
         self.datagrams.insert(
-            piece.key,
+            key,
             Unfinished {
                 deadline,
-                slot,
                 pieces: BTreeMap::new(),
                 received: 0,
                 total: None,
@@ -200,7 +210,7 @@ impl Reassembly {
             let oldest = self
                 .deadlines
                 .values()
-                .find(|key| self.datagrams.get(key).is_some_and(|d| d.slot == slot))
+                .find(|key| key.slot == slot)
                 .copied();
             let Some(oldest) = oldest else { break };
             self.counters.crowded_out += 1;
@@ -220,11 +230,11 @@ impl Reassembly {
         self.deadlines.remove(&datagram.deadline);
         let octets = datagram.octets();
         self.octets = self.octets.saturating_sub(octets);
-        if let Some(usage) = self.sessions.get_mut(&datagram.slot) {
+        if let Some(usage) = self.sessions.get_mut(&key.slot) {
             usage.octets = usage.octets.saturating_sub(octets);
             usage.datagrams = usage.datagrams.saturating_sub(1);
             if usage.datagrams == 0 {
-                self.sessions.remove(&datagram.slot);
+                self.sessions.remove(&key.slot);
             }
         }
         Some(datagram)
@@ -239,7 +249,7 @@ impl Reassembly {
         datagram.is_spoilt = true;
         datagram.pieces.clear();
         datagram.first = None;
-        let slot = datagram.slot;
+        let slot = key.slot;
         self.octets = self.octets.saturating_sub(freed);
         if let Some(usage) = self.sessions.get_mut(&slot) {
             usage.octets = usage.octets.saturating_sub(freed);

@@ -275,3 +275,20 @@ fn early_pieces_that_nobody_claims_are_forgotten() {
     }
     assert!(early.unclaimed > 500);
 }
+
+#[test]
+fn two_members_of_a_group_get_a_datagram_each() {
+    for family in FAMILIES {
+        let mut reassembly = Reassembly::default();
+        let pieces = pieces(family, 7);
+        let mut whole = 0;
+        for frame in &pieces {
+            for slot in [SLOT, SLOT + 1] {
+                let taken = reassembly.take_in(now(), &record(slot), frame);
+                whole += u32::from(matches!(taken, Reassembled::Whole(_)));
+            }
+        }
+        assert_eq!(whole, 2);
+        assert!(reassembly.is_empty());
+    }
+}
