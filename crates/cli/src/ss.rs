@@ -142,7 +142,8 @@ fn figures(session: &SessionReport) -> String {
     }
     let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
     let line = format!(
-        "cwnd:{} ssthresh:{} rtt:{:.3}/{:.3} rto:{:.0} mss:{} rcv_wnd:{} snd_wnd:{} {traffic} retrans:{}",
+        "cwnd:{} ssthresh:{} rtt:{:.3}/{:.3} rto:{:.0} mss:{} rcv_wnd:{} snd_wnd:{} {traffic} retrans:{} \
+         migrations:{}",
         figures.cwnd,
         figures.ssthresh,
         milliseconds(figures.srtt_us),
@@ -152,6 +153,7 @@ fn figures(session: &SessionReport) -> String {
         figures.receive_window,
         figures.send_window,
         figures.retransmits,
+        session.migrations,
     );
     events(figures).fold(line, |line, (name, count)| format!("{line} {name}:{count}"))
 }
@@ -189,6 +191,7 @@ mod tests {
                 program: "nginx".into(),
             },
             state: "ESTAB".into(),
+            migrations: 1,
             figures: SessionFigures {
                 send_queue: 5,
                 srtt_us: 1_250,
@@ -232,7 +235,10 @@ mod tests {
         let mut session = established();
         session.figures.events[0] = 3;
         let line = figures(&session);
-        assert!(line.ends_with("retrans:0 timeouts:3"), "{line}");
+        assert!(
+            line.ends_with("retrans:0 migrations:1 timeouts:3"),
+            "{line}"
+        );
         let value = json(&session).unwrap();
         assert_eq!(value["figures"]["events"]["timeouts"], 3);
     }

@@ -12,6 +12,7 @@ pub enum Command {
     Bind,
     Connect,
     Listen,
+    Accept,
     Cache,
     Flush,
     Release,
@@ -21,10 +22,11 @@ pub enum Command {
 }
 
 impl Command {
-    pub const ALL: [Command; 9] = [
+    pub const ALL: [Command; 10] = [
         Command::Bind,
         Command::Connect,
         Command::Listen,
+        Command::Accept,
         Command::Cache,
         Command::Flush,
         Command::Release,
@@ -38,6 +40,7 @@ impl Command {
             RequestBody::Bind { .. } => Command::Bind,
             RequestBody::Connect { .. } => Command::Connect,
             RequestBody::Listen { .. } => Command::Listen,
+            RequestBody::Accepted { .. } => Command::Accept,
             RequestBody::Cache { .. } => Command::Cache,
             RequestBody::Flush { .. } => Command::Flush,
             RequestBody::Release { .. } => Command::Release,
@@ -61,7 +64,7 @@ pub enum Phase {
     Connecting,
     /// Passive open under way at the server; no process knows it.
     Handshake,
-    /// In an accept queue, or accepted and not yet cached.
+    /// In an accept queue.
     Offered,
     /// Held by a process; TCP is connected, UDP has a peer.
     Connected,
@@ -108,6 +111,9 @@ pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), E
         (C::Listen, Udp, _) => Err(Errno::OPNOTSUPP),
         (C::Listen, Tcp, P::New | P::Bound | P::Listening) => Ok(()),
         (C::Listen, Tcp, _) => Err(Errno::INVAL),
+
+        (C::Accept, Tcp, P::Offered) => Ok(()),
+        (C::Accept, _, _) => Err(Errno::INVAL),
 
         (C::Cache, Tcp, P::Offered | P::Relayed | P::Parked | P::Connected) => Ok(()),
         (C::Cache, _, _) => Err(Errno::INVAL),

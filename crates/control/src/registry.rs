@@ -65,6 +65,10 @@ pub struct Session {
     pub cookie: u64,
     /// The listener it was accepted from.
     pub listener: Option<SessionId>,
+    /// The process that accepted it.
+    pub acceptor: Option<ChannelId>,
+    /// How often it went to a process or came back from one.
+    pub migrations: u32,
     /// How often it was wanted back from a process.
     pub recalls: u32,
     /// As a library last told them.
@@ -88,11 +92,6 @@ impl Session {
 
     pub fn owner(&self) -> Option<ChannelId> {
         self.owner
-    }
-
-    /// Is `channel` the only process known to have the descriptor?
-    pub fn is_sole_user(&self, channel: ChannelId) -> bool {
-        self.users.len() == 1 && self.users.contains(&channel)
     }
 
     /// Does `channel` have, or did it have, the descriptor?
@@ -246,6 +245,8 @@ impl Registry {
                 flow_claim: opening.flow_claim,
                 cookie: opening.cookie,
                 listener: opening.listener,
+                acceptor: None,
+                migrations: 0,
                 recalls: 0,
                 traits: Traits::default(),
                 owner: None,

@@ -23,6 +23,10 @@ use rustix::io::Errno;
 
 use crate::socket::Family;
 
+/// Of a listener, Portolan's own: more than 0, children of the process use what it accepts; 0, it
+/// does itself; -1, the server finds out (MS §IV-B).
+const SO_CONCURRENT_SERVER: i32 = 0x5043;
+
 /// No value is longer.
 const LONGEST: usize = 64;
 
@@ -182,6 +186,11 @@ impl Options {
         self.values
             .iter()
             .map(|(&(level, name), value)| (level, name, value.as_slice()))
+    }
+
+    /// Was none set?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.values.is_empty()
     }
 
     /// For the next library that has the socket's descriptor.
@@ -424,6 +433,10 @@ impl Options {
             user_timeout_ms: positive(TCP_USER_TIMEOUT),
             defer_accept_seconds: positive(libc::TCP_DEFER_ACCEPT),
             fast_open_queue: positive(libc::TCP_FASTOPEN),
+            is_concurrent_server: self
+                .int(SOL_SOCKET, SO_CONCURRENT_SERVER)
+                .filter(|&value| value >= 0)
+                .map(|value| value > 0),
         }
     }
 
@@ -597,7 +610,7 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
         libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
-        libc::SO_PEEK_OFF => Shape::Int { default: -1 },
+        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER => Shape::Int { default: -1 },
         libc::SO_RXQ_OVFL | libc::SO_NO_CHECK => Shape::Flag { default: 0 },
         libc::SO_DEBUG
         | libc::SO_REUSEADDR

@@ -80,6 +80,8 @@ pub(crate) struct Socket {
     is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
+    /// Accepted, and nobody here has needed the session yet.
+    is_untouched: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
     setup: Mutex<Setup>,
@@ -187,17 +189,11 @@ impl Socket {
         Socket::with(family, protocol, Phase::Idle, setup, Options::default())
     }
 
-    /// An accepted session, on its way to `slot`.
-    pub(crate) fn accepted(listener: &Socket, setup: Setup, slot: Slot) -> Socket {
+    /// An accepted session, which the server holds.
+    pub(crate) fn accepted(listener: &Socket, setup: Setup) -> Socket {
         let options = listener.options().inherited();
-        let socket = Socket::with(
-            listener.family,
-            Protocol::Tcp,
-            Phase::Cached,
-            setup,
-            options,
-        );
-        socket.slot.store(slot.0, Ordering::Relaxed);
+        let socket = Socket::with(listener.family, Protocol::Tcp, Phase::Away, setup, options);
+        socket.is_untouched.store(true, Ordering::Relaxed);
         socket
     }
 
@@ -230,6 +226,7 @@ impl Socket {
             is_nonblocking: AtomicBool::new(false),
             is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
+            is_untouched: AtomicBool::new(false),
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
             wants_times: AtomicBool::new(options.wants_times()),
@@ -268,6 +265,7 @@ impl Socket {
     }
 
     pub(crate) fn cache_at(&self, slot: Slot) {
+        self.is_untouched.store(false, Ordering::Relaxed);
         self.slot.store(slot.0, Ordering::Release);
         self.set_phase(Phase::Cached);
     }
@@ -290,6 +288,11 @@ impl Socket {
 
     pub(crate) fn is_shared(&self) -> bool {
         self.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// Is it accepted, and was its session not needed here yet? Its options are only here then.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.is_untouched.load(Ordering::Relaxed) && self.phase() == Phase::Away
     }
 
     /// From now on other processes may have the descriptor.

@@ -76,6 +76,9 @@ pub enum RequestBody {
     /// One that another process holds is recalled from it first; for that the packet carries the
     /// descriptor, as proof. Reply: `Cached`, `Relayed` or `Error`.
     Cache { session: SessionId, slot: Slot },
+    /// The process has accepted a session and leaves it with the server until somebody uses it
+    /// ([`Caching::WithFirstUse`]). No reply.
+    Accepted { session: SessionId },
     /// Has the server relay a session, for a process that has its descriptor, which the packet
     /// carries, and no channel; needs no `Hello`. Reply: `Relayed` or `Error`.
     Relay { session: SessionId },
@@ -134,6 +137,18 @@ pub struct HandshakeOptions {
     pub defer_accept_seconds: Option<u32>,
     /// `TCP_FASTOPEN`: connections that may wait with their handshake undone.
     pub fast_open_queue: Option<u32>,
+    /// `SO_CONCURRENT_SERVER`: whether children use what is accepted; if not said, what was seen last.
+    pub is_concurrent_server: Option<bool>,
+}
+
+/// When an accepted session goes to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Caching {
+    /// With `accept`, to the process that calls it.
+    WithAccept,
+    /// With the first call that needs it, to the process that makes it, which is a child of the one
+    /// that accepted.
+    WithFirstUse,
 }
 
 /// How an active open uses Fast Open (RFC 7413).
@@ -380,6 +395,7 @@ pub enum DescriptorEvent {
         local: SocketAddr,
         #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
+        caching: Caching,
     },
     /// A connection that reached the port by the kernel's stack; the packet carries the kernel
     /// socket.

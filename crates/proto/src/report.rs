@@ -17,6 +17,8 @@ pub struct SessionReport {
     pub holder: Holder,
     /// RFC 9293 state name, or `UNCONN`/`ESTAB` for UDP as `ss` prints it.
     pub state: String,
+    /// How often it went to a process or came back from one.
+    pub migrations: u32,
     pub figures: SessionFigures,
 }
 

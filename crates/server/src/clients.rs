@@ -248,6 +248,7 @@ impl Server {
                 self.listen(channel, session, wish, &mut fds)
             }
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
+            RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
             RequestBody::Recalls => Ok(self.take_recalls(channel)),
             RequestBody::Flush {
                 session,

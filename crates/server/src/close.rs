@@ -58,6 +58,7 @@ impl Server {
             return Err(Errno::PROTO);
         };
         self.hold_session(id, session);
+        self.note_migration(id);
         self.registry.detach(id);
         self.registry.describe(id, traits);
         match then {
@@ -100,15 +101,20 @@ impl Server {
     /// `Release`: the process gives up a session without state.
     pub fn release(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.registry.admit(channel, Command::Release, id)?;
-        let (phase, is_shared) = (session.phase, !session.is_sole_user(channel));
-        match phase {
-            // Other processes may have the descriptor: its hang-up will tell.
-            Phase::Listening if is_shared => {}
-            Phase::Listening => self.close_listener(id),
+        match session.phase {
+            // Segments that come from now on must not find it, though its hang-up is not read yet.
+            Phase::Listening if self.has_hung_up(id) => self.on_hangup(id),
+            Phase::Listening => {}
             Phase::Offered | Phase::Relayed | Phase::Parked => self.abort_held(id),
             _ => self.forget(id),
         }
         Ok(ReplyBody::Done.into())
+    }
+
+    fn note_migration(&mut self, id: SessionId) {
+        if let Some(session) = self.registry.session_mut(id) {
+            session.migrations += 1;
+        }
     }
 
     /// Finishes a session that the server holds: what is queued, FIN, TIME_WAIT.
@@ -207,6 +213,7 @@ impl Server {
         let generation = self.aim(id, Holder::Process(to.0, to.1));
         self.drain();
         self.counters.handoffs += 1;
+        self.note_migration(id);
         match self.stack.remove(held)? {
             Session::Tcp(session) => Some((*session, generation)),
             Session::Udp(_) => None,

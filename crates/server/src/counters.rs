@@ -32,6 +32,8 @@ counters! {
     accepts = "passive-opens",
     kernel_accepts = "kernel-accepts",
     kernel_datagrams = "kernel-datagrams",
+    /// Accepted sessions that waited here for their first use.
+    delayed = "sessions-delayed",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
     /// Sessions wanted back from the process that held them.

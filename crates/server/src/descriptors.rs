@@ -8,6 +8,7 @@ use portolan_proto::encode;
 use portolan_sys::unix::{self, SendError};
 use portolan_types::{Protocol, SessionId};
 use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::server::Server;
 
@@ -15,6 +16,13 @@ use crate::server::Server;
 const REQUESTS_BEFORE_HANGUP: usize = 1024;
 
 impl Server {
+    /// Whichever process accepted.
+    fn read_all_clients(&mut self) {
+        for client in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.read_client(client, REQUESTS_BEFORE_HANGUP);
+        }
+    }
+
     /// Leaves an event on the session's descriptor. False if it cannot be left.
     pub fn send_event(
         &mut self,
@@ -47,17 +55,31 @@ impl Server {
         }
     }
 
-    /// The last descriptor of the session is closed. A `Flush` that was sent before may still lie
-    /// in the process's control connection: it goes first.
-    fn on_hangup(&mut self, id: SessionId) {
+    /// Is the last descriptor of the session closed?
+    pub fn has_hung_up(&self, id: SessionId) -> bool {
+        let Some(far) = self.fars.get(&id) else {
+            return true;
+        };
+        let mut fds = [PollFd::new(&far.fd, PollFlags::empty())];
+        let looked = poll(&mut fds, Some(&Timespec::default()));
+        looked.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// The last descriptor of the session is closed. What was said before, a `Flush` or `Accepted`,
+    /// may still lie in the control connection of a process: it goes first.
+    pub fn on_hangup(&mut self, id: SessionId) {
         let Some(session) = self.registry.session(id) else {
             self.drop_far(id);
             return;
         };
-        if let Holder::Process(channel, _) = session.holder
-            && let Some(client) = self.client_of(channel)
-        {
-            self.read_client(client, REQUESTS_BEFORE_HANGUP);
+        match (session.holder, session.phase) {
+            (Holder::Process(channel, _), _) => {
+                if let Some(client) = self.client_of(channel) {
+                    self.read_client(client, REQUESTS_BEFORE_HANGUP);
+                }
+            }
+            (_, Phase::Offered | Phase::Listening) => self.read_all_clients(),
+            _ => {}
         }
         self.drop_far(id);
         let Some(session) = self.registry.session(id) else {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_control::registry::Opening;
 use portolan_control::{Backlog, Claim, Command, Errno, Phase, SynVerdict};
 use portolan_proto::control::{
-    Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
+    Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
 };
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_stack::TcpSession;
@@ -58,6 +58,8 @@ pub struct Listener {
     kernel: VecDeque<(OwnedFd, SocketAddr)>,
     /// The descriptor's queue is full: we wait for room, and leave connections to the kernel.
     is_blocked: bool,
+    /// Another process than the one that accepted it was the first to use the last connection.
+    is_for_children: bool,
 }
 
 impl Listener {
@@ -66,7 +68,15 @@ impl Listener {
         self.backlog.limit()
     }
 
-    /// The session has a process now.
+    fn caching(&self) -> Caching {
+        let is_concurrent = self.options.is_concurrent_server;
+        match is_concurrent.unwrap_or(self.is_for_children) {
+            true => Caching::WithFirstUse,
+            false => Caching::WithAccept,
+        }
+    }
+
+    /// The session is accepted.
     pub fn has_accepted(&mut self, id: SessionId) {
         if self.offered.remove(&id) {
             self.backlog.accepted();
@@ -198,6 +208,7 @@ impl Server {
                 offered: HashSet::new(),
                 kernel: VecDeque::new(),
                 is_blocked: false,
+                is_for_children: false,
             },
         );
         self.open_port(id, local);
@@ -513,16 +524,14 @@ impl Server {
 
     /// Sends one accepted session's descriptor to whoever accepts next.
     fn offer(&mut self, listener_id: SessionId, id: SessionId) -> Result<(), SendError> {
-        let Some(session) = self.registry.session(id) else {
-            return Err(SendError::Closed);
-        };
-        let Some(remote) = session.remote else {
-            return Err(SendError::Closed);
-        };
+        let session = self.registry.session(id).ok_or(SendError::Closed)?;
+        let remote = session.remote.ok_or(SendError::Closed)?;
+        let listener = self.listeners.get(&listener_id).ok_or(SendError::Closed)?;
         let event = DescriptorEvent::Accepted {
             session: id,
             local: session.local,
             remote,
+            caching: listener.caching(),
         };
         let (far, near) = unix::socket_pair(PairKind::Stream).map_err(SendError::Failed)?;
         let cookie = unix::cookie(&near).map_err(SendError::Failed)?;
@@ -532,6 +541,51 @@ impl Server {
             warn!(session = id.0, "cannot watch an accepted session");
         }
         Ok(())
+    }
+
+    /// `Accepted`: nobody has used the session yet, and whoever does first gets it.
+    pub fn leave_accepted(&mut self, channel: ChannelId, id: SessionId) -> Answer {
+        // A child may have asked for it already.
+        if self.registry.admit(channel, Command::Accept, id).is_ok() {
+            self.counters.delayed += 1;
+            self.note_acceptor(id, channel);
+            self.park(id);
+        }
+        Answer::Silence
+    }
+
+    /// The session has left its listener's queue.
+    pub fn note_acceptor(&mut self, id: SessionId, channel: ChannelId) {
+        self.leave_queue(id);
+        if let Some(session) = self.registry.session_mut(id) {
+            session.acceptor = Some(channel);
+        }
+    }
+
+    pub fn leave_queue(&mut self, id: SessionId) {
+        let listener = self.registry.session(id).and_then(|s| s.listener);
+        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(&id)) {
+            listener.has_accepted(id);
+        }
+    }
+
+    /// Learns from who uses an accepted session whom those to come are for: the process that
+    /// accepted it, or a child of that. A child may be one that nobody knows.
+    pub fn note_user(&mut self, id: SessionId, user: Option<ChannelId>) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        let is_acceptor = session.acceptor == user;
+        let is_first = match session.migrations {
+            0 => session.acceptor.is_some(),
+            // It went to the acceptor with `accept`, and may have come back since.
+            1 | 2 => !is_acceptor,
+            _ => false,
+        };
+        let listener = session.listener.filter(|_| is_first);
+        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(&id)) {
+            listener.is_for_children = !is_acceptor;
+        }
     }
 
     /// Connections that only the kernel sees, such as those over loopback.

@@ -104,13 +104,14 @@ impl Server {
         if let Some(channel) = self.clients.get(&client).and_then(|client| client.channel) {
             self.registry.tell_relayed(id, channel);
         }
+        self.note_user(id, None);
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         match (session.holder, session.phase) {
             (Holder::Process(..), Phase::Connected) if session.protocol == Protocol::Tcp => {
                 Ok(Answer::Recall(id, Want::Relay))
             }
             (_, Phase::Parked | Phase::Offered) => {
-                self.accept_offered(id);
+                self.leave_queue(id);
                 self.start_relay(id);
                 Ok(ReplyBody::Relayed.into())
             }
@@ -142,16 +143,12 @@ impl Server {
         }
     }
 
-    fn accept_offered(&mut self, id: SessionId) {
-        let listener = self.registry.session(id).and_then(|s| s.listener);
-        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(&id)) {
-            listener.has_accepted(id);
-        }
-    }
-
     fn give(&mut self, channel: ChannelId, id: SessionId, slot: Slot) -> Result<Answer, Errno> {
         self.server_slot(id).ok_or(Errno::INVAL)?;
-        self.accept_offered(id);
+        match self.phase(id) {
+            Some(Phase::Offered) => self.note_acceptor(id, channel),
+            _ => self.note_user(id, Some(channel)),
+        }
         self.registry.entitle(id, channel);
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
         let (capsule, fd) = pack(session.to_capsule())?;

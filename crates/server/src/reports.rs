@@ -59,6 +59,7 @@ impl Server {
             remote: session.remote,
             holder: self.holder_of(session),
             state,
+            migrations: session.migrations,
             figures,
         }
     }

@@ -137,15 +137,17 @@ fn a_dead_process_leaves_the_sessions_it_held() {
 }
 
 #[test]
-fn sole_use_ends_with_the_second_user() {
+fn a_session_has_as_many_users_as_showed_its_descriptor() {
     let mut registry = registry();
     let parent = process(&mut registry, 1);
     let child = process(&mut registry, 1);
     let listening = opening(Protocol::Tcp, Phase::Listening);
     let id = registry.open(Some(parent), listening, numbers()).unwrap();
-    assert!(registry.session(id).unwrap().is_sole_user(parent));
+    assert!(!registry.session(id).unwrap().is_user(child));
     registry.entitle(id, child);
-    assert!(!registry.session(id).unwrap().is_sole_user(parent));
+    for user in [parent, child] {
+        assert!(registry.session(id).unwrap().is_user(user));
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, owner};
 use portolan_tcp::Events;
-use portolan_types::Protocol;
+use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
@@ -182,9 +182,19 @@ pub fn close(fd: RawFd) -> Answer<()> {
     if !table::is_ours(fd) || shares_memory() {
         return Answer::NotOurs;
     }
+    let listening = listening_behind(fd);
     forget(fd);
     descriptor::close(fd);
+    if let (Some(session), Some(process)) = (listening, Process::running()) {
+        // If that was the last copy nobody listens any more when `close` returns.
+        let _ = process.control.call(RequestBody::Release { session }, &[]);
+    }
     Answer::Done(())
+}
+
+fn listening_behind(fd: RawFd) -> Option<SessionId> {
+    let socket = table::socket(fd).filter(|socket| socket.phase() == Phase::Listening)?;
+    socket.setup().session
 }
 
 /// The number `fd` stops to refer to what it did, as by `dup2` onto it.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{DescriptorEvent, ReplyBody, RequestBody, SessionRef};
+use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
 use portolan_stack::Session;
 use portolan_sys::descriptor;
 use portolan_sys::unix::{self, PairKind, ReceiveError};
@@ -154,6 +154,7 @@ fn try_accept(
                 session,
                 local,
                 remote,
+                caching,
             }) => {
                 let setup = Setup {
                     session: Some(session),
@@ -161,7 +162,12 @@ fn try_accept(
                     remote: Some(remote),
                     ..Setup::default()
                 };
-                match cache(process, listener, session, setup) {
+                let taken = match caching {
+                    Caching::WithAccept => cache(process, listener, session, setup),
+                    Caching::WithFirstUse => leave(process, session)
+                        .map(|()| Arc::new(Socket::accepted(listener, setup))),
+                };
+                match taken {
                     Ok(socket) => {
                         let fd = enter(descriptor, Arc::clone(&socket), flags)?;
                         return Ok(Some((fd, listener.shown(remote))));
@@ -179,6 +185,12 @@ fn try_accept(
     }
 }
 
+/// Leaves an accepted session with the server until somebody uses it.
+fn leave(process: &Process, session: SessionId) -> Result<(), Stop> {
+    let accepted = RequestBody::Accepted { session };
+    Ok(process.control.tell(accepted, &[])?)
+}
+
 /// Has the server hand over an accepted session.
 fn cache(
     process: &'static Process,
@@ -188,7 +200,7 @@ fn cache(
 ) -> Result<Arc<Socket>, Stop> {
     // Nobody else can have one that was never accepted: it is not relayed.
     let (session, slot, _) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
-    let socket = Arc::new(Socket::accepted(listener, setup, slot));
+    let socket = Arc::new(Socket::accepted(listener, setup));
     install(process, &socket, slot, Session::Tcp(Box::new(session)));
     Ok(socket)
 }

@@ -56,14 +56,17 @@ pub(super) fn obtain(
     if socket.phase() != Phase::Away {
         return Ok(());
     }
+    if is_standard(socket) {
+        return have_relayed(fd, socket);
+    }
+    fetch_away(process, fd, socket)
+}
+
+fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let setup = socket.setup();
     let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
-    if is_standard(socket) {
-        drop(setup);
-        return have_relayed(fd, socket);
-    }
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
         Ok(Some((session, slot, traits))) => {
             socket.adopt(&traits);
@@ -77,6 +80,7 @@ pub(super) fn obtain(
         Err(lost) => {
             if let Stop::Failed(Errno::CONNRESET | Errno::BADF) = lost {
                 socket.set_phase(Phase::Closed);
+                return Err(Errno::CONNRESET.into());
             }
             Err(lost)
         }
@@ -119,6 +123,14 @@ pub(super) fn is_standard_stream(fd: RawFd) -> bool {
 
 /// Has the server relay a session, so that whoever has the descriptor can use it.
 pub(super) fn lend(fd: RawFd, socket: &Arc<Socket>) {
+    // What was set so far is with nobody else yet.
+    if socket.is_untouched()
+        && !socket.options().is_empty()
+        && let Some(process) = here()
+    {
+        // If it does not come the server relays it as it is.
+        let _ = fetch_away(process, fd, socket);
+    }
     match (socket.phase(), Process::running()) {
         (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
         (Phase::Away, _) => {

@@ -15,14 +15,20 @@ use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::groups::{sending_interface, set_membership};
 use super::twin::repeat_on_twin;
-use super::{Answer, Stop, find_here, tcp_info};
+use super::{Answer, Stop, find, find_here, tcp_info};
 use crate::options::{CONGESTION_NAME, timestamping};
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
-        let (socket, process) = find_here(fd)?;
+        let (socket, process) = match find(fd) {
+            // It comes with its options, to whoever needs it first.
+            Ok((socket, process)) if socket.is_untouched() && !socket.is_shared() => {
+                (socket, process)
+            }
+            _ => find_here(fd)?,
+        };
         if level == IPPROTO_IPV6 && socket.family == Family::V4 {
             return Err(Errno::NOPROTOOPT.into());
         }

@@ -42,6 +42,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             then: AfterFlush::Relay,
             traits: Default::default(),
         },
+        RequestBody::Accepted { session },
         RequestBody::Release { session },
         RequestBody::Disconnect {
             session,
