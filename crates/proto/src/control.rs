@@ -79,9 +79,9 @@ pub enum RequestBody {
     /// The process has accepted a session and leaves it with the server until somebody uses it
     /// ([`Caching::WithFirstUse`]). No reply.
     Accepted { session: SessionId },
-    /// Has the server relay a session, for a process that has its descriptor, which the packet
-    /// carries, and no channel; needs no `Hello`. Reply: `Relayed` or `Error`.
-    Relay { session: SessionId },
+    /// Has the server relay a session, whose descriptor the packet carries; needs no `Hello`.
+    /// Reply: `Relayed` or `Error`.
+    Relay { session: SessionId, reader: Reader },
     /// Which sessions does the server want back? Asked when the alert rings. Reply: `Recalled`.
     Recalls,
     /// Returns a cached session. Reply: `Done`, after which the server holds it.
@@ -200,10 +200,20 @@ pub enum AfterFlush {
     /// The last descriptor is closing: finish sending, FIN, TIME_WAIT.
     Close,
     /// The descriptor lives on: relay through it.
-    Relay,
+    Relay(Reader),
     /// Other processes may have the descriptor: keep the session for the next that asks. It is
     /// closed with the last descriptor.
     Park,
+}
+
+/// Who uses the descriptor of a session that is to be relayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reader {
+    /// The process that asks.
+    Sender,
+    /// Somebody who may know nothing of Portolan. The process that asks would have the session back
+    /// before it uses it again.
+    Other,
 }
 
 /// Octets that travel inside the message, or in the memfd that the packet carries last.

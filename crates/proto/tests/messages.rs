@@ -73,7 +73,9 @@ impl Damaged {
             2 => RequestBody::Flush {
                 session,
                 capsule: Blob::Inline(self.octets.clone()),
-                then: portolan_proto::control::AfterFlush::Relay,
+                then: portolan_proto::control::AfterFlush::Relay(
+                    portolan_proto::control::Reader::Sender,
+                ),
                 traits: Traits::default(),
             },
             3 => RequestBody::Stray {

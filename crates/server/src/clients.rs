@@ -182,7 +182,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
-            RequestBody::Relay { session } => self.relay(id, session, &fds),
+            RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
             RequestBody::Probe => self.probe(fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),

@@ -63,8 +63,8 @@ impl Server {
         self.registry.describe(id, traits);
         match then {
             AfterFlush::Close => self.close_held(id),
-            AfterFlush::Relay => {
-                self.registry.tell_relayed(id, channel);
+            AfterFlush::Relay(reader) => {
+                self.note_reader(id, channel, reader);
                 self.start_relay(id);
             }
             AfterFlush::Park => self.park(id),
@@ -80,7 +80,7 @@ impl Server {
                 self.forget(id);
                 Ok(ReplyBody::Done.into())
             }
-            AfterFlush::Relay | AfterFlush::Park => Err(Errno::OPNOTSUPP),
+            AfterFlush::Relay(_) | AfterFlush::Park => Err(Errno::OPNOTSUPP),
         }
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::ReplyBody;
+use portolan_proto::control::{Reader, ReplyBody};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 use tracing::info;
@@ -93,16 +93,17 @@ impl Server {
         count.is_some_and(|count| count.is_only_with(&connections, near.as_fd()))
     }
 
-    /// `Relay`: the sender, or somebody it is about to start, cannot have the session.
+    /// `Relay`: who uses the descriptor cannot have the session.
     pub fn relay(
         &mut self,
         client: ClientId,
         id: SessionId,
+        reader: Reader,
         fds: &[OwnedFd],
     ) -> Result<Answer, Errno> {
         self.verify(id, fds.first().ok_or(Errno::INVAL)?)?;
         if let Some(channel) = self.clients.get(&client).and_then(|client| client.channel) {
-            self.registry.tell_relayed(id, channel);
+            self.note_reader(id, channel, reader);
         }
         self.note_user(id, None);
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
@@ -140,6 +141,14 @@ impl Server {
             Ok(())
         } else {
             Err(Errno::BADF)
+        }
+    }
+
+    /// `channel` has had a session relayed.
+    pub fn note_reader(&mut self, id: SessionId, channel: ChannelId, reader: Reader) {
+        match reader {
+            Reader::Sender => self.registry.tell_relayed(id, channel),
+            Reader::Other => self.registry.entitle(id, channel),
         }
     }
 

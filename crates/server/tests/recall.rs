@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::{Library, Near, await_some, control_path, start_server};
 use portolan_netns::Bed;
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
 use portolan_sys::unix;
 use portolan_types::{SessionId, Slot};
 
@@ -125,7 +125,9 @@ fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let mut scene = scene(&bed);
-    scene.holder.flush(scene.id, scene.slot, AfterFlush::Relay);
+    scene
+        .holder
+        .flush(scene.id, scene.slot, AfterFlush::Relay(Reader::Sender));
     scene.peer.write_all(&[1; 300_000]).unwrap();
     let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
     descriptor.read_exact(&mut [0; 1000]).unwrap();
@@ -175,7 +177,10 @@ fn nobody_gets_a_session_without_its_descriptor() {
     let thief = &mut scene.other.client;
     assert!(refused(thief.ask_with(wish(scene.id), &[])));
     assert!(refused(thief.ask_with(wish(scene.id), &[own.0.as_fd()])));
-    let relay = || RequestBody::Relay { session: scene.id };
+    let relay = || RequestBody::Relay {
+        session: scene.id,
+        reader: Reader::Other,
+    };
     assert!(refused(thief.ask_with(relay(), &[own.0.as_fd()])));
     let (bare, _) = thief.ask_with(relay(), &[]);
     assert!(matches!(bare, ReplyBody::Error { errno: INVAL }));

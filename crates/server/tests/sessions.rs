@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::{Client, Library, await_some, control_path, start_server};
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{
-    AfterFlush, DescriptorEvent, KernelReason, ReplyBody, RequestBody, SessionRef,
+    AfterFlush, DescriptorEvent, KernelReason, Reader, ReplyBody, RequestBody, SessionRef,
 };
 use portolan_proto::report::Holder;
 use portolan_sys::unix::PairKind;
@@ -271,7 +271,7 @@ fn a_parked_session_can_be_cached_again_and_a_relayed_one_stays_so() {
     assert_eq!(&four, b"zero");
     let slot = library.cache(id);
     library.write(slot, b"one");
-    library.flush(id, slot, AfterFlush::Relay);
+    library.flush(id, slot, AfterFlush::Relay(Reader::Sender));
 
     let mut descriptor = std::os::unix::net::UnixStream::from(near.0.try_clone().unwrap());
     descriptor.write_all(b"two").unwrap();

@@ -127,7 +127,7 @@ fn a_connection_is_served_by_who_took_it() {
 /// What others get is relayed at first, since they may not know Portolan.
 #[test]
 fn a_session_that_one_process_is_left_with_is_no_longer_relayed() {
-    for way in ["execed", "started", "sent", "multiprocessed"] {
+    for way in ["execed", "started", "sent", "kept", "multiprocessed"] {
         let bed = bed();
         let _server = serve(&bed, way);
         let mut stream = connect(&bed, PORT);

@@ -28,7 +28,7 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
 pub(super) fn become_kernels(socket: &Arc<Socket>) {
     let setup = socket.setup();
     let kernel = match (socket.phase(), setup.session, Process::running()) {
-        (Phase::Cached, Some(session), Some(process)) => {
+        (Phase::Cached, Some(session), Some(process)) if socket.protocol == Protocol::Udp => {
             match give_up_port(process, socket, session) {
                 Some(kernel) => Some(kernel),
                 None => return,

@@ -6,12 +6,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use portolan_proto::control::{ReplyBody, RequestBody, Standing};
+use portolan_proto::control::{Reader, ReplyBody, RequestBody, Standing};
 use portolan_sys::{descriptor, unix};
 use portolan_types::Protocol;
 
 use super::fallback::become_kernels;
-use super::migrate::{Destination, give_back, lend};
+use super::migrate::{Destination, give_back, lend, relay_to_others};
 use crate::inside;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
@@ -76,7 +76,7 @@ pub fn before_exec() -> bool {
     let (inherited, closed): (Vec<_>, Vec<_>) =
         sockets().into_iter().partition(|(fd, _)| is_inherited(*fd));
     for (fd, socket) in &inherited {
-        hand_out(*fd, socket);
+        leave_to_kernel(*fd, socket);
     }
     // What ends with this program ends in order; if there is no other program after all, it comes
     // back with its next use.
@@ -108,7 +108,8 @@ fn before_exec_of_borrower() -> bool {
         if let Standing::Connected { .. } = probed.standing {
             let session = probed.session;
             // One that is lost shows as the end of its descriptor.
-            let _ = ask(RequestBody::Relay { session });
+            let reader = Reader::Other;
+            let _ = ask(RequestBody::Relay { session, reader });
         }
     }
     has_any
@@ -136,16 +137,22 @@ pub fn before_lending(fd: RawFd) -> bool {
     })
 }
 
-/// Somebody else gets the descriptor: a connection is relayed, and a socket that a pair cannot be is
-/// the kernel's. Sessions to accept come on a listener's descriptor anyway.
+/// Somebody else gets the descriptor. Sessions to accept come on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     socket.share();
-    match (socket.protocol, socket.phase()) {
-        (Protocol::Tcp, Phase::Cached | Phase::Away) => lend(fd, socket),
-        (_, Phase::Idle) if socket.setup().session.is_none() => become_kernels(socket),
-        (Protocol::Udp, Phase::Cached) => become_kernels(socket),
-        _ => {}
+    if socket.protocol == Protocol::Tcp {
+        relay_to_others(fd, socket);
     }
+    become_kernels(socket);
+}
+
+/// This process will know nothing of its sockets any more.
+fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
+    socket.share();
+    if socket.protocol == Protocol::Tcp {
+        lend(fd, socket);
+    }
+    become_kernels(socket);
 }
 
 /// The server may be out of reach from now on, in another root directory: who is to accept there registers
@@ -162,7 +169,7 @@ pub fn before_chroot() {
         return;
     }
     for (fd, socket) in sockets {
-        hand_out(fd, &socket);
+        leave_to_kernel(fd, &socket);
     }
 }
 
@@ -173,7 +180,7 @@ pub fn before_confinement() {
         return;
     }
     for (fd, socket) in sockets() {
-        hand_out(fd, &socket);
+        leave_to_kernel(fd, &socket);
     }
     Process::renounce();
 }

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, Traits};
+use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
@@ -123,7 +123,20 @@ pub(super) fn is_standard_stream(fd: RawFd) -> bool {
 
 /// Has the server relay a session, so that whoever has the descriptor can use it.
 pub(super) fn lend(fd: RawFd, socket: &Arc<Socket>) {
-    // What was set so far is with nobody else yet.
+    bring_options(fd, socket);
+    match (socket.phase(), Process::running()) {
+        (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
+        (Phase::Away, _) => {
+            // One that is lost shows as the end of its descriptor.
+            let _ = have_relayed(fd, socket);
+        }
+        _ => {}
+    }
+}
+
+/// What was set on an untouched session is with nobody else yet: it comes here first, to go with its
+/// options.
+fn bring_options(fd: RawFd, socket: &Arc<Socket>) {
     if socket.is_untouched()
         && !socket.options().is_empty()
         && let Some(process) = here()
@@ -131,11 +144,22 @@ pub(super) fn lend(fd: RawFd, socket: &Arc<Socket>) {
         // If it does not come the server relays it as it is.
         let _ = fetch_away(process, fd, socket);
     }
+}
+
+/// The same for somebody else. Here the session is away, unless its events are waited for.
+pub(super) fn relay_to_others(fd: RawFd, socket: &Arc<Socket>) {
+    if socket.is_watched() {
+        return lend(fd, socket);
+    }
+    bring_options(fd, socket);
     match (socket.phase(), Process::running()) {
-        (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
+        (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Others),
         (Phase::Away, _) => {
-            // One that is lost shows as the end of its descriptor.
-            let _ = have_relayed(fd, socket);
+            let (session, reader) = (socket.setup().session, Reader::Other);
+            if let (Some(session), Ok(near)) = (session, descriptor::borrow(fd)) {
+                // One that is lost shows as the end of its descriptor.
+                let _ = Process::ask(RequestBody::Relay { session, reader }, near);
+            }
         }
         _ => {}
     }
@@ -147,7 +171,8 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
     let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
-    let request = RequestBody::Relay { session };
+    let reader = Reader::Sender;
+    let request = RequestBody::Relay { session, reader };
     let near = descriptor::borrow(fd)?;
     if matches!(Process::ask(request, near), Some(ReplyBody::Relayed)) {
         // Sleepers are signalled with the core held.
@@ -176,6 +201,8 @@ fn become_relayed(process: &Process, socket: &Arc<Socket>) {
 pub(super) enum Destination {
     /// To the server, which moves its data through the descriptor.
     Relay,
+    /// To the server, which relays it for somebody else, until a process asks that may have it.
+    Others,
     /// To the server, for the next process that asks.
     Shelf,
 }
@@ -199,7 +226,8 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     core.detach(slot);
     core.stack.remove(slot);
     let (then, phase) = match to {
-        Destination::Relay => (AfterFlush::Relay, Phase::Relayed),
+        Destination::Relay => (AfterFlush::Relay(Reader::Sender), Phase::Relayed),
+        Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::Away),
         Destination::Shelf => (AfterFlush::Park, Phase::Away),
     };
     // What other threads write to a relayed descriptor waits there; who asks for a session that is

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_netns::Bed;
-use portolan_proto::control::{AfterFlush, Blob, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Blob, Reader, ReplyBody, RequestBody};
 use portolan_stack::Session;
 use portolan_sys::shm::write_blob;
 use portolan_types::SessionId;
@@ -27,7 +27,7 @@ fn flush(session: SessionId, capsule: Blob) -> RequestBody {
     RequestBody::Flush {
         session,
         capsule,
-        then: AfterFlush::Relay,
+        then: AfterFlush::Relay(Reader::Sender),
         traits: Default::default(),
     }
 }
@@ -118,7 +118,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
         let then = if round % 2 == 0 {
             AfterFlush::Close
         } else {
-            AfterFlush::Relay
+            AfterFlush::Relay(Reader::Sender)
         };
         let body = RequestBody::Flush {
             session: id,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use portolan_netns::Bed;
 use portolan_proto::control::{
-    AfterFlush, Blob, ReplyBody, Request, RequestBody, Reuse, SessionRef,
+    AfterFlush, Blob, Reader, ReplyBody, Request, RequestBody, Reuse, SessionRef,
 };
 use portolan_proto::{MAX_MESSAGE, encode};
 use portolan_sys::unix::{Connection, PairKind, socket_pair};
@@ -39,7 +39,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
         RequestBody::Flush {
             session,
             capsule: Blob::Inline(Vec::new()),
-            then: AfterFlush::Relay,
+            then: AfterFlush::Relay(Reader::Sender),
             traits: Default::default(),
         },
         RequestBody::Accepted { session },
