@@ -1,15 +1,25 @@
 //! An epoll set that holds sockets of ours beside the kernel's descriptors. The set is a real
 //! kernel epoll descriptor: what is not ours is registered there, as is every socket whose events
 //! the kernel knows (listening, relayed).
+//!
+//! A set that somebody watches as a descriptor, being in another set or in `poll`, has one member more in
+//! the kernel: a bell that rings while a member of ours is ready.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use portolan_sys::descriptor;
+use portolan_sys::wait::ppoll;
+use portolan_types::Instant;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
 
 use crate::core::Core;
 use crate::socket::{ERR, HUP, Phase, Socket};
-use crate::wait::Waiter;
+use crate::table::Hidden;
+use crate::wait::{Waiter, pollfd};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
@@ -18,11 +28,17 @@ static NEXT_NAME: AtomicI32 = AtomicI32::new(-2);
 /// Bits that are always reported.
 const ALWAYS: u32 = ERR | HUP;
 
+/// What the kernel's set tells the bell by: its address is nobody else's.
+static BELL: u8 = 0;
+
 #[derive(Debug)]
 pub(crate) struct Epoll {
-    pub(crate) fd: RawFd,
-    /// The library's members took all the caller's room: the kernel's are asked first next time.
-    is_kernels_turn: AtomicBool,
+    /// A number of the kernel's set.
+    fd: AtomicI32,
+    /// Somebody watches the set itself.
+    is_watched: AtomicBool,
+    /// Sets of ours are members.
+    has_nested: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -31,9 +47,43 @@ struct State {
     interests: HashMap<RawFd, Interest>,
     /// Members that may be ready, each at most once.
     candidates: VecDeque<RawFd>,
+    /// Candidates that are still to be looked at before the kernel's members get their turn.
+    turn: usize,
     /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
     kernel_members: usize,
+    /// Events that the kernel's members may have before ours get their turn again.
+    kernels_turn: usize,
+    /// Sets of ours that are members, all with the kernel.
+    nested: Vec<Weak<Epoll>>,
+    bell: Option<Bell>,
     sleepers: Vec<Arc<Waiter>>,
+}
+
+/// Readable while it rings, in the kernel's set.
+#[derive(Debug)]
+struct Bell(Hidden);
+
+impl Bell {
+    fn new() -> Result<Bell, Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Bell(Hidden::new(eventfd(0, flags)?)))
+    }
+
+    /// Each time is an edge to who watches for edges.
+    fn ring(&self) {
+        // Fails only if it has been rung 2^64 - 2 times, and rings.
+        let _ = write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn rings(&self) -> bool {
+        let mut polled = [pollfd(self.0.as_fd().as_raw_fd(), libc::POLLIN)];
+        ppoll(&mut polled, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
+    }
+
+    fn silence(&self) {
+        // Fails only if it does not ring.
+        let _ = read(&self.0, &mut [0; 8]);
+    }
 }
 
 #[derive(Debug)]
@@ -49,14 +99,24 @@ struct Interest {
 impl Epoll {
     pub(crate) fn new(fd: RawFd) -> Epoll {
         Epoll {
-            fd,
-            is_kernels_turn: AtomicBool::new(false),
+            fd: AtomicI32::new(fd),
+            is_watched: AtomicBool::new(false),
+            has_nested: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// The number it was known by is closed, and this is another.
+    pub(crate) fn move_to(&self, fd: RawFd) {
+        self.fd.store(fd, Ordering::Relaxed);
     }
 
     pub(crate) fn holds(&self, fd: RawFd) -> bool {
@@ -81,6 +141,7 @@ impl Epoll {
             state.candidates.push_back(fd);
         }
         state.wake();
+        state.ring();
     }
 
     /// What the member was registered with.
@@ -127,22 +188,106 @@ impl Epoll {
         state.kernel_members = state.kernel_members.saturating_sub(1);
     }
 
-    /// There was no room left for the kernel's members.
-    pub(crate) fn owe_turn(&self) {
-        self.is_kernels_turn.store(true, Ordering::Relaxed);
+    /// May the kernel's members be asked first this time?
+    pub(crate) fn is_kernels_turn(&self) -> bool {
+        self.state().kernels_turn > 0
     }
 
-    /// Are the kernel's members to be asked first this time?
-    pub(crate) fn take_turn(&self) -> bool {
-        self.is_kernels_turn.swap(false, Ordering::Relaxed)
+    /// The kernel's members have had `events`; it is their turn still if the caller has no more room.
+    pub(crate) fn kernel_has_told(&self, events: usize, is_full: bool) {
+        let mut state = self.state();
+        state.kernels_turn = if is_full {
+            state.kernels_turn.saturating_sub(events)
+        } else {
+            0
+        };
+    }
+
+    /// Has the kernel look for us, from now on, whether a member of ours is ready.
+    pub(crate) fn be_watched(&self) {
+        self.is_watched.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Relaxed)
+    }
+
+    /// In a child of fork: the bell was the parent's.
+    pub(crate) fn forget_bell(&self) {
+        self.state().bell = None;
+    }
+
+    /// `inner` is a member from now on.
+    pub(crate) fn nest(&self, inner: &Arc<Epoll>) {
+        inner.be_watched();
+        self.has_nested.store(true, Ordering::Relaxed);
+        self.state().nested.push(Arc::downgrade(inner));
+    }
+
+    pub(crate) fn has_nested(&self) -> bool {
+        self.has_nested.load(Ordering::Relaxed)
+    }
+
+    /// Makes the bells of the sets inside ring or not, as is right now.
+    pub(crate) fn settle_nested(&self, core: &mut Core) -> Result<(), Errno> {
+        if !self.has_nested() {
+            return Ok(());
+        }
+        let nested = self.nested();
+        nested.iter().try_for_each(|inner| inner.settle(core))
+    }
+
+    fn nested(&self) -> Vec<Arc<Epoll>> {
+        let mut state = self.state();
+        state.nested.retain(|inner| inner.strong_count() > 0);
+        state.nested.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Makes the bell ring or not, as is right now.
+    pub(crate) fn settle(&self, core: &mut Core) -> Result<(), Errno> {
+        self.settle_nested(core)?;
+        if !self.is_watched() {
+            return Ok(());
+        }
+        let mut state = self.state();
+        if state.bell.is_none() {
+            state.bell = Some(self.new_bell()?);
+        }
+        let is_ready = state.has_ready(core);
+        match &state.bell {
+            Some(bell) if !is_ready => bell.silence(),
+            Some(bell) if !bell.rings() => bell.ring(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn new_bell(&self) -> Result<Bell, Errno> {
+        let bell = Bell::new()?;
+        let event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: bell_mark(),
+        };
+        let fd = bell.0.as_fd().as_raw_fd();
+        descriptor::epoll_control(self.fd(), libc::EPOLL_CTL_ADD, fd, Some(event))?;
+        Ok(bell)
+    }
+
+    /// What the kernel's members have now.
+    pub(crate) fn collect_kernels(&self, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
+        let count = descriptor::epoll_collect(self.fd(), events)?;
+        let is_bell = |event: &libc::epoll_event| event.u64 == bell_mark();
+        match events[..count].iter().position(is_bell) {
+            Some(bell) => {
+                events.copy_within(bell + 1..count, bell);
+                Ok(count - 1)
+            }
+            None => Ok(count),
+        }
     }
 
     pub(crate) fn has_kernel_members(&self) -> bool {
         self.state().kernel_members > 0
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.state().interests.is_empty()
     }
 
     pub(crate) fn members(&self) -> Vec<(RawFd, Arc<Socket>)> {
@@ -177,6 +322,7 @@ impl Epoll {
             state.candidates.push_back(fd);
         }
         state.wake();
+        state.ring();
     }
 
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
@@ -195,18 +341,22 @@ impl Epoll {
     pub(crate) fn collect(&self, core: &mut Core, events: &mut [libc::epoll_event]) -> usize {
         let mut state = self.state();
         let mut count = 0;
+        if state.turn == 0 {
+            state.turn = state.candidates.len();
+        }
         for _ in 0..state.candidates.len() {
             if count == events.len() {
                 break;
             }
+            state.turn = state.turn.saturating_sub(1);
             let Some(fd) = state.candidates.pop_front() else {
                 break;
             };
             let Some(interest) = state.interests.get_mut(&fd) else {
                 continue;
             };
-            let ready = interest.socket.readiness(core) & (interest.events | ALWAYS);
-            let is_ready = ready != 0 && interest.is_armed;
+            let ready = interest.ready(core);
+            let is_ready = ready != 0;
             if is_ready {
                 events[count] = libc::epoll_event {
                     events: ready,
@@ -222,11 +372,44 @@ impl Epoll {
                 state.candidates.push_back(fd);
             }
         }
+        if count < events.len() || state.turn == 0 {
+            state.turn = 0;
+            state.kernels_turn = state.kernel_members;
+        }
         count
     }
 }
 
+fn bell_mark() -> u64 {
+    std::ptr::from_ref(&BELL).addr() as u64
+}
+
+impl Interest {
+    /// What it would tell now.
+    fn ready(&self, core: &mut Core) -> u32 {
+        if self.is_armed {
+            self.socket.readiness(core) & (self.events | ALWAYS)
+        } else {
+            0
+        }
+    }
+}
+
 impl State {
+    fn has_ready(&self, core: &mut Core) -> bool {
+        let candidates = self.candidates.iter();
+        candidates
+            .filter_map(|fd| self.interests.get(fd))
+            .any(|interest| interest.ready(core) != 0)
+    }
+
+    /// A member has something new: also for those who watch for edges of the set.
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+
     fn wake(&self) {
         for sleeper in &self.sleepers {
             sleeper.signal();

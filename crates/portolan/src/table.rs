@@ -112,6 +112,15 @@ pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
         .collect()
 }
 
+/// A descriptor of an epoll set.
+pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
+    let is_it = |file: &File| matches!(file, File::Epoll(other) if Arc::ptr_eq(other, set));
+    all()
+        .into_iter()
+        .find(|(_, file)| is_it(file))
+        .map(|(fd, _)| fd)
+}
+
 /// All descriptors in the table.
 pub(crate) fn all() -> Vec<(RawFd, File)> {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);

@@ -15,7 +15,7 @@ use std::{
 use libc::{c_int, epoll_event, iovec, msghdr, pollfd, sockaddr, socklen_t};
 
 use address::{Raw, decoded};
-pub use signal::{Counted, count_signals, ignore, kick, this_thread};
+pub use signal::{Counted, block, count_signals, ignore, kick, raise, this_thread, unblock};
 pub use stdio::{
     Stream, in_background, is_at_mark, of_interface, open_stream, print, run_shell, splice,
     splice_from, splice_to,
@@ -516,6 +516,75 @@ pub fn poll_open(wanted: &[(Fd, i16)], timeout: Duration) -> Answer<(c_int, Vec<
     };
     let ready = number(ready)?;
     Ok((ready, entries.iter().map(|entry| entry.revents).collect()))
+}
+
+/// pselect for reading one descriptor, as [`poll_open`].
+pub fn select_open(fd: Fd, timeout: Duration) -> Answer<c_int> {
+    // SAFETY: zeros are empty sets; the descriptor is below FD_SETSIZE; all is live.
+    number(unsafe {
+        let none: libc::sigset_t = zeroed();
+        let mut read: libc::fd_set = zeroed();
+        libc::FD_SET(fd, &mut read);
+        let others = ptr::null_mut();
+        libc::pselect(fd + 1, &mut read, others, others, &timespec(timeout), &none)
+    })
+}
+
+/// epoll_pwait, as [`poll_open`].
+pub fn epoll_wait_open(set: Fd, timeout: Duration) -> Answer<c_int> {
+    let mut event = epoll_event { events: 0, u64: 0 };
+    // SAFETY: zeros are an empty signal set; the event is live.
+    number(unsafe {
+        let none: libc::sigset_t = zeroed();
+        libc::epoll_pwait(set, &mut event, 1, timeout.as_millis() as c_int, &none)
+    })
+}
+
+/// epoll_pwait2, as [`poll_open`].
+pub fn epoll_wait2_open(set: Fd, timeout: Duration) -> Answer<c_int> {
+    unsafe extern "C" {
+        fn epoll_pwait2(
+            set: c_int,
+            events: *mut epoll_event,
+            maximum: c_int,
+            timeout: *const libc::timespec,
+            mask: *const libc::sigset_t,
+        ) -> c_int;
+    }
+    let mut event = epoll_event { events: 0, u64: 0 };
+    // SAFETY: zeros are an empty signal set; event and time are live.
+    number(unsafe {
+        let none: libc::sigset_t = zeroed();
+        epoll_pwait2(set, &mut event, 1, &timespec(timeout), &none)
+    })
+}
+
+/// select for reading with a set of 4096 bits: the count.
+pub fn select_far(wanted: &[Fd], milliseconds: i64) -> Answer<c_int> {
+    let mut bits = [0_u64; 64];
+    for fd in wanted {
+        bits[*fd as usize / 64] |= 1 << (fd % 64);
+    }
+    let mut time = libc::timeval {
+        tv_sec: 0,
+        tv_usec: milliseconds * 1000,
+    };
+    // SAFETY: the set has the bits that are told.
+    number(unsafe {
+        let others = ptr::null_mut();
+        libc::select(4096, bits.as_mut_ptr().cast(), others, others, &mut time)
+    })
+}
+
+/// Raises the soft limit of descriptors, or lowers it.
+pub fn allow_descriptors(count: u64) {
+    // SAFETY: `limit` is live.
+    unsafe {
+        let mut limit: libc::rlimit = zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = count.min(limit.rlim_max);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
 }
 
 fn entries(wanted: &[(Fd, i16)]) -> Vec<pollfd> {

@@ -11,6 +11,7 @@ mod epoll;
 mod fast_open;
 mod faults;
 mod linger;
+mod loops;
 mod names;
 mod options;
 mod owners;
@@ -36,7 +37,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 27] = [
+pub static TOPICS: [Topic; 28] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -144,5 +145,9 @@ pub static TOPICS: [Topic; 27] = [
     Topic {
         name: "owners",
         run: owners::run,
+    },
+    Topic {
+        name: "loops",
+        run: loops::run,
     },
 ];

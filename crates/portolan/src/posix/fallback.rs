@@ -112,7 +112,7 @@ pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
         let interest = epoll.interest(fd).map(|event| kernel_event(socket, event));
         epoll.remove(fd);
         socket.leave_epoll(&epoll, fd);
-        let register = |operation| descriptor::epoll_control(epoll.fd, operation, fd, interest);
+        let register = |operation| descriptor::epoll_control(epoll.fd(), operation, fd, interest);
         // Another process that shares the set may have been first.
         if interest.is_some()
             && (register(libc::EPOLL_CTL_ADD).is_ok() || register(libc::EPOLL_CTL_MOD).is_ok())

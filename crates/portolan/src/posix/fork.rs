@@ -38,6 +38,11 @@ pub fn after_fork_in_child() {
             _ => {}
         }
     }
+    for (_, file) in table::all() {
+        if let File::Epoll(set) = file {
+            set.forget_bell();
+        }
+    }
     Process::forget();
     Waiter::forget_mine();
 }

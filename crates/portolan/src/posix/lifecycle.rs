@@ -214,7 +214,10 @@ pub fn forget(fd: RawFd) {
                 keep_open(fd, &socket);
             }
         }
-        Some(File::Epoll(epoll)) => leave_all(&epoll),
+        Some(File::Epoll(epoll)) => match table::number_of_set(&epoll) {
+            Some(other) => epoll.move_to(other),
+            None => leave_all(&epoll),
+        },
         None => {}
     }
 }

@@ -80,6 +80,10 @@ fn poll_once(
             let _ = find_here(fd.fd);
         }
     }
+    let sets: Vec<Arc<Epoll>> = fds.iter().filter_map(|fd| table::epoll(fd.fd)).collect();
+    if !sets.is_empty() {
+        settle(process, &sets)?;
+    }
     let sources: Vec<Source> = fds.iter().map(|fd| source_of(fd.fd)).collect();
     let mut kernel: Vec<libc::pollfd> = fds
         .iter()
@@ -114,7 +118,10 @@ fn poll_once(
         (count > 0 || has_left).then_some(count)
     })?;
     drop(watching);
-    if !matches!(woken, Woken::Kernel) && !kernel.is_empty() {
+    if !sets.is_empty() {
+        settle(process, &sets)?;
+    }
+    if (!matches!(woken, Woken::Kernel) || !sets.is_empty()) && !kernel.is_empty() {
         wait::ppoll(&mut kernel, Some(clock::now()), None)?;
     }
     if heed_kernel(process, fds, &sources, &kernel) {
@@ -123,6 +130,16 @@ fn poll_once(
     let count = fds.iter().filter(|fd| fd.revents != 0).count();
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
     Ok(is_over.then_some(count))
+}
+
+/// Lets the kernel tell of sets that are watched themselves what is so now.
+fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
+    let mut core = process.lock();
+    core.take_in(clock::now());
+    sets.iter().try_for_each(|set| {
+        set.be_watched();
+        set.settle(&mut core)
+    })
 }
 
 /// Enters what the kernel said of its descriptors. True if a connection was taken over meanwhile, so
@@ -205,6 +222,7 @@ fn control(
         }
         libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD => {
             let event = event.ok_or(Errno::FAULT)?;
+            check_exclusive(epoll, operation, fd, event.events)?;
             if !holds {
                 socket.join_epoll(epoll, fd);
             }
@@ -214,6 +232,21 @@ fn control(
             Ok(())
         }
         _ => Err(Errno::INVAL.into()),
+    }
+}
+
+/// What may go with `EPOLLEXCLUSIVE`, which is for the first time only (epoll_ctl(2)).
+fn check_exclusive(epoll: &Epoll, operation: i32, fd: RawFd, wanted: u32) -> Result<(), Errno> {
+    const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+    let ways = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLWAKEUP;
+    let allowed = ways as u32 | ERR | HUP | EXCLUSIVE;
+    let before = epoll.interest(fd).map_or(0, |event| event.events);
+    let is_change = operation == libc::EPOLL_CTL_MOD && (before | wanted) & EXCLUSIVE != 0;
+    let is_odd = wanted & EXCLUSIVE != 0 && wanted & !allowed != 0;
+    if is_change || is_odd {
+        Err(Errno::INVAL)
+    } else {
+        Ok(())
     }
 }
 
@@ -227,7 +260,12 @@ fn kernel_control(
         (Some(socket), Some(event)) => Some(kernel_event(&socket, event)),
         (_, event) => event,
     };
-    descriptor::epoll_control(epoll.fd, operation, fd, event)?;
+    descriptor::epoll_control(epoll.fd(), operation, fd, event)?;
+    if operation == libc::EPOLL_CTL_ADD
+        && let Some(inner) = table::epoll(fd)
+    {
+        epoll.nest(&inner);
+    }
     if let Some(socket) = table::socket(fd) {
         socket.leave_to_kernel();
     }
@@ -256,9 +294,6 @@ pub fn epoll_wait(
         }
         return Answer::NotOurs;
     };
-    if epoll.is_empty() {
-        return Answer::NotOurs;
-    }
     if events.is_empty() {
         return Answer::Failed(Errno::INVAL);
     }
@@ -290,10 +325,14 @@ fn wait_once(
         .collect();
     let has_kernel_members = epoll.has_kernel_members();
     if has_kernel_members {
-        kernel.push(pollfd(epoll.fd, libc::POLLIN));
+        kernel.push(pollfd(epoll.fd(), libc::POLLIN));
     }
-    if epoll.take_turn() {
-        let count = descriptor::epoll_collect(epoll.fd, events)?;
+    let is_linked = epoll.is_watched() || epoll.has_nested();
+    if is_linked {
+        epoll.settle(&mut process.lock())?;
+    }
+    if epoll.is_kernels_turn() {
+        let count = ask_kernel(epoll, events)?;
         if count == events.len() {
             return Ok(Some(count));
         }
@@ -319,11 +358,14 @@ fn wait_once(
         Woken::Ready(count) => count,
         Woken::Kernel | Woken::TimedOut => 0,
     };
-    if has_kernel_members && count == events.len() {
-        epoll.owe_turn();
+    if is_linked {
+        epoll.settle_nested(&mut process.lock())?;
     }
-    if has_kernel_members {
-        count += descriptor::epoll_collect(epoll.fd, &mut events[count..])?;
+    if has_kernel_members && count < events.len() {
+        count += ask_kernel(epoll, &mut events[count..])?;
+    }
+    if epoll.is_watched() {
+        epoll.settle(&mut process.lock())?;
     }
     if matches!(woken, Woken::Kernel) {
         for (fd, socket) in &connecting {
@@ -332,6 +374,12 @@ fn wait_once(
     }
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
     Ok(is_over.then_some(count))
+}
+
+fn ask_kernel(epoll: &Epoll, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
+    let count = epoll.collect_kernels(events)?;
+    epoll.kernel_has_told(count, count == events.len());
+    Ok(count)
 }
 
 /// The calling thread sleeps on an epoll set for as long as this lives.

@@ -38,6 +38,30 @@ pub fn count_signals(signal: c_int, flags: c_int) -> Counted {
     Counted
 }
 
+/// Keeps `signal` from this thread, until [`unblock`].
+pub fn block(signal: c_int) {
+    change_mask(libc::SIG_BLOCK, signal);
+}
+
+pub fn unblock(signal: c_int) {
+    change_mask(libc::SIG_UNBLOCK, signal);
+}
+
+fn change_mask(how: c_int, signal: c_int) {
+    // SAFETY: zeros are an empty signal set.
+    unsafe {
+        let mut set: libc::sigset_t = zeroed();
+        libc::sigaddset(&mut set, signal);
+        libc::pthread_sigmask(how, &set, ptr::null_mut());
+    }
+}
+
+/// To this thread.
+pub fn raise(signal: c_int) {
+    // SAFETY: an integer.
+    unsafe { libc::raise(signal) };
+}
+
 pub fn ignore(signal: c_int) {
     // SAFETY: SIG_IGN is no handler.
     unsafe { libc::signal(signal, libc::SIG_IGN) };
