@@ -27,7 +27,8 @@ pub(crate) fn leave() -> Passage {
     }
 }
 
-pub(crate) fn is_inside() -> bool {
+/// Is the thread in the library?
+pub fn is_inside() -> bool {
     INSIDE.get()
 }
 

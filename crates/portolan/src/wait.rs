@@ -14,10 +14,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::core::Core;
-use crate::inside;
 use crate::process::Process;
 use crate::table::Hidden;
 use crate::watch::Role;
+use crate::{cancel, inside};
 
 /// What others signal to wake one sleeping thread.
 #[derive(Debug)]
@@ -45,6 +45,7 @@ impl Waiter {
                 is_asleep: AtomicBool::new(false),
                 is_signalled: AtomicBool::new(false),
             });
+            cancel::note(&waiter);
             *mine = Some(Arc::clone(&waiter));
             Ok(waiter)
         })
@@ -138,6 +139,10 @@ impl Process {
             if let Some(value) = ready(&mut core, now) {
                 core.hand_over();
                 return Ok(Woken::Ready(value));
+            }
+            if cancel::is_wanted() {
+                core.hand_over();
+                return Err(Errno::CANCELED);
             }
             if sleep.deadline.is_some_and(|deadline| deadline <= now) {
                 core.hand_over();

@@ -96,6 +96,19 @@ pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
 }
 
+/// Ends the calling thread if it was cancelled in a wait of the call that has just returned. Not within a call of ours,
+/// whose frames must not be unwound.
+#[inline]
+pub fn end_if_cancelled() {
+    unsafe extern "C-unwind" {
+        fn pthread_testcancel();
+    }
+    if !posix::is_inside() && posix::take_end() {
+        // SAFETY: nothing is held here.
+        unsafe { pthread_testcancel() };
+    }
+}
+
 /// Runs what is to follow a call that libc has made. `errno` stays as the call left it.
 pub fn heed(afterwards: impl FnOnce()) {
     // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
@@ -128,7 +141,9 @@ macro_rules! interpose {
             // SAFETY: the caller keeps the C contract, so its pointers are valid for the lengths given; `next` is
             // null or the definition that the C declaration describes.
             unsafe {
-                match $crate::interpose::shielded(|| -> $crate::interpose::Outcome<$result> { $body }) {
+                let outcome = $crate::interpose::shielded(|| -> $crate::interpose::Outcome<$result> { $body });
+                $crate::interpose::end_if_cancelled();
+                match outcome {
                     Ok(value) => value,
                     Err($crate::interpose::Refusal::Errno(errno)) => $crate::interpose::failed(errno),
                     Err($crate::interpose::Refusal::NotOurs) => {

@@ -19,6 +19,8 @@ use crate::{
 interpose! {
     /// `long syscall(long, ...)`: six integers or pointers in the place of the variable arguments.
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+        // libc's own ends no threads.
+        let _shelter = posix::shelter();
         let arguments = [a, b, c, d, e, f];
         match makes_descriptors(number, arguments).or_else(|refusal| match refusal {
             Refusal::NotOurs => waits(number, arguments),

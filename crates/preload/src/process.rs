@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::mem;
 
-use libc::{FILE, c_int, c_ulong, pid_t};
+use libc::{FILE, c_int, c_ulong, pid_t, pthread_t};
 use portolan::posix;
 use rustix::io::Errno;
 
@@ -115,6 +115,17 @@ interpose! {
     fn popen(command: *const c_char, kind: *const c_char) -> *mut FILE {
         posix::before_fork();
         Err(Refusal::NotOurs)
+    }
+
+    /// `int pthread_cancel(pthread_t)`
+    ///
+    /// libc knows of its own waits only.
+    fn pthread_cancel(thread: pthread_t) -> c_int {
+        Err(Refusal::NotOurs)
+    } afterwards(result) {
+        if result == 0 {
+            posix::cancelled(thread as usize);
+        }
     }
 
     /// `pid_t _Fork(void)`: the fork that runs no handlers.

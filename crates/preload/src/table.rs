@@ -44,7 +44,7 @@ translated! {
     posix_spawn posix_spawnp system popen
     daemon _exit _Exit
     chroot prctl
-    syscall _Fork
+    syscall _Fork pthread_cancel
     __close __connect __dup2 __fcntl __poll __read __select __send __write _IO_popen
 }
 

@@ -27,3 +27,25 @@ pub fn spawn_masked(
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned
 }
+
+/// The calling thread, as `pthread_cancel` knows it.
+pub fn id() -> usize {
+    // SAFETY: no precondition.
+    unsafe { libc::pthread_self() as usize }
+}
+
+/// May the calling thread be ended by `pthread_cancel` where it waits?
+pub fn is_cancellable() -> bool {
+    const ENABLE: i32 = 0;
+    unsafe extern "C" {
+        fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
+    }
+    let mut before = ENABLE;
+    let mut ours = ENABLE;
+    // SAFETY: asks by setting, and sets what was.
+    unsafe {
+        pthread_setcancelstate(ENABLE, &mut before);
+        pthread_setcancelstate(before, &mut ours);
+    }
+    before == ENABLE
+}

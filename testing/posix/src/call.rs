@@ -3,6 +3,7 @@
 mod address;
 mod signal;
 mod stdio;
+pub mod thread;
 
 use std::{
     ffi::c_void,

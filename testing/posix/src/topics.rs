@@ -2,6 +2,7 @@
 
 mod accept;
 mod by_number;
+mod cancel;
 mod connect;
 mod datagram_options;
 mod datagram_paths;
@@ -37,7 +38,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 28] = [
+pub static TOPICS: [Topic; 29] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -149,5 +150,9 @@ pub static TOPICS: [Topic; 28] = [
     Topic {
         name: "loops",
         run: loops::run,
+    },
+    Topic {
+        name: "cancel",
+        run: cancel::run,
     },
 ];

@@ -1,0 +1,88 @@
+//! Threads that are to end where they wait (`pthread_cancel`). The waits of libc's own calls are ended by libc; those of
+//! the library are ended here, and the call that waited ends the thread once it has left the library.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use portolan_sys::thread;
+
+use crate::process::Process;
+use crate::wait::Waiter;
+
+/// Was there ever one? Others need not look.
+static HAS_ANY: AtomicBool = AtomicBool::new(false);
+
+/// Threads that were cancelled and did not wait here since.
+static CANCELLED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Who may sleep, by thread.
+static SLEEPERS: Mutex<Vec<(usize, Weak<Waiter>)>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static IS_SHELTERED: Cell<bool> = const { Cell::new(false) };
+    static IS_ENDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The calling thread sleeps by this waiter from now on.
+pub(crate) fn note(waiter: &Arc<Waiter>) {
+    let mut sleepers = held(&SLEEPERS);
+    sleepers.retain(|(_, waiter)| waiter.strong_count() > 0);
+    sleepers.push((thread::id(), Arc::downgrade(waiter)));
+}
+
+/// `thread` was cancelled: a wait of its ends.
+pub fn cancelled(thread: usize) {
+    held(&CANCELLED).push(thread);
+    HAS_ANY.store(true, Ordering::Release);
+    // Sleepers are signalled with the core held.
+    let Some(process) = Process::running() else {
+        return;
+    };
+    let _core = process.lock();
+    for (_, waiter) in held(&SLEEPERS).iter().filter(|(id, _)| *id == thread) {
+        if let Some(waiter) = waiter.upgrade() {
+            waiter.signal();
+        }
+    }
+}
+
+/// Is the calling thread to end rather than wait?
+pub(crate) fn is_wanted() -> bool {
+    if !HAS_ANY.load(Ordering::Acquire) || IS_SHELTERED.get() {
+        return false;
+    }
+    let id = thread::id();
+    let mut cancelled = held(&CANCELLED);
+    let is_wanted = cancelled.contains(&id) && thread::is_cancellable();
+    if is_wanted {
+        cancelled.retain(|other| *other != id);
+        IS_ENDED.set(true);
+    }
+    is_wanted
+}
+
+/// The calling thread is not cancelled until this is dropped.
+#[must_use]
+pub struct Shelter(());
+
+/// The call under way is none that threads are cancelled in.
+pub fn shelter() -> Shelter {
+    IS_SHELTERED.set(true);
+    Shelter(())
+}
+
+impl Drop for Shelter {
+    fn drop(&mut self) {
+        IS_SHELTERED.set(false);
+    }
+}
+
+/// Is the calling thread to end, now that it has left the library?
+pub fn take_end() -> bool {
+    IS_ENDED.replace(false)
+}
+
+fn held<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
