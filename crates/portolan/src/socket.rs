@@ -128,6 +128,12 @@ impl Asking {
         self.next.store(next.as_nanos(), Ordering::Relaxed);
         true
     }
+
+    /// It was not in vain.
+    fn begin_anew(&self) {
+        self.wait.store(0, Ordering::Relaxed);
+        self.next.store(0, Ordering::Relaxed);
+    }
 }
 
 /// Directions of `shutdown`.
@@ -312,6 +318,11 @@ impl Socket {
     /// Is it time to ask for a session again that is relayed?
     pub(crate) fn may_ask_back(&self, now: Instant) -> bool {
         self.asking.is_due(now)
+    }
+
+    /// A relayed session has come back.
+    pub(crate) fn note_return(&self) {
+        self.asking.begin_anew();
     }
 
     /// Does anybody here wait for its events?

@@ -37,22 +37,16 @@ impl Server {
     }
 
     /// Takes a session back from its descriptor, whose only user shows it: what is on its way in it goes
-    /// on from the session, in order. False if that cannot be, because a direction has ended or the
-    /// peer takes no more; then nothing has changed.
+    /// on from the session, in order. False if that cannot be, because a direction has ended; then the
+    /// relay goes on.
     pub fn end_relay(&mut self, id: SessionId, near: &OwnedFd) -> bool {
-        self.pump_out(id);
-        let (Some(far), Some(relay)) = (self.fars.get(&id), self.relays.get(&id)) else {
+        if !self.drain_far(id) {
+            self.pump(id);
             return false;
-        };
-        let has_ended = relay.near_ended || relay.far_ended || relay.hung_up;
-        let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        let is_drained = recv(&far.fd, &mut [0; 1], look) == Err(rustix::io::Errno::AGAIN);
+        }
         let Some(session) = self.server_slot(id).and_then(|slot| self.stack.tcp(slot)) else {
             return false;
         };
-        if has_ended || !is_drained {
-            return false;
-        }
         session.connection.unread(&unread(near));
         self.counters.relays_ended += 1;
         self.relays.remove(&id);
@@ -151,6 +145,35 @@ impl Server {
                     // How a pair tells that its other end was closed with octets in it.
                     relay.left_unread |= errno == rustix::io::Errno::CONNRESET;
                 }
+            }
+        }
+    }
+
+    /// All that lies in the descriptor becomes the session's, whatever room it has. False if a direction
+    /// has ended.
+    fn drain_far(&mut self, id: SessionId) -> bool {
+        let slot = self.server_slot(id);
+        let (Some(far), Some(relay), Some(session)) = (
+            self.fars.get(&id),
+            self.relays.get(&id),
+            slot.and_then(|slot| self.stack.tcp(slot)),
+        ) else {
+            return false;
+        };
+        if relay.near_ended || relay.far_ended || relay.hung_up {
+            return false;
+        }
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            // Looks first: what the session cannot take stays where it is.
+            let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+            match recv(&far.fd, &mut chunk[..], look) {
+                Ok((count @ 1.., _)) if session.connection.send_whole(&chunk[..count]) => {
+                    // It was there a moment ago.
+                    let _ = recv(&far.fd, &mut chunk[..count], RecvFlags::DONTWAIT);
+                }
+                Err(rustix::io::Errno::AGAIN) => return true,
+                _ => return false,
             }
         }
     }

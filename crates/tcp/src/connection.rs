@@ -351,6 +351,16 @@ impl Connection {
         count
     }
 
+    /// Takes all of `data`, full or not: octets that a session has to take along when it moves.
+    /// False, and nothing taken, if it sends no more or that would be beyond measure.
+    pub fn send_whole(&mut self, data: &[u8]) -> bool {
+        let is_possible = self.may_send() && self.send.buffer.len() + data.len() <= LARGEST;
+        if is_possible {
+            self.send.buffer.push(data);
+        }
+        is_possible
+    }
+
     /// The last octet that was sent is urgent (`MSG_OOB`).
     pub fn mark_urgent(&mut self) {
         let end = self.send.una + self.send.buffer.len() as u32;

@@ -102,6 +102,7 @@ pub(super) fn ask_back(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let session = setup.session.ok_or(Stop::NotOurs)?;
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
         Ok(Some((session, slot, _))) => {
+            socket.note_return();
             install(process, socket, slot, Session::Tcp(Box::new(session)));
             Ok(())
         }

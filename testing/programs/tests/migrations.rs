@@ -1,0 +1,69 @@
+//! A busy connection whose session goes to the server and comes back, again and again: its stream
+//! stays exact.
+
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::run_within;
+use portolan_netns::{Daemon, Impairment, Ready};
+use portolan_programs::{PYTHON, counter, impaired_bed};
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/moving.py");
+const PORT: u16 = 7041;
+
+/// Times that the session leaves and comes back; the acceptance of a release sets it to 1000.
+fn moves() -> u64 {
+    let moves = std::env::var("PORTOLAN_TEST_MOVES");
+    moves.map_or(60, |text| text.parse().expect("a number"))
+}
+
+/// Octets between two moves: under the loss of this test the path takes some tens of milliseconds
+/// for them.
+const BLOCK: u64 = 256 << 10;
+
+/// Seconds that all blocks took.
+fn play(bed: &Bed, way: &str, movement: &str) -> f64 {
+    let endpoint = bed.endpoint(PORT);
+    let arguments = |role: &str| {
+        let mut all = vec![
+            SCRIPT.to_owned(),
+            role.to_owned(),
+            endpoint.ip().to_string(),
+        ];
+        all.extend([endpoint.port().to_string(), way.to_owned()]);
+        all.extend([moves(), BLOCK].map(|number| number.to_string()));
+        all.push(movement.to_owned());
+        all
+    };
+    let mut peer = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    peer.args(arguments("peer"));
+    let peer = Daemon::start(peer, Ready::Line("ready".to_owned()));
+    let mut takers = bed.command(Side::Client, Stack::Portolan, PYTHON);
+    let limit = Duration::from_secs(30 + moves());
+    let output = run_within(takers.args(arguments("take")), limit)
+        .unwrap_or_else(|error| panic!("{way}, {movement}: {error}\n{}", peer.output()));
+    output.trim().parse().expect("seconds")
+}
+
+/// How often the library got a session.
+fn cached(bed: &Bed) -> u64 {
+    counter(bed, Side::Client, "server", "sessions-cached")
+}
+
+#[test]
+fn a_busy_stream_whose_session_moves_is_exact() {
+    let bed = impaired_bed(Impairment {
+        loss: 0.02,
+        delay: Duration::from_micros(500),
+        ..Impairment::default()
+    });
+    for way in ["send", "receive"] {
+        let at_rest = play(&bed, way, "rest");
+        let before = cached(&bed);
+        let moving = play(&bed, way, "move");
+        let came_back = cached(&bed) - before;
+        let ratio = at_rest / moving;
+        eprintln!("{way}: came back {came_back} times, {ratio:.2} of the throughput at rest");
+        assert!(came_back >= moves() / 2, "{came_back} of {}", moves());
+    }
+}
