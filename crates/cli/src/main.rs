@@ -7,6 +7,7 @@ mod counters;
 mod demo;
 mod doctor;
 mod exit;
+mod linkage;
 mod run;
 mod server;
 mod ss;

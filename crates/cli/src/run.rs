@@ -11,6 +11,7 @@ use anyhow::anyhow;
 
 use crate::ServerAddress;
 use crate::exit::Failure;
+use crate::linkage::{self, Linkage};
 
 const PRELOAD: &str = "libportolan_preload.so";
 
@@ -38,9 +39,20 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     // Clap requires at least one word.
     let (program, rest) = arguments.command.split_first().expect("a program is named");
     let mut command = Command::new(program);
-    command
-        .args(rest)
-        .env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
+    command.args(rest);
+    match without_proxy(program) {
+        None => {
+            command.env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
+        }
+        Some(reason) if arguments.require => {
+            let name = program.to_string_lossy();
+            return Err(Failure::NotTried(anyhow!("{name} {reason}")));
+        }
+        Some(reason) => {
+            let name = program.to_string_lossy();
+            eprintln!("portolan: {name} {reason}; using the kernel's sockets");
+        }
+    }
     if let Some(socket) = &arguments.server.socket {
         command.env("PORTOLAN_SOCKET", socket);
     }
@@ -57,6 +69,15 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         ErrorKind::NotFound => Failure::NotFound(error),
         _ => Failure::NotExecutable(error),
     })
+}
+
+/// Why the program cannot have the proxy, if it cannot.
+fn without_proxy(program: &OsStr) -> Option<&'static str> {
+    match linkage::of_program(program) {
+        Linkage::Glibc => None,
+        Linkage::Other => Some("is linked to another C library than glibc"),
+        Linkage::Static => Some("is statically linked"),
+    }
 }
 
 /// The proxy lies beside this program after `cargo build`, in `../lib/portolan` after
