@@ -3,9 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
@@ -20,6 +18,7 @@ use crate::error::{AttachError, ChannelError, LoadError, TableError};
 use crate::hook::Hook;
 use crate::objects::Objects;
 use crate::table::Table;
+use crate::workshop::Workshop;
 
 /// Sizes of the tables; their memory is taken when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +33,7 @@ pub struct Limits {
 pub struct Filter {
     packet_filter: OwnedFd,
     inject_filter: OwnedFd,
-    transmit_filter: OwnedFd,
     hooks: HashMap<u32, Hook>,
-    limits: Limits,
 
     flows: Table<FilterKey, FlowRow>,
     bindings: Table<BindingKey, FlowRow>,
@@ -47,14 +44,11 @@ pub struct Filter {
     local_addresses: Table<[u8; 16], u8>,
     taps: Table<u32, u32>,
     channels: Table<u32, u32>,
-    rings: Arc<Table<u32, i32>>,
-    doorbells: Arc<Table<u32, i32>>,
+    workshop: Arc<Workshop>,
     counters: MapHandle,
     /// What `local_addresses` holds.
     addresses: HashMap<IpAddr, u8>,
     tap_of: HashMap<ChannelId, u32>,
-    /// Channels whose maps are on their way out of the tables.
-    leaving: HashMap<ChannelId, JoinHandle<()>>,
 }
 
 impl Filter {
@@ -67,9 +61,7 @@ impl Filter {
         Ok(Filter {
             packet_filter: objects.program("packet_filter")?,
             inject_filter: objects.program("inject_filter")?,
-            transmit_filter: objects.program("transmit_filter")?,
             hooks: HashMap::new(),
-            limits: *limits,
             flows: Table::of(objects, "flows")?,
             bindings: Table::of(objects, "bindings")?,
             shares: Table::of(objects, "shares")?,
@@ -79,12 +71,10 @@ impl Filter {
             local_addresses: Table::of(objects, "local_addresses")?,
             taps: Table::of(objects, "taps")?,
             channels: Table::of(objects, "channels")?,
-            rings: Arc::new(Table::of(objects, "rings")?),
-            doorbells: Arc::new(Table::of(objects, "doorbells")?),
+            workshop: Arc::new(Workshop::of(objects, limits)?),
             counters: objects.map("counters")?,
             addresses: HashMap::new(),
             tap_of: HashMap::new(),
-            leaving: HashMap::new(),
         })
     }
 
@@ -144,6 +134,11 @@ impl Filter {
         Ok(())
     }
 
+    /// Where channels are made, in this thread or in another.
+    pub fn workshop(&self) -> Arc<Workshop> {
+        Arc::clone(&self.workshop)
+    }
+
     /// Gives a channel a ring of at least `ring_size` octets and a doorbell.
     pub fn create_channel(
         &mut self,
@@ -151,15 +146,14 @@ impl Filter {
         ring_size: u32,
     ) -> Result<ChannelMaps, ChannelError> {
         let maps = Maps::create(ring_size)?;
-        self.install(channel, &maps)?;
+        self.workshop.install(&[(channel, &maps)])?;
         maps.share()
     }
 
     /// Puts the transmit filter at the ingress of a channel's tap. The program leaves with the tap.
     pub fn attach_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), AttachError> {
         self.register_tap(channel, tap_ifindex)?;
-        Hook::attach(self.transmit_filter.as_fd(), tap_ifindex)?;
-        Ok(())
+        self.workshop.attach_tap(tap_ifindex)
     }
 
     /// Puts the packet filter at the ingress of the tap through which the server re-injects frames.
@@ -168,22 +162,14 @@ impl Filter {
         Ok(())
     }
 
-    /// Forgets a channel: its tap sends no more; frames aimed at it are soon dropped. The kernel
-    /// waits for programs that still use the ring, in a thread of its own here, because that takes
-    /// tens of milliseconds. The owner's mappings stay valid.
+    /// Forgets a channel: its tap sends no more; frames aimed at it are soon dropped. The owner's
+    /// mappings stay valid.
     pub fn remove_channel(&mut self, channel: ChannelId) -> Result<(), TableError> {
         if let Some(tap) = self.tap_of.remove(&channel) {
             self.taps.remove(&tap)?;
             self.channels.set(&channel.0, &0)?;
         }
-        let (rings, doorbells) = (Arc::clone(&self.rings), Arc::clone(&self.doorbells));
-        let leave = move || {
-            // What is not there needs no removal; nothing else can go wrong with a valid index.
-            let _ = rings.remove(&channel.0);
-            let _ = doorbells.remove(&channel.0);
-        };
-        self.leaving.retain(|_, thread| !thread.is_finished());
-        self.leaving.insert(channel, thread::spawn(leave));
+        self.workshop.remove(channel);
         Ok(())
     }
 
@@ -238,35 +224,8 @@ impl Filter {
         counters::read(&self.counters)
     }
 
-    pub(crate) fn install(&mut self, channel: ChannelId, maps: &Maps) -> Result<(), ChannelError> {
-        if channel.0 >= self.limits.channels {
-            return Err(ChannelError::OutOfRange(channel));
-        }
-        self.await_removal(channel);
-        // Each write waits until no program uses what was there before: let them wait together.
-        let (ring, doorbell) = thread::scope(|scope| {
-            let ring = scope.spawn(|| self.rings.set_map(channel.0, &maps.ring));
-            let doorbell = self.doorbells.set_map(channel.0, &maps.doorbell);
-            (ring.join(), doorbell)
-        });
-        doorbell?;
-        ring.unwrap_or_else(|panic| resume_unwind(panic))?;
-        Ok(())
-    }
-
-    /// Returns when nothing of a removed channel is left in the tables.
-    pub(crate) fn await_removal(&mut self, channel: ChannelId) {
-        if let Some(thread) = self.leaving.remove(&channel) {
-            // The thread has nothing in it that panics.
-            let _ = thread.join();
-        }
-    }
-
-    pub(crate) fn register_tap(
-        &mut self,
-        channel: ChannelId,
-        tap_ifindex: u32,
-    ) -> Result<(), TableError> {
+    /// From now on what comes through the tap is the channel's, and the transmit filter knows it.
+    pub fn register_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), TableError> {
         self.channels.set(&channel.0, &tap_ifindex)?;
         self.taps.set(&tap_ifindex, &channel.0)?;
         self.tap_of.insert(channel, tap_ifindex);

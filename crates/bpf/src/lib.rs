@@ -11,6 +11,7 @@ mod holders;
 mod hook;
 mod objects;
 mod table;
+mod workshop;
 
 #[cfg(test)]
 mod tests;
@@ -20,3 +21,4 @@ pub use counters::{Counter, counter_names};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
 pub use filter::{Filter, Limits};
 pub use holders::HolderCount;
+pub use workshop::Workshop;

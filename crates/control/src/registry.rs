@@ -160,22 +160,32 @@ impl Registry {
         }
     }
 
-    /// Gives a process the lowest free channel.
-    pub fn register(
-        &mut self,
-        pid: u32,
-        uid: u32,
-        program: String,
-        low_ports: bool,
-    ) -> Result<ChannelId, Errno> {
+    /// Channels that no process has, the lowest first.
+    pub fn free_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
+        (1..=self.limits.processes)
+            .map(ChannelId)
+            .filter(|channel| !self.processes.contains_key(channel))
+    }
+
+    /// May `uid` have one more process?
+    pub fn has_room_for_process(&self, uid: u32) -> Result<(), Errno> {
         let of_user = self.processes.values().filter(|p| p.uid == uid).count();
         if of_user >= self.limits.processes_per_user as usize {
             return Err(Errno::MFILE);
         }
-        let channel = (1..=self.limits.processes)
-            .map(ChannelId)
-            .find(|channel| !self.processes.contains_key(channel))
-            .ok_or(Errno::NFILE)?;
+        Ok(())
+    }
+
+    /// Gives a process a free channel.
+    pub fn register(
+        &mut self,
+        channel: ChannelId,
+        pid: u32,
+        uid: u32,
+        program: String,
+        low_ports: bool,
+    ) -> Result<(), Errno> {
+        self.has_room_for_process(uid)?;
         let process = Process {
             channel,
             pid,
@@ -185,7 +195,7 @@ impl Registry {
             sessions: 0,
         };
         self.processes.insert(channel, process);
-        Ok(channel)
+        Ok(())
     }
 
     /// Forgets a process. Returns the sessions it held, which are the server's problem now.

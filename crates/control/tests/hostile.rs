@@ -82,7 +82,13 @@ impl Server {
         match *request {
             Request::Hello { uid } => {
                 let uid = u32::from(uid % 3);
-                if let Ok(channel) = self.registry.register(1, uid, "hostile".into(), false) {
+                let free = self.registry.free_channels().next();
+                if let Some(channel) = free
+                    && self
+                        .registry
+                        .register(channel, 1, uid, "hostile".into(), false)
+                        .is_ok()
+                {
                     self.channels.push(channel);
                 }
             }

@@ -18,6 +18,7 @@ use crate::opens::{Target, Wish};
 use crate::poll::Token;
 use crate::recall::{Asker, Want};
 use crate::server::{Server, Source};
+use crate::spares::Newcomer;
 
 /// Replies that may wait for a client that does not read; beyond, it is disconnected.
 const WAITING_MAX: usize = 512;
@@ -58,6 +59,8 @@ pub enum Answer {
     Silence,
     /// The reply comes when the session's holder has given it back.
     Recall(SessionId, Want),
+    /// The reply comes when there is a channel for the program.
+    Channel(String),
 }
 
 impl From<ReplyBody> for Answer {
@@ -157,6 +160,15 @@ impl Server {
                     want,
                 };
                 self.recall(session, asker);
+                return;
+            }
+            Ok(Answer::Channel(program)) => {
+                let newcomer = Newcomer {
+                    client: id,
+                    request: request.id,
+                    program,
+                };
+                self.await_spare(newcomer);
                 return;
             }
             Err(errno) => {

@@ -22,6 +22,7 @@ mod reservation;
 mod server;
 mod sessions;
 mod sharing;
+mod spares;
 mod sysctls;
 mod udp;
 mod wire;

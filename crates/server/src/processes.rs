@@ -15,12 +15,10 @@ use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
 use crate::server::Server;
+use crate::spares::{Newcomer, Spare, destroy};
 
 /// Longest program name that is kept.
 const PROGRAM_MAX: usize = 64;
-
-/// Octets of frames on their way to the wire before a library's tap is full.
-const TAP_SEND_BUFFER: u32 = 4 << 20;
 
 /// `CAP_NET_BIND_SERVICE`.
 const BIND_LOW_PORTS: u64 = 1 << 10;
@@ -28,13 +26,14 @@ const BIND_LOW_PORTS: u64 = 1 << 10;
 /// How long the tap of a process that is gone may take to go with it.
 const TAP_GOES_WITHIN: Duration = Duration::from_secs(1);
 
-/// What the server keeps of a process's channel. The tap's descriptor is not among it: the device
-/// must go with the process, and destroying one is slow.
+/// What the server keeps of a process's channel.
 #[derive(Debug)]
 pub struct Channel {
     pub client: ClientId,
     pub statistics: StatisticsReader,
-    tap: u32,
+    /// With a copy of its descriptor: a process that had the only one would destroy the device when it
+    /// ends, which is slow, and only then close its connections.
+    tap: Tap,
     /// Rings when `recalled` is not empty.
     pub alert: Bell,
     /// What the process is to give back, until it asks.
@@ -42,13 +41,8 @@ pub struct Channel {
 }
 
 impl Server {
-    /// Registers a process and hands it its channel.
-    pub fn hello(
-        &mut self,
-        id: ClientId,
-        version: u32,
-        mut program: String,
-    ) -> Result<Answer, Errno> {
+    /// Registers a process and hands it a channel, now or as soon as there is one.
+    pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
         let client = self.clients.get(&id).ok_or(Errno::BADF)?;
         if version != VERSION {
             warn!(
@@ -57,60 +51,99 @@ impl Server {
             );
             return Err(Errno::PROTO);
         }
+        self.registry.has_room_for_process(client.credentials.uid)?;
+        let answer = match self.spares.take(self.now) {
+            Some(spare) => self.hand_channel(id, program, spare)?,
+            None => Answer::Channel(program),
+        };
+        // A channel that is taken is a process's by now.
+        self.order_spares();
+        match answer {
+            Answer::Channel(_) if self.is_out_of_channels() => Err(Errno::NFILE),
+            answer => Ok(answer),
+        }
+    }
+
+    /// As [`Server::hello`], for one that had to wait.
+    pub fn welcome_late(&mut self, newcomer: Newcomer, spare: Spare) {
+        let Newcomer {
+            client,
+            request,
+            program,
+        } = newcomer;
+        let (body, fds) = match self.hand_channel(client, program, spare) {
+            Ok(Answer::Reply(body, fds)) => (body, fds),
+            Ok(_) => return,
+            Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
+        };
+        self.reply(client, request, body, fds);
+    }
+
+    pub fn refuse_late(&mut self, newcomer: Newcomer) {
+        self.counters.refused += 1;
+        let errno = Errno::NFILE.0;
+        let refusal = ReplyBody::Error { errno };
+        self.reply(newcomer.client, newcomer.request, refusal, Vec::new());
+    }
+
+    fn hand_channel(
+        &mut self,
+        id: ClientId,
+        mut program: String,
+        spare: Spare,
+    ) -> Result<Answer, Errno> {
+        while program.len() > PROGRAM_MAX {
+            program.pop();
+        }
+        if let Err(errno) = self.register(id, program, spare.channel) {
+            self.return_spare(spare);
+            return Err(errno);
+        }
+        let channel = spare.channel;
+        self.build_channel(id, spare).map_err(|failure| {
+            error!(%failure, "cannot share a channel");
+            self.disown(id, channel);
+            Errno::NOBUFS
+        })
+    }
+
+    fn register(&mut self, id: ClientId, program: String, channel: ChannelId) -> Result<(), Errno> {
+        let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
         if client.channel.is_some() {
             return Err(Errno::ALREADY);
         }
         let Credentials { pid, uid, .. } = client.credentials;
-        while program.len() > PROGRAM_MAX {
-            program.pop();
-        }
         let low_ports = uid == 0 || has_capability(pid, BIND_LOW_PORTS);
-        let channel = self
-            .registry
-            .register(pid, uid, program.clone(), low_ports)?;
-        match self.build_channel(id, channel) {
-            Ok(answer) => {
-                self.counters.processes += 1;
-                if let Some(client) = self.clients.get_mut(&id) {
-                    client.channel = Some(channel);
-                }
-                info!(pid, uid, program, channel = channel.0, "process registered");
-                Ok(answer)
-            }
-            Err(failure) => {
-                error!(%failure, pid, "cannot build a channel");
-                self.registry.unregister(channel);
-                Err(Errno::NOBUFS)
-            }
-        }
+        self.registry
+            .register(channel, pid, uid, program.clone(), low_ports)?;
+        client.channel = Some(channel);
+        self.counters.processes += 1;
+        info!(pid, uid, program, channel = channel.0, "process registered");
+        Ok(())
     }
 
-    fn build_channel(&mut self, client: ClientId, channel: ChannelId) -> anyhow::Result<Answer> {
+    fn disown(&mut self, id: ClientId, channel: ChannelId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.channel = None;
+        }
+        self.registry.unregister(channel);
+        // Without its tap the channel is of no use; what is left of it goes with its number.
+        let _ = self.filter.remove_channel(channel);
+    }
+
+    fn build_channel(&mut self, client: ClientId, spare: Spare) -> anyhow::Result<Answer> {
         self.sysctls.look(self.now);
-        let tap = Tap::create("ptl")?;
-        tap.set_send_buffer(TAP_SEND_BUFFER)?;
+        let Spare { channel, tap, maps } = spare;
         let statistics = StatisticsReader::create()?;
         let alert = Bell::new()?;
-        let ends = self.filter.create_channel(channel, self.config.ring_size)?;
-        self.filter.attach_tap(channel, tap.ifindex)?;
         let fds: Vec<OwnedFd> = vec![
-            tap.fd,
-            ends.ring,
-            ends.doorbell,
+            tap.fd.try_clone()?,
+            maps.ring,
+            maps.doorbell,
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
             alert.as_fd().try_clone_to_owned()?,
         ];
-        self.channels.insert(
-            channel,
-            Channel {
-                client,
-                statistics,
-                tap: tap.ifindex,
-                alert,
-                recalled: Vec::new(),
-            },
-        );
         let body = ReplyBody::Welcome {
             channel,
             ring_size: self.config.ring_size,
@@ -118,6 +151,16 @@ impl Server {
             cuts_datagrams: tap.cuts_datagrams,
             parameters: self.config.parameters(),
         };
+        self.channels.insert(
+            channel,
+            Channel {
+                client,
+                statistics,
+                tap,
+                alert,
+                recalled: Vec::new(),
+            },
+        );
         Ok(Answer::Reply(body, fds))
     }
 
@@ -131,7 +174,8 @@ impl Server {
         }
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
-            self.leaving_taps.push_back((due, gone.tap));
+            self.leaving_taps.push_back((due, gone.tap.ifindex));
+            destroy(gone.tap);
             self.add_to_ended(&gone.statistics);
         }
         if let Err(failure) = self.filter.remove_channel(channel) {

@@ -44,6 +44,7 @@ use crate::relay::Relay;
 use crate::reservation::Reservation;
 use crate::sessions::Far;
 use crate::sharing::Sharing;
+use crate::spares::Spares;
 use crate::sysctls::Sysctls;
 use crate::wire::TapWire;
 
@@ -66,6 +67,7 @@ pub enum Source {
     Ring,
     Wire,
     Inject,
+    Spares,
     Client(ClientId),
     Descriptor(SessionId),
     Reservation(SessionId),
@@ -130,6 +132,7 @@ pub struct Server {
     pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Taps of processes that are gone, and when they must be too.
     pub(crate) leaving_taps: VecDeque<(Instant, u32)>,
+    pub(crate) spares: Spares,
     /// What processes counted that are gone.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
@@ -216,6 +219,8 @@ impl Server {
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
         poll.add(&monitor, Source::Network, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
+        let spares = Spares::new(filter.workshop(), config.ring_size, now)?;
+        poll.add(&*spares.bell, Source::Spares, EventFlags::IN)?;
         let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
         let edge = EventFlags::OUT | EventFlags::ET;
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
@@ -237,6 +242,7 @@ impl Server {
             next_client: 1,
             channels: HashMap::new(),
             leaving_taps: VecDeque::new(),
+            spares,
             ended: [0; COUNTERS],
             buffer: Vec::new(),
             filter,
@@ -274,6 +280,7 @@ impl Server {
             done: Vec::new(),
             config,
         };
+        server.await_first_spare();
         // The tables are right before the first packet meets the filter.
         server.publish();
         for &ifindex in &server.managed {
@@ -325,6 +332,7 @@ impl Server {
             Source::Ring => self.drain(),
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),
+            Source::Spares => self.on_spares(),
             Source::Client(id) => self.serve_client(id, flags),
             Source::Descriptor(id) => self.on_descriptor(id, flags),
             Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
@@ -397,6 +405,7 @@ impl Server {
             self.drive_deferred(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
+            self.drive_spares(),
             self.drive_recalls(),
         ]
         .into_iter()

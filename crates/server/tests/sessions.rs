@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use common::{Client, Library, await_some, control_path, start_server};
+use common::{Client, Library, await_some, control_path, open_files, start_server};
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, KernelReason, Reader, ReplyBody, RequestBody, SessionRef,
@@ -311,16 +311,11 @@ fn more_connections_than_the_descriptors_queue_holds_are_all_accepted() {
 fn a_thousand_connections_leave_nothing_behind() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
-    let open_files = || {
-        std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
-            .unwrap()
-            .count()
-    };
     let mut command = Client::connect(&control_path(&bed.a));
     let mut library = Library::start(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 64);
     command.sessions();
-    let before = open_files();
+    let before = open_files(&server);
     for _ in 0..1000 {
         let peer = connect_from_b(&bed, at(Bed::A4, 8080));
         let (id, near, slot) = library.accept(&listener);
@@ -336,7 +331,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     await_some("an empty table", || {
         (command.sessions().len() == 1).then_some(())
     });
-    assert_eq!(open_files(), before);
+    assert_eq!(open_files(&server), before);
 }
 
 /// Sends SYNs to `10.77.0.1:8080` from addresses that nobody has.
@@ -635,5 +630,26 @@ fn listeners_of_two_processes_share_a_port_if_both_want_to() {
     let _more: Vec<_> = (0..10).map(|_| connect_from_b(&bed, local)).collect();
     for _ in 0..10 {
         two.event();
+    }
+}
+
+/// More than are kept ready: the rest waits until theirs are made.
+#[test]
+fn processes_that_come_at_once_get_a_channel_each() {
+    const PROCESSES: usize = 24;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let peer = listen_on_b(&bed);
+    let remote = peer.local_addr().unwrap();
+    let clients: Vec<Client> = (0..PROCESSES).map(|_| Client::greeting(&path)).collect();
+    let libraries: Vec<Library> = clients.into_iter().map(Library::welcomed).collect();
+    for mut library in libraries {
+        let (_, _near, slot) = library.open(remote);
+        let (mut stream, _) = peer.accept().unwrap();
+        library.write(slot, b"mine");
+        let mut got = [0; 4];
+        stream.read_exact(&mut got).unwrap();
+        assert_eq!(&got, b"mine");
     }
 }

@@ -102,7 +102,7 @@ impl Bed {
         let objects = Objects::load(&limits).expect("the tests run as root");
         let mut filter = Filter::of(&objects, &limits).unwrap();
         let maps = Maps::create(RING_SIZE).unwrap();
-        filter.install(CHANNEL, &maps).unwrap();
+        filter.workshop().install(&[(CHANNEL, &maps)]).unwrap();
         filter.register_tap(CHANNEL, IFINDEX).unwrap();
         let interface = FilterInterface {
             ifindex: EGRESS,

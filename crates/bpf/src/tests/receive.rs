@@ -340,7 +340,7 @@ fn a_row_to_a_removed_channel_drops_rather_than_wakes_the_kernel() {
     let [flow, _] = flows(Protocol::Tcp);
     let mut bed = bed_with(&flow);
     bed.filter.remove_channel(CHANNEL).unwrap();
-    bed.filter.await_removal(CHANNEL);
+    bed.filter.workshop().await_removal(CHANNEL);
     let frame = Frame::received(&flow).build();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
     bed.filter.aim(&flow, row(ChannelId(u32::MAX))).unwrap();

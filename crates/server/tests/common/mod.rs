@@ -37,6 +37,21 @@ pub fn start_server(host: &Namespace) -> Daemon {
     Daemon::start(command, Ready::Line("ready".into()))
 }
 
+/// Files that a server has open, aside from those of channels that it makes ahead.
+pub fn open_files(server: &Daemon) -> usize {
+    let directory = format!("/proc/{}/fd", server.pid());
+    let files = std::fs::read_dir(directory).unwrap().flatten();
+    let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    targets
+        .map(|target| target.display().to_string())
+        .filter(|target| {
+            !["net/tun", "bpf-map"]
+                .iter()
+                .any(|end| target.ends_with(end))
+        })
+        .count()
+}
+
 pub fn control_path(host: &Namespace) -> std::path::PathBuf {
     format!("/run/portolan/{}/control", host.inode()).into()
 }
@@ -55,6 +70,17 @@ impl Client {
             next: 0,
             waiting: VecDeque::new(),
         }
+    }
+
+    /// One that has said `Hello` and not heard an answer.
+    pub fn greeting(path: &Path) -> Client {
+        let mut client = Client::connect(path);
+        let hello = RequestBody::Hello {
+            version: VERSION,
+            program: "test".into(),
+        };
+        client.send(hello, &[]);
+        client
     }
 
     pub fn send(&mut self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> u32 {
@@ -171,13 +197,13 @@ pub struct Near(pub OwnedFd);
 
 impl Library {
     pub fn start(path: &Path) -> Library {
-        let mut client = Client::connect(path);
-        let hello = RequestBody::Hello {
-            version: VERSION,
-            program: "test".into(),
-        };
-        let (reply, fds) = client.ask_with(hello, &[]);
-        let ReplyBody::Welcome { ring_size, .. } = reply else {
+        Library::welcomed(Client::greeting(path))
+    }
+
+    /// Takes the channel of a client that has said `Hello`.
+    pub fn welcomed(mut client: Client) -> Library {
+        let (reply, fds) = client.receive().expect("a reply");
+        let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
         };
         let [tap, ring, doorbell, metastate, statistics, _alert] =

@@ -8,7 +8,7 @@ use portolan_netns::Bed;
 use portolan_proto::control::{GroupAction, GroupChange, ReplyBody, RequestBody};
 use portolan_types::{Protocol, SessionId, Slot};
 
-use crate::common::{Library, Near, control_path, start_server};
+use crate::common::{Library, Near, control_path, open_files, start_server};
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
@@ -165,13 +165,9 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
-    let open_files = || {
-        let directory = format!("/proc/{}/fd", server.pid());
-        std::fs::read_dir(directory).unwrap().count()
-    };
     let mut hostile = hostile_library(&path);
     let (session, _near) = bind(&mut hostile);
-    let before = open_files();
+    let before = open_files(&server);
     let mut granted = 0;
     for number in 0..FLOOD {
         let group = Ipv4Addr::from(0xef4e_0000 + number).into();
@@ -185,7 +181,7 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
     }
     // The kernel's own bound (`igmp_max_memberships`).
     assert!((1..=100).contains(&granted), "{granted}");
-    assert_eq!(open_files(), before);
+    assert_eq!(open_files(&server), before);
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
 }

@@ -1,0 +1,254 @@
+//! Channels that are made before anybody asks for them. The kernel takes tens of milliseconds for
+//! one, and a server that forks for each connection needs one each time. A thread makes them, several
+//! at a time; as many wait as the last seconds showed to be wanted.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+use portolan_bpf::{AttachError, ChannelError, ChannelMaps, Workshop};
+use portolan_sys::tap::{CreateError, Tap};
+use portolan_sys::wait::Bell;
+use portolan_types::{ChannelId, Instant};
+use rustix::io::Errno;
+use tracing::error;
+
+use crate::clients::ClientId;
+use crate::server::Server;
+
+/// Octets of frames on their way to the wire before a library's tap is full.
+const TAP_SEND_BUFFER: u32 = 4 << 20;
+
+/// Rings are memory that nobody else can have.
+const MOST: usize = 16;
+
+/// After so long without a newcomer one is enough again.
+const LULL: Duration = Duration::from_secs(3);
+
+/// A channel that no process has.
+#[derive(Debug)]
+pub struct Spare {
+    pub channel: ChannelId,
+    pub tap: Tap,
+    pub maps: ChannelMaps,
+}
+
+/// A process whose `Hello` waits for a channel.
+#[derive(Debug)]
+pub struct Newcomer {
+    pub client: ClientId,
+    pub request: u32,
+    pub program: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum MakeError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
+    Tap(#[from] CreateError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("cannot bound a tap: {0}")]
+    Bound(#[from] Errno),
+}
+
+struct Made {
+    ordered: Vec<ChannelId>,
+    spares: Result<Vec<Spare>, MakeError>,
+}
+
+pub struct Spares {
+    ready: VecDeque<Spare>,
+    ordered: BTreeSet<ChannelId>,
+    waiting: VecDeque<Newcomer>,
+    /// As many are to be ready.
+    target: usize,
+    wanted_at: Instant,
+    workshop: Arc<Workshop>,
+    orders: Sender<Vec<ChannelId>>,
+    made: Receiver<Made>,
+    pub bell: Arc<Bell>,
+}
+
+impl Spares {
+    /// Starts the thread that makes them.
+    pub fn new(workshop: Arc<Workshop>, ring_size: u32, now: Instant) -> Result<Spares, Errno> {
+        let bell = Arc::new(Bell::new()?);
+        let (orders, to_do) = mpsc::channel::<Vec<ChannelId>>();
+        let (done, made) = mpsc::channel();
+        let (theirs, ring) = (Arc::clone(&workshop), Arc::clone(&bell));
+        std::thread::spawn(move || {
+            while let Ok(mut ordered) = to_do.recv() {
+                // What was ordered meanwhile is made together: the kernel's wait is the same.
+                ordered.extend(to_do.try_iter().flatten());
+                let spares = make(&theirs, &ordered, ring_size);
+                if done.send(Made { ordered, spares }).is_err() {
+                    return;
+                }
+                ring.ring();
+            }
+        });
+        Ok(Spares {
+            ready: VecDeque::new(),
+            ordered: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            target: 1,
+            wanted_at: now,
+            workshop,
+            orders,
+            made,
+            bell,
+        })
+    }
+
+    fn has(&self, channel: ChannelId) -> bool {
+        self.ordered.contains(&channel) || self.ready.iter().any(|spare| spare.channel == channel)
+    }
+
+    /// One for a newcomer. If there is none, more are to be ready next time.
+    pub fn take(&mut self, now: Instant) -> Option<Spare> {
+        self.wanted_at = now;
+        let spare = self.ready.pop_front();
+        if spare.is_none() {
+            self.target = (self.target * 2).min(MOST);
+        }
+        spare
+    }
+
+    /// How many are to be ordered now.
+    fn missing(&self) -> usize {
+        (self.target + self.waiting.len()).saturating_sub(self.ready.len() + self.ordered.len())
+    }
+}
+
+/// Has the device go, which keeps its thread waiting for tens of milliseconds.
+pub fn destroy(tap: Tap) {
+    std::thread::spawn(move || drop(tap));
+}
+
+fn make(
+    workshop: &Workshop,
+    channels: &[ChannelId],
+    ring_size: u32,
+) -> Result<Vec<Spare>, MakeError> {
+    let maps = workshop.create_channels(channels, ring_size)?;
+    let with_tap = |(&channel, maps)| {
+        let tap = Tap::create("ptl")?;
+        tap.set_send_buffer(TAP_SEND_BUFFER)?;
+        workshop.attach_tap(tap.ifindex)?;
+        Ok(Spare { channel, tap, maps })
+    };
+    channels.iter().zip(maps).map(with_tap).collect()
+}
+
+impl Server {
+    /// Has channels made, if fewer are ready than should be. The numbers of those that have just
+    /// gone come last.
+    pub fn order_spares(&mut self) {
+        let missing = self.spares.missing();
+        if missing == 0 {
+            return;
+        }
+        let free = self.registry.free_channels();
+        let (leaving, free): (Vec<_>, Vec<_>) = free
+            .filter(|channel| !self.spares.has(*channel))
+            .take(missing + MOST)
+            .partition(|channel| self.spares.workshop.is_leaving(*channel));
+        let channels: Vec<ChannelId> = free.into_iter().chain(leaving).take(missing).collect();
+        if channels.is_empty() {
+            return;
+        }
+        self.spares.ordered.extend(&channels);
+        // The thread ends with the server only.
+        let _ = self.spares.orders.send(channels);
+    }
+
+    /// Is there no channel for a newcomer, nor one on its way?
+    pub fn is_out_of_channels(&self) -> bool {
+        self.spares.ready.is_empty() && self.spares.ordered.len() <= self.spares.waiting.len()
+    }
+
+    /// Keeps a newcomer until there is a channel for it.
+    pub fn await_spare(&mut self, newcomer: Newcomer) {
+        self.spares.waiting.push_back(newcomer);
+        self.order_spares();
+    }
+
+    /// Channels are made, or could not be.
+    pub fn on_spares(&mut self) {
+        self.spares.bell.silence();
+        while let Ok(made) = self.spares.made.try_recv() {
+            self.enter_spares(made);
+        }
+        self.welcome_waiting();
+    }
+
+    /// Waits for the first, so that the first process does not.
+    pub fn await_first_spare(&mut self) {
+        self.order_spares();
+        if let Ok(made) = self.spares.made.recv() {
+            self.enter_spares(made);
+        }
+    }
+
+    fn enter_spares(&mut self, made: Made) {
+        for channel in &made.ordered {
+            self.spares.ordered.remove(channel);
+        }
+        let spares = made.spares.unwrap_or_else(|failure| {
+            error!(%failure, "cannot make channels");
+            Vec::new()
+        });
+        for spare in spares {
+            match self.filter.register_tap(spare.channel, spare.tap.ifindex) {
+                Ok(()) => self.spares.ready.push_back(spare),
+                Err(failure) => error!(%failure, "cannot register a tap"),
+            }
+        }
+    }
+
+    fn welcome_waiting(&mut self) {
+        while !self.spares.waiting.is_empty() {
+            let Some(spare) = self.spares.ready.pop_front() else {
+                break;
+            };
+            if let Some(newcomer) = self.spares.waiting.pop_front() {
+                self.welcome_late(newcomer, spare);
+            }
+        }
+        // What could not be made is not tried again and again.
+        while self.spares.ordered.len() < self.spares.waiting.len()
+            && let Some(newcomer) = self.spares.waiting.pop_back()
+        {
+            self.refuse_late(newcomer);
+        }
+    }
+
+    /// Puts one back that was not wanted after all.
+    pub fn return_spare(&mut self, spare: Spare) {
+        self.spares.ready.push_front(spare);
+    }
+
+    /// After a lull one is enough. Returns when to come back.
+    pub fn drive_spares(&mut self) -> Option<Instant> {
+        if self.spares.target == 1 && self.spares.ready.len() <= 1 {
+            return None;
+        }
+        let lull = self.spares.wanted_at + LULL;
+        if lull > self.now {
+            return Some(lull);
+        }
+        self.spares.target = 1;
+        while self.spares.ready.len() > 1
+            && let Some(spare) = self.spares.ready.pop_back()
+        {
+            if let Err(failure) = self.filter.remove_channel(spare.channel) {
+                error!(%failure, "cannot remove a channel");
+            }
+            destroy(spare.tap);
+        }
+        None
+    }
+}
