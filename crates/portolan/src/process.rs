@@ -2,6 +2,7 @@
 //!
 //! Made when the program opens its first socket. A forked child starts anew, when it needs to.
 
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -67,6 +68,12 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
 
+thread_local! {
+    /// Held by a thread that forks.
+    static FROZEN: RefCell<Option<MutexGuard<'static, Option<Instant>>>> =
+        const { RefCell::new(None) };
+}
+
 impl Process {
     /// The process if it has been started.
     pub(crate) fn running() -> Option<&'static Process> {
@@ -125,9 +132,12 @@ impl Process {
     }
 
     /// One request for which nobody has to be registered.
-    pub(crate) fn ask(request: RequestBody, descriptor: BorrowedFd<'_>) -> Option<ReplyBody> {
+    pub(crate) fn ask(
+        request: RequestBody,
+        descriptor: BorrowedFd<'_>,
+    ) -> Option<(ReplyBody, Vec<OwnedFd>)> {
         match Process::running() {
-            Some(process) => Some(process.control.call(request, &[descriptor]).ok()?.0),
+            Some(process) => process.control.call(request, &[descriptor]).ok(),
             None => Process::ask_briefly(request, descriptor),
         }
     }
@@ -136,12 +146,12 @@ impl Process {
     pub(crate) fn ask_briefly(
         request: RequestBody,
         descriptor: BorrowedFd<'_>,
-    ) -> Option<ReplyBody> {
+    ) -> Option<(ReplyBody, Vec<OwnedFd>)> {
         if mode() == Mode::Off {
             return None;
         }
         let control = Control::connect_briefly(&socket_path().ok()?).ok()?;
-        Some(control.call(request, &[descriptor]).ok()?.0)
+        control.call(request, &[descriptor]).ok()
     }
 
     /// Does no filter send packets here any more? A server that stops takes its filter along and
@@ -155,6 +165,17 @@ impl Process {
     pub(crate) fn renounce() {
         IS_RENOUNCED.store(true, Ordering::Relaxed);
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+    }
+
+    /// Before a fork: no other thread may be registering, or the child never could.
+    pub(crate) fn freeze() {
+        let tried = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        FROZEN.replace(Some(tried));
+    }
+
+    /// After the fork, in parent and child.
+    pub(crate) fn thaw() {
+        FROZEN.take();
     }
 
     /// In a forked child: the parent's channel is not ours.

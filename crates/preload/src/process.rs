@@ -19,7 +19,13 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     table::look_all_up();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork_in_child)) };
+    unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_in_parent),
+            Some(after_fork_in_child),
+        );
+    }
     environment::note();
     posix::attach_inherited();
 }
@@ -35,6 +41,11 @@ extern "C" fn stop() {
 
 unsafe extern "C" fn before_fork() {
     posix::before_fork();
+    posix::freeze();
+}
+
+unsafe extern "C" fn after_fork_in_parent() {
+    posix::after_fork_in_parent();
 }
 
 unsafe extern "C" fn after_fork_in_child() {

@@ -82,6 +82,9 @@ pub enum RequestBody {
     /// Has the server relay a session, whose descriptor the packet carries; needs no `Hello`.
     /// Reply: `Relayed` or `Error`.
     Relay { session: SessionId, reader: Reader },
+    /// UDP: what the session sends and receives goes by the kernel from now on, for all who have the
+    /// descriptor, which the packet carries; needs no `Hello`. Reply: `Twin` or `Error`.
+    Share { session: SessionId },
     /// Which sessions does the server want back? Asked when the alert rings. Reply: `Recalled`.
     Recalls,
     /// Returns a cached session. Reply: `Done`, after which the server holds it.
@@ -363,7 +366,7 @@ pub struct Probed {
     pub traits: Traits,
 }
 
-/// Where a TCP session stands that somebody has a descriptor of.
+/// Where a session stands that somebody has a descriptor of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
     Bound,
@@ -374,6 +377,10 @@ pub enum Standing {
     Connected {
         #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
+    },
+    /// UDP: `Share` gives it to whoever uses it.
+    Datagrams {
+        remote: Option<SocketAddr>,
     },
 }
 

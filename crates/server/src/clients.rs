@@ -195,6 +195,7 @@ impl Server {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
+            RequestBody::Share { session } => self.share(id, session, &fds),
             RequestBody::Probe => self.probe(fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),
@@ -284,6 +285,7 @@ impl Server {
             }
             RequestBody::Hello { .. }
             | RequestBody::Relay { .. }
+            | RequestBody::Share { .. }
             | RequestBody::Probe
             | RequestBody::ListSessions
             | RequestBody::ReadCounters

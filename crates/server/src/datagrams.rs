@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use portolan_control::{Claim, Command, Errno, Phase};
+use portolan_control::{Claim, Command, Errno, Holder, Phase};
 use portolan_proto::control::{GroupAction, GroupChange, ReplyBody};
 use portolan_sys::datagram::{self, Arrival};
 use portolan_sys::descriptor::set_socket_option;
@@ -17,7 +17,8 @@ use portolan_wire::udp::{self, UdpHeader};
 use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
-use crate::clients::Answer;
+use crate::clients::{Answer, ClientId};
+use crate::recall::Want;
 use crate::reservation::Reservation;
 use crate::server::{Server, Source};
 
@@ -122,6 +123,56 @@ impl Server {
         self.registry.admit(channel, Command::Twin, id)?;
         let fd = self.kernel_socket(id)?;
         Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
+    }
+
+    /// `Share`: several processes have the descriptor.
+    pub fn share(
+        &mut self,
+        client: ClientId,
+        id: SessionId,
+        fds: &[OwnedFd],
+    ) -> Result<Answer, Errno> {
+        self.verify(id, fds.first().ok_or(Errno::INVAL)?)?;
+        let asker = self.clients.get(&client).and_then(|client| client.channel);
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        match (session.protocol, session.holder) {
+            (Protocol::Tcp, _) => Err(Errno::INVAL),
+            (Protocol::Udp, Holder::Process(holder, _)) if Some(holder) == asker => {
+                self.leave_to_kernel(id)?;
+                self.end_recall(id);
+                self.shared(id)
+            }
+            (Protocol::Udp, Holder::Process(..)) => Ok(Answer::Recall(id, Want::Share)),
+            (Protocol::Udp, _) => self.shared(id),
+        }
+    }
+
+    /// The kernel socket of a session that was left to it.
+    pub fn shared(&mut self, id: SessionId) -> Result<Answer, Errno> {
+        if self.phase(id) != Some(Phase::Relayed) {
+            return Err(Errno::CONNRESET);
+        }
+        let fd = self.kernel_socket(id)?;
+        Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
+    }
+
+    /// Nothing comes by the filter any more, nor by this server. The port is kept for others that have
+    /// the descriptor.
+    fn leave_to_kernel(&mut self, id: SessionId) -> Result<(), Errno> {
+        drop(self.kernel_socket(id)?);
+        self.leave_all_groups(id);
+        self.unaim(id);
+        if let Some((reservation, token)) = self.reservations.get_mut(&id) {
+            if let Some(token) = token.take() {
+                self.poll.remove(&*reservation, token);
+            }
+            if let Err(errno) = make_ordinary(reservation) {
+                warn!(%errno, "programs get a socket with options of ours");
+            }
+        }
+        self.registry.detach(id);
+        self.set_phase(id, Phase::Relayed);
+        Ok(())
     }
 
     /// A copy of it, made first if the session has a port that the kernel leaves alone anyway.

@@ -48,7 +48,7 @@ impl Server {
     /// epoll says something about a far end.
     pub fn on_descriptor(&mut self, id: SessionId, flags: EventFlags) {
         match self.phase(id) {
-            Some(Phase::Relayed) => self.on_relay(id, flags),
+            Some(Phase::Relayed) if !self.is_udp(id) => self.on_relay(id, flags),
             Some(Phase::Listening) if !flags.contains(EventFlags::HUP) => self.announce(id),
             Some(_) if flags.intersects(EventFlags::HUP | EventFlags::ERR) => self.on_hangup(id),
             _ => {}
@@ -90,6 +90,7 @@ impl Server {
             (Phase::Connected, Protocol::Tcp) => self.abort_orphan(id),
             (Phase::Offered, _) => self.abort_held(id),
             (Phase::Parked, _) => self.close_held(id),
+            (Phase::Relayed, Protocol::Udp) => self.forget(id),
             (Phase::Closing | Phase::Handshake | Phase::Relayed, _) => {}
             (Phase::New | Phase::Bound | Phase::Connecting | Phase::Connected, _) => {
                 self.forget(id);

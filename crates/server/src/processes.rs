@@ -220,6 +220,7 @@ impl Server {
                 Phase::Offered | Phase::Connected | Phase::Relayed | Phase::Parked,
                 Some(remote),
             ) => Standing::Connected { remote },
+            (Protocol::Udp, _, remote) => Standing::Datagrams { remote },
             _ => return None,
         };
         let listener = session.listener.and_then(|id| self.registry.session(id));

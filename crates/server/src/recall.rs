@@ -27,6 +27,8 @@ const ASKERS_MAX: usize = 64;
 pub enum Want {
     CacheAt(Slot),
     Relay,
+    /// Its kernel socket.
+    Share,
 }
 
 /// A request that waits for a session.
@@ -134,7 +136,7 @@ impl Server {
     }
 
     /// Is that the session's descriptor?
-    fn verify(&self, id: SessionId, descriptor: &OwnedFd) -> Result<(), Errno> {
+    pub fn verify(&self, id: SessionId, descriptor: &OwnedFd) -> Result<(), Errno> {
         let cookie = unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
         let known = self.registry.by_cookie(cookie).map(|session| session.id);
         if known == Some(id) {
@@ -251,6 +253,7 @@ impl Server {
             (Want::CacheAt(slot), Some(channel)) => self.cache(channel, id, slot, None),
             // The asker is gone.
             (Want::CacheAt(_), None) => return,
+            (Want::Share, _) => self.shared(id),
             (Want::Relay, _) if self.phase(id) == Some(Phase::Relayed) => {
                 Ok(ReplyBody::Relayed.into())
             }

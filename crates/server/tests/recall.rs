@@ -182,8 +182,12 @@ fn nobody_gets_a_session_without_its_descriptor() {
         reader: Reader::Other,
     };
     assert!(refused(thief.ask_with(relay(), &[own.0.as_fd()])));
-    let (bare, _) = thief.ask_with(relay(), &[]);
-    assert!(matches!(bare, ReplyBody::Error { errno: INVAL }));
+    let share = || RequestBody::Share { session: scene.id };
+    assert!(refused(thief.ask_with(share(), &[own.0.as_fd()])));
+    for request in [relay(), share()] {
+        let (bare, _) = thief.ask_with(request, &[]);
+        assert!(matches!(bare, ReplyBody::Error { errno: INVAL }));
+    }
     let counted = thief.counter("server", "sessions-recalled");
     assert_eq!(counted, 0);
 }

@@ -17,10 +17,7 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/cpython.py")
 const MODULES: &str = "test_socket test_selectors test_socketserver test_select test_epoll";
 
 /// Tests that end otherwise, as `docs/reference/deviations.md` says.
-const KNOWN: [(&str, &str); 1] = [(
-    "test.test_socketserver.SocketServerTest.test_ForkingUDPServer",
-    "a UDP socket is closed in the child of a fork",
-)];
+const KNOWN: [(&str, &str); 0] = [];
 
 /// Longer than all modules take.
 const LIMIT: Duration = Duration::from_secs(900);

@@ -51,7 +51,7 @@ pub fn attach(fd: RawFd) {
 
 pub(super) fn probe(near: BorrowedFd<'_>) -> Option<Probed> {
     match Process::ask(RequestBody::Probe, near)? {
-        ReplyBody::Probed(probed) => probed,
+        (ReplyBody::Probed(probed), _) => probed,
         _ => None,
     }
 }
@@ -69,8 +69,12 @@ fn known(session: SessionId) -> Option<Arc<Socket>> {
 
 fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
     let by_address = if probed.is_v6 { Family::V6 } else { Family::V4 };
-    let (family, options) = Options::from_traits(&probed.traits, Protocol::Tcp)
-        .unwrap_or((by_address, Options::default()));
+    let protocol = match probed.standing {
+        Standing::Datagrams { .. } => Protocol::Udp,
+        _ => Protocol::Tcp,
+    };
+    let (family, options) =
+        Options::from_traits(&probed.traits, protocol).unwrap_or((by_address, Options::default()));
     let mut setup = Setup {
         session: Some(probed.session),
         local: Some(probed.local),
@@ -90,8 +94,12 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
             setup.remote = Some(remote);
             Phase::Away
         }
+        Standing::Datagrams { remote } => {
+            setup.remote = remote;
+            Phase::Away
+        }
     };
-    let socket = Socket::attached(family, Protocol::Tcp, phase, setup, options);
+    let socket = Socket::attached(family, protocol, phase, setup, options);
     socket.set_nonblocking(descriptor::is_nonblocking(near.as_fd()).unwrap_or(false));
     socket
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_sys::{descriptor, owner};
+use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
@@ -24,42 +25,51 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
 }
 
 /// As far as it can be, the socket is the kernel's from now on: one that has no session yet, or of
-/// UDP. What datagrams it has not read are lost.
-pub(super) fn become_kernels(socket: &Arc<Socket>) {
+/// UDP, with the port that it has. What datagrams it has not read are lost.
+pub(super) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     let setup = socket.setup();
-    let kernel = match (socket.phase(), setup.session, Process::running()) {
-        (Phase::Cached, Some(session), Some(process)) if socket.protocol == Protocol::Udp => {
-            match give_up_port(process, socket, session) {
+    let kernel = match (socket.protocol, socket.phase(), setup.session) {
+        (Protocol::Udp, Phase::Cached | Phase::Away, Some(session)) => {
+            match share_port(fd, socket, session) {
                 Some(kernel) => Some(kernel),
-                None => return,
+                None => return socket.set_phase(Phase::Closed),
             }
         }
-        (Phase::Idle, None, _) => None,
+        (_, Phase::Idle, None) => None,
         _ => return,
     };
     // Without descriptors to be had it stays what it is.
     let _ = become_kernel(socket, &setup, kernel);
+    // Sleepers are signalled with the core held.
+    let _core = Process::running().map(Process::lock);
+    socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
 
-/// Takes the kernel socket that holds a UDP session's port, and leaves the port to it.
-fn give_up_port(process: &Process, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
-    let (ReplyBody::Twin, fds) = process
-        .control
-        .call(RequestBody::Twin { session }, &[])
-        .ok()?
-    else {
-        return None;
-    };
-    let kernel = fds.into_iter().next()?;
+/// This process is about to close a UDP socket that others may have.
+pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
+    let setup = socket.setup();
+    if let (Protocol::Udp, Phase::Cached, Some(session)) =
+        (socket.protocol, socket.phase(), setup.session)
+    {
+        drop(share_port(fd, socket, session));
+        socket.set_phase(Phase::Closed);
+    }
+}
+
+/// The kernel socket that holds a UDP session's port, for all who have the descriptor.
+fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     socket.datagrams().twin = None;
-    let slot = socket.slot();
-    let mut core = process.lock();
-    core.detach(slot);
-    core.stack.remove(slot);
-    drop(core);
-    // If the server has gone, so has its filter.
-    let _ = process.control.call(RequestBody::Release { session }, &[]);
-    Some(kernel)
+    if let (Phase::Cached, Some(process)) = (socket.phase(), Process::running()) {
+        let slot = socket.slot();
+        let mut core = process.lock();
+        core.detach(slot);
+        core.stack.remove(slot);
+    }
+    let near = descriptor::borrow(fd).ok()?;
+    match Process::ask(RequestBody::Share { session }, near)? {
+        (ReplyBody::Twin, fds) => fds.into_iter().next(),
+        _ => None,
+    }
 }
 
 fn become_kernel(
@@ -83,7 +93,8 @@ fn become_kernel(
     if let Some(number) = numbers.first() {
         owner::inherit_status(*number, &kernel)?;
     }
-    socket.set_phase(Phase::Closed);
+    // Calls under way go on with the kernel's.
+    socket.set_phase(Phase::Relayed);
     for number in numbers {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
         descriptor::replace(&kernel, number, is_cloexec)?;

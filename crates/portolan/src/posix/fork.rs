@@ -18,23 +18,38 @@ use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
 use crate::wait::Waiter;
 
-/// Another process is about to have the descriptors. UDP sessions stay the parent's.
+/// Another process is about to have the descriptors.
 pub fn before_fork() {
     for (_, socket) in sockets() {
         socket.share();
     }
 }
 
+/// The last before a fork: what the child needs is held by no other thread. Not in a signal handler that
+/// has interrupted the library.
+pub fn freeze() {
+    if !inside::is_inside() {
+        Process::freeze();
+        table::freeze();
+    }
+}
+
+pub fn after_fork_in_parent() {
+    table::thaw();
+    Process::thaw();
+}
+
 /// The child has no channel yet; it gets one with its first own session.
 pub fn after_fork_in_child() {
+    after_fork_in_parent();
     own_memory();
     for fd in table::take_hidden() {
         descriptor::close(fd);
     }
     for (_, socket) in sockets() {
         match (socket.phase(), socket.protocol) {
-            (Phase::Cached, Protocol::Tcp) => socket.set_phase(Phase::Away),
-            (Phase::Cached | Phase::Connecting, _) => socket.set_phase(Phase::Closed),
+            (Phase::Cached, _) => socket.set_phase(Phase::Away),
+            (Phase::Connecting, _) => socket.set_phase(Phase::Closed),
             _ => {}
         }
     }
@@ -56,7 +71,11 @@ pub fn before_exit() {
         && !shares_memory()
         && !inside::is_inside()
     {
-        for (_, socket) in sockets() {
+        for (fd, socket) in sockets() {
+            let is_here = socket.phase() == Phase::Cached;
+            if is_here && socket.is_shared() && socket.protocol == Protocol::Udp {
+                become_kernels(fd, &socket);
+            }
             let to = if socket.is_shared() {
                 Destination::Shelf
             } else {
@@ -106,7 +125,7 @@ fn before_exec_of_borrower() -> bool {
             continue;
         }
         let ask = |request| Process::ask_briefly(request, near);
-        let Some(ReplyBody::Probed(Some(probed))) = ask(RequestBody::Probe) else {
+        let Some((ReplyBody::Probed(Some(probed)), _)) = ask(RequestBody::Probe) else {
             continue;
         };
         has_any = true;
@@ -148,7 +167,7 @@ fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     if socket.protocol == Protocol::Tcp {
         relay_to_others(fd, socket);
     }
-    become_kernels(socket);
+    become_kernels(fd, socket);
 }
 
 /// This process will know nothing of its sockets any more.
@@ -157,7 +176,7 @@ fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     if socket.protocol == Protocol::Tcp {
         lend(fd, socket);
     }
-    become_kernels(socket);
+    become_kernels(fd, socket);
 }
 
 /// The server may be out of reach from now on, in another root directory: who is to accept there registers

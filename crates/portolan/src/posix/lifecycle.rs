@@ -13,6 +13,7 @@ use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
+use super::fallback::leave_to_sharers;
 use super::fork::shares_memory;
 use super::migrate::{Destination, give_back, is_standard_stream, lend};
 use super::{Answer, Stop, deadline_after, find_here};
@@ -209,6 +210,9 @@ pub fn forget(fd: RawFd) {
                     let name = epoll.rename(fd);
                     socket.rename_in_epoll(&epoll, fd, name);
                 }
+            }
+            if socket.is_shared() && table::numbers_of(&socket).is_empty() {
+                leave_to_sharers(fd, &socket);
             }
             if !drop_reference(&socket) && table::numbers_of(&socket).is_empty() {
                 keep_open(fd, &socket);

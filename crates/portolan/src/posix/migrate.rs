@@ -12,7 +12,7 @@ use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::asking::{Reservation, install, open_capsule, refusal};
-use super::fallback::hand_to_kernel_epolls;
+use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
 use crate::control;
 use crate::process::Process;
@@ -56,7 +56,7 @@ pub(super) fn obtain(
     if socket.phase() != Phase::Away {
         return Ok(());
     }
-    if is_standard(socket) {
+    if is_standard(socket) || socket.protocol == Protocol::Udp {
         return have_relayed(fd, socket);
     }
     fetch_away(process, fd, socket)
@@ -166,8 +166,14 @@ pub(super) fn relay_to_others(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
-/// What is away is relayed from now on, or lost. Needs no channel.
+/// What is away is relayed from now on, or lost; a UDP socket is the kernel's. Needs no channel.
 pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    if socket.protocol == Protocol::Udp {
+        if socket.phase() == Phase::Away {
+            become_kernels(fd, socket);
+        }
+        return Ok(());
+    }
     let setup = socket.setup();
     let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
@@ -175,7 +181,7 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
     let reader = Reader::Sender;
     let request = RequestBody::Relay { session, reader };
     let near = descriptor::borrow(fd)?;
-    if matches!(Process::ask(request, near), Some(ReplyBody::Relayed)) {
+    if matches!(Process::ask(request, near), Some((ReplyBody::Relayed, _))) {
         // Sleepers are signalled with the core held.
         let _core = Process::running().map(Process::lock);
         socket.set_phase(Phase::Relayed);
@@ -210,8 +216,13 @@ pub(super) enum Destination {
 
 /// Returns a TCP session that is here. If the server does not take it, it is lost.
 pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
+    let may_be_here = || socket.phase() == Phase::Cached && socket.protocol == Protocol::Tcp;
+    // In a child of fork the lock on a socket that is not here may be held for ever.
+    if !may_be_here() {
+        return;
+    }
     let setup = socket.setup();
-    if socket.phase() != Phase::Cached || socket.protocol != Protocol::Tcp {
+    if !may_be_here() {
         return;
     }
     let slot = socket.slot();
@@ -256,17 +267,20 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     drop(setup);
 }
 
-/// Gives a session to the process that the server wants it for. Where threads wait for its events
+/// Gives a session to the process that the server wants it for; one of UDP to the kernel. Where threads wait for its events
 /// it has to be relayed: they would hear nothing of it elsewhere.
 pub(crate) fn yield_session(process: &Process, id: SessionId) {
-    let wanted = table::all().into_iter().find_map(|(_, file)| match file {
+    let wanted = table::all().into_iter().find_map(|(fd, file)| match file {
         File::Socket(socket) if socket.phase() == Phase::Cached => {
             let is_it = socket.setup().session == Some(id);
-            is_it.then_some(socket)
+            is_it.then_some((fd, socket))
         }
         File::Socket(_) | File::Epoll(_) => None,
     });
-    let Some(socket) = wanted else { return };
+    let Some((fd, socket)) = wanted else { return };
+    if socket.protocol == Protocol::Udp {
+        return become_kernels(fd, &socket);
+    }
     let to = if socket.is_watched() {
         Destination::Relay
     } else {

@@ -33,8 +33,8 @@ pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub use flags::{fcntl, ioctl};
 pub use fork::{
-    after_fork_in_child, before_chroot, before_confinement, before_exec, before_exit, before_fork,
-    before_lending, give_away, shares_memory,
+    after_fork_in_child, after_fork_in_parent, before_chroot, before_confinement, before_exec,
+    before_exit, before_fork, before_lending, freeze, give_away, shares_memory,
 };
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
