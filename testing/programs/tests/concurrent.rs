@@ -12,7 +12,7 @@ use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
 use portolan_programs::{PYTHON, bed, client, counter, eventually, live_sessions, serve};
 use rustix::net::sockopt::set_socket_linger;
 
-const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/concurrent.py");
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/children.py");
 const RELOADED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/reloaded.py");
 const PORT: u16 = 7050;
 
