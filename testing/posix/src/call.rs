@@ -577,6 +577,16 @@ pub fn select_far(wanted: &[Fd], milliseconds: i64) -> Answer<c_int> {
     })
 }
 
+/// The soft limit of descriptors.
+pub fn allowed_descriptors() -> u64 {
+    // SAFETY: `limit` is live.
+    unsafe {
+        let mut limit: libc::rlimit = zeroed();
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur
+    }
+}
+
 /// Raises the soft limit of descriptors, or lowers it.
 pub fn allow_descriptors(count: u64) {
     // SAFETY: `limit` is live.

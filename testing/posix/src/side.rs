@@ -107,6 +107,20 @@ impl Side {
         SocketAddr::new(self.remote, port)
     }
 
+    /// On the same link, and nobody's.
+    pub fn nowhere(&self, port: u16) -> SocketAddr {
+        let ip = match self.remote {
+            IpAddr::V4(v4) => {
+                let [a, b, c, _] = v4.octets();
+                IpAddr::from([a, b, c, 99])
+            }
+            IpAddr::V6(v6) => {
+                std::net::Ipv6Addr::from_bits((v6.to_bits() & !0xffff) | 0x9999).into()
+            }
+        };
+        SocketAddr::new(ip, port)
+    }
+
     pub fn is_v6(&self) -> bool {
         self.local.is_ipv6()
     }

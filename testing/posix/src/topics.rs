@@ -11,6 +11,7 @@ mod duplicate;
 mod epoll;
 mod fast_open;
 mod faults;
+mod limits;
 mod linger;
 mod loops;
 mod names;
@@ -38,7 +39,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 29] = [
+pub static TOPICS: [Topic; 30] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -154,5 +155,9 @@ pub static TOPICS: [Topic; 29] = [
     Topic {
         name: "cancel",
         run: cancel::run,
+    },
+    Topic {
+        name: "limits",
+        run: limits::run,
     },
 ];

@@ -19,6 +19,8 @@ pub fn run(side: &mut Side) {
         waiting(side, flags, name);
         accepting(side, flags, name);
         timed_receive(side, flags, name);
+        sending(side, flags, name);
+        connecting(side, flags, name);
     }
 }
 
@@ -130,4 +132,52 @@ fn timed_receive(side: &mut Side, flags: i32, name: &str) {
         );
     }
     side.step();
+}
+
+/// Into a full buffer.
+fn sending(side: &mut Side, flags: i32, name: &str) {
+    let socket = side.connection();
+    if side.is_server() {
+        side.step();
+        thread::sleep(LATER);
+        call::shutdown(socket, libc::SHUT_WR).expect("shutdown");
+        let mut room = vec![0; 1 << 16];
+        while call::receive(socket, &mut room, 0).is_ok_and(|length| length > 0) {}
+        return;
+    }
+    let octets = vec![0; 1 << 16];
+    loop {
+        match call::send(socket, &octets, libc::MSG_DONTWAIT) {
+            Ok(_) => {}
+            // What is under way may still make room.
+            Err(_) if call::poll(&[(socket, libc::POLLOUT)], 100).is_ok_and(|(n, _)| n == 0) => {
+                break;
+            }
+            Err(_) => {}
+        }
+    }
+    while call::send(socket, b"x", libc::MSG_DONTWAIT).is_ok() {}
+    side.step();
+    let check = format!("{name}: send");
+    let got = interrupted(side, flags, &check, || call::send(socket, b"x", 0));
+    side.report(&check, told(got));
+    call::close(socket).expect("close");
+}
+
+/// To an address that nobody has: the neighbours are asked for seconds.
+fn connecting(side: &mut Side, flags: i32, name: &str) {
+    if side.is_server() || flags & SA_RESTART != 0 {
+        return;
+    }
+    let nowhere = side.nowhere(9);
+    let socket = side.socket(STREAM);
+    let check = format!("{name}: connect");
+    let got = interrupted(side, flags, &check, || call::connect(socket, nowhere));
+    side.report(&check, told(got));
+    call::fcntl(socket, libc::F_SETFL, libc::O_NONBLOCK).expect("F_SETFL");
+    side.report(
+        &format!("{check} again"),
+        told(call::connect(socket, nowhere)),
+    );
+    call::close(socket).expect("close");
 }
