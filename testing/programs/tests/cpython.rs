@@ -74,7 +74,8 @@ fn start(bed: &Bed, side: Side, stack: Stack, modules: &[&str]) -> Background {
         ])
         .arg(&hosts)
         .args(words)
-        .args([SCRIPT, "localhost"])
+        // Fixtures may have names of modules.
+        .args(["-P", SCRIPT, "localhost"])
         .args(modules)
         .current_dir(bed.file(""))
         .stdout(create("outcomes").expect("the bed's directory is writable"))
