@@ -18,6 +18,9 @@ use crate::stream::Stream;
 /// What a segment over Linux's loopback device holds.
 const SEGMENT: u32 = 65_483;
 
+/// Segments of a handshake that each side sees.
+const HANDSHAKE: u64 = 2;
+
 /// However small the buffers, so much fits.
 const LEAST_ROOM: u64 = 4096;
 
@@ -117,6 +120,12 @@ impl Local {
         end
     }
 
+    /// What `send` takes now goes with the opening (RFC 7413).
+    pub fn open_with(&mut self, now: Instant, text: &[u8]) -> usize {
+        self.mine().kept.0.early.store(1, Relaxed);
+        self.send(now, text)
+    }
+
     pub fn side(&self) -> Side {
         self.side
     }
@@ -168,7 +177,7 @@ impl Local {
             self.reads += 1;
         }
         events = events | self.look_at_mark(urgent);
-        if self.is_blocked && self.has_room() {
+        if self.is_blocked && self.is_unblocked() {
             self.is_blocked = false;
             events = events | Events::WRITABLE;
         }
@@ -266,15 +275,19 @@ impl Local {
         if own.sent != before.sent || own.flags != before.flags {
             due |= wants::INPUT;
         }
-        if own.flags != before.flags
-            || own.taken != before.taken && self.has_made_room(before.taken)
-        {
+        if own.flags != before.flags || own.taken != before.taken && self.has_left_room() {
             due |= wants::OUTPUT;
         }
         if due == 0 {
             return None;
         }
         self.wake(due)
+    }
+
+    /// Is a good deal of what this end reads from free for its writer?
+    fn has_left_room(&self) -> bool {
+        let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
+        self.queued() * 3 <= self.limit_of(sender, self.mine()) * 2
     }
 
     /// Takes the peer's wish away and says whose bell fulfils it.
@@ -288,20 +301,6 @@ impl Local {
         }
         let number = bell.number.load(Acquire);
         (number != holder::NONE).then_some(number)
-    }
-
-    /// Was the ring so full that its writer may wait, and is it no more?
-    fn has_made_room(&self, taken_before: u64) -> bool {
-        let limit = self.limit_of(
-            self.theirs().kept.0.send_limit.load(Relaxed).into(),
-            self.mine(),
-        );
-        let (before, now) = (
-            self.peer.sent.saturating_sub(taken_before),
-            self.peer.sent.saturating_sub(self.own.taken),
-        );
-        // With half a ring to spare: who writes may count with other limits.
-        before * 3 >= limit && (now * 3 <= limit * 2 || now == 0)
     }
 
     // ---- sleeping ----
@@ -356,7 +355,25 @@ impl Local {
     }
 
     fn limit(&self) -> u64 {
-        self.limit_of(self.send_limit, self.theirs())
+        let limit = self.limit_of(self.send_limit, self.theirs());
+        match self.options.unsent_low_water {
+            Some(unsent) => limit.min(self.share(limit) + u64::from(unsent)),
+            None => limit,
+        }
+    }
+
+    /// What of the ring is the reader's buffer: octets in it have arrived.
+    fn share(&self, limit: u64) -> u64 {
+        match u64::from(self.theirs().kept.0.receive_limit.load(Relaxed)) {
+            0 => limit / 2,
+            given => given.min(limit),
+        }
+    }
+
+    /// Octets that were sent and have not arrived: the reader's buffer is full.
+    fn waiting(&self) -> u64 {
+        let limit = self.limit_of(self.send_limit, self.theirs());
+        self.unread().saturating_sub(self.share(limit))
     }
 
     fn room(&self) -> u64 {
@@ -366,6 +383,15 @@ impl Local {
     fn has_room(&self) -> bool {
         let limit = self.limit();
         limit.saturating_sub(self.unread()) * 3 >= limit
+    }
+
+    /// Is there what a writer waits for: room, or after the end that all has arrived?
+    fn is_unblocked(&self) -> bool {
+        if self.own.flags & flags::FIN == 0 {
+            self.has_room()
+        } else {
+            self.waiting() == 0
+        }
     }
 
     fn may_send(&self) -> bool {
@@ -489,6 +515,10 @@ impl Stream for Local {
         is_writable
     }
 
+    fn has_output(&self) -> bool {
+        self.own != self.published
+    }
+
     fn last_text_at(&self) -> Instant {
         self.last_in
     }
@@ -538,10 +568,13 @@ impl Stream for Local {
     }
 
     fn close(&mut self, now: Instant) {
+        // What has come unseen is unread as well.
+        self.events = self.look(now);
         if self.queued() > 0 || self.options.reset_on_close {
             return self.abort(now);
         }
         self.own.flags |= flags::FIN | flags::CLOSED;
+        self.is_blocked = self.waiting() > 0;
     }
 
     fn abort(&mut self, _now: Instant) {
@@ -575,9 +608,8 @@ impl Stream for Local {
         self.has_failed || self.own.flags & self.peer.flags & flags::FIN != 0
     }
 
-    /// What is sent lies where the peer reads it.
     fn is_flushed(&self) -> bool {
-        true
+        self.waiting() == 0 || self.has_failed || self.peer.flags & flags::CLOSED != 0
     }
 
     fn error(&self) -> Option<Error> {
@@ -628,11 +660,12 @@ impl Stream for Local {
             retransmits: 0,
             octets_in: self.peer.sent,
             octets_out: self.own.sent,
-            segments_in: self.reads,
-            segments_out: self.writes,
+            // With those of the handshake.
+            segments_in: self.reads + HANDSHAKE,
+            segments_out: self.writes + HANDSHAKE,
             receive_queue: Local::to_length(self.queued()),
-            send_queue: 0,
-            unsent: 0,
+            send_queue: Local::to_length(self.waiting()),
+            unsent: octets(self.waiting()),
             send_window: octets(self.room()),
             receive_window: octets(room),
             send_buffer: Local::to_length(self.limit()),
@@ -652,13 +685,14 @@ impl Stream for Local {
             last_data_sent: self.last_out,
             last_data_received: self.last_in,
             last_heard: self.last_in,
-            full_segment_in: 0,
+            full_segment_in: SEGMENT,
             ack_delay: Duration::from_millis(40),
             takes_turns: false,
             data_segments_in: self.reads,
             data_segments_out: self.writes,
             octets_again: 0,
-            octets_acknowledged: self.own.sent,
+            // With the SYN.
+            octets_acknowledged: self.own.sent + u64::from(self.side == Side::Opener),
             disordered: 0,
             receive_rtt: Duration::ZERO,
             receive_space: octets(self.rings.size() as u64),
@@ -666,7 +700,7 @@ impl Stream for Local {
             busy: Duration::ZERO,
             window_limited: Duration::ZERO,
             buffer_limited: Duration::ZERO,
-            early_data: false,
+            early_data: self.rings.ends().opener.kept.0.early.load(Relaxed) != 0,
             duplicates_reported: 0,
             delivered_marked: 0,
             reordering: 3,

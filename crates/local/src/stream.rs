@@ -44,6 +44,8 @@ streams! {
     fn inquiry(ref self) -> usize;
     /// Is a good deal of the send buffer free? If not, an event will tell when it is.
     fn poll_writable(mut self) -> bool;
+    /// Is there something that the peer has not been told?
+    fn has_output(ref self) -> bool;
     /// When text came last.
     fn last_text_at(ref self) -> Instant;
 

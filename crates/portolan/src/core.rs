@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use portolan_local::Local;
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, NextHop, Reassembled, Routes, Session, Stack, Wire};
@@ -9,9 +10,10 @@ use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::shm::MetastateReader;
 use portolan_tcp::Events;
-use portolan_types::{Instant, Slot};
+use portolan_types::{Instant, SessionId, Slot};
 
 use crate::channel::Channel;
+use crate::locals::Locals;
 use crate::socket::Socket;
 use crate::wait::Waiter;
 use crate::watch::{Duty, Leader, Role, Watch};
@@ -25,6 +27,7 @@ const OUTBOX_MAX: usize = 256;
 pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) channel: Channel,
+    pub(crate) locals: Locals,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
     sockets: Vec<Option<Arc<Socket>>>,
@@ -62,12 +65,24 @@ impl Alarm {
     }
 }
 
+/// A session that comes here.
+pub(crate) enum Arrival {
+    Session(Session),
+    Local(SessionId, Box<Local>),
+}
+
 impl Core {
-    pub(crate) fn new(now: Instant, channel: Channel, metastate: MetastateReader) -> Core {
+    pub(crate) fn new(
+        now: Instant,
+        channel: Channel,
+        locals: Locals,
+        metastate: MetastateReader,
+    ) -> Core {
         let routes = read_routes(&metastate).unwrap_or_default();
         Core {
             stack: Stack::new(now),
             channel,
+            locals,
             routes,
             metastate,
             sockets: Vec::new(),
@@ -77,6 +92,24 @@ impl Core {
             outbox: Vec::new(),
             alarms: Vec::new(),
             attended: 0,
+        }
+    }
+
+    /// Puts a session at a slot that was promised to it.
+    pub(crate) fn put(&mut self, now: Instant, slot: Slot, arrival: Arrival) {
+        match arrival {
+            Arrival::Session(session) => self.stack.insert_at(now, slot, session),
+            Arrival::Local(id, end) => {
+                self.locals.insert(slot, id, *end);
+                self.note_owner();
+            }
+        }
+    }
+
+    /// An owner of sockets, or a local session, is new here: the helper may have to listen for signals.
+    pub(crate) fn note_owner(&self) {
+        if Socket::has_owner() {
+            self.watch.call_helper();
         }
     }
 
@@ -102,6 +135,7 @@ impl Core {
         self.receive(now);
         self.stack.expire(now);
         self.dispatch();
+        self.look_at_locals(now);
     }
 
     fn receive(&mut self, now: Instant) {
@@ -119,6 +153,9 @@ impl Core {
     /// Would a look at everything bring nothing for a reader of `socket`? What programs that poll
     /// by `recv` ask most of the time, so it must cost little: no look at the exact clock.
     pub(crate) fn has_nothing_for(&mut self, socket: &Socket) -> bool {
+        if let Some(has_nothing) = self.local_has_nothing(socket.slot()) {
+            return has_nothing && !socket.has_error();
+        }
         let channel = &self.channel;
         if channel.may_have_received() || channel.is_full() || self.stack.has_output() {
             return false;
@@ -156,12 +193,13 @@ impl Core {
 
     /// Watches the way of what the stream at `slot` was given last.
     pub(crate) fn stamp(&mut self, now: Instant, slot: Slot, flags: u32) {
-        let (Some(session), Some(Some(socket))) =
-            (self.stack.tcp(slot), self.sockets.get(slot.0 as usize))
-        else {
+        let Some(edges) = self.stream(slot).map(|stream| stream.edges()) else {
             return;
         };
-        socket.stamps().mark(&session.connection.edges(), flags);
+        let Some(Some(socket)) = self.sockets.get(slot.0 as usize) else {
+            return;
+        };
+        socket.stamps().mark(&edges, flags);
         if !self.stamped.contains(&slot) {
             self.stamped.push(slot);
         }
@@ -172,19 +210,21 @@ impl Core {
         if self.stamped.is_empty() {
             return;
         }
-        let (stack, sockets) = (&mut self.stack, &self.sockets);
-        self.stamped.retain(|&slot| {
-            let (Some(session), Some(Some(socket))) =
-                (stack.tcp(slot), sockets.get(slot.0 as usize))
-            else {
-                return false;
+        for slot in std::mem::take(&mut self.stamped) {
+            let Some(edges) = self.stream(slot).map(|stream| stream.edges()) else {
+                continue;
             };
-            let has_news = socket.stamps().pass(now, &session.connection.edges());
+            let Some(Some(socket)) = self.sockets.get(slot.0 as usize) else {
+                continue;
+            };
+            let has_news = socket.stamps().pass(now, &edges);
             if has_news {
                 socket.notify(Events::ERROR);
             }
-            socket.stamps().is_waiting()
-        });
+            if socket.stamps().is_waiting() {
+                self.stamped.push(slot);
+            }
+        }
     }
 
     /// What wakes whoever watches the channel, besides its frames.
@@ -243,7 +283,10 @@ impl Core {
 
     /// Is there anything to tell once the lock is released?
     pub(crate) fn has_messages(&self) -> bool {
-        !self.outbox.is_empty() || !self.alarms.is_empty() || self.stack.has_released()
+        !self.outbox.is_empty()
+            || !self.alarms.is_empty()
+            || self.locals.has_strangers()
+            || self.stack.has_released()
     }
 
     /// Messages for the server, to be sent once the lock is released.
@@ -271,17 +314,25 @@ impl Core {
 
     /// Tells whoever watches a socket that its session changed.
     fn dispatch(&mut self) {
-        for (slot, events) in self.stack.changed() {
-            if let Some(Some(socket)) = self.sockets.get(slot.0 as usize) {
-                socket.notify(events);
-                if events.contains(Events::URGENT) {
-                    self.alarms.push((Arc::clone(socket), Alarm::Urgent));
-                }
-                if socket.is_async()
-                    && let Some(event) = Alarm::of(events)
-                {
-                    self.alarms.push((Arc::clone(socket), event));
-                }
+        let changed: Vec<(Slot, Events)> = self.stack.changed().collect();
+        for (slot, events) in changed {
+            self.tell(slot, events);
+        }
+    }
+
+    /// Tells whoever watches the socket at `slot` what has happened.
+    pub(crate) fn tell(&mut self, slot: Slot, events: Events) {
+        if events != Events::NONE
+            && let Some(Some(socket)) = self.sockets.get(slot.0 as usize)
+        {
+            socket.notify(events);
+            if events.contains(Events::URGENT) {
+                self.alarms.push((Arc::clone(socket), Alarm::Urgent));
+            }
+            if socket.is_async()
+                && let Some(event) = Alarm::of(events)
+            {
+                self.alarms.push((Arc::clone(socket), event));
             }
         }
     }
@@ -289,6 +340,9 @@ impl Core {
     /// Assigns a role to an application thread that is about to sleep; `None` if frames came and
     /// it has to look again. While it sleeps nobody but [`Core::wake`] takes the role back.
     pub(crate) fn fall_asleep(&mut self, now: Instant, waiter: &Arc<Waiter>) -> Option<Role> {
+        if !self.arm_locals() {
+            return None;
+        }
         if self.is_attended() {
             self.watch.follow(waiter);
             return Some(Role::Follow);

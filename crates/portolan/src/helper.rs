@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
+use crate::socket::Socket;
 use crate::wait::{Waiter, pollfd};
 use crate::{posix, report, table};
 
@@ -116,11 +117,16 @@ impl Process {
             if core.is_attended() {
                 return seen;
             }
-            if !core.helper_leads(now, &waiter) {
+            // Programs that wait for local sessions in the library hear of them there.
+            let listens = Socket::has_owner() && !core.locals.is_empty();
+            if (listens && !core.arm_locals()) || !core.helper_leads(now, &waiter) {
                 continue;
             }
             let mut fds = vec![waiter.pollfd()];
             core.channel_fds(&mut fds);
+            if listens {
+                fds.push(core.locals.pollfd());
+            }
             let deadline = core.stack.deadline();
             waiter.fall_asleep();
             drop(core);
@@ -128,6 +134,9 @@ impl Process {
             core = self.lock();
             waiter.wake();
             core.helper_wakes(clock::now());
+            if listens {
+                core.locals.hear();
+            }
             if core.attended != seen {
                 return seen;
             }
@@ -193,6 +202,9 @@ impl Process {
     pub(crate) fn publish(&self, core: &Core) {
         for (slot, session) in core.stack.iter() {
             self.statistics.publish(slot, &report::row(session));
+        }
+        for (slot, id, end) in core.locals.iter() {
+            self.statistics.publish(slot, &report::stream_row(id, end));
         }
         self.statistics.publish_counters(&core.stack.counters());
     }

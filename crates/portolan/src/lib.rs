@@ -15,6 +15,7 @@ mod core;
 mod epoll;
 mod helper;
 mod inside;
+mod locals;
 mod options;
 pub mod posix;
 mod process;

@@ -11,6 +11,7 @@ use libc::{
     TCP_CORK, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_MAXSEG, TCP_NODELAY, TCP_QUICKACK,
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
+use portolan_local::Stream;
 use portolan_proto::control::{HandshakeOptions, Reuse, Traits};
 use portolan_proto::{decode, encode};
 use portolan_stack::{
@@ -450,19 +451,22 @@ impl Options {
 
     fn apply_to_tcp(&self, session: &mut TcpSession) {
         session.ip = self.ip();
-        if let Some(octets) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
-            session
-                .connection
-                .set_send_buffer(usize::try_from(octets).unwrap_or(0));
-        }
-        if let Some(octets) = self.receive_buffer() {
-            session.connection.set_receive_buffer(octets as usize);
-        }
         if let Some(kind) = self.congestion() {
             session.connection.set_congestion(kind);
         }
+        self.apply_to_stream(&mut session.connection);
+    }
+
+    /// Tells a stream, of whatever kind, all that concerns it.
+    pub(crate) fn apply_to_stream(&self, stream: &mut dyn Stream) {
+        if let Some(octets) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
+            stream.set_send_buffer(usize::try_from(octets).unwrap_or(0));
+        }
+        if let Some(octets) = self.receive_buffer() {
+            stream.set_receive_buffer(octets as usize);
+        }
         let low_water = self.receive_low_water();
-        let options = session.connection.options();
+        let options = stream.options();
         options.nodelay = self.flag(IPPROTO_TCP, TCP_NODELAY);
         options.cork = self.is_corked();
         options.reset_on_close = self.linger().is_some_and(|linger| linger.time.is_zero());

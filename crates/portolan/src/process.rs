@@ -21,11 +21,12 @@ use portolan_sys::unix::Connection;
 use portolan_sys::wait::Bell;
 use portolan_sys::{clock, namespace, owner, thread};
 use portolan_tcp::CongestionKind;
-use portolan_types::Instant;
+use portolan_types::{Instant, SessionId, Slot};
 
 use crate::channel::Channel;
 use crate::control::{Control, Lost};
 use crate::core::{Alarm, Core};
+use crate::locals::Locals;
 use crate::{helper, table};
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
@@ -200,9 +201,11 @@ impl Process {
                 ring_size,
                 cuts_datagrams,
                 parameters,
+                bell,
                 ..
             } => {
-                let mut process = Process::with_channel(control, ring_size, parameters, fds)?;
+                let mut process =
+                    Process::with_channel(control, (ring_size, bell), parameters, fds)?;
                 process.core_mut().channel.cuts_datagrams = cuts_datagrams;
                 Ok(process)
             }
@@ -227,12 +230,12 @@ impl Process {
 
     fn with_channel(
         control: Control,
-        ring_size: u32,
+        (ring_size, number): (u32, u64),
         parameters: Parameters,
         fds: Vec<OwnedFd>,
     ) -> Result<Process, String> {
-        let Ok([tap, ring_fd, doorbell, metastate, statistics, alert]) =
-            <[OwnedFd; 6]>::try_from(fds)
+        let Ok([tap, ring_fd, doorbell, metastate, statistics, alert, bell]) =
+            <[OwnedFd; 7]>::try_from(fds)
         else {
             return Err("the server sent no channel".to_string());
         };
@@ -242,6 +245,7 @@ impl Process {
         let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
         let statistics = StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
         let channel = Channel::new(TapIo::new(tap), Inlet::new(ring, doorbell), ring_fd);
+        let locals = Locals::new(bell, number);
         Ok(Process {
             control,
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
@@ -251,7 +255,7 @@ impl Process {
             alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
-            core: Mutex::new(Core::new(clock::now(), channel, metastate)),
+            core: Mutex::new(Core::new(clock::now(), channel, locals, metastate)),
         })
     }
 
@@ -273,7 +277,18 @@ impl Process {
         let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         CoreGuard {
             guard: Some(guard),
-            control: &self.control,
+            process: self,
+        }
+    }
+
+    /// Rings for the peer of a local session whose bell is not known here yet.
+    fn ring_for_stranger(&self, session: SessionId, slot: Slot) {
+        // Without a server the peer sleeps on until something else wakes it.
+        if let Ok((ReplyBody::Bell { number }, fds)) =
+            self.control.call(RequestBody::Bell { session }, &[])
+            && let Some(rope) = fds.into_iter().next()
+        {
+            self.lock().locals.learn(slot, number, rope);
         }
     }
 }
@@ -282,7 +297,7 @@ impl Process {
 pub(crate) struct CoreGuard<'a> {
     /// Always there until dropped.
     guard: Option<MutexGuard<'a, Core>>,
-    control: &'a Control,
+    process: &'a Process,
 }
 
 impl Deref for CoreGuard<'_> {
@@ -300,12 +315,14 @@ impl DerefMut for CoreGuard<'_> {
 
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
+        self.tell_of_locals();
         if !self.has_messages() {
             self.guard = None;
             return;
         }
         let outbox = self.take_outbox();
         let alarms = self.take_alarms();
+        let strangers = self.locals.take_strangers();
         self.guard = None;
         for (socket, alarm) in alarms {
             match (table::numbers_of(&socket).first(), alarm) {
@@ -316,7 +333,10 @@ impl Drop for CoreGuard<'_> {
         }
         for message in outbox {
             // Without a server there is nobody to tell; the sessions go on.
-            let _ = self.control.tell(message, &[]);
+            let _ = self.process.control.tell(message, &[]);
+        }
+        for (session, slot) in strangers {
+            self.process.ring_for_stranger(session, slot);
         }
     }
 }

@@ -2,25 +2,27 @@
 
 use std::time::Duration;
 
+use portolan_local::Stream;
 use portolan_proto::report::{STATE_NAMES, SessionFigures, StatisticsRow};
-use portolan_stack::{Session, TcpSession, UdpSession};
+use portolan_stack::{Session, UdpSession};
+use portolan_types::SessionId;
 
 pub(crate) fn row(session: &Session) -> StatisticsRow {
     match session {
-        Session::Tcp(session) => tcp_row(session),
+        Session::Tcp(session) => stream_row(session.id, &session.connection),
         Session::Udp(session) => udp_row(session),
     }
 }
 
-fn tcp_row(session: &TcpSession) -> StatisticsRow {
-    let figures = session.connection.figures();
-    let state = session.connection.state().to_string();
+pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsRow {
+    let figures = stream.figures();
+    let state = stream.state().to_string();
     let state = STATE_NAMES
         .iter()
         .position(|&name| name == state)
         .unwrap_or(0);
     StatisticsRow {
-        session: session.id.0,
+        session: session.0,
         state: state as u32,
         reserved: 0,
         figures: SessionFigures {
@@ -39,7 +41,7 @@ fn tcp_row(session: &TcpSession) -> StatisticsRow {
             mss: figures.mss,
             receive_window: figures.receive_window,
             send_window: figures.send_window,
-            events: *session.connection.counts(),
+            events: *stream.counts(),
         },
     }
 }

@@ -9,8 +9,9 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use portolan_local::Stream;
 use portolan_proto::control::{GroupChange, Traits};
-use portolan_stack::{Sending, Session, TcpSession, UdpSession, Wire};
+use portolan_stack::{Sending, UdpSession, Wire};
 use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
@@ -68,6 +69,9 @@ const PHASES: [Phase; 7] = [
 
 /// Sockets in each phase: waits that find none `Connecting` or `Away` need not look for them.
 static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; PHASES.len()];
+
+/// A socket of this process has an owner who is to get signals.
+static HAS_OWNER: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -284,6 +288,16 @@ impl Socket {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
+    /// Is anybody to get signals (`F_SETOWN`)?
+    pub(crate) fn has_owner() -> bool {
+        HAS_OWNER.load(Ordering::Relaxed)
+    }
+
+    /// Somebody is, from now on.
+    pub(crate) fn note_owner() {
+        HAS_OWNER.store(true, Ordering::Relaxed);
+    }
+
     pub(crate) fn is_async(&self) -> bool {
         self.is_async.load(Ordering::Relaxed)
     }
@@ -406,9 +420,10 @@ impl Socket {
         if own != 0 {
             return Some(Errno::from_raw_os_error(own));
         }
-        let errno = match core?.stack.get_mut(self.slot())? {
-            Session::Tcp(session) => session.connection.take_error()?.errno(),
-            Session::Udp(session) => session.error.take()?,
+        let core = core?;
+        let errno = match core.stream(self.slot()) {
+            Some(stream) => stream.take_error()?.errno(),
+            None => core.stack.udp(self.slot())?.error.take()?,
         };
         Some(Errno::from_raw_os_error(errno))
     }
@@ -514,15 +529,13 @@ impl Socket {
             Phase::Cached => {
                 let slot = self.slot();
                 let wire_is_full = core.channel.is_full();
+                if let Some(stream) = core.stream(slot) {
+                    let has_stamps = self.is_stamping() && self.stamps().has_some();
+                    return error | stream_readiness(stream) | if has_stamps { ERR } else { 0 };
+                }
                 error
-                    | match core.stack.get_mut(slot) {
-                        Some(Session::Tcp(session))
-                            if self.is_stamping() && self.stamps().has_some() =>
-                        {
-                            tcp_readiness(session) | ERR
-                        }
-                        Some(Session::Tcp(session)) => tcp_readiness(session),
-                        Some(Session::Udp(session)) => {
+                    | match core.stack.udp(slot) {
+                        Some(session) => {
                             udp_readiness(session, wire_is_full) | self.shut_readiness()
                         }
                         None => HUP | ERR,
@@ -625,8 +638,7 @@ fn poll_bits(events: Events) -> u32 {
     bits
 }
 
-fn tcp_readiness(session: &mut TcpSession) -> u32 {
-    let connection = &mut session.connection;
+fn stream_readiness(connection: &mut dyn Stream) -> u32 {
     let mut bits = 0;
     let has_ended = connection.is_receive_shut();
     if connection.is_readable() {

@@ -2,7 +2,7 @@
 //! clock. All blocking calls of the library come here.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -101,6 +101,14 @@ pub(crate) struct Sleep<'a> {
     pub(crate) mask: Option<&'a libc::sigset_t>,
 }
 
+/// What has ended a sleep.
+struct Slept {
+    /// A kernel descriptor of the caller has something.
+    by_kernel: bool,
+    /// A peer in a local session.
+    was_rung: bool,
+}
+
 impl Sleep<'static> {
     pub(crate) fn until(deadline: Option<Instant>) -> Sleep<'static> {
         Sleep {
@@ -136,6 +144,7 @@ impl Process {
             let mut core = self.lock();
             let now = clock::now();
             core.attend(now);
+            let news = core.locals.news();
             if let Some(value) = ready(&mut core, now) {
                 core.hand_over();
                 return Ok(Woken::Ready(value));
@@ -143,6 +152,10 @@ impl Process {
             if cancel::is_wanted() {
                 core.hand_over();
                 return Err(Errno::CANCELED);
+            }
+            if core.locals.news() != news {
+                // It came under the eyes of `ready`, but perhaps behind its back.
+                continue;
             }
             if sleep.deadline.is_some_and(|deadline| deadline <= now) {
                 core.hand_over();
@@ -162,16 +175,22 @@ impl Process {
                 None
             };
             let wake_on = core.wake_fds(&waiter, role);
+            let bell = core.locals.pollfd().fd;
             waiter.fall_asleep();
             drop(core);
 
-            let slept = sleep.sleep(&wake_on, earliest(sleep.deadline, timer));
+            let slept = sleep.sleep((&wake_on, bell), earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
             waiter.wake();
             core.wake(clock::now(), &waiter, role);
+            if slept.as_ref().is_ok_and(|slept| slept.was_rung) {
+                core.locals.hear();
+            }
             match slept {
-                Ok(kernel_ready) if kernel_ready => {
+                Ok(Slept {
+                    by_kernel: true, ..
+                }) => {
                     core.attend(clock::now());
                     core.hand_over();
                     return Ok(Woken::Kernel);
@@ -192,6 +211,9 @@ impl Core {
         let mut fds = vec![waiter.pollfd()];
         if role == Role::Lead {
             self.channel_fds(&mut fds);
+            if !self.locals.is_empty() {
+                fds.push(self.locals.pollfd());
+            }
         }
         fds
     }
@@ -209,17 +231,23 @@ impl Core {
 }
 
 impl Sleep<'_> {
-    /// True if a kernel descriptor of the caller has something.
-    fn sleep(&mut self, own: &[libc::pollfd], deadline: Option<Instant>) -> Result<bool, Errno> {
+    fn sleep(
+        &mut self,
+        (own, bell): (&[libc::pollfd], RawFd),
+        deadline: Option<Instant>,
+    ) -> Result<Slept, Errno> {
         let mut all = Vec::with_capacity(own.len() + self.kernel.len());
         all.extend_from_slice(own);
         all.extend_from_slice(self.kernel);
         let outside = inside::leave();
         wait::ppoll(&mut all, deadline, self.mask)?;
         drop(outside);
-        let theirs = &all[own.len()..];
+        let (own, theirs) = all.split_at(own.len());
         self.kernel.copy_from_slice(theirs);
-        Ok(theirs.iter().any(|fd| fd.revents != 0))
+        Ok(Slept {
+            by_kernel: theirs.iter().any(|fd| fd.revents != 0),
+            was_rung: own.iter().any(|fd| fd.fd == bell && fd.revents != 0),
+        })
     }
 }
 

@@ -88,6 +88,15 @@ impl Watch {
         }
     }
 
+    /// The helper, if it leads, has to look again at what it is to watch.
+    pub(crate) fn call_helper(&self) {
+        if let Some(sleeper) = &self.asleep
+            && sleeper.leader == Leader::Helper
+        {
+            sleeper.waiter.signal();
+        }
+    }
+
     /// A thread that does not sleep may have made more work for the leader than it fell asleep with.
     pub(crate) fn hurry(&self, duty: Duty) {
         if let Some(sleeper) = &self.asleep

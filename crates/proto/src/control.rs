@@ -10,6 +10,7 @@ use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::ip::IpOptions;
+use crate::local::Side;
 use crate::report::StatusReport;
 
 /// Library or command to server.
@@ -74,7 +75,7 @@ pub enum RequestBody {
     },
     /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays so.
     /// One that another process holds is recalled from it first; for that the packet carries the
-    /// descriptor, as proof. Reply: `Cached`, `Relayed` or `Error`.
+    /// descriptor, as proof. Reply: `Cached`, `CachedLocal`, `Relayed` or `Error`.
     Cache { session: SessionId, slot: Slot },
     /// The process has accepted a session and leaves it with the server until somebody uses it
     /// ([`Caching::WithFirstUse`]). No reply.
@@ -87,7 +88,8 @@ pub enum RequestBody {
     Share { session: SessionId },
     /// Which sessions does the server want back? Asked when the alert rings. Reply: `Recalled`.
     Recalls,
-    /// Returns a cached session. Reply: `Done`, after which the server holds it.
+    /// Returns a cached session. The capsule of a local one is empty: all is in its memory. Reply:
+    /// `Done`, after which the server holds it.
     Flush {
         session: SessionId,
         capsule: Blob,
@@ -111,6 +113,9 @@ pub enum RequestBody {
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
     Stray { frame: Vec<u8> },
+    /// Whose bell wakes the peer of a local session that this process holds? Reply: `Bell` or
+    /// `Error`.
+    Bell { session: SessionId },
     /// What is behind a descriptor this process did not open? The packet carries the fd, which is
     /// the proof; needs no `Hello`. Reply: `Probed`.
     Probe,
@@ -238,9 +243,11 @@ impl core::fmt::Debug for Blob {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
-    /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd).
+    /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd), bell (a pipe).
     Welcome {
         channel: ChannelId,
+        /// Number of the bell, which peers in local sessions know it by.
+        bell: u64,
         /// Octets of the receive ring's data area, a power of two.
         ring_size: u32,
         /// Index of the process's tap device, for diagnosis only.
@@ -284,6 +291,15 @@ pub enum ReplyBody {
         capsule: Blob,
         generation: Generation,
         traits: Traits,
+    },
+    /// One end of a local session; the packet carries its memory.
+    CachedLocal {
+        side: Side,
+        traits: Traits,
+    },
+    /// The packet carries the side that rings.
+    Bell {
+        number: u64,
     },
     /// The server moves the session's data through the descriptor: calls go to the kernel.
     Relayed,
@@ -403,6 +419,9 @@ pub enum DescriptorEvent {
         capsule: Blob,
         generation: Generation,
     },
+    /// A local session is open; the packet carries its memory. The opener's side is cached at the
+    /// slot named in `Connect`.
+    EstablishedLocal,
     /// The active open failed.
     Failed { errno: i32 },
     /// A session to accept; the packet carries its descriptor. The server holds it until `Cache`.

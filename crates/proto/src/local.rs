@@ -85,6 +85,9 @@ pub struct Kept {
     pub receive_shut: AtomicU32,
     /// The error that the end had was reported.
     pub error_told: AtomicU32,
+    /// Octets came with the opening (of the opener's end).
+    pub early: AtomicU32,
+    pub reserved: AtomicU32,
 }
 
 /// One end; lines that different sides write at different times lie apart.
@@ -137,7 +140,7 @@ pub const fn size(ring: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Sent>() == 32 && size_of::<Bell>() == 16 && size_of::<Kept>() == 24);
+    assert!(size_of::<Sent>() == 32 && size_of::<Bell>() == 16 && size_of::<Kept>() == 32);
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
     assert!(offset_of!(End, taken) == 128 && offset_of!(End, bell) == 256);
     assert!(offset_of!(End, kept) == 384);

@@ -283,6 +283,7 @@ impl Server {
                 self.stray(channel, &frame);
                 Ok(Answer::Silence)
             }
+            RequestBody::Bell { session } => self.bell_of_peer(channel, session),
             RequestBody::Hello { .. }
             | RequestBody::Relay { .. }
             | RequestBody::Share { .. }

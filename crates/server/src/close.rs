@@ -52,6 +52,9 @@ impl Server {
         if session.protocol == Protocol::Udp {
             return self.flush_udp(id, then);
         }
+        if self.locals.has(id) {
+            return Ok(self.flush_local(channel, id, then, traits));
+        }
         let Some(session) = self.unpack(id, capsule, fd) else {
             self.counters.bad_capsules += 1;
             self.abort_orphan(id);
@@ -111,7 +114,7 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    fn note_migration(&mut self, id: SessionId) {
+    pub fn note_migration(&mut self, id: SessionId) {
         if let Some(session) = self.registry.session_mut(id) {
             session.migrations += 1;
         }
@@ -119,6 +122,9 @@ impl Server {
 
     /// Finishes a session that the server holds: what is queued, FIN, TIME_WAIT.
     pub fn close_held(&mut self, id: SessionId) {
+        if self.locals.has(id) {
+            return self.close_local(id);
+        }
         self.set_phase(id, Phase::Closing);
         let Some(slot) = self.server_slot(id) else {
             return;
@@ -134,6 +140,9 @@ impl Server {
     /// Resets a session that the server holds.
     pub fn abort_held(&mut self, id: SessionId) {
         self.counters.aborts += 1;
+        if self.locals.has(id) {
+            return self.abort_local(id);
+        }
         self.set_phase(id, Phase::Closing);
         let Some(slot) = self.server_slot(id) else {
             self.forget(id);
@@ -224,6 +233,9 @@ impl Server {
     /// window makes the peer acknowledge (RFC 9293 §3.10.7.4), and the reset that answers this
     /// acknowledgement is exact.
     pub fn abort_orphan(&mut self, id: SessionId) {
+        if self.locals.has(id) {
+            return self.orphan_local(id);
+        }
         let Some(session) = self.registry.session(id) else {
             return;
         };

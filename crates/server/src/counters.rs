@@ -34,6 +34,8 @@ counters! {
     kernel_datagrams = "kernel-datagrams",
     /// Accepted sessions that waited here for their first use.
     delayed = "sessions-delayed",
+    /// Opens that led to a listener of ours on this host.
+    local_sessions = "local-sessions",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
     /// Sessions wanted back from the process that held them.

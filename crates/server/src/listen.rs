@@ -76,6 +76,11 @@ impl Listener {
         }
     }
 
+    /// Has the accept queue room for one more?
+    pub fn has_room(&self) -> bool {
+        !self.backlog.is_full()
+    }
+
     /// The session is accepted.
     pub fn has_accepted(&mut self, id: SessionId) {
         if self.offered.remove(&id) {
@@ -222,6 +227,10 @@ impl Server {
             .entry(local.port())
             .or_default()
             .push(id);
+        if local.ip().is_loopback() {
+            // No frame of a network is for it.
+            return;
+        }
         let v6_only = self.is_v6_only(id);
         let row = FlowRow {
             channel: ChannelId::SERVER.0,
@@ -244,6 +253,9 @@ impl Server {
         let others = ids.clone();
         if ids.is_empty() {
             self.listening_ports.remove(&local.port());
+        }
+        if local.ip().is_loopback() {
+            return;
         }
         let shared: HashSet<BindingKey> = others
             .into_iter()
@@ -277,6 +289,7 @@ impl Server {
         for &id in unaccepted.chain(&listener.offered) {
             self.abort_held(id);
         }
+        self.refuse_callers(id);
         self.forget(id);
     }
 
@@ -563,9 +576,12 @@ impl Server {
     }
 
     pub fn leave_queue(&mut self, id: SessionId) {
-        let listener = self.registry.session(id).and_then(|s| s.listener);
-        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(&id)) {
+        let Some(listener_id) = self.registry.session(id).and_then(|s| s.listener) else {
+            return;
+        };
+        if let Some(listener) = self.listeners.get_mut(&listener_id) {
             listener.has_accepted(id);
+            self.admit_callers(listener_id);
         }
     }
 

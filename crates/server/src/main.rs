@@ -10,6 +10,7 @@ mod descriptors;
 mod fast_open;
 mod instance;
 mod listen;
+mod locals;
 mod metastate;
 mod opens;
 mod packets;

@@ -248,12 +248,15 @@ impl Server {
             Some(_) => None,
             None => Some(NewDescriptor::from_fds(fds)?),
         };
-        let opened = self
-            .path_to(target.remote, known)
-            .and_then(|path| match target.protocol {
-                Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
-                Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
-            });
+        let opened = match self.neighbour(&target, known) {
+            Some(neighbour) => self.connect_local(channel, known, (target, neighbour), descriptor),
+            None => self
+                .path_to(target.remote, known)
+                .and_then(|path| match target.protocol {
+                    Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
+                    Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
+                }),
+        };
         match opened {
             Ok(answer) => Ok(answer),
             Err(detour) => self.detour(known, detour),
@@ -357,7 +360,7 @@ impl Server {
 
     /// Chooses source address and port for a TCP session that wants to reach `remote`, and enters
     /// the connection in the port table.
-    fn local_for(
+    pub fn local_for(
         &mut self,
         id: SessionId,
         remote: SocketAddr,
@@ -457,7 +460,7 @@ impl Server {
     }
 
     /// Takes a failed open back to where `connect` found it.
-    fn back_to_bound(&mut self, id: SessionId) {
+    pub fn back_to_bound(&mut self, id: SessionId) {
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);
             // The slot must not be freed twice.
@@ -466,6 +469,7 @@ impl Server {
             }
         }
         self.unaim(id);
+        self.forget_local(id);
         let bound = self
             .registry
             .session(id)
@@ -513,6 +517,8 @@ impl Server {
             .and_then(|id| self.registry.session(id))
             .map(|session| session.local.ip());
         match family {
+            // The kernel knows what to say of that.
+            Some(local) if local.is_loopback() => Err(KernelReason::LocalAddress.into()),
             Some(local) if !local.is_unspecified() && local.is_ipv4() != remote.is_ipv4() => {
                 Err(Errno::AFNOSUPPORT.into())
             }
@@ -526,7 +532,10 @@ impl Server {
             return Ok(());
         }
         if address.is_loopback() {
-            return Err(KernelReason::LocalAddress.into());
+            return match protocol {
+                Protocol::Tcp if self.routes.path(address).is_ok() => Ok(()),
+                Protocol::Tcp | Protocol::Udp => Err(KernelReason::LocalAddress.into()),
+            };
         }
         let is_for_many = address.is_multicast() || self.routes.is_broadcast(address);
         match protocol {

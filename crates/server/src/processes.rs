@@ -9,11 +9,12 @@ use portolan_stack::VERSION;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
-use portolan_sys::wait::Bell;
+use portolan_sys::wait::{Bell, chime};
 use portolan_types::{ChannelId, Instant, Protocol, SessionId};
 use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
+use crate::locals::ProcessBell;
 use crate::server::Server;
 use crate::spares::{Newcomer, Spare, destroy};
 
@@ -36,6 +37,7 @@ pub struct Channel {
     tap: Tap,
     /// Rings when `recalled` is not empty.
     pub alert: Bell,
+    pub bell: ProcessBell,
     /// What the process is to give back, until it asks.
     pub recalled: Vec<SessionId>,
 }
@@ -136,6 +138,9 @@ impl Server {
         let Spare { channel, tap, maps } = spare;
         let statistics = StatisticsReader::create()?;
         let alert = Bell::new()?;
+        let (chime, rope) = chime()?;
+        let bell = ProcessBell::new(&chime, rope)?;
+        let number = bell.number;
         let fds: Vec<OwnedFd> = vec![
             tap.fd.try_clone()?,
             maps.ring,
@@ -143,9 +148,11 @@ impl Server {
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
             alert.as_fd().try_clone_to_owned()?,
+            chime.into(),
         ];
         let body = ReplyBody::Welcome {
             channel,
+            bell: number,
             ring_size: self.config.ring_size,
             tap: tap.ifindex,
             cuts_datagrams: tap.cuts_datagrams,
@@ -158,6 +165,7 @@ impl Server {
                 statistics,
                 tap,
                 alert,
+                bell,
                 recalled: Vec::new(),
             },
         );
@@ -177,6 +185,7 @@ impl Server {
             self.leaving_taps.push_back((due, gone.tap.ifindex));
             destroy(gone.tap);
             self.add_to_ended(&gone.statistics);
+            self.retire_bell(gone.bell);
         }
         if let Err(failure) = self.filter.remove_channel(channel) {
             error!(%failure, channel = channel.0, "cannot remove a channel");

@@ -155,6 +155,9 @@ impl Server {
     }
 
     fn give(&mut self, channel: ChannelId, id: SessionId, slot: Slot) -> Result<Answer, Errno> {
+        if self.locals.has(id) {
+            return self.give_local(channel, id, slot);
+        }
         self.server_slot(id).ok_or(Errno::INVAL)?;
         match self.phase(id) {
             Some(Phase::Offered) => self.note_acceptor(id, channel),
@@ -298,7 +301,11 @@ impl Server {
                 "its holder does not give a session back: reset"
             );
             self.counters.recall_timeouts += 1;
-            self.abort_orphan(id);
+            if self.locals.has(id) {
+                self.abort_local(id);
+            } else {
+                self.abort_orphan(id);
+            }
         }
         self.recalls.values().map(|recall| recall.until).min()
     }

@@ -5,11 +5,14 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Holder, Phase};
+use portolan_control::{Holder, Phase, Registry};
+use portolan_local::Stream;
+use portolan_stack::Stack;
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
+use crate::locals::Locals;
 use crate::server::Server;
 
 /// Octets moved in one direction before others get their turn.
@@ -33,6 +36,7 @@ impl Server {
     pub fn start_relay(&mut self, id: SessionId) {
         self.set_phase(id, Phase::Relayed);
         self.relays.insert(id, Relay::default());
+        self.watch_local(id);
         self.pump(id);
     }
 
@@ -40,6 +44,10 @@ impl Server {
     /// on from the session, in order. False if that cannot be, because a direction has ended; then the
     /// relay goes on.
     pub fn end_relay(&mut self, id: SessionId, near: &OwnedFd) -> bool {
+        if self.locals.has(id) {
+            // Its peer may have written over what would go back into the ring.
+            return false;
+        }
         if !self.drain_far(id) {
             self.pump(id);
             return false;
@@ -71,18 +79,28 @@ impl Server {
 
     /// Moves what can be moved, and waits for what cannot.
     pub fn pump(&mut self, id: SessionId) {
+        match self.server_slot(id) {
+            Some(slot) => {
+                self.pump_once(id);
+                self.stack.touch(slot);
+            }
+            None => self.pump_local(id, |server| server.pump_once(id)),
+        }
+    }
+
+    fn pump_once(&mut self, id: SessionId) {
         self.pump_out(id);
         let blocked = self.pump_in(id);
-        let (Some(relay), Some(slot)) = (self.relays.get(&id).copied(), self.server_slot(id))
-        else {
+        let Some(relay) = self.relays.get(&id).copied() else {
             return;
         };
-        self.stack.touch(slot);
-        let Some(session) = self.stack.tcp(slot) else {
+        let stream = held(&mut self.stack, &mut self.locals, &self.registry, id);
+        let Some(stream) = stream else {
             return;
         };
+        let is_writable = stream.poll_writable();
         // Who still has the descriptor of a connection that is over learns it by the descriptor's end.
-        let is_over = session.connection.is_closed() && session.connection.readable() == 0;
+        let is_over = stream.is_closed() && stream.readable() == 0;
         if (relay.hung_up && relay.near_ended) || is_over {
             self.relays.remove(&id);
             self.drop_far(id);
@@ -97,7 +115,7 @@ impl Server {
         }
         let mut interest = EventFlags::empty();
         // If it is not writable now, an event will tell when it is.
-        if !relay.near_ended && session.connection.poll_writable() {
+        if !relay.near_ended && is_writable {
             interest |= EventFlags::IN;
         }
         if blocked {
@@ -108,35 +126,29 @@ impl Server {
 
     /// From the descriptor to the peer.
     fn pump_out(&mut self, id: SessionId) {
-        let (Some(far), Some(relay), Some(slot)) = (
+        let (Some(far), Some(relay), Some(stream)) = (
             self.fars.get(&id),
             self.relays.get_mut(&id),
-            self.registry.session(id).and_then(|s| match s.holder {
-                Holder::Server(slot) => Some(slot),
-                _ => None,
-            }),
+            held(&mut self.stack, &mut self.locals, &self.registry, id),
         ) else {
-            return;
-        };
-        let Some(session) = self.stack.tcp(slot) else {
             return;
         };
         let mut chunk = vec![0; CHUNK];
         let mut moved = 0;
         while !relay.near_ended && moved < TURN {
-            let room = session.connection.send_space().min(CHUNK);
+            let room = stream.send_space().min(CHUNK);
             if room == 0 {
                 // A closed connection takes nothing.
-                relay.near_ended = session.connection.is_send_closed();
+                relay.near_ended = stream.is_send_closed();
                 break;
             }
             match recv(&far.fd, &mut chunk[..room], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
                     relay.near_ended = true;
-                    session.connection.shutdown_send(self.now);
+                    stream.shutdown_send(self.now);
                 }
                 Ok((count, _)) => {
-                    session.connection.send(self.now, &chunk[..count]);
+                    stream.send(self.now, &chunk[..count]);
                     moved += count;
                 }
                 Err(rustix::io::Errno::AGAIN) => break,
@@ -180,44 +192,56 @@ impl Server {
 
     /// From the peer to the descriptor. True if the descriptor is full.
     fn pump_in(&mut self, id: SessionId) -> bool {
-        let Some(slot) = self.server_slot(id) else {
-            return false;
-        };
-        let (Some(far), Some(relay)) = (self.fars.get(&id), self.relays.get_mut(&id)) else {
-            return false;
-        };
-        let Some(session) = self.stack.tcp(slot) else {
+        let (Some(far), Some(relay), Some(stream)) = (
+            self.fars.get(&id),
+            self.relays.get_mut(&id),
+            held(&mut self.stack, &mut self.locals, &self.registry, id),
+        ) else {
             return false;
         };
         let mut chunk = vec![0; CHUNK];
         let mut moved = 0;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         while moved < TURN {
-            let count = session.connection.peek(0, &mut chunk);
+            let count = stream.peek(0, &mut chunk);
             if count == 0 {
                 break;
             }
             match send(&far.fd, &chunk[..count], flags) {
                 Ok(sent) => {
                     // Consumes what was sent; it was peeked, so it is there.
-                    session.connection.recv(self.now, &mut chunk[..sent]);
+                    stream.recv(self.now, &mut chunk[..sent]);
                     moved += sent;
                 }
                 Err(rustix::io::Errno::AGAIN) => return true,
                 // Nobody reads any more.
                 Err(_) => {
                     relay.left_unread |= relay.hung_up;
-                    session.connection.recv(self.now, &mut chunk[..count]);
+                    stream.recv(self.now, &mut chunk[..count]);
                 }
             }
         }
-        let ended = session.connection.is_receive_finished() || session.connection.is_closed();
-        if ended && !relay.far_ended && session.connection.readable() == 0 {
+        let ended = stream.is_receive_finished() || stream.is_closed();
+        if ended && !relay.far_ended && stream.readable() == 0 {
             relay.far_ended = true;
             // The descriptor may be closed already, which says as much.
             let _ = shutdown(&far.fd, Shutdown::Write);
         }
-        session.connection.readable() > 0
+        stream.readable() > 0
+    }
+}
+
+/// The stream that the server holds.
+fn held<'a>(
+    stack: &'a mut Stack,
+    locals: &'a mut Locals,
+    registry: &Registry,
+    id: SessionId,
+) -> Option<&'a mut dyn Stream> {
+    match registry.session(id)?.holder {
+        Holder::Server(slot) => Some(&mut stack.tcp(slot)?.connection),
+        Holder::None => Some(locals.watched(id)?),
+        Holder::Process(..) => None,
     }
 }
 

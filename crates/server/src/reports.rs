@@ -2,6 +2,7 @@
 //! libraries claim.
 
 use portolan_control::{Errno, Holder, Phase, Session};
+use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::report::{
@@ -15,6 +16,7 @@ use portolan_types::{Protocol, SessionId};
 
 use crate::clients::{Answer, ClientId};
 use crate::listen::pack;
+use crate::locals::LocalEnd;
 use crate::server::Server;
 
 impl Server {
@@ -36,7 +38,14 @@ impl Server {
 
     fn report(&self, session: &Session) -> SessionReport {
         let row = self.claimed(session);
+        let unheld = self.locals.end(session.id);
         let (state, figures) = match (session.holder, session.protocol) {
+            (Holder::None, _) if unheld.is_some() => {
+                let end = unheld.map(LocalEnd::open);
+                end.map_or_else(Default::default, |end| {
+                    (end.state().to_string(), figures(&end.figures()))
+                })
+            }
             (Holder::Server(slot), Protocol::Tcp) => match self.stack.get(slot) {
                 Some(portolan_stack::Session::Tcp(tcp)) => (
                     tcp.connection.state().to_string(),

@@ -36,6 +36,7 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::instance::Instance;
 use crate::listen::Listener;
+use crate::locals::Locals;
 use crate::metastate::Resolving;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
@@ -71,6 +72,8 @@ pub enum Source {
     Client(ClientId),
     Descriptor(SessionId),
     Reservation(SessionId),
+    /// Whoever shares a local session with the server.
+    Bell,
 }
 
 /// Why the server cannot start.
@@ -174,6 +177,7 @@ pub struct Server {
     /// Where active opens go when they are done.
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
+    pub(crate) locals: Locals,
     pub(crate) dying: HashMap<SessionId, Dying>,
     /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
     pub(crate) deferred: HashMap<SessionId, Instant>,
@@ -226,6 +230,9 @@ impl Server {
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
         poll.add(&inject, Source::Inject, edge)?;
 
+        let locals = Locals::new()?;
+        poll.add(&locals.chime, Source::Bell, EventFlags::IN)?;
+
         let mut server = Server {
             registry: Registry::new(config.limits()),
             ports: PortTable::new(first..=last),
@@ -273,6 +280,7 @@ impl Server {
             recalls: HashMap::new(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
+            locals,
             dying: HashMap::new(),
             deferred: HashMap::new(),
             time_wait: VecDeque::new(),
@@ -337,6 +345,7 @@ impl Server {
             Source::Descriptor(id) => self.on_descriptor(id, flags),
             Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
             Source::Reservation(id) => self.on_kernel_connections(id),
+            Source::Bell => self.on_bell(),
         }
     }
 
@@ -407,6 +416,8 @@ impl Server {
             self.drive_leaving_taps(),
             self.drive_spares(),
             self.drive_recalls(),
+            self.drive_callers(),
+            self.drive_bells(),
         ]
         .into_iter()
         .flatten()
@@ -417,6 +428,11 @@ impl Server {
     pub fn stop(mut self) {
         let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
         for id in held {
+            if self.locals.has(id) {
+                self.locals.release(id);
+                self.forget(id);
+                continue;
+            }
             match (self.phase(id), self.server_slot(id)) {
                 (Some(Phase::Listening), _) => self.close_listener(id),
                 (_, Some(_)) => self.abort_held(id),

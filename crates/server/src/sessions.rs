@@ -117,6 +117,10 @@ impl Server {
         let Some(session) = self.registry.session(id) else {
             return;
         };
+        if self.locals.has(id) {
+            self.registry.aim(id, Holder::None);
+            return;
+        }
         let removed = match (session.flow(), session.phase) {
             (Some(flow), _) => {
                 self.flows.remove(&flow);
@@ -144,6 +148,7 @@ impl Server {
             self.stack.remove(slot);
         }
         self.unaim(id);
+        self.forget_local(id);
         self.drop_far(id);
         self.drop_reservation(id);
         self.fail_recall(id);

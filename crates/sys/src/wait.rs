@@ -1,11 +1,14 @@
 //! Waiting: poll with a deadline and a signal mask, and a word that wakes a waiter.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::{clock, raw};
 
@@ -86,9 +89,99 @@ impl AsFd for Bell {
     }
 }
 
+/// The listening side of a bell that other processes ring: a pipe. Who only has the [`Rope`] cannot
+/// take a ring away from the listener.
+#[derive(Debug)]
+pub struct Chime {
+    fd: OwnedFd,
+}
+
+/// The ringing side.
+#[derive(Debug)]
+pub struct Rope<F = OwnedFd> {
+    fd: F,
+}
+
+/// `RWF_NOSIGNAL` (linux/fs.h, since Linux 6.18).
+const NO_SIGNAL: usize = 0x100;
+
+/// Does the kernel lack `RWF_NOSIGNAL`?
+static LACKS_NO_SIGNAL: AtomicBool = AtomicBool::new(false);
+
+/// A new bell of that kind.
+pub fn chime() -> Result<(Chime, Rope), Errno> {
+    let (listening, ringing) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    Ok((Chime { fd: listening }, Rope { fd: ringing }))
+}
+
+impl Chime {
+    /// One whose descriptor came here.
+    pub fn from_fd(fd: OwnedFd) -> Chime {
+        Chime { fd }
+    }
+
+    /// Silences it, unless somebody rings without end.
+    pub fn silence(&self) {
+        // Fails only if nobody has rung.
+        let _ = read(&self.fd, &mut [0; 256]);
+    }
+}
+
+impl<F: AsFd> Rope<F> {
+    /// One whose descriptor came here.
+    pub fn from_fd(fd: F) -> Rope<F> {
+        Rope { fd }
+    }
+
+    /// Rings. A listener who has gone hears nothing, and one whose pipe is full hears enough.
+    pub fn pull(&self) {
+        if !LACKS_NO_SIGNAL.load(Relaxed) && self.pull_without_signal() != Err(Errno::OPNOTSUPP) {
+            return;
+        }
+        LACKS_NO_SIGNAL.store(true, Relaxed);
+        // As above.
+        let _ = write(&self.fd, &[0]);
+    }
+
+    fn pull_without_signal(&self) -> Result<usize, Errno> {
+        const CURRENT: usize = usize::MAX;
+        let octet = 0_u8;
+        let piece = libc::iovec {
+            iov_base: (&raw const octet).cast_mut().cast(),
+            iov_len: 1,
+        };
+        let fd = self.fd.as_fd().as_raw_fd() as usize;
+        let piece = (&raw const piece).expose_provenance();
+        // SAFETY: one piece of one octet, both of which outlive the call, which only reads them.
+        unsafe {
+            raw::syscall(
+                libc::SYS_pwritev2,
+                [fd, piece, 1, CURRENT, CURRENT, NO_SIGNAL],
+            )
+        }
+    }
+}
+
+impl AsFd for Chime {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl<F: AsFd> AsFd for Rope<F> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl From<Chime> for OwnedFd {
+    fn from(chime: Chime) -> OwnedFd {
+        chime.fd
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
     use std::time::Duration;
 
     use super::*;
@@ -131,6 +224,23 @@ mod tests {
         });
         assert!(bell.silence());
         assert!(!bell.silence());
+    }
+
+    #[test]
+    fn a_rope_rings_the_chime_and_survives_its_end() {
+        let (chime, rope) = chime().unwrap();
+        let poll = |chime: &Chime| ppoll(&mut [readable(chime)], Some(Instant::ZERO), None);
+        assert_eq!(poll(&chime), Ok(0));
+        rope.pull();
+        rope.pull();
+        assert_eq!(poll(&chime), Ok(1));
+        chime.silence();
+        assert_eq!(poll(&chime), Ok(0));
+        assert!(read(&rope.fd, &mut [0]).is_err(), "who rings cannot listen");
+        drop(chime);
+        if !LACKS_NO_SIGNAL.load(Relaxed) {
+            rope.pull();
+        }
     }
 
     #[test]

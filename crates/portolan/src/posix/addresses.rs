@@ -30,9 +30,8 @@ pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
         let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
         let is_closed = process
             .lock()
-            .stack
-            .tcp(socket.slot())
-            .is_some_and(|session| session.connection.state() == StateName::Closed);
+            .stream(socket.slot())
+            .is_some_and(|stream| stream.state() == StateName::Closed);
         if is_closed && socket.phase() == Phase::Cached {
             return Err(Errno::NOTCONN.into());
         }

@@ -15,6 +15,7 @@ use super::Stop;
 use super::fallback::fall_back;
 use super::socket_options::apply_quickack;
 use crate::control::{self, Lost};
+use crate::core::Arrival;
 use crate::process::{Absent, Process};
 use crate::socket::{Setup, Socket};
 
@@ -121,15 +122,18 @@ pub(super) fn install(
     process: &'static Process,
     socket: &Arc<Socket>,
     slot: Slot,
-    mut session: Session,
+    mut arrival: Arrival,
 ) {
-    socket.options().apply(&mut session);
-    if let Session::Tcp(session) = &mut session {
+    match &mut arrival {
+        Arrival::Session(session) => socket.options().apply(session),
+        Arrival::Local(_, end) => socket.options().apply_to_stream(&mut **end),
+    }
+    if let Arrival::Session(Session::Tcp(session)) = &mut arrival {
         apply_quickack(socket, &mut session.connection);
     }
     let mut core = process.lock();
     let now = clock::now();
-    core.stack.insert_at(now, slot, session);
+    core.put(now, slot, arrival);
     core.attach(slot, Arc::clone(socket));
     socket.cache_at(slot);
     core.attend(now);

@@ -14,6 +14,7 @@ use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
 use super::groups::join_early_groups;
 use super::{Answer, Stop, find};
+use crate::core::Arrival;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 
@@ -116,7 +117,12 @@ fn bind_session(
     if protocol == Protocol::Udp {
         let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);
         let slot = reservation.keep();
-        install(process, socket, slot, Session::Udp(Box::new(udp)));
+        install(
+            process,
+            socket,
+            slot,
+            Arrival::Session(Session::Udp(Box::new(udp))),
+        );
         drop(setup);
         join_early_groups(process, socket, session);
     }

@@ -43,7 +43,9 @@ impl Call<'_> {
             result
         };
         let now = clock::now();
-        core.take_in(now);
+        if !core.is_local(self.socket.slot()) {
+            core.take_in(now);
+        }
         let first = attempt(&mut core, now);
         drop(core);
         if let Some(result) = first {

@@ -7,16 +7,19 @@ use std::sync::Arc;
 
 use portolan_proto::MAX_MESSAGE;
 use portolan_proto::control::{DescriptorEvent, Early, HandshakeOptions, ReplyBody, RequestBody};
-use portolan_stack::{Session, TcpSession, UdpSession};
+use portolan_proto::local::Side;
+use portolan_stack::{Session, UdpSession};
 use portolan_sys::descriptor;
 use portolan_sys::unix::{self, ReceiveError};
 use portolan_tcp::Events;
-use portolan_types::{Generation, Instant, Protocol, Slot};
+use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
 use super::lifecycle::dissolve;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
+use crate::core::Arrival;
+use crate::locals;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::wait::{Sleep, Woken, pollfd};
@@ -88,7 +91,12 @@ fn connect_udp(
         Some(reservation) => {
             let udp = UdpSession::new(session, local, Some(remote), generation, UDP_RECEIVE_BUFFER);
             let slot = reservation.keep();
-            install(process, socket, slot, Session::Udp(Box::new(udp)));
+            install(
+                process,
+                socket,
+                slot,
+                Arrival::Session(Session::Udp(Box::new(udp))),
+            );
         }
     }
     Ok(())
@@ -317,14 +325,14 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     if socket.phase() != Phase::Connecting {
         return;
     }
-    let Some(outcome) = receive_outcome(fd) else {
+    let Some(outcome) = receive_outcome(fd, setup.session) else {
         return;
     };
     let slot = socket.slot();
     match outcome {
         Ok(session) => {
             drop(setup);
-            install(process, socket, slot, Session::Tcp(Box::new(session)));
+            install(process, socket, slot, session);
         }
         Err(errno) => {
             setup.remote = None;
@@ -338,7 +346,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
 }
 
 /// The session, or the error that the server left on the descriptor; `None` if neither has come.
-fn receive_outcome(fd: RawFd) -> Option<Result<TcpSession, i32>> {
+fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<Arrival, i32>> {
     let near = descriptor::borrow(fd).ok()?;
     MESSAGE.with_borrow_mut(|message| {
         message.resize(MAX_MESSAGE, 0);
@@ -352,7 +360,12 @@ fn receive_outcome(fd: RawFd) -> Option<Result<TcpSession, i32>> {
             Ok(DescriptorEvent::Established {
                 capsule,
                 generation,
-            }) => open_capsule(capsule, generation, &mut fds),
+            }) => open_capsule(capsule, generation, &mut fds)
+                .map(|session| Arrival::Session(Session::Tcp(Box::new(session)))),
+            Ok(DescriptorEvent::EstablishedLocal) => session
+                .ok_or(libc::EPROTO)
+                .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
+                .map(|(id, end)| Arrival::Local(id, Box::new(end))),
             Ok(DescriptorEvent::Failed { errno }) => Err(errno),
             Ok(_) | Err(_) => Err(libc::EPROTO),
         })

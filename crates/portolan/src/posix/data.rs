@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use portolan_local::Stream;
 use portolan_sys::{clock, descriptor};
-use portolan_tcp::Connection;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
@@ -94,10 +94,9 @@ fn receive_tcp(
     let came = Cell::new(None);
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
-        let Some(session) = core.stack.tcp(slot) else {
+        let Some(connection) = core.stream(slot) else {
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
-        let connection = &mut session.connection;
         let has_some = connection.readable() > 0;
         let least = if waits_for_all {
             wanted
@@ -115,7 +114,7 @@ fn receive_tcp(
             came.set(Some(connection.last_text_at()));
         }
         if taken > 0 && !is_peek && has_output {
-            core.stack.touch(slot);
+            core.touch(slot);
         }
         let done = done.get();
         let is_at_mark = is_at_mark && done > 0;
@@ -149,7 +148,7 @@ fn receive_tcp(
 
 /// Moves octets to `buffers`, behind the first `before` of them: how many.
 fn read_out(
-    connection: &mut Connection,
+    connection: &mut dyn Stream,
     now: Instant,
     buffers: &mut [IoSliceMut<'_>],
     (before, start): (usize, usize),
@@ -371,17 +370,15 @@ fn send_tcp(
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
         let slot = socket.slot();
         if core
-            .stack
-            .tcp(slot)
-            .is_some_and(|session| session.connection.error().is_some())
+            .stream(slot)
+            .is_some_and(|stream| stream.error().is_some())
             && let Some(errno) = socket.take_error(Some(core))
         {
             return Some(some(done.get()).ok_or(errno.into()));
         }
-        let Some(session) = core.stack.tcp(slot) else {
+        let Some(connection) = core.stream(slot) else {
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
-        let connection = &mut session.connection;
         if connection.is_send_closed() {
             return Some(some(done.get()).ok_or(Errno::PIPE.into()));
         }
@@ -394,7 +391,7 @@ fn send_tcp(
         if is_urgent && done.get() == total {
             connection.mark_urgent();
         }
-        core.stack.touch(slot);
+        core.touch(slot);
         (done.get() == total).then_some(Ok(total))
     };
     let call = Call {

@@ -2,7 +2,6 @@
 
 use std::os::fd::RawFd;
 
-use portolan_stack::Session;
 use portolan_sys::{descriptor, memory};
 use portolan_types::Protocol;
 use rustix::io::Errno;
@@ -10,7 +9,9 @@ use rustix::io::Errno;
 use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
 use super::{Answer, Stop, find};
-use crate::socket::Phase;
+use crate::process::Process;
+use crate::socket::{Phase, Socket};
+use crate::table;
 
 /// Is the next octet urgent? (`asm-generic/sockios.h`)
 const SIOCATMARK: u64 = 0x8905;
@@ -19,6 +20,9 @@ const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Notes what concerns us; the descriptor's own flags are the kernel's.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
+    if matches!(command, libc::F_SETOWN | F_SETOWN_EX) && table::is_ours(fd) {
+        note_owner();
+    }
     if command == libc::F_SETFL
         && let Ok((socket, _)) = find(fd)
     {
@@ -28,14 +32,29 @@ pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
     Answer::NotOurs
 }
 
+/// Somebody is to get signals.
+fn note_owner() {
+    Socket::note_owner();
+    if let Some(process) = Process::running() {
+        process.lock().note_owner();
+    }
+}
+
+/// Not in libc (`asm-generic/fcntl.h`).
+const F_SETOWN_EX: i32 = 15;
+
+/// `asm-generic/sockios.h`
+const FIOSETOWN: u64 = 0x8901;
+const SIOCSPGRP: u64 = 0x8902;
+
 /// Requests about the open file rather than the socket (`asm-generic/ioctls.h`, `sockios.h`).
 const OF_FILE: [u64; 9] = [
     libc::FIOCLEX,
     libc::FIONCLEX,
     libc::FIONBIO,
     libc::FIOASYNC,
-    0x8901, // FIOSETOWN
-    0x8902, // SIOCSPGRP
+    FIOSETOWN,
+    SIOCSPGRP,
     0x8903, // FIOGETOWN
     0x8904, // SIOCGPGRP
     0x5460, // FIOQSIZE
@@ -51,6 +70,9 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
         }
         if request == libc::FIOASYNC {
             socket.set_async(memory::read_int(argument)? != 0);
+        }
+        if matches!(request, FIOSETOWN | SIOCSPGRP) {
+            note_owner();
         }
         if OF_FILE.contains(&request) {
             return Err(Stop::NotOurs);
@@ -77,20 +99,18 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
         }
         let mut core = process.lock();
         core.take_in(portolan_sys::clock::now());
-        let octets = match (request, core.stack.get(socket.slot())) {
-            (libc::FIONREAD, Some(Session::Tcp(session))) => session.connection.inquiry(),
-            (SIOCATMARK, Some(Session::Tcp(session))) => {
-                usize::from(session.connection.is_at_mark())
-            }
-            (SIOCOUTQNSD, Some(Session::Tcp(session))) => {
-                session.connection.figures().unsent as usize
-            }
-            (libc::FIONREAD, Some(Session::Udp(session))) => session
-                .queue
-                .front()
+        let slot = socket.slot();
+        let octets = match (request, core.stream(slot)) {
+            (libc::FIONREAD, Some(stream)) => stream.inquiry(),
+            (SIOCATMARK, Some(stream)) => usize::from(stream.is_at_mark()),
+            (SIOCOUTQNSD, Some(stream)) => stream.figures().unsent as usize,
+            (_, Some(stream)) => stream.figures().send_queue,
+            (libc::FIONREAD, None) => core
+                .stack
+                .udp(slot)
+                .and_then(|session| session.queue.front())
                 .map_or(0, |datagram| datagram.data.len()),
-            (_, Some(Session::Tcp(session))) => session.connection.figures().send_queue,
-            (_, Some(Session::Udp(_)) | None) => 0,
+            (_, None) => 0,
         };
         drop(core);
         memory::write_int(argument, i32::try_from(octets).unwrap_or(i32::MAX))?;

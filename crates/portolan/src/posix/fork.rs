@@ -73,6 +73,10 @@ pub fn before_exit() {
     {
         for (fd, socket) in sockets() {
             let is_here = socket.phase() == Phase::Cached;
+            if is_here && process.lock().is_local(socket.slot()) {
+                // The server closes it as the kernel would.
+                continue;
+            }
             if is_here && socket.is_shared() && socket.protocol == Protocol::Udp {
                 become_kernels(fd, &socket);
             }

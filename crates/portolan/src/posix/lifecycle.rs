@@ -4,7 +4,8 @@ use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_proto::control::{AfterFlush, RequestBody, Traits};
+use portolan_local::Stream;
+use portolan_proto::control::{AfterFlush, Blob, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, owner};
@@ -87,25 +88,24 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
         let mut core = process.lock();
         let now = clock::now();
         let slot = socket.slot();
-        match core.stack.get_mut(slot) {
-            Some(Session::Tcp(session)) => {
-                if how != libc::SHUT_RD {
-                    session.connection.shutdown_send(now);
-                }
-                if how != libc::SHUT_WR {
-                    session.connection.shutdown_receive();
-                }
+        if let Some(stream) = core.stream(slot) {
+            if how != libc::SHUT_RD {
+                stream.shutdown_send(now);
             }
-            Some(Session::Udp(session)) if session.remote.is_some() => {
-                socket.shut(match how {
-                    libc::SHUT_RD => RECEIVE,
-                    libc::SHUT_WR => SEND,
-                    _ => RECEIVE | SEND,
-                });
+            if how != libc::SHUT_WR {
+                stream.shutdown_receive();
             }
-            Some(Session::Udp(_)) | None => return Err(Errno::NOTCONN.into()),
+        } else {
+            let udp = core.stack.udp(slot);
+            udp.and_then(|session| session.remote)
+                .ok_or(Errno::NOTCONN)?;
+            socket.shut(match how {
+                libc::SHUT_RD => RECEIVE,
+                libc::SHUT_WR => SEND,
+                _ => RECEIVE | SEND,
+            });
         }
-        core.stack.touch(slot);
+        core.touch(slot);
         core.send_out(now);
         socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
         Ok(())
@@ -272,17 +272,17 @@ fn wait_lingering(process: &Process, socket: &Arc<Socket>, time: Duration) {
     let slot = socket.slot();
     let mut core = process.lock();
     let now = clock::now();
-    if let Some(session) = core.stack.tcp(slot) {
-        session.connection.close(now);
+    if let Some(stream) = core.stream(slot) {
+        stream.close(now);
     }
-    core.stack.touch(slot);
+    core.touch(slot);
     core.send_out(now);
     drop(core);
     socket.watch(&waiter);
     // A signal ends the wait; whatever is left is finished by the server.
     let _ = process.wait(Sleep::until(deadline_after(Some(time))), |core, _| {
-        let session = core.stack.tcp(slot);
-        let is_over = session.is_none_or(|session| session.connection.is_flushed());
+        let stream = core.stream(slot);
+        let is_over = stream.is_none_or(|stream| stream.is_flushed());
         is_over.then_some(())
     });
     socket.unwatch(&waiter);
@@ -313,6 +313,22 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
     let mut core = process.lock();
     let slot = socket.slot();
     core.detach(slot);
+    let now = clock::now();
+    let local = core.take_local(slot, |end| {
+        if is_abortive {
+            end.abort(now);
+        } else {
+            end.close(now);
+        }
+    });
+    if let Some(session) = local {
+        drop(core);
+        // A lost server has nothing to finish.
+        let _ = process
+            .control
+            .tell(flush_of_local(session, AfterFlush::Close), &[]);
+        return;
+    }
     if let Some(Session::Tcp(session)) = core.stack.get_mut(slot) {
         let now = clock::now();
         if is_abortive {
@@ -347,6 +363,16 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
         None => {}
     }
     process.lock().stack.remove(slot);
+}
+
+/// A local session has its state where its next holder finds it.
+fn flush_of_local(session: SessionId, then: AfterFlush) -> RequestBody {
+    RequestBody::Flush {
+        session,
+        capsule: Blob::Inline(Vec::new()),
+        then,
+        traits: Traits::default(),
+    }
 }
 
 /// Without waiting for the server: what it could answer would change nothing.

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
-use portolan_stack::Session;
 use portolan_sys::descriptor;
 use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_types::{Protocol, SessionId};
@@ -201,6 +200,6 @@ fn cache(
     // Nobody else can have one that was never accepted: it is not relayed.
     let (session, slot, _) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
     let socket = Arc::new(Socket::accepted(listener, setup));
-    install(process, &socket, slot, Session::Tcp(Box::new(session)));
+    install(process, &socket, slot, session);
     Ok(socket)
 }

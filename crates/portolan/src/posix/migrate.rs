@@ -1,11 +1,11 @@
 //! Sessions that come and go (ADR 8): asked for by the first call that needs them, given back when
 //! another process that shares the descriptor asks.
 
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, Traits};
-use portolan_stack::{Session, TcpSession};
+use portolan_proto::control::{AfterFlush, Blob, Reader, ReplyBody, RequestBody, Traits};
+use portolan_stack::Session;
 use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
@@ -14,10 +14,11 @@ use rustix::io::Errno;
 use super::asking::{Reservation, install, open_capsule, refusal};
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
-use crate::control;
+use crate::core::{Arrival, Core};
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
+use crate::{control, locals};
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
 /// for it, and what the last holder said of the socket; `None` if the server relays it.
@@ -25,7 +26,7 @@ pub(super) fn fetch(
     process: &'static Process,
     session: SessionId,
     descriptor: &[BorrowedFd<'_>],
-) -> Result<Option<(TcpSession, Slot, Traits)>, Stop> {
+) -> Result<Option<(Arrival, Slot, Traits)>, Stop> {
     let reservation = Reservation::at(process);
     let slot = reservation.slot();
     let request = RequestBody::Cache { session, slot };
@@ -40,7 +41,13 @@ pub(super) fn fetch(
         )) => {
             let session = open_capsule(capsule, generation, &mut fds);
             let session = session.map_err(Errno::from_raw_os_error)?;
-            Ok(Some((session, reservation.keep(), traits)))
+            let arrival = Arrival::Session(Session::Tcp(Box::new(session)));
+            Ok(Some((arrival, reservation.keep(), traits)))
+        }
+        Ok((ReplyBody::CachedLocal { side, traits }, mut fds)) => {
+            let end = locals::open(fds.pop(), side).map_err(Errno::from_raw_os_error)?;
+            let arrival = Arrival::Local(session, Box::new(end));
+            Ok(Some((arrival, reservation.keep(), traits)))
         }
         Ok((ReplyBody::Relayed, _)) => Ok(None),
         other => Err(refusal(other)),
@@ -70,7 +77,7 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Res
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
         Ok(Some((session, slot, traits))) => {
             socket.adopt(&traits);
-            install(process, socket, slot, Session::Tcp(Box::new(session)));
+            install(process, socket, slot, session);
             Ok(())
         }
         Ok(None) => {
@@ -103,7 +110,7 @@ pub(super) fn ask_back(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
         Ok(Some((session, slot, _))) => {
             socket.note_return();
-            install(process, socket, slot, Session::Tcp(Box::new(session)));
+            install(process, socket, slot, session);
             Ok(())
         }
         // It is used as before.
@@ -228,11 +235,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     let slot = socket.slot();
     let mut core = process.lock();
     core.attend(clock::now());
-    let Some(Session::Tcp(session)) = core.stack.get(slot) else {
-        return;
-    };
-    let id = session.id;
-    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
+    let Some((id, capsule, memfd)) = pack(&mut core, slot) else {
         return;
     };
     core.detach(slot);
@@ -265,6 +268,16 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     }
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
     drop(setup);
+}
+
+/// The session at `slot` on its way from here: a local one leaves all in its memory.
+fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, Blob, Option<OwnedFd>)> {
+    if let Some(id) = core.take_local(slot, |_| {}) {
+        return Some((id, Blob::Inline(Vec::new()), None));
+    }
+    let session = core.stack.tcp(slot)?;
+    let (capsule, memfd) = control::pack(session.to_capsule()).ok()?;
+    Some((session.id, capsule, memfd))
 }
 
 /// Gives a session to the process that the server wants it for; one of UDP to the kernel. Where threads wait for its events

@@ -21,10 +21,9 @@ pub(super) fn receive_urgent(
 ) -> Result<Received, Stop> {
     let mut core = process.lock();
     core.attend(clock::now());
-    let Some(session) = core.stack.tcp(socket.slot()) else {
+    let Some(connection) = core.stream(socket.slot()) else {
         return gone(socket);
     };
-    let connection = &mut session.connection;
     let found = if flags & libc::MSG_PEEK != 0 {
         connection.peek_urgent()
     } else {

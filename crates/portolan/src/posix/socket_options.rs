@@ -68,7 +68,11 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         let mut core = process.lock();
         let slot = socket.slot();
-        if let Some(session) = core.stack.get_mut(slot) {
+        if core.is_local(slot) {
+            if let Some(stream) = core.stream(slot) {
+                socket.options().apply_to_stream(stream);
+            }
+        } else if let Some(session) = core.stack.get_mut(slot) {
             socket.options().apply(session);
             if let Session::Tcp(session) = session
                 && (level, name) == (IPPROTO_TCP, libc::TCP_QUICKACK)
@@ -95,9 +99,9 @@ fn count_octets(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), 
         return Ok(());
     }
     let mut core = process.lock();
-    let session = core.stack.tcp(socket.slot());
-    let session = session.filter(|_| socket.phase() == Phase::Cached);
-    let base = session.ok_or(Errno::INVAL)?.connection.edges().una;
+    let stream = core.stream(socket.slot());
+    let stream = stream.filter(|_| socket.phase() == Phase::Cached);
+    let base = stream.ok_or(Errno::INVAL)?.edges().una;
     socket.stamps().count_from(base);
     Ok(())
 }
@@ -256,9 +260,14 @@ fn shown_rate(rate: &[u8], room: usize) -> Vec<u8> {
 fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
     let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
     let core = process.lock();
-    core.stack
-        .path_mtu(remote.ip(), &core.routes)
-        .ok_or(Errno::NOTCONN)
+    let mtu = core.stack.path_mtu(remote.ip(), &core.routes);
+    let mtu = mtu.ok_or(Errno::NOTCONN)?;
+    // No packet of IPv4 is longer, whatever the loopback device takes.
+    Ok(if remote.is_ipv4() {
+        mtu.min(0xffff)
+    } else {
+        mtu
+    })
 }
 
 /// `struct ip6_mtuinfo`, whose address says nothing here.
@@ -272,10 +281,8 @@ fn known_path(process: &Process, socket: &Socket) -> Result<Vec<u8>, Errno> {
 fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
     let path_mtu = path_mtu(process, socket).unwrap_or(0);
     let mut core = process.lock();
-    let connection = match core.stack.tcp(socket.slot()) {
-        Some(session) if socket.phase() == Phase::Cached => Some(&session.connection),
-        _ => None,
-    };
+    let stream = core.stream(socket.slot());
+    let connection = stream.filter(|_| socket.phase() == Phase::Cached);
     match name {
         libc::TCP_INFO => Some(match connection {
             Some(connection) => {

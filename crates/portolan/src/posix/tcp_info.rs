@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use portolan_tcp::{Connection, Figures, StateName};
+use portolan_local::Stream;
+use portolan_tcp::{Figures, StateName};
 use portolan_types::Instant;
 
 use crate::socket::Phase;
@@ -43,7 +44,7 @@ pub(super) fn of_phase(phase: Phase) -> Vec<u8> {
 
 /// The connection's own figures; `path_mtu` is the route's, `max_pacing` the application's.
 pub(super) fn of_connection(
-    connection: &Connection,
+    connection: &dyn Stream,
     path_mtu: u32,
     max_pacing: Option<u64>,
     now: Instant,

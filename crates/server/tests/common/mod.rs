@@ -206,8 +206,8 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
         };
-        let [tap, ring, doorbell, metastate, statistics, _alert] =
-            <[OwnedFd; 6]>::try_from(fds).unwrap();
+        let [tap, ring, doorbell, metastate, statistics, _alert, _bell] =
+            <[OwnedFd; 7]>::try_from(fds).unwrap();
         Library {
             client,
             stack: Stack::new(clock::now()),

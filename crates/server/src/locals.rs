@@ -1,0 +1,651 @@
+//! Local sessions (ADR 9): two of this host's programs, or one with itself, are introduced and then
+//! need the server no more. It keeps both ends' memory, to close what its holder has left behind, to
+//! move what it relays, and to say whose bell wakes whom.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::Duration;
+
+use portolan_control::registry::Opening;
+use portolan_control::{Claim, Errno, Holder, Phase};
+use portolan_local::{Local, Stream};
+use portolan_proto::control::{AfterFlush, DescriptorEvent, Early, ReplyBody, Traits};
+use portolan_proto::local::{End, Side, flags, holder};
+use portolan_proto::metastate::RouteKind;
+use portolan_stack::Path;
+use portolan_sys::shm::Rings;
+use portolan_sys::wait::{Chime, Rope, chime};
+use portolan_tcp::Events;
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, scope_of};
+use tracing::debug;
+
+use crate::clients::Answer;
+use crate::opens::{Detour, Target};
+use crate::server::{Server, random_u64};
+use crate::sessions::NewDescriptor;
+
+/// Octets of a ring when nobody has asked for more: what fits a processor's cache.
+const RING: usize = 512 << 10;
+
+/// How long a caller waits for room in a listener's queue (Linux: six SYNs).
+const CALL_WAITS: Duration = Duration::from_secs(127);
+
+/// How long the listening side of a bell outlives its process: somebody may be about to ring.
+const BELL_STAYS: Duration = Duration::from_secs(10);
+
+/// Rounds of moving octets before others get their turn.
+const ROUNDS: usize = 8;
+
+/// One end, whoever holds it.
+#[derive(Debug)]
+pub struct LocalEnd {
+    side: Side,
+    peer: SessionId,
+    memory: Arc<Memory>,
+    /// While the server moves its octets, or waits for them.
+    watched: Option<Local>,
+}
+
+/// What both ends share.
+#[derive(Debug)]
+struct Memory {
+    fd: OwnedFd,
+    rings: Arc<Rings>,
+}
+
+impl LocalEnd {
+    fn end(&self) -> &End {
+        self.memory.rings.ends().of(self.side)
+    }
+
+    /// Says whose bell is this end's.
+    fn give_to(&self, number: u64) {
+        self.end().bell.0.number.store(number, Release);
+    }
+
+    /// The end as its last holder left it.
+    pub fn open(&self) -> Local {
+        Local::new(Arc::clone(&self.memory.rings), self.side)
+    }
+}
+
+/// A process's bell.
+#[derive(Debug)]
+pub struct ProcessBell {
+    pub number: u64,
+    rope: Rope,
+    /// Kept, so that who rings never finds the pipe broken.
+    listening: OwnedFd,
+}
+
+impl ProcessBell {
+    pub fn new(chime: &Chime, rope: Rope) -> Result<ProcessBell, rustix::io::Errno> {
+        Ok(ProcessBell {
+            number: random_u64().max(holder::FIRST),
+            rope,
+            listening: rustix::io::fcntl_dupfd_cloexec(chime, 0)?,
+        })
+    }
+}
+
+/// Whoever waits for room in a listener's queue.
+#[derive(Clone, Copy, Debug)]
+struct Caller {
+    opener: SessionId,
+    accepter: SessionId,
+    until: Instant,
+}
+
+/// All local sessions.
+#[derive(Debug)]
+pub struct Locals {
+    ends: HashMap<SessionId, LocalEnd>,
+    callers: HashMap<SessionId, VecDeque<Caller>>,
+    pub chime: Chime,
+    rope: Rope,
+    leaving: VecDeque<(Instant, OwnedFd)>,
+}
+
+impl Locals {
+    pub fn new() -> Result<Locals, rustix::io::Errno> {
+        let (chime, rope) = chime()?;
+        Ok(Locals {
+            ends: HashMap::new(),
+            callers: HashMap::new(),
+            chime,
+            rope,
+            leaving: VecDeque::new(),
+        })
+    }
+
+    pub fn has(&self, id: SessionId) -> bool {
+        self.ends.contains_key(&id)
+    }
+
+    pub fn end(&self, id: SessionId) -> Option<&LocalEnd> {
+        self.ends.get(&id)
+    }
+
+    /// The end as the server moves it.
+    pub fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
+        self.ends.get_mut(&id)?.watched.as_mut()
+    }
+
+    /// Nobody is told: its holders go on without the server.
+    pub fn release(&mut self, id: SessionId) {
+        self.ends.remove(&id);
+    }
+}
+
+/// An address of this host's that somebody wants to reach, and where from.
+#[derive(Clone, Copy, Debug)]
+pub struct Neighbour {
+    remote: SocketAddr,
+    path: Path,
+    /// The listener takes octets with the opening (`TCP_FASTOPEN`).
+    opens_fast: bool,
+}
+
+impl Server {
+    /// The listener of ours that an active open leads to without leaving the host, if it does.
+    pub fn neighbour(&self, target: &Target, known: Option<SessionId>) -> Option<Neighbour> {
+        if target.protocol != Protocol::Tcp {
+            return None;
+        }
+        let remote = SocketAddr::new(reached(target.remote.ip()), target.remote.port());
+        let remote = match target.remote {
+            SocketAddr::V6(v6) if scope_of(target.remote) != 0 => SocketAddr::V6(v6),
+            _ => remote,
+        };
+        if !self.routes.is_local(remote.ip()) {
+            return None;
+        }
+        let path = self.routes.path_in(remote.ip(), scope_of(remote)).ok()?;
+        let bound = known
+            .and_then(|id| self.registry.session(id))
+            .map(|session| session.local.ip())
+            .filter(|ip| !ip.is_unspecified());
+        let source = bound.or(path.source).unwrap_or(remote.ip());
+        if path.kind != RouteKind::Local || source.is_ipv4() != remote.is_ipv4() {
+            return None;
+        }
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: remote,
+            remote: SocketAddr::new(source, 0),
+        };
+        let listener = self.listener_for(&flow)?;
+        let queue = self.handshake_options(listener).fast_open_queue;
+        let path = Path {
+            source: Some(source),
+            ..path
+        };
+        Some(Neighbour {
+            remote,
+            path,
+            opens_fast: queue.is_some_and(|queue| queue > 0),
+        })
+    }
+
+    /// Opens a local session: both ends come to be at once, and the listener hears of it.
+    pub fn connect_local(
+        &mut self,
+        channel: ChannelId,
+        known: Option<SessionId>,
+        (target, neighbour): (Target, Neighbour),
+        descriptor: Option<NewDescriptor>,
+    ) -> Result<Answer, Detour> {
+        self.sysctls.refresh(self.now);
+        let fast_open = self.sysctls.values().fast_open;
+        match target.early {
+            Early::Text { .. } if !fast_open.asks() => return Err(Errno::OPNOTSUPP.into()),
+            Early::IfCookie if fast_open.asks() && neighbour.opens_fast => {
+                return Ok(ReplyBody::Deferred.into());
+            }
+            _ => {}
+        }
+        let Neighbour { remote, path, .. } = neighbour;
+        let opener = match known {
+            Some(id) => id,
+            None => self.enter_unbound(channel, Protocol::Tcp, remote, descriptor)?,
+        };
+        let introduced = self
+            .local_for(opener, remote, &path)
+            .and_then(|local| self.introduce(opener, (channel, target), (local, neighbour)));
+        match introduced {
+            Ok(answer) => Ok(answer),
+            Err(errno) => {
+                match known {
+                    Some(id) => self.back_to_bound(id),
+                    None => self.forget(opener),
+                }
+                Err(errno.into())
+            }
+        }
+    }
+
+    fn introduce(
+        &mut self,
+        opener: SessionId,
+        (channel, target): (ChannelId, Target),
+        (local, neighbour): (SocketAddr, Neighbour),
+    ) -> Result<Answer, Errno> {
+        let remote = neighbour.remote;
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: remote,
+            remote: local,
+        };
+        // It was there a moment ago; which one of a group, the port decides.
+        let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
+        let accepter = self.enter_accepter(listener, &flow)?;
+        let asked = [Some(target.options), Some(self.handshake_options(listener))];
+        let asked = asked.into_iter().flatten().filter_map(|o| o.receive_buffer);
+        let size = asked.max().map_or(RING, |octets| RING.max(octets as usize));
+        let made = Rings::create(size).ok().and_then(|fd| {
+            let rings = Arc::new(Rings::map(&fd).ok()?);
+            Some(Arc::new(Memory { fd, rings }))
+        });
+        let Some(memory) = made else {
+            self.forget(accepter);
+            return Err(Errno::NOBUFS);
+        };
+        let end = |side, peer| LocalEnd {
+            side,
+            peer,
+            memory: Arc::clone(&memory),
+            watched: None,
+        };
+        let early = match target.early {
+            Early::Text { octets, .. } if neighbour.opens_fast => {
+                let mut opener = Local::new(Arc::clone(&memory.rings), Side::Opener);
+                let taken = opener.open_with(self.now, &octets);
+                // Nobody has the other end yet.
+                let _ = opener.publish();
+                u32::try_from(taken).unwrap_or(u32::MAX)
+            }
+            _ => 0,
+        };
+        let ends = &mut self.locals.ends;
+        ends.insert(opener, end(Side::Opener, accepter));
+        ends.insert(accepter, end(Side::Accepter, opener));
+        self.registry
+            .aim(opener, Holder::Process(channel, target.slot));
+        if let Some(session) = self.registry.session_mut(opener) {
+            session.local = local;
+            session.remote = Some(remote);
+            session.phase = Phase::Connecting;
+        }
+        self.counters.opens += 1;
+        debug!(session = opener.0, %local, %remote, "connecting locally");
+        let has_room = self.listeners.get(&listener).is_some_and(|l| l.has_room());
+        let caller = Caller {
+            opener,
+            accepter,
+            until: self.now + CALL_WAITS,
+        };
+        if has_room {
+            self.meet(caller);
+        } else {
+            self.counters.syn_dropped += 1;
+            self.locals
+                .callers
+                .entry(listener)
+                .or_default()
+                .push_back(caller);
+        }
+        Ok(ReplyBody::Connecting {
+            session: opener,
+            local,
+            early,
+        }
+        .into())
+    }
+
+    /// The end that waits to be accepted.
+    fn enter_accepter(&mut self, listener: SessionId, flow: &FlowKey) -> Result<SessionId, Errno> {
+        let parent = self.registry.session(listener).ok_or(Errno::CONNREFUSED)?;
+        let opening = Opening {
+            protocol: Protocol::Tcp,
+            phase: Phase::Handshake,
+            local: flow.local,
+            remote: Some(flow.remote),
+            reuse: parent.reuse,
+            v6_only: parent.v6_only,
+            uid: parent.uid,
+            cookie: 0,
+            claim: None,
+            flow_claim: None,
+            listener: Some(listener),
+        };
+        let claim = Claim {
+            local: flow.local,
+            ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
+        };
+        let joined = self.ports.join(claim, flow.remote);
+        let opening = Opening {
+            flow_claim: Some(joined.map_err(|error| error.errno())?),
+            ..opening
+        };
+        let opened = self.registry.open(None, opening, random_u64);
+        if let (Err(_), Some(claim)) = (&opened, opening.flow_claim) {
+            self.ports.release(claim);
+        }
+        opened
+    }
+
+    /// There is room: the opener gets its end, the listener hears of the other.
+    fn meet(&mut self, caller: Caller) {
+        let Caller {
+            opener, accepter, ..
+        } = caller;
+        let channel = match self.registry.session(opener).map(|session| session.holder) {
+            Some(Holder::Process(channel, _)) => channel,
+            _ => return,
+        };
+        let (Some(end), Some(number)) = (
+            self.locals.ends.get(&opener),
+            self.channels.get(&channel).map(|c| c.bell.number),
+        ) else {
+            return;
+        };
+        end.give_to(number);
+        let memory = Arc::clone(&end.memory);
+        let event = DescriptorEvent::EstablishedLocal;
+        if !self.send_event(opener, &event, &[memory.fd.as_fd()]) {
+            self.forget(accepter);
+            self.forget(opener);
+            return;
+        }
+        self.set_phase(opener, Phase::Connected);
+        self.counters.local_sessions += 1;
+        self.defer_or_offer(accepter);
+        if self.deferred.contains_key(&accepter) {
+            self.watch_local(accepter);
+            self.attend_local(accepter);
+        }
+    }
+
+    /// Somebody was accepted: whoever waits for room comes next.
+    pub fn admit_callers(&mut self, listener: SessionId) {
+        while self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+            let Some(callers) = self.locals.callers.get_mut(&listener) else {
+                return;
+            };
+            match callers.pop_front() {
+                Some(caller) => self.meet(caller),
+                None => {
+                    self.locals.callers.remove(&listener);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The listener is gone.
+    pub fn refuse_callers(&mut self, listener: SessionId) {
+        for caller in self.locals.callers.remove(&listener).unwrap_or_default() {
+            self.refuse_caller(caller, Errno::CONNREFUSED);
+        }
+    }
+
+    fn refuse_caller(&mut self, caller: Caller, errno: Errno) {
+        self.forget(caller.accepter);
+        self.open_failed(caller.opener, errno);
+    }
+
+    /// Sends away who has waited for too long. Returns when to come back.
+    pub fn drive_callers(&mut self) -> Option<Instant> {
+        let now = self.now;
+        let mut late = Vec::new();
+        for callers in self.locals.callers.values_mut() {
+            while callers.front().is_some_and(|caller| caller.until <= now) {
+                late.extend(callers.pop_front());
+            }
+        }
+        for caller in late {
+            self.refuse_caller(caller, Errno::TIMEDOUT);
+        }
+        let next = self.locals.callers.values().filter_map(VecDeque::front);
+        next.map(|caller| caller.until).min()
+    }
+
+    /// `Cache` of an end that no process holds.
+    pub fn give_local(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        slot: Slot,
+    ) -> Result<Answer, Errno> {
+        let number = self.channels.get(&channel).ok_or(Errno::PERM)?.bell.number;
+        let end = self.locals.ends.get_mut(&id).ok_or(Errno::BADF)?;
+        end.watched = None;
+        end.give_to(number);
+        let fd = rustix::io::fcntl_dupfd_cloexec(&end.memory.fd, 0).map_err(|_| Errno::NOBUFS)?;
+        let side = end.side;
+        match self.phase(id) {
+            Some(Phase::Offered) => self.note_acceptor(id, channel),
+            _ => self.note_user(id, Some(channel)),
+        }
+        self.registry.entitle(id, channel);
+        self.set_phase(id, Phase::Connected);
+        self.registry.aim(id, Holder::Process(channel, slot));
+        self.counters.handoffs += 1;
+        self.note_migration(id);
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let traits = session.traits.clone();
+        let body = ReplyBody::CachedLocal { side, traits };
+        Ok(Answer::Reply(body, vec![fd]))
+    }
+
+    /// `Flush`: the holder gives the end back. What it did is in the memory.
+    pub fn flush_local(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        then: AfterFlush,
+        traits: Traits,
+    ) -> Answer {
+        self.unhold_local(id);
+        self.note_migration(id);
+        self.registry.detach(id);
+        self.registry.describe(id, traits);
+        match then {
+            AfterFlush::Close => self.close_local(id),
+            AfterFlush::Relay(reader) => {
+                self.note_reader(id, channel, reader);
+                self.start_relay(id);
+            }
+            AfterFlush::Park => self.park(id),
+        }
+        self.end_recall(id);
+        ReplyBody::Done.into()
+    }
+
+    fn unhold_local(&mut self, id: SessionId) {
+        self.registry.aim(id, Holder::None);
+        if let Some(end) = self.locals.ends.get(&id) {
+            end.give_to(holder::NONE);
+        }
+    }
+
+    /// The holder has died; others may have the descriptor.
+    pub fn orphan_local(&mut self, id: SessionId) {
+        self.unhold_local(id);
+        self.park(id);
+        self.end_recall(id);
+    }
+
+    /// The last descriptor has gone: as the kernel closes a socket.
+    pub fn close_local(&mut self, id: SessionId) {
+        let now = self.now;
+        self.finish_local(id, |end| end.close(now));
+    }
+
+    /// Resets what nobody will accept or read.
+    pub fn abort_local(&mut self, id: SessionId) {
+        let now = self.now;
+        self.finish_local(id, |end| end.abort(now));
+    }
+
+    fn finish_local(&mut self, id: SessionId, finish: impl FnOnce(&mut Local)) {
+        if let Some(end) = self.locals.ends.get_mut(&id)
+            && end.end().sent.0.flags.load(Acquire) & flags::CLOSED == 0
+        {
+            let mut end = end.watched.take().unwrap_or_else(|| end.open());
+            finish(&mut end);
+            let bell = end.publish();
+            self.ring(bell);
+        }
+        self.forget(id);
+    }
+
+    /// `forget`: an end that goes without a word is reset for its peer, and who waited to be let in
+    /// waits no more.
+    pub fn forget_local(&mut self, id: SessionId) {
+        let Some(end) = self.locals.ends.remove(&id) else {
+            return;
+        };
+        if end.end().sent.0.flags.load(Acquire) & flags::CLOSED == 0 {
+            let mut local = end.open();
+            local.abort(self.now);
+            let bell = local.publish();
+            self.ring(bell);
+        }
+        let is_caller = |caller: &Caller| caller.opener == id;
+        let mut left = Vec::new();
+        for callers in self.locals.callers.values_mut() {
+            left.extend(callers.iter().copied().filter(is_caller));
+            callers.retain(|caller| !is_caller(caller));
+        }
+        for caller in left {
+            self.forget(caller.accepter);
+        }
+    }
+
+    /// From now on the server moves the end's octets, or waits for them.
+    pub fn watch_local(&mut self, id: SessionId) {
+        if let Some(end) = self.locals.ends.get_mut(&id) {
+            end.give_to(holder::SERVER);
+            end.watched = Some(end.open());
+        }
+    }
+
+    /// The server's bell was rung: looks at all ends that it watches.
+    pub fn on_bell(&mut self) {
+        self.locals.chime.silence();
+        let watched = |(id, end): (&SessionId, &LocalEnd)| end.watched.as_ref().map(|_| *id);
+        let ids: Vec<SessionId> = self.locals.ends.iter().filter_map(watched).collect();
+        for id in ids {
+            self.attend_local(id);
+        }
+    }
+
+    fn attend_local(&mut self, id: SessionId) {
+        match self.phase(id) {
+            Some(Phase::Relayed) => self.pump(id),
+            Some(Phase::Handshake) => {
+                let now = self.now;
+                let Some(end) = self.locals.watched(id) else {
+                    return;
+                };
+                end.arm();
+                end.look(now);
+                if end.readable() > 0 || end.is_receive_shut() {
+                    self.handshake_done(id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Tells the peer of a watched end what was done, and wishes to hear more. True if there is more
+    /// to move already.
+    pub fn settle_local(&mut self, id: SessionId) -> bool {
+        let now = self.now;
+        let Some(end) = self.locals.watched(id) else {
+            return false;
+        };
+        let bell = end.publish();
+        end.arm();
+        let has_news = end.look(now) != Events::NONE;
+        self.ring(bell);
+        has_news
+    }
+
+    /// `settle_local` until there is no more to move; a peer that never stops waits for its turn.
+    pub fn pump_local(&mut self, id: SessionId, pump: impl Fn(&mut Server)) {
+        for _ in 0..ROUNDS {
+            pump(self);
+            if !self.settle_local(id) {
+                return;
+            }
+        }
+        self.locals.rope.pull();
+    }
+
+    /// Rings a bell that an end has asked for.
+    pub fn ring(&self, number: Option<u64>) {
+        match number {
+            None | Some(holder::NONE) => {}
+            Some(holder::SERVER) => self.locals.rope.pull(),
+            Some(number) => {
+                let mut bells = self.channels.values().map(|channel| &channel.bell);
+                if let Some(bell) = bells.find(|bell| bell.number == number) {
+                    bell.rope.pull();
+                }
+            }
+        }
+    }
+
+    /// `Bell`.
+    pub fn bell_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
+            return Err(Errno::BADF);
+        }
+        let peer = self.locals.ends.get(&id).ok_or(Errno::BADF)?.peer;
+        let holder = self.registry.session(peer).map(|session| session.holder);
+        let (number, rope) = match holder {
+            Some(Holder::Process(holder, _)) => {
+                let bell = &self.channels.get(&holder).ok_or(Errno::BADF)?.bell;
+                (bell.number, &bell.rope)
+            }
+            _ => (holder::SERVER, &self.locals.rope),
+        };
+        let fd = rustix::io::fcntl_dupfd_cloexec(rope, 0).map_err(|_| Errno::NOBUFS)?;
+        Ok(Answer::Reply(ReplyBody::Bell { number }, vec![fd]))
+    }
+
+    /// The process of a bell has gone.
+    pub fn retire_bell(&mut self, bell: ProcessBell) {
+        let until = self.now + BELL_STAYS;
+        self.locals.leaving.push_back((until, bell.listening));
+    }
+
+    /// Lets go of bells that nobody rings any more. Returns when to come back.
+    pub fn drive_bells(&mut self) -> Option<Instant> {
+        let now = self.now;
+        while self
+            .locals
+            .leaving
+            .front()
+            .is_some_and(|(until, _)| *until <= now)
+        {
+            self.locals.leaving.pop_front();
+        }
+        self.locals.leaving.front().map(|(until, _)| *until)
+    }
+}
+
+/// Linux takes "any address" for this host's own.
+fn reached(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+        address => address,
+    }
+}
