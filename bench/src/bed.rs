@@ -263,12 +263,22 @@ impl Bed {
         command
     }
 
+    /// A program on the server host, on the other host's core: a client that needs no wire.
+    pub fn neighbour(&self, stack: Stack, program: &str) -> Command {
+        let words = self.words(stack, program);
+        let mut command = self.exec_on(Side::Server, self.client.core, &words[0]);
+        command.args(&words[1..]);
+        command
+    }
+
     /// A program in the host's namespace, on the host's core.
     fn exec(&self, side: Side, program: &Path) -> Command {
+        self.exec_on(side, self.host(side).core, program)
+    }
+
+    fn exec_on(&self, side: Side, core: usize, program: &Path) -> Command {
         let mut command = self.namespace(side).exec("taskset");
-        command
-            .args(["-c", &self.host(side).core.to_string()])
-            .arg(program);
+        command.args(["-c", &core.to_string()]).arg(program);
         command
     }
 

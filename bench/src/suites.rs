@@ -4,9 +4,13 @@ mod bulk;
 mod conns;
 mod engine;
 mod http;
+mod local;
 mod paths;
 mod redis;
 mod rtt;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
 
 use clap::ValueEnum;
 
@@ -29,18 +33,21 @@ pub enum Suite {
     Conns,
     /// Throughput over impaired paths, and fairness.
     Paths,
+    /// Round trips and transfers between two programs of one host.
+    Local,
     /// Instructions of the engine for each segment.
     Engine,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 7] = [
+    pub const ALL: [Suite; 8] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Redis,
         Suite::Http,
         Suite::Conns,
         Suite::Paths,
+        Suite::Local,
         Suite::Engine,
     ];
 
@@ -53,6 +60,7 @@ impl Suite {
             Suite::Http => http::cases(effort),
             Suite::Conns => conns::cases(effort),
             Suite::Paths => paths::cases(effort),
+            Suite::Local => local::cases(effort),
             Suite::Engine => engine::cases(effort),
         }
     }
@@ -116,12 +124,51 @@ impl Case {
     }
 }
 
-/// Runs the traffic program on the client host and takes one number from its report.
-fn traffic(bed: &Bed, stack: Stack, arguments: &[&str], field: &str) -> Result<f64, MeasureError> {
-    let output = run(bed
-        .command(Side::Client, stack, "portolan-traffic")
-        .args(arguments))?;
-    number("portolan-traffic", &output, &[field])
+/// Where the two programs of a case are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// On two hosts.
+    Wire,
+    /// Both on the server host.
+    Host,
+}
+
+impl Reach {
+    /// How names of figures begin.
+    fn prefix(self) -> &'static str {
+        match self {
+            Reach::Wire => "",
+            Reach::Host => "local-",
+        }
+    }
+
+    /// What the server listens on.
+    fn endpoint(self, bed: &Bed, port: u16) -> SocketAddr {
+        match self {
+            Reach::Wire => bed.endpoint(port),
+            Reach::Host => (Ipv4Addr::LOCALHOST, port).into(),
+        }
+    }
+
+    /// A program on the client's side.
+    fn client(self, bed: &Bed, stack: Stack, program: &str) -> Command {
+        match self {
+            Reach::Wire => bed.command(Side::Client, stack, program),
+            Reach::Host => bed.neighbour(stack, program),
+        }
+    }
+
+    /// Runs the traffic program on the client's side and takes one number from its report.
+    fn traffic(
+        self,
+        bed: &Bed,
+        stack: Stack,
+        arguments: &[&str],
+        field: &str,
+    ) -> Result<f64, MeasureError> {
+        let mut command = self.client(bed, stack, "portolan-traffic");
+        number("portolan-traffic", &run(command.args(arguments))?, &[field])
+    }
 }
 
 /// Takes one number from a program's JSON.
@@ -161,6 +208,8 @@ mod tests {
             "tcp-1-spin",
             "tcp-1-sleep",
             "udp-1472-spin",
+            "local-tcp-1-sleep",
+            "local-ttcp-1",
             "get-c50",
             "iperf3-1",
             "engine-send-1448",

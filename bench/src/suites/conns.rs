@@ -1,7 +1,7 @@
 //! Connections per second: connect, one octet, close, one after the other; by a server that serves
 //! them itself, and by one that leaves each to a child.
 
-use super::{Better, Case, traffic};
+use super::{Better, Case, Reach};
 use crate::bed::{Bed, Side, Stack};
 use crate::{Effort, MeasureError};
 
@@ -76,7 +76,7 @@ fn forking(
 fn connect(bed: &Bed, stack: Stack, seconds: f64, field: &str) -> Result<f64, MeasureError> {
     let endpoint = bed.endpoint(PORT).to_string();
     let seconds = seconds.to_string();
-    traffic(
+    Reach::Wire.traffic(
         bed,
         stack,
         &["connect", &endpoint, "--seconds", &seconds],

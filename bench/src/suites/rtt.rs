@@ -1,7 +1,7 @@
 //! Round-trip times as protolat measured them: one message at a time, both sides spinning or both
 //! sleeping, one core each. The figure is the median round trip of a run.
 
-use super::{Better, Case, traffic};
+use super::{Better, Case, Reach};
 use crate::bed::{Bed, Side, Stack};
 use crate::process::Background;
 use crate::{Effort, MeasureError};
@@ -18,11 +18,25 @@ struct RoundTrip {
     size: usize,
     spin: bool,
     count: usize,
+    reach: Reach,
 }
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    over(
+        Reach::Wire,
+        &[("tcp", TCP_SIZES), ("udp", UDP_SIZES)],
+        effort,
+    )
+}
+
+/// TCP between two programs of one host.
+pub(super) fn local_cases(effort: Effort) -> Vec<Case> {
+    over(Reach::Host, &[("tcp", TCP_SIZES)], effort)
+}
+
+fn over(reach: Reach, protocols: &[(&'static str, [usize; 5])], effort: Effort) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (protocol, sizes) in [("tcp", TCP_SIZES), ("udp", UDP_SIZES)] {
+    for (protocol, sizes) in protocols {
         let sizes = if effort.quick {
             &sizes[..1]
         } else {
@@ -37,6 +51,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
                         size,
                         spin,
                         count,
+                        reach,
                     }
                     .into_case(),
                 );
@@ -49,14 +64,15 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 impl RoundTrip {
     fn into_case(self) -> Case {
         let wait = if self.spin { "spin" } else { "sleep" };
-        let name = format!("{}-{}-{wait}", self.protocol, self.size);
+        let prefix = self.reach.prefix();
+        let name = format!("{prefix}{}-{}-{wait}", self.protocol, self.size);
         Case::new(name, "us", Better::Lower, move |bed, stack| {
             self.measure(bed, stack)
         })
     }
 
     fn measure(&self, bed: &Bed, stack: Stack) -> Result<f64, MeasureError> {
-        let endpoint = bed.endpoint(PORT).to_string();
+        let endpoint = self.reach.endpoint(bed, PORT).to_string();
         let size = self.size.to_string();
         let mut echo = vec!["echo", self.protocol, &endpoint, "--size", &size];
         let count = self.count.to_string();
@@ -74,7 +90,7 @@ impl RoundTrip {
             ping.push("--spin");
         }
         let _server = self.serve(bed, stack, &echo)?;
-        traffic(bed, stack, &ping, "p50_us")
+        self.reach.traffic(bed, stack, &ping, "p50_us")
     }
 
     /// Over UDP the client itself asks until the server is there.

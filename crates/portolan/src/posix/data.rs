@@ -292,8 +292,8 @@ pub fn send_space(fd: RawFd) -> Answer<usize> {
         complete_connect(process, fd, &socket);
         let mut core = process.lock();
         core.take_in(clock::now());
-        match (socket.phase(), core.stack.tcp(socket.slot())) {
-            (Phase::Cached, Some(session)) => Ok(session.connection.send_space()),
+        match (socket.phase(), core.stream(socket.slot())) {
+            (Phase::Cached, Some(stream)) => Ok(stream.send_space()),
             (Phase::Relayed, _) => Err(Stop::NotOurs),
             _ => Ok(0),
         }
