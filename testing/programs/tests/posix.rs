@@ -34,6 +34,61 @@ fn datagram_sockets_behave_as_the_kernels_do_over_ipv6() {
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
+/// What streams within one host may differ in, beside what all may.
+const LOCAL: &str = "\
+tcp-options server TCP_INFO snd_mss | there are no segments; Linux shows half of what its window was
+tcp-options server TCP_INFO rcv_mss | as above; neither is what it is over a wire
+tcp-options client TCP_INFO snd_mss | as above
+tcp-options client TCP_INFO rcv_mss | as above
+fast-open client first: with the SYN | no cookie is asked for
+";
+
+/// Both roles on one host: between two programs of Portolan's there are no packets.
+#[test]
+fn streams_within_one_host_behave_as_the_kernels_do() {
+    const TOPICS: [&str; 20] = [
+        "connect",
+        "accept",
+        "receive",
+        "send",
+        "shutdown",
+        "names",
+        "duplicate",
+        "poll",
+        "epoll",
+        "signals",
+        "timeouts",
+        "linger",
+        "threads",
+        "by-number",
+        "faults",
+        "urgent",
+        "tcp-options",
+        "fast-open",
+        "stdio",
+        "owners",
+    ];
+    let bed = bed();
+    let account = |stack| -> Vec<String> {
+        let program = bed.tools().beside("posix-check").display().to_string();
+        let mut command = bed.command(Side::Server, stack, &program);
+        command.args(["both", "--local", "127.0.0.1", "--meet"]);
+        command.arg(bed.file("")).args(TOPICS).stderr(Stdio::null());
+        let output = command.output().expect("it starts");
+        let text = String::from_utf8_lossy(&output.stdout);
+        // Which role tells of the ioctls follows from its address, and here both have one.
+        let lines = text.lines().filter(|line| !line.contains(" SIOC"));
+        lines.map(str::to_owned).collect()
+    };
+    let kernel = account(Stack::Kernel);
+    assert!(kernel.len() > 100, "{kernel:#?}");
+    let found = differences(&kernel, &account(Stack::Portolan));
+    let mut deviations = Deviations::parse(DEVIATIONS).of(&TOPICS);
+    deviations.0.retain(|check| !check.starts_with("options "));
+    deviations.0.extend(Deviations::parse(LOCAL).0);
+    assert_eq!(deviations.judge(&found), Vec::<String>::new());
+}
+
 /// Lines that differ from the kernel's, for each pairing; all topics if none is named.
 fn compare(bed: &Bed, topics: &[&str]) -> Vec<String> {
     for side in [Side::Client, Side::Server] {
