@@ -14,7 +14,10 @@ fn main() {
     for name in SHAPING {
         let sources = crates.join(name).join("src");
         println!("cargo::rerun-if-changed={}", sources.display());
-        for path in files_below(&sources) {
+        for path in files_below(&sources)
+            .into_iter()
+            .filter(|path| !is_test(path))
+        {
             let Ok(text) = fs::read(&path) else { continue };
             let name = path.strip_prefix(&crates).unwrap_or(&path);
             hash.add(name.as_os_str().as_encoded_bytes());
@@ -22,6 +25,12 @@ fn main() {
         }
     }
     println!("cargo::rustc-env=PORTOLAN_BUILD={}", hash.folded());
+}
+
+/// Tests shape nothing.
+fn is_test(path: &Path) -> bool {
+    path.iter()
+        .any(|part| part == "tests" || part == "tests.rs")
 }
 
 /// In an order that does not depend on the file system.
