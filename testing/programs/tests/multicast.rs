@@ -98,3 +98,34 @@ fn account(members: &[Member], round: u32, count: impl Fn(usize, usize) -> usize
     });
     told.collect()
 }
+
+/// RFC 3376 §4.2, RFC 3810 §5.2: routers and switches hear of a member.
+#[test]
+fn joining_and_leaving_is_reported_on_the_link() {
+    let bed = Bed::new().unwrap_or_else(|error| panic!("no bed: {error}"));
+    // MLD lies behind a hop-by-hop header.
+    let filter = "igmp or ip6[6] = 0";
+    let mut tcpdump = bed.command(Side::Server, Stack::Kernel, "tcpdump");
+    tcpdump.args(["-l", "-n", "-v", "-i", INTERFACE, filter]);
+    let capture = Daemon::start(tcpdump, Ready::Line("listening on".to_owned()));
+    let meet = bed.file("nobody-meets");
+    for (group, joined, left) in [
+        (
+            "239.77.0.1",
+            "[gaddr 239.77.0.1 to_ex",
+            "[gaddr 239.77.0.1 to_in",
+        ),
+        (
+            "ff05::77:1",
+            "[gaddr ff05::77:1 to_ex",
+            "[gaddr ff05::77:1 to_in",
+        ),
+    ] {
+        let member = bed.command(Side::Client, Stack::Portolan, PYTHON);
+        let member = join("one", group, member, &meet);
+        let is_seen = |report: &str| eventually(LIMIT, || capture.output().contains(report));
+        assert!(is_seen(joined), "{}", capture.output());
+        drop(member);
+        assert!(is_seen(left), "{}", capture.output());
+    }
+}
