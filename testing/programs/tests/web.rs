@@ -1,6 +1,7 @@
 //! Web servers and what stands before them, each built in its own way: Apache with a process per
 //! connection, HAProxy as server and client at once, Node on libuv. And curl with many transfers.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use portolan_programs::{STACKS, bed, client, each_pairing, eventually, file, ser
 use rustix::process::{Pid, Signal, kill_process};
 
 const SOON: Duration = Duration::from_secs(10);
+const CLOSE: &str = "Connection: close";
 
 /// Sixteen connections for so many seconds; every request is answered as it should be.
 fn load(bed: &Bed, stack: Stack, url: &str, (seconds, header): (u32, &str)) {
@@ -37,7 +39,6 @@ fn page(number: usize) -> String {
 /// has each finish the one that it has.
 #[test]
 fn apache_prefork_restarts_gracefully_under_load() {
-    const CLOSE: &str = "Connection: close";
     let bed = bed();
     let root = bed.file("www");
     fs::create_dir_all(&root).expect("the bed's directory is writable");
@@ -125,18 +126,20 @@ fn haproxy_config(bed: &Bed) -> String {
         bed,
         "haproxy.cfg",
         format!(
-            "global\n  maxconn 1000\ndefaults\n  mode http\n  timeout connect 5s\n  \
-             timeout client 20s\n  timeout server 20s\nfrontend in\n  bind {}\n  \
+            "global\n  maxconn 1000\n  stats socket {} level admin expose-fd listeners\n\
+             defaults\n  mode http\n  timeout connect 5s\n  timeout client 20s\n  timeout server 20s\nfrontend in\n  bind {}\n  \
              default_backend pages\nbackend pages\n  balance roundrobin\n  \
              server one {backend}:8001 check inter 200\n  \
              server two {backend}:8002 check inter 200\n",
+            bed.file("haproxy.socket").display(),
             bed.endpoint(8080)
         ),
     )
 }
 
+/// The new worker gets the listeners from the old one, by messages with descriptors.
 #[test]
-fn haproxy_stands_before_nginx_and_goes_on_when_it_is_reloaded() {
+fn haproxy_stands_before_nginx_and_is_reloaded_without_a_failed_request() {
     let bed = bed();
     fs::create_dir_all(bed.file("www")).expect("the bed's directory is writable");
     fs::write(bed.file("www").join("page"), page(3000)).expect("the same");
@@ -146,17 +149,25 @@ fn haproxy_stands_before_nginx_and_goes_on_when_it_is_reloaded() {
         let config = haproxy_config(&bed);
         let options = ["-W", "-f", &config];
         let haproxy = serve(&bed, Stack::Portolan, 8080, "haproxy", &options);
-        for header in ["Connection: keep-alive", "Connection: close"] {
-            let who = fetch(&bed, stack, &[&url("who?[1-8]")]);
-            for backend in ["8001", "8002"] {
-                let answers = who.lines().filter(|line| *line == backend).count();
-                assert_eq!(answers, 4, "{who}");
-            }
-            let got = fetch(&bed, stack, &[&url("page")]);
-            assert!(got == page(3000).trim_end(), "{} octets", got.len());
-            load(&bed, stack, &url("who"), (1, header));
-            haproxy.signal(Signal::USR2).expect("it runs");
+        let who = fetch(&bed, stack, &[&url("who?[1-8]")]);
+        for backend in ["8001", "8002"] {
+            let answers = who.lines().filter(|line| *line == backend).count();
+            assert_eq!(answers, 4, "{who}");
         }
+        let got = fetch(&bed, stack, &[&url("page")]);
+        assert!(got == page(3000).trim_end(), "{} octets", got.len());
+        load(&bed, stack, &url("who"), (1, "Connection: keep-alive"));
+        std::thread::scope(|scope| {
+            let load = || load(&bed, stack, &url("who"), (3, CLOSE));
+            let load = scope.spawn(load);
+            for _ in 0..2 {
+                std::thread::sleep(Duration::from_secs(1));
+                haproxy.signal(Signal::USR2).expect("it runs");
+            }
+            load.join().expect("no request fails");
+        });
+        let got = fetch(&bed, stack, &[&url("page")]);
+        assert!(got == page(3000).trim_end(), "{} octets", got.len());
     }
 }
 
@@ -188,6 +199,34 @@ fn node_serves_pages_and_gives_back_what_it_gets() {
         for header in ["Connection: keep-alive", "Connection: close"] {
             load(&bed, stack, &url("160"), (1, header));
         }
+    }
+}
+
+/// The primary accepts, and sends each connection to a worker.
+#[test]
+fn nodes_cluster_serves_by_its_workers() {
+    const WORKERS: usize = 3;
+    let bed = bed();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/cluster.js");
+    let (address, workers) = (bed.server.address.to_string(), WORKERS.to_string());
+    let arguments = [script, &address, "8084", &workers];
+    let _node = serve(&bed, Stack::Portolan, 8084, "node", &arguments);
+    let url = |path: &str| format!("http://{}/{path}", bed.endpoint(8084));
+    let workers = |stack| -> BTreeSet<String> {
+        let said = fetch(&bed, stack, &["-H", CLOSE, &url("?[1-30]")]);
+        assert_eq!(said.lines().count(), 30, "{said}");
+        said.lines().map(str::to_owned).collect()
+    };
+    for stack in STACKS {
+        let mut before = BTreeSet::new();
+        assert!(eventually(SOON, || {
+            before = workers(stack);
+            before.len() == WORKERS
+        }));
+        for header in ["Connection: keep-alive", CLOSE] {
+            load(&bed, stack, &url(""), (1, header));
+        }
+        assert_eq!(workers(stack), before);
     }
 }
 
