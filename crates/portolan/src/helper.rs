@@ -19,7 +19,7 @@ use crate::core::Core;
 use crate::process::{CoreGuard, Process};
 use crate::socket::Socket;
 use crate::wait::{Waiter, pollfd};
-use crate::{posix, report, table};
+use crate::{inside, posix, report, table};
 
 /// How late an unattended channel may be noticed.
 const TICK: Duration = Duration::from_millis(10);
@@ -74,6 +74,7 @@ impl Process {
     }
 
     fn help(&self) {
+        let _inside = inside::enter();
         let mut seen = 0;
         let mut ticks = 0_u32;
         loop {
@@ -163,7 +164,9 @@ impl Process {
     fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
         fds.push(pollfd(self.alert.as_fd().as_raw_fd(), libc::POLLIN));
         // Whatever ended it, the next look tells.
+        let outside = inside::leave();
         let _ = wait::ppoll(&mut fds, deadline, None);
+        drop(outside);
         if fds.pop().is_some_and(|alert| alert.revents != 0) && self.alert.silence() {
             self.yield_recalled();
         }

@@ -2,7 +2,6 @@
 //!
 //! Made when the program opens its first socket. A forked child starts anew, when it needs to.
 
-use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -68,12 +67,6 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// This process does without Portolan from now on.
 static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
-
-thread_local! {
-    /// Held by a thread that forks.
-    static FROZEN: RefCell<Option<MutexGuard<'static, Option<Instant>>>> =
-        const { RefCell::new(None) };
-}
 
 impl Process {
     /// The process if it has been started.
@@ -166,17 +159,6 @@ impl Process {
     pub(crate) fn renounce() {
         IS_RENOUNCED.store(true, Ordering::Relaxed);
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
-    }
-
-    /// Before a fork: no other thread may be registering, or the child never could.
-    pub(crate) fn freeze() {
-        let tried = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        FROZEN.replace(Some(tried));
-    }
-
-    /// After the fork, in parent and child.
-    pub(crate) fn thaw() {
-        FROZEN.take();
     }
 
     /// In a forked child: the parent's channel is not ours.

@@ -1,11 +1,10 @@
 //! Which descriptors of this process are Portolan's. The negative answer, by far the most common
 //! under a preload library, is one atomic load.
 
-use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use portolan_sys::descriptor;
 
@@ -26,23 +25,6 @@ const INTERNAL: u8 = 2;
 
 static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(FOREIGN) }; MOST];
 static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
-
-thread_local! {
-    /// Held by a thread that forks.
-    static FROZEN: RefCell<Option<RwLockWriteGuard<'static, Vec<Option<File>>>>> =
-        const { RefCell::new(None) };
-}
-
-/// Before a fork: no other thread may be in the table, or the child would find it locked for ever.
-pub(crate) fn freeze() {
-    let files = FILES.write().unwrap_or_else(PoisonError::into_inner);
-    FROZEN.replace(Some(files));
-}
-
-/// After the fork, in parent and child.
-pub(crate) fn thaw() {
-    FROZEN.take();
-}
 
 #[derive(Clone)]
 pub(crate) enum File {

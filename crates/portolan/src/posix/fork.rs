@@ -25,23 +25,18 @@ pub fn before_fork() {
     }
 }
 
-/// The last before a fork: what the child needs is held by no other thread. Not in a signal handler that
-/// has interrupted the library.
+/// The last before a fork: no other thread is inside the library until it is done.
 pub fn freeze() {
-    if !inside::is_inside() {
-        Process::freeze();
-        table::freeze();
-    }
+    inside::hold_others();
 }
 
 pub fn after_fork_in_parent() {
-    table::thaw();
-    Process::thaw();
+    inside::let_others_go();
 }
 
 /// The child has no channel yet; it gets one with its first own session.
 pub fn after_fork_in_child() {
-    after_fork_in_parent();
+    inside::forget_others();
     own_memory();
     for fd in table::take_hidden() {
         descriptor::close(fd);
