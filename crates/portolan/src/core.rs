@@ -1,6 +1,7 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use portolan_local::Local;
 use portolan_proto::control::RequestBody;
@@ -21,6 +22,9 @@ use crate::watch::{Duty, Leader, Role, Watch};
 /// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
 const BATCH: usize = 64;
 
+/// How long frames may come for a session that has left.
+const WIRE_LINGERS: Duration = Duration::from_secs(1);
+
 /// Messages to the server that wait for the lock to be released; more are dropped, like packets.
 const OUTBOX_MAX: usize = 256;
 
@@ -39,6 +43,8 @@ pub(crate) struct Core {
     outbox: Vec<RequestBody>,
     /// Signals that owners of sockets get.
     alarms: Vec<(Arc<Socket>, Alarm)>,
+    /// Until when frames are expected at least.
+    wire_until: Instant,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
 }
@@ -91,6 +97,7 @@ impl Core {
             stamped: Vec::new(),
             outbox: Vec::new(),
             alarms: Vec::new(),
+            wire_until: Instant::ZERO,
             attended: 0,
         }
     }
@@ -232,6 +239,7 @@ impl Core {
         Duty {
             timer: self.stack.deadline(),
             is_full: self.channel.is_full(),
+            has_wire: !self.stack.is_empty(),
         }
     }
 
@@ -379,12 +387,31 @@ impl Core {
     }
 
     fn lead(&mut self, now: Instant, leader: Leader, waiter: &Arc<Waiter>) -> bool {
-        if !self.channel.fall_asleep() {
+        let has_wire = leader == Leader::Helper || self.expects_frames(now);
+        if has_wire && !self.channel.fall_asleep() {
             self.stop_leading(now);
             return false;
         }
-        self.watch.lead(leader, waiter, self.duty());
+        let duty = Duty {
+            has_wire,
+            ..self.duty()
+        };
+        self.watch.lead(leader, waiter, duty);
         true
+    }
+
+    /// May frames come? Also for a while after the last session of packets has left. Where all
+    /// sessions are local the channel need not be watched: each descriptor makes a sleep longer.
+    fn expects_frames(&mut self, now: Instant) -> bool {
+        if !self.stack.is_empty() || self.channel.is_full() || self.channel.may_have_received() {
+            self.wire_until = now + WIRE_LINGERS;
+        }
+        now < self.wire_until
+    }
+
+    /// Does the leader wait for frames?
+    pub(crate) fn watches_wire(&self) -> bool {
+        self.watch.has_wire()
     }
 
     fn stop_leading(&mut self, now: Instant) {

@@ -210,7 +210,9 @@ impl Core {
     fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
         let mut fds = vec![waiter.pollfd()];
         if role == Role::Lead {
-            self.channel_fds(&mut fds);
+            if self.watches_wire() {
+                self.channel_fds(&mut fds);
+            }
             if !self.locals.is_empty() {
                 fds.push(self.locals.pollfd());
             }

@@ -32,6 +32,8 @@ pub(crate) struct Duty {
     pub(crate) timer: Option<Instant>,
     /// It waits until the tap takes frames again.
     pub(crate) is_full: bool,
+    /// There are sessions that frames may come for.
+    pub(crate) has_wire: bool,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,13 @@ impl Watch {
         self.asleep
             .as_ref()
             .is_some_and(|sleeper| sleeper.leader == leader)
+    }
+
+    /// Does the leader wait for frames?
+    pub(crate) fn has_wire(&self) -> bool {
+        self.asleep
+            .as_ref()
+            .is_some_and(|sleeper| sleeper.duty.has_wire)
     }
 
     pub(crate) fn lead(&mut self, leader: Leader, waiter: &Arc<Waiter>, duty: Duty) {
@@ -101,6 +110,7 @@ impl Watch {
     pub(crate) fn hurry(&self, duty: Duty) {
         if let Some(sleeper) = &self.asleep
             && (duty.is_full && !sleeper.duty.is_full
+                || duty.has_wire && !sleeper.duty.has_wire
                 || duty
                     .timer
                     .is_some_and(|next| sleeper.duty.timer.is_none_or(|until| next < until)))
@@ -121,6 +131,7 @@ mod tests {
     const CALM: Duty = Duty {
         timer: None,
         is_full: false,
+        has_wire: false,
     };
 
     fn sleeper() -> Arc<Waiter> {
@@ -183,6 +194,14 @@ mod tests {
                 CALM,
                 Duty {
                     is_full: true,
+                    ..CALM
+                },
+                true,
+            ),
+            (
+                CALM,
+                Duty {
+                    has_wire: true,
                     ..CALM
                 },
                 true,

@@ -32,6 +32,8 @@ use early::Vacancy;
 pub struct Stack {
     places: Vec<Place>,
     free: Vec<u32>,
+    /// Sessions that are here.
+    count: usize,
     timers: Wheel,
     /// Sessions that may have something to send, each at most once.
     pending: VecDeque<u32>,
@@ -86,6 +88,7 @@ impl Stack {
         Stack {
             places: Vec::new(),
             free: Vec::new(),
+            count: 0,
             timers: Wheel::new(now),
             pending: VecDeque::new(),
             stalled: Vec::new(),
@@ -124,6 +127,7 @@ impl Stack {
             scheduled: Instant::FAR_FUTURE,
         }));
         let before = core::mem::replace(&mut self.places[slot.0 as usize], place);
+        self.count += usize::from(!matches!(before, Place::Taken(_)));
         self.reschedule(now, slot.0);
         self.touch(slot);
         if let Place::Reserved(vacancy) = before {
@@ -180,6 +184,7 @@ impl Stack {
         self.changed.retain(|&(changed, _)| changed != slot);
         match taken {
             Place::Taken(entry) => {
+                self.count -= 1;
                 self.counters.went(&entry.session);
                 Some(entry.session)
             }
@@ -211,6 +216,11 @@ impl Stack {
             Session::Udp(session) => Some(session),
             Session::Tcp(_) => None,
         }
+    }
+
+    /// Is no session here?
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// All sessions with their slots.
