@@ -1,5 +1,8 @@
 //! Threads that are to end where they wait (`pthread_cancel`). The waits of libc's own calls are ended by libc; those of
 //! the library are ended here, and the call that waited ends the thread once it has left the library.
+//!
+//! What the library calls of libc may end threads, too (`getrandom` does): so, in programs that cancel any, a thread in
+//! the library has that switched off.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +23,8 @@ static CANCELLED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static SLEEPERS: Mutex<Vec<(usize, Weak<Waiter>)>> = Mutex::new(Vec::new());
 
 thread_local! {
+    /// It may be cancelled, but for its being here.
+    static IS_HELD: Cell<bool> = const { Cell::new(false) };
     static IS_SHELTERED: Cell<bool> = const { Cell::new(false) };
     static IS_ENDED: Cell<bool> = const { Cell::new(false) };
 }
@@ -31,10 +36,14 @@ pub(crate) fn note(waiter: &Arc<Waiter>) {
     sleepers.push((thread::id(), Arc::downgrade(waiter)));
 }
 
+/// A thread is about to be cancelled.
+pub fn expect() {
+    HAS_ANY.store(true, Ordering::SeqCst);
+}
+
 /// `thread` was cancelled: a wait of its ends.
 pub fn cancelled(thread: usize) {
     held(&CANCELLED).push(thread);
-    HAS_ANY.store(true, Ordering::Release);
     // Sleepers are signalled with the core held.
     let Some(process) = Process::running() else {
         return;
@@ -47,6 +56,20 @@ pub fn cancelled(thread: usize) {
     }
 }
 
+/// The calling thread is in the library.
+pub fn hold() {
+    if HAS_ANY.load(Ordering::Relaxed) && !IS_HELD.get() && thread::forbid_cancel() {
+        IS_HELD.set(true);
+    }
+}
+
+/// It has left the library.
+fn release() {
+    if IS_HELD.replace(false) {
+        thread::allow_cancel();
+    }
+}
+
 /// Is the calling thread to end rather than wait?
 pub(crate) fn is_wanted() -> bool {
     if !HAS_ANY.load(Ordering::Acquire) || IS_SHELTERED.get() {
@@ -54,7 +77,7 @@ pub(crate) fn is_wanted() -> bool {
     }
     let id = thread::id();
     let mut cancelled = held(&CANCELLED);
-    let is_wanted = cancelled.contains(&id) && thread::is_cancellable();
+    let is_wanted = cancelled.contains(&id) && IS_HELD.get();
     if is_wanted {
         cancelled.retain(|other| *other != id);
         IS_ENDED.set(true);
@@ -80,6 +103,7 @@ impl Drop for Shelter {
 
 /// Is the calling thread to end, now that it has left the library?
 pub fn take_end() -> bool {
+    release();
     IS_ENDED.replace(false)
 }
 

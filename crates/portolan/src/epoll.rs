@@ -37,6 +37,7 @@ pub(crate) struct Epoll {
     fd: AtomicI32,
     /// Somebody watches the set itself.
     is_watched: AtomicBool,
+    has_own_bell: AtomicBool,
     /// Sets of ours are members.
     has_nested: AtomicBool,
     state: Mutex<State>,
@@ -101,6 +102,7 @@ impl Epoll {
         Epoll {
             fd: AtomicI32::new(fd),
             is_watched: AtomicBool::new(false),
+            has_own_bell: AtomicBool::new(false),
             has_nested: AtomicBool::new(false),
             state: Mutex::default(),
         }
@@ -141,7 +143,7 @@ impl Epoll {
             state.candidates.push_back(fd);
         }
         state.wake();
-        state.ring();
+        self.ring(&state);
     }
 
     /// What the member was registered with.
@@ -212,9 +214,10 @@ impl Epoll {
         self.is_watched.load(Ordering::Relaxed)
     }
 
-    /// In a child of fork: the bell was the parent's.
-    pub(crate) fn forget_bell(&self) {
-        self.state().bell = None;
+    /// In a child of fork: the set in the kernel is the parent's, too, and the bell is the parent's. Another thread may
+    /// have had the state locked.
+    pub(crate) fn inherit(&self) {
+        self.has_own_bell.store(false, Ordering::Relaxed);
     }
 
     /// `inner` is a member from now on.
@@ -250,8 +253,10 @@ impl Epoll {
             return Ok(());
         }
         let mut state = self.state();
-        if state.bell.is_none() {
-            state.bell = Some(self.new_bell()?);
+        if !self.has_own_bell.load(Ordering::Relaxed) {
+            // The parent's was closed at the fork, and its number may be another's.
+            std::mem::forget(state.bell.replace(self.new_bell()?));
+            self.has_own_bell.store(true, Ordering::Relaxed);
         }
         let is_ready = state.has_ready(core);
         match &state.bell {
@@ -260,6 +265,15 @@ impl Epoll {
             _ => {}
         }
         Ok(())
+    }
+
+    /// A member has something new: also for those who watch for edges of the set.
+    fn ring(&self, state: &State) {
+        if self.has_own_bell.load(Ordering::Relaxed)
+            && let Some(bell) = &state.bell
+        {
+            bell.ring();
+        }
     }
 
     fn new_bell(&self) -> Result<Bell, Errno> {
@@ -322,7 +336,7 @@ impl Epoll {
             state.candidates.push_back(fd);
         }
         state.wake();
-        state.ring();
+        self.ring(&state);
     }
 
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
@@ -401,13 +415,6 @@ impl State {
         candidates
             .filter_map(|fd| self.interests.get(fd))
             .any(|interest| interest.ready(core) != 0)
-    }
-
-    /// A member has something new: also for those who watch for edges of the set.
-    fn ring(&self) {
-        if let Some(bell) = &self.bell {
-            bell.ring();
-        }
     }
 
     fn wake(&self) {

@@ -242,8 +242,10 @@ impl Sleep<'_> {
         all.extend_from_slice(own);
         all.extend_from_slice(self.kernel);
         let outside = inside::leave();
-        wait::ppoll(&mut all, deadline, self.mask)?;
+        let polled = wait::ppoll(&mut all, deadline, self.mask);
         drop(outside);
+        cancel::hold();
+        polled?;
         let (own, theirs) = all.split_at(own.len());
         self.kernel.copy_from_slice(theirs);
         Ok(Slept {

@@ -93,6 +93,7 @@ pub fn failed<T: FailureValue>(errno: Errno) -> T {
 #[inline]
 pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let _inside = posix::enter();
+    posix::hold();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
 }
 

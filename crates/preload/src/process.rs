@@ -132,6 +132,7 @@ interpose! {
     ///
     /// libc knows of its own waits only.
     fn pthread_cancel(thread: pthread_t) -> c_int {
+        posix::expect_cancel();
         Err(Refusal::NotOurs)
     } afterwards(result) {
         if result == 0 {

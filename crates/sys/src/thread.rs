@@ -34,18 +34,24 @@ pub fn id() -> usize {
     unsafe { libc::pthread_self() as usize }
 }
 
-/// May the calling thread be ended by `pthread_cancel` where it waits?
-pub fn is_cancellable() -> bool {
-    const ENABLE: i32 = 0;
-    unsafe extern "C" {
-        fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
-    }
-    let mut before = ENABLE;
-    let mut ours = ENABLE;
-    // SAFETY: asks by setting, and sets what was.
-    unsafe {
-        pthread_setcancelstate(ENABLE, &mut before);
-        pthread_setcancelstate(before, &mut ours);
-    }
-    before == ENABLE
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: i32, before: *mut i32) -> i32;
+}
+
+const CANCEL_ENABLE: i32 = 0;
+const CANCEL_DISABLE: i32 = 1;
+
+/// From now on `pthread_cancel` does not end the calling thread. True if it could before.
+pub fn forbid_cancel() -> bool {
+    let mut before = CANCEL_DISABLE;
+    // SAFETY: `before` is live.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
+    before == CANCEL_ENABLE
+}
+
+/// `pthread_cancel` ends the calling thread where it waits.
+pub fn allow_cancel() {
+    let mut before = CANCEL_DISABLE;
+    // SAFETY: `before` is live.
+    unsafe { pthread_setcancelstate(CANCEL_ENABLE, &mut before) };
 }

@@ -50,7 +50,7 @@ pub fn after_fork_in_child() {
     }
     for (_, file) in table::all() {
         if let File::Epoll(set) = file {
-            set.forget_bell();
+            set.inherit();
         }
     }
     Process::forget();

@@ -23,7 +23,7 @@ mod socket_options;
 mod tcp_info;
 mod twin;
 
-pub use crate::cancel::{Shelter, cancelled, shelter, take_end};
+pub use crate::cancel::{Shelter, cancelled, expect as expect_cancel, hold, shelter, take_end};
 pub use crate::inside::{Passage, enter, is_inside};
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};

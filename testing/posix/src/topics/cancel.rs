@@ -27,6 +27,7 @@ pub fn run(side: &mut Side) {
         goes_on(side, socket, name);
     }
     unwilling(side);
+    by_number(side);
 }
 
 /// Nothing is left locked, and the socket is as it was.
@@ -60,6 +61,23 @@ fn unwilling(side: &mut Side) {
         side.report("enabled again", threads::end_of(thread));
         side.report("what came", threads::last_received());
         side.report("close", told(call::close(socket)));
+    }
+    side.step();
+}
+
+/// libc's `syscall` ends no threads.
+fn by_number(side: &mut Side) {
+    let socket = side.connection();
+    if side.is_server() {
+        side.step();
+        call::send(socket, b"four", 0).expect("send");
+    } else {
+        let thread = threads::start(threads::by_number, socket);
+        thread::sleep(MOMENT);
+        threads::cancel(thread);
+        side.report("by number", threads::end_of(thread));
+        side.step();
+        side.report("by number: octets", threads::end_of(thread));
     }
     side.step();
 }
