@@ -80,6 +80,13 @@ fn poll_once(
             let _ = find_here(fd.fd);
         }
     }
+    if Socket::any(Phase::Connecting) {
+        for fd in fds.iter() {
+            if let Some(socket) = table::socket(fd.fd) {
+                complete_connect(process, fd.fd, &socket);
+            }
+        }
+    }
     let sets: Vec<Arc<Epoll>> = fds.iter().filter_map(|fd| table::epoll(fd.fd)).collect();
     if !sets.is_empty() {
         settle(process, &sets)?;
@@ -317,6 +324,10 @@ fn wait_once(
 ) -> Result<Option<usize>, Errno> {
     for (fd, socket) in epoll.members_in(Phase::Away) {
         let _ = obtain(process, fd, &socket);
+    }
+    // An outcome that has come counts from the first look on.
+    for (fd, socket) in epoll.members_in(Phase::Connecting) {
+        complete_connect(process, fd, &socket);
     }
     let connecting = epoll.members_in(Phase::Connecting);
     let mut kernel: Vec<libc::pollfd> = connecting
