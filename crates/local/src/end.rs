@@ -14,6 +14,12 @@ use portolan_tcp::{
 use portolan_types::{Instant, SeqNum};
 
 use crate::stream::Stream;
+#[cfg(test)]
+use crate::tests::pause;
+
+/// Where the peer may come in between; tests stay for a while.
+#[cfg(not(test))]
+fn pause() {}
 
 /// What a segment over Linux's loopback device holds.
 const SEGMENT: u32 = 65_483;
@@ -265,12 +271,14 @@ impl Local {
             return None;
         }
         let own = &self.own;
+        pause();
         let mine = self.mine();
         mine.sent.0.base.store(self.base, Relaxed);
         mine.sent.0.urgent.store(self.urgent_out, Relaxed);
         mine.sent.0.octets.store(own.sent, Release);
         mine.taken.0.store(own.taken, Release);
         mine.sent.0.flags.store(own.flags, Release);
+        pause();
         let mut due = 0;
         if own.sent != before.sent || own.flags != before.flags {
             due |= wants::INPUT;
@@ -307,6 +315,7 @@ impl Local {
 
     /// Wishes to be woken for what this end waits for; who then looks and finds nothing may sleep.
     pub fn arm(&self) {
+        pause();
         let bell = &self.mine().bell.0;
         let wanted = self.wanted();
         if bell.wants.load(Relaxed) & wanted != wanted {

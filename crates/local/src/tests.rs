@@ -1,6 +1,7 @@
 //! Two ends over one memory: TCP's semantics, an oracle, a hostile peer, and sleepers that are
 //! never left asleep.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,6 +18,25 @@ use portolan_types::Instant;
 use super::*;
 
 const NOW: Instant = Instant::ZERO;
+
+thread_local! {
+    static CHANCE: Cell<u32> = const { Cell::new(0x9e37_79b9) };
+}
+
+/// Nothing, or about as long as a cache line takes from one processor to another.
+pub(crate) fn pause() {
+    CHANCE.with(|chance| {
+        // Marsaglia's xorshift.
+        let mut next = chance.get();
+        next ^= next << 13;
+        next ^= next >> 17;
+        next ^= next << 5;
+        chance.set(next);
+        for _ in 0..next % 64 {
+            std::hint::spin_loop();
+        }
+    });
+}
 
 fn memory(octets: usize) -> Arc<Rings> {
     Arc::new(Rings::map(Rings::create(octets).unwrap()).unwrap())
@@ -425,4 +445,62 @@ fn no_wake_up_is_lost() {
         });
     });
     assert!(is_done.load(SeqCst));
+}
+
+/// A bell that is as fast as memory, so that every order of wishing and publishing comes about.
+fn sleep_until_rung(bell: &AtomicBool) {
+    let start = std::time::Instant::now();
+    for turn in 1_u32.. {
+        if bell.swap(false, SeqCst) {
+            return;
+        }
+        if turn.is_multiple_of(1000) {
+            std::thread::yield_now();
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "a wake-up was lost"
+            );
+        }
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn a_peer_sees_the_wish_or_the_wisher_what_was_sent() {
+    const ROUNDS: u32 = 30_000;
+    let (a, b) = pair();
+    a.give_to(2);
+    b.give_to(3);
+    let bells = [AtomicBool::new(false), AtomicBool::new(false)];
+    let play = |mut end: Local, own: &AtomicBool, other: &AtomicBool, mut is_turn: bool| {
+        let ring = |end: &mut Local| {
+            if end.publish().is_some() {
+                other.store(true, SeqCst);
+            }
+        };
+        for _ in 0..ROUNDS {
+            if is_turn {
+                end.send(NOW, b"x");
+                ring(&mut end);
+            }
+            is_turn = true;
+            loop {
+                end.look(NOW);
+                if end.recv(NOW, &mut [0; 1]) == 1 {
+                    break;
+                }
+                end.arm();
+                if end.look(NOW) == Events::NONE {
+                    sleep_until_rung(own);
+                }
+            }
+        }
+        end.send(NOW, b"x");
+        ring(&mut end);
+    };
+    std::thread::scope(|scope| {
+        let [first, second] = &bells;
+        scope.spawn(|| play(a, first, second, true));
+        scope.spawn(|| play(b, second, first, false));
+    });
 }
