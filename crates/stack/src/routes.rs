@@ -1,7 +1,7 @@
 //! Look-ups on metastate: which device, next hop, source address and MTU a destination has.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use portolan_proto::metastate::{Interface, Metastate, Route, RouteKind};
 use portolan_types::{MacAddr, is_scoped};
@@ -11,7 +11,9 @@ use portolan_types::{MacAddr, is_scoped};
 pub struct Routes {
     generation: u32,
     state: Metastate,
-    neighbours: HashMap<(u32, IpAddr), MacAddr>,
+    /// In order, since a hash map gets its keys from `getrandom`, in which libc ends threads that are
+    /// cancelled: this is made where they wait.
+    neighbours: BTreeMap<(u32, IpAddr), MacAddr>,
 }
 
 /// Where packets to one destination go.
