@@ -80,7 +80,11 @@ impl Postgres {
             .iter()
             .map(|word| word.to_str().expect("UTF-8"))
             .collect();
-        serve(bed, Stack::Kernel, 5432, words[0], &words[1..])
+        let service = serve(bed, Stack::Kernel, 5432, words[0], &words[1..]);
+        // It listens before it takes statements.
+        let is_ready = || self.try_query(bed, Stack::Kernel, "select 1").is_ok();
+        assert!(eventually(SOON, is_ready), "it does not start");
+        service
     }
 
     fn client(&self, bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> String {
