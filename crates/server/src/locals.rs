@@ -79,6 +79,8 @@ pub struct ProcessBell {
     rope: Rope,
     /// Kept, so that who rings never finds the pipe broken.
     listening: OwnedFd,
+    /// Another process may ring it.
+    is_lent: bool,
 }
 
 impl ProcessBell {
@@ -87,6 +89,7 @@ impl ProcessBell {
             number: random_u64().max(holder::FIRST),
             rope,
             listening: rustix::io::fcntl_dupfd_cloexec(chime, 0)?,
+            is_lent: false,
         })
     }
 }
@@ -611,7 +614,8 @@ impl Server {
         let holder = self.registry.session(peer).map(|session| session.holder);
         let (number, rope) = match holder {
             Some(Holder::Process(holder, _)) => {
-                let bell = &self.channels.get(&holder).ok_or(Errno::BADF)?.bell;
+                let bell = &mut self.channels.get_mut(&holder).ok_or(Errno::BADF)?.bell;
+                bell.is_lent = true;
                 (bell.number, &bell.rope)
             }
             _ => (holder::SERVER, &self.locals.rope),
@@ -622,8 +626,10 @@ impl Server {
 
     /// The process of a bell has gone.
     pub fn retire_bell(&mut self, bell: ProcessBell) {
-        let until = self.now + BELL_STAYS;
-        self.locals.leaving.push_back((until, bell.listening));
+        if bell.is_lent {
+            let until = self.now + BELL_STAYS;
+            self.locals.leaving.push_back((until, bell.listening));
+        }
     }
 
     /// Lets go of bells that nobody rings any more. Returns when to come back.
