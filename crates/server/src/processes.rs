@@ -16,7 +16,7 @@ use tracing::{error, info, warn};
 use crate::clients::{Answer, ClientId};
 use crate::locals::ProcessBell;
 use crate::server::Server;
-use crate::spares::{Newcomer, Spare, destroy};
+use crate::spares::{Newcomer, Spare};
 
 /// Longest program name that is kept.
 const PROGRAM_MAX: usize = 64;
@@ -25,7 +25,7 @@ const PROGRAM_MAX: usize = 64;
 const BIND_LOW_PORTS: u64 = 1 << 10;
 
 /// How long the tap of a process that is gone may take to go with it.
-const TAP_GOES_WITHIN: Duration = Duration::from_secs(1);
+const TAP_GOES_WITHIN: Duration = Duration::from_secs(5);
 
 /// What the server keeps of a process's channel.
 #[derive(Debug)]
@@ -183,7 +183,7 @@ impl Server {
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));
-            destroy(gone.tap);
+            self.spares.destroy(gone.tap);
             self.add_to_ended(&gone.statistics);
             self.retire_bell(gone.bell);
         }

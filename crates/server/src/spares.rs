@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, ChannelMaps, Workshop};
@@ -56,7 +56,14 @@ enum MakeError {
 
 struct Made {
     ordered: Vec<ChannelId>,
-    spares: Result<Vec<Spare>, MakeError>,
+    spare: Result<Spare, MakeError>,
+}
+
+/// What the thread does.
+enum Order {
+    Make(Vec<ChannelId>),
+    /// Has the device go, which keeps the thread waiting for tens of milliseconds.
+    Destroy(Tap),
 }
 
 pub struct Spares {
@@ -67,7 +74,7 @@ pub struct Spares {
     target: usize,
     wanted_at: Instant,
     workshop: Arc<Workshop>,
-    orders: Sender<Vec<ChannelId>>,
+    orders: Sender<Order>,
     made: Receiver<Made>,
     pub bell: Arc<Bell>,
 }
@@ -76,19 +83,18 @@ impl Spares {
     /// Starts the thread that makes them.
     pub fn new(workshop: Arc<Workshop>, ring_size: u32, now: Instant) -> Result<Spares, Errno> {
         let bell = Arc::new(Bell::new()?);
-        let (orders, to_do) = mpsc::channel::<Vec<ChannelId>>();
+        let (orders, to_do) = mpsc::channel();
         let (done, made) = mpsc::channel();
         let (theirs, ring) = (Arc::clone(&workshop), Arc::clone(&bell));
         std::thread::spawn(move || {
-            while let Ok(mut ordered) = to_do.recv() {
-                // What was ordered meanwhile is made together: the kernel's wait is the same.
-                ordered.extend(to_do.try_iter().flatten());
-                let spares = make(&theirs, &ordered, ring_size);
-                if done.send(Made { ordered, spares }).is_err() {
-                    return;
-                }
+            let deliver = |made| {
+                // Nobody is there any more if the server ends, and this thread with it.
+                let _ = done.send(made);
                 ring.ring();
-            }
+            };
+            work(&to_do, |channels| {
+                make(&theirs, channels, ring_size, deliver)
+            });
         });
         Ok(Spares {
             ready: VecDeque::new(),
@@ -117,30 +123,73 @@ impl Spares {
         spare
     }
 
+    /// Has a device go.
+    pub fn destroy(&self, tap: Tap) {
+        // The thread ends with the server only, and devices with their descriptors.
+        let _ = self.orders.send(Order::Destroy(tap));
+    }
+
     /// How many are to be ordered now.
     fn missing(&self) -> usize {
         (self.target + self.waiting.len()).saturating_sub(self.ready.len() + self.ordered.len())
     }
 }
 
-/// Has the device go, which keeps its thread waiting for tens of milliseconds.
-pub fn destroy(tap: Tap) {
-    std::thread::spawn(move || drop(tap));
+/// Devices come and go under one lock of the kernel, which gives it to nobody in turn: those that are
+/// to go do so one by one, when none is to come.
+fn work(to_do: &Receiver<Order>, mut make: impl FnMut(&[ChannelId])) {
+    let mut leaving = VecDeque::new();
+    loop {
+        let first = match leaving.is_empty() {
+            true => to_do.recv().map_err(|_| TryRecvError::Disconnected),
+            false => to_do.try_recv(),
+        };
+        if matches!(first, Err(TryRecvError::Disconnected)) {
+            return;
+        }
+        // What was ordered meanwhile is made together: the kernel's wait is the same.
+        let mut ordered = Vec::new();
+        for order in first.into_iter().chain(to_do.try_iter()) {
+            match order {
+                Order::Make(channels) => ordered.extend(channels),
+                Order::Destroy(tap) => leaving.push_back(tap),
+            }
+        }
+        if ordered.is_empty() {
+            leaving.pop_front();
+        } else {
+            make(&ordered);
+        }
+    }
 }
 
-fn make(
-    workshop: &Workshop,
-    channels: &[ChannelId],
-    ring_size: u32,
-) -> Result<Vec<Spare>, MakeError> {
-    let maps = workshop.create_channels(channels, ring_size)?;
-    let with_tap = |(&channel, maps)| {
-        let tap = Tap::create("ptl")?;
-        tap.set_send_buffer(TAP_SEND_BUFFER)?;
-        workshop.attach_tap(tap.ifindex)?;
-        Ok(Spare { channel, tap, maps })
+fn make(workshop: &Workshop, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
+    let maps = match workshop.create_channels(channels, ring_size) {
+        Ok(maps) => maps,
+        Err(failure) => {
+            return deliver(Made {
+                ordered: channels.to_vec(),
+                spare: Err(failure.into()),
+            });
+        }
     };
-    channels.iter().zip(maps).map(with_tap).collect()
+    for (&channel, maps) in channels.iter().zip(maps) {
+        deliver(Made {
+            ordered: vec![channel],
+            spare: with_tap(workshop, channel, maps),
+        });
+    }
+}
+
+fn with_tap(
+    workshop: &Workshop,
+    channel: ChannelId,
+    maps: ChannelMaps,
+) -> Result<Spare, MakeError> {
+    let tap = Tap::create("ptl")?;
+    tap.set_send_buffer(TAP_SEND_BUFFER)?;
+    workshop.attach_tap(tap.ifindex)?;
+    Ok(Spare { channel, tap, maps })
 }
 
 impl Server {
@@ -162,7 +211,7 @@ impl Server {
         }
         self.spares.ordered.extend(&channels);
         // The thread ends with the server only.
-        let _ = self.spares.orders.send(channels);
+        let _ = self.spares.orders.send(Order::Make(channels));
     }
 
     /// Is there no channel for a newcomer, nor one on its way?
@@ -197,15 +246,16 @@ impl Server {
         for channel in &made.ordered {
             self.spares.ordered.remove(channel);
         }
-        let spares = made.spares.unwrap_or_else(|failure| {
-            error!(%failure, "cannot make channels");
-            Vec::new()
-        });
-        for spare in spares {
-            match self.filter.register_tap(spare.channel, spare.tap.ifindex) {
-                Ok(()) => self.spares.ready.push_back(spare),
-                Err(failure) => error!(%failure, "cannot register a tap"),
+        let spare = match made.spare {
+            Ok(spare) => spare,
+            Err(failure) => {
+                error!(%failure, "cannot make a channel");
+                return;
             }
+        };
+        match self.filter.register_tap(spare.channel, spare.tap.ifindex) {
+            Ok(()) => self.spares.ready.push_back(spare),
+            Err(failure) => error!(%failure, "cannot register a tap"),
         }
     }
 
@@ -247,7 +297,7 @@ impl Server {
             if let Err(failure) = self.filter.remove_channel(spare.channel) {
                 error!(%failure, "cannot remove a channel");
             }
-            destroy(spare.tap);
+            self.spares.destroy(spare.tap);
         }
         None
     }

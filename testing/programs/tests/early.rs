@@ -49,9 +49,9 @@ fn check(bed: &Bed) {
     let [held, dropped, unclaimed, reinjected] = counts;
     assert!(held >= COUNT - 1, "{names:?} {counts:?}");
     assert_eq!(dropped, 0, "{names:?} {counts:?}");
-    // One of each connection may cross the session on its way.
+    // One of each connection may cross the session on its way here, and one on its way back.
     assert!(
-        unclaimed <= COUNT && reinjected <= COUNT,
+        unclaimed <= 2 * COUNT && reinjected <= 2 * COUNT,
         "{names:?} {counts:?}"
     );
 }
