@@ -345,6 +345,18 @@ impl Socket {
         !(watchers.threads.is_empty() && watchers.epolls.is_empty())
     }
 
+    /// The phase, once a thread has said that is about to open the socket: its peer may have
+    /// answered already.
+    pub(crate) fn settled_phase(&self) -> Phase {
+        match self.phase() {
+            Phase::Idle => {
+                let _opened = self.setup();
+                self.phase()
+            }
+            phase => phase,
+        }
+    }
+
     pub(crate) fn setup(&self) -> MutexGuard<'_, Setup> {
         self.setup.lock().unwrap_or_else(PoisonError::into_inner)
     }

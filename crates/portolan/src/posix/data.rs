@@ -55,7 +55,7 @@ fn by_phase(
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Result<Received, Stop> {
-    match (socket.phase(), socket.protocol) {
+    match (socket.settled_phase(), socket.protocol) {
         (Phase::Cached, Protocol::Tcp) => receive_tcp(process, socket, buffers, flags),
         (Phase::Cached, Protocol::Udp) => receive_udp(process, socket, buffers, flags),
         (Phase::Idle, Protocol::Udp) => {
@@ -252,7 +252,7 @@ pub fn send_message(
     ) -> Result<usize, Stop> {
         let (socket, process) = find_to_use(fd)?;
         complete_connect(process, fd, &socket);
-        match (socket.phase(), socket.protocol) {
+        match (socket.settled_phase(), socket.protocol) {
             (Phase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
                 Err(Errno::ISCONN.into())
             }
