@@ -381,15 +381,14 @@ impl Server {
         listener.map_or_else(HandshakeOptions::default, |listener| listener.options)
     }
 
-    /// Enters a session that a listener opens, held here.
-    pub fn enter_passive(
+    /// Enters the session of a connection that a listener opens: on its port, and for its user.
+    pub fn enter_for(
         &mut self,
-        listener_id: SessionId,
-        flow: FlowKey,
+        listener: SessionId,
+        flow: &FlowKey,
         phase: Phase,
-        connection: Connection,
-    ) -> Option<SessionId> {
-        let parent = self.registry.session(listener_id)?;
+    ) -> Result<SessionId, Errno> {
+        let parent = self.registry.session(listener).ok_or(Errno::CONNREFUSED)?;
         let opening = Opening {
             protocol: Protocol::Tcp,
             phase,
@@ -401,18 +400,33 @@ impl Server {
             cookie: 0,
             claim: None,
             flow_claim: None,
-            listener: Some(listener_id),
+            listener: Some(listener),
         };
         let claim = Claim {
             local: flow.local,
-            ..self.claim_of(listener_id)?
+            ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
         };
-        let flow_claim = self.ports.join(claim, flow.remote).ok()?;
+        let joined = self.ports.join(claim, flow.remote);
         let opening = Opening {
-            flow_claim: Some(flow_claim),
+            flow_claim: Some(joined.map_err(|error| error.errno())?),
             ..opening
         };
-        let id = self.registry.open(None, opening, random_u64).ok()?;
+        let opened = self.registry.open(None, opening, random_u64);
+        if let (Err(_), Some(claim)) = (&opened, opening.flow_claim) {
+            self.ports.release(claim);
+        }
+        opened
+    }
+
+    /// Enters a session that a listener opens, held here.
+    pub fn enter_passive(
+        &mut self,
+        listener_id: SessionId,
+        flow: FlowKey,
+        phase: Phase,
+        connection: Connection,
+    ) -> Option<SessionId> {
+        let id = self.enter_for(listener_id, &flow, phase).ok()?;
         let session = TcpSession {
             ip: self.handshake_options(listener_id).ip,
             ..TcpSession::new(id, flow, connection)

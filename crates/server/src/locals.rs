@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
-use portolan_control::registry::Opening;
-use portolan_control::{Claim, Errno, Holder, Phase};
+use portolan_control::{Errno, Holder, Phase};
 use portolan_local::{Local, Stream};
 use portolan_proto::control::{AfterFlush, DescriptorEvent, Early, ReplyBody, Traits};
 use portolan_proto::local::{End, Side, flags, holder};
@@ -244,7 +243,7 @@ impl Server {
         };
         // It was there a moment ago; which one of a group, the port decides.
         let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
-        let accepter = self.enter_accepter(listener, &flow)?;
+        let accepter = self.enter_for(listener, &flow, Phase::Handshake)?;
         let asked = [Some(target.options), Some(self.handshake_options(listener))];
         let asked = asked.into_iter().flatten().filter_map(|o| o.receive_buffer);
         let size = asked.max().map_or(RING, |octets| RING.max(octets as usize));
@@ -306,38 +305,6 @@ impl Server {
             early,
         }
         .into())
-    }
-
-    /// The end that waits to be accepted.
-    fn enter_accepter(&mut self, listener: SessionId, flow: &FlowKey) -> Result<SessionId, Errno> {
-        let parent = self.registry.session(listener).ok_or(Errno::CONNREFUSED)?;
-        let opening = Opening {
-            protocol: Protocol::Tcp,
-            phase: Phase::Handshake,
-            local: flow.local,
-            remote: Some(flow.remote),
-            reuse: parent.reuse,
-            v6_only: parent.v6_only,
-            uid: parent.uid,
-            cookie: 0,
-            claim: None,
-            flow_claim: None,
-            listener: Some(listener),
-        };
-        let claim = Claim {
-            local: flow.local,
-            ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
-        };
-        let joined = self.ports.join(claim, flow.remote);
-        let opening = Opening {
-            flow_claim: Some(joined.map_err(|error| error.errno())?),
-            ..opening
-        };
-        let opened = self.registry.open(None, opening, random_u64);
-        if let (Err(_), Some(claim)) = (&opened, opening.flow_claim) {
-            self.ports.release(claim);
-        }
-        opened
     }
 
     /// There is room: the opener gets its end, the listener hears of the other.

@@ -47,12 +47,12 @@ fn feed(side: &mut Side, socket: Fd) {
     call::close(socket).expect("close");
 }
 
-fn ask(side: &mut Side, text: &str) {
+pub(super) fn ask(side: &mut Side, text: &str) {
     side.tell(text);
     side.hear();
 }
 
-fn drain(socket: Fd) {
+pub(super) fn drain(socket: Fd) {
     while call::receive(socket, &mut [0; 64], MSG_DONTWAIT).is_ok_and(|length| length > 0) {}
 }
 

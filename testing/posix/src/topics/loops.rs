@@ -1,23 +1,21 @@
 //! Event loops at their edges: sets in sets, copies, other threads, masks, many descriptors.
 
-use std::{
-    sync::mpsc::{Receiver, channel},
-    thread,
-    time::Duration,
-};
+use std::thread;
 
 use libc::{
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLET, EPOLLEXCLUSIVE, EPOLLIN, EPOLLONESHOT,
-    EPOLLOUT, EPOLLPRI, EPOLLRDHUP, F_SETFL, MSG_DONTWAIT, O_NONBLOCK, POLLIN, SIGUSR1,
+    EPOLLOUT, EPOLLPRI, EPOLLRDHUP, F_SETFL, O_NONBLOCK, POLLIN, SIGUSR1,
 };
 
+use super::{
+    epoll::{ask, drain},
+    threads::{MOMENT, blocked, outcome},
+};
 use crate::{
     call::{self, Answer, Fd, STREAM, count_signals},
     show::{events, read_text, told, worked},
     side::Side,
 };
-
-const MOMENT: Duration = Duration::from_millis(100);
 
 pub fn run(side: &mut Side) {
     let socket = side.connection();
@@ -49,15 +47,6 @@ fn feed(side: &mut Side, socket: Fd) {
         }
         side.tell("sent");
     }
-}
-
-fn ask(side: &mut Side, text: &str) {
-    side.tell(text);
-    side.hear();
-}
-
-fn drain(socket: Fd) {
-    while call::receive(socket, &mut [0; 64], MSG_DONTWAIT).is_ok_and(|length| length > 0) {}
 }
 
 fn show(answer: Answer<Vec<(u64, u32)>>) -> String {
@@ -215,23 +204,6 @@ fn exclusive(side: &mut Side, socket: Fd) {
     );
     call::close(inner).expect("close");
     call::close(set).expect("close");
-}
-
-/// Starts `act` on a thread of its own and leaves it time to block.
-fn blocked(act: impl FnOnce() -> String + Send + 'static) -> Receiver<String> {
-    let (tell, told) = channel();
-    thread::spawn(move || {
-        let _ = tell.send(act());
-    });
-    thread::sleep(MOMENT);
-    told
-}
-
-/// What the thread got, if it returned within a moment.
-fn outcome(thread: &Receiver<String>) -> String {
-    thread
-        .recv_timeout(MOMENT * 3)
-        .unwrap_or_else(|_| "still blocked".to_owned())
 }
 
 fn other_threads(side: &mut Side, socket: Fd) {

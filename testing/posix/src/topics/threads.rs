@@ -14,7 +14,7 @@ use crate::{
     side::Side,
 };
 
-const MOMENT: Duration = Duration::from_millis(100);
+pub(super) const MOMENT: Duration = Duration::from_millis(100);
 
 pub fn run(side: &mut Side) {
     shut_down(side);
@@ -25,7 +25,7 @@ pub fn run(side: &mut Side) {
 }
 
 /// Starts `act` on a thread of its own and leaves it time to block.
-fn blocked<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+pub(super) fn blocked<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (tell, told) = channel();
     thread::spawn(move || {
         let _ = tell.send(act());
@@ -35,7 +35,7 @@ fn blocked<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Recei
 }
 
 /// What the thread got, if it returned within a moment.
-fn outcome(thread: &Receiver<String>) -> String {
+pub(super) fn outcome(thread: &Receiver<String>) -> String {
     thread
         .recv_timeout(MOMENT * 3)
         .unwrap_or_else(|_| "still blocked".to_owned())
