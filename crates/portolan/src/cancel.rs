@@ -16,11 +16,12 @@ use crate::wait::Waiter;
 /// Was there ever one? Others need not look.
 static HAS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Threads that were cancelled and did not wait here since.
-static CANCELLED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Threads that were cancelled and did not wait here since, by the kernel's numbers: libc gives a thread the name of one
+/// that has ended.
+static CANCELLED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// Who may sleep, by thread.
-static SLEEPERS: Mutex<Vec<(usize, Weak<Waiter>)>> = Mutex::new(Vec::new());
+static SLEEPERS: Mutex<Vec<(i32, Weak<Waiter>)>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// It may be cancelled, but for its being here.
@@ -33,7 +34,7 @@ thread_local! {
 pub(crate) fn note(waiter: &Arc<Waiter>) {
     let mut sleepers = held(&SLEEPERS);
     sleepers.retain(|(_, waiter)| waiter.strong_count() > 0);
-    sleepers.push((thread::id(), Arc::downgrade(waiter)));
+    sleepers.push((thread::number(), Arc::downgrade(waiter)));
 }
 
 /// A thread is about to be cancelled.
@@ -42,7 +43,7 @@ pub fn expect() {
 }
 
 /// `thread` was cancelled: a wait of its ends.
-pub fn cancelled(thread: usize) {
+pub fn cancelled(thread: i32) {
     held(&CANCELLED).push(thread);
     // Sleepers are signalled with the core held.
     let Some(process) = Process::running() else {
@@ -75,7 +76,7 @@ pub(crate) fn is_wanted() -> bool {
     if !HAS_ANY.load(Ordering::Acquire) || IS_SHELTERED.get() {
         return false;
     }
-    let id = thread::id();
+    let id = thread::number();
     let mut cancelled = held(&CANCELLED);
     let is_wanted = cancelled.contains(&id) && IS_HELD.get();
     if is_wanted {
@@ -87,17 +88,21 @@ pub(crate) fn is_wanted() -> bool {
 
 /// The calling thread is not cancelled until this is dropped.
 #[must_use]
-pub struct Shelter(());
+pub struct Shelter {
+    /// Within another: a lock of the library's waits by such a call, too.
+    was_sheltered: bool,
+}
 
 /// The call under way is none that threads are cancelled in.
 pub fn shelter() -> Shelter {
-    IS_SHELTERED.set(true);
-    Shelter(())
+    Shelter {
+        was_sheltered: IS_SHELTERED.replace(true),
+    }
 }
 
 impl Drop for Shelter {
     fn drop(&mut self) {
-        IS_SHELTERED.set(false);
+        IS_SHELTERED.set(self.was_sheltered);
     }
 }
 
@@ -109,4 +114,18 @@ pub fn take_end() -> bool {
 
 fn held<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shelter_within_another_leaves_it_standing() {
+        let outer = shelter();
+        drop(shelter());
+        assert!(IS_SHELTERED.get());
+        drop(outer);
+        assert!(!IS_SHELTERED.get());
+    }
 }

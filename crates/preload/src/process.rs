@@ -132,12 +132,17 @@ interpose! {
     ///
     /// libc knows of its own waits only.
     fn pthread_cancel(thread: pthread_t) -> c_int {
+        // Once cancelled it may be joined at any moment.
+        let number = number_of(thread);
         posix::expect_cancel();
-        Err(Refusal::NotOurs)
-    } afterwards(result) {
-        if result == 0 {
-            posix::cancelled(thread as usize);
+        // It may be the calling thread.
+        posix::hold();
+        let cancel = next!(pthread_cancel: fn(pthread_t) -> c_int);
+        let result = cancel(thread);
+        if let (0, Some(number)) = (result, number) {
+            posix::cancelled(number);
         }
+        Ok(result)
     }
 
     /// `pid_t _Fork(void)`: the fork that runs no handlers.
@@ -204,4 +209,17 @@ unsafe fn redirect_to_nowhere() -> Result<(), Errno> {
         }
     }
     Ok(())
+}
+
+/// The kernel's number of a thread, if it still runs. libc tells it as the thread's clock.
+///
+/// # Safety
+/// A thread that was not joined.
+unsafe fn number_of(thread: pthread_t) -> Option<pid_t> {
+    let mut clock = 0;
+    // SAFETY: the caller's promise; `clock` is live.
+    match unsafe { libc::pthread_getcpuclockid(thread, &mut clock) } {
+        0 => Some(!(clock >> 3)),
+        _ => None,
+    }
 }

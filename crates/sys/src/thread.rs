@@ -28,10 +28,9 @@ pub fn spawn_masked(
     spawned
 }
 
-/// The calling thread, as `pthread_cancel` knows it.
-pub fn id() -> usize {
-    // SAFETY: no precondition.
-    unsafe { libc::pthread_self() as usize }
+/// The calling thread, as the kernel counts.
+pub fn number() -> i32 {
+    rustix::thread::gettid().as_raw_nonzero().get()
 }
 
 unsafe extern "C" {
