@@ -6,6 +6,7 @@ pub mod backlog;
 pub mod errno;
 pub mod legality;
 pub mod ports;
+pub mod qos;
 pub mod registry;
 pub mod sharing;
 

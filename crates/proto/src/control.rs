@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ip::IpOptions;
 use crate::local::Side;
+use crate::qos::{QosReply, QosRequest};
 use crate::report::StatusReport;
 
 /// Library or command to server.
@@ -119,6 +120,8 @@ pub enum RequestBody {
     /// What is behind a descriptor this process did not open? The packet carries the fd, which is
     /// the proof; needs no `Hello`. Reply: `Probed`.
     Probe,
+    /// Guarantees; needs no `Hello`. Reply: `Qos`.
+    Qos(QosRequest),
     /// For commands; needs no `Hello`. Reply: `Sessions`.
     ListSessions,
     /// For commands; needs no `Hello`. Reply: `Counters`.
@@ -317,6 +320,7 @@ pub enum ReplyBody {
     /// An encoded list of [`CounterReport`](crate::report::CounterReport).
     Counters(Blob),
     Status(StatusReport),
+    Qos(QosReply),
     /// An errno value of Linux.
     Error {
         errno: i32,

@@ -7,6 +7,7 @@ pub mod filter;
 pub mod ip;
 pub mod local;
 pub mod metastate;
+pub mod qos;
 pub mod report;
 
 /// Longest control message in octets, fds aside. A capsule that does not fit travels in a memfd.

@@ -200,6 +200,7 @@ impl Server {
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
+            RequestBody::Qos(request) => Ok(self.qos(id, request)),
             body => {
                 let channel = self.clients.get(&id).and_then(|client| client.channel);
                 self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)
@@ -290,7 +291,8 @@ impl Server {
             | RequestBody::Probe
             | RequestBody::ListSessions
             | RequestBody::ReadCounters
-            | RequestBody::ReadStatus => Err(Errno::INVAL),
+            | RequestBody::ReadStatus
+            | RequestBody::Qos(_) => Err(Errno::INVAL),
         }
     }
 

@@ -16,6 +16,7 @@ mod opens;
 mod packets;
 mod poll;
 mod processes;
+mod qos;
 mod recall;
 mod relay;
 mod reports;

@@ -40,6 +40,7 @@ use crate::locals::Locals;
 use crate::metastate::Resolving;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
+use crate::qos::Qos;
 use crate::recall::Recall;
 use crate::relay::Relay;
 use crate::reservation::Reservation;
@@ -154,6 +155,8 @@ pub struct Server {
     /// Fast Open cookies that peers granted.
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
 
+    pub(crate) qos: Qos,
+
     // The network.
     pub(crate) sysctls: Sysctls,
     pub(crate) monitor: Monitor,
@@ -262,6 +265,7 @@ impl Server {
             last_cookie: None,
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
+            qos: Qos::default(),
             sysctls: Sysctls::open(now),
             monitor,
             metastate: MetastateWriter::create()?,

@@ -1,0 +1,1 @@
+//! Service classes and effective rates (ARC-H, MS §V).
