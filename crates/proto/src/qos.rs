@@ -4,6 +4,8 @@
 use portolan_types::{FlowKey, Protocol};
 use serde::{Deserialize, Serialize};
 
+pub mod text;
+
 /// For whom a guarantee holds. A session that several scopes cover has the guarantee of the narrowest:
 /// flow, port, process, cgroup, user, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -93,6 +95,11 @@ pub struct Receive {
     pub priority: Option<u8>,
 }
 
+impl Receive {
+    /// How long a budget is saved up if nothing is said.
+    pub const BURST_MS: u32 = 50;
+}
+
 /// A CPU reservation (MS §V).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
@@ -104,6 +111,11 @@ pub struct Cpu {
     /// May run beyond its rate while CPUs are idle.
     pub slack: bool,
     pub adapt: Adapt,
+}
+
+impl Cpu {
+    /// The period if none is said: that of the kernel's own bandwidth control.
+    pub const PERIOD_US: u32 = 100_000;
 }
 
 /// What follows when a thread's measured use differs from its rate.

@@ -2,6 +2,7 @@
 //! descriptors, rtnetlink, sysctls, namespaces, waiting. Owns every unsafe block of these; decides
 //! nothing. System calls never pass through a libc function that a preload shim could interpose.
 
+pub mod accounts;
 pub mod capability;
 pub mod clock;
 pub mod datagram;
