@@ -7,8 +7,11 @@ use portolan_proto::control::{BufferLimits, Parameters};
 use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
+mod qos;
 #[cfg(test)]
 mod tests;
+
+pub use qos::{Policy, QosConfig, Whom};
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
 pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
@@ -38,6 +41,7 @@ pub struct Config {
     pub ecn: Option<String>,
     pub buffers: Buffers,
     pub limits: LimitsConfig,
+    pub qos: QosConfig,
 }
 
 /// Socket buffers in octets: where they start and how far they grow.
@@ -75,6 +79,7 @@ impl Default for Config {
             ecn: None,
             buffers: Buffers::default(),
             limits: LimitsConfig::default(),
+            qos: QosConfig::default(),
         }
     }
 }

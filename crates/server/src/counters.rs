@@ -27,6 +27,8 @@ counters! {
     deaf = "deaf-clients",
     /// Requests answered with an error.
     refused = "refused-requests",
+    /// Wishes for guarantees that were not granted.
+    guarantees_refused = "guarantees-refused",
     opens = "active-opens",
     open_failures = "failed-opens",
     accepts = "passive-opens",

@@ -102,11 +102,13 @@ impl Server {
             return Err(errno);
         }
         let channel = spare.channel;
-        self.build_channel(id, spare).map_err(|failure| {
+        let answer = self.build_channel(id, spare).map_err(|failure| {
             error!(%failure, "cannot share a channel");
             self.disown(id, channel);
             Errno::NOBUFS
-        })
+        })?;
+        self.apply_policies_to(channel);
+        Ok(answer)
     }
 
     fn register(&mut self, id: ClientId, program: String, channel: ChannelId) -> Result<(), Errno> {

@@ -4,10 +4,12 @@
 
 mod cpu;
 mod groups;
+mod policy;
 mod receive;
 mod scope;
 mod transmit;
 
+pub use policy::PolicyError;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::qos::{Kind, QosReply, QosReport, QosRequest, Refusal};
@@ -15,6 +17,7 @@ use portolan_sys::unix::Credentials;
 use portolan_types::ChannelId;
 
 use crate::clients::{Answer, ClientId};
+use crate::config::Policy;
 use crate::listen::pack;
 use crate::server::Server;
 
@@ -25,6 +28,17 @@ pub struct Qos {
     groups: groups::Groups,
     receive: receive::Budgets,
     cpu: cpu::Reservations,
+    /// Of the configuration.
+    policies: Vec<Policy>,
+}
+
+impl Qos {
+    pub fn new(policies: Vec<Policy>) -> Qos {
+        Qos {
+            policies,
+            ..Qos::default()
+        }
+    }
 }
 
 /// Who asks.
@@ -54,27 +68,39 @@ impl Server {
             credentials: client.credentials,
             channel: client.channel,
         };
-        let done = |()| QosReply::Done;
-        let outcome = match request {
-            QosRequest::Show => return self.show_qos(),
-            QosRequest::Transmit { scope, wish } => {
-                self.reserve_transmit(asker, scope, wish).map(done)
-            }
-            QosRequest::Receive { scope, wish } => self.set_budget(asker, scope, wish).map(done),
-            QosRequest::Cpu { scope, wish } => self.reserve_cpu(asker, scope, wish).map(done),
-            QosRequest::Delete { scope, kind } => match kind {
-                Kind::Transmit => self.end_transmit(asker, &scope),
-                Kind::Receive => self.end_budget(asker, &scope),
-                Kind::Cpu => self.end_cpu(asker, &scope),
-            }
-            .map(done),
-            QosRequest::Group { key, action } => self.change_multiplex_group(asker, key, action),
-        };
-        let reply = outcome.unwrap_or_else(|refusal| {
-            self.counters.refused += 1;
+        if request == QosRequest::Show {
+            return self.show_qos();
+        }
+        let reply = self.decide(asker, request).unwrap_or_else(|refusal| {
+            self.counters.guarantees_refused += 1;
             QosReply::Refused(refusal)
         });
         ReplyBody::Qos(reply).into()
+    }
+
+    fn decide(&mut self, asker: Asker, request: QosRequest) -> Outcome<QosReply> {
+        match request {
+            QosRequest::Show => return Ok(QosReply::Done),
+            QosRequest::Transmit { scope, wish } => {
+                self.reserve_transmit(asker, asker.means(scope)?, wish)
+            }
+            QosRequest::Receive { scope, wish } => {
+                self.set_budget(asker, asker.means(scope)?, wish)
+            }
+            QosRequest::Cpu { scope, wish } => self.reserve_cpu(asker, asker.means(scope)?, wish),
+            QosRequest::Delete { scope, kind } => {
+                let scope = asker.means(scope)?;
+                match kind {
+                    Kind::Transmit => self.end_transmit(asker, &scope),
+                    Kind::Receive => self.end_budget(asker, &scope),
+                    Kind::Cpu => self.end_cpu(asker, &scope),
+                }
+            }
+            QosRequest::Group { key, action } => {
+                return self.change_multiplex_group(asker, key, action);
+            }
+        }
+        .map(|()| QosReply::Done)
     }
 
     fn show_qos(&mut self) -> Answer {

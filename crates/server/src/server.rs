@@ -11,7 +11,6 @@ use std::time::Duration;
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::{Phase, PortTable, Registry};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
-use portolan_sys::clock;
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
@@ -22,6 +21,7 @@ use portolan_sys::signals::Signals;
 use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
+use portolan_sys::{accounts, clock};
 use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
 use portolan_tcp::{ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config as TcpConfig, CongestionKind};
 use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId, Slot};
@@ -40,7 +40,7 @@ use crate::locals::Locals;
 use crate::metastate::Resolving;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
-use crate::qos::Qos;
+use crate::qos::{PolicyError, Qos};
 use crate::recall::Recall;
 use crate::relay::Relay;
 use crate::reservation::Reservation;
@@ -108,6 +108,8 @@ pub enum StartError {
         path: String,
         reason: String,
     },
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     #[error("cannot set up the event loop: {0}")]
     Poll(#[from] Errno),
 }
@@ -265,7 +267,7 @@ impl Server {
             last_cookie: None,
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
-            qos: Qos::default(),
+            qos: Qos::new(config.qos.policy.clone()),
             sysctls: Sysctls::open(now),
             monitor,
             metastate: MetastateWriter::create()?,
@@ -297,6 +299,10 @@ impl Server {
         server.publish();
         for &ifindex in &server.managed {
             server.filter.attach_interface(ifindex)?;
+        }
+        if let Err(refused) = server.apply_policies() {
+            server.stop();
+            return Err(refused.into());
         }
         info!(
             interfaces = server.config.interfaces.join(","),
@@ -566,19 +572,10 @@ fn set_permissions(config: &Config, instance: &Instance) -> Result<(), StartErro
         reason,
     };
     if let Some(group) = &config.socket_group {
-        let gid = group_id(group)
+        let gid = accounts::gid_of(group)
             .ok_or_else(|| failed("the group", format!("no group is named {group:?}")))?;
         chown(path, None, Some(gid)).map_err(|error| failed("the group", error.to_string()))?;
     }
     let mode = std::fs::Permissions::from_mode(config.socket_mode);
     std::fs::set_permissions(path, mode).map_err(|error| failed("the mode", error.to_string()))
-}
-
-/// Looks a group up in `/etc/group`.
-fn group_id(name: &str) -> Option<u32> {
-    let groups = std::fs::read_to_string("/etc/group").ok()?;
-    groups.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?
-    })
 }

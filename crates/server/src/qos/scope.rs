@@ -1,68 +1,154 @@
-//! Scopes: who may decide over one, and whom it covers.
+//! Scopes: what one means, who may decide over it, and whom it covers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use portolan_control::{Process, Session};
 use portolan_proto::qos::Scope;
+use portolan_types::{FlowKey, canonical};
 
 use super::{Asker, Outcome, refuse};
 use crate::server::Server;
+
+mod cgroup;
+
+/// Longest path of a cgroup that is looked at.
+const PATH_MAX: usize = 4096;
+
+impl Asker {
+    /// The one form of a scope that is compared with others: the number 0 is the asker's own, addresses are canonical.
+    pub(super) fn means(&self, scope: Scope) -> Outcome<Scope> {
+        match scope {
+            Scope::Process { pid: 0 } if self.credentials.pid == 0 => {
+                refuse(libc::ESRCH, "your process has no number here")
+            }
+            Scope::Process { pid: 0 } => Ok(Scope::Process {
+                pid: self.credentials.pid,
+            }),
+            Scope::Flow(flow) => Ok(Scope::Flow(FlowKey {
+                local: canonical(flow.local),
+                remote: canonical(flow.remote),
+                ..flow
+            })),
+            Scope::Port { port: 0, .. } => refuse(libc::EINVAL, "port 0 is nobody's"),
+            Scope::Cgroup(path) if !is_plain(&path) => refuse(
+                libc::EINVAL,
+                "a cgroup is a path below /sys/fs/cgroup that begins with a slash",
+            ),
+            Scope::Cgroup(path) if path.len() > 1 => {
+                Ok(Scope::Cgroup(path.trim_end_matches('/').to_owned()))
+            }
+            scope => Ok(scope),
+        }
+    }
+
+    fn is_process(&self, pid: u32) -> bool {
+        self.credentials.pid == pid
+    }
+}
+
+/// Nothing that leads elsewhere, or that a terminal would obey.
+fn is_plain(path: &str) -> bool {
+    path.starts_with('/')
+        && path.len() <= PATH_MAX
+        && !path.split('/').any(|part| part == "..")
+        && !path.chars().any(char::is_control)
+}
 
 impl Server {
     /// Root decides over everything, others over what is their own.
     pub(super) fn may_decide(&self, asker: Asker, scope: &Scope) -> Outcome {
         let uid = asker.credentials.uid;
         let owner = match scope {
-            Scope::Process { pid } => owner_of(&format!("/proc/{pid}")),
-            Scope::Thread { tid } => owner_of(&format!("/proc/{tid}")),
+            Scope::Process { pid } => owner_of_task(asker, *pid).filter(|_| is_leader(*pid)),
+            Scope::Thread { tid } => owner_of_task(asker, *tid),
             Scope::User { uid } => Some(*uid),
-            Scope::Cgroup(path) => fs::metadata(cgroup_folder(path)).ok().map(|_| 0),
-            Scope::Flow(_) | Scope::Port { .. } => {
-                let mut covered = self.registry.sessions().filter(|s| covers(scope, s));
-                match covered.next() {
-                    Some(first) => Some(match covered.all(|other| other.uid == first.uid) {
-                        true => first.uid,
-                        false => 0,
-                    }),
-                    // A policy for what may come.
-                    None if matches!(scope, Scope::Port { .. }) => Some(0),
-                    None => None,
-                }
-            }
+            // Whoever may move processes into it would decide over them.
+            Scope::Cgroup(path) => cgroup::exists(path).then_some(0),
+            Scope::Flow(_) => self.owner_of_sessions(scope),
+            // Nobody's yet: a rule for whoever comes.
+            Scope::Port { .. } => self.owner_of_sessions(scope).or(Some(0)),
         };
         match owner {
-            None => refuse(libc::ESRCH, format!("{} does not exist", name(scope))),
+            None => refuse(libc::ESRCH, format!("there is no {scope}")),
             Some(owner) if uid == 0 || uid == owner => Ok(()),
-            Some(_) => refuse(libc::EPERM, format!("{} is not yours", name(scope))),
+            Some(_) => refuse(libc::EPERM, format!("{scope} is not yours")),
         }
+    }
+
+    /// The user whose all the scope's sessions are; root if several have some.
+    fn owner_of_sessions(&self, scope: &Scope) -> Option<u32> {
+        let mut covered = self.registry.sessions().filter(|s| covers(scope, s));
+        let first = covered.next()?.uid;
+        Some(match covered.all(|other| other.uid == first) {
+            true => first,
+            false => 0,
+        })
     }
 }
 
-fn owner_of(path: &str) -> Option<u32> {
-    fs::metadata(path).ok().map(|metadata| metadata.uid())
+/// The user of a process or thread. The kernel gives one that has changed its user to root; to itself it is its own.
+fn owner_of_task(asker: Asker, number: u32) -> Option<u32> {
+    let task = fs::metadata(format!("/proc/{number}")).ok()?;
+    let leader = leader_of(number)?;
+    Some(match asker.is_process(leader) {
+        true => asker.credentials.uid,
+        false => task.uid(),
+    })
 }
 
-fn cgroup_folder(path: &str) -> String {
-    format!("/sys/fs/cgroup{path}")
+/// `/proc` has every thread, though it lists processes only.
+fn is_leader(number: u32) -> bool {
+    leader_of(number) == Some(number)
 }
 
-/// As commands take and show it.
-pub(super) fn name(scope: &Scope) -> String {
-    match scope {
-        Scope::Flow(flow) => format!("flow {}:{}-{}", flow.protocol, flow.local, flow.remote),
-        Scope::Port { protocol, port } => format!("port {protocol}:{port}"),
-        Scope::Process { pid } => format!("process {pid}"),
-        Scope::Thread { tid } => format!("thread {tid}"),
-        Scope::Cgroup(path) => format!("cgroup {path}"),
-        Scope::User { uid } => format!("user {uid}"),
+/// The process that a thread is one of.
+fn leader_of(tid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    leader.trim().parse().ok()
+}
+
+/// One life of a process or thread: its number may be another's later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Life {
+    number: u32,
+    /// Clock ticks from the boot of the machine.
+    started: u64,
+}
+
+impl Life {
+    /// Who has the number now.
+    pub(super) fn of(number: u32) -> Option<Life> {
+        let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        let started = started(&stat)?;
+        Some(Life { number, started })
+    }
+
+    pub(super) fn lasts(self) -> bool {
+        Life::of(self.number) == Some(self)
+    }
+}
+
+/// The 22nd field of proc_pid_stat(5); the second, in brackets, may have spaces and brackets of its own. None of one
+/// that has ended and waits for its parent.
+fn started(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace();
+    match fields.next()? {
+        "Z" | "X" => None,
+        _ => fields.nth(18)?.parse().ok(),
     }
 }
 
 /// Is the session one of the scope's by its own endpoints?
 pub(super) fn covers(scope: &Scope, session: &Session) -> bool {
     match scope {
-        Scope::Flow(flow) => session.flow().as_ref() == Some(flow),
+        Scope::Flow(flow) => session.flow().is_some_and(|own| {
+            own.protocol == flow.protocol
+                && canonical(own.local) == canonical(flow.local)
+                && canonical(own.remote) == canonical(flow.remote)
+        }),
         Scope::Port { protocol, port } => {
             session.protocol == *protocol && session.local.port() == *port
         }
@@ -75,7 +161,7 @@ pub(super) fn covers_process(scope: &Scope, process: &Process) -> bool {
     match scope {
         Scope::Process { pid } => process.pid == *pid,
         Scope::User { uid } => process.uid == *uid,
-        Scope::Cgroup(path) => cgroup_of(process.pid).is_some_and(|own| is_below(&own, path)),
+        Scope::Cgroup(path) => cgroup::has(path, process.pid),
         Scope::Flow(_) | Scope::Port { .. } | Scope::Thread { .. } => false,
     }
 }
@@ -92,29 +178,5 @@ pub(super) fn breadth(scope: &Scope) -> u8 {
     }
 }
 
-/// Path of a process's cgroup in the second version's hierarchy.
-fn cgroup_of(pid: u32) -> Option<String> {
-    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let line = groups.lines().find_map(|line| line.strip_prefix("0::"));
-    line.map(str::to_owned)
-}
-
-fn is_below(path: &str, above: &str) -> bool {
-    let above = above.trim_end_matches('/');
-    path.strip_prefix(above)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cgroup_covers_those_below_it_and_none_beside_it() {
-        assert!(is_below("/a/b", "/a"));
-        assert!(is_below("/a", "/a"));
-        assert!(is_below("/a", "/"));
-        assert!(!is_below("/ab", "/a"));
-        assert!(!is_below("/", "/a"));
-    }
-}
+mod tests;

@@ -1,0 +1,94 @@
+//! A scope means one thing, and covers what is its own.
+
+use portolan_sys::unix::Credentials;
+use portolan_types::Protocol;
+
+use super::*;
+
+const ASKER: Asker = Asker {
+    credentials: Credentials {
+        pid: 7,
+        uid: 1000,
+        gid: 1000,
+    },
+    channel: None,
+};
+
+fn flow(local: &str, remote: &str) -> Scope {
+    Scope::Flow(FlowKey {
+        protocol: Protocol::Tcp,
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
+    })
+}
+
+#[test]
+fn both_forms_of_an_address_mean_the_same() {
+    let mapped = flow("[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.2]:4000");
+    let plain = flow("10.0.0.1:80", "10.0.0.2:4000");
+    assert_eq!(ASKER.means(mapped), Ok(plain));
+}
+
+#[test]
+fn process_0_is_the_askers_own() {
+    let own = ASKER.means(Scope::Process { pid: 0 });
+    assert_eq!(own, Ok(Scope::Process { pid: 7 }));
+    let nobodys = Asker {
+        credentials: Credentials {
+            pid: 0,
+            ..ASKER.credentials
+        },
+        channel: None,
+    };
+    let refused = nobodys.means(Scope::Process { pid: 0 }).unwrap_err();
+    assert_eq!(refused.errno, libc::ESRCH);
+}
+
+#[test]
+fn a_path_that_leads_elsewhere_is_refused() {
+    for path in ["", "a", "/a/../../etc", "/..", "/\u{1b}[2J", "/\0"] {
+        let refused = ASKER.means(Scope::Cgroup(path.into())).unwrap_err();
+        assert_eq!(refused.errno, libc::EINVAL, "{path:?}");
+    }
+    let long = Scope::Cgroup(format!("/{}", "a".repeat(PATH_MAX)));
+    assert!(ASKER.means(long).is_err());
+    let slash = ASKER.means(Scope::Cgroup("/a/".into()));
+    assert_eq!(slash, Ok(Scope::Cgroup("/a".into())));
+}
+
+#[test]
+fn a_life_ends_though_its_number_is_another_s_later() {
+    let own = Life::of(std::process::id()).unwrap();
+    assert!(own.lasts());
+    let earlier = Life {
+        started: own.started - 1,
+        ..own
+    };
+    assert!(!earlier.lasts());
+
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    let (pid, life) = (child.id(), Life::of(child.id()));
+    child.wait().unwrap();
+    assert!(life.is_none_or(|life| !life.lasts()));
+    assert_eq!(Life::of(pid), None);
+}
+
+#[test]
+fn the_name_of_a_program_does_not_mislead() {
+    let stat = "5 (a) S) b) R 1 5 5 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 1 1";
+    assert_eq!(started(stat), Some(4242));
+    assert_eq!(started(&stat.replace(" R ", " Z ")), None);
+    assert_eq!(started("5 (a"), None);
+}
+
+#[test]
+fn a_thread_is_not_a_process() {
+    let looked = std::thread::spawn(|| {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        let tid = u32::try_from(tid).unwrap();
+        (leader_of(tid), is_leader(tid))
+    });
+    let pid = std::process::id();
+    assert_eq!(looked.join().unwrap(), (Some(pid), false));
+    assert!(is_leader(pid));
+}
