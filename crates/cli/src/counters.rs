@@ -6,8 +6,8 @@ use portolan_proto::report::{CounterReport, Holder};
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
-use crate::ss::printable;
 use crate::status::print_json;
+use crate::table::printable;
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -10,6 +10,7 @@ pub const HELP: &str = "Exit status:
   1    failure, or a failed check of doctor
   2    wrong usage
   3    no server answers
+  4    qos: the server refuses
   125  run: the program was not tried
   126  run: the program cannot be executed
   127  run: the program was not found";
@@ -19,7 +20,11 @@ pub enum Failure {
     General(anyhow::Error),
     /// What went wrong is on the screen already.
     Shown,
+    /// The words of the command line mean nothing.
+    Usage(anyhow::Error),
     NoServer(anyhow::Error),
+    /// The server's own words why.
+    Refused(String),
     NotTried(anyhow::Error),
     NotExecutable(anyhow::Error),
     NotFound(anyhow::Error),
@@ -31,7 +36,9 @@ impl Failure {
         let (code, error) = match self {
             Failure::General(error) => (1, error),
             Failure::Shown => return ExitCode::from(1),
+            Failure::Usage(error) => (2, error),
             Failure::NoServer(error) => (3, error),
+            Failure::Refused(reason) => (4, anyhow::anyhow!(reason)),
             Failure::NotTried(error) => (125, error),
             Failure::NotExecutable(error) => (126, error),
             Failure::NotFound(error) => (127, error),

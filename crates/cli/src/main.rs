@@ -8,10 +8,12 @@ mod demo;
 mod doctor;
 mod exit;
 mod linkage;
+mod qos;
 mod run;
 mod server;
 mod ss;
 mod status;
+mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ enum Command {
     Counters(counters::Arguments),
     /// Show the server of this network namespace.
     Status(status::Arguments),
+    /// Guarantee rates, budgets and CPU time, and show what is guaranteed.
+    Qos(qos::Arguments),
     /// Check whether Portolan can run here, and say what to do.
     Doctor(doctor::Arguments),
     /// Show unmodified programs on Portolan between two namespaces of this machine. Needs root.
@@ -48,7 +52,7 @@ enum Command {
 #[derive(clap::Args)]
 struct ServerAddress {
     /// The server's control socket [default: that of this network namespace].
-    #[arg(long, value_name = "PATH", env = "PORTOLAN_SOCKET")]
+    #[arg(long, value_name = "PATH", env = "PORTOLAN_SOCKET", global = true)]
     socket: Option<PathBuf>,
 }
 
@@ -58,6 +62,7 @@ fn main() -> ExitCode {
         Command::Ss(arguments) => ss::run(&arguments),
         Command::Counters(arguments) => counters::run(&arguments),
         Command::Status(arguments) => status::status(&arguments),
+        Command::Qos(arguments) => qos::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Demo => demo::run(),
         Command::Bench(arguments) => bench::run(&arguments),
@@ -81,16 +86,17 @@ mod tests {
 
     #[test]
     fn no_command_line_makes_the_parser_panic() {
-        const WORDS: [&str; 16] = [
+        const WORDS: [&str; 32] = [
             "run", "ss", "counters", "status", "doctor", "bench", "--", "--socket", "--json", "-i",
-            "-a", "-n", "--help", "-w", "1", "tcp",
+            "-a", "-n", "--help", "-w", "1", "tcp", "qos", "set", "del", "group", "join", "pid",
+            "user", "flow", "tx", "rx", "cpu", "--rate", "20mbit", "--slice", "4ms", "--adapt",
         ];
         portolan_fuzz::check!(500)
             .with_type::<Vec<(u8, String)>>()
             .for_each(|words| {
                 let line = words.iter().take(12).map(|(known, other)| {
                     WORDS
-                        .get(usize::from(known % 24))
+                        .get(usize::from(known % 48))
                         .map_or(other.as_str(), |word| *word)
                 });
                 let _ = Arguments::try_parse_from(["portolan"].into_iter().chain(line));

@@ -37,20 +37,28 @@ impl ServerAddress {
 
     /// All sessions that the server knows.
     pub fn sessions(&self) -> Result<Vec<SessionReport>, Failure> {
-        let (ReplyBody::Sessions(list), mut fds) = self.ask_with_fds(RequestBody::ListSessions)?
-        else {
-            return Err(unexpected());
-        };
-        unpack(list, &mut fds)
+        self.ask_for(RequestBody::ListSessions, |reply| match reply {
+            ReplyBody::Sessions(list) => Some(list),
+            _ => None,
+        })
     }
 
     /// All counters: of all together, then of each holder of sessions.
     pub fn counters(&self) -> Result<Vec<CounterReport>, Failure> {
-        let (ReplyBody::Counters(list), mut fds) = self.ask_with_fds(RequestBody::ReadCounters)?
-        else {
-            return Err(unexpected());
-        };
-        unpack(list, &mut fds)
+        self.ask_for(RequestBody::ReadCounters, |reply| match reply {
+            ReplyBody::Counters(list) => Some(list),
+            _ => None,
+        })
+    }
+
+    /// Asks for something long, which `blob` finds in the reply.
+    pub fn ask_for<T: DeserializeOwned>(
+        &self,
+        body: RequestBody,
+        blob: impl FnOnce(ReplyBody) -> Option<Blob>,
+    ) -> Result<T, Failure> {
+        let (reply, mut fds) = self.ask_with_fds(body)?;
+        unpack(blob(reply).ok_or_else(unexpected)?, &mut fds)
     }
 
     fn ask_with_fds(&self, body: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Failure> {

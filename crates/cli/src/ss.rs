@@ -6,8 +6,8 @@ use portolan_types::Protocol;
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
-
 use crate::status::print_json;
+use crate::table::{lines, printable};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -61,8 +61,7 @@ fn is_listening(session: &SessionReport) -> bool {
     matches!(session.state.as_str(), "LISTEN" | "UNCONN")
 }
 
-const COLUMNS: usize = 7;
-const HEAD: [&str; COLUMNS] = [
+const HEAD: [&str; 7] = [
     "Netid",
     "State",
     "Recv-Q",
@@ -74,34 +73,18 @@ const HEAD: [&str; COLUMNS] = [
 
 fn table(sessions: &[SessionReport], info: bool) -> Vec<String> {
     let rows: Vec<_> = sessions.iter().map(cells).collect();
-    let head = HEAD.map(str::to_owned);
-    let widths: [usize; COLUMNS] = std::array::from_fn(|column| {
-        rows.iter()
-            .chain([&head])
-            .map(|row| row[column].len())
-            .max()
-            .unwrap_or(0)
-    });
-    let mut lines = vec![align(&head, widths)];
-    for (row, session) in rows.iter().zip(sessions) {
-        lines.push(align(row, widths));
+    let mut aligned = lines(&HEAD, &rows).into_iter();
+    let mut table: Vec<_> = aligned.next().into_iter().collect();
+    for (line, session) in aligned.zip(sessions) {
+        table.push(line);
         if info {
-            lines.push(format!("\t {}", figures(session)));
+            table.push(format!("\t {}", figures(session)));
         }
     }
-    lines
+    table
 }
 
-fn align(row: &[String; COLUMNS], widths: [usize; COLUMNS]) -> String {
-    let cells: Vec<_> = row
-        .iter()
-        .zip(widths)
-        .map(|(cell, width)| format!("{cell:<width$}"))
-        .collect();
-    cells.join(" ").trim_end().to_owned()
-}
-
-fn cells(session: &SessionReport) -> [String; COLUMNS] {
+fn cells(session: &SessionReport) -> Vec<String> {
     let netid = match session.protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
@@ -111,7 +94,7 @@ fn cells(session: &SessionReport) -> [String; COLUMNS] {
         Holder::Relayed => "relayed".to_owned(),
         Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
     };
-    [
+    vec![
         netid.to_owned(),
         session.state.clone(),
         session.figures.receive_queue.to_string(),
@@ -122,13 +105,6 @@ fn cells(session: &SessionReport) -> [String; COLUMNS] {
             .map_or_else(|| "*".to_owned(), |remote| remote.to_string()),
         holder,
     ]
-}
-
-/// A program chooses its own name; it must not move the cursor of who looks at it.
-pub fn printable(name: &str) -> String {
-    name.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 fn figures(session: &SessionReport) -> String {

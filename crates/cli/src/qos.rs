@@ -1,0 +1,88 @@
+//! `portolan qos`: asks the server for guarantees, and shows what there is. The server decides; what it refuses is
+//! printed in its words.
+
+mod arguments;
+mod report;
+mod show;
+mod watch;
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::qos::{GroupAction, QosReply, QosRequest};
+
+use self::arguments::{Deletion, Group, GroupCommand, Setting};
+use crate::ServerAddress;
+use crate::exit::{Failure, print};
+use crate::server::unexpected;
+use crate::table::printable;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    server: ServerAddress,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Show links, reservations, groups, budgets and CPU.
+    Show,
+    /// Make or change a guarantee.
+    #[command(after_help = arguments::SCOPES)]
+    Set(Setting),
+    /// End a guarantee.
+    #[command(after_help = arguments::SCOPES)]
+    Del(Deletion),
+    /// Show the classes of links with their traffic, and the service classes of CPUs.
+    Classes,
+    /// Share a reserved rate between several flows or processes.
+    Group(Group),
+    /// Show every SECONDS seconds what was sent, received and computed.
+    Watch {
+        #[arg(default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        seconds: u32,
+    },
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let request = match &arguments.command {
+        Command::Show => return show::everything(arguments),
+        Command::Classes => return show::classes(arguments),
+        Command::Watch { seconds } => return watch::run(arguments, *seconds),
+        Command::Group(Group {
+            command: GroupCommand::List,
+        }) => return show::groups(arguments),
+        Command::Set(setting) => setting.request(),
+        Command::Del(deletion) => deletion.request(),
+        Command::Group(group) => group.request(),
+    };
+    arguments.wish(request.map_err(|error| Failure::Usage(error.into()))?)
+}
+
+impl Arguments {
+    /// Asks for something that is granted or refused.
+    fn wish(&self, request: QosRequest) -> Result<(), Failure> {
+        let joins = matches!(
+            request,
+            QosRequest::Group {
+                action: GroupAction::Join { .. },
+                ..
+            }
+        );
+        let reply = self.server.ask(RequestBody::Qos(request))?;
+        match reply {
+            ReplyBody::Qos(QosReply::Done) if !joins => Ok(()),
+            ReplyBody::Qos(QosReply::Joined { member }) if joins && self.json => {
+                print(serde_json::json!({ "member": member }))
+            }
+            ReplyBody::Qos(QosReply::Joined { member }) if joins => print(member),
+            ReplyBody::Qos(QosReply::Refused(refusal)) => {
+                Err(Failure::Refused(printable(&refusal.reason)))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}

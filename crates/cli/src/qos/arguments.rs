@@ -1,0 +1,350 @@
+//! The words of `portolan qos set`, `del` and `group`, and the requests that they make.
+
+use clap::ValueEnum;
+use portolan_proto::qos::text::{self, Unreadable};
+use portolan_proto::qos::{
+    Adapt, Cpu, GroupAction, GroupOptions, Kind, QosRequest, Rate, Receive, Scope, Slack, Transmit,
+};
+use portolan_sys::accounts;
+
+/// What can be said of whom; for `--help`.
+pub const SCOPES: &str = "For whom:
+  pid 123                               a process, until it ends
+  tid 5                                 a thread, until it ends; cpu only
+  user www                              all processes of a user
+  cgroup /video.slice                   all processes of a cgroup and those below it
+  port udp:53                           a local port
+  flow tcp:10.0.0.1:80-10.0.0.2:4000    a connection, this host's end first
+
+Rates are in bit, kbit, mbit or gbit per second, times in us, ms or s, sizes in octets or with k or m for 1024 or \
+1048576 of them, rates of a CPU 0.3 or 30%.";
+
+/// For whom.
+#[derive(clap::Args)]
+pub struct Whom {
+    /// What kind of scope is named.
+    #[arg(value_enum, value_name = "WHAT")]
+    what: What,
+    /// Its name or number.
+    #[arg(value_name = "WHICH")]
+    which: String,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum What {
+    Pid,
+    Tid,
+    User,
+    Cgroup,
+    Port,
+    Flow,
+}
+
+impl Whom {
+    fn scope(&self) -> Result<Scope, Unreadable> {
+        let which = self.which.as_str();
+        match self.what {
+            What::Pid => text::process(which).map(|pid| Scope::Process { pid }),
+            What::Tid => text::process(which).map(|tid| Scope::Thread { tid }),
+            What::User => text::user(which, accounts::uid_of),
+            What::Cgroup => text::cgroup(which),
+            What::Port => text::port(which),
+            What::Flow => text::flow(which),
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Setting {
+    #[command(flatten)]
+    whom: Whom,
+    #[command(subcommand)]
+    wish: Wish,
+}
+
+#[derive(clap::Subcommand)]
+enum Wish {
+    /// Reserve a rate for what is sent.
+    Tx(TransmitArguments),
+    /// Set a budget for what is received; the excess is dropped.
+    Rx(ReceiveArguments),
+    /// Reserve time on a CPU.
+    Cpu(CpuArguments),
+}
+
+impl Setting {
+    pub fn request(&self) -> Result<QosRequest, Unreadable> {
+        let scope = self.whom.scope()?;
+        Ok(match &self.wish {
+            Wish::Tx(arguments) => QosRequest::Transmit {
+                scope,
+                wish: arguments.wish(),
+            },
+            Wish::Rx(arguments) => QosRequest::Receive {
+                scope,
+                wish: arguments.wish(),
+            },
+            Wish::Cpu(arguments) => QosRequest::Cpu {
+                scope,
+                wish: arguments.wish(),
+            },
+        })
+    }
+}
+
+#[derive(clap::Args)]
+struct TransmitArguments {
+    /// Bits per second, Ethernet headers included: 20mbit.
+    #[arg(long, value_parser = text::rate, required_unless_present = "slice", conflicts_with = "slice")]
+    rate: Option<u64>,
+    /// A slice of the link's time in each period: 4ms.
+    #[arg(long, value_name = "TIME", value_parser = text::duration, requires = "period")]
+    slice: Option<u32>,
+    /// The period of the slice: 100ms.
+    #[arg(long, value_name = "TIME", value_parser = text::duration, requires = "slice")]
+    period: Option<u32>,
+    /// Octets that may go at once after a pause: 64k [default: a slice's worth].
+    #[arg(long, value_name = "SIZE", value_parser = text::octets)]
+    burst: Option<u32>,
+    /// Beyond the rate up to this one, while the link has slack.
+    #[arg(long, value_name = "RATE", value_parser = text::rate, conflicts_with = "slack")]
+    ceil: Option<u64>,
+    /// Beyond the rate up to the link's, while it has slack.
+    #[arg(long)]
+    slack: bool,
+    /// The link; may be left out if only one has a rate.
+    #[arg(long, value_name = "DEVICE")]
+    dev: Option<String>,
+}
+
+impl TransmitArguments {
+    fn wish(&self) -> Transmit {
+        let rate = match (self.slice, self.period) {
+            (Some(slice_us), Some(period_us)) => Rate::Slice {
+                slice_us,
+                period_us,
+            },
+            _ => Rate::Bits(self.rate.unwrap_or_default()),
+        };
+        let slack = match (self.ceil, self.slack) {
+            (Some(bits), _) => Slack::UpTo(bits),
+            (None, true) => Slack::All,
+            (None, false) => Slack::None,
+        };
+        Transmit {
+            device: self.dev.clone(),
+            rate,
+            burst: self.burst,
+            slack,
+        }
+    }
+}
+
+#[derive(clap::Args)]
+#[group(required = true, multiple = true, args = ["packets", "bits", "prio"])]
+struct ReceiveArguments {
+    /// Packets per second: 10000.
+    #[arg(long)]
+    packets: Option<u32>,
+    /// Bits per second, Ethernet headers included: 100mbit.
+    #[arg(long, value_name = "RATE", value_parser = text::rate)]
+    bits: Option<u64>,
+    /// How long the budget may be saved up.
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = text::milliseconds)]
+    burst: u32,
+    /// From 0 (dropped first when a ring fills) to 7; for flows and ports.
+    #[arg(long, value_parser = clap::value_parser!(u8).range(0..=7))]
+    prio: Option<u8>,
+}
+
+impl ReceiveArguments {
+    fn wish(&self) -> Receive {
+        Receive {
+            packets: self.packets,
+            bits: self.bits,
+            burst_ms: self.burst,
+            priority: self.prio,
+        }
+    }
+}
+
+#[derive(clap::Args)]
+struct CpuArguments {
+    /// Share of one CPU: 0.3 or 30%.
+    #[arg(long, value_name = "SHARE", value_parser = text::share)]
+    rate: u32,
+    /// Within how long the share is given.
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = text::duration)]
+    period: u32,
+    /// Service class [default: the configuration's default one].
+    #[arg(long)]
+    class: Option<String>,
+    /// May run beyond its rate while CPUs are idle.
+    #[arg(long)]
+    slack: bool,
+    /// What follows when the measured use differs: off, propose, or limits for the rate, such as 0.1-0.5.
+    #[arg(long, value_name = "HOW", default_value = "off", value_parser = text::adapt)]
+    adapt: Adapt,
+}
+
+impl CpuArguments {
+    fn wish(&self) -> Cpu {
+        Cpu {
+            class: self.class.clone(),
+            rate_ppm: self.rate,
+            period_us: self.period,
+            slack: self.slack,
+            adapt: self.adapt,
+        }
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Deletion {
+    #[command(flatten)]
+    whom: Whom,
+    /// Which guarantee.
+    #[arg(value_enum)]
+    kind: KindWord,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum KindWord {
+    Tx,
+    Rx,
+    Cpu,
+}
+
+impl Deletion {
+    pub fn request(&self) -> Result<QosRequest, Unreadable> {
+        Ok(QosRequest::Delete {
+            scope: self.whom.scope()?,
+            kind: match self.kind {
+                KindWord::Tx => Kind::Transmit,
+                KindWord::Rx => Kind::Receive,
+                KindWord::Cpu => Kind::Cpu,
+            },
+        })
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Group {
+    #[command(subcommand)]
+    pub command: GroupCommand,
+}
+
+#[derive(clap::Subcommand)]
+pub enum GroupCommand {
+    /// Reserve a rate for a new group.
+    Create {
+        /// Names the group on this host.
+        key: u32,
+        /// Bits per second of all its members together.
+        #[arg(long, value_parser = text::rate)]
+        rate: u64,
+        /// The link; may be left out if only one has a rate.
+        #[arg(long, value_name = "DEVICE")]
+        dev: Option<String>,
+        /// Who may join (x), look (r) and change it (w), as chmod(1) takes it.
+        #[arg(long, default_value = "0700", value_parser = mode)]
+        mode: u16,
+        #[command(flatten)]
+        options: OptionArguments,
+    },
+    /// Try whether you may join a group.
+    Open { key: u32 },
+    /// Set all options of a group; those that are not named are off.
+    Options {
+        key: u32,
+        #[command(flatten)]
+        options: OptionArguments,
+    },
+    /// Add a flow, or all of a process, and print its number in the group.
+    Join {
+        key: u32,
+        #[command(flatten)]
+        whom: Whom,
+        /// Bits per second for it alone.
+        #[arg(long, value_parser = text::rate)]
+        rate: u64,
+    },
+    /// Take out what `join` printed.
+    Leave { key: u32, member: u32 },
+    /// End a group.
+    Del { key: u32 },
+    /// Show all groups.
+    List,
+}
+
+#[derive(clap::Args)]
+pub struct OptionArguments {
+    /// Members may use what others of the group leave.
+    #[arg(long)]
+    share: bool,
+    /// The group goes beyond its rate while the link has slack.
+    #[arg(long)]
+    slack: bool,
+    /// The group stays when its maker and its members have gone.
+    #[arg(long)]
+    keep: bool,
+}
+
+impl OptionArguments {
+    fn options(&self) -> GroupOptions {
+        GroupOptions {
+            share: self.share,
+            slack: self.slack,
+            keep: self.keep,
+        }
+    }
+}
+
+impl Group {
+    /// `list` asks nothing that is granted or refused.
+    pub fn request(&self) -> Result<QosRequest, Unreadable> {
+        let (key, action) = match &self.command {
+            GroupCommand::Create {
+                key,
+                rate,
+                dev,
+                mode,
+                options,
+            } => {
+                let action = GroupAction::Create {
+                    device: dev.clone(),
+                    bits: *rate,
+                    mode: *mode,
+                    options: options.options(),
+                };
+                (key, action)
+            }
+            GroupCommand::Open { key } => (key, GroupAction::Open),
+            GroupCommand::Options { key, options } => {
+                (key, GroupAction::SetOptions(options.options()))
+            }
+            GroupCommand::Join { key, whom, rate } => {
+                let action = GroupAction::Join {
+                    scope: whom.scope()?,
+                    bits: *rate,
+                };
+                (key, action)
+            }
+            GroupCommand::Leave { key, member } => (key, GroupAction::Leave { member: *member }),
+            GroupCommand::Del { key } => (key, GroupAction::Delete),
+            GroupCommand::List => return Ok(QosRequest::Show),
+        };
+        Ok(QosRequest::Group { key: *key, action })
+    }
+}
+
+/// Permission bits in octal.
+fn mode(word: &str) -> Result<u16, String> {
+    u16::from_str_radix(word, 8)
+        .ok()
+        .filter(|mode| mode & !0o777 == 0 && !word.starts_with('+'))
+        .ok_or_else(|| format!("{word:?} is not a mode, such as 0710"))
+}
+
+#[cfg(test)]
+mod tests;
