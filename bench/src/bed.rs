@@ -10,6 +10,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use portolan_netns::{Impairment, Namespace};
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::qos::{QosReply, QosRequest};
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_sys::namespace::control_path;
+use portolan_sys::unix::Connection;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Background, ProcessError, run};
@@ -63,6 +69,10 @@ pub enum BedError {
     },
     #[error("portoland does not answer on the {side} host; it said: {said}")]
     NotReady { side: Side, said: String },
+    #[error("portoland on the {side} host cannot be asked: {said}")]
+    Unasked { side: Side, said: String },
+    #[error("nothing is guaranteed: {0}")]
+    Refused(String),
 }
 
 /// A service that did not come up.
@@ -317,6 +327,24 @@ impl Bed {
         run(self.exec(side, &self.tools.portolan).args(arguments))
     }
 
+    /// Changes or looks at guarantees on one host, as root.
+    pub fn ask_qos(&self, side: Side, request: QosRequest) -> Result<QosReply, BedError> {
+        let asked = self
+            .namespace(side)
+            .enter(|| ask(RequestBody::Qos(request)));
+        match asked {
+            Ok(ReplyBody::Qos(QosReply::Refused(refusal))) => {
+                Err(BedError::Refused(refusal.reason))
+            }
+            Ok(ReplyBody::Qos(reply)) => Ok(reply),
+            Ok(other) => Err(BedError::Unasked {
+                side,
+                said: format!("{other:?}"),
+            }),
+            Err(said) => Err(BedError::Unasked { side, said }),
+        }
+    }
+
     /// Starts a TCP service on the server host and waits until it listens. A port that its last
     /// listener has not given up yet is waited for first.
     pub fn serve(
@@ -326,6 +354,31 @@ impl Bed {
         program: &str,
         arguments: &[&str],
     ) -> Result<Background, ServeError> {
+        let mut command = self.command(Side::Server, stack, program);
+        command.args(arguments).stdout(Stdio::null());
+        self.serve_command(port, program, &mut command)
+    }
+
+    /// As [`Bed::serve`] on the kernel's stack, for our traffic program, whose output goes to a file. It runs
+    /// ahead of everybody else, so that it sees what arrives when it arrives.
+    pub fn observe(
+        &self,
+        port: u16,
+        arguments: &[&str],
+        output: File,
+    ) -> Result<Background, ServeError> {
+        let mut command = self.command(Side::Server, Stack::Kernel, "chrt");
+        command.args(["--fifo", "1"]).arg(&self.tools.traffic);
+        command.args(arguments).stdout(output);
+        self.serve_command(port, "portolan-traffic", &mut command)
+    }
+
+    fn serve_command(
+        &self,
+        port: u16,
+        program: &str,
+        command: &mut Command,
+    ) -> Result<Background, ServeError> {
         let start = Instant::now();
         while self.is_listening(port) {
             if start.elapsed() > READY_LIMIT {
@@ -334,10 +387,9 @@ impl Bed {
             std::thread::sleep(POLL);
         }
         let log = self.file("service.log");
-        let mut command = self.command(Side::Server, stack, program);
-        command.args(arguments);
+        command.stdin(Stdio::null());
         command.stderr(File::create(&log).map_or_else(|_| Stdio::null(), Stdio::from));
-        let mut service = Background::start(&mut command)?;
+        let mut service = Background::start_with_output(command)?;
         while !self.is_listening(port) {
             if start.elapsed() > READY_LIMIT || !service.is_running() {
                 let said = fs::read_to_string(&log)
@@ -390,6 +442,23 @@ impl Drop for Bed {
         // The system clears its temporary directory anyway.
         let _ = fs::remove_dir_all(&self.directory);
     }
+}
+
+/// One request to the server of the calling thread's namespace, and its reply.
+fn ask(body: RequestBody) -> Result<ReplyBody, String> {
+    let exchange = || -> Result<ReplyBody, Box<dyn std::error::Error>> {
+        let connection = Connection::connect(&control_path()?)?;
+        connection.send(&encode(&Request { id: 1, body }), &[])?;
+        let patience = Timespec::try_from(READY_LIMIT)?;
+        poll(
+            &mut [PollFd::new(&connection, PollFlags::IN)],
+            Some(&patience),
+        )?;
+        let mut buffer = vec![0; MAX_MESSAGE];
+        let received = connection.receive(&mut buffer)?;
+        Ok(decode::<Reply>(&buffer[..received.length])?.body)
+    };
+    exchange().map_err(|error| error.to_string())
 }
 
 /// Ends what was left behind in a namespace, which lives as long as its last process.

@@ -12,8 +12,15 @@ pub struct Figure {
     pub portolan: Spread,
     /// `None` for what the kernel's stack cannot be measured by.
     pub kernel: Option<Spread>,
-    /// Portolan's median over the kernel's, in the figure's own unit.
+    /// Portolan's median over the kernel's, in the figure's own unit; of a figure with a bar Portolan's
+    /// median itself.
     pub ratio: Option<f64>,
+    /// What is asked of the ratio.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bar: Option<f64>,
+    /// What the paper that made the experiment says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paper: Option<&'static str>,
     #[serde(skip)]
     pub better: Better,
 }
@@ -25,7 +32,12 @@ impl Figure {
             unit: case.unit,
             portolan,
             kernel,
-            ratio: kernel.map(|kernel| portolan.median / kernel.median),
+            ratio: match case.bar {
+                Some(_) => Some(portolan.median),
+                None => kernel.map(|kernel| portolan.median / kernel.median),
+            },
+            bar: case.bar,
+            paper: case.paper,
             better: case.better,
         }
     }

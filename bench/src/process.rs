@@ -99,6 +99,11 @@ impl Background {
         self.child.id()
     }
 
+    /// Ends what the program reads on a piped standard input.
+    pub fn end_input(&mut self) {
+        self.child.stdin.take();
+    }
+
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

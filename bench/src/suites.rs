@@ -6,6 +6,7 @@ mod engine;
 mod http;
 mod local;
 mod paths;
+mod qos;
 mod redis;
 mod rtt;
 
@@ -35,12 +36,14 @@ pub enum Suite {
     Paths,
     /// Round trips and transfers between two programs of one host.
     Local,
+    /// Guarantees: whether they hold, and what they cost others.
+    Qos,
     /// Instructions of the engine for each segment.
     Engine,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 8] = [
+    pub const ALL: [Suite; 9] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Redis,
@@ -48,6 +51,7 @@ impl Suite {
         Suite::Conns,
         Suite::Paths,
         Suite::Local,
+        Suite::Qos,
         Suite::Engine,
     ];
 
@@ -61,6 +65,7 @@ impl Suite {
             Suite::Conns => conns::cases(effort),
             Suite::Paths => paths::cases(effort),
             Suite::Local => local::cases(effort),
+            Suite::Qos => qos::cases(effort),
             Suite::Engine => engine::cases(effort),
         }
     }
@@ -78,6 +83,10 @@ pub struct Case {
     pub name: String,
     pub unit: &'static str,
     pub better: Better,
+    /// What the figure itself is to keep to; others are judged beside the kernel.
+    pub bar: Option<f64>,
+    /// What the paper that made the experiment says.
+    pub paper: Option<&'static str>,
     stacks: &'static [Stack],
     measure: Box<Measure>,
 }
@@ -95,6 +104,8 @@ impl Case {
             name: name.into(),
             unit,
             better,
+            bar: None,
+            paper: None,
             stacks: &[Stack::Kernel, Stack::Portolan],
             measure: Box::new(measure),
         }
@@ -111,6 +122,16 @@ impl Case {
             stacks: &[Stack::Portolan],
             ..Case::new(name, unit, better, move |bed, _| measure(bed))
         }
+    }
+
+    fn with_bar(mut self, bar: f64) -> Case {
+        self.bar = Some(bar);
+        self
+    }
+
+    fn of_paper(mut self, says: &'static str) -> Case {
+        self.paper = Some(says);
+        self
     }
 
     /// Can it be measured on `stack`?

@@ -33,19 +33,27 @@ pub fn row(figure: &Figure) -> String {
             .ratio
             .map_or_else(absent, |ratio| format!("{ratio:.2}")),
     );
-    let wins = figure.ratio.is_some_and(|ratio| match figure.better {
-        Better::Lower => ratio < 1.0,
-        Better::Higher => ratio > 1.0,
-    });
+    let wins = figure
+        .ratio
+        .is_some_and(|ratio| match (figure.better, figure.bar) {
+            (Better::Lower, None) => ratio < 1.0,
+            (Better::Higher, None) => ratio > 1.0,
+            (Better::Lower, Some(bar)) => ratio <= bar,
+            (Better::Higher, Some(bar)) => ratio >= bar,
+        });
     if wins {
         row.push_str(" *");
+    }
+    if let Some(paper) = figure.paper {
+        // Writing into a string cannot fail.
+        let _ = write!(row, "  (paper: {paper})");
     }
     row
 }
 
 /// What the marks of [`row`] mean.
 pub fn legend() -> &'static str {
-    "ratio: portolan / kernel of the medians; *: Portolan is better"
+    "ratio: portolan / kernel of the medians, or the figure itself where it has a bar; *: Portolan is better, or within the bar"
 }
 
 fn spread(spread: Spread) -> String {
@@ -79,6 +87,8 @@ mod tests {
             portolan: spread,
             kernel: Some(spread),
             ratio: Some(ratio),
+            bar: None,
+            paper: None,
             better,
         }
     }
@@ -95,5 +105,15 @@ mod tests {
         assert!(row(&figure(Better::Lower, 1.5)).ends_with("lower"));
         assert!(row(&figure(Better::Higher, 1.5)).ends_with("higher *"));
         assert!(row(&figure(Better::Higher, 0.5)).ends_with("higher"));
+    }
+
+    #[test]
+    fn a_figure_with_a_bar_is_marked_when_it_keeps_to_it() {
+        let with_bar = |ratio| Figure {
+            bar: Some(0.03),
+            ..figure(Better::Lower, ratio)
+        };
+        assert!(row(&with_bar(0.03)).ends_with("lower *"));
+        assert!(row(&with_bar(0.04)).ends_with("lower"));
     }
 }

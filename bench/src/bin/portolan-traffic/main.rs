@@ -7,7 +7,9 @@ mod bulk;
 mod connections;
 mod ends;
 mod flows;
+mod gauge;
 mod ping;
+mod pour;
 mod transfer;
 
 use std::io;
@@ -66,6 +68,31 @@ enum Command {
     Measure(Flows),
     /// Sends to a `measure`, several flows at once.
     Flows(Flows),
+    /// Sends as fast as it can to a `gauge`.
+    Pour {
+        protocol: Transport,
+        address: SocketAddr,
+        /// What the receiver knows it by.
+        #[arg(long)]
+        tag: u16,
+        /// Octets of a datagram.
+        #[arg(long, default_value_t = 1472)]
+        size: usize,
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        /// Sends when a line comes on the standard input, or its end.
+        #[arg(long)]
+        gate: bool,
+    },
+    /// Receives from several `pour`s, and tells what arrived of each in every window.
+    Gauge {
+        address: SocketAddr,
+        /// From the first octet on.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        #[arg(long, default_value_t = 200)]
+        window_ms: u64,
+    },
     /// Accepts, writes one octet, closes.
     Greet { address: SocketAddr },
     /// Opens connections to `greet`, one after the other.
@@ -177,6 +204,34 @@ fn run(command: Command) -> io::Result<()> {
         )?),
         Command::Measure(flows) => flows::measure(flows.address, flows.count, flows.window()),
         Command::Flows(flows) => print(&flows::send(flows.address, flows.count, flows.window())?),
+        Command::Pour {
+            protocol,
+            address,
+            tag,
+            size,
+            seconds,
+            gate,
+        } => {
+            let plan = pour::Plan {
+                to: address,
+                tag,
+                duration: Duration::from_secs_f64(seconds),
+                is_gated: gate,
+            };
+            print(&match protocol {
+                Transport::Tcp => pour::stream(plan)?,
+                Transport::Udp => pour::datagrams(plan, size)?,
+            })
+        }
+        Command::Gauge {
+            address,
+            seconds,
+            window_ms,
+        } => print(&gauge::gauge(
+            address,
+            Duration::from_secs_f64(seconds),
+            Duration::from_millis(window_ms.max(1)),
+        )?),
         Command::Greet { address } => connections::greet(address),
         Command::Connect {
             address,

@@ -1,0 +1,94 @@
+//! Sends as fast as the socket takes it, for a [`gauge`](crate::gauge) that tells several such senders
+//! apart by their tags.
+
+use std::io::{self, Write};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+const BLOCK: usize = 64 * 1024;
+
+/// Of a datagram: the tag, zeros, the number.
+pub const HEADER: usize = 16;
+
+#[derive(Serialize)]
+pub struct Report {
+    pub tag: u16,
+    /// Of payload.
+    pub octets: u64,
+    /// Calls that were refused for want of room.
+    pub refused: u64,
+    pub seconds: f64,
+}
+
+/// What a sender does.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    pub to: SocketAddr,
+    pub tag: u16,
+    pub duration: Duration,
+    /// Waits for the end of a line, or of the standard input, before it sends.
+    pub is_gated: bool,
+}
+
+impl Plan {
+    fn await_start(&self) -> io::Result<Instant> {
+        if self.is_gated {
+            io::stdin().read_line(&mut String::new())?;
+        }
+        Ok(Instant::now())
+    }
+
+    fn report(&self, start: Instant, octets: u64, refused: u64) -> Report {
+        Report {
+            tag: self.tag,
+            octets,
+            refused,
+            seconds: start.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+/// Datagrams of `size` octets, numbered.
+pub fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
+    let any: SocketAddr = match plan.to {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(plan.to)?;
+    let mut datagram = vec![0x5a; size.max(HEADER)];
+    datagram[..HEADER].fill(0);
+    datagram[..2].copy_from_slice(&plan.tag.to_be_bytes());
+    let start = plan.await_start()?;
+    let (mut number, mut refused) = (0u64, 0);
+    while start.elapsed() < plan.duration {
+        datagram[8..HEADER].copy_from_slice(&number.to_be_bytes());
+        match socket.send(&datagram) {
+            Ok(_) => number += 1,
+            Err(error) if is_want_of_room(&error) => refused += 1,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(plan.report(start, number * datagram.len() as u64, refused))
+}
+
+/// The kernel says ENOBUFS where a queueing discipline drops what a local sender gives it.
+fn is_want_of_room(error: &io::Error) -> bool {
+    const ENOBUFS: i32 = 105;
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(ENOBUFS)
+}
+
+/// A stream that begins with the tag.
+pub fn stream(plan: Plan) -> io::Result<Report> {
+    let mut stream = TcpStream::connect(plan.to)?;
+    let start = plan.await_start()?;
+    stream.write_all(&plan.tag.to_be_bytes())?;
+    let block = vec![0x5a; BLOCK];
+    let mut octets = 2;
+    while start.elapsed() < plan.duration {
+        octets += stream.write(&block)? as u64;
+    }
+    Ok(plan.report(start, octets, 0))
+}

@@ -1,0 +1,547 @@
+//! Shares of a link (NE §5.1). Senders are processes that send as fast as they can; what arrives of each is
+//! recorded on the other host, by the kernel's sockets and ahead of everybody else.
+
+use std::cell::OnceCell;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::rc::Rc;
+use std::thread::sleep;
+use std::time::Duration;
+
+use portolan_proto::qos::{QosRequest, Rate, Scope, Slack, Transmit};
+use portolan_types::Protocol;
+use serde::Deserialize;
+
+use super::super::{Better, Case};
+use crate::bed::{Bed, INTERFACE, Side, Stack};
+use crate::process::Background;
+use crate::{Effort, MeasureError};
+
+const PORT: u16 = 7300;
+/// Where the sender with the tag of a flood sends to, so that its losses are not those of others.
+const FLOOD_PORT: u16 = 7301;
+const FLOOD: u16 = 100;
+
+/// What bandwidths are integrated over (NE §5.1).
+const WINDOW: Duration = Duration::from_millis(200);
+/// Of every guarantee.
+const PERIOD: Duration = Duration::from_millis(100);
+/// A period's parts, to see when a guarantee begins to hold.
+const FINE: Duration = Duration::from_millis(20);
+
+/// A guarantee is reached when that much of it arrives.
+const REACHED: f64 = 0.97;
+
+/// Wire octets for each of a stream's payload: full segments with timestamps.
+const STREAM_OVERHEAD: f64 = 1514.0 / 1448.0;
+
+const MEGABIT: u64 = 1_000_000;
+
+/// How long processes may take to register and to connect before they send.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// How late a recording may end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Not measured, after the first octet: bursts that were saved up.
+const WARM_UP: Duration = Duration::from_millis(600);
+
+pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    let ethernet = Link::new(100 * MEGABIT);
+    let mut cases = vec![
+        shares(&ethernet, effort),
+        means(&ethernet, effort),
+        joins(&ethernet, effort),
+        slack_use(&ethernet, effort),
+        smoothness(&ethernet, effort),
+    ];
+    for (name, megabits) in [("qos-1g", 1_000), ("qos-5g", 5_000)] {
+        let link = Link::new(megabits * MEGABIT);
+        cases.push(mixed_error(name, &link, effort));
+        cases.push(mixed_drops(name, &link, effort));
+    }
+    cases
+}
+
+/// Fig. 5 (a), each window of each sender.
+fn shares(link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    Case::of_portolan("ne-fig5a-worst-share-error", "", Better::Lower, move |_| {
+        let shares = Shares::measure(&link, effort)?;
+        Ok(worst(shares.errors_of_windows()))
+    })
+    .with_bar(0.03)
+    .of_paper("stable, in proportion")
+}
+
+/// Fig. 5 (a), each sender's mean.
+fn means(link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    Case::of_portolan("ne-fig5a-worst-mean-error", "", Better::Lower, move |_| {
+        let shares = Shares::measure(&link, effort)?;
+        Ok(worst(shares.errors_of_means()))
+    })
+    .with_bar(0.03)
+    .of_paper("stable, in proportion")
+}
+
+/// Fig. 5 (b): how long a stream that joins needs to reach its guarantee.
+fn joins(link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    let name = "ne-fig5b-worst-join-periods";
+    Case::of_portolan(name, "periods", Better::Lower, move |_| {
+        Ok(worst(Joins::measure(&link, effort)?.periods()))
+    })
+    .with_bar(1.0)
+    .of_paper("at once")
+}
+
+/// Fig. 5 (b): what the first sender gets of what is nobody's.
+fn slack_use(link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    Case::of_portolan("ne-fig5b-slack-use", "", Better::Higher, move |_| {
+        Ok(Joins::measure(&link, effort)?.slack_use())
+    })
+    .with_bar(0.95)
+    .of_paper("the rest of the line")
+}
+
+/// Fig. 6: two senders without guarantees, beside two of the kernel's on the same link.
+fn smoothness(link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    let duration = Duration::from_secs_f64(effort.scaled(6.0));
+    let measure = move |_: &Bed, stack| {
+        let mut run = Run::on(&link, Plan::at_once(duration))?;
+        for tag in 1..=2 {
+            run.add(stack, "udp", tag)?;
+        }
+        let traces = run.record()?;
+        Ok(worst((1..=2).map(|tag| variation(traces.steady(tag)))))
+    };
+    Case::new("ne-fig6-smoothness", "cv", Better::Lower, measure)
+        .of_paper("46.1 Mb/s, smoother than Linux 2.0 at 44.1")
+}
+
+/// Streams and datagrams with guarantees beside a flood without: how well the guarantees hold.
+fn mixed_error(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    let name = format!("{name}-worst-guarantee-error");
+    Case::of_portolan(name, "", Better::Lower, move |_| {
+        let mixed = Mixed::measure(&link, effort)?;
+        Ok(worst(mixed.errors()))
+    })
+    .with_bar(0.05)
+}
+
+/// And how much of what they cover is lost.
+fn mixed_drops(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
+    let link = Rc::clone(link);
+    let name = format!("{name}-drops-of-guaranteed");
+    Case::of_portolan(name, "packets", Better::Lower, move |_| {
+        Ok(Mixed::measure(&link, effort)?.traces.lost() as f64)
+    })
+    .with_bar(0.0)
+}
+
+/// Six senders with 4, 8 … 24 ms of every 100.
+struct Shares {
+    link: u64,
+    traces: Traces,
+}
+
+impl Shares {
+    const COUNT: u16 = 6;
+
+    fn measure(link: &Link, effort: Effort) -> Result<Shares, MeasureError> {
+        let duration = Duration::from_secs_f64(effort.scaled(8.0));
+        let mut run = Run::on(link, Plan::at_once(duration))?;
+        for tag in 1..=Shares::COUNT {
+            run.add_guaranteed("udp", tag, slice(4 * u32::from(tag)))?;
+        }
+        let traces = run.record()?;
+        Ok(Shares {
+            link: link.rate,
+            traces,
+        })
+    }
+
+    /// Octets that a sender should have in each window.
+    fn share(&self, tag: u16) -> f64 {
+        octets(self.link * 4 * u64::from(tag) / 100, WINDOW)
+    }
+
+    fn errors_of_windows(&self) -> impl Iterator<Item = f64> {
+        (1..=Shares::COUNT).flat_map(|tag| {
+            let (windows, share) = (self.traces.steady(tag), self.share(tag));
+            let errors = windows.iter().map(move |window| error(*window, share));
+            // A sender of whom nothing came had nothing of its share.
+            errors.chain(windows.is_empty().then_some(1.0))
+        })
+    }
+
+    fn errors_of_means(&self) -> impl Iterator<Item = f64> {
+        (1..=Shares::COUNT).map(|tag| error(mean(self.traces.steady(tag)), self.share(tag)))
+    }
+}
+
+/// One sender without a guarantee, and one after the other joins with 6, 7 … 9 ms.
+struct Joins {
+    link: u64,
+    every: Duration,
+    traces: Traces,
+}
+
+impl Joins {
+    const SLACK_USER: u16 = 1;
+    const FIRST_MS: u32 = 6;
+    const LAST_MS: u32 = 9;
+
+    fn measure(link: &Link, effort: Effort) -> Result<Joins, MeasureError> {
+        let every = Duration::from_secs_f64(if effort.quick { 1.0 } else { 5.0 });
+        let plan = Plan {
+            duration: every * (2 + Joins::LAST_MS - Joins::FIRST_MS),
+            window: FINE,
+            every,
+        };
+        let mut run = Run::on(link, plan)?;
+        run.add(Stack::Portolan, "udp", Joins::SLACK_USER)?;
+        for slice_ms in Joins::FIRST_MS..=Joins::LAST_MS {
+            run.add_guaranteed("udp", slice_ms as u16, slice(slice_ms))?;
+        }
+        let traces = run.record()?;
+        Ok(Joins {
+            link: link.rate,
+            every,
+            traces,
+        })
+    }
+
+    /// For each that joined: periods from its first octet to the end of the first that was full.
+    fn periods(&self) -> impl Iterator<Item = f64> {
+        (Joins::FIRST_MS..=Joins::LAST_MS).map(|slice_ms| {
+            let full = octets(self.link * u64::from(slice_ms) / 100, PERIOD);
+            let parts = (PERIOD.as_nanos() / FINE.as_nanos()) as usize;
+            let trace = self.traces.of(slice_ms as u16);
+            let reached = trace
+                .windows(parts)
+                .position(|period| period.iter().sum::<f64>() >= REACHED * full);
+            reached.map_or(f64::INFINITY, |at| 1.0 + at as f64 / parts as f64)
+        })
+    }
+
+    /// Between the last join and the end.
+    fn slack_use(&self) -> f64 {
+        let guaranteed: u64 = (Joins::FIRST_MS..=Joins::LAST_MS).map(u64::from).sum();
+        let rest = octets(self.link * (100 - guaranteed) / 100, FINE);
+        let trace = self.traces.of(Joins::SLACK_USER);
+        let last = (self.every.as_nanos() / FINE.as_nanos()) as usize;
+        // The window in which the measurement ended is not whole.
+        let end = trace.len().saturating_sub(1);
+        mean(&trace[end.saturating_sub(last * 3 / 4)..end]) / rest
+    }
+}
+
+/// Guaranteed streams and datagrams, and a process that floods.
+struct Mixed {
+    link: u64,
+    traces: Traces,
+}
+
+impl Mixed {
+    /// Protocol and percent of the link of each sender, by its tag less one.
+    const GUARANTEES: [(&'static str, u64); 4] =
+        [("tcp", 30), ("tcp", 15), ("udp", 10), ("udp", 5)];
+
+    fn measure(link: &Link, effort: Effort) -> Result<Mixed, MeasureError> {
+        let duration = Duration::from_secs_f64(effort.scaled(5.0));
+        let mut run = Run::on(link, Plan::at_once(duration))?;
+        for ((protocol, percent), tag) in Mixed::GUARANTEES.into_iter().zip(1..) {
+            run.add_guaranteed(protocol, tag, Rate::Bits(link.rate * percent / 100))?;
+        }
+        run.add(Stack::Portolan, "udp", FLOOD)?;
+        Ok(Mixed {
+            link: link.rate,
+            traces: run.record()?,
+        })
+    }
+
+    fn errors(&self) -> impl Iterator<Item = f64> {
+        Mixed::GUARANTEES
+            .into_iter()
+            .zip(1..)
+            .map(|((protocol, percent), tag)| {
+                let overhead = if protocol == "tcp" {
+                    STREAM_OVERHEAD
+                } else {
+                    1.0
+                };
+                let share = octets(self.link * percent / 100, WINDOW);
+                error(mean(self.traces.steady(tag)) * overhead, share)
+            })
+    }
+}
+
+/// A bed whose device is said to have a rate, made when it is first needed.
+struct Link {
+    rate: u64,
+    bed: OnceCell<Bed>,
+}
+
+impl Link {
+    fn new(rate: u64) -> Rc<Link> {
+        let bed = OnceCell::new();
+        Rc::new(Link { rate, bed })
+    }
+
+    fn bed(&self) -> Result<&Bed, MeasureError> {
+        if let Some(bed) = self.bed.get() {
+            return Ok(bed);
+        }
+        let mut bed = Bed::bare(portolan_netns::Bed::veth())?;
+        let rate = self.rate;
+        bed.set_settings(&format!("[links.{INTERFACE}]\nrate = {rate}\n"));
+        bed.start_daemon(Side::Client)?;
+        // Without a reservation the device is as fast as it can be.
+        let nobody = Scope::Port {
+            protocol: Protocol::Udp,
+            port: 1,
+        };
+        reserve(&bed, nobody, Rate::Bits(rate / 1000))?;
+        Ok(self.bed.get_or_init(|| bed))
+    }
+}
+
+fn reserve(bed: &Bed, scope: Scope, rate: Rate) -> Result<(), MeasureError> {
+    let wish = Transmit {
+        device: None,
+        rate,
+        burst: None,
+        slack: Slack::None,
+    };
+    bed.ask_qos(Side::Client, QosRequest::Transmit { scope, wish })?;
+    Ok(())
+}
+
+fn slice(slice_ms: u32) -> Rate {
+    Rate::Slice {
+        slice_us: slice_ms * 1000,
+        period_us: PERIOD.as_micros() as u32,
+    }
+}
+
+/// Senders on the client host, which wait, and their receivers on the other.
+struct Run<'a> {
+    bed: &'a Bed,
+    plan: Plan,
+    gauge: Background,
+    /// Takes what nobody looks at.
+    _sink: Background,
+    senders: Vec<Background>,
+}
+
+/// How long is recorded, in which windows, and how long after each other the senders begin.
+#[derive(Clone, Copy)]
+struct Plan {
+    duration: Duration,
+    window: Duration,
+    every: Duration,
+}
+
+impl Plan {
+    fn at_once(duration: Duration) -> Plan {
+        Plan {
+            duration,
+            window: WINDOW,
+            every: Duration::ZERO,
+        }
+    }
+}
+
+impl<'a> Run<'a> {
+    fn on(link: &'a Link, plan: Plan) -> Result<Run<'a>, MeasureError> {
+        let bed = link.bed()?;
+        Ok(Run {
+            bed,
+            plan,
+            gauge: receiver(bed, PORT, plan)?,
+            _sink: receiver(bed, FLOOD_PORT, plan)?,
+            senders: Vec::new(),
+        })
+    }
+
+    /// Readies a sender and tells its process.
+    fn add(&mut self, stack: Stack, protocol: &str, tag: u16) -> Result<u32, MeasureError> {
+        let port = if tag == FLOOD { FLOOD_PORT } else { PORT };
+        let to = self.bed.endpoint(port).to_string();
+        let tag = tag.to_string();
+        let mut command = self.bed.command(Side::Client, stack, "portolan-traffic");
+        command.args(["pour", protocol, &to, "--tag", &tag]);
+        command.args(["--seconds", "600", "--gate"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        let sender = Background::start_with_output(&mut command)?;
+        let pid = sender.pid();
+        self.senders.push(sender);
+        Ok(pid)
+    }
+
+    /// The same with a guarantee.
+    fn add_guaranteed(&mut self, protocol: &str, tag: u16, rate: Rate) -> Result<(), MeasureError> {
+        let pid = self.add(Stack::Portolan, protocol, tag)?;
+        reserve(self.bed, Scope::Process { pid }, rate)
+    }
+
+    /// Has them send.
+    fn record(mut self) -> Result<Traces, MeasureError> {
+        sleep(SETTLE);
+        for sender in &mut self.senders {
+            sender.end_input();
+            sleep(self.plan.every);
+        }
+        self.gauge.wait(self.plan.duration + PATIENCE);
+        let path = self.bed.file(&output_of(PORT));
+        let text = fs::read_to_string(&path).map_err(|source| unreadable(path, source))?;
+        let traces = serde_json::from_str::<Traces>(&text);
+        traces.map_err(|_| MeasureError::Output {
+            program: "portolan-traffic",
+            output: text,
+        })
+    }
+}
+
+fn receiver(bed: &Bed, port: u16, plan: Plan) -> Result<Background, MeasureError> {
+    let path = bed.file(&output_of(port));
+    let output = File::create(&path).map_err(|source| unreadable(path, source))?;
+    let address = bed.endpoint(port).to_string();
+    let seconds = plan.duration.as_secs_f64().to_string();
+    let window = plan.window.as_millis().to_string();
+    let arguments = [
+        "gauge",
+        &address,
+        "--seconds",
+        &seconds,
+        "--window-ms",
+        &window,
+    ];
+    Ok(bed.observe(port, &arguments, output)?)
+}
+
+fn output_of(port: u16) -> String {
+    format!("gauge-{port}.json")
+}
+
+fn unreadable(path: PathBuf, source: std::io::Error) -> MeasureError {
+    let path = path.display().to_string();
+    MeasureError::File { path, source }
+}
+
+/// What the receiver has recorded.
+#[derive(Deserialize)]
+struct Traces {
+    window_ms: u64,
+    senders: Vec<Trace>,
+}
+
+#[derive(Clone, Deserialize)]
+struct Trace {
+    tag: u16,
+    octets: Vec<f64>,
+    lost: u64,
+    first_ms: f64,
+}
+
+impl Traces {
+    /// What arrived of a sender from its first octet on.
+    fn of(&self, tag: u16) -> &[f64] {
+        let trace = self.senders.iter().find(|sender| sender.tag == tag);
+        trace.map_or(&[], |trace| {
+            let first = (trace.first_ms / self.window_ms as f64) as usize;
+            &trace.octets[first.min(trace.octets.len())..]
+        })
+    }
+
+    /// Without the beginning, and without the last window, which is not whole.
+    fn steady(&self, tag: u16) -> &[f64] {
+        let trace = self.of(tag);
+        let first = WARM_UP.as_millis() as usize / self.window_ms as usize;
+        let end = trace.len().saturating_sub(1);
+        &trace[first.min(end)..end]
+    }
+
+    /// Datagrams of all that were recorded.
+    fn lost(&self) -> u64 {
+        self.senders.iter().map(|sender| sender.lost).sum()
+    }
+}
+
+/// Octets that a rate gives in a time.
+fn octets(bits_per_second: u64, time: Duration) -> f64 {
+    bits_per_second as f64 / 8.0 * time.as_secs_f64()
+}
+
+/// Relative to what should be; one if there is nothing.
+fn error(octets: f64, share: f64) -> f64 {
+    (octets / share - 1.0).abs()
+}
+
+fn worst(errors: impl Iterator<Item = f64>) -> f64 {
+    errors.fold(0.0, f64::max)
+}
+
+fn mean(windows: &[f64]) -> f64 {
+    windows.iter().sum::<f64>() / windows.len().max(1) as f64
+}
+
+/// Coefficient of variation; one for a sender that sent nothing.
+fn variation(windows: &[f64]) -> f64 {
+    let mean = mean(windows);
+    if mean == 0.0 {
+        return 1.0;
+    }
+    let squares: f64 = windows.iter().map(|octets| (octets - mean).powi(2)).sum();
+    (squares / windows.len() as f64).sqrt() / mean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traces(octets: &[f64]) -> Traces {
+        let sender = Trace {
+            tag: 1,
+            octets: octets.to_vec(),
+            lost: 0,
+            first_ms: 250.0,
+        };
+        Traces {
+            window_ms: 200,
+            senders: vec![sender],
+        }
+    }
+
+    #[test]
+    fn a_trace_is_steady_after_its_beginning_and_before_its_end() {
+        let traces = traces(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(traces.of(1), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert_eq!(traces.steady(1), [4.0, 5.0]);
+        assert!(traces.of(2).is_empty());
+        assert!(traces.steady(2).is_empty());
+    }
+
+    #[test]
+    fn a_sender_of_whom_nothing_came_is_wrong_by_all_of_its_share() {
+        let shares = Shares {
+            link: 100 * MEGABIT,
+            traces: traces(&[0.0; 9]),
+        };
+        assert_eq!(worst(shares.errors_of_windows()), 1.0);
+        assert_eq!(worst(shares.errors_of_means()), 1.0);
+    }
+
+    #[test]
+    fn what_varies_not_is_smooth() {
+        assert_eq!(variation(&[3.0, 3.0]), 0.0);
+        assert_eq!(variation(&[2.0, 4.0]), 1.0 / 3.0);
+        assert_eq!(variation(&[]), 1.0);
+    }
+}
