@@ -112,7 +112,8 @@ impl PortTable {
     }
 
     /// Grants an ephemeral port for a connection to `remote`. Connections to different peers may
-    /// share a port; a bound endpoint is never shared.
+    /// share a port; a bound endpoint is never shared. Of a connection within one host both ends are here: the other one
+    /// of the last on this port may still be closing.
     pub fn connect(
         &mut self,
         claim: Claim,
@@ -122,10 +123,14 @@ impl PortTable {
         let mut candidate = normalised(claim);
         for port in self.search(random) {
             candidate.local.set_port(port);
-            if self.flows.contains(&flow_of(&candidate, remote)) || self.bound(&candidate) {
+            let flow = flow_of(&candidate, remote);
+            let is_known = [flow, flow.reversed()]
+                .iter()
+                .any(|flow| self.flows.contains(flow));
+            if is_known || self.bound(&candidate) {
                 continue;
             }
-            self.flows.insert(flow_of(&candidate, remote));
+            self.flows.insert(flow);
             return Ok(self.grant(candidate, Use::Flow(remote)));
         }
         Err(ClaimError::Exhausted)

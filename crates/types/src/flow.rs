@@ -44,6 +44,17 @@ pub struct FlowKey {
     pub remote: SocketAddr,
 }
 
+impl FlowKey {
+    /// As the peer sees it.
+    pub fn reversed(self) -> FlowKey {
+        FlowKey {
+            local: self.remote,
+            remote: self.local,
+            ..self
+        }
+    }
+}
+
 impl fmt::Display for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} > {}", self.protocol, self.local, self.remote)

@@ -139,6 +139,22 @@ fn connections_to_different_peers_share_a_port() {
 }
 
 #[test]
+fn a_connection_within_the_host_takes_no_port_whose_last_one_is_still_closing_at_the_other_end() {
+    let mut ports = table();
+    let listener: SocketAddr = "127.0.0.1:80".parse().unwrap();
+    let opener = |ports: &mut PortTable| ports.connect(claim("127.0.0.1:0"), listener, 0);
+    let (first, local) = opener(&mut ports).unwrap();
+    let accepted = ports.join(claim("127.0.0.1:80"), local).unwrap();
+    ports.release(first);
+    let (second, other) = opener(&mut ports).unwrap();
+    assert_ne!(other, local);
+    ports.join(claim("127.0.0.1:80"), other).unwrap();
+    ports.release(second);
+    ports.release(accepted);
+    assert_eq!(opener(&mut ports).unwrap().1, local);
+}
+
+#[test]
 fn a_connection_never_takes_a_bound_port() {
     let mut ports = PortTable::new(20000..=20000);
     ports.bind(reusing("0.0.0.0:20000"), 0).unwrap();
