@@ -1,14 +1,21 @@
 //! Connections per second: connect, one octet, close, one after the other; by a server that serves
 //! them itself, and by one that leaves each to a child.
 
-use super::{Better, Case, Reach};
+use super::{Better, Case, Reach, number};
 use crate::bed::{Bed, Side, Stack};
+use crate::process::run;
 use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7008;
 
+const PYTHON: &str = "/usr/bin/python3";
+
 /// A concurrent server without anything else: accept, fork, close.
 const FORKING: &str = include_str!("forking.py");
+
+/// A connection that leaves its program and comes back.
+const MOVING: &str = include_str!("moving.py");
+const JOURNEYS: &str = "300";
 
 /// What `SO_CONCURRENT_SERVER` of the forking server is set to.
 #[derive(Clone, Copy)]
@@ -52,7 +59,37 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             },
         ));
     }
+    for (suffix, unread) in [("idle", 0), ("256k", 256 << 10), ("2m", 2 << 20)] {
+        cases.push(Case::of_portolan(
+            format!("move-{suffix}"),
+            "us",
+            Better::Lower,
+            move |bed| move_away_and_back(bed, unread),
+        ));
+    }
+    cases.push(Case::of_portolan(
+        "move-octets",
+        "octets",
+        Better::Lower,
+        |bed| {
+            let (octets, count) = (capsule_octets(bed)?, moves(bed)?);
+            move_away_and_back(bed, 0)?;
+            Ok((capsule_octets(bed)? - octets) / (moves(bed)? - count))
+        },
+    ));
     cases
+}
+
+/// Microseconds of a journey of a program's session to its server and back, with so much unread.
+fn move_away_and_back(bed: &Bed, unread: usize) -> Result<f64, MeasureError> {
+    let (address, port) = (bed.server.address.to_string(), PORT.to_string());
+    let words = |role: &'static str| ["-S", "-E", "-c", MOVING, role, &address, &port];
+    let unread = unread.to_string();
+    let giving = [&words("give")[..], &[&unread]].concat();
+    let _giver = bed.serve(Stack::Kernel, PORT, PYTHON, &giving)?;
+    let mut mover = bed.command(Side::Client, Stack::Portolan, PYTHON);
+    mover.args(words("move")).arg(JOURNEYS);
+    number("python3", &run(&mut mover)?, &["microseconds"])
 }
 
 fn forking(
@@ -68,7 +105,7 @@ fn forking(
         Caching::Undelayed => "0",
     };
     let arguments = ["-S", "-E", "-c", FORKING, &address, &port, hint];
-    let _server = bed.serve(stack, PORT, "/usr/bin/python3", &arguments)?;
+    let _server = bed.serve(stack, PORT, PYTHON, &arguments)?;
     // The client's end is the kernel's, whatever the server's is: the figure is the server's.
     connect(bed, Stack::Kernel, seconds, field)
 }
@@ -84,19 +121,29 @@ fn connect(bed: &Bed, stack: Stack, seconds: f64, field: &str) -> Result<f64, Me
     )
 }
 
-/// How often sessions went to a process or came back on the server host.
+/// How often sessions went to a process or came back, on both hosts.
 fn moves(bed: &Bed) -> Result<f64, MeasureError> {
-    let text = bed.portolan(Side::Server, &["counters", "--all", "--json"])?;
+    Ok(counted(bed, "sessions-cached")? + counted(bed, "sessions-flushed")?)
+}
+
+fn capsule_octets(bed: &Bed) -> Result<f64, MeasureError> {
+    counted(bed, "capsule-octets")
+}
+
+/// A counter of the servers of both hosts.
+fn counted(bed: &Bed, name: &str) -> Result<f64, MeasureError> {
+    Ok(counted_on(bed, Side::Server, name)? + counted_on(bed, Side::Client, name)?)
+}
+
+fn counted_on(bed: &Bed, side: Side, name: &str) -> Result<f64, MeasureError> {
+    let text = bed.portolan(side, &["counters", "--all", "--json"])?;
     let counters: Vec<serde_json::Value> =
         serde_json::from_str(&text).map_err(|_| MeasureError::Output {
             program: "portolan",
             output: text.clone(),
         })?;
-    let of = |name: &str| {
-        let counter = counters.iter().find(|counter| counter["name"] == name);
-        counter
-            .and_then(|counter| counter["value"].as_f64())
-            .unwrap_or(0.0)
-    };
-    Ok(of("sessions-cached") + of("sessions-flushed"))
+    let counter = counters.iter().find(|counter| counter["name"] == name);
+    Ok(counter
+        .and_then(|counter| counter["value"].as_f64())
+        .unwrap_or(0.0))
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
-use portolan_sys::shm::read_blob;
+use portolan_sys::shm::unpack as unpack_blob;
 use portolan_sys::unix::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -70,13 +70,7 @@ impl ServerAddress {
 }
 
 fn unpack<T: DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> Result<T, Failure> {
-    let octets = match list {
-        Blob::Inline(octets) => octets,
-        Blob::Memfd { length } => {
-            let fd = fds.pop().ok_or_else(unexpected)?;
-            read_blob(fd, length).map_err(|error| Failure::NoServer(error.into()))?
-        }
-    };
+    let octets = unpack_blob(list, fds.pop()).map_err(|error| Failure::NoServer(error.into()))?;
     decode(&octets).map_err(|_| unexpected())
 }
 

@@ -5,18 +5,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
-use portolan_proto::{MAX_CAPSULE, MAX_MESSAGE};
+use portolan_proto::MAX_MESSAGE;
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_sys::unix::{ConnectError, Connection, ReceiveError, SendError};
-use portolan_sys::{shm, wait};
+use portolan_sys::wait;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::table;
 use crate::wait::pollfd;
-
-/// A capsule up to this size travels inside its message.
-const INLINE_CAPSULE: usize = 64 * 1024;
 
 pub(crate) struct Control {
     connection: Connection,
@@ -148,28 +145,5 @@ impl Control {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(_) => Err(Lost),
         }
-    }
-}
-
-/// Packs a capsule for a message; a large one goes into a memfd that has to travel along.
-pub(crate) fn pack(capsule: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
-    if capsule.len() <= INLINE_CAPSULE {
-        return Ok((Blob::Inline(capsule), None));
-    }
-    let length = u32::try_from(capsule.len()).map_err(|_| Errno::MSGSIZE)?;
-    Ok((
-        Blob::Memfd { length },
-        Some(shm::write_blob(&capsule).map_err(|_| Errno::NOBUFS)?),
-    ))
-}
-
-/// The octets of a blob, from the message or from the last fd that came with it.
-pub(crate) fn unpack(blob: Blob, fds: &mut Vec<OwnedFd>) -> Option<Vec<u8>> {
-    match blob {
-        Blob::Inline(octets) => Some(octets),
-        Blob::Memfd { length } if length as usize <= MAX_CAPSULE => {
-            shm::read_blob(&fds.pop()?, length).ok()
-        }
-        Blob::Memfd { .. } => None,
     }
 }

@@ -88,11 +88,9 @@ impl Server {
     }
 
     /// Decodes a capsule; only one of this very session is taken.
-    fn unpack(&self, id: SessionId, capsule: Blob, fd: Option<OwnedFd>) -> Option<TcpSession> {
-        let octets = match capsule {
-            Blob::Inline(octets) => octets,
-            Blob::Memfd { length } => portolan_sys::shm::read_blob(fd?, length).ok()?,
-        };
+    fn unpack(&mut self, id: SessionId, capsule: Blob, fd: Option<OwnedFd>) -> Option<TcpSession> {
+        let octets = portolan_sys::shm::unpack(capsule, fd).ok()?;
+        self.counters.capsule_octets += octets.len() as u64;
         let capsule = TcpSession::from_capsule(&octets).ok()?;
         let session = self.registry.session(id)?;
         let is_same = capsule.id == id && Some(capsule.flow) == session.flow();

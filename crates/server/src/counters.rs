@@ -40,6 +40,8 @@ counters! {
     local_sessions = "local-sessions",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
+    /// Of all capsules that went or came, unread and unacknowledged data included.
+    capsule_octets = "capsule-octets",
     /// Sessions wanted back from the process that held them.
     recalls = "sessions-recalled",
     /// Relayed sessions that came back to a library.

@@ -28,9 +28,6 @@ use crate::sessions::NewDescriptor;
 /// Connections taken from the kernel's queue in one turn.
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
 
-/// What is up to that long travels inside the message.
-const INLINE: usize = 32 * 1024;
-
 /// A slot that no session has: the row of a listener names nobody.
 const NO_SLOT: u32 = u32::MAX;
 
@@ -676,14 +673,9 @@ fn preferred(
     group.max_by_key(|id| hash(*id))
 }
 
-/// A capsule or a list as it travels: inside the message, or in a memfd.
+/// A capsule or a list as it travels.
 pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
-    if octets.len() <= INLINE {
-        return Ok((Blob::Inline(octets), None));
-    }
-    let length = u32::try_from(octets.len()).map_err(|_| Errno::NOBUFS)?;
-    let fd = portolan_sys::shm::write_blob(&octets).map_err(|_| Errno::NOBUFS)?;
-    Ok((Blob::Memfd { length }, Some(fd)))
+    portolan_sys::shm::pack(octets).map_err(|_| Errno::NOBUFS)
 }
 
 #[cfg(test)]

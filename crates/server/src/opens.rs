@@ -441,8 +441,10 @@ impl Server {
         if let Some(cookie) = session.connection.take_cookie() {
             self.keep_cookie(session.flow.remote.ip(), cookie);
         }
+        let capsule = session.to_capsule();
+        self.counters.capsule_octets += capsule.len() as u64;
         let event = DescriptorEvent::Established {
-            capsule: portolan_proto::control::Blob::Inline(session.to_capsule()),
+            capsule: portolan_proto::control::Blob::Inline(capsule),
             generation,
         };
         if !self.send_event(id, &event, &[]) {

@@ -165,7 +165,9 @@ impl Server {
         }
         self.registry.entitle(id, channel);
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
-        let (capsule, fd) = pack(session.to_capsule())?;
+        let capsule = session.to_capsule();
+        self.counters.capsule_octets += capsule.len() as u64;
+        let (capsule, fd) = pack(capsule)?;
         let fds = fd.into_iter().collect();
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let traits = session.traits.clone();

@@ -10,6 +10,9 @@ use crate::udp::UdpSession;
 /// Version of the capsule format; the first octet of each capsule.
 const CAPSULE_VERSION: u8 = 1;
 
+/// Octets that a capsule seldom exceeds, stored data aside.
+const STATE_ROOM: usize = 1024;
+
 #[derive(Debug)]
 pub enum Session {
     Tcp(Box<TcpSession>),
@@ -51,7 +54,8 @@ impl TcpSession {
     }
 
     pub fn to_capsule(&self) -> Vec<u8> {
-        let octets = vec![CAPSULE_VERSION];
+        let mut octets = Vec::with_capacity(STATE_ROOM + self.connection.stored());
+        octets.push(CAPSULE_VERSION);
         postcard::to_extend(self, octets).expect("plain data encodes into a growing vector")
     }
 

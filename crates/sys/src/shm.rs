@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-pub use blob::{BlobReadError, BlobWriteError, read_blob, write_blob};
+pub use blob::{BlobReadError, BlobWriteError, Octets, pack, unpack, write_blob};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
 pub use rings::Rings;
 pub use statistics::{StatisticsReader, StatisticsWriter};

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-use serde::de::{self, Visitor};
+use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const SMALLEST: usize = 2048;
@@ -124,53 +124,37 @@ impl fmt::Debug for ByteRing {
     }
 }
 
-/// Encodes as the readable length and the octets of the used part.
+/// Encodes as the readable length and the octets of the used part, in two pieces: what lies before the wrap and behind it.
 impl Serialize for ByteRing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let octets = self.slices(0, self.span).concat();
-        (self.len as u64, Octets(octets)).serialize(serializer)
+        let [first, second] = self.slices(0, self.span).map(Octets);
+        (self.len as u64, first, second).serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for ByteRing {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ByteRing, D::Error> {
-        let (len, Octets(octets)) = <(u64, Octets)>::deserialize(deserializer)?;
+        let (len, first, second) = <(u64, &[u8], &[u8])>::deserialize(deserializer)?;
         let len = usize::try_from(len).map_err(de::Error::custom)?;
-        if len > octets.len() || octets.len() > LARGEST {
+        let span = first.len() + second.len();
+        if len > span || span > LARGEST {
             return Err(de::Error::custom("readable part exceeds the octets"));
         }
         let mut ring = ByteRing::default();
-        ring.push(&octets);
+        ring.reserve(span);
+        ring.push(first);
+        ring.push(second);
         ring.len = len;
         Ok(ring)
     }
 }
 
-/// A vector that encodes as bytes and not as a sequence of numbers.
-struct Octets(Vec<u8>);
+/// Octets that encode as such and not as a sequence of numbers.
+struct Octets<'a>(&'a [u8]);
 
-impl Serialize for Octets {
+impl Serialize for Octets<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(&self.0)
-    }
-}
-
-impl<'de> Deserialize<'de> for Octets {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Octets, D::Error> {
-        struct OctetsVisitor;
-        impl Visitor<'_> for OctetsVisitor {
-            type Value = Octets;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("bytes")
-            }
-            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Octets, E> {
-                Ok(Octets(bytes.to_vec()))
-            }
-            fn visit_byte_buf<E: de::Error>(self, bytes: Vec<u8>) -> Result<Octets, E> {
-                Ok(Octets(bytes))
-            }
-        }
-        deserializer.deserialize_bytes(OctetsVisitor)
+        serializer.serialize_bytes(self.0)
     }
 }
 

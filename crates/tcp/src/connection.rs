@@ -406,6 +406,11 @@ impl Connection {
         self.receive.peek(offset, out, self.urgent_place())
     }
 
+    /// Octets in both buffers: unread, out of order, unacknowledged, unsent.
+    pub fn stored(&self) -> usize {
+        self.receive.buffer.span() + self.send.buffer.span()
+    }
+
     /// When text came last.
     pub fn last_text_at(&self) -> Instant {
         self.receive.last_data

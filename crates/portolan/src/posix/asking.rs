@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use portolan_proto::control::{Blob, ReplyBody, RequestBody, SessionRef};
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, shm};
 use portolan_tcp::Events;
 use portolan_types::{Generation, SessionId, Slot};
 use rustix::io::Errno;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::Stop;
 use super::fallback::fall_back;
 use super::socket_options::apply_quickack;
-use crate::control::{self, Lost};
+use crate::control::Lost;
 use crate::core::Arrival;
 use crate::process::{Absent, Process};
 use crate::socket::{Setup, Socket};
@@ -169,7 +169,7 @@ pub(super) fn open_capsule(
     generation: Generation,
     fds: &mut Vec<OwnedFd>,
 ) -> Result<TcpSession, i32> {
-    let octets = control::unpack(capsule, fds).ok_or(libc::EPROTO)?;
+    let octets = shm::unpack(capsule, fds.pop()).map_err(|_| libc::EPROTO)?;
     let mut session = TcpSession::from_capsule(&octets).map_err(|_| libc::EPROTO)?;
     session.generation = generation;
     Ok(session)

@@ -8,7 +8,7 @@ use portolan_local::Stream;
 use portolan_proto::control::{AfterFlush, Blob, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
-use portolan_sys::{clock, descriptor, owner};
+use portolan_sys::{clock, descriptor, owner, shm};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use super::fallback::leave_to_sharers;
 use super::fork::shares_memory;
 use super::migrate::{Destination, give_back, is_standard_stream, lend};
 use super::{Answer, Stop, deadline_after, find_here};
-use crate::control::{self, Lost};
+use crate::control::Lost;
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
 use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
@@ -377,7 +377,7 @@ fn flush_of_local(session: SessionId, then: AfterFlush) -> RequestBody {
 
 /// Without waiting for the server: what it could answer would change nothing.
 fn flush_to_close(process: &Process, session: &TcpSession) -> Result<(), Lost> {
-    let Ok((capsule, memfd)) = control::pack(session.to_capsule()) else {
+    let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) else {
         // The server will see the descriptor's end, and reset the connection.
         return Ok(());
     };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use portolan_proto::control::{AfterFlush, Blob, Reader, ReplyBody, RequestBody, Traits};
 use portolan_stack::Session;
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, shm};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
@@ -15,10 +15,10 @@ use super::asking::{Reservation, install, open_capsule, refusal};
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
 use crate::core::{Arrival, Core};
+use crate::locals;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table::{self, File};
-use crate::{control, locals};
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
 /// for it, and what the last holder said of the socket; `None` if the server relays it.
@@ -276,7 +276,7 @@ fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, Blob, Option<OwnedFd>
         return Some((id, Blob::Inline(Vec::new()), None));
     }
     let session = core.stack.tcp(slot)?;
-    let (capsule, memfd) = control::pack(session.to_capsule()).ok()?;
+    let (capsule, memfd) = shm::pack(session.to_capsule()).ok()?;
     Some((session.id, capsule, memfd))
 }
 

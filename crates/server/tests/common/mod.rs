@@ -19,7 +19,7 @@ use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, VERSION, Wire};
 use portolan_sys::clock;
 use portolan_sys::ring::Ring;
-use portolan_sys::shm::{MetastateReader, read_blob};
+use portolan_sys::shm::{self, MetastateReader};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::{self, Connection, PairKind, ReceiveError};
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
@@ -352,10 +352,7 @@ impl Library {
             (ReplyBody::Relayed, _) => return None,
             (reply, _) => panic!("{reply:?}"),
         };
-        let octets = match capsule {
-            Blob::Inline(octets) => octets,
-            Blob::Memfd { length } => read_blob(&fds[0], length).unwrap(),
-        };
+        let octets = shm::unpack(capsule, fds.into_iter().next()).unwrap();
         self.adopt(&octets, generation, slot);
         Some(slot)
     }
@@ -467,9 +464,6 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 fn unpack<T: serde::de::DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> T {
-    let octets = match list {
-        Blob::Inline(octets) => octets,
-        Blob::Memfd { length } => read_blob(fds.pop().unwrap(), length).unwrap(),
-    };
+    let octets = shm::unpack(list, fds.pop()).unwrap();
     decode(&octets).unwrap()
 }

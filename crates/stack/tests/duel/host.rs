@@ -118,9 +118,15 @@ impl Host {
         let Some(Session::Tcp(session)) = self.holders[row.holder].remove(row.slot) else {
             panic!("the row names no session: {row:?}");
         };
+        let read = |capsule: &[u8]| TcpSession::from_capsule(capsule).expect("a genuine capsule");
+        let session = read(&session.to_capsule());
+        // Its buffers begin at their heads, unlike those of the first.
         let capsule = session.to_capsule();
-        let session = TcpSession::from_capsule(&capsule).expect("a genuine capsule");
-        assert_eq!(session.to_capsule(), capsule, "what was read differs");
+        assert_eq!(
+            read(&capsule).to_capsule(),
+            capsule,
+            "what was read differs"
+        );
         self.hold(now, 1 - row.holder, session);
     }
 

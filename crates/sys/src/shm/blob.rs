@@ -1,12 +1,19 @@
-//! Octets too long for a control message, in a memfd that its sender cannot change any more.
+//! Capsules and lists as they travel: in the message, or, if they are too long, in a memfd that its sender cannot change
+//! any more.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_proto::MAX_CAPSULE;
+use portolan_proto::control::Blob;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
-use rustix::io::{Errno, pread, pwrite};
+use rustix::io::{Errno, pwrite};
 
 use super::{create, seal};
+use crate::mapping::Mapping;
+
+/// Octets that go in the message.
+const INLINE: usize = 32 * 1024;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlobWriteError {
@@ -22,8 +29,53 @@ pub enum BlobReadError {
     Unsealed,
     #[error("the blob has not the length that the message claims")]
     WrongLength,
+    #[error("the message says that a blob comes with it, and none does")]
+    Missing,
     #[error("cannot read a blob: {0}")]
     Read(#[from] Errno),
+}
+
+/// What came, to be read in place.
+pub struct Octets(Place);
+
+enum Place {
+    Message(Vec<u8>),
+    /// Nobody can change it.
+    Sealed(Mapping),
+}
+
+impl Deref for Octets {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.0 {
+            Place::Message(octets) => octets,
+            Place::Sealed(mapping) => {
+                let length = mapping.length();
+                // SAFETY: `length` octets are mapped for as long as `self` lives, and the seals that `map` asked for
+                // keep everybody from writing to them.
+                unsafe { std::slice::from_raw_parts(mapping.pointer(0, length), length) }
+            }
+        }
+    }
+}
+
+/// Packs octets for a message; the memfd, if one is needed, has to travel along.
+pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), BlobWriteError> {
+    if octets.len() <= INLINE {
+        return Ok((Blob::Inline(octets), None));
+    }
+    let fd = write_blob(&octets)?;
+    let length = u32::try_from(octets.len()).map_err(|_| BlobWriteError::TooLarge(octets.len()))?;
+    Ok((Blob::Memfd { length }, Some(fd)))
+}
+
+/// Takes the octets of a message, or of the descriptor that came with it.
+pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Octets, BlobReadError> {
+    match blob {
+        Blob::Inline(octets) => Ok(Octets(Place::Message(octets))),
+        Blob::Memfd { length } => map(fd.ok_or(BlobReadError::Missing)?, length),
+    }
 }
 
 /// Puts `octets` into a sealed memfd.
@@ -40,8 +92,8 @@ pub fn write_blob(octets: &[u8]) -> Result<OwnedFd, BlobWriteError> {
     Ok(fd)
 }
 
-/// Takes the `length` octets that a message says are in `fd`.
-pub fn read_blob(fd: impl AsFd, length: u32) -> Result<Vec<u8>, BlobReadError> {
+/// Maps the `length` octets that a message says are in `fd`.
+fn map(fd: impl AsFd, length: u32) -> Result<Octets, BlobReadError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| BlobReadError::Unsealed)?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::WRITE) {
         return Err(BlobReadError::Unsealed);
@@ -51,15 +103,14 @@ pub fn read_blob(fd: impl AsFd, length: u32) -> Result<Vec<u8>, BlobReadError> {
     if length > MAX_CAPSULE || actual != Some(length) {
         return Err(BlobReadError::WrongLength);
     }
-    let mut octets = vec![0; length];
-    let mut done = 0;
-    while done < length {
-        match pread(&fd, &mut octets[done..], done as u64)? {
-            0 => return Err(BlobReadError::WrongLength),
-            more => done += more,
-        }
+    match length {
+        0 => Ok(Octets(Place::Message(Vec::new()))),
+        _ => Ok(Octets(Place::Sealed(Mapping::read_only(
+            fd.as_fd(),
+            0,
+            length,
+        )?))),
     }
-    Ok(octets)
 }
 
 #[cfg(test)]
@@ -72,8 +123,19 @@ mod tests {
         for length in [0, 1, 100_000, 5_000_000] {
             let octets: Vec<u8> = (0..length).map(|index| index as u8).collect();
             let fd = write_blob(&octets).unwrap();
-            assert_eq!(read_blob(&fd, length).unwrap(), octets);
+            assert_eq!(*map(&fd, length).unwrap(), octets);
         }
+    }
+
+    #[test]
+    fn what_is_short_travels_in_the_message() {
+        for length in [0, 10, INLINE, INLINE + 1] {
+            let (blob, fd) = pack(vec![7; length]).unwrap();
+            assert_eq!(fd.is_some(), length > INLINE);
+            assert_eq!(*unpack(blob, fd).unwrap(), vec![7; length]);
+        }
+        let missing = unpack(Blob::Memfd { length: 1 }, None);
+        assert_eq!(missing.err(), Some(BlobReadError::Missing));
     }
 
     #[test]
@@ -85,16 +147,16 @@ mod tests {
 
     #[test]
     fn an_unsealed_memfd_or_another_file_is_refused() {
-        assert_eq!(read_blob(memory(8), 8), Err(BlobReadError::Unsealed));
+        assert_eq!(map(memory(8), 8).err(), Some(BlobReadError::Unsealed));
         let file = std::fs::File::open("/dev/zero").unwrap();
-        assert_eq!(read_blob(&file, 8), Err(BlobReadError::Unsealed));
+        assert_eq!(map(&file, 8).err(), Some(BlobReadError::Unsealed));
     }
 
     #[test]
     fn a_wrong_length_is_refused() {
         let fd = write_blob(b"fixed").unwrap();
         for length in [0, 4, 6, u32::MAX] {
-            assert_eq!(read_blob(&fd, length), Err(BlobReadError::WrongLength));
+            assert_eq!(map(&fd, length).err(), Some(BlobReadError::WrongLength));
         }
     }
 }
