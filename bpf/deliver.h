@@ -17,6 +17,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "budget.h"
 #include "counters.h"
 #include "maps.h"
 
@@ -129,7 +130,7 @@ static __always_inline struct doorbell *doorbell_of(__u32 channel)
 }
 
 /*
- * Copies the frame into the ring of the row's channel. Global, so that the verifier looks at it once
+ * Copies the frame into the ring of the row's channel, whose budget allows it. Global, so that the verifier looks at it once
  * and not for every way that leads here. Answers 0.
  */
 __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row,
@@ -160,6 +161,7 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		record = copy_in_class(skb, ring, length, 0);
 	if (!record) {
 		__sync_fetch_and_add(&doorbell->overflow, 1);
+		charge_loss(channel, ring_full);
 		count(receive_drop_ring_full);
 		return 0;
 	}
@@ -200,6 +202,8 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 	struct doorbell *doorbell = doorbell_of(row->channel);
 	const struct delivery delivery = { .flags = flags, .interface = interface };
 
+	if (is_budgeted(row) && exceeds_budget(skb, row))
+		return TC_ACT_SHOT;
 	if (doorbell && may_go_by_tap(skb, protocol, flags) &&
 	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
 		struct tap_stamp stamp = {
@@ -208,7 +212,6 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 			.flags = flags,
 			.ifindex = interface > 0xffff ? 0 : interface,
 		};
-
 		return deliver_on_tap(skb, &stamp, row->channel, doorbell);
 	}
 	deliver_by_ring(skb, row, &delivery);

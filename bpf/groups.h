@@ -38,7 +38,8 @@ static long copy_to_member(__u32 index, struct copies *copies)
 	row = bpf_map_lookup_elem(&members, &copies->key);
 	if (!row)
 		return 1;
-	deliver_by_ring(copies->skb, row, &copies->delivery);
+	if (!is_budgeted(row) || !exceeds_budget(copies->skb, row))
+		deliver_by_ring(copies->skb, row, &copies->delivery);
 	return 0;
 }
 
@@ -71,7 +72,8 @@ static __always_inline bool copy_to_binding(struct __sk_buff *skb,
 		return false;
 	if (row->flags & ROW_SHARED)
 		return copy_to_members(skb, &binding->local, 0, binding->local_port, delivery);
-	deliver_by_ring(skb, row, delivery);
+	if (!is_budgeted(row) || !exceeds_budget(skb, row))
+		deliver_by_ring(skb, row, delivery);
 	return true;
 }
 

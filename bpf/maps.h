@@ -145,6 +145,21 @@ struct {
 	__type(value, struct channel);
 } channels SEC(".maps");
 
+/* As `channels`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct losses);
+} losses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, BUDGETS);
+	__type(key, __u32);
+	__type(value, struct budget);
+} budgets SEC(".maps");
+
 struct ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);

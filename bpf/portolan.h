@@ -33,6 +33,9 @@ struct flow_row {
 #define ROW_SHARED 1
 /* And unicast goes to the buckets in `shares`. */
 #define ROW_DEALT 2
+/* The bits from here up to 15 are the row's budget, 0 for none. */
+#define ROW_BUDGET_SHIFT 6
+#define ROW_BUDGET_MASK 0x3ff
 
 /* Any address of IPv6 is all zeros, of IPv4 ::ffff:0.0.0.0. */
 struct binding_key {
@@ -126,6 +129,37 @@ struct channel {
 	__u32 tap_ifindex;
 };
 
+/* Frames that a channel's owner lost, in memory that it cannot write. */
+struct losses {
+	__u64 ring_full;
+	__u64 over_budget;
+	__u64 early;
+};
+
+#define BUDGETS (ROW_BUDGET_MASK + 1)
+
+/* Highest priority: never dropped early. */
+#define PRIORITY_LAST 7
+
+/*
+ * What may be received. Each price is what one unit costs of the time that has passed, 0 if it is
+ * free; `*_paid` is the time up to which all is paid. Time is in 1/64 ns.
+ */
+struct budget {
+	__u64 packet_price;
+	/* In 1/2^20 ns. */
+	__u64 octet_price;
+	__u64 burst;
+	__u32 priority;
+	__u32 reserved;
+	__u64 packets_paid;
+	__u64 octets_paid;
+	/* Packets. */
+	__u64 passed;
+	__u64 dropped;
+	__u64 early;
+};
+
 #define SERVER_CHANNEL 0
 
 #define HOLDERS_MAX 8
@@ -153,5 +187,7 @@ _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
+_Static_assert(sizeof(struct losses) == 24, "Losses");
+_Static_assert(sizeof(struct budget) == 72, "Budget");
 
 #endif

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
-    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, FilterInterface, FilterKey, FlowRow,
-    MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
+    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FlowRow,
+    Losses, MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -44,6 +44,8 @@ pub struct Filter {
     local_addresses: Table<[u8; 16], u8>,
     taps: Table<u32, u32>,
     channels: Table<u32, u32>,
+    losses: Table<u32, Losses>,
+    budgets: Table<u32, Budget>,
     workshop: Arc<Workshop>,
     counters: MapHandle,
     /// What `local_addresses` holds.
@@ -71,6 +73,8 @@ impl Filter {
             local_addresses: Table::of(objects, "local_addresses")?,
             taps: Table::of(objects, "taps")?,
             channels: Table::of(objects, "channels")?,
+            losses: Table::of(objects, "losses")?,
+            budgets: Table::of(objects, "budgets")?,
             workshop: Arc::new(Workshop::of(objects, limits)?),
             counters: objects.map("counters")?,
             addresses: HashMap::new(),
@@ -219,6 +223,33 @@ impl Filter {
         self.members.remove(member)
     }
 
+    /// Sets the terms of a budget. What it has counted and drawn stays, but for what passes meanwhile.
+    pub fn set_budget(&self, index: u16, terms: &Budget) -> Result<(), TableError> {
+        let now = self.budget(index);
+        let next = Budget {
+            packet_price: terms.packet_price,
+            octet_price: terms.octet_price,
+            burst: terms.burst,
+            priority: terms.priority,
+            ..now
+        };
+        self.budgets.set(&index.into(), &next)
+    }
+
+    /// Makes a budget's number ready for another.
+    pub fn clear_budget(&self, index: u16) -> Result<(), TableError> {
+        self.budgets.set(&index.into(), &Budget::default())
+    }
+
+    pub fn budget(&self, index: u16) -> Budget {
+        self.budgets.read(&index.into()).unwrap_or_default()
+    }
+
+    /// What the owner of a channel lost since it has it.
+    pub fn losses(&self, channel: ChannelId) -> Losses {
+        self.losses.read(&channel.0).unwrap_or_default()
+    }
+
     /// Every verdict of both filters with the number of times it was given.
     pub fn counters(&self) -> Vec<Counter> {
         counters::read(&self.counters)
@@ -227,6 +258,7 @@ impl Filter {
     /// From now on what comes through the tap is the channel's, and the transmit filter knows it.
     pub fn register_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), TableError> {
         self.channels.set(&channel.0, &tap_ifindex)?;
+        self.losses.set(&channel.0, &Losses::default())?;
         self.taps.set(&tap_ifindex, &channel.0)?;
         self.tap_of.insert(channel, tap_ifindex);
         Ok(())

@@ -25,7 +25,7 @@ fn entries(map: &str, limits: &Limits) -> Option<u32> {
     match map {
         "flows" => Some(limits.flows),
         "bindings" => Some(limits.bindings),
-        "channels" | "taps" | "rings" | "doorbells" => Some(limits.channels),
+        "channels" | "losses" | "taps" | "rings" | "doorbells" => Some(limits.channels),
         _ => None,
     }
 }

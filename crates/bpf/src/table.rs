@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::{LoadError, TableError};
 use crate::objects::Objects;
@@ -28,6 +28,15 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
         self.map
             .update(key.as_bytes(), value.as_bytes(), MapFlags::ANY)
             .map_err(|source| self.error(source))
+    }
+
+    /// None if there is no such row.
+    pub(crate) fn read(&self, key: &K) -> Option<V>
+    where
+        V: FromBytes,
+    {
+        let octets = self.map.lookup(key.as_bytes(), MapFlags::ANY).ok()??;
+        V::read_from_bytes(&octets).ok()
     }
 
     /// Removes a row; that there is none is no error.

@@ -3,6 +3,7 @@
 
 mod attach;
 mod bed;
+mod budgets;
 mod fragments;
 mod frames;
 mod groups;

@@ -60,8 +60,11 @@ fn show(arguments: &Arguments, counters: &[CounterReport]) -> Result<(), Failure
 
 impl Arguments {
     fn wants(&self, counter: &CounterReport) -> bool {
-        let of_holders = ["stack", "tcp"].contains(&counter.group.as_str());
-        let whose = counter.holder.is_some() == (self.processes && of_holders);
+        let whose = match counter.group.as_str() {
+            "stack" | "tcp" => counter.holder.is_some() == self.processes,
+            // Their sums say more than what is whose.
+            _ => counter.holder.is_none() || self.processes,
+        };
         whose && (self.all || counter.value != 0)
     }
 }

@@ -390,6 +390,10 @@ impl Registry {
         self.processes.get(&channel)
     }
 
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.processes.values()
+    }
+
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
         self.sessions.values()
     }

@@ -36,6 +36,52 @@ impl FlowRow {
     pub const SHARED: u32 = 1;
     /// And unicast goes to the buckets in the table of shares.
     pub const DEALT: u32 = 2;
+    /// The bits from here up to 15 are the number of the row's budget, 0 for none.
+    pub const BUDGET_SHIFT: u32 = 6;
+}
+
+/// Rows of the table of budgets; the first is no budget.
+pub const BUDGETS: u16 = 1024;
+
+/// A receive budget, kept by the packet filter. A price is what one packet or octet costs of the time that has
+/// passed, 0 if it is free; `*_paid` is the time up to which all is paid. Time is in 1/64 ns.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Budget {
+    pub packet_price: u64,
+    /// In 1/2^20 ns.
+    pub octet_price: u64,
+    pub burst: u64,
+    pub priority: u32,
+    pub reserved: u32,
+    pub packets_paid: u64,
+    pub octets_paid: u64,
+    /// Packets within the budget, beyond it, and dropped while the ring filled.
+    pub passed: u64,
+    pub dropped: u64,
+    pub early: u64,
+}
+
+impl Budget {
+    /// Never dropped early.
+    pub const LAST: u8 = 7;
+    /// What a packet costs at a rate of one in a second.
+    pub const SECOND: u64 = 1_000_000_000 << 6;
+    /// What an octet costs at a rate of one bit in a second.
+    pub const OCTET_SECOND: u64 = (8 * 1_000_000_000) << 20;
+}
+
+/// Frames that a channel's owner lost, as the packet filter counts them for each channel.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Losses {
+    pub ring_full: u64,
+    pub over_budget: u64,
+    pub early: u64,
 }
 
 /// Key of the binding table (TCP listeners, unconnected UDP). Any address of IPv6 is all zeros, of
@@ -202,6 +248,8 @@ const _: () = assert!(size_of::<FilterInterface>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() == 32);
 const _: () = assert!(size_of::<TapStamp>() == 12);
 const _: () = assert!(size_of::<Doorbell>() == 24);
+const _: () = assert!(size_of::<Budget>() == 72);
+const _: () = assert!(size_of::<Losses>() == 24);
 
 /// An address as the filter's tables hold it.
 pub fn mapped(address: IpAddr) -> [u8; 16] {

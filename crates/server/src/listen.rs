@@ -224,18 +224,26 @@ impl Server {
             .entry(local.port())
             .or_default()
             .push(id);
+        self.aim_listener(id);
+    }
+
+    /// Writes the row of a listener.
+    pub fn aim_listener(&self, id: SessionId) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        let local = session.local;
         if local.ip().is_loopback() {
             // No frame of a network is for it.
             return;
         }
-        let v6_only = self.is_v6_only(id);
         let row = FlowRow {
             channel: ChannelId::SERVER.0,
             slot: NO_SLOT,
             generation: 0,
-            flags: 0,
+            flags: self.budget_flags(session),
         };
-        for key in BindingKey::of(Protocol::Tcp, local, v6_only) {
+        for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {
             if let Err(error) = self.filter.bind(&key, row) {
                 warn!(%error, %local, "cannot open a port in the filter");
             }

@@ -182,6 +182,7 @@ impl Server {
         for id in self.registry.unregister(channel) {
             self.abort_orphan(id);
         }
+        self.end_budgets_of_gone();
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));

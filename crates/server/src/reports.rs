@@ -12,7 +12,7 @@ use portolan_proto::report::{
 use portolan_stack::{COUNTERS, counter_names};
 use portolan_sys::shm::StatisticsReader;
 use portolan_tcp::Figures;
-use portolan_types::{Protocol, SessionId};
+use portolan_types::{ChannelId, Protocol, SessionId};
 
 use crate::clients::{Answer, ClientId};
 use crate::listen::pack;
@@ -134,7 +134,9 @@ impl Server {
             add(&mut sum, &claimed);
             if let Some(process) = self.registry.process(*channel) {
                 let (pid, program) = (process.pid, process.program.clone());
-                holders.push((ReportedHolder::Process { pid, program }, claimed));
+                let holder = ReportedHolder::Process { pid, program };
+                counters.extend(self.losses_of(*channel, &holder));
+                holders.push((holder, claimed));
             }
         }
         counters.extend(name_counters(&sum, None));
@@ -143,6 +145,27 @@ impl Server {
             let named = name_counters(&values, Some(holder));
             counters.extend(named.filter(|counter| counter.value != 0));
         }
+    }
+
+    /// What the packet filter dropped of a process, if anything: not its claim.
+    fn losses_of(
+        &self,
+        channel: ChannelId,
+        holder: &ReportedHolder,
+    ) -> impl Iterator<Item = CounterReport> {
+        let losses = self.filter.losses(channel);
+        let named = [
+            ("drop_ring_full", losses.ring_full),
+            ("drop_over_budget", losses.over_budget),
+            ("drop_early", losses.early),
+        ];
+        let some = named.into_iter().filter(|(_, value)| *value != 0);
+        some.map(|(name, value)| CounterReport {
+            group: "receive".to_owned(),
+            name: name.to_owned(),
+            value,
+            holder: Some(holder.clone()),
+        })
     }
 
     /// A process is gone; what it counted stays in the sum.

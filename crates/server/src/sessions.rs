@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Claim, Errno, Holder, Phase};
+use portolan_control::{Claim, Errno, Holder, Phase, Session};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
@@ -80,16 +80,8 @@ impl Server {
         let Some(session) = self.registry.session(id) else {
             return generation;
         };
-        let (channel, slot) = match holder {
-            Holder::Process(channel, slot) => (channel, slot),
-            Holder::Server(slot) => (ChannelId::SERVER, slot),
-            Holder::None => return generation,
-        };
-        let row = FlowRow {
-            channel: channel.0,
-            slot: slot.0,
-            generation: generation.0,
-            flags: 0,
+        let Some(row) = self.row_of(session) else {
+            return generation;
         };
         let set = match session.flow() {
             Some(flow) => {
@@ -110,6 +102,43 @@ impl Server {
             self.enter_endpoint(id);
         }
         generation
+    }
+
+    /// Where the session's packets go; `None` while nobody holds it.
+    pub fn row_of(&self, session: &Session) -> Option<FlowRow> {
+        let (channel, slot) = match session.holder {
+            Holder::Process(channel, slot) => (channel, slot),
+            Holder::Server(slot) => (ChannelId::SERVER, slot),
+            Holder::None => return None,
+        };
+        Some(FlowRow {
+            channel: channel.0,
+            slot: slot.0,
+            generation: session.generation.0,
+            flags: self.budget_flags(session),
+        })
+    }
+
+    /// Writes the session's rows anew: what they say beside its holder has changed.
+    pub fn renew_rows(&mut self, id: SessionId) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        if session.phase == Phase::Listening {
+            return self.aim_listener(id);
+        }
+        let Some(row) = self.row_of(session) else {
+            return;
+        };
+        let is_udp = session.protocol == Protocol::Udp;
+        if let Some(flow) = session.flow()
+            && let Err(error) = self.filter.aim(&flow, row)
+        {
+            warn!(%error, session = id.0, "cannot aim a session");
+        }
+        if is_udp {
+            self.enter_endpoint(id);
+        }
     }
 
     /// Takes the session's row out of the filter.
@@ -148,6 +177,7 @@ impl Server {
             self.stack.remove(slot);
         }
         self.unaim(id);
+        self.end_budget_of_flow(id);
         self.forget_local(id);
         self.drop_far(id);
         self.drop_reservation(id);

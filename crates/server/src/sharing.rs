@@ -114,18 +114,13 @@ impl Server {
         }
     }
 
-    /// Where a session's packets go; `None` while nobody holds it.
+    /// Where a session's packets go; `None` while no process holds it.
     fn row(&self, id: SessionId) -> Option<FlowRow> {
         let session = self.registry.session(id)?;
-        let Holder::Process(channel, slot) = session.holder else {
-            return None;
-        };
-        Some(FlowRow {
-            channel: channel.0,
-            slot: slot.0,
-            generation: session.generation.0,
-            flags: 0,
-        })
+        match session.holder {
+            Holder::Process(..) => self.row_of(session),
+            _ => None,
+        }
     }
 
     fn tell_of_binding(&mut self, key: &BindingKey) {

@@ -1,23 +1,387 @@
-//! Receive budgets.
+//! Receive budgets: which session has which, and what the filter's table says of them. The filter keeps them (ADR 11).
 
-use portolan_proto::qos::{QosReport, Receive, Scope};
+use portolan_control::{Process, Session};
+use portolan_proto::filter::{BUDGETS, Budget, FlowRow};
+use portolan_proto::qos::{QosReport, Receive, ReceiveReport, Scope};
+use portolan_types::SessionId;
+use tracing::warn;
 
+use super::scope::{breadth, covers, covers_process};
 use super::{Asker, Outcome, refuse};
 use crate::server::Server;
 
+/// Budgets that one user other than root may have.
+const PER_USER: usize = 64;
+
+/// Below this, the price of a long frame would not fit the filter's numbers.
+const LEAST_BITS: u64 = 1000;
+const LONGEST_BURST_MS: u32 = 60_000;
+
+/// All receive budgets, in the order in which they are looked at.
 #[derive(Debug, Default)]
-pub struct Budgets {}
+pub struct Budgets(Vec<Held>);
+
+#[derive(Debug)]
+struct Held {
+    /// Its number in the filter's table.
+    index: u16,
+    scope: Scope,
+    /// Who asked.
+    uid: u32,
+    wish: Receive,
+}
+
+impl Held {
+    /// What root decides nobody gets round by a narrower wish of his own.
+    fn order(&self) -> (bool, u8) {
+        (self.uid != 0, breadth(&self.scope))
+    }
+
+    /// A port that is another user's by now is none of his who asked.
+    fn is_for(&self, session: &Session, process: Option<&Process>) -> bool {
+        let may = self.uid == 0 || self.uid == session.uid;
+        may && (covers(&self.scope, session)
+            || process.is_some_and(|process| covers_process(&self.scope, process)))
+    }
+}
+
+impl Budgets {
+    fn find(&self, scope: &Scope) -> Option<usize> {
+        self.0.iter().position(|held| held.scope == *scope)
+    }
+
+    fn has_room_for(&self, uid: u32) -> bool {
+        uid == 0 || self.0.iter().filter(|held| held.uid == uid).count() < PER_USER
+    }
+
+    fn free_index(&self) -> Option<u16> {
+        (1..BUDGETS).find(|index| self.0.iter().all(|held| held.index != *index))
+    }
+}
 
 impl Server {
-    pub(super) fn set_budget(&mut self, asker: Asker, scope: Scope, _wish: Receive) -> Outcome {
+    pub(super) fn set_budget(&mut self, asker: Asker, scope: Scope, wish: Receive) -> Outcome {
+        check(&scope, &wish)?;
         self.may_decide(asker, &scope)?;
-        refuse(libc::EOPNOTSUPP, "not built yet")
+        let uid = asker.credentials.uid;
+        match self.qos.receive.find(&scope) {
+            Some(at) => self.renegotiate(at, uid, wish),
+            None => self.add_budget(uid, scope, wish),
+        }
+    }
+
+    fn renegotiate(&mut self, at: usize, uid: u32, wish: Receive) -> Outcome {
+        let held = &mut self.qos.receive.0[at];
+        may_change(held, uid)?;
+        if let Err(error) = self.filter.set_budget(held.index, &terms(&wish)) {
+            return refuse(
+                libc::EIO,
+                format!("the packet filter does not take it: {error}"),
+            );
+        }
+        held.wish = wish;
+        Ok(())
+    }
+
+    fn add_budget(&mut self, uid: u32, scope: Scope, wish: Receive) -> Outcome {
+        if let Scope::Process { pid } = scope
+            && !self.registry.processes().any(|process| process.pid == pid)
+        {
+            return refuse(libc::ESRCH, format!("{scope} has no sockets on Portolan"));
+        }
+        let budgets = &mut self.qos.receive;
+        if !budgets.has_room_for(uid) {
+            return refuse(
+                libc::EDQUOT,
+                format!("you have {PER_USER} receive budgets, the most of a user"),
+            );
+        }
+        let Some(index) = budgets.free_index() else {
+            return refuse(
+                libc::ENOSPC,
+                format!("all {} receive budgets are taken", BUDGETS - 1),
+            );
+        };
+        if let Err(error) = self.filter.set_budget(index, &terms(&wish)) {
+            return refuse(
+                libc::EIO,
+                format!("the packet filter does not take it: {error}"),
+            );
+        }
+        budgets.0.push(Held {
+            index,
+            scope: scope.clone(),
+            uid,
+            wish,
+        });
+        budgets.0.sort_by_key(Held::order);
+        self.renew_rows_of(&scope);
+        Ok(())
     }
 
     pub(super) fn end_budget(&mut self, asker: Asker, scope: &Scope) -> Outcome {
-        self.may_decide(asker, scope)?;
-        refuse(libc::EOPNOTSUPP, "not built yet")
+        let Some(at) = self.qos.receive.find(scope) else {
+            return refuse(libc::ENOENT, format!("{scope} has no receive budget"));
+        };
+        may_change(&self.qos.receive.0[at], asker.credentials.uid)?;
+        self.remove_budget(at);
+        Ok(())
     }
 
-    pub(super) fn report_budgets(&mut self, _report: &mut QosReport) {}
+    /// Rows name the budget no more when its number is free.
+    fn remove_budget(&mut self, at: usize) {
+        let held = self.qos.receive.0.remove(at);
+        self.renew_rows_of(&held.scope);
+        if let Err(error) = self.filter.clear_budget(held.index) {
+            warn!(%error, "cannot clear a receive budget");
+        }
+    }
+
+    pub(super) fn report_budgets(&mut self, report: &mut QosReport) {
+        let reported = self.qos.receive.0.iter().map(|held| {
+            let counted = self.filter.budget(held.index);
+            ReceiveReport {
+                scope: held.scope.clone(),
+                uid: held.uid,
+                wish: held.wish.clone(),
+                passed: counted.passed,
+                dropped: counted.dropped,
+                early: counted.early,
+            }
+        });
+        report.receive = reported.collect();
+    }
+
+    /// The budget of a session, as the flags of its rows say it.
+    pub fn budget_flags(&self, session: &Session) -> u32 {
+        let budgets = &self.qos.receive.0;
+        if budgets.is_empty() {
+            return 0;
+        }
+        // Until it is accepted, a connection is charged to its listener's process.
+        let listener = session.listener.and_then(|id| self.registry.session(id));
+        let owner = session.owner().or_else(|| listener?.owner());
+        let process = owner.and_then(|channel| self.registry.process(channel));
+        let held = budgets.iter().find(|held| held.is_for(session, process));
+        held.map_or(0, |held| u32::from(held.index) << FlowRow::BUDGET_SHIFT)
+    }
+
+    /// A flow's budget goes with it.
+    pub fn end_budget_of_flow(&mut self, id: SessionId) {
+        if self.qos.receive.0.is_empty() {
+            return;
+        }
+        let flow = self.registry.session(id).and_then(Session::flow);
+        if let Some(at) = flow.and_then(|flow| self.qos.receive.find(&Scope::Flow(flow))) {
+            self.remove_budget(at);
+        }
+    }
+
+    /// As those of processes that have gone.
+    pub fn end_budgets_of_gone(&mut self) {
+        while let Some(at) = self
+            .qos
+            .receive
+            .0
+            .iter()
+            .position(|held| self.has_gone(held))
+        {
+            self.remove_budget(at);
+        }
+    }
+
+    fn has_gone(&self, held: &Held) -> bool {
+        match held.scope {
+            Scope::Process { pid } => !self.registry.processes().any(|process| process.pid == pid),
+            _ => false,
+        }
+    }
+
+    /// Has all sessions that the scope may cover look for their budgets anew.
+    fn renew_rows_of(&mut self, scope: &Scope) {
+        let is_own = matches!(scope, Scope::Flow(_) | Scope::Port { .. });
+        let may_be = |session: &&Session| !is_own || covers(scope, session);
+        let ids: Vec<SessionId> = self
+            .registry
+            .sessions()
+            .filter(may_be)
+            .map(|s| s.id)
+            .collect();
+        for id in ids {
+            self.renew_rows(id);
+        }
+    }
+}
+
+/// What root has set only root changes.
+fn may_change(held: &Held, uid: u32) -> Outcome {
+    match uid == 0 || uid == held.uid {
+        true => Ok(()),
+        false => refuse(
+            libc::EPERM,
+            format!("the receive budget of {} is not yours", held.scope),
+        ),
+    }
+}
+
+fn check(scope: &Scope, wish: &Receive) -> Outcome {
+    if matches!(scope, Scope::Thread { .. }) {
+        return refuse(
+            libc::EINVAL,
+            "a thread receives nothing of its own: name its process",
+        );
+    }
+    if wish.packets.is_none() && wish.bits.is_none() && wish.priority.is_none() {
+        return refuse(
+            libc::EINVAL,
+            "a receive budget is of packets, bits or a priority",
+        );
+    }
+    if wish.packets == Some(0) {
+        return refuse(libc::ERANGE, "at least one packet per second");
+    }
+    if wish.bits.is_some_and(|bits| bits < LEAST_BITS) {
+        return refuse(
+            libc::ERANGE,
+            format!("at least {LEAST_BITS} bits per second"),
+        );
+    }
+    if wish.burst_ms > LONGEST_BURST_MS {
+        return refuse(
+            libc::ERANGE,
+            format!("a burst of at most {LONGEST_BURST_MS} ms"),
+        );
+    }
+    match wish.priority {
+        Some(priority) if priority > Budget::LAST => refuse(
+            libc::ERANGE,
+            format!("a priority from 0 to {}", Budget::LAST),
+        ),
+        Some(_) if !matches!(scope, Scope::Flow(_) | Scope::Port { .. }) => {
+            refuse(libc::EINVAL, "only flows and ports have priorities")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As the filter reckons. A unit never costs less than the rate says.
+fn terms(wish: &Receive) -> Budget {
+    Budget {
+        packet_price: wish
+            .packets
+            .map_or(0, |rate| Budget::SECOND.div_ceil(rate.into())),
+        octet_price: wish
+            .bits
+            .map_or(0, |rate| Budget::OCTET_SECOND.div_ceil(rate)),
+        burst: Budget::SECOND / 1000 * u64::from(wish.burst_ms),
+        priority: wish.priority.unwrap_or(Budget::LAST).into(),
+        ..Budget::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish() -> Receive {
+        Receive {
+            packets: Some(1000),
+            bits: None,
+            burst_ms: 10,
+            priority: None,
+        }
+    }
+
+    fn refusal(scope: &Scope, wish: &Receive) -> Option<i32> {
+        check(scope, wish).err().map(|refusal| refusal.errno)
+    }
+
+    #[test]
+    fn senseless_wishes_are_refused() {
+        let user = Scope::User { uid: 1 };
+        assert_eq!(refusal(&user, &wish()), None);
+        let thread = Scope::Thread { tid: 1 };
+        assert_eq!(refusal(&thread, &wish()), Some(libc::EINVAL));
+        for (wish, errno) in [
+            (
+                Receive {
+                    packets: None,
+                    ..wish()
+                },
+                libc::EINVAL,
+            ),
+            (
+                Receive {
+                    packets: Some(0),
+                    ..wish()
+                },
+                libc::ERANGE,
+            ),
+            (
+                Receive {
+                    bits: Some(999),
+                    ..wish()
+                },
+                libc::ERANGE,
+            ),
+            (
+                Receive {
+                    burst_ms: u32::MAX,
+                    ..wish()
+                },
+                libc::ERANGE,
+            ),
+            (
+                Receive {
+                    priority: Some(8),
+                    ..wish()
+                },
+                libc::ERANGE,
+            ),
+            (
+                Receive {
+                    priority: Some(0),
+                    ..wish()
+                },
+                libc::EINVAL,
+            ),
+        ] {
+            assert_eq!(refusal(&user, &wish), Some(errno), "{wish:?}");
+        }
+    }
+
+    #[test]
+    fn prices_keep_to_the_rate_within_a_thousandth() {
+        for rate in [1, 7, 1000, 999_983, 10_000_000] {
+            let terms = terms(&Receive {
+                packets: Some(rate),
+                ..wish()
+            });
+            let kept = Budget::SECOND as f64 / terms.packet_price as f64;
+            assert!(
+                (1.0 - kept / f64::from(rate)).abs() < 1e-3,
+                "{rate}: {kept}"
+            );
+        }
+        for rate in [LEAST_BITS, 1_000_000, 99_999_999_977] {
+            let terms = terms(&Receive {
+                bits: Some(rate),
+                ..wish()
+            });
+            let kept = Budget::OCTET_SECOND as f64 / terms.octet_price as f64;
+            assert!((1.0 - kept / rate as f64).abs() < 1e-3, "{rate}: {kept}");
+        }
+    }
+
+    #[test]
+    fn the_price_of_the_longest_frame_fits() {
+        for bits in [LEAST_BITS, u64::MAX] {
+            let terms = terms(&Receive {
+                bits: Some(bits),
+                ..wish()
+            });
+            assert!(terms.octet_price.checked_mul(70_000).is_some());
+            assert_ne!(terms.octet_price, 0);
+        }
+    }
 }

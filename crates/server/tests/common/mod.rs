@@ -14,6 +14,7 @@ use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
     AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
 };
+use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, VERSION, Wire};
@@ -119,6 +120,16 @@ impl Client {
             panic!("{reply:?}");
         };
         unpack(list, &mut fds)
+    }
+
+    /// Everything that is guaranteed.
+    pub fn guarantees(&mut self) -> QosReport {
+        let show = RequestBody::Qos(QosRequest::Show);
+        let (reply, mut fds) = self.ask_with(show, &[]);
+        let ReplyBody::Qos(QosReply::State(report)) = reply else {
+            panic!("{reply:?}");
+        };
+        unpack(report, &mut fds)
     }
 
     /// A counter of filters or server, or of all holders together.

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * Receive budgets: what exceeds one is dropped before anything is spent on it, and charged to the
+ * owner of the channel it was for (NE 5.2).
+ *
+ * A budget is kept by the virtual clock of GCRA (ITU-T I.371): each packet moves it on by its price;
+ * how far it is ahead of the time is what has been drawn in advance, the burst at most. Processors
+ * that look at once may let a packet each through, but none forgets to pay.
+ */
+#ifndef BUDGET_H
+#define BUDGET_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "maps.h"
+
+#define charge_loss(channel, what)                                                                 \
+	do {                                                                                       \
+		__u32 owner = channel;                                                             \
+		struct losses *suffered = bpf_map_lookup_elem(&losses, &owner);                    \
+                                                                                                   \
+		if (suffered)                                                                      \
+			__sync_fetch_and_add(&suffered->what, 1);                                  \
+	} while (0)
+
+static __always_inline __u32 budget_of(const struct flow_row *row)
+{
+	return row->flags >> ROW_BUDGET_SHIFT & ROW_BUDGET_MASK;
+}
+
+static __always_inline bool is_budgeted(const struct flow_row *row)
+{
+	return budget_of(row) != 0;
+}
+
+/* What a device, or its offload, has put together counts as what it was. */
+static __always_inline __u64 packets_of(struct __sk_buff *skb)
+{
+	__u64 size = skb->gso_size;
+
+	return size ? (skb->len + size - 1) / size : 1;
+}
+
+static __always_inline bool goes_early(const struct flow_row *row, const struct budget *budget)
+{
+	__u64 priority = budget->priority;
+	__u32 channel = row->channel;
+	__u64 size;
+	void *ring;
+
+	if (priority >= PRIORITY_LAST)
+		return false;
+	ring = bpf_map_lookup_elem(&rings, &channel);
+	if (!ring)
+		return false;
+	size = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE);
+	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) * 8 >= size * (priority + 1);
+}
+
+/* Does a clock have room at this time? One that lags behind saves nothing up. */
+static __always_inline bool has_room(__u64 *paid, __u64 now, __u64 burst)
+{
+	__u64 until = *(volatile __u64 *)paid;
+
+	if (until <= now) {
+		/* If it fails, another processor has done it. */
+		__sync_val_compare_and_swap(paid, until, now);
+		return true;
+	}
+	return until - now <= burst;
+}
+
+/*
+ * Whether the frame is to be dropped, and counts it. Global, so that the verifier looks at it once.
+ */
+__noinline int exceeds_budget(struct __sk_buff *skb, const struct flow_row *row)
+{
+	__u64 now = bpf_ktime_get_ns() << 6;
+	struct budget *budget;
+	__u64 packets;
+	__u32 index;
+
+	if (!row)
+		return 0;
+	index = budget_of(row);
+	budget = bpf_map_lookup_elem(&budgets, &index);
+	if (!budget)
+		return 0;
+	packets = packets_of(skb);
+	if (goes_early(row, budget)) {
+		__sync_fetch_and_add(&budget->early, packets);
+		charge_loss(row->channel, early);
+		count(receive_drop_early);
+		return 1;
+	}
+	if ((budget->packet_price && !has_room(&budget->packets_paid, now, budget->burst)) ||
+	    (budget->octet_price && !has_room(&budget->octets_paid, now, budget->burst))) {
+		__sync_fetch_and_add(&budget->dropped, packets);
+		charge_loss(row->channel, over_budget);
+		count(receive_drop_over_budget);
+		return 1;
+	}
+	__sync_fetch_and_add(&budget->packets_paid, packets * budget->packet_price);
+	__sync_fetch_and_add(&budget->octets_paid, skb->len * budget->octet_price >> 14);
+	__sync_fetch_and_add(&budget->passed, packets);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,205 @@
+//! Receive budgets: whose packets they hold back, and when they end.
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::thread::sleep;
+use std::time::Duration;
+
+use common::{Client, Library, Near, await_some, control_path, start_server};
+use portolan_netns::{Bed, Daemon};
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::qos::{Kind, QosReply, QosRequest, Receive, ReceiveReport, Scope};
+use portolan_sys::clock;
+use portolan_types::{Protocol, Slot};
+
+const FLOODED: u16 = 5353;
+const QUIET: u16 = 5354;
+const SENT: usize = 50;
+
+/// Two UDP ports of one process, and somebody who decides.
+struct Scene {
+    bed: Bed,
+    _server: Daemon,
+    library: Library,
+    admin: Client,
+    _near: Vec<Near>,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let bed = Bed::veth();
+        let server = start_server(&bed.a);
+        let path = control_path(&bed.a);
+        let mut library = Library::start(&path);
+        let any: IpAddr = [0, 0, 0, 0].into();
+        let near = [FLOODED, QUIET].map(|port| {
+            let local = SocketAddr::new(any, port);
+            let (reply, near) = library.bind(Protocol::Udp, local, Slot(port.into()));
+            assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+            near
+        });
+        Scene {
+            admin: Client::connect(&path),
+            bed,
+            _server: server,
+            library,
+            _near: near.into(),
+        }
+    }
+
+    fn set(&mut self, scope: Scope, wish: Receive) -> QosReply {
+        ask(&mut self.admin, QosRequest::Receive { scope, wish })
+    }
+
+    fn report(&mut self) -> Vec<ReceiveReport> {
+        self.admin.guarantees().receive
+    }
+
+    /// Sends so many datagrams to a port; answers how many came through.
+    fn arrive(&mut self, port: u16) -> usize {
+        let peer = self.bed.b.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        for _ in 0..SENT {
+            peer.send_to(b"x", (Bed::A4, port)).unwrap();
+        }
+        // A packet is delivered while it is sent, unless the peer's address is asked for first.
+        sleep(Duration::from_millis(50));
+        let mut count = 0;
+        while let Some(record) = self.library.ring.next() {
+            count += usize::from(record.header.slot == u32::from(port));
+        }
+        count
+    }
+}
+
+fn ask(client: &mut Client, request: QosRequest) -> QosReply {
+    match client.ask(RequestBody::Qos(request)) {
+        ReplyBody::Qos(reply) => reply,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Next to nothing once the burst is over.
+fn ten_packets() -> Receive {
+    Receive {
+        packets: Some(1),
+        bits: None,
+        burst_ms: 9_000,
+        priority: None,
+    }
+}
+
+fn port(port: u16) -> Scope {
+    let protocol = Protocol::Udp;
+    Scope::Port { protocol, port }
+}
+
+#[test]
+fn a_port_has_its_budget_alone_until_it_is_deleted() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.arrive(FLOODED), SENT);
+    assert_eq!(scene.set(port(FLOODED), ten_packets()), QosReply::Done);
+    // A machine that is busy may take seconds for it, each of which is worth one packet.
+    let through = scene.arrive(FLOODED);
+    assert!((10..30).contains(&through), "{through}");
+    assert_eq!(scene.arrive(QUIET), SENT);
+    let report = &scene.report()[0];
+    assert_eq!(report.passed, through as u64);
+    assert_eq!(report.dropped, (SENT - through) as u64);
+    let dropped = scene.admin.counter("receive", "drop_over_budget");
+    assert_eq!(dropped, (SENT - through) as u64);
+
+    let delete = QosRequest::Delete {
+        scope: port(FLOODED),
+        kind: Kind::Receive,
+    };
+    assert_eq!(ask(&mut scene.admin, delete), QosReply::Done);
+    assert_eq!(scene.arrive(FLOODED), SENT);
+    assert!(scene.report().is_empty());
+}
+
+#[test]
+fn the_narrower_of_two_budgets_counts() {
+    let mut scene = Scene::new();
+    let pid = std::process::id();
+    let process = Scope::Process { pid };
+    assert_eq!(scene.set(process, ten_packets()), QosReply::Done);
+    let wide = Receive {
+        packets: Some(1_000_000),
+        ..ten_packets()
+    };
+    assert_eq!(scene.set(port(QUIET), wide), QosReply::Done);
+    assert!(scene.arrive(FLOODED) < 30);
+    assert_eq!(scene.arrive(QUIET), SENT);
+}
+
+#[test]
+fn a_budget_covers_what_is_opened_later() {
+    let mut scene = Scene::new();
+    let user = Scope::User { uid: 0 };
+    assert_eq!(scene.set(user, ten_packets()), QosReply::Done);
+    let later = 5355;
+    let local = SocketAddr::new([0, 0, 0, 0].into(), later);
+    let slot = Slot(later.into());
+    let (reply, _near) = scene.library.bind(Protocol::Udp, local, slot);
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    assert!(scene.arrive(later) < 30);
+    // All that the user has draws on one budget.
+    assert!(scene.arrive(FLOODED) < 20);
+}
+
+#[test]
+fn a_budget_of_a_process_goes_with_it_and_one_of_a_port_stays() {
+    let mut scene = Scene::new();
+    let pid = std::process::id();
+    let wish = ten_packets();
+    assert_eq!(
+        scene.set(Scope::Process { pid }, wish.clone()),
+        QosReply::Done
+    );
+    assert_eq!(scene.set(port(FLOODED), wish), QosReply::Done);
+    let Scene {
+        library,
+        mut admin,
+        _server,
+        bed: _bed,
+        _near,
+    } = scene;
+    let gone = clock::now();
+    drop(library);
+    let left = await_some("end of a budget", || {
+        let left = admin.guarantees().receive;
+        (left.len() == 1).then_some(left)
+    });
+    assert!(clock::now().since(gone) < Duration::from_secs(5));
+    assert_eq!(left[0].scope, port(FLOODED));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_reason() {
+    let mut scene = Scene::new();
+    let nothing = Receive {
+        packets: None,
+        ..ten_packets()
+    };
+    for (scope, wish, errno) in [
+        (port(FLOODED), nothing, libc::EINVAL),
+        (Scope::Process { pid: 1 }, ten_packets(), libc::ESRCH),
+        (Scope::Process { pid: u32::MAX }, ten_packets(), libc::ESRCH),
+        (Scope::Cgroup("/no/such".into()), ten_packets(), libc::ESRCH),
+    ] {
+        let QosReply::Refused(refusal) = scene.set(scope.clone(), wish) else {
+            panic!("{scope:?} is taken");
+        };
+        assert_eq!(refusal.errno, errno, "{}", refusal.reason);
+        assert!(!refusal.reason.is_empty());
+    }
+    let delete = QosRequest::Delete {
+        scope: port(FLOODED),
+        kind: Kind::Receive,
+    };
+    let QosReply::Refused(refusal) = ask(&mut scene.admin, delete) else {
+        panic!("there is nothing to delete");
+    };
+    assert_eq!(refusal.errno, libc::ENOENT);
+}
