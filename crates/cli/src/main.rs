@@ -14,6 +14,7 @@ mod server;
 mod ss;
 mod status;
 mod table;
+mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ enum Command {
     Run(run::Arguments),
     /// List the sessions of this network namespace.
     Ss(ss::Arguments),
+    /// Show what sessions, processes and guarantees do, again and again.
+    Top(top::Arguments),
     /// Show every drop, fallback and event counter.
     Counters(counters::Arguments),
     /// Show the server of this network namespace.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(arguments),
         Command::Ss(arguments) => ss::run(&arguments),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Counters(arguments) => counters::run(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Qos(arguments) => qos::run(&arguments),
@@ -87,7 +91,7 @@ mod tests {
     #[test]
     fn no_command_line_makes_the_parser_panic() {
         const WORDS: [&str; 32] = [
-            "run", "ss", "counters", "status", "doctor", "bench", "--", "--socket", "--json", "-i",
+            "run", "ss", "counters", "status", "top", "bench", "--", "--socket", "--json", "-i",
             "-a", "-n", "--help", "-w", "1", "tcp", "qos", "set", "del", "group", "join", "pid",
             "user", "flow", "tx", "rx", "cpu", "--rate", "20mbit", "--slice", "4ms", "--adapt",
         ];

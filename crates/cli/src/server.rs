@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_sys::shm::unpack as unpack_blob;
@@ -59,6 +60,14 @@ impl ServerAddress {
     ) -> Result<T, Failure> {
         let (reply, mut fds) = self.ask_with_fds(body)?;
         unpack(blob(reply).ok_or_else(unexpected)?, &mut fds)
+    }
+
+    /// Everything that is guaranteed.
+    pub fn guarantees(&self) -> Result<QosReport, Failure> {
+        self.ask_for(RequestBody::Qos(QosRequest::Show), |reply| match reply {
+            ReplyBody::Qos(QosReply::State(report)) => Some(report),
+            _ => None,
+        })
     }
 
     fn ask_with_fds(&self, body: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Failure> {

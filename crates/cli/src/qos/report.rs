@@ -1,21 +1,9 @@
-//! What the server says of guarantees, read, and as JSON.
+//! What the server says of guarantees, as JSON.
 
-use portolan_proto::control::{ReplyBody, RequestBody};
-use portolan_proto::qos::{QosReply, QosReport, QosRequest, Scope};
+use portolan_proto::qos::{QosReport, Scope};
 use serde_json::Value;
 
-use super::Arguments;
 use crate::exit::Failure;
-
-impl Arguments {
-    pub fn report(&self) -> Result<QosReport, Failure> {
-        let request = RequestBody::Qos(QosRequest::Show);
-        self.server.ask_for(request, |reply| match reply {
-            ReplyBody::Qos(QosReply::State(blob)) => Some(blob),
-            _ => None,
-        })
-    }
-}
 
 /// The report with scopes as commands take them.
 pub fn json(report: &QosReport) -> Result<Value, Failure> {

@@ -39,7 +39,7 @@ fn show(
     arguments: &Arguments,
     tables: impl FnOnce(&QosReport) -> Vec<Vec<String>>,
 ) -> Result<(), Failure> {
-    let report = arguments.report()?;
+    let report = arguments.server.guarantees()?;
     if arguments.json {
         return print_json(&json(&report)?);
     }

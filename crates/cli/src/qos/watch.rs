@@ -49,10 +49,10 @@ struct Computed {
 }
 
 pub fn run(arguments: &Arguments, seconds: u32) -> Result<(), Failure> {
-    let mut before = (Instant::now(), arguments.report()?);
+    let mut before = (Instant::now(), arguments.server.guarantees()?);
     loop {
         std::thread::sleep(Duration::from_secs(seconds.into()));
-        let now = (Instant::now(), arguments.report()?);
+        let now = (Instant::now(), arguments.server.guarantees()?);
         let rates = rates(&before.1, &now.1, now.0 - before.0);
         if arguments.json {
             print(serde_json::to_string(&rates)?)?;

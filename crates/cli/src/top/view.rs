@@ -1,0 +1,319 @@
+//! Two looks as one view: rates, shares and totals, the busiest first.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use portolan_proto::qos::{QosReport, Scope};
+use portolan_proto::report::{CounterReport, Holder, SessionReport};
+use portolan_types::Protocol;
+use serde::Serialize;
+
+use super::Look;
+use crate::table::printable;
+
+/// What one screen shows. Rates are per second, shares of one CPU.
+#[derive(Debug, Serialize)]
+pub struct View {
+    /// Since the look before.
+    pub seconds: f64,
+    pub in_bits: f64,
+    pub out_bits: f64,
+    pub drops: f64,
+    pub server_cpu: f64,
+    pub sessions: Vec<SessionRow>,
+    pub processes: Vec<ProcessRow>,
+    pub guarantees: Vec<GuaranteeRow>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct SessionRow {
+    pub protocol: &'static str,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+    /// `pid,program`, `server` or `relayed`.
+    pub holder: String,
+    pub in_bits: f64,
+    pub out_bits: f64,
+    pub in_packets: f64,
+    pub out_packets: f64,
+    pub retransmits: f64,
+    pub receive_queue: u32,
+    pub send_queue: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub struct ProcessRow {
+    pub pid: u32,
+    pub program: String,
+    pub sessions: usize,
+    pub in_bits: f64,
+    pub out_bits: f64,
+    /// Frames that the packet filter dropped: the ring was full, a budget exceeded, a priority low.
+    pub drops: f64,
+    /// Of the whole program, not of its network traffic alone.
+    pub cpu: f64,
+}
+
+/// A guarantee against what is used of it, in the kind's own unit.
+#[derive(Debug, Serialize)]
+pub struct GuaranteeRow {
+    pub kind: &'static str,
+    pub scope: String,
+    pub unit: &'static str,
+    pub granted: f64,
+    pub used: f64,
+    /// Packets per second.
+    pub drops: f64,
+}
+
+pub fn pid_of(session: &SessionReport) -> Option<u32> {
+    match session.holder {
+        Holder::Process { pid, .. } => Some(pid),
+        Holder::Server | Holder::Relayed => None,
+    }
+}
+
+impl View {
+    pub fn between(before: &Look, now: &Look) -> View {
+        let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
+        let sessions = sessions(&before.sessions, &now.sessions, seconds);
+        let shares = cpu_shares(&before.cpu, &now.cpu, seconds);
+        let drops = drops(&before.counters, &now.counters, seconds);
+        View {
+            seconds,
+            in_bits: sessions.iter().map(|session| session.in_bits).sum(),
+            out_bits: sessions.iter().map(|session| session.out_bits).sum(),
+            drops: drops.values().sum(),
+            server_cpu: shares.get(&now.server).copied().unwrap_or(0.0),
+            processes: processes(&sessions, &now.sessions, &drops, &shares),
+            guarantees: guarantees(&before.guarantees, &now.guarantees, seconds),
+            sessions: by_rate(sessions, |session| session.in_bits + session.out_bits),
+        }
+    }
+}
+
+fn by_rate<T>(mut rows: Vec<T>, rate: impl Fn(&T) -> f64) -> Vec<T> {
+    rows.sort_by(|one, other| rate(other).total_cmp(&rate(one)));
+    rows
+}
+
+/// What tells a session from others for who may not know its number.
+fn key(session: &SessionReport) -> (Protocol, SocketAddr, Option<SocketAddr>, Option<u32>) {
+    let pid = pid_of(session);
+    (session.protocol, session.local, session.remote, pid)
+}
+
+/// A count that went back, or began elsewhere, is one of a new life.
+fn rate(before: Option<u64>, now: u64, seconds: f64) -> f64 {
+    let since = now.checked_sub(before.unwrap_or(0)).unwrap_or(now);
+    since as f64 / seconds
+}
+
+/// In the order of the list.
+fn sessions(before: &[SessionReport], now: &[SessionReport], seconds: f64) -> Vec<SessionRow> {
+    let known: HashMap<_, _> = before.iter().map(|s| (key(s), s.figures)).collect();
+    let row = |session: &SessionReport| {
+        let before = known.get(&key(session));
+        let (figures, zero) = (session.figures, Default::default());
+        let earlier = before.unwrap_or(&zero);
+        let rate = |before: u64, now: u64| rate(Some(before), now, seconds);
+        SessionRow {
+            protocol: match session.protocol {
+                Protocol::Tcp => "tcp",
+                Protocol::Udp => "udp",
+            },
+            local: session.local,
+            remote: session.remote,
+            holder: match &session.holder {
+                Holder::Server => "server".to_owned(),
+                Holder::Relayed => "relayed".to_owned(),
+                Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
+            },
+            in_bits: 8.0 * rate(earlier.octets_in, figures.octets_in),
+            out_bits: 8.0 * rate(earlier.octets_out, figures.octets_out),
+            in_packets: rate(earlier.segments_in, figures.segments_in),
+            out_packets: rate(earlier.segments_out, figures.segments_out),
+            retransmits: rate(earlier.retransmits, figures.retransmits),
+            receive_queue: figures.receive_queue,
+            send_queue: figures.send_queue,
+        }
+    };
+    now.iter().map(row).collect()
+}
+
+fn cpu_shares(
+    before: &[(u32, Duration)],
+    now: &[(u32, Duration)],
+    seconds: f64,
+) -> HashMap<u32, f64> {
+    let known: HashMap<u32, Duration> = before.iter().copied().collect();
+    // One that was not looked at before would show all its life.
+    let share = |&(pid, time): &(u32, Duration)| {
+        let used = time.saturating_sub(*known.get(&pid)?);
+        Some((pid, used.as_secs_f64() / seconds))
+    };
+    now.iter().filter_map(share).collect()
+}
+
+/// Frames that the packet filter dropped of each process.
+fn drops(before: &[CounterReport], now: &[CounterReport], seconds: f64) -> HashMap<u32, f64> {
+    let lost = |counters: &[CounterReport]| {
+        let mut lost: HashMap<u32, u64> = HashMap::new();
+        for counter in counters.iter().filter(|counter| counter.group == "receive") {
+            if let Some(Holder::Process { pid, .. }) = &counter.holder {
+                *lost.entry(*pid).or_default() += counter.value;
+            }
+        }
+        lost
+    };
+    let known = lost(before);
+    let since = |(pid, now)| (pid, rate(known.get(&pid).copied(), now, seconds));
+    lost(now).into_iter().map(since).collect()
+}
+
+fn processes(
+    rows: &[SessionRow],
+    sessions: &[SessionReport],
+    drops: &HashMap<u32, f64>,
+    shares: &HashMap<u32, f64>,
+) -> Vec<ProcessRow> {
+    let mut totals: HashMap<u32, ProcessRow> = HashMap::new();
+    for (row, session) in rows.iter().zip(sessions) {
+        let Holder::Process { pid, program } = &session.holder else {
+            continue;
+        };
+        let total = totals.entry(*pid).or_insert_with(|| ProcessRow {
+            pid: *pid,
+            program: printable(program),
+            sessions: 0,
+            in_bits: 0.0,
+            out_bits: 0.0,
+            drops: drops.get(pid).copied().unwrap_or(0.0),
+            cpu: shares.get(pid).copied().unwrap_or(0.0),
+        });
+        total.sessions += 1;
+        total.in_bits += row.in_bits;
+        total.out_bits += row.out_bits;
+    }
+    by_rate(totals.into_values().collect(), |total| {
+        total.in_bits + total.out_bits + total.drops
+    })
+}
+
+/// In the order of the report.
+fn guarantees(before: &QosReport, now: &QosReport, seconds: f64) -> Vec<GuaranteeRow> {
+    let transmit = now.transmit.iter().map(|class| {
+        let known = before.transmit.iter().find(|b| b.scope == class.scope);
+        let known = known.map(|known| known.traffic).unwrap_or_default();
+        GuaranteeRow {
+            kind: "transmit",
+            scope: name(&class.scope),
+            unit: "bit/s",
+            granted: class.rate as f64,
+            used: 8.0 * rate(Some(known.octets), class.traffic.octets, seconds),
+            drops: rate(Some(known.drops), class.traffic.drops, seconds),
+        }
+    });
+    let receive = now.receive.iter().map(|budget| {
+        let known = before.receive.iter().find(|b| b.scope == budget.scope);
+        let count = |of: fn(&portolan_proto::qos::ReceiveReport) -> u64| {
+            rate(known.map(of), of(budget), seconds)
+        };
+        GuaranteeRow {
+            kind: "receive",
+            scope: name(&budget.scope),
+            unit: "packets/s",
+            // Without a bound on packets, infinite: JSON shows null.
+            granted: budget.wish.packets.map_or(f64::INFINITY, f64::from),
+            used: count(|budget| budget.passed),
+            drops: count(|budget| budget.dropped + budget.early),
+        }
+    });
+    let cpu = now.cpu.iter().map(|reservation| GuaranteeRow {
+        kind: "cpu",
+        scope: name(&reservation.scope),
+        unit: "CPU",
+        granted: f64::from(reservation.effective_ppm) / 1e6,
+        used: f64::from(reservation.used_ppm) / 1e6,
+        drops: 0.0,
+    });
+    transmit.chain(receive).chain(cpu).collect()
+}
+
+fn name(scope: &Scope) -> String {
+    printable(&scope.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use portolan_proto::report::SessionFigures;
+    use portolan_types::SessionId;
+
+    use super::*;
+
+    fn session(port: u16, octets_in: u64) -> SessionReport {
+        SessionReport {
+            session: SessionId(0),
+            protocol: Protocol::Udp,
+            local: ([10, 0, 0, 1], port).into(),
+            remote: None,
+            holder: Holder::Process {
+                pid: 7,
+                program: "dns\x1b[2J".into(),
+            },
+            state: "UNCONN".into(),
+            migrations: 0,
+            figures: SessionFigures {
+                octets_in,
+                ..Default::default()
+            },
+        }
+    }
+
+    fn lost(value: u64) -> CounterReport {
+        CounterReport {
+            group: "receive".into(),
+            name: "drop_ring_full".into(),
+            value,
+            holder: session(1, 0).holder.into(),
+        }
+    }
+
+    fn look(at: Instant, sessions: Vec<SessionReport>, drops: u64, cpu_ms: u64) -> Look {
+        Look {
+            at,
+            sessions,
+            counters: vec![lost(drops)],
+            guarantees: QosReport::default(),
+            server: 1,
+            cpu: vec![(7, Duration::from_millis(cpu_ms))],
+        }
+    }
+
+    #[test]
+    fn rates_are_differences_over_the_time_between_the_looks() {
+        let start = Instant::now();
+        let before = look(start, vec![session(1, 1000), session(2, 0)], 5, 100);
+        let then = start + Duration::from_secs(2);
+        let now = look(then, vec![session(1, 2000), session(2, 3000)], 25, 600);
+        let view = View::between(&before, &now);
+        let ports: Vec<u16> = view.sessions.iter().map(|s| s.local.port()).collect();
+        assert_eq!(ports, [2, 1]);
+        assert_eq!(view.sessions[0].in_bits, 12_000.0);
+        let process = &view.processes[0];
+        assert_eq!((process.sessions, process.in_bits), (2, 16_000.0));
+        assert_eq!((process.drops, process.cpu), (10.0, 0.25));
+        assert_eq!(process.program, "dns?[2J");
+    }
+
+    #[test]
+    fn a_count_that_went_back_is_of_a_new_session() {
+        let start = Instant::now();
+        let before = look(start, vec![session(1, 5000)], 0, 0);
+        let now = look(start + Duration::from_secs(1), vec![session(1, 10)], 0, 0);
+        assert_eq!(View::between(&before, &now).sessions[0].in_bits, 80.0);
+    }
+}
