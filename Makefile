@@ -51,12 +51,13 @@ install:
 	install -D -m 644 $(RELEASE)/libportolan_preload.so $(DESTDIR)$(PREFIX)/lib/portolan/libportolan_preload.so
 	install -D -m 755 $(RELEASE)/portolan-traffic $(DESTDIR)$(PREFIX)/lib/portolan/portolan-traffic
 	install -D -m 755 $(RELEASE)/portolan-engine $(DESTDIR)$(PREFIX)/lib/portolan/portolan-engine
+	install -D -m 644 include/portolan/qos.h $(DESTDIR)$(PREFIX)/include/portolan/qos.h
 	for page in docs/man/*.[1-8]; do \
 	  install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/portolan $(DESTDIR)$(PREFIX)/sbin/portoland
-	rm -rf $(DESTDIR)$(PREFIX)/lib/portolan
+	rm -rf $(DESTDIR)$(PREFIX)/lib/portolan $(DESTDIR)$(PREFIX)/include/portolan
 	for page in docs/man/*.[1-8]; do \
 	  rm -f $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
 

@@ -2,7 +2,7 @@
 //!
 //! [`posix`] is the surface: BSD socket calls on descriptor numbers. Beneath it lie [`process`]
 //! (one channel, one server connection), `core` (the sessions and whoever attends to them),
-//! `socket` and `epoll`.
+//! `socket` and `epoll`. [`qos`] asks for guarantees.
 //!
 //! Lock order: a socket's `setup` → `Core` → a socket's `watchers` → an epoll set's state. No
 //! system call that can block is made with `Core` held.
@@ -19,6 +19,7 @@ mod locals;
 mod options;
 pub mod posix;
 mod process;
+pub mod qos;
 mod report;
 mod socket;
 mod stamps;

@@ -21,6 +21,7 @@ mod multiplex;
 mod number;
 mod old_names;
 mod process;
+mod qos;
 mod rights;
 mod select;
 mod socket;

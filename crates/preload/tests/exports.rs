@@ -10,17 +10,37 @@ use std::{
 const PAGE: &str = include_str!("../../../docs/reference/symbols.md");
 const BY_NUMBER: &str = include_str!("../src/number.rs");
 
+const HEADER: &str = include_str!("../../../include/portolan/qos.h");
+
 /// Names for the library's own use, which libc does not have.
 const OWN: [&str; 1] = ["rust_eh_personality"];
+
+/// Functions that are this library's own begin so.
+const PREFIX: &str = "portolan_";
 
 #[test]
 fn what_is_exported_is_what_is_documented_as_translated() {
     let exported: BTreeSet<_> = names_in(&built()).into_values().flatten().collect();
     let exported = exported
         .into_iter()
-        .filter(|name| !OWN.contains(&name.as_str()));
+        .filter(|name| !OWN.contains(&name.as_str()) && !name.starts_with(PREFIX));
     let documented = quoted(section("Translated"));
     assert_eq!(exported.collect::<BTreeSet<_>>(), documented);
+}
+
+#[test]
+fn the_header_declares_what_is_the_library_s_own() {
+    let exported: BTreeSet<_> = names_in(&built()).into_values().flatten().collect();
+    let exported = exported.iter().filter(|name| name.starts_with(PREFIX));
+    let declarations = HEADER
+        .lines()
+        .filter_map(|line| line.strip_prefix("PORTOLAN_WEAK "))
+        .filter_map(|line| line.split('(').next()?.split([' ', '*']).next_back())
+        .map(str::to_owned);
+    assert_eq!(
+        exported.cloned().collect::<BTreeSet<_>>(),
+        declarations.collect()
+    );
 }
 
 #[test]

@@ -49,6 +49,9 @@ struct Asker {
     channel: Option<ChannelId>,
 }
 
+/// Permission of a group to whoever is not its maker.
+const MAY_LOOK: u16 = 0o004;
+
 /// What a wish leads to.
 type Outcome<T = ()> = Result<T, Refusal>;
 
@@ -69,7 +72,7 @@ impl Server {
             channel: client.channel,
         };
         if request == QosRequest::Show {
-            return self.show_qos();
+            return self.show_qos(asker);
         }
         let reply = self.decide(asker, request).unwrap_or_else(|refusal| {
             self.counters.guarantees_refused += 1;
@@ -103,12 +106,13 @@ impl Server {
         .map(|()| QosReply::Done)
     }
 
-    fn show_qos(&mut self) -> Answer {
+    fn show_qos(&mut self, asker: Asker) -> Answer {
         let mut report = QosReport::default();
         self.report_transmit(&mut report);
         self.report_groups(&mut report);
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
+        self.conceal(&mut report, asker);
         match pack(encode(&report)) {
             Ok((blob, fd)) => {
                 let body = ReplyBody::Qos(QosReply::State(blob));
@@ -116,5 +120,24 @@ impl Server {
             }
             Err(errno) => ReplyBody::Error { errno: errno.0 }.into(),
         }
+    }
+
+    /// Others see what they asked for, and what they may decide over; of the rest, sums.
+    fn conceal(&self, report: &mut QosReport, asker: Asker) {
+        let uid = asker.credentials.uid;
+        if uid == 0 {
+            return;
+        }
+        let shows = |owner, scope: &_| owner == uid || self.may_decide(asker, scope).is_ok();
+        report
+            .transmit
+            .retain(|entry| shows(entry.uid, &entry.scope));
+        report
+            .receive
+            .retain(|entry| shows(entry.uid, &entry.scope));
+        report.cpu.retain(|entry| shows(entry.uid, &entry.scope));
+        report
+            .groups
+            .retain(|group| group.uid == uid || group.mode & MAY_LOOK != 0);
     }
 }

@@ -10,6 +10,7 @@ mod capture;
 mod forgery;
 mod frames;
 mod groups;
+mod guarantees;
 mod locals;
 mod memory;
 mod messages;

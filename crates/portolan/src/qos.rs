@@ -1,0 +1,256 @@
+//! Guarantees for this program: rates for what it sends, budgets for what it receives, time for its threads, and groups
+//! that share a reserved rate. Each call is one question to the server, which grants or refuses; nothing is kept here.
+//!
+//! `<portolan/qos.h>` is the same for C.
+
+use std::fmt;
+use std::os::fd::RawFd;
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+pub use portolan_proto::qos::{Adapt, Cpu, GroupOptions, Kind, Rate, Receive, Slack, Transmit};
+use portolan_proto::qos::{GroupAction, QosReply, QosRequest, Scope};
+use portolan_types::FlowKey;
+use rustix::io::Errno;
+
+use crate::control::Lost;
+use crate::posix::{Answer, attach, local_address, peer_address};
+use crate::process::Process;
+use crate::table;
+
+/// Longest name of a device or service class.
+const NAME_MAX: usize = 255;
+
+/// Who is to have a guarantee.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whom {
+    /// All that this process has.
+    Process,
+    /// The connection of a socket; of one without a peer, its port.
+    Socket(RawFd),
+    /// The calling thread; for time on a CPU.
+    Thread,
+}
+
+/// What is wanted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    Transmit(Transmit),
+    Receive(Receive),
+    Cpu(Cpu),
+}
+
+impl From<Transmit> for Wish {
+    fn from(wish: Transmit) -> Wish {
+        Wish::Transmit(wish)
+    }
+}
+
+impl From<Receive> for Wish {
+    fn from(wish: Receive) -> Wish {
+        Wish::Receive(wish)
+    }
+}
+
+impl From<Cpu> for Wish {
+    fn from(wish: Cpu) -> Wish {
+        Wish::Cpu(wish)
+    }
+}
+
+/// A wish that was not granted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The closest error number.
+    pub errno: Errno,
+    /// Which test failed and what would have passed it, in the server's words.
+    pub reason: String,
+}
+
+impl Refused {
+    pub fn new(errno: Errno, reason: impl Into<String>) -> Refused {
+        Refused {
+            errno,
+            reason: reason.into(),
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Makes a guarantee, or changes the one of this kind that is there.
+pub fn reserve(whom: Whom, wish: impl Into<Wish>) -> Result<(), Refused> {
+    let scope = scope(whom)?;
+    let request = match wish.into() {
+        Wish::Transmit(wish) => {
+            is_short(wish.device.as_deref())?;
+            QosRequest::Transmit { scope, wish }
+        }
+        Wish::Receive(wish) => QosRequest::Receive { scope, wish },
+        Wish::Cpu(wish) => {
+            is_short(wish.class.as_deref())?;
+            QosRequest::Cpu { scope, wish }
+        }
+    };
+    ask(request).map(drop)
+}
+
+/// Ends a guarantee.
+pub fn release(whom: Whom, kind: Kind) -> Result<(), Refused> {
+    let scope = scope(whom)?;
+    ask(QosRequest::Delete { scope, kind }).map(drop)
+}
+
+/// A group of flows that share a reserved rate, named by a key that is unique on this host (MS Table I). It is the
+/// server's: dropping this changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MultiplexGroup {
+    key: u32,
+}
+
+/// A member of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member(pub u32);
+
+impl MultiplexGroup {
+    /// Makes a group with `bits` per second of a link. `mode` is as a file's: who may join (execute), look (read) and
+    /// change it (write).
+    pub fn create(
+        key: u32,
+        bits: u64,
+        device: Option<&str>,
+        options: GroupOptions,
+        mode: u16,
+    ) -> Result<MultiplexGroup, Refused> {
+        is_short(device)?;
+        let group = MultiplexGroup::named(key);
+        group.ask(GroupAction::Create {
+            device: device.map(str::to_owned),
+            bits,
+            mode,
+            options,
+        })?;
+        Ok(group)
+    }
+
+    /// The group of this key, if there is one: its calls will tell.
+    pub fn named(key: u32) -> MultiplexGroup {
+        MultiplexGroup { key }
+    }
+
+    /// A group that is there, and that this process may join.
+    pub fn open(key: u32) -> Result<MultiplexGroup, Refused> {
+        let group = MultiplexGroup::named(key);
+        group.ask(GroupAction::Open)?;
+        Ok(group)
+    }
+
+    /// All options at once.
+    pub fn set_options(&self, options: GroupOptions) -> Result<(), Refused> {
+        self.ask(GroupAction::SetOptions(options)).map(drop)
+    }
+
+    /// Adds a flow, or all of this process, with `bits` per second of its own.
+    pub fn join(&self, whom: Whom, bits: u64) -> Result<Member, Refused> {
+        let scope = scope(whom)?;
+        match self.ask(GroupAction::Join { scope, bits })? {
+            QosReply::Joined { member } => Ok(Member(member)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    pub fn leave(&self, Member(member): Member) -> Result<(), Refused> {
+        self.ask(GroupAction::Leave { member }).map(drop)
+    }
+
+    /// Ends the group, and the rates of its members with it.
+    pub fn delete(self) -> Result<(), Refused> {
+        self.ask(GroupAction::Delete).map(drop)
+    }
+
+    fn ask(&self, action: GroupAction) -> Result<QosReply, Refused> {
+        let key = self.key;
+        ask(QosRequest::Group { key, action })
+    }
+}
+
+fn scope(whom: Whom) -> Result<Scope, Refused> {
+    match whom {
+        // The server knows our number, whatever it is in our own namespace.
+        Whom::Process => Ok(Scope::Process { pid: 0 }),
+        Whom::Thread => Ok(Scope::Thread {
+            tid: portolan_sys::thread::number().unsigned_abs(),
+        }),
+        Whom::Socket(fd) => scope_of_socket(fd),
+    }
+}
+
+fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
+    if !table::is_ours(fd) {
+        attach(fd);
+    }
+    let socket = table::socket(fd).ok_or_else(|| {
+        Refused::new(
+            Errno::NOTSOCK,
+            format!("descriptor {fd} is not one of Portolan's sockets"),
+        )
+    })?;
+    let protocol = socket.protocol;
+    let local = match local_address(fd) {
+        Answer::Done(local) if local.port() != 0 => local,
+        _ => {
+            return Err(Refused::new(
+                Errno::INVAL,
+                "the socket has neither a peer nor a port",
+            ));
+        }
+    };
+    Ok(match peer_address(fd) {
+        Answer::Done(remote) => Scope::Flow(FlowKey {
+            protocol,
+            local,
+            remote,
+        }),
+        _ => Scope::Port {
+            protocol,
+            port: local.port(),
+        },
+    })
+}
+
+/// What no message could carry would cost the connection to the server.
+fn is_short(name: Option<&str>) -> Result<(), Refused> {
+    match name {
+        Some(name) if name.len() > NAME_MAX => {
+            Err(Refused::new(Errno::NAMETOOLONG, "the name is too long"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn ask(request: QosRequest) -> Result<QosReply, Refused> {
+    let process =
+        Process::start().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
+    match process.control.call(RequestBody::Qos(request), &[]) {
+        Ok((ReplyBody::Qos(QosReply::Refused(refusal)), _)) => {
+            let errno = Errno::from_raw_os_error(refusal.errno);
+            Err(Refused::new(errno, refusal.reason))
+        }
+        Ok((ReplyBody::Qos(reply), _)) => Ok(reply),
+        Ok((ReplyBody::Error { errno }, _)) => {
+            let errno = Errno::from_raw_os_error(errno);
+            Err(Refused::new(errno, errno.to_string()))
+        }
+        Ok(_) => Err(unexpected()),
+        Err(Lost) => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
+    }
+}
+
+fn unexpected() -> Refused {
+    Refused::new(Errno::PROTO, "the server gave no sensible answer")
+}

@@ -1,0 +1,322 @@
+//! `<portolan/qos.h>`: its structures and `errno` on one side, `portolan::qos` on the other. Unlike all other symbols of
+//! this library these are its own, not libc's.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char};
+
+use libc::c_int;
+use portolan::qos::{
+    self, Adapt, Cpu, GroupOptions, Kind, Member, MultiplexGroup, Rate, Receive, Refused, Slack,
+    Transmit, Whom,
+};
+use rustix::io::Errno;
+
+use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+
+/// `PORTOLAN_PROCESS`
+const PROCESS: c_int = -1;
+/// `PORTOLAN_THREAD`
+const THREAD: c_int = -2;
+/// `PORTOLAN_SLACK`
+const ALL_SLACK: u64 = u64::MAX;
+
+/// `struct portolan_transmit`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct TransmitWish {
+    rate: u64,
+    ceiling: u64,
+    slice_us: u32,
+    period_us: u32,
+    burst: u32,
+    reserved: u32,
+    device: *const c_char,
+}
+
+/// `struct portolan_receive`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ReceiveWish {
+    bits: u64,
+    packets: u32,
+    burst_ms: u32,
+    priority: u32,
+    reserved: u32,
+}
+
+/// `struct portolan_cpu`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct CpuWish {
+    rate_ppm: u32,
+    period_us: u32,
+    slack: u32,
+    adapt: u32,
+    least_ppm: u32,
+    most_ppm: u32,
+    service_class: *const c_char,
+}
+
+/// `struct portolan_group`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct GroupWish {
+    device: *const c_char,
+    options: u32,
+    reserved: u32,
+}
+
+impl TransmitWish {
+    /// # Safety
+    /// `device` is null or a C string.
+    unsafe fn read(self) -> Result<Transmit, Refused> {
+        is_zero(self.reserved)?;
+        let rate = match (self.rate, self.slice_us, self.period_us) {
+            (0, slice_us, period_us) => Rate::Slice {
+                slice_us,
+                period_us,
+            },
+            (bits, 0, 0) => Rate::Bits(bits),
+            _ => return Err(invalid("a rate, or a slice and a period, not both")),
+        };
+        let slack = match self.ceiling {
+            0 => Slack::None,
+            ALL_SLACK => Slack::All,
+            bits => Slack::UpTo(bits),
+        };
+        Ok(Transmit {
+            // SAFETY: the caller's promise.
+            device: unsafe { text(self.device) }?,
+            rate,
+            burst: (self.burst != 0).then_some(self.burst),
+            slack,
+        })
+    }
+}
+
+impl ReceiveWish {
+    fn read(self) -> Result<Receive, Refused> {
+        is_zero(self.reserved)?;
+        let priority = match self.priority.checked_sub(1).map(u8::try_from) {
+            None => None,
+            Some(Ok(priority)) => Some(priority),
+            Some(Err(_)) => return Err(invalid("priorities are 0 to 7")),
+        };
+        Ok(Receive {
+            packets: (self.packets != 0).then_some(self.packets),
+            bits: (self.bits != 0).then_some(self.bits),
+            burst_ms: match self.burst_ms {
+                0 => Receive::BURST_MS,
+                burst_ms => burst_ms,
+            },
+            priority,
+        })
+    }
+}
+
+impl CpuWish {
+    /// # Safety
+    /// `service_class` is null or a C string.
+    unsafe fn read(self) -> Result<Cpu, Refused> {
+        let adapt = match self.adapt {
+            0 => Adapt::Off,
+            1 => Adapt::Propose,
+            2 => Adapt::Auto {
+                least_ppm: self.least_ppm,
+                most_ppm: self.most_ppm,
+            },
+            _ => return Err(invalid("no such way to adapt")),
+        };
+        Ok(Cpu {
+            // SAFETY: the caller's promise.
+            class: unsafe { text(self.service_class) }?,
+            rate_ppm: self.rate_ppm,
+            period_us: match self.period_us {
+                0 => Cpu::PERIOD_US,
+                period_us => period_us,
+            },
+            slack: self.slack != 0,
+            adapt,
+        })
+    }
+}
+
+macro_rules! own {
+    ($($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
+        $(#[$note])*
+        ///
+        /// # Safety
+        /// The contract of `<portolan/qos.h>`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            settle(|| -> Result<$result, Refused> { $body })
+        }
+    )* };
+}
+
+own! {
+    /// `int portolan_transmit_reserve(int, const struct portolan_transmit *)`
+    fn portolan_transmit_reserve(whom: c_int, wish: *const TransmitWish) -> c_int {
+        // SAFETY: null, or valid by the contract, and its strings too.
+        let wish = unsafe { wish.as_ref().ok_or_else(no_wish)?.read()? };
+        qos::reserve(meant(whom)?, wish).map(|()| 0)
+    }
+
+    /// `int portolan_transmit_release(int)`
+    fn portolan_transmit_release(whom: c_int) -> c_int {
+        qos::release(meant(whom)?, Kind::Transmit).map(|()| 0)
+    }
+
+    /// `int portolan_receive_reserve(int, const struct portolan_receive *)`
+    fn portolan_receive_reserve(whom: c_int, wish: *const ReceiveWish) -> c_int {
+        // SAFETY: null, or valid by the contract.
+        let wish = unsafe { wish.as_ref() }.ok_or_else(no_wish)?.read()?;
+        qos::reserve(meant(whom)?, wish).map(|()| 0)
+    }
+
+    /// `int portolan_receive_release(int)`
+    fn portolan_receive_release(whom: c_int) -> c_int {
+        qos::release(meant(whom)?, Kind::Receive).map(|()| 0)
+    }
+
+    /// `int portolan_cpu_reserve(int, const struct portolan_cpu *)`
+    fn portolan_cpu_reserve(whom: c_int, wish: *const CpuWish) -> c_int {
+        // SAFETY: null, or valid by the contract, and its strings too.
+        let wish = unsafe { wish.as_ref().ok_or_else(no_wish)?.read()? };
+        qos::reserve(meant(whom)?, wish).map(|()| 0)
+    }
+
+    /// `int portolan_cpu_release(int)`
+    fn portolan_cpu_release(whom: c_int) -> c_int {
+        qos::release(meant(whom)?, Kind::Cpu).map(|()| 0)
+    }
+
+    /// `int portolan_group_create(uint32_t, uint64_t, const struct portolan_group *, uint32_t)`
+    fn portolan_group_create(key: u32, rate: u64, params: *const GroupWish, mode: u32) -> c_int {
+        // SAFETY: null, or valid by the contract.
+        let (device, options) = match unsafe { params.as_ref() } {
+            Some(params) => {
+                is_zero(params.reserved)?;
+                // SAFETY: as the structure itself.
+                (unsafe { text(params.device) }?, options(params.options)?)
+            }
+            None => (None, GroupOptions::default()),
+        };
+        let mode = u16::try_from(mode).map_err(|_| invalid("a mode is 0 to 0777"))?;
+        MultiplexGroup::create(key, rate, device.as_deref(), options, mode).map(|_| 0)
+    }
+
+    /// `int portolan_group_open(uint32_t)`
+    fn portolan_group_open(key: u32) -> c_int {
+        MultiplexGroup::open(key).map(|_| 0)
+    }
+
+    /// `int portolan_group_setoption(uint32_t, uint32_t)`
+    fn portolan_group_setoption(key: u32, flags: u32) -> c_int {
+        MultiplexGroup::named(key).set_options(options(flags)?).map(|()| 0)
+    }
+
+    /// `int64_t portolan_group_join(uint32_t, int, uint64_t)`
+    fn portolan_group_join(key: u32, whom: c_int, rate: u64) -> i64 {
+        let Member(number) = MultiplexGroup::named(key).join(meant(whom)?, rate)?;
+        Ok(number.into())
+    }
+
+    /// `int portolan_group_leave(uint32_t, uint32_t)`
+    fn portolan_group_leave(key: u32, member: u32) -> c_int {
+        MultiplexGroup::named(key).leave(Member(member)).map(|()| 0)
+    }
+
+    /// `int portolan_group_delete(uint32_t)`
+    fn portolan_group_delete(key: u32) -> c_int {
+        MultiplexGroup::named(key).delete().map(|()| 0)
+    }
+}
+
+/// Longest reason that is kept, with its NUL.
+const REASON_MAX: usize = 512;
+
+thread_local! {
+    /// Nothing that would have to be dropped: a thread may ask until its very end.
+    static REASON: UnsafeCell<[u8; REASON_MAX]> = const { UnsafeCell::new([0; REASON_MAX]) };
+}
+
+/// `const char *portolan_refusal(void)`
+#[unsafe(no_mangle)]
+pub extern "C" fn portolan_refusal() -> *const c_char {
+    REASON.with(|reason| reason.get().cast())
+}
+
+fn note(text: &str) {
+    let length = text.len().min(REASON_MAX - 1);
+    REASON.with(|reason| {
+        // SAFETY: the memory is this thread's own, and no reference into it lives.
+        let reason = unsafe { &mut *reason.get() };
+        reason[..length].copy_from_slice(&text.as_bytes()[..length]);
+        reason[length] = 0;
+    });
+}
+
+fn settle<T: FailureValue>(ask: impl FnOnce() -> Result<T, Refused>) -> T {
+    let outcome = shielded(|| {
+        ask().map_err(|refused| {
+            note(&refused.reason);
+            Refusal::Errno(refused.errno)
+        })
+    });
+    end_if_cancelled();
+    match outcome {
+        Ok(value) => value,
+        Err(Refusal::Errno(errno)) => failed(errno),
+        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
+    }
+}
+
+fn meant(whom: c_int) -> Result<Whom, Refused> {
+    match whom {
+        PROCESS => Ok(Whom::Process),
+        THREAD => Ok(Whom::Thread),
+        fd if fd >= 0 => Ok(Whom::Socket(fd)),
+        _ => Err(invalid(
+            "for a descriptor, PORTOLAN_PROCESS or PORTOLAN_THREAD",
+        )),
+    }
+}
+
+fn options(flags: u32) -> Result<GroupOptions, Refused> {
+    if flags & !0b111 != 0 {
+        return Err(invalid("no such option of a group"));
+    }
+    Ok(GroupOptions {
+        share: flags & 1 != 0,
+        slack: flags & 2 != 0,
+        keep: flags & 4 != 0,
+    })
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn text(name: *const c_char) -> Result<Option<String>, Refused> {
+    if name.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let name = unsafe { CStr::from_ptr(name) };
+    let name = name.to_str().map_err(|_| invalid("a name is UTF-8"))?;
+    Ok(Some(name.to_owned()))
+}
+
+fn is_zero(reserved: u32) -> Result<(), Refused> {
+    match reserved {
+        0 => Ok(()),
+        _ => Err(invalid("what is reserved is to be 0")),
+    }
+}
+
+fn no_wish() -> Refused {
+    Refused::new(Errno::FAULT, "the wish is null")
+}
+
+fn invalid(reason: &str) -> Refused {
+    Refused::new(Errno::INVAL, reason)
+}
