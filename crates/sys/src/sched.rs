@@ -1,0 +1,224 @@
+//! How the kernel schedules single threads (sched(7), sched_setattr(2)), any process's: `SCHED_DEADLINE`, what a
+//! thread had before, and what it uses.
+
+use std::fs;
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::raw;
+use crate::sysctl;
+
+mod share;
+#[cfg(test)]
+mod tests;
+
+pub use share::{Share, ShareError};
+
+const SCHED_OTHER: u32 = 0;
+const SCHED_BATCH: u32 = 3;
+const SCHED_DEADLINE: u32 = 6;
+
+const RESET_ON_FORK: u64 = 1;
+const RECLAIM: u64 = 2;
+
+/// The shortest runtime that the kernel takes.
+pub const LEAST_RUNTIME: Duration = Duration::from_nanos(1024);
+/// The periods that the kernel takes (`sched_deadline_period_min_us` and `_max_us`).
+pub const PERIODS_US: std::ops::RangeInclusive<u32> = 100..=4_194_303;
+
+/// The least of all bandwidths: it rounds to nothing. A thread that leaves `SCHED_DEADLINE` asleep leaves its bandwidth
+/// taken for ever (Linux 6.18); so it leaves with this.
+const LEAST: Deadline = Deadline {
+    runtime: LEAST_RUNTIME,
+    period: Duration::from_micros(4_194_303),
+    reclaims: false,
+};
+
+/// `struct sched_attr` of the first version.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+const SIZE: usize = size_of::<Attributes>();
+const _: () = assert!(SIZE == 48);
+
+/// A thread's time under `SCHED_DEADLINE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    pub runtime: Duration,
+    pub period: Duration,
+    /// May run on while others leave their time.
+    pub reclaims: bool,
+}
+
+impl Attributes {
+    pub fn of(tid: u32) -> Result<Attributes, Errno> {
+        let mut attributes = Attributes::default();
+        let at = std::ptr::from_mut(&mut attributes).expose_provenance();
+        // SAFETY: the kernel writes no more than the size it is told.
+        unsafe { raw::syscall(libc::SYS_sched_getattr, [tid as usize, at, SIZE, 0, 0, 0]) }?;
+        Ok(attributes)
+    }
+
+    pub fn is_deadline(&self) -> bool {
+        self.policy == SCHED_DEADLINE
+    }
+
+    /// Does a nice value mean anything for it?
+    pub fn is_ordinary(&self) -> bool {
+        [SCHED_OTHER, SCHED_BATCH].contains(&self.policy)
+    }
+
+    pub fn with_nice(self, nice: i32) -> Attributes {
+        Attributes { nice, ..self }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn fifo(priority: u32) -> Attributes {
+        Attributes {
+            policy: 1,
+            priority,
+            ..Attributes::default()
+        }
+    }
+
+    pub fn apply(mut self, tid: u32) -> Result<(), Errno> {
+        self.size = SIZE as u32;
+        let at = std::ptr::from_ref(&self).expose_provenance();
+        // SAFETY: the kernel reads as much as `size` says.
+        unsafe { raw::syscall(libc::SYS_sched_setattr, [tid as usize, at, 0, 0, 0, 0]) }.map(drop)
+    }
+}
+
+impl Deadline {
+    /// What the thread starts is ordinary: the kernel allows such threads no children otherwise.
+    pub fn apply(&self, tid: u32) -> Result<(), Errno> {
+        let period = self.period.as_nanos() as u64;
+        let reclaims = if self.reclaims { RECLAIM } else { 0 };
+        Attributes {
+            policy: SCHED_DEADLINE,
+            flags: RESET_ON_FORK | reclaims,
+            runtime: self.runtime.max(LEAST_RUNTIME).as_nanos() as u64,
+            deadline: period,
+            period,
+            ..Attributes::default()
+        }
+        .apply(tid)
+    }
+
+    /// The thread is scheduled as it was before. One that has since been given another policy keeps it.
+    pub fn revoke(tid: u32, before: &Attributes) -> Result<(), Errno> {
+        if !Attributes::of(tid)?.is_deadline() {
+            return Ok(());
+        }
+        if !before.is_deadline() {
+            LEAST.apply(tid)?;
+        }
+        before.apply(tid)
+    }
+}
+
+/// What a thread has had of the CPUs, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub running: Duration,
+    /// Wanted to run, and did not.
+    pub waiting: Duration,
+}
+
+impl Usage {
+    /// None if there is no such thread.
+    pub fn of(tid: u32) -> Option<Usage> {
+        let text = fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
+        let mut fields = text.split_ascii_whitespace().map(str::parse);
+        let mut next = || Some(Duration::from_nanos(fields.next()?.ok()?));
+        Some(Usage {
+            running: next()?,
+            waiting: next()?,
+        })
+    }
+}
+
+/// When a thread began, in ticks since the host did: with its number, that is who it is. None if there is none. One that
+/// has ended may still be there by name, as the first of a process is until all are.
+pub fn start_of(tid: u32) -> Option<u64> {
+    field_of(tid, 22)
+}
+
+/// Has it not ended?
+pub fn is_alive(tid: u32) -> bool {
+    field_of(tid, 3).is_some_and(|state: String| !["Z", "X", "x"].contains(&&*state))
+}
+
+/// The process of a thread.
+pub fn process_of(tid: u32) -> Option<u32> {
+    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
+/// The kernel's priority of a thread: 0 to 39 for ordinary ones, below for others.
+#[cfg(test)]
+pub(crate) fn priority_of(tid: u32) -> Option<i64> {
+    field_of(tid, 18)
+}
+
+/// A field of `/proc/…/stat` from the third on, as proc_pid_stat(5) counts.
+fn field_of<T: FromStr>(tid: u32, number: usize) -> Option<T> {
+    let text = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    // The second may be anything in parentheses.
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
+    fields.nth(number - 3)?.parse().ok()
+}
+
+/// The threads of a process that live, in the order in which they began or nearly so; at most `most`.
+pub fn threads_of(pid: u32, most: usize) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    numbers.take(most).collect()
+}
+
+/// What part of each CPU's time `SCHED_DEADLINE` and the like may have, in millionths.
+pub fn limit_ppm() -> u32 {
+    let read = |name| sysctl::read_value(name).ok()?.parse::<i64>().ok();
+    let period = read("kernel/sched_rt_period_us").filter(|period| *period > 0);
+    match (read("kernel/sched_rt_runtime_us"), period) {
+        (Some(runtime), Some(period)) if runtime >= 0 => {
+            (runtime.saturating_mul(1_000_000) / period).clamp(0, 1_000_000) as u32
+        }
+        // Without bound.
+        _ => 1_000_000,
+    }
+}
+
+/// CPUs that threads may run on.
+pub fn cpus() -> u32 {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online");
+    online
+        .ok()
+        .and_then(|list| count_of(list.trim()))
+        .unwrap_or(1)
+}
+
+/// Of a list like `0-3,8`.
+fn count_of(list: &str) -> Option<u32> {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        last.checked_sub(first)?.checked_add(1)
+    };
+    list.split(',').map(count).sum()
+}
