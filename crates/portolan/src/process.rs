@@ -6,13 +6,14 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use portolan_proto::control::{Parameters, ReplyBody, RequestBody};
 use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
+use portolan_sys::pi::{PiGuard, PiMutex};
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
@@ -37,7 +38,8 @@ pub(crate) struct Process {
     /// Rings when the server wants sessions back.
     pub(crate) alert: Bell,
     pub(crate) helper: helper::Post,
-    core: Mutex<Core>,
+    /// Who holds it runs with the priority of who waits (ADR 2).
+    core: PiMutex<Core>,
     spin_us: u32,
     congestion: CongestionKind,
     /// That the server has gone was said.
@@ -207,7 +209,7 @@ impl Process {
 
     /// While nobody else has it.
     fn core_mut(&mut self) -> &mut Core {
-        self.core.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.core.get_mut()
     }
 
     fn with_channel(
@@ -237,7 +239,7 @@ impl Process {
             alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
-            core: Mutex::new(Core::new(clock::now(), channel, locals, metastate)),
+            core: PiMutex::new(Core::new(clock::now(), channel, locals, metastate)),
         })
     }
 
@@ -256,9 +258,8 @@ impl Process {
     }
 
     pub(crate) fn lock(&self) -> CoreGuard<'_> {
-        let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         CoreGuard {
-            guard: Some(guard),
+            guard: Some(self.core.lock()),
             process: self,
         }
     }
@@ -278,7 +279,7 @@ impl Process {
 /// The lock on `Core`. What the sessions have to tell the server goes out when it is released.
 pub(crate) struct CoreGuard<'a> {
     /// Always there until dropped.
-    guard: Option<MutexGuard<'a, Core>>,
+    guard: Option<PiGuard<'a, Core>>,
     process: &'a Process,
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use portolan_proto::control::{Reader, ReplyBody, RequestBody, Standing};
-use portolan_sys::{descriptor, unix};
+use portolan_sys::{descriptor, pi, unix};
 use portolan_types::Protocol;
 
 use super::fallback::become_kernels;
@@ -36,6 +36,7 @@ pub fn after_fork_in_parent() {
 
 /// The child has no channel yet; it gets one with its first own session.
 pub fn after_fork_in_child() {
+    pi::forget_number();
     inside::forget_others();
     own_memory();
     for fd in table::take_hidden() {
