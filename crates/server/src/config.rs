@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use portolan_control::Limits;
+use portolan_control::qos::cpu::ClassTerms;
 use portolan_proto::control::{BufferLimits, Parameters};
 use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
+mod cpu;
 mod qos;
 #[cfg(test)]
 mod tests;
 
+use cpu::CpuClass;
 pub use qos::{Policy, QosConfig, Whom};
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
@@ -136,6 +139,15 @@ pub enum ConfigError {
     Buffers,
     #[error("`limits`: {0} must be between 1 and {1}")]
     Limit(&'static str, u32),
+    #[error(
+        "`qos.cpu_class` {0:?}: `share` and `each_user` are above 0 and at most 1, `overbooking` is 0 to 1000 or \
+         \"unbounded\""
+    )]
+    CpuClass(String),
+    #[error("`qos.cpu_class` {0:?}: each class has a name of its own")]
+    CpuClassName(String),
+    #[error("`qos.cpu_class`: the shares add up to more than 1")]
+    CpuShares,
 }
 
 impl Config {
@@ -177,6 +189,7 @@ impl Config {
         if !sound(b.send_initial, b.send_maximum) || !sound(b.receive_initial, b.receive_maximum) {
             return Err(ConfigError::Buffers);
         }
+        cpu::check(&self.qos.cpu_class)?;
         self.check_limits()
     }
 
@@ -221,6 +234,16 @@ impl Config {
             processes_per_user: self.limits.processes_per_user,
             sessions_per_process: self.limits.sessions_per_process,
         }
+    }
+
+    /// The service classes of CPU time; the first is everybody's who names none.
+    pub fn cpu_classes(&self) -> Vec<ClassTerms> {
+        let default = [CpuClass::default_class()];
+        let classes = match &*self.qos.cpu_class {
+            [] => &default,
+            classes => classes,
+        };
+        classes.iter().filter_map(CpuClass::terms).collect()
     }
 
     /// What each library is told.

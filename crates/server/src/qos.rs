@@ -17,12 +17,12 @@ use portolan_sys::unix::Credentials;
 use portolan_types::ChannelId;
 
 use crate::clients::{Answer, ClientId};
-use crate::config::Policy;
+use crate::config::{Config, Policy};
 use crate::listen::pack;
 use crate::server::Server;
 
 /// All guarantees of this server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Qos {
     transmit: transmit::Reservations,
     groups: groups::Groups,
@@ -33,10 +33,13 @@ pub struct Qos {
 }
 
 impl Qos {
-    pub fn new(policies: Vec<Policy>) -> Qos {
+    pub fn new(config: &Config) -> Qos {
         Qos {
-            policies,
-            ..Qos::default()
+            transmit: transmit::Reservations::default(),
+            groups: groups::Groups::default(),
+            receive: receive::Budgets::default(),
+            cpu: cpu::Reservations::new(config.cpu_classes()),
+            policies: config.qos.policy.clone(),
         }
     }
 }

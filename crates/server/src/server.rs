@@ -267,7 +267,7 @@ impl Server {
             last_cookie: None,
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
-            qos: Qos::new(config.qos.policy.clone()),
+            qos: Qos::new(&config),
             sysctls: Sysctls::open(now),
             monitor,
             metastate: MetastateWriter::create()?,
@@ -428,6 +428,7 @@ impl Server {
             self.drive_recalls(),
             self.drive_callers(),
             self.drive_bells(),
+            self.drive_cpu(),
         ]
         .into_iter()
         .flatten()
@@ -436,6 +437,7 @@ impl Server {
 
     /// Leaves the host as it was found: filters off, peers told, ports returned.
     pub fn stop(mut self) {
+        self.end_all_cpu();
         let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
         for id in held {
             if self.locals.has(id) {

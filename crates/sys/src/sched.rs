@@ -2,7 +2,6 @@
 //! thread had before, and what it uses.
 
 use std::fs;
-use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -150,39 +149,16 @@ impl Usage {
     }
 }
 
-/// When a thread began, in ticks since the host did: with its number, that is who it is. None if there is none. One that
-/// has ended may still be there by name, as the first of a process is until all are.
-pub fn start_of(tid: u32) -> Option<u64> {
-    field_of(tid, 22)
-}
-
-/// Has it not ended?
-pub fn is_alive(tid: u32) -> bool {
-    field_of(tid, 3).is_some_and(|state: String| !["Z", "X", "x"].contains(&&*state))
-}
-
-/// The process of a thread.
-pub fn process_of(tid: u32) -> Option<u32> {
-    let text = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-    line.trim().parse().ok()
-}
-
-/// The kernel's priority of a thread: 0 to 39 for ordinary ones, below for others.
+/// The kernel's priority of a thread, the 18th field of proc_pid_stat(5): 0 to 39 for ordinary ones, below for others.
 #[cfg(test)]
 pub(crate) fn priority_of(tid: u32) -> Option<i64> {
-    field_of(tid, 18)
-}
-
-/// A field of `/proc/…/stat` from the third on, as proc_pid_stat(5) counts.
-fn field_of<T: FromStr>(tid: u32, number: usize) -> Option<T> {
     let text = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
-    // The second may be anything in parentheses.
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
-    fields.nth(number - 3)?.parse().ok()
+    // The second field may be anything in parentheses.
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(18 - 3)?.parse().ok()
 }
 
-/// The threads of a process that live, in the order in which they began or nearly so; at most `most`.
+/// The threads of a process, at most `most`.
 pub fn threads_of(pid: u32, most: usize) -> Vec<u32> {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();

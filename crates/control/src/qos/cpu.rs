@@ -1,1 +1,372 @@
-//! Service classes and effective rates (ARC-H, MS §V).
+//! Service classes and effective rates (ARC-H, MS §V). Rates are in millionths of one CPU.
+//!
+//! The paper's host has one CPU, whose capacity is 1. Here the capacity is that of all CPUs, as far as the kernel gives
+//! it away, and a thread has at most what one CPU has of that; what this leaves of its effective rate is nobody's.
+
+use std::collections::BTreeMap;
+
+use portolan_proto::qos::text::show_share;
+use portolan_proto::qos::{Adapt, Cpu, CpuClassReport};
+
+#[cfg(test)]
+mod tests;
+
+const WHOLE: u64 = 1_000_000;
+
+/// What a class is for (`b_k`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overbooking {
+    /// In millionths. 0: who is admitted has his nominal rate at least.
+    UpTo(u32),
+    /// Everybody is admitted, and has a part.
+    Unbounded,
+}
+
+/// A service class as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassTerms {
+    pub name: String,
+    /// `R_k`, in millionths of the capacity.
+    pub share_ppm: u32,
+    pub overbooking: Overbooking,
+    /// What each user but root may have of what is admitted, in millionths.
+    pub each_user_ppm: u32,
+}
+
+/// What may be reserved of the CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    pub cpus: u32,
+    /// Of each.
+    pub of_one_ppm: u32,
+}
+
+impl Capacity {
+    fn ppm(self) -> u64 {
+        u64::from(self.cpus) * u64::from(self.of_one_ppm)
+    }
+}
+
+/// Number of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u64);
+
+/// Who asks, and for how much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    pub uid: u32,
+    /// `r̂_j`.
+    pub nominal_ppm: u32,
+    /// The most that it can use: for a thread what one CPU has.
+    pub usable_ppm: u64,
+}
+
+/// Why a reservation was not admitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    #[error("there is no CPU class {name:?}; there are {there_are}")]
+    NoSuchClass { name: String, there_are: String },
+    #[error("a rate of nothing is no reservation")]
+    NoRate,
+    #[error("{} of a CPU is more than the {} that it can have", show_share(*.wanted), show_share(*.usable))]
+    BeyondUsable { wanted: u64, usable: u64 },
+    #[error(
+        "class {class}: {} of a CPU and the {} reserved already exceed R(1+b) = {}; {} would fit",
+        show_share(*.wanted), show_share(*.reserved), show_share(*.bound), show_share(*.fits)
+    )]
+    ClassFull {
+        class: String,
+        wanted: u64,
+        reserved: u64,
+        bound: u64,
+        fits: u64,
+    },
+    #[error(
+        "class {class}: a user may have {} of a CPU, and has {} already; {} would fit",
+        show_share(*.most), show_share(*.has), show_share(*.fits)
+    )]
+    UserFull {
+        class: String,
+        most: u64,
+        has: u64,
+        fits: u64,
+    },
+}
+
+/// All service classes, and who is in them.
+#[derive(Debug)]
+pub struct Classes {
+    classes: Vec<Class>,
+    /// In which class each member is.
+    places: BTreeMap<MemberId, usize>,
+}
+
+#[derive(Debug)]
+struct Class {
+    terms: ClassTerms,
+    /// `R_k`.
+    rate_ppm: u64,
+    members: BTreeMap<MemberId, Claim>,
+}
+
+impl Classes {
+    /// The first class is who names none is put into. There is at least one.
+    pub fn new(capacity: Capacity, terms: impl IntoIterator<Item = ClassTerms>) -> Classes {
+        let class = |terms: ClassTerms| Class {
+            rate_ppm: part(capacity.ppm(), terms.share_ppm.into()),
+            terms,
+            members: BTreeMap::new(),
+        };
+        Classes {
+            classes: terms.into_iter().map(class).collect(),
+            places: BTreeMap::new(),
+        }
+    }
+
+    /// `Σ r̂_i + r̂_j ≤ R_k (1 + b_k)`. A member that was there already changes its claim or its class, or stays as it
+    /// is if that is denied.
+    pub fn admit(&mut self, id: MemberId, name: Option<&str>, claim: Claim) -> Result<(), Denied> {
+        let place = self.place(name)?;
+        self.classes[place].test(id, &claim)?;
+        self.remove(id);
+        self.classes[place].members.insert(id, claim);
+        self.places.insert(id, place);
+        Ok(())
+    }
+
+    pub fn remove(&mut self, id: MemberId) {
+        if let Some(place) = self.places.remove(&id) {
+            self.classes[place].members.remove(&id);
+        }
+    }
+
+    /// `r_j = R_k (r̂_j / Σ r̂_i)`, as far as the member can use it. 0 for who is not there.
+    pub fn effective(&self, id: MemberId) -> u64 {
+        let place = self.places.get(&id);
+        place.map_or(0, |place| self.classes[*place].effective(id))
+    }
+
+    /// The most that a member's nominal rate can become.
+    pub fn room_of(&self, id: MemberId) -> u64 {
+        let member = |place: &usize| {
+            let class = &self.classes[*place];
+            let claim = class.members.get(&id)?;
+            let room = class.room(id).min(class.user_room(id, claim.uid));
+            Some(room.min(claim.usable_ppm))
+        };
+        self.places.get(&id).and_then(member).unwrap_or(0)
+    }
+
+    pub fn reports(&self) -> impl Iterator<Item = CpuClassReport> {
+        self.classes.iter().map(Class::report)
+    }
+
+    fn place(&self, name: Option<&str>) -> Result<usize, Denied> {
+        let Some(name) = name else {
+            return Ok(0);
+        };
+        let place = self
+            .classes
+            .iter()
+            .position(|class| class.terms.name == name);
+        place.ok_or_else(|| {
+            let names: Vec<&str> = self
+                .classes
+                .iter()
+                .map(|class| &*class.terms.name)
+                .collect();
+            // What a program sent is not repeated at length.
+            let name = name.chars().take(64).collect();
+            let there_are = names.join(", ");
+            Denied::NoSuchClass { name, there_are }
+        })
+    }
+}
+
+impl Class {
+    fn test(&self, id: MemberId, claim: &Claim) -> Result<(), Denied> {
+        let wanted = u64::from(claim.nominal_ppm);
+        if wanted == 0 {
+            return Err(Denied::NoRate);
+        }
+        if wanted > claim.usable_ppm {
+            let usable = claim.usable_ppm;
+            return Err(Denied::BeyondUsable { wanted, usable });
+        }
+        let (fits, class) = (self.room(id), self.terms.name.clone());
+        if wanted > fits {
+            let (reserved, bound) = (self.nominal_without(id), self.bound());
+            return Err(Denied::ClassFull {
+                class,
+                wanted,
+                reserved,
+                bound,
+                fits,
+            });
+        }
+        let fits = self.user_room(id, claim.uid);
+        if wanted > fits {
+            let (most, has) = (self.most_of_user(), self.has_user(id, claim.uid));
+            return Err(Denied::UserFull {
+                class,
+                most,
+                has,
+                fits,
+            });
+        }
+        Ok(())
+    }
+
+    /// `R_k (1 + b_k)`.
+    fn bound(&self) -> u64 {
+        match self.terms.overbooking {
+            Overbooking::UpTo(b) => part(self.rate_ppm, WHOLE + u64::from(b)),
+            Overbooking::Unbounded => u64::MAX,
+        }
+    }
+
+    fn most_of_user(&self) -> u64 {
+        part(self.bound(), self.terms.each_user_ppm.into())
+    }
+
+    /// Sum of the nominal rates of all others.
+    fn nominal_without(&self, id: MemberId) -> u64 {
+        let others = self.members.iter().filter(|(other, _)| **other != id);
+        others.map(|(_, claim)| u64::from(claim.nominal_ppm)).sum()
+    }
+
+    /// What a user has beside this member.
+    fn has_user(&self, id: MemberId, uid: u32) -> u64 {
+        let others = self.members.iter().filter(|(other, _)| **other != id);
+        let his = others.filter(|(_, claim)| claim.uid == uid);
+        his.map(|(_, claim)| u64::from(claim.nominal_ppm)).sum()
+    }
+
+    fn room(&self, id: MemberId) -> u64 {
+        self.bound().saturating_sub(self.nominal_without(id))
+    }
+
+    fn user_room(&self, id: MemberId, uid: u32) -> u64 {
+        match uid {
+            0 => u64::MAX,
+            uid => self.most_of_user().saturating_sub(self.has_user(id, uid)),
+        }
+    }
+
+    fn nominal(&self) -> u64 {
+        let rates = self
+            .members
+            .values()
+            .map(|claim| u64::from(claim.nominal_ppm));
+        rates.sum()
+    }
+
+    fn effective(&self, id: MemberId) -> u64 {
+        let claim = self.members.get(&id);
+        claim.map_or(0, |claim| self.share_of(claim).min(claim.usable_ppm))
+    }
+
+    /// Of a member.
+    fn share_of(&self, claim: &Claim) -> u64 {
+        let share = u128::from(self.rate_ppm) * u128::from(claim.nominal_ppm);
+        // Members have rates, so the sum is not 0; the quotient is at most `R_k`.
+        (share / u128::from(self.nominal())) as u64
+    }
+
+    fn report(&self) -> CpuClassReport {
+        CpuClassReport {
+            name: self.terms.name.clone(),
+            rate_ppm: self.rate_ppm,
+            overbooking_ppm: match self.terms.overbooking {
+                Overbooking::UpTo(b) => Some(b.into()),
+                Overbooking::Unbounded => None,
+            },
+            nominal_ppm: self.nominal(),
+            members: self.members.len() as u32,
+        }
+    }
+}
+
+/// So many millionths of a whole; all that a number can say, if there is no end.
+fn part(whole: u64, millionths: u64) -> u64 {
+    let part = u128::from(whole) * u128::from(millionths) / u128::from(WHOLE);
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+/// What each thread of a process has of its rate: in proportion to what it used, and a little in any case, so that who
+/// wakes after a pause can show that it wants more. None has more than one CPU gives.
+pub fn divide(rate_ppm: u64, used: &[u64], of_one_ppm: u32) -> Vec<u32> {
+    let total: u128 = used.iter().map(|used| u128::from(*used)).sum();
+    let count = used.len() as u128;
+    // A quarter for all alike, the rest by use; none of it where nobody has run.
+    let (alike, by_use) = match total {
+        0 => (u128::from(rate_ppm), 0),
+        _ => (
+            u128::from(rate_ppm / 4),
+            u128::from(rate_ppm - rate_ppm / 4),
+        ),
+    };
+    let share = |used: &u64| alike / count + by_use * u128::from(*used) / total.max(1);
+    let shares = used
+        .iter()
+        .map(|used| share(used).min(of_one_ppm.into()) as u32);
+    shares.collect()
+}
+
+/// What a reservation's use says of its rate (MS §V): looked at each second.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Adaptation {
+    /// Of the last seconds, newest first.
+    used_ppm: [u32; SECONDS],
+    seconds: usize,
+}
+
+/// A rate goes down only if so many seconds agree.
+const SECONDS: usize = 4;
+
+/// What was measured in one second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    pub used_ppm: u32,
+    /// Periods in which more was wanted, of so many.
+    pub overruns: u32,
+    pub periods: u32,
+}
+
+impl Adaptation {
+    /// The nominal rate that would do, if it differs by a tenth or more from what there is.
+    pub fn propose(&mut self, wish: &Cpu, effective_ppm: u64, measured: Measured) -> Option<u32> {
+        self.used_ppm.rotate_right(1);
+        self.used_ppm[0] = measured.used_ppm;
+        self.seconds = (self.seconds + 1).min(SECONDS);
+        let nominal = u64::from(wish.rate_ppm);
+        let used = |ppm: u32| u64::from(ppm) * 5 / 4;
+        let is_short = measured.overruns > measured.periods / 20;
+        let better = if is_short {
+            // It would have used more than it had; how much more is not known.
+            (nominal.max(effective_ppm).saturating_mul(3) / 2).max(used(measured.used_ppm))
+        } else if self.seconds == SECONDS {
+            used(*self.used_ppm.iter().max()?)
+        } else {
+            return None;
+        };
+        let (least, most) = match wish.adapt {
+            Adapt::Auto {
+                least_ppm,
+                most_ppm,
+            } => (least_ppm.max(1), most_ppm.max(1)),
+            Adapt::Off | Adapt::Propose => (LEAST_PROPOSED, u32::MAX),
+        };
+        let better = u32::try_from(better).unwrap_or(u32::MAX);
+        let better = better.max(least).min(most);
+        (u64::from(better).abs_diff(nominal) * 10 >= nominal).then_some(better)
+    }
+
+    /// The rate has changed: what was measured with another says little.
+    pub fn start_over(&mut self) {
+        *self = Adaptation::default();
+    }
+}
+
+/// Threads that slept for seconds will run again.
+const LEAST_PROPOSED: u32 = 1_000;

@@ -7,6 +7,8 @@ use portolan_sys::accounts;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
+use super::cpu::CpuClass;
+
 #[cfg(test)]
 mod tests;
 
@@ -16,6 +18,8 @@ mod tests;
 pub struct QosConfig {
     /// `[[qos.policy]]`, in the order of the file.
     pub policy: Vec<Policy>,
+    /// `[[qos.cpu_class]]`; if there is none, there is one by default.
+    pub cpu_class: Vec<CpuClass>,
 }
 
 /// Guarantees that somebody has without asking.

@@ -46,13 +46,24 @@ fn every_key_can_be_set() {
          processes = 4
          processes_per_user = 2
          sessions_per_process = 100
-         time_wait = 10",
+         time_wait = 10
+         [[qos.cpu_class]]
+         name = 'hard'
+         share = 0.25
+         [[qos.cpu_class]]
+         name = 'soft'
+         share = 0.5
+         overbooking = 'unbounded'
+         each_user = 1",
     )
     .unwrap();
     config.check().unwrap();
     assert_eq!(config.socket_mode, 0o660);
     assert_eq!(config.parameters().spin_us, 50);
     assert_eq!(config.limits().processes, 4);
+    let classes = config.cpu_classes();
+    assert_eq!(classes[0].share_ppm, 250_000);
+    assert_eq!(classes[1].each_user_ppm, 1_000_000);
 }
 
 #[test]
@@ -68,6 +79,17 @@ fn wrong_values_are_refused_by_name() {
         ("socket_mode = 0o4777", "socket_mode"),
         ("[buffers]\nsend_initial = 1", "buffers"),
         ("[limits]\nprocesses = 0", "processes"),
+        ("[[qos.cpu_class]]\nname = 'a'\nshare = 0", "share"),
+        ("[[qos.cpu_class]]\nname = 'a'\nshare = nan", "share"),
+        ("[[qos.cpu_class]]\nname = ''\nshare = 1", "name"),
+        (
+            "[[qos.cpu_class]]\nname = 'a'\nshare = 1\n[[qos.cpu_class]]\nname = 'b'\nshare = 0.1",
+            "add up",
+        ),
+        (
+            "[[qos.cpu_class]]\nname = 'a'\nshare = 1\noverbooking = 'much'",
+            "overbooking",
+        ),
     ] {
         let message = refused(&format!("{eth0}{text}"));
         assert!(message.contains(named), "{text}: {message}");

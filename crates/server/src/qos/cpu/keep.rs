@@ -1,0 +1,280 @@
+//! One thread's reservation, as the kernel keeps it: `SCHED_DEADLINE`, or the nearest weaker form and why.
+
+use std::time::Duration;
+
+use portolan_proto::qos::CpuForm;
+use portolan_sys::capability::Capability;
+use portolan_sys::sched::{self, Attributes, Deadline, Share, Usage};
+use rustix::io::Errno;
+use tracing::debug;
+
+use crate::qos::scope::Life;
+
+/// What a thread is to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub rate_ppm: u32,
+    pub period: Duration,
+    pub slack: bool,
+}
+
+impl Terms {
+    fn deadline(&self) -> Deadline {
+        Deadline {
+            runtime: self.period * self.rate_ppm / 1_000_000,
+            period: self.period,
+            reclaims: self.slack,
+        }
+    }
+}
+
+/// A thread, what it had before, and what it has.
+#[derive(Debug)]
+pub struct Kept {
+    pub tid: u32,
+    pub life: Life,
+    before: Attributes,
+    form: Form,
+    /// As they were last kept in full.
+    terms: Option<Terms>,
+    /// Why it is not `SCHED_DEADLINE` by these terms.
+    refusal: Option<String>,
+    usage: Usage,
+    /// In the last second.
+    used: Duration,
+}
+
+#[derive(Debug)]
+enum Form {
+    None,
+    Deadline,
+    Share(Share),
+    Nice(i32),
+}
+
+/// What was seen of a thread since the last look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub used: Duration,
+    pub overruns: u32,
+}
+
+impl Kept {
+    /// None if it has ended.
+    pub fn of(tid: u32) -> Option<Kept> {
+        Some(Kept {
+            tid,
+            life: Life::of(tid)?,
+            before: Attributes::of(tid).ok()?,
+            form: Form::None,
+            terms: None,
+            refusal: None,
+            usage: Usage::of(tid)?,
+            used: Duration::ZERO,
+        })
+    }
+
+    pub fn rate_ppm(&self) -> u32 {
+        self.terms.map_or(0, |terms| terms.rate_ppm)
+    }
+
+    /// For comparison with others.
+    pub fn used(&self) -> u64 {
+        self.used.as_micros() as u64
+    }
+
+    pub fn keep(&mut self, terms: Terms) {
+        let is_kept = matches!(self.form, Form::Deadline) && self.has_deadline();
+        if is_kept && self.terms == Some(terms) && self.refusal.is_none() {
+            return;
+        }
+        match terms.deadline().apply(self.tid) {
+            Ok(()) => {
+                if let Form::Share(share) = &self.form {
+                    share.end();
+                }
+                self.form = Form::Deadline;
+                self.terms = Some(terms);
+                self.refusal = None;
+            }
+            Err(Errno::SRCH) => {}
+            Err(errno) => {
+                self.refusal = Some(reason(errno));
+                if !is_kept {
+                    self.keep_weakly(terms);
+                }
+            }
+        }
+    }
+
+    fn has_deadline(&self) -> bool {
+        Attributes::of(self.tid).is_ok_and(|attributes| attributes.is_deadline())
+    }
+
+    fn keep_weakly(&mut self, terms: Terms) {
+        if let Err(error) = self.share(terms) {
+            debug!(tid = self.tid, %error, "no share of its own");
+            self.form = match self.favour(terms) {
+                Ok(nice) => Form::Nice(nice),
+                Err(errno) => {
+                    debug!(tid = self.tid, %errno, "no nice value");
+                    Form::None
+                }
+            };
+        }
+        self.terms = Some(terms);
+    }
+
+    fn share(&mut self, terms: Terms) -> Result<(), sched::ShareError> {
+        if !matches!(self.form, Form::Share(_)) {
+            self.form = Form::Share(Share::give(self.tid)?);
+        }
+        let Form::Share(share) = &self.form else {
+            return Ok(());
+        };
+        share.set_rate(terms.rate_ppm, terms.period.as_micros() as u32)?;
+        if terms.slack {
+            share.lift_limit()?;
+        }
+        Ok(())
+    }
+
+    /// More than a nice value, which says how much others matter, there is not to be had.
+    fn favour(&self, terms: Terms) -> Result<i32, Errno> {
+        if !self.before.is_ordinary() {
+            return Err(Errno::INVAL);
+        }
+        let nice = -((20 * terms.rate_ppm.min(1_000_000)).div_ceil(1_000_000) as i32);
+        self.before.with_nice(nice).apply(self.tid)?;
+        Ok(nice)
+    }
+
+    /// A form that is none, and why.
+    pub fn failure(&self) -> Option<String> {
+        match (&self.form, &self.refusal) {
+            (Form::None, Some(reason)) => Some(reason.clone()),
+            _ => None,
+        }
+    }
+
+    pub fn weaker(&self) -> Option<CpuForm> {
+        let reason = self.refusal.clone()?;
+        let form = match &self.form {
+            Form::None => "none".to_owned(),
+            Form::Deadline => format!("SCHED_DEADLINE at {} ppm", self.rate_ppm()),
+            Form::Share(_) => "cpu.shares and cpu.cfs_quota_us of a cgroup".to_owned(),
+            Form::Nice(nice) => format!("nice {nice}"),
+        };
+        Some(CpuForm::Weaker { form, reason })
+    }
+
+    pub fn measure(&mut self, passed: Duration) -> Seen {
+        let Some(usage) = Usage::of(self.tid) else {
+            let used = Duration::ZERO;
+            return Seen { used, overruns: 0 };
+        };
+        let used = usage.running.saturating_sub(self.usage.running);
+        let waited = usage.waiting.saturating_sub(self.usage.waiting);
+        (self.usage, self.used) = (usage, used);
+        let overruns = match (&self.form, self.terms) {
+            (Form::Deadline, Some(terms)) => overruns(&terms.deadline(), used, waited, passed),
+            _ => 0,
+        };
+        Seen { used, overruns }
+    }
+
+    /// The thread is scheduled as before.
+    pub fn release(&mut self) {
+        if !self.life.lasts() {
+            if let Form::Share(share) = &self.form {
+                share.end();
+            }
+            return;
+        }
+        let released = match &self.form {
+            Form::None => Ok(()),
+            Form::Deadline => Deadline::revoke(self.tid, &self.before),
+            Form::Share(share) => {
+                share.end();
+                Ok(())
+            }
+            Form::Nice(_) => self.before.apply(self.tid),
+        };
+        if let Err(errno) = released {
+            debug!(tid = self.tid, %errno, "scheduled as it was reserved");
+        }
+        self.form = Form::None;
+    }
+}
+
+/// Periods in which a thread had its runtime and wanted more. The kernel does not count them; but who has used up his
+/// runtime waits, as if ready to run, for the rest of the period.
+fn overruns(deadline: &Deadline, used: Duration, waited: Duration, passed: Duration) -> u32 {
+    let rest = deadline.period.saturating_sub(deadline.runtime);
+    let times = |whole: Duration, part: Duration| {
+        (whole.as_nanos() + part.as_nanos() / 2) / part.as_nanos().max(1)
+    };
+    let exhausted = times(used, deadline.runtime.max(sched::LEAST_RUNTIME));
+    let waits = times(waited, rest);
+    exhausted.min(waits).min(times(passed, deadline.period)) as u32
+}
+
+fn reason(errno: Errno) -> String {
+    match errno {
+        Errno::PERM if !Capability::SysNice.in_effect() => {
+            "the server lacks CAP_SYS_NICE, which SCHED_DEADLINE needs".to_owned()
+        }
+        Errno::PERM => "the kernel gives SCHED_DEADLINE (EPERM) only to threads that may run on all CPUs: this one is \
+                        bound to some, by its affinity mask or a cpuset"
+            .to_owned(),
+        Errno::BUSY => "the kernel has no SCHED_DEADLINE bandwidth left (EBUSY): others beside Portolan's have it"
+            .to_owned(),
+        errno => format!("the kernel refuses SCHED_DEADLINE: {errno}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn third() -> Deadline {
+        Terms {
+            rate_ppm: 300_000,
+            period: 10 * MS,
+            slack: false,
+        }
+        .deadline()
+    }
+
+    #[test]
+    fn a_thread_that_always_wants_more_overruns_each_period() {
+        assert_eq!(third().runtime, 3 * MS);
+        assert_eq!(overruns(&third(), 300 * MS, 700 * MS, SECOND), 100);
+    }
+
+    #[test]
+    fn who_waits_without_using_his_runtime_overruns_nothing() {
+        assert_eq!(overruns(&third(), Duration::ZERO, 700 * MS, SECOND), 0);
+        assert_eq!(overruns(&third(), 300 * MS, 3 * MS, SECOND), 0);
+        assert_eq!(overruns(&third(), 30 * MS, 70 * MS, SECOND), 10);
+    }
+
+    #[test]
+    fn no_measure_breaks_the_count() {
+        let most = Duration::from_secs(1 << 40);
+        let least = Deadline {
+            runtime: Duration::ZERO,
+            period: Duration::from_micros(100),
+            reclaims: false,
+        };
+        overruns(&least, most, most, most);
+        let whole = Deadline {
+            runtime: least.period,
+            ..least
+        };
+        assert_eq!(overruns(&whole, SECOND, SECOND, SECOND), 10_000);
+    }
+}
