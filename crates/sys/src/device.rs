@@ -40,6 +40,11 @@ pub fn by_name(name: &str) -> Result<Device, DeviceError> {
     })
 }
 
+/// Rate of a device in bits per second; none if it does not say.
+pub fn rate(name: &str) -> Option<u64> {
+    Requests::about(name).ok()?.rate().ok().flatten()
+}
+
 /// Makes `name` fall silent and comes up: no ARP, no multicast, a queue of `queue` packets.
 pub(crate) fn bring_up_quietly(name: &str, queue: u32) -> Result<(), DeviceError> {
     let change = |errno| DeviceError::Change {
@@ -146,11 +151,30 @@ impl Requests {
         Ok(())
     }
 
+    /// `ETHTOOL_GSET` is answered for every driver; of `ethtool_cmd` the speed is read, in Mbit/s.
+    fn rate(&self) -> Result<Option<u64>, Errno> {
+        const ETHTOOL_GSET: u32 = 1;
+        const UNKNOWN: u32 = u32::MAX;
+        let mut command = [0_u32; 11];
+        command[0] = ETHTOOL_GSET;
+        let mut request = self.named;
+        request.ifr_ifru.ifru_data = command.as_mut_ptr().cast();
+        self.perform::<{ libc::SIOCETHTOOL as Opcode }>(request)?;
+        let octets: Vec<u8> = command.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let (low, high) = (&octets[12..14], &octets[28..30]);
+        let half = |octets: &[u8]| u32::from(u16::from_ne_bytes([octets[0], octets[1]]));
+        let speed = half(high) << 16 | half(low);
+        // A device without a carrier says 0, or that it does not know.
+        let known = speed != 0 && speed != UNKNOWN && speed != 0xffff;
+        Ok(known.then(|| u64::from(speed) * 1_000_000))
+    }
+
     fn perform<const OPCODE: Opcode>(
         &self,
         mut request: libc::ifreq,
     ) -> Result<libc::ifreq, Errno> {
-        // SAFETY: the opcodes used here are device ioctls, which read and write one `ifreq`.
+        // SAFETY: the opcodes used here are device ioctls, which read and write one `ifreq`, and
+        // what `rate` has it point to, which is as large as `ETHTOOL_GSET` wants.
         let call = unsafe { Updater::<OPCODE, libc::ifreq>::new(&mut request) };
         // SAFETY: as above; the request is plain data.
         unsafe { ioctl(&self.socket, call)? };

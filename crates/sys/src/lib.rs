@@ -25,6 +25,7 @@ pub mod signals;
 pub mod sysctl;
 pub mod tap;
 pub mod thread;
+pub mod traffic;
 pub mod unix;
 pub mod wait;
 

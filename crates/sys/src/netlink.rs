@@ -9,11 +9,12 @@ mod socket;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
 use rustix::io::Errno;
+use rustix::net::SocketFlags;
 
 use socket::{Events, Requests};
 
@@ -46,6 +47,11 @@ pub struct DeleteError {
 /// Has the driver of a device that is down get its frames without a queueing discipline before it.
 pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
     Requests::open()?.acknowledged(parse::no_discipline(ifindex))
+}
+
+/// For requests whose messages another module makes.
+pub(crate) fn request_socket() -> Result<OwnedFd, Errno> {
+    socket::open(SocketFlags::empty())
 }
 
 /// Which tables have to be read again.

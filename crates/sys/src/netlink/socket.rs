@@ -28,7 +28,7 @@ const ATTEMPTS: usize = 10;
 /// Octets of a message header; shorter lengths would not advance.
 const HEADER: usize = 16;
 
-fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+pub(super) fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,

@@ -1,0 +1,509 @@
+//! Traffic control: puts HTB on a device, changes its classes, reads their counts, and keeps what a user had there
+//! so that it can come back. Messages are made by hand: what is kept is kept as the kernel gave it.
+
+mod message;
+
+use rustix::io::Errno;
+
+use message::{Attributes, Kernel, Reader};
+
+#[cfg(test)]
+mod tests;
+
+/// "po": major number of our discipline, by which a leftover is known.
+pub const HANDLE: u16 = portolan_proto::filter::TRAFFIC_HANDLE;
+/// The class of the whole link, and within it that of all who reserved nothing.
+pub const WHOLE: u16 = 1;
+pub const BEST_EFFORT: u16 = portolan_proto::filter::BEST_EFFORT_CLASS;
+
+const NEW_QDISC: u16 = 36;
+const DELETE_QDISC: u16 = 37;
+const GET_QDISC: u16 = 38;
+const NEW_CLASS: u16 = 40;
+const DELETE_CLASS: u16 = 41;
+const GET_CLASS: u16 = 42;
+const GET_FILTER: u16 = 46;
+
+const ROOT: u32 = 0xffff_ffff;
+/// Of ingress and clsact, which are no concern of what is sent.
+const INGRESS: u32 = 0xffff_fff1;
+
+/// Attributes of linux/rtnetlink.h and linux/pkt_sched.h.
+const KIND: u16 = 1;
+const OPTIONS: u16 = 2;
+const STATS2: u16 = 7;
+const STATS_BASIC: u16 = 1;
+const STATS_QUEUE: u16 = 3;
+const STATS_PACKETS64: u16 = 8;
+const HTB_PARMS: u16 = 1;
+const HTB_INIT: u16 = 2;
+const HTB_DIRECT_QLEN: u16 = 5;
+const HTB_RATE64: u16 = 6;
+const HTB_CEIL64: u16 = 7;
+
+const HTB_VERSION: u32 = 3;
+const LINK_LAYER_ETHERNET: u8 = 1;
+/// Nanoseconds in the unit of times in `tc_htb_opt`.
+const TICK_NS: u128 = 64;
+
+/// Frames that may wait in a class. Senders are held back by octets long before.
+const FRAMES_WAITING: u32 = 16_384;
+
+/// Disciplines that come back from what the kernel says of them.
+const RESTORABLE: [&str; 11] = [
+    "bfifo",
+    "cake",
+    "codel",
+    "fq",
+    "fq_codel",
+    "fq_pie",
+    "htb",
+    "pfifo",
+    "pfifo_fast",
+    "pie",
+    "sfq",
+];
+
+/// A class: rates in bits per second, bursts in octets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class {
+    pub minor: u16,
+    pub parent: u16,
+    pub rate: u64,
+    pub ceiling: u64,
+    pub burst: u32,
+    pub ceiling_burst: u32,
+    /// Portion in sharing what others leave.
+    pub quantum: u32,
+    /// The lower goes first.
+    pub priority: u32,
+}
+
+/// Counts of a class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub octets: u64,
+    pub packets: u64,
+    pub drops: u32,
+    /// Octets that wait.
+    pub backlog: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TrafficError {
+    #[error("cannot open a netlink socket: {0}")]
+    Open(Errno),
+    #[error("cannot {what}: {errno}")]
+    Kernel { what: &'static str, errno: Errno },
+    #[error(
+        "the queueing discipline {kind} {handle:x}: is there; `replace = true` of the link would take its place"
+    )]
+    InTheWay { kind: String, handle: u16 },
+    #[error("the queueing discipline {kind} {handle:x}: cannot be put back afterwards: {why}")]
+    NotRestorable {
+        kind: String,
+        handle: u16,
+        why: &'static str,
+    },
+}
+
+/// What may be done with a discipline that a user has put on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    Keep,
+    Replace,
+}
+
+/// A discipline or a class as the kernel told it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Told {
+    handle: u32,
+    parent: u32,
+    kind: String,
+    options: Vec<u8>,
+}
+
+/// What was on a device before: nothing of a user's, or his disciplines and classes, parents first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Before {
+    disciplines: Vec<Told>,
+    classes: Vec<Told>,
+}
+
+impl Before {
+    /// As `tc qdisc show` names it.
+    pub fn name(&self) -> Option<String> {
+        let root = self.disciplines.first()?;
+        Some(format!("{} {:x}:", root.kind, root.handle >> 16))
+    }
+
+    /// In one word, for [`Before::parse`] in another process.
+    pub fn record(&self) -> String {
+        let line = |tag: char, told: &Told| {
+            let options: String = told
+                .options
+                .iter()
+                .map(|octet| format!("{octet:02x}"))
+                .collect();
+            format!(
+                "{tag}:{:x}:{:x}:{}:{options}",
+                told.handle, told.parent, told.kind
+            )
+        };
+        let disciplines = self.disciplines.iter().map(|told| line('q', told));
+        let classes = self.classes.iter().map(|told| line('c', told));
+        disciplines.chain(classes).collect::<Vec<_>>().join(",")
+    }
+
+    /// What is not understood is left out.
+    pub fn parse(record: &str) -> Before {
+        let mut before = Before::default();
+        for entry in record.split(',') {
+            let Some((tag, told)) = parse_told(entry) else {
+                continue;
+            };
+            match tag {
+                "q" => before.disciplines.push(told),
+                _ => before.classes.push(told),
+            }
+        }
+        before
+    }
+}
+
+fn parse_told(entry: &str) -> Option<(&str, Told)> {
+    let fields: Vec<&str> = entry.split(':').collect();
+    let [tag, handle, parent, kind, options] = fields[..] else {
+        return None;
+    };
+    let options = (0..options.len() / 2)
+        .map(|at| u8::from_str_radix(options.get(at * 2..at * 2 + 2)?, 16).ok());
+    let told = Told {
+        handle: u32::from_str_radix(handle, 16).ok()?,
+        parent: u32::from_str_radix(parent, 16).ok()?,
+        kind: kind.to_owned(),
+        options: options.collect::<Option<Vec<u8>>>()?,
+    };
+    Some((tag, told))
+}
+
+/// Asks the kernel of the namespace in which it was opened.
+#[derive(Debug)]
+pub struct Traffic {
+    kernel: Kernel,
+}
+
+impl Traffic {
+    pub fn open() -> Result<Traffic, TrafficError> {
+        let kernel = Kernel::open().map_err(TrafficError::Open)?;
+        Ok(Traffic { kernel })
+    }
+
+    /// Is the scheduler of a server there, maybe of one that died?
+    pub fn is_ours(&mut self, ifindex: u32) -> Result<bool, TrafficError> {
+        let disciplines = self.disciplines(ifindex)?;
+        Ok(disciplines
+            .iter()
+            .any(|told| told.parent == ROOT && is_ours(told)))
+    }
+
+    /// Looks at what is on a device; fails if that must stay, or could not come back. A leftover of ours is nothing.
+    pub fn look(&mut self, ifindex: u32, foreign: Foreign) -> Result<Before, TrafficError> {
+        let mut disciplines = self.disciplines(ifindex)?;
+        disciplines.retain(|told| told.parent != INGRESS && told.handle != 0);
+        let Some(root) = disciplines.iter().find(|told| told.parent == ROOT) else {
+            return Ok(Before::default());
+        };
+        let (kind, handle) = (root.kind.clone(), (root.handle >> 16) as u16);
+        if is_ours(root) {
+            return Ok(Before::default());
+        }
+        if foreign == Foreign::Keep {
+            return Err(TrafficError::InTheWay { kind, handle });
+        }
+        let not_restorable = |why| TrafficError::NotRestorable {
+            kind: kind.clone(),
+            handle,
+            why,
+        };
+        if let Some(other) = disciplines
+            .iter()
+            .find(|told| !RESTORABLE.contains(&told.kind.as_str()))
+        {
+            return Err(TrafficError::NotRestorable {
+                kind: other.kind.clone(),
+                handle: (other.handle >> 16) as u16,
+                why: "its settings cannot be read back whole",
+            });
+        }
+        let mut classes = self.classes(ifindex)?;
+        classes.retain(|told| told.kind == "htb");
+        for told in disciplines.iter().chain(&classes) {
+            if self.has_filters(ifindex, told.handle)? {
+                return Err(not_restorable("it has filters"));
+            }
+        }
+        disciplines.sort_by_key(|told| told.parent != ROOT);
+        for told in disciplines.iter_mut().filter(|told| told.kind == "htb") {
+            told.options = repeatable(&told.options);
+        }
+        Ok(Before {
+            disciplines,
+            classes: parents_first(classes),
+        })
+    }
+
+    /// Puts our HTB at the root of a device in place of what is there.
+    pub fn put(&mut self, ifindex: u32) -> Result<(), TrafficError> {
+        let mut init = Vec::new();
+        for word in [HTB_VERSION, 10, u32::from(BEST_EFFORT), 0, 0] {
+            init.extend(word.to_ne_bytes());
+        }
+        let options = Attributes::default().with(HTB_INIT, &init);
+        let told = Told {
+            handle: u32::from(HANDLE) << 16,
+            parent: ROOT,
+            kind: "htb".to_owned(),
+            options: options.octets(),
+        };
+        self.remove(ifindex)?;
+        self.create(NEW_QDISC, ifindex, &told)
+            .map_err(|errno| failed("put HTB on the device", errno))
+    }
+
+    /// Takes off what is at the root of a device; the kernel's default comes back.
+    pub fn remove(&mut self, ifindex: u32) -> Result<(), TrafficError> {
+        match self.kernel.change(DELETE_QDISC, 0, ifindex, (0, ROOT), &[]) {
+            // There is nothing but the default; or no device any more.
+            Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::NODEV) => Ok(()),
+            Err(errno) => Err(failed("take a queueing discipline off", errno)),
+        }
+    }
+
+    /// Puts back what was there before ours.
+    pub fn restore(&mut self, ifindex: u32, before: &Before) -> Result<(), TrafficError> {
+        self.remove(ifindex)?;
+        let is_root = |told: &&Told| told.parent == ROOT;
+        let put_back = |errno| failed("put the former queueing discipline back", errno);
+        for told in before.disciplines.iter().filter(is_root) {
+            self.create(NEW_QDISC, ifindex, told).map_err(put_back)?;
+        }
+        for told in &before.classes {
+            self.create(NEW_CLASS, ifindex, told).map_err(put_back)?;
+        }
+        for told in before.disciplines.iter().filter(|told| !is_root(told)) {
+            self.create(NEW_QDISC, ifindex, told).map_err(put_back)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a class that has none below it room for frames of so many senders.
+    pub fn set_queue(&mut self, ifindex: u32, minor: u16) -> Result<(), TrafficError> {
+        let told = Told {
+            handle: 0,
+            parent: number(minor),
+            kind: "pfifo".to_owned(),
+            options: FRAMES_WAITING.to_ne_bytes().to_vec(),
+        };
+        self.create(NEW_QDISC, ifindex, &told)
+            .map_err(|errno| failed("set the queue of a class", errno))
+    }
+
+    /// Makes a class of ours, or changes one while it is in use.
+    pub fn set_class(&mut self, ifindex: u32, class: &Class) -> Result<(), TrafficError> {
+        let told = Told {
+            handle: number(class.minor),
+            parent: match class.parent {
+                0 => u32::from(HANDLE) << 16,
+                parent => number(parent),
+            },
+            kind: "htb".to_owned(),
+            options: options_of(class),
+        };
+        self.create(NEW_CLASS, ifindex, &told)
+            .map_err(|errno| failed("set a class", errno))
+    }
+
+    /// Removes a class of ours, with what waits in it. One that has gone is no error.
+    pub fn delete_class(&mut self, ifindex: u32, minor: u16) -> Result<(), TrafficError> {
+        match self
+            .kernel
+            .change(DELETE_CLASS, 0, ifindex, (number(minor), 0), &[])
+        {
+            Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::INVAL) => Ok(()),
+            Err(errno) => Err(failed("remove a class", errno)),
+        }
+    }
+
+    /// What the classes of our discipline on a device have sent, by their minor numbers.
+    pub fn counts(&mut self, ifindex: u32) -> Result<Vec<(u16, Counts)>, TrafficError> {
+        let mut counts = Vec::new();
+        self.kernel
+            .dump(GET_CLASS, ifindex, 0, |header, attributes| {
+                if header.handle >> 16 == u32::from(HANDLE) {
+                    counts.push((header.handle as u16, counts_of(attributes)));
+                }
+            })
+            .map_err(|errno| failed("read the classes", errno))?;
+        Ok(counts)
+    }
+
+    fn disciplines(&mut self, ifindex: u32) -> Result<Vec<Told>, TrafficError> {
+        self.table(GET_QDISC, ifindex, 0)
+    }
+
+    fn classes(&mut self, ifindex: u32) -> Result<Vec<Told>, TrafficError> {
+        self.table(GET_CLASS, ifindex, 0)
+    }
+
+    fn has_filters(&mut self, ifindex: u32, parent: u32) -> Result<bool, TrafficError> {
+        match self.table(GET_FILTER, ifindex, parent) {
+            Ok(filters) => Ok(!filters.is_empty()),
+            // Some disciplines have no place for them.
+            Err(TrafficError::Kernel {
+                errno: Errno::INVAL | Errno::OPNOTSUPP | Errno::NOENT,
+                ..
+            }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn table(
+        &mut self,
+        message: u16,
+        ifindex: u32,
+        parent: u32,
+    ) -> Result<Vec<Told>, TrafficError> {
+        let mut table = Vec::new();
+        self.kernel
+            .dump(message, ifindex, parent, |header, attributes| {
+                if header.ifindex == ifindex {
+                    table.push(Told {
+                        handle: header.handle,
+                        parent: header.parent,
+                        kind: attributes.text(KIND),
+                        options: attributes.octets(OPTIONS).to_vec(),
+                    });
+                }
+            })
+            .map_err(|errno| failed("read the queueing disciplines", errno))?;
+        Ok(table)
+    }
+
+    fn create(&mut self, message: u16, ifindex: u32, told: &Told) -> Result<(), Errno> {
+        let mut attributes = Attributes::default().with(KIND, &terminated(&told.kind));
+        if !told.options.is_empty() {
+            attributes = attributes.with(OPTIONS, &told.options);
+        }
+        let names = (told.handle, told.parent);
+        self.kernel.change(
+            message,
+            message::CREATE,
+            ifindex,
+            names,
+            &attributes.octets(),
+        )
+    }
+}
+
+fn is_ours(told: &Told) -> bool {
+    told.kind == "htb" && told.handle == u32::from(HANDLE) << 16
+}
+
+/// Options of an HTB as the kernel takes them: it tells a longer version than it wants to hear.
+fn repeatable(options: &[u8]) -> Vec<u8> {
+    let options = Reader::of(options);
+    let mut init = options.octets(HTB_INIT).to_vec();
+    if let Some(version) = init.first_chunk_mut() {
+        *version = HTB_VERSION.to_ne_bytes();
+    }
+    Attributes::default()
+        .with(HTB_INIT, &init)
+        .with(HTB_DIRECT_QLEN, options.octets(HTB_DIRECT_QLEN))
+        .octets()
+}
+
+fn failed(what: &'static str, errno: Errno) -> TrafficError {
+    TrafficError::Kernel { what, errno }
+}
+
+fn number(minor: u16) -> u32 {
+    u32::from(HANDLE) << 16 | u32::from(minor)
+}
+
+fn terminated(kind: &str) -> Vec<u8> {
+    kind.bytes().chain([0]).collect()
+}
+
+/// Each class after the one it is within.
+fn parents_first(mut classes: Vec<Told>) -> Vec<Told> {
+    let mut sorted: Vec<Told> = Vec::new();
+    while !classes.is_empty() {
+        let waits = |told: &Told| classes.iter().any(|other| other.handle == told.parent);
+        let (later, now): (Vec<Told>, Vec<Told>) = classes.iter().cloned().partition(waits);
+        if now.is_empty() {
+            // A circle, which the kernel does not make.
+            return sorted;
+        }
+        sorted.extend(now);
+        classes = later;
+    }
+    sorted
+}
+
+/// `tc_htb_opt` with the rates beside it, which have 32 bits there.
+fn options_of(class: &Class) -> Vec<u8> {
+    let (rate, ceiling) = (class.rate / 8, class.ceiling / 8);
+    let mut parms = Vec::new();
+    for octets in [rate, ceiling] {
+        let short = u32::try_from(octets).unwrap_or(u32::MAX);
+        parms.extend([0, LINK_LAYER_ETHERNET, 0, 0, 0, 0, 0, 0]);
+        parms.extend(short.to_ne_bytes());
+    }
+    let buffers = [
+        ticks(class.burst, rate),
+        ticks(class.ceiling_burst, ceiling),
+    ];
+    for word in buffers
+        .into_iter()
+        .chain([class.quantum, 0, class.priority])
+    {
+        parms.extend(word.to_ne_bytes());
+    }
+    Attributes::default()
+        .with(HTB_PARMS, &parms)
+        .with(HTB_RATE64, &rate.to_ne_bytes())
+        .with(HTB_CEIL64, &ceiling.to_ne_bytes())
+        .octets()
+}
+
+/// How long `octets` take at so many octets per second.
+fn ticks(octets: u32, rate: u64) -> u32 {
+    let ticks = u128::from(octets) * 1_000_000_000 / u128::from(rate.max(1)) / TICK_NS;
+    u32::try_from(ticks).unwrap_or(u32::MAX).max(1)
+}
+
+fn counts_of(attributes: &Reader<'_>) -> Counts {
+    let stats = attributes.nested(STATS2);
+    let (basic, queue) = (stats.octets(STATS_BASIC), stats.octets(STATS_QUEUE));
+    let long = |octets: &[u8], at: usize| {
+        let octets = octets.get(at..at + 8)?;
+        octets
+            .first_chunk()
+            .map(|octets| u64::from_ne_bytes(*octets))
+    };
+    let short = |octets: &[u8], at: usize| {
+        let octets = octets.get(at..at + 4)?;
+        octets
+            .first_chunk()
+            .map(|octets| u32::from_ne_bytes(*octets))
+    };
+    Counts {
+        octets: long(basic, 0).unwrap_or(0),
+        packets: long(stats.octets(STATS_PACKETS64), 0)
+            .or(short(basic, 8).map(u64::from))
+            .unwrap_or(0),
+        backlog: short(queue, 4).unwrap_or(0),
+        drops: short(queue, 8).unwrap_or(0),
+    }
+}

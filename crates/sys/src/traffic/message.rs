@@ -1,0 +1,265 @@
+//! rtnetlink messages of traffic control, octet by octet.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::netlink;
+
+pub(super) const CREATE: u16 = 0x400;
+const REQUEST: u16 = 1;
+const ACKNOWLEDGE: u16 = 4;
+const DUMP: u16 = 0x300;
+/// The table changed while it was read.
+const INTERRUPTED: u16 = 0x10;
+
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+
+/// Octets of `nlmsghdr` and `tcmsg`.
+const HEADER: usize = 16;
+const TC_HEADER: usize = 20;
+const ATTRIBUTE: usize = 4;
+/// Marks of an attribute's type.
+const TYPE_MASK: u16 = 0x3fff;
+
+const ATTEMPTS: usize = 10;
+/// The kernel fills at most 32 KiB per message of a dump.
+const BUFFER: usize = 64 << 10;
+
+/// The part of `tcmsg` that is of use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub ifindex: u32,
+    pub handle: u32,
+    pub parent: u32,
+}
+
+/// Attributes to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Attributes(Vec<u8>);
+
+impl Attributes {
+    pub(super) fn with(mut self, kind: u16, octets: &[u8]) -> Attributes {
+        // What goes in is a few hundred octets, or came in an attribute.
+        let length = (ATTRIBUTE + octets.len()) as u16;
+        self.0.extend(length.to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(octets);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    pub(super) fn octets(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Attributes that came.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn of(octets: &'a [u8]) -> Reader<'a> {
+        Reader(octets)
+    }
+
+    /// The octets of an attribute; none if it is not there.
+    pub(super) fn octets(&self, kind: u16) -> &'a [u8] {
+        let mut rest = self.0;
+        while let Some((found, octets, after)) = next_attribute(rest) {
+            if found == kind {
+                return octets;
+            }
+            rest = after;
+        }
+        &[]
+    }
+
+    pub(super) fn nested(&self, kind: u16) -> Reader<'a> {
+        Reader(self.octets(kind))
+    }
+
+    pub(super) fn text(&self, kind: u16) -> String {
+        let octets = self.octets(kind);
+        let end = octets
+            .iter()
+            .position(|octet| *octet == 0)
+            .unwrap_or(octets.len());
+        String::from_utf8_lossy(&octets[..end]).into_owned()
+    }
+}
+
+fn next_attribute(octets: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = usize::from(u16::from_ne_bytes(*octets.first_chunk()?));
+    let kind = u16::from_ne_bytes(*octets.get(2..)?.first_chunk()?) & TYPE_MASK;
+    let value = octets.get(ATTRIBUTE..length)?;
+    let rest = octets.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+    Some((kind, value, rest))
+}
+
+/// A socket on which every request is answered before the next.
+#[derive(Debug)]
+pub(super) struct Kernel {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+    sequence: u32,
+}
+
+impl Kernel {
+    pub(super) fn open() -> Result<Kernel, Errno> {
+        Ok(Kernel {
+            fd: netlink::request_socket()?,
+            buffer: vec![0; BUFFER],
+            sequence: 0,
+        })
+    }
+
+    /// Has something made, changed or removed. `names` are its handle and its parent's.
+    pub(super) fn change(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        ifindex: u32,
+        names: (u32, u32),
+        attributes: &[u8],
+    ) -> Result<(), Errno> {
+        self.send(kind, flags | ACKNOWLEDGE, ifindex, names, attributes)?;
+        self.answers(|_, _| ()).map(drop)
+    }
+
+    /// Reads a whole table of a device.
+    pub(super) fn dump(
+        &mut self,
+        kind: u16,
+        ifindex: u32,
+        parent: u32,
+        mut each: impl FnMut(&Header, &Reader<'_>),
+    ) -> Result<(), Errno> {
+        for _ in 0..ATTEMPTS {
+            self.send(kind, DUMP, ifindex, (0, parent), &[])?;
+            let mut entries: Vec<(Header, Vec<u8>)> = Vec::new();
+            let disturbed =
+                self.answers(|header, octets| entries.push((*header, octets.to_vec())))?;
+            if !disturbed {
+                for (header, octets) in &entries {
+                    each(header, &Reader(octets));
+                }
+                return Ok(());
+            }
+        }
+        Err(Errno::BUSY)
+    }
+
+    fn send(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        ifindex: u32,
+        (handle, parent): (u32, u32),
+        attributes: &[u8],
+    ) -> Result<(), Errno> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let length = (HEADER + TC_HEADER + attributes.len()) as u32;
+        let mut octets = Vec::with_capacity(length as usize);
+        octets.extend(length.to_ne_bytes());
+        octets.extend(kind.to_ne_bytes());
+        octets.extend((REQUEST | flags).to_ne_bytes());
+        octets.extend(self.sequence.to_ne_bytes());
+        // The port is the kernel's to fill in, the family none.
+        for word in [0, 0, ifindex, handle, parent, 0] {
+            octets.extend(word.to_ne_bytes());
+        }
+        octets.extend(attributes);
+        send(&self.fd, &octets, SendFlags::empty()).map(drop)
+    }
+
+    /// Takes all answers to the last request; tells whether the table changed meanwhile.
+    fn answers(&mut self, mut each: impl FnMut(&Header, &[u8])) -> Result<bool, Errno> {
+        let mut disturbed = false;
+        loop {
+            let (length, _) = recv(&self.fd, &mut self.buffer[..], RecvFlags::empty())?;
+            let mut rest = &self.buffer[..length.min(BUFFER)];
+            while let Some((message, after)) = next_message(rest) {
+                rest = after;
+                if message.sequence != self.sequence {
+                    continue;
+                }
+                disturbed |= message.flags & INTERRUPTED != 0;
+                match message.kind {
+                    DONE => return Ok(disturbed),
+                    ERROR => return error_of(message.body).map(|()| disturbed),
+                    _ => {
+                        if let Some((header, attributes)) = split(message.body) {
+                            each(&header, attributes);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct Message<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    body: &'a [u8],
+}
+
+fn next_message(octets: &[u8]) -> Option<(Message<'_>, &[u8])> {
+    let length = word(octets, 0)? as usize;
+    let body = octets.get(HEADER..length)?;
+    let kinds = word(octets, 4)?.to_ne_bytes();
+    let message = Message {
+        kind: u16::from_ne_bytes([kinds[0], kinds[1]]),
+        flags: u16::from_ne_bytes([kinds[2], kinds[3]]),
+        sequence: word(octets, 8)?,
+        body,
+    };
+    let rest = octets.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+    Some((message, rest))
+}
+
+fn error_of(body: &[u8]) -> Result<(), Errno> {
+    match word(body, 0).unwrap_or(0) as i32 {
+        0 => Ok(()),
+        code => Err(Errno::from_raw_os_error(code.saturating_neg())),
+    }
+}
+
+fn split(body: &[u8]) -> Option<(Header, &[u8])> {
+    let header = Header {
+        ifindex: word(body, 4)?,
+        handle: word(body, 8)?,
+        parent: word(body, 12)?,
+    };
+    Some((header, body.get(TC_HEADER..)?))
+}
+
+fn word(octets: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*octets.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_octets_make_the_reader_panic_or_stay() {
+        portolan_fuzz::check!(3000)
+            .with_type::<Vec<u8>>()
+            .for_each(|octets| {
+                let mut rest = octets.as_slice();
+                while let Some((message, after)) = next_message(rest) {
+                    assert!(after.len() < rest.len());
+                    if let Some((_, attributes)) = split(message.body) {
+                        let _ = super::super::counts_of(&Reader(attributes));
+                        let _ = Reader(attributes).text(1);
+                    }
+                    rest = after;
+                }
+            });
+    }
+}
