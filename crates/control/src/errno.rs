@@ -10,6 +10,7 @@ impl Errno {
     pub const BADF: Errno = Errno(9);
     pub const NOMEM: Errno = Errno(12);
     pub const ACCES: Errno = Errno(13);
+    pub const BUSY: Errno = Errno(16);
     pub const INVAL: Errno = Errno(22);
     pub const NFILE: Errno = Errno(23);
     pub const MFILE: Errno = Errno(24);
@@ -28,4 +29,5 @@ impl Errno {
     pub const CONNREFUSED: Errno = Errno(111);
     pub const HOSTUNREACH: Errno = Errno(113);
     pub const ALREADY: Errno = Errno(114);
+    pub const DQUOT: Errno = Errno(122);
 }
