@@ -98,30 +98,40 @@ enum sender {
 	SENDER_OWNER,
 };
 
-/* Whether the channel has a socket on that binding, alone or among others. */
-static __always_inline enum sender sender_on(const struct binding_key *binding, __u32 channel)
+/* Whether the channel has a socket on that binding, alone or among others; if so, the class of what it sends. */
+static __always_inline enum sender sender_on(const struct binding_key *binding, __u32 channel,
+					     __u16 *class)
 {
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
 	struct sender_key sender = { .binding = *binding, .channel = channel };
+	__u16 *shared;
 
-	if (row && !(row->flags & ROW_SHARED))
-		return row->channel == channel ? SENDER_OWNER : SENDER_FOREIGN;
-	if (bpf_map_lookup_elem(&senders, &sender))
+	if (row && !(row->flags & ROW_SHARED)) {
+		if (row->channel != channel)
+			return SENDER_FOREIGN;
+		*class = row->class;
 		return SENDER_OWNER;
+	}
+	shared = bpf_map_lookup_elem(&senders, &sender);
+	if (shared) {
+		*class = *shared;
+		return SENDER_OWNER;
+	}
 	return row ? SENDER_FOREIGN : SENDER_UNKNOWN;
 }
 
 /* Who sends from an endpoint that is no flow's. */
-static __always_inline enum sender find_sender(const struct filter_key *key, __u32 channel)
+static __always_inline enum sender find_sender(const struct filter_key *key, __u32 channel,
+					       __u16 *class)
 {
 	struct binding_key binding = exact_binding(key);
-	enum sender exact = sender_on(&binding, channel);
+	enum sender exact = sender_on(&binding, channel, class);
 	enum sender any;
 
 	if (exact == SENDER_OWNER)
 		return exact;
 	widen(&binding);
-	any = sender_on(&binding, channel);
+	any = sender_on(&binding, channel, class);
 	return any == SENDER_UNKNOWN ? exact : any;
 }
 

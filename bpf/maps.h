@@ -104,7 +104,8 @@ struct {
 	__uint(max_entries, 16384);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct sender_key);
-	__type(value, __u8);
+	/* The class, or 0. */
+	__type(value, __u16);
 } senders SEC(".maps");
 
 /* Sockets that each get a copy: of a group's datagrams, and of broadcasts to a shared binding. */
@@ -130,12 +131,12 @@ struct {
 	__type(value, __u8);
 } local_addresses SEC(".maps");
 
-/* Tap ifindex to channel: who is sending. */
+/* By tap ifindex: who is sending. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct tap);
 } taps SEC(".maps");
 
 struct {

@@ -26,7 +26,9 @@ struct flow_row {
 	__u32 channel;
 	__u32 slot;
 	__u32 generation;
-	__u32 flags;
+	__u16 flags;
+	/* Of the device's scheduler, in which its frames are sent; 0: that of the channel. */
+	__u16 class;
 };
 
 /* Several sockets have the binding: look for senders, and for members on a broadcast. */
@@ -162,6 +164,18 @@ struct budget {
 
 #define SERVER_CHANNEL 0
 
+/* What a channel sends through. */
+struct tap {
+	__u32 channel;
+	/* For frames of rows without one; 0 while nothing is reserved. */
+	__u16 class;
+	__u16 reserved;
+};
+
+/* Major number of our scheduler on a device ("po"), and its class for all who reserved nothing. */
+#define TRAFFIC_HANDLE 0x706f
+#define BEST_EFFORT_CLASS 2
+
 #define HOLDERS_MAX 8
 
 /* What count_holders is asked, and its answer. Descriptors are the asking process's. */
@@ -186,6 +200,7 @@ _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
+_Static_assert(sizeof(struct tap) == 8, "FilterTap");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
 _Static_assert(sizeof(struct losses) == 24, "Losses");
 _Static_assert(sizeof(struct budget) == 72, "Budget");

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
  * The transmit filter, at tc ingress of each channel's tap: a channel sends only packets of its own
- * sessions, out of the device whose MAC address they carry. Everything else is dropped and counted.
+ * sessions, out of the device whose MAC address they carry, in the class that they have there.
+ * Everything else is dropped and counted.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -42,8 +43,11 @@ static __always_inline __u32 egress_of(const __u8 *mac)
 	return 0;
 }
 
-static __always_inline int send(__u32 egress)
+/* Only the server writes classes: nobody sends in one that is not his. */
+static __always_inline int send(struct __sk_buff *skb, __u32 egress, __u16 class)
 {
+	if (class)
+		skb->priority = TRAFFIC_HANDLE << 16 | class;
 	count(transmit_sent);
 	return bpf_redirect(egress, 0);
 }
@@ -84,10 +88,12 @@ static __always_inline void identify(struct __sk_buff *skb, const struct filter_
 /* A library sends from its flows, and from UDP ports that it has bound. */
 static __always_inline int send_from_session(struct __sk_buff *skb, struct cursor *cursor,
 					     struct filter_key *key,
-					     const struct piece *piece, __u32 channel,
+					     const struct piece *piece, const struct tap *tap,
 					     __u32 egress)
 {
+	__u32 channel = tap->channel;
 	struct flow_row *row;
+	__u16 class = 0;
 
 	switch (parse_ports(cursor, key, SENT)) {
 	case PARSED_FLOW:
@@ -101,8 +107,9 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	if (row) {
 		if (row->channel != channel)
 			DROP(foreign);
+		class = row->class;
 	} else {
-		enum sender sender = key->protocol == IPPROTO_UDP ? find_sender(key, channel) :
+		enum sender sender = key->protocol == IPPROTO_UDP ? find_sender(key, channel, &class) :
 								    SENDER_UNKNOWN;
 
 		if (sender == SENDER_UNKNOWN)
@@ -114,7 +121,19 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	}
 	if (needs_identification(skb, key, piece))
 		identify(skb, key);
-	return send(egress);
+	return send(skb, egress, class ?: tap->class);
+}
+
+/* The server sends for relayed sessions, too, which keep their classes. */
+static __always_inline __u16 class_at_server(struct cursor *cursor, struct filter_key *key,
+					     const struct tap *tap)
+{
+	struct flow_row *row;
+
+	if (!tap->class || parse_ports(cursor, key, SENT) != PARSED_FLOW)
+		return tap->class;
+	row = find_flow(key);
+	return row && row->class ? row->class : tap->class;
 }
 
 SEC("tc")
@@ -124,12 +143,12 @@ int transmit_filter(struct __sk_buff *skb)
 	const struct ethhdr *eth = cursor.at;
 	struct filter_key key = {};
 	struct piece piece = {};
-	__u32 tap = skb->ifindex;
-	__u32 *channel = bpf_map_lookup_elem(&taps, &tap);
+	__u32 ifindex = skb->ifindex;
+	struct tap *tap = bpf_map_lookup_elem(&taps, &ifindex);
 	enum parsed parsed;
 	__u32 egress;
 
-	if (!channel)
+	if (!tap)
 		DROP(no_channel);
 	/* The kernel has moved the tag out of the frame, and would put it back at egress. */
 	if (skb->vlan_present)
@@ -142,12 +161,12 @@ int transmit_filter(struct __sk_buff *skb)
 	egress = egress_of(eth->h_source);
 	if (!egress)
 		DROP(source_mac);
-	if (*channel == SERVER_CHANNEL) {
+	if (tap->channel == SERVER_CHANNEL) {
 		if (!is_local(&key.local))
 			DROP(source_address);
-		return send(egress);
+		return send(skb, egress, class_at_server(&cursor, &key, tap));
 	}
-	return send_from_session(skb, &cursor, &key, &piece, *channel, egress);
+	return send_from_session(skb, &cursor, &key, &piece, tap, egress);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
-    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FlowRow,
-    Losses, MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
+    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FilterTap,
+    FlowRow, Losses, MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -38,11 +38,11 @@ pub struct Filter {
     flows: Table<FilterKey, FlowRow>,
     bindings: Table<BindingKey, FlowRow>,
     shares: Table<ShareKey, FlowRow>,
-    senders: Table<SenderKey, u8>,
+    senders: Table<SenderKey, u16>,
     members: Table<MemberKey, FlowRow>,
     interfaces: Table<u32, [FilterInterface; MAX_INTERFACES]>,
     local_addresses: Table<[u8; 16], u8>,
-    taps: Table<u32, u32>,
+    taps: Table<u32, FilterTap>,
     channels: Table<u32, u32>,
     losses: Table<u32, Losses>,
     budgets: Table<u32, Budget>,
@@ -205,9 +205,9 @@ impl Filter {
         self.shares.remove(share)
     }
 
-    /// Lets a channel send from a binding that is not its alone.
-    pub fn allow_sender(&self, sender: &SenderKey) -> Result<(), TableError> {
-        self.senders.set(sender, &1)
+    /// Lets a channel send from a binding that is not its alone, in a class or (0) in its channel's.
+    pub fn allow_sender(&self, sender: &SenderKey, class: u16) -> Result<(), TableError> {
+        self.senders.set(sender, &class)
     }
 
     pub fn forbid_sender(&self, sender: &SenderKey) -> Result<(), TableError> {
@@ -259,8 +259,23 @@ impl Filter {
     pub fn register_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), TableError> {
         self.channels.set(&channel.0, &tap_ifindex)?;
         self.losses.set(&channel.0, &Losses::default())?;
-        self.taps.set(&tap_ifindex, &channel.0)?;
+        self.set_tap(channel, tap_ifindex, 0)?;
         self.tap_of.insert(channel, tap_ifindex);
         Ok(())
+    }
+
+    /// What the channel sends through that tap is in `class` from now on, unless its row has another.
+    pub fn set_tap(
+        &self,
+        channel: ChannelId,
+        tap_ifindex: u32,
+        class: u16,
+    ) -> Result<(), TableError> {
+        let tap = FilterTap {
+            channel: channel.0,
+            class,
+            reserved: 0,
+        };
+        self.taps.set(&tap_ifindex, &tap)
     }
 }

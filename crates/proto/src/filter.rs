@@ -28,16 +28,18 @@ pub struct FlowRow {
     pub channel: u32,
     pub slot: u32,
     pub generation: u32,
-    pub flags: u32,
+    pub flags: u16,
+    /// Of the device's scheduler, in which its frames are sent; 0: that of the channel.
+    pub class: u16,
 }
 
 impl FlowRow {
     /// Several sockets have the binding: look for senders, and for members on a broadcast.
-    pub const SHARED: u32 = 1;
+    pub const SHARED: u16 = 1;
     /// And unicast goes to the buckets in the table of shares.
-    pub const DEALT: u32 = 2;
+    pub const DEALT: u16 = 2;
     /// The bits from here up to 15 are the number of the row's budget, 0 for none.
-    pub const BUDGET_SHIFT: u32 = 6;
+    pub const BUDGET_SHIFT: u16 = 6;
 }
 
 /// Rows of the table of budgets; the first is no budget.
@@ -83,6 +85,23 @@ pub struct Losses {
     pub over_budget: u64,
     pub early: u64,
 }
+
+/// What a channel sends through, by the index of its device.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FilterTap {
+    pub channel: u32,
+    /// For frames of rows without one; 0 while nothing is reserved.
+    pub class: u16,
+    pub reserved: u16,
+}
+
+/// Major number of our scheduler on a device ("po").
+pub const TRAFFIC_HANDLE: u16 = 0x706f;
+/// Its class for all who reserved nothing.
+pub const BEST_EFFORT_CLASS: u16 = 2;
 
 /// Key of the binding table (TCP listeners, unconnected UDP). Any address of IPv6 is all zeros, of
 /// IPv4 `::ffff:0.0.0.0`.
@@ -240,6 +259,7 @@ pub struct Holders {
 const _: () = assert!(size_of::<Holders>() == 48);
 const _: () = assert!(size_of::<FilterKey>() == 40);
 const _: () = assert!(size_of::<FlowRow>() == 16);
+const _: () = assert!(size_of::<FilterTap>() == 8);
 const _: () = assert!(size_of::<BindingKey>() == 20);
 const _: () = assert!(size_of::<ShareKey>() == 24);
 const _: () = assert!(size_of::<SenderKey>() == 24);

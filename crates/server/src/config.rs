@@ -14,7 +14,7 @@ mod qos;
 mod tests;
 
 use cpu::CpuClass;
-pub use qos::{Policy, QosConfig, Whom};
+pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
 pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
@@ -148,6 +148,12 @@ pub enum ConfigError {
     CpuClassName(String),
     #[error("`qos.cpu_class`: the shares add up to more than 1")]
     CpuShares,
+    #[error("`qos.link`: {0:?} is not a managed interface, or is named twice")]
+    LinkDevice(String),
+    #[error("`qos.link`: the rate of {0:?} is below 1 Mbit")]
+    LinkRate(String),
+    #[error("`qos.link`: `{1}` of {0:?} must be between 1 and {2} percent")]
+    LinkPortion(String, &'static str, u8),
 }
 
 impl Config {
@@ -190,7 +196,30 @@ impl Config {
             return Err(ConfigError::Buffers);
         }
         cpu::check(&self.qos.cpu_class)?;
-        self.check_limits()
+        self.check_limits()?;
+        self.check_links()
+    }
+
+    fn check_links(&self) -> Result<(), ConfigError> {
+        let links = &self.qos.link;
+        for (i, link) in links.iter().enumerate() {
+            let name = || link.device.clone();
+            let is_repeated = links[..i].iter().any(|other| other.device == link.device);
+            if is_repeated || !self.interfaces.contains(&link.device) {
+                return Err(ConfigError::LinkDevice(name()));
+            }
+            if link.rate.is_some_and(|rate| rate < LEAST_LINK_RATE) {
+                return Err(ConfigError::LinkRate(name()));
+            }
+            // Best effort keeps something in any case.
+            if !(1..=99).contains(&link.reservable) {
+                return Err(ConfigError::LinkPortion(name(), "reservable", 99));
+            }
+            if !(1..=100).contains(&link.per_user) {
+                return Err(ConfigError::LinkPortion(name(), "per_user", 100));
+            }
+        }
+        Ok(())
     }
 
     fn check_interfaces(&self) -> Result<(), ConfigError> {
@@ -263,6 +292,8 @@ impl Config {
         }
     }
 }
+
+const LEAST_LINK_RATE: u64 = 1_000_000;
 
 /// Channels the filter has room for, the server's own aside.
 const MAX_PROCESSES: u32 = 1023;

@@ -64,6 +64,9 @@ counters! {
     dropped = "frames-dropped",
     /// `IP_MINTTL` of a listener.
     too_far = "segments-dropped-min-ttl",
+    /// Transmit reservations made or changed, and those that ended because their process did.
+    reservations = "transmit-reservations",
+    reservations_orphaned = "transmit-reservations-orphaned",
     bad_capsules = "capsules-refused",
     time_wait_evicted = "time-wait-evictions",
     wire_overflow = "tap-backlog-drops",

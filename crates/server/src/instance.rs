@@ -39,6 +39,8 @@ struct Record {
     made_folder: bool,
     /// As `ReservedPorts` records them.
     ports: Option<String>,
+    /// Devices with a scheduler, and what was there before, as `traffic::Before` records it.
+    links: Vec<(String, String)>,
 }
 
 impl Record {
@@ -48,6 +50,10 @@ impl Record {
         for line in text.lines() {
             match line.split_once(' ') {
                 Some(("ports", ports)) => record.ports = Some(ports.to_owned()),
+                Some(("link", link)) => {
+                    let (device, before) = link.split_once(' ').unwrap_or((link, ""));
+                    record.links.push((device.to_owned(), before.to_owned()));
+                }
                 None if line == MADE_FOLDER => record.made_folder = true,
                 _ => {}
             }
@@ -110,8 +116,28 @@ impl Instance {
         writeln!(&self.lock, "ports {ports}")
     }
 
+    /// Devices that a server which died has left with a scheduler, and what was there before.
+    pub fn leftover_links(&self) -> &[(String, String)] {
+        &self.leftover.links
+    }
+
+    /// For word of schedulers that are put on devices while the server runs.
+    pub fn journal(&self) -> std::io::Result<Journal> {
+        Ok(Journal(self.lock.try_clone()?))
+    }
+
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+}
+
+/// Adds to what the next server is told.
+#[derive(Debug)]
+pub struct Journal(File);
+
+impl Journal {
+    pub fn record_link(&self, device: &str, before: &str) -> std::io::Result<()> {
+        writeln!(&self.0, "link {device} {before}")
     }
 }
 

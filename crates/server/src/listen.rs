@@ -242,6 +242,7 @@ impl Server {
             slot: NO_SLOT,
             generation: 0,
             flags: self.budget_flags(session),
+            class: 0,
         };
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {
             if let Err(error) = self.filter.bind(&key, row) {

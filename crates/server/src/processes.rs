@@ -34,7 +34,7 @@ pub struct Channel {
     pub statistics: StatisticsReader,
     /// With a copy of its descriptor: a process that had the only one would destroy the device when it
     /// ends, which is slow, and only then close its connections.
-    tap: Tap,
+    pub tap: Tap,
     /// Rings when `recalled` is not empty.
     pub alert: Bell,
     pub bell: ProcessBell,
@@ -171,6 +171,7 @@ impl Server {
                 recalled: Vec::new(),
             },
         );
+        self.tell_channel(channel);
         Ok(Answer::Reply(body, fds))
     }
 

@@ -112,7 +112,7 @@ impl Server {
     fn show_qos(&mut self, asker: Asker) -> Answer {
         let mut report = QosReport::default();
         self.report_transmit(&mut report);
-        self.report_groups(&mut report);
+        self.report_groups(asker, &mut report);
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
         self.conceal(&mut report, asker);

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
+use portolan_control::qos::transmit::ClassId;
 use portolan_control::{Phase, PortTable, Registry};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
@@ -75,6 +76,10 @@ pub enum Source {
     Reservation(SessionId),
     /// Whoever shares a local session with the server.
     Bell,
+    /// The process that has the class.
+    Holder(ClassId),
+    /// The process that made a multiplex group.
+    Maker(u32),
 }
 
 /// Why the server cannot start.
@@ -295,6 +300,7 @@ impl Server {
             config,
         };
         server.await_first_spare();
+        server.start_links(instance);
         // The tables are right before the first packet meets the filter.
         server.publish();
         for &ifindex in &server.managed {
@@ -356,6 +362,8 @@ impl Server {
             Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
             Source::Reservation(id) => self.on_kernel_connections(id),
             Source::Bell => self.on_bell(),
+            Source::Holder(class) => self.on_holder_gone(class),
+            Source::Maker(key) => self.on_maker_gone(key),
         }
     }
 
@@ -458,6 +466,7 @@ impl Server {
                 break;
             }
         }
+        self.stop_links();
         for ifindex in std::mem::take(&mut self.managed) {
             if let Err(failure) = self.filter.detach_interface(ifindex) {
                 warn!(%failure, "the packet filter stays attached");

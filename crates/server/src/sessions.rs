@@ -116,6 +116,7 @@ impl Server {
             slot: slot.0,
             generation: session.generation.0,
             flags: self.budget_flags(session),
+            class: self.row_class(session),
         })
     }
 
@@ -172,6 +173,7 @@ impl Server {
     /// Forgets the session with all it has here: row, port, sockets, engine state.
     pub fn forget(&mut self, id: SessionId) {
         self.leave_all_groups(id);
+        self.end_flow(id);
         // Its slot, before the session has no holder any more.
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);

@@ -1,7 +1,7 @@
 //! Rows of the filter for UDP endpoints: one socket's, several sockets' that share one, and the
 //! members of groups. What follows from who is bound to what is worked out anew on each change.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
 use portolan_bpf::TableError;
@@ -35,7 +35,8 @@ struct Binding {
     /// Bound to a group or a broadcast address: they only send from it.
     guests: Vec<SessionId>,
     deal: Deal,
-    senders: BTreeSet<u32>,
+    /// Channels and their classes.
+    senders: BTreeMap<u32, u16>,
     members: usize,
 }
 
@@ -196,20 +197,25 @@ impl Server {
         is_shared: bool,
     ) -> Result<(), TableError> {
         let all = binding.sharers.iter().chain(&binding.guests);
-        let wanted: BTreeSet<u32> = if is_shared {
-            all.filter_map(|&id| Some(self.row(id)?.channel)).collect()
+        let wanted: BTreeMap<u32, u16> = if is_shared {
+            let rows = all.filter_map(|&id| self.row(id));
+            rows.map(|row| (row.channel, row.class)).collect()
         } else {
-            BTreeSet::new()
+            BTreeMap::new()
         };
         let sender = |channel: u32| SenderKey {
             binding: *key,
             channel,
         };
-        for &channel in wanted.difference(&binding.senders) {
-            self.filter.allow_sender(&sender(channel))?;
+        for (&channel, &class) in &wanted {
+            if binding.senders.get(&channel) != Some(&class) {
+                self.filter.allow_sender(&sender(channel), class)?;
+            }
         }
-        for &channel in binding.senders.difference(&wanted) {
-            self.filter.forbid_sender(&sender(channel))?;
+        for &channel in binding.senders.keys() {
+            if !wanted.contains_key(&channel) {
+                self.filter.forbid_sender(&sender(channel))?;
+            }
         }
         binding.senders = wanted;
         Ok(())

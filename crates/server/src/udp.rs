@@ -86,6 +86,7 @@ impl Server {
         slot: Slot,
     ) -> Result<Answer, Errno> {
         self.registry.admit(channel, Command::Disconnect, id)?;
+        self.end_flow(id);
         self.unaim(id);
         let bound = self.claim_of(id);
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;

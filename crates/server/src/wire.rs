@@ -15,6 +15,7 @@ const WAITING_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct TapWire {
     io: TapIo<OwnedFd>,
+    ifindex: u32,
     waiting: VecDeque<Vec<u8>>,
     /// Frames lost because too many waited, or refused by the device.
     pub lost: u64,
@@ -23,6 +24,7 @@ pub struct TapWire {
 impl TapWire {
     pub fn new(tap: Tap) -> TapWire {
         TapWire {
+            ifindex: tap.ifindex,
             io: TapIo::new(tap.fd),
             waiting: VecDeque::new(),
             lost: 0,
@@ -32,6 +34,10 @@ impl TapWire {
     /// The tap itself, from which frames come too.
     pub fn io(&self) -> &TapIo<OwnedFd> {
         &self.io
+    }
+
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
     }
 
     /// Sends a bare Ethernet frame as it was received. `gso_size` other than 0 marks one that the

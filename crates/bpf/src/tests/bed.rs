@@ -62,6 +62,7 @@ pub(super) fn row(channel: ChannelId) -> FlowRow {
         slot: 77,
         generation: 5,
         flags: 0,
+        class: 0,
     }
 }
 
@@ -235,15 +236,19 @@ impl Bed {
             .programs_mut()
             .find(|candidate| candidate.name() == program)
             .unwrap();
+        let mut context_left = context.0;
         let input = ProgramInput {
             data_in: Some(frame),
             context_in: Some(&mut context.0),
+            context_out: Some(&mut context_left),
             repeat,
             data_out: left,
             ..ProgramInput::default()
         };
         let output = program.test_run(input).unwrap();
-        (output.return_value as i32, output.duration)
+        let (verdict, duration) = (output.return_value as i32, output.duration);
+        context.0 = context_left;
+        (verdict, duration)
     }
 
     /// Names of the counters that grew by one since the last call; more than one is a bug.
@@ -275,6 +280,11 @@ impl Default for Context {
 }
 
 impl Context {
+    /// As the last run left it.
+    pub(super) fn priority(&self) -> u32 {
+        u32::from_ne_bytes(self.0[32..36].try_into().unwrap())
+    }
+
     pub(super) fn with_gso_size(gso_size: u32) -> Context {
         let mut context = Context::default();
         context.set(176, gso_size);

@@ -18,7 +18,7 @@ fn binding(flow: &FlowKey) -> BindingKey {
     BindingKey::new(flow.protocol, any_address(flow))
 }
 
-fn with_flags(flags: u32) -> FlowRow {
+fn with_flags(flags: u16) -> FlowRow {
     FlowRow {
         flags,
         ..row(CHANNEL)
@@ -211,7 +211,7 @@ fn only_channels_with_a_socket_on_a_shared_binding_send_from_it() {
             binding,
             channel: CHANNEL.0,
         };
-        bed.filter.allow_sender(&sender).unwrap();
+        bed.filter.allow_sender(&sender, 0).unwrap();
         let sent = outcome(REDIRECT, &["sent"]);
         assert_eq!(bed.run("transmit_filter", &frame), sent, "{flow}");
         bed.filter.forbid_sender(&sender).unwrap();

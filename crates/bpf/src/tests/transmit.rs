@@ -1,11 +1,11 @@
 //! The transmit filter: who may send what.
 
-use portolan_proto::filter::BindingKey;
+use portolan_proto::filter::{BindingKey, FlowRow, SenderKey, TRAFFIC_HANDLE};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 
 use super::bed::{
-    Bed, CHANNEL, IFINDEX, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, any_address, flows,
-    outcome, row,
+    Bed, CHANNEL, Context, IFINDEX, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, any_address,
+    flows, outcome, row,
 };
 use super::frames::Frame;
 
@@ -231,5 +231,81 @@ fn the_server_sends_anything_from_a_local_address() {
             ..frame
         };
         assert_eq!(send(&bed, &spoof.build()), dropped("drop_source_mac"));
+    }
+}
+
+/// The priority with which a frame leaves.
+fn priority_of(bed: &Bed, frame: &[u8]) -> u32 {
+    let mut context = Context::default();
+    let outcome = bed.run_with("transmit_filter", frame, &mut context);
+    assert_eq!(outcome, sent());
+    context.priority()
+}
+
+fn priority(class: u16) -> u32 {
+    u32::from(TRAFFIC_HANDLE) << 16 | u32::from(class)
+}
+
+fn in_class(class: u16) -> FlowRow {
+    FlowRow {
+        class,
+        ..row(CHANNEL)
+    }
+}
+
+#[test]
+fn a_flow_is_sent_in_its_class_and_else_in_its_channels() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let frame = Frame::sent(&flow, OWN_MAC).build();
+        assert_eq!(priority_of(&bed, &frame), 0, "{flow}");
+        bed.filter.set_tap(CHANNEL, IFINDEX, 2).unwrap();
+        assert_eq!(priority_of(&bed, &frame), priority(2), "{flow}");
+        bed.filter.aim(&flow, in_class(0x10)).unwrap();
+        assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
+        bed.filter.set_tap(CHANNEL, IFINDEX, 0).unwrap();
+        assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
+    }
+}
+
+#[test]
+fn a_bound_port_has_a_class_also_when_it_is_shared() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let binding = BindingKey::new(flow.protocol, any_address(&flow));
+        let frame = Frame::sent(&flow, OWN_MAC).build();
+        bed.filter.bind(&binding, in_class(0x11)).unwrap();
+        assert_eq!(priority_of(&bed, &frame), priority(0x11), "{flow}");
+        let shared = FlowRow {
+            flags: FlowRow::SHARED,
+            class: 0x12,
+            ..row(OTHER_CHANNEL)
+        };
+        bed.filter.bind(&binding, shared).unwrap();
+        let sender = SenderKey {
+            binding,
+            channel: CHANNEL.0,
+        };
+        bed.filter.allow_sender(&sender, 0x13).unwrap();
+        assert_eq!(priority_of(&bed, &frame), priority(0x13), "{flow}");
+    }
+}
+
+#[test]
+fn a_relayed_flow_keeps_its_class() {
+    for flow in all_flows() {
+        let bed = bed_of_server();
+        let frame = Frame::sent(&flow, OWN_MAC);
+        let row = FlowRow {
+            class: 0x14,
+            ..row(ChannelId::SERVER)
+        };
+        bed.filter.aim(&flow, row).unwrap();
+        bed.filter.set_tap(ChannelId::SERVER, IFINDEX, 2).unwrap();
+        assert_eq!(priority_of(&bed, &frame.build()), priority(0x14), "{flow}");
+        let other = frame.around(1, &[0; 16]);
+        assert_eq!(priority_of(&bed, &other), priority(2), "{flow}");
+        bed.filter.unaim(&flow).unwrap();
+        assert_eq!(priority_of(&bed, &frame.build()), priority(2), "{flow}");
     }
 }

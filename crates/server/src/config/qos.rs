@@ -1,6 +1,7 @@
 //! `[qos]`: guarantees that the administrator gives. What a policy's words mean is checked as the file is read, so that
 //! the refusal shows the line.
 
+use portolan_control::qos::transmit::Portions;
 use portolan_proto::qos::text::{self, Unreadable};
 use portolan_proto::qos::{Adapt, Cpu, Rate, Receive, Scope, Slack, Transmit};
 use portolan_sys::accounts;
@@ -16,10 +17,59 @@ mod tests;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QosConfig {
+    /// `[[qos.link]]`.
+    pub link: Vec<LinkConfig>,
     /// `[[qos.policy]]`, in the order of the file.
     pub policy: Vec<Policy>,
     /// `[[qos.cpu_class]]`; if there is none, there is one by default.
     pub cpu_class: Vec<CpuClass>,
+}
+
+/// What may be reserved of a device's rate.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkConfig {
+    pub device: String,
+    /// If none, what the device says of itself.
+    #[serde(default, deserialize_with = "rate")]
+    pub rate: Option<u64>,
+    /// Percent of the rate that reservations may have together.
+    #[serde(default = "usual_reservable")]
+    pub reservable: u8,
+    /// Percent of that for one user who is not root.
+    #[serde(default = "usual_per_user")]
+    pub per_user: u8,
+    /// May take the place of a queueing discipline that somebody has put on the device.
+    #[serde(default)]
+    pub replace: bool,
+}
+
+impl LinkConfig {
+    /// Of a device that the file does not name.
+    pub fn usual(device: &str) -> LinkConfig {
+        LinkConfig {
+            device: device.to_owned(),
+            rate: None,
+            reservable: usual_reservable(),
+            per_user: usual_per_user(),
+            replace: false,
+        }
+    }
+
+    pub fn portions(&self) -> Portions {
+        Portions {
+            reservable_percent: self.reservable,
+            user_percent: self.per_user,
+        }
+    }
+}
+
+fn usual_reservable() -> u8 {
+    90
+}
+
+fn usual_per_user() -> u8 {
+    50
 }
 
 /// Guarantees that somebody has without asking.

@@ -1,22 +1,323 @@
-//! Multiplex groups.
+//! Multiplex groups (MS Table I): one reserved rate that flows of several processes share, each with a rate of its
+//! own. A group is a class of the link with its flows' classes below it.
 
-use portolan_proto::qos::{GroupAction, QosReply, QosReport};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 
+use portolan_control::qos::transmit::{ClassId, Link as Ledger, Terms};
+use portolan_proto::qos::{GroupAction, GroupOptions, GroupReport, QosReply, QosReport, Scope};
+use portolan_sys::traffic;
+use portolan_sys::unix::Credentials;
+use rustix::event::epoll::EventFlags;
+
+use super::transmit::{Held, open_life, refusal, traffic_of};
 use super::{Asker, Outcome, refuse};
-use crate::server::Server;
+use crate::poll::Token;
+use crate::server::{Server, Source};
 
+/// All groups by their keys.
 #[derive(Debug, Default)]
-pub struct Groups {}
+pub struct Groups {
+    by_key: BTreeMap<u32, Group>,
+}
+
+#[derive(Debug)]
+struct Group {
+    class: ClassId,
+    ifindex: u32,
+    owner: Credentials,
+    mode: u16,
+    terms: Terms,
+    options: GroupOptions,
+    /// Gone when it has ended.
+    maker: Option<(OwnedFd, Token)>,
+}
+
+/// What is asked of a group, as the bits of a file's mode say it.
+#[derive(Clone, Copy, Debug)]
+enum Right {
+    Look = 4,
+    Change = 2,
+    Join = 1,
+}
+
+impl Group {
+    fn allows(&self, who: Credentials, right: Right) -> bool {
+        let shift = match () {
+            () if who.uid == self.owner.uid => 6,
+            () if who.gid == self.owner.gid => 3,
+            () => 0,
+        };
+        who.uid == 0 || self.mode >> shift & right as u16 != 0
+    }
+
+    /// Of a flow's class within it.
+    fn member_terms(&self, link: &Ledger, bits: u64) -> Outcome<Terms> {
+        let ceiling = match self.options {
+            GroupOptions {
+                share: false,
+                slack: false,
+                ..
+            } => bits,
+            _ => self.terms.ceiling,
+        };
+        link.plain_terms(bits, ceiling.max(bits)).map_err(refusal)
+    }
+}
+
+impl Groups {
+    pub(super) fn has_class(&self, class: ClassId) -> bool {
+        self.by_key.values().any(|group| group.class == class)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.by_key.len()
+    }
+}
 
 impl Server {
     pub(super) fn change_multiplex_group(
         &mut self,
-        _asker: Asker,
-        _key: u32,
-        _action: GroupAction,
+        asker: Asker,
+        key: u32,
+        action: GroupAction,
     ) -> Outcome<QosReply> {
-        refuse(libc::EOPNOTSUPP, "not built yet")
+        let who = asker.credentials;
+        match action {
+            GroupAction::Create {
+                device,
+                bits,
+                mode,
+                options,
+            } => {
+                self.create_group(who, key, device.as_deref(), (bits, mode, options))?;
+            }
+            GroupAction::Open => drop(self.group(who, key, Right::Join)?),
+            GroupAction::SetOptions(options) => self.set_group_options(who, key, options)?,
+            GroupAction::Join { scope, bits } => {
+                let member = self.join_multiplex(asker, key, asker.means(scope)?, bits)?;
+                return Ok(QosReply::Joined { member });
+            }
+            GroupAction::Leave { member } => self.leave_multiplex(asker, key, member)?,
+            GroupAction::Delete => {
+                self.group(who, key, Right::Change)?;
+                self.delete_group(key);
+            }
+        }
+        Ok(QosReply::Done)
     }
 
-    pub(super) fn report_groups(&mut self, _report: &mut QosReport) {}
+    fn group(&self, who: Credentials, key: u32, right: Right) -> Outcome<&Group> {
+        match self.qos.groups.by_key.get(&key) {
+            None => refuse(libc::ENOENT, format!("there is no group {key}")),
+            Some(group) if group.allows(who, right) => Ok(group),
+            Some(group) => {
+                let what = match right {
+                    Right::Look => "look at",
+                    Right::Change => "change",
+                    Right::Join => "join",
+                };
+                let mode = group.mode;
+                refuse(
+                    libc::EACCES,
+                    format!("its mode {mode:o} does not let you {what} group {key}"),
+                )
+            }
+        }
+    }
+
+    fn create_group(
+        &mut self,
+        owner: Credentials,
+        key: u32,
+        device: Option<&str>,
+        (bits, mode, options): (u64, u16, GroupOptions),
+    ) -> Outcome {
+        if self.qos.groups.by_key.contains_key(&key) {
+            return refuse(libc::EEXIST, format!("there is a group {key} already"));
+        }
+        if mode & !0o777 != 0 {
+            return refuse(
+                libc::EINVAL,
+                format!("a mode of {mode:o} has more than permission bits"),
+            );
+        }
+        let maker = open_life(&Scope::Process { pid: owner.pid })?;
+        let ifindex = self.link_for(device)?;
+        let class = self.free_class()?;
+        let terms = group_terms(self.ledger(ifindex)?, bits, options)?;
+        let mut ledger = self.ledger(ifindex)?.clone();
+        ledger
+            .reserve(class, owner.uid, terms.rate)
+            .map_err(refusal)?;
+        self.realise(ifindex, ledger, (class, traffic::WHOLE), &terms)?;
+        let maker = maker.and_then(|fd| {
+            let token = self
+                .poll
+                .add(&fd, Source::Maker(key), EventFlags::IN)
+                .ok()?;
+            Some((fd, token))
+        });
+        let group = Group {
+            class,
+            ifindex,
+            owner,
+            mode,
+            terms,
+            options,
+            maker,
+        };
+        self.qos.groups.by_key.insert(key, group);
+        Ok(())
+    }
+
+    /// Its flows' ceilings follow.
+    fn set_group_options(&mut self, who: Credentials, key: u32, options: GroupOptions) -> Outcome {
+        let group = self.group(who, key, Right::Change)?;
+        let (id, ifindex, rate) = (group.class, group.ifindex, group.terms.rate);
+        let ledger = self.ledger(ifindex)?.clone();
+        let terms = group_terms(&ledger, rate, options)?;
+        self.realise(ifindex, ledger.clone(), (id, traffic::WHOLE), &terms)?;
+        let Some(group) = self.qos.groups.by_key.get_mut(&key) else {
+            return Ok(());
+        };
+        (group.options, group.terms) = (options, terms);
+        let members = self.qos.transmit.members(key);
+        let group = self.group(who, key, Right::Change)?;
+        let changes: Vec<(ClassId, Terms)> = members
+            .into_iter()
+            .map(|(member, rate)| Ok((member, group.member_terms(&ledger, rate)?)))
+            .collect::<Outcome<_>>()?;
+        for (member, terms) in changes {
+            self.realise(ifindex, ledger.clone(), (member, id.0), &terms)?;
+            self.qos.transmit.set_terms(member, terms);
+        }
+        self.look_at_group(key);
+        Ok(())
+    }
+
+    fn join_multiplex(&mut self, asker: Asker, key: u32, scope: Scope, bits: u64) -> Outcome<u32> {
+        let life = open_life(&scope)?;
+        self.may_decide(asker, &scope)?;
+        let group = self.group(asker.credentials, key, Right::Join)?;
+        if !matches!(scope, Scope::Flow(_) | Scope::Process { .. }) {
+            return refuse(
+                libc::EINVAL,
+                "flows and processes join groups, nothing else",
+            );
+        }
+        if self.qos.transmit.has(&scope) {
+            let text = format!("{scope} has a rate already: end that first");
+            return refuse(libc::EBUSY, text);
+        }
+        let ifindex = group.ifindex;
+        let terms = group.member_terms(self.ledger(ifindex)?, bits)?;
+        let within = (key, group.class);
+        let id = self.free_class()?;
+        let uid = asker.credentials.uid;
+        let mut ledger = self.ledger(ifindex)?.clone();
+        ledger
+            .join(within.1, id, uid, terms.rate)
+            .map_err(refusal)?;
+        let held = Held {
+            scope,
+            ifindex,
+            uid,
+            terms,
+            group: Some(within),
+            life: None,
+        };
+        self.install(id, held, ledger, life)?;
+        Ok(u32::from(id.0))
+    }
+
+    fn leave_multiplex(&mut self, asker: Asker, key: u32, member: u32) -> Outcome {
+        let who = asker.credentials;
+        let id = u16::try_from(member).ok().map(ClassId);
+        let known = id.and_then(|id| Some((id, self.qos.transmit.member_of(id, key)?)));
+        let Some((id, uid)) = known else {
+            return refuse(libc::ENOENT, format!("group {key} has no member {member}"));
+        };
+        if who.uid != uid {
+            self.group(who, key, Right::Change)?;
+        }
+        self.drop_class(id);
+        Ok(())
+    }
+
+    /// Whoever made the group has ended.
+    pub(crate) fn on_maker_gone(&mut self, key: u32) {
+        if let Some(group) = self.qos.groups.by_key.get_mut(&key)
+            && let Some((fd, token)) = group.maker.take()
+        {
+            self.poll.remove(&fd, token);
+        }
+        self.look_at_group(key);
+    }
+
+    /// A group that nobody made and nobody is in ends, unless it is to be kept.
+    pub(super) fn look_at_group(&mut self, key: u32) {
+        let Some(group) = self.qos.groups.by_key.get(&key) else {
+            return;
+        };
+        let is_used = group.maker.is_some() || !self.qos.transmit.members(key).is_empty();
+        if !is_used && !group.options.keep {
+            self.delete_group(key);
+        }
+    }
+
+    fn delete_group(&mut self, key: u32) {
+        let Some(group) = self.qos.groups.by_key.remove(&key) else {
+            return;
+        };
+        if let Some((fd, token)) = group.maker {
+            self.poll.remove(&fd, token);
+        }
+        for (member, _) in self.qos.transmit.members(key) {
+            self.drop_class(member);
+        }
+        self.release_rate(group.ifindex, group.class);
+    }
+
+    /// The groups that the asker may look at.
+    pub(super) fn report_groups(&mut self, asker: Asker, report: &mut QosReport) {
+        let groups = self.qos.groups.by_key.iter();
+        let shown = groups.filter(|(_, group)| group.allows(asker.credentials, Right::Look));
+        let shown: Vec<u32> = shown.map(|(key, _)| *key).collect();
+        for key in shown {
+            let Some(group) = self.qos.groups.by_key.get(&key) else {
+                continue;
+            };
+            let counts = self.qos.transmit.counts(group.ifindex);
+            let Ok(ledger) = self.ledger(group.ifindex) else {
+                continue;
+            };
+            let Some(group) = self.qos.groups.by_key.get(&key) else {
+                continue;
+            };
+            report.groups.push(GroupReport {
+                key,
+                device: self.qos.transmit.device(group.ifindex),
+                class: group.class.0,
+                uid: group.owner.uid,
+                mode: group.mode,
+                rate: group.terms.rate,
+                reserved: ledger.reserved_in(group.class),
+                options: group.options,
+                traffic: counts
+                    .get(&group.class.0)
+                    .copied()
+                    .map(traffic_of)
+                    .unwrap_or_default(),
+            });
+        }
+    }
+}
+
+fn group_terms(link: &Ledger, bits: u64, options: GroupOptions) -> Outcome<Terms> {
+    let ceiling = match options.slack {
+        true => link.rate(),
+        false => bits,
+    };
+    link.plain_terms(bits, ceiling.max(bits)).map_err(refusal)
 }

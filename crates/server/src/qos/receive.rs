@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// The budget of a session, as the flags of its rows say it.
-    pub fn budget_flags(&self, session: &Session) -> u32 {
+    pub fn budget_flags(&self, session: &Session) -> u16 {
         let budgets = &self.qos.receive.0;
         if budgets.is_empty() {
             return 0;
@@ -163,7 +163,7 @@ impl Server {
         let owner = session.owner().or_else(|| listener?.owner());
         let process = owner.and_then(|channel| self.registry.process(channel));
         let held = budgets.iter().find(|held| held.is_for(session, process));
-        held.map_or(0, |held| u32::from(held.index) << FlowRow::BUDGET_SHIFT)
+        held.map_or(0, |held| held.index << FlowRow::BUDGET_SHIFT)
     }
 
     /// A flow's budget goes with it.

@@ -1,28 +1,794 @@
-//! Transmit reservations.
+//! Transmit reservations: links with their schedulers, who has which class of them, and until when.
 
-use portolan_proto::qos::{QosReport, Scope, Transmit};
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
 
+use portolan_control::qos::transmit::{ClassId, Link as Ledger, Refused, Terms};
+use portolan_control::{Holder, Session};
+use portolan_proto::qos::text::show_rate;
+use portolan_proto::qos::{ClassTraffic, LinkReport, QosReport, Scope, Transmit, TransmitReport};
+use portolan_sys::device;
+use portolan_sys::traffic::{self, Before, Counts, Foreign, Traffic, TrafficError};
+use portolan_types::{ChannelId, FlowKey, SessionId, canonical};
+use rustix::event::epoll::EventFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tracing::{info, warn};
+
+use super::scope::{breadth, covers, covers_process};
 use super::{Asker, Outcome, refuse};
-use crate::server::Server;
+use crate::config::LinkConfig;
+use crate::instance::{Instance, Journal};
+use crate::poll::Token;
+use crate::server::{Server, Source};
+
+/// Classes below are the scheduler's own.
+const FIRST_CLASS: u16 = 0x10;
+/// Each costs the kernel a few hundred octets and a place in its trees.
+const CLASSES_MAX: usize = 4096;
+
+/// What is reserved goes before best effort.
+const RESERVED_FIRST: u32 = 0;
+const BEST_EFFORT_LAST: u32 = 1;
 
 #[derive(Debug, Default)]
-pub struct Reservations {}
+pub struct Reservations {
+    links: BTreeMap<u32, Link>,
+    held: BTreeMap<ClassId, Held>,
+    by_scope: HashMap<Scope, ClassId>,
+    /// Asked when the first link needs it.
+    traffic: Option<Traffic>,
+    journal: Option<Journal>,
+}
+
+/// A managed device.
+#[derive(Debug)]
+struct Link {
+    config: LinkConfig,
+    /// None while its rate is not known.
+    ledger: Option<Ledger>,
+    /// What was there before our scheduler, if that is there.
+    scheduler: Option<Before>,
+}
+
+/// One reservation.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub scope: Scope,
+    pub ifindex: u32,
+    pub uid: u32,
+    pub terms: Terms,
+    /// Within which it is reserved: its key and class.
+    pub group: Option<(u32, ClassId)>,
+    /// Of the process with which it ends.
+    pub life: Option<(OwnedFd, Token)>,
+}
+
+/// The class of a session that has one of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Class {
+    pub minor: ClassId,
+    pub terms: Terms,
+}
 
 impl Server {
+    /// Knows the managed devices as links; takes away what a server that died has left on them.
+    pub(crate) fn start_links(&mut self, instance: &Instance) {
+        match instance.journal() {
+            Ok(journal) => self.qos.transmit.journal = Some(journal),
+            Err(error) => warn!(%error, "a scheduler would stay if this server died"),
+        }
+        for name in self.config.interfaces.clone() {
+            let Ok(device) = device::by_name(&name) else {
+                continue;
+            };
+            let configured = self.config.qos.link.iter().find(|link| link.device == name);
+            let config = configured
+                .cloned()
+                .unwrap_or_else(|| LinkConfig::usual(&name));
+            let leftover = instance
+                .leftover_links()
+                .iter()
+                .find(|(device, _)| *device == name);
+            self.undo_leftover(device.index, leftover.map(|(_, before)| before.as_str()));
+            let is_configured = config.rate.is_some();
+            let ledger = config.rate.map(|rate| Ledger::new(rate, config.portions()));
+            let link = Link {
+                config,
+                ledger,
+                scheduler: None,
+            };
+            self.qos.transmit.links.insert(device.index, link);
+            if is_configured && let Err(error) = self.put_scheduler(device.index) {
+                warn!(%error, device = name, "the link's rate is not kept yet");
+            }
+        }
+    }
+
+    fn undo_leftover(&mut self, ifindex: u32, before: Option<&str>) {
+        let before = before.map(Before::parse).unwrap_or_default();
+        let undone =
+            self.qos
+                .transmit
+                .traffic()
+                .and_then(|traffic| match traffic.is_ours(ifindex)? {
+                    true => traffic.restore(ifindex, &before),
+                    false => Ok(()),
+                });
+        if let Err(error) = undone {
+            warn!(%error, "what a server before this one has left stays on a device");
+        }
+    }
+
+    /// Leaves the devices as they were.
+    pub(crate) fn stop_links(&mut self) {
+        let links: Vec<(u32, Before)> = self
+            .qos
+            .transmit
+            .links
+            .iter_mut()
+            .filter_map(|(ifindex, link)| Some((*ifindex, link.scheduler.take()?)))
+            .collect();
+        for (ifindex, before) in links {
+            let restored = self
+                .qos
+                .transmit
+                .traffic()
+                .and_then(|traffic| traffic.restore(ifindex, &before));
+            if let Err(error) = restored {
+                warn!(%error, "a device is not left as it was");
+            }
+        }
+    }
+
+    /// Has the link's scheduler take over the device, if it has not.
+    fn put_scheduler(&mut self, ifindex: u32) -> Result<(), TrafficError> {
+        let transmit = &mut self.qos.transmit;
+        let Some(link) = transmit.links.get(&ifindex) else {
+            return Ok(());
+        };
+        let (Some(ledger), None) = (&link.ledger, &link.scheduler) else {
+            return Ok(());
+        };
+        let foreign = match link.config.replace {
+            true => Foreign::Replace,
+            false => Foreign::Keep,
+        };
+        let classes = [
+            class(traffic::WHOLE, 0, &ledger.whole(), RESERVED_FIRST),
+            class(
+                traffic::BEST_EFFORT,
+                traffic::WHOLE,
+                &ledger.best_effort(),
+                BEST_EFFORT_LAST,
+            ),
+        ];
+        let device = link.config.device.clone();
+        let traffic = transmit.traffic()?;
+        let before = traffic.look(ifindex, foreign)?;
+        // Said before it is done: a server that dies in between leaves too much word, not too little.
+        transmit.note(&device, &before);
+        let traffic = transmit.traffic()?;
+        let put = traffic
+            .put(ifindex)
+            .and_then(|()| {
+                classes
+                    .iter()
+                    .try_for_each(|class| traffic.set_class(ifindex, class))
+            })
+            .and_then(|()| traffic.set_queue(ifindex, traffic::BEST_EFFORT));
+        if let Err(error) = put {
+            let _ = traffic.restore(ifindex, &before);
+            return Err(error);
+        }
+        info!(device, "the link has a scheduler");
+        if let Some(link) = transmit.links.get_mut(&ifindex) {
+            link.scheduler = Some(before);
+        }
+        self.tell_all_channels();
+        Ok(())
+    }
+
     pub(super) fn reserve_transmit(
         &mut self,
         asker: Asker,
         scope: Scope,
-        _wish: Transmit,
+        wish: Transmit,
     ) -> Outcome {
+        let life = open_life(&scope)?;
         self.may_decide(asker, &scope)?;
-        refuse(libc::EOPNOTSUPP, "not built yet")
+        let known = self.qos.transmit.by_scope.get(&scope).copied();
+        self.may_change(asker, known)?;
+        let ifindex = self.link_for(wish.device.as_deref())?;
+        let terms = self.ledger(ifindex)?.terms(&wish).map_err(refusal)?;
+        let class = match known {
+            Some(class)
+                if self
+                    .qos
+                    .transmit
+                    .held
+                    .get(&class)
+                    .is_some_and(|held| held.ifindex == ifindex) =>
+            {
+                class
+            }
+            _ => self.free_class()?,
+        };
+        let uid = asker.credentials.uid;
+        let mut ledger = self.ledger(ifindex)?.clone();
+        ledger.reserve(class, uid, terms.rate).map_err(refusal)?;
+        let held = Held {
+            scope,
+            ifindex,
+            uid,
+            terms,
+            group: None,
+            life: None,
+        };
+        self.install(class, held, ledger, life)?;
+        if let Some(other) = known.filter(|known| *known != class) {
+            // It was on another link.
+            self.drop_class(other);
+        }
+        self.counters.reservations += 1;
+        Ok(())
+    }
+
+    /// Makes what was admitted true, or changes nothing.
+    pub(super) fn install(
+        &mut self,
+        id: ClassId,
+        mut held: Held,
+        ledger: Ledger,
+        life: Option<OwnedFd>,
+    ) -> Outcome {
+        let parent = held.group.map_or(traffic::WHOLE, |(_, group)| group.0);
+        held.life = match self.qos.transmit.held.get_mut(&id) {
+            Some(old) => old.life.take(),
+            None => self.watch_life(id, life)?,
+        };
+        if let Err(refusal) = self.realise(held.ifindex, ledger, (id, parent), &held.terms) {
+            match (self.qos.transmit.held.get_mut(&id), held.life) {
+                (Some(old), life) => old.life = life,
+                (None, Some((fd, token))) => self.poll.remove(&fd, token),
+                (None, None) => {}
+            }
+            return Err(refusal);
+        }
+        let scope = held.scope.clone();
+        info!(%scope, class = id.0, rate = show_rate(held.terms.rate), "transmit rate reserved");
+        self.qos.transmit.by_scope.insert(scope.clone(), id);
+        self.qos.transmit.held.insert(id, held);
+        self.tell_covered(&scope);
+        Ok(())
+    }
+
+    /// Has the kernel keep a class within its parent, and best effort have what `ledger` leaves. If it does not,
+    /// all is as before.
+    pub(super) fn realise(
+        &mut self,
+        ifindex: u32,
+        ledger: Ledger,
+        (id, parent): (ClassId, u16),
+        terms: &Terms,
+    ) -> Outcome {
+        self.put_scheduler(ifindex)
+            .map_err(|error| of_kernel(&error))?;
+        let before = self.ledger(ifindex)?.best_effort();
+        let after = ledger.best_effort();
+        let is_new = !self.ledger(ifindex)?.has(id);
+        let rest = |terms| {
+            class(
+                traffic::BEST_EFFORT,
+                traffic::WHOLE,
+                terms,
+                BEST_EFFORT_LAST,
+            )
+        };
+        let wanted = class(id.0, parent, terms, RESERVED_FIRST);
+        let traffic = self
+            .qos
+            .transmit
+            .traffic()
+            .map_err(|error| of_kernel(&error))?;
+        let done = traffic
+            .set_class(ifindex, &rest(&after))
+            .and_then(|()| traffic.set_class(ifindex, &wanted))
+            .and_then(|()| match is_new {
+                true => traffic.set_queue(ifindex, id.0),
+                false => Ok(()),
+            });
+        if let Err(error) = done {
+            let _ = traffic.set_class(ifindex, &rest(&before));
+            if is_new {
+                let _ = traffic.delete_class(ifindex, id.0);
+            }
+            return Err(of_kernel(&error));
+        }
+        if let Some(link) = self.qos.transmit.links.get_mut(&ifindex) {
+            link.ledger = Some(ledger);
+        }
+        Ok(())
+    }
+
+    fn watch_life(
+        &mut self,
+        id: ClassId,
+        life: Option<OwnedFd>,
+    ) -> Outcome<Option<(OwnedFd, Token)>> {
+        let Some(fd) = life else { return Ok(None) };
+        match self.poll.add(&fd, Source::Holder(id), EventFlags::IN) {
+            Ok(token) => Ok(Some((fd, token))),
+            Err(errno) => refuse(
+                errno.raw_os_error(),
+                format!("cannot watch the process: {errno}"),
+            ),
+        }
+    }
+
+    /// The process of a reservation has gone.
+    pub(crate) fn on_holder_gone(&mut self, id: ClassId) {
+        self.counters.reservations_orphaned += 1;
+        self.drop_class(id);
     }
 
     pub(super) fn end_transmit(&mut self, asker: Asker, scope: &Scope) -> Outcome {
+        let Some(&id) = self.qos.transmit.by_scope.get(scope) else {
+            return refuse(libc::ENOENT, format!("{scope} has no transmit reservation"));
+        };
         self.may_decide(asker, scope)?;
-        refuse(libc::EOPNOTSUPP, "not built yet")
+        self.may_change(asker, Some(id))?;
+        self.drop_class(id);
+        Ok(())
     }
 
-    pub(super) fn report_transmit(&mut self, _report: &mut QosReport) {}
+    /// Root's decisions are changed by root only, a group's flows by leaving it.
+    fn may_change(&self, asker: Asker, known: Option<ClassId>) -> Outcome {
+        let held = known.and_then(|id| self.qos.transmit.held.get(&id));
+        match held {
+            Some(Held {
+                group: Some((key, _)),
+                scope,
+                ..
+            }) => refuse(
+                libc::EBUSY,
+                format!("{scope} is in group {key}: it must leave that first"),
+            ),
+            Some(Held { uid, scope, .. })
+                if asker.credentials.uid != 0 && asker.credentials.uid != *uid =>
+            {
+                refuse(
+                    libc::EPERM,
+                    format!("{scope} was given its rate by another user"),
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a reservation back, and the class with what waits in it.
+    pub(super) fn drop_class(&mut self, id: ClassId) {
+        let Some(held) = self.qos.transmit.held.remove(&id) else {
+            return;
+        };
+        // Else it has another class by now, on another link.
+        if self.qos.transmit.by_scope.get(&held.scope) == Some(&id) {
+            self.qos.transmit.by_scope.remove(&held.scope);
+        }
+        if let Some((fd, token)) = held.life {
+            self.poll.remove(&fd, token);
+        }
+        // Those who go on are elsewhere before their class goes.
+        self.tell_covered(&held.scope);
+        self.release_rate(held.ifindex, id);
+        info!(
+            scope = %held.scope,
+            class = id.0,
+            "transmit rate free again"
+        );
+    }
+
+    /// Gives the rate of a class back to best effort.
+    pub(super) fn release_rate(&mut self, ifindex: u32, id: ClassId) {
+        let transmit = &mut self.qos.transmit;
+        let Some(ledger) = transmit
+            .links
+            .get_mut(&ifindex)
+            .and_then(|link| link.ledger.as_mut())
+        else {
+            return;
+        };
+        ledger.release(id);
+        let rest = class(
+            traffic::BEST_EFFORT,
+            traffic::WHOLE,
+            &ledger.best_effort(),
+            BEST_EFFORT_LAST,
+        );
+        let released = transmit.traffic().and_then(|traffic| {
+            traffic.delete_class(ifindex, id.0)?;
+            traffic.set_class(ifindex, &rest)
+        });
+        if let Err(error) = released {
+            warn!(%error, class = id.0, "a class stays");
+        }
+    }
+
+    /// The link that is meant: by name, or the only one whose rate is known.
+    pub(super) fn link_for(&mut self, device: Option<&str>) -> Outcome<u32> {
+        let links = &mut self.qos.transmit.links;
+        for link in links.values_mut() {
+            link.detect();
+        }
+        let Some(device) = device else {
+            let mut known = links.iter().filter(|(_, link)| link.ledger.is_some());
+            return match (known.next(), known.next()) {
+                (Some((ifindex, _)), None) => Ok(*ifindex),
+                (None, _) => refuse(libc::ENODEV, NO_RATE),
+                _ => refuse(libc::ENODEV, "there are several links: name the device"),
+            };
+        };
+        match links.iter().find(|(_, link)| link.config.device == device) {
+            None => refuse(libc::ENODEV, format!("{device:?} is not a managed device")),
+            Some((_, Link { ledger: None, .. })) => {
+                refuse(libc::ENODEV, format!("{device}: {NO_RATE}"))
+            }
+            Some((ifindex, _)) => Ok(*ifindex),
+        }
+    }
+
+    pub(super) fn ledger(&self, ifindex: u32) -> Outcome<&Ledger> {
+        let link = self.qos.transmit.links.get(&ifindex);
+        match link.and_then(|link| link.ledger.as_ref()) {
+            Some(ledger) => Ok(ledger),
+            None => refuse(libc::ENODEV, NO_RATE),
+        }
+    }
+
+    pub(super) fn free_class(&self) -> Outcome<ClassId> {
+        let is_free = |id: &ClassId| {
+            !self.qos.transmit.held.contains_key(id) && !self.qos.groups.has_class(*id)
+        };
+        let count = self.qos.transmit.held.len() + self.qos.groups.count();
+        let free = (FIRST_CLASS..u16::MAX).map(ClassId).find(is_free);
+        match free.filter(|_| count < CLASSES_MAX) {
+            Some(id) => Ok(id),
+            None => refuse(
+                libc::ENOSPC,
+                format!("there are {CLASSES_MAX} reservations, the most there can be"),
+            ),
+        }
+    }
+
+    /// Has what a scope covers sent in the class that it now has.
+    fn tell_covered(&mut self, scope: &Scope) {
+        let covered: Vec<SessionId> = self
+            .registry
+            .sessions()
+            .filter(|session| covers(scope, session))
+            .map(|session| session.id)
+            .collect();
+        for id in covered {
+            self.renew_rows(id);
+        }
+        let channels: Vec<ChannelId> = self
+            .channels
+            .keys()
+            .copied()
+            .filter(|&channel| {
+                self.registry
+                    .process(channel)
+                    .is_some_and(|process| covers_process(scope, process))
+            })
+            .collect();
+        for channel in channels {
+            self.tell_channel(channel);
+        }
+    }
+
+    fn tell_all_channels(&mut self) {
+        if let Err(error) =
+            self.filter
+                .set_tap(ChannelId::SERVER, self.wire.ifindex(), traffic::BEST_EFFORT)
+        {
+            warn!(%error, "cannot classify what the server sends");
+        }
+        let channels: Vec<ChannelId> = self.channels.keys().copied().collect();
+        for channel in channels {
+            self.tell_channel(channel);
+        }
+    }
+
+    /// A channel's class, and as much back-pressure as it needs. Also when a process has come.
+    pub(crate) fn tell_channel(&mut self, channel: ChannelId) {
+        let Some(best_effort) = self.qos.transmit.best_effort() else {
+            return;
+        };
+        let class = self.class_of_channel(channel);
+        let (minor, terms) = class.map_or((traffic::BEST_EFFORT, best_effort), |class| {
+            (class.minor.0, class.terms)
+        });
+        let Some(tap) = self.channels.get(&channel).map(|channel| &channel.tap) else {
+            return;
+        };
+        if let Err(errno) = tap.set_send_buffer(terms.send_buffer()) {
+            warn!(%errno, "cannot bound what a process has waiting");
+        }
+        if let Err(error) = self.filter.set_tap(channel, tap.ifindex, minor) {
+            warn!(%error, "cannot classify what a process sends");
+        }
+        let held: Vec<SessionId> = self
+            .registry
+            .sessions()
+            .filter(|session| {
+                session.owner() == Some(channel) && matches!(session.holder, Holder::Server(_))
+            })
+            .map(|session| session.id)
+            .collect();
+        for id in held {
+            self.renew_rows(id);
+        }
+    }
+
+    /// Of all that the process has.
+    pub(crate) fn class_of_channel(&self, channel: ChannelId) -> Option<Class> {
+        let process = self.registry.process(channel)?;
+        let held = self.qos.transmit.held.iter();
+        held.filter(|(_, held)| covers_process(&held.scope, process))
+            .min_by_key(|(_, held)| breadth(&held.scope))
+            .map(|(id, held)| held.class(*id))
+    }
+
+    /// The session's own, by its flow or its port.
+    pub(crate) fn class_of(&self, session: &Session) -> Option<Class> {
+        let transmit = &self.qos.transmit;
+        if transmit.held.is_empty() {
+            return None;
+        }
+        let port = Scope::Port {
+            protocol: session.protocol,
+            port: session.local.port(),
+        };
+        let scopes = session.flow().map(flow_scope).into_iter().chain([port]);
+        let id = scopes
+            .into_iter()
+            .find_map(|scope| transmit.by_scope.get(&scope))?;
+        Some(transmit.held.get(id)?.class(*id))
+    }
+
+    /// What the row of a session says: its own class, and that of its process while the server sends for it.
+    pub(crate) fn row_class(&self, session: &Session) -> u16 {
+        if self.qos.transmit.held.is_empty() {
+            return 0;
+        }
+        let of_process = || {
+            let owner = session
+                .owner()
+                .filter(|_| matches!(session.holder, Holder::Server(_)));
+            self.class_of_channel(owner?)
+        };
+        let class = self.class_of(session).or_else(of_process);
+        class.map_or(0, |class| class.minor.0)
+    }
+
+    /// A flow's reservation ends with its session.
+    pub(crate) fn end_flow(&mut self, id: SessionId) {
+        if self.qos.transmit.held.is_empty() {
+            return;
+        }
+        let flow = self.registry.session(id).and_then(|session| session.flow());
+        let class =
+            flow.and_then(|flow| self.qos.transmit.by_scope.get(&flow_scope(flow)).copied());
+        if let Some(class) = class {
+            self.drop_class(class);
+        }
+    }
+
+    pub(super) fn report_transmit(&mut self, report: &mut QosReport) {
+        let ifindices: Vec<u32> = self.qos.transmit.links.keys().copied().collect();
+        for ifindex in ifindices {
+            let counts = self.qos.transmit.counts(ifindex);
+            let of = |minor: u16| {
+                counts
+                    .get(&minor)
+                    .copied()
+                    .map(traffic_of)
+                    .unwrap_or_default()
+            };
+            let Some(link) = self.qos.transmit.links.get_mut(&ifindex) else {
+                continue;
+            };
+            link.detect();
+            let device = link.config.device.clone();
+            report.links.push(LinkReport {
+                device: device.clone(),
+                rate: link.ledger.as_ref().map(Ledger::rate),
+                reservable: link.ledger.as_ref().map_or(0, Ledger::reservable),
+                reserved: link.ledger.as_ref().map_or(0, Ledger::reserved),
+                best_effort: of(traffic::BEST_EFFORT),
+                replaced: link.scheduler.as_ref().and_then(Before::name),
+            });
+            let held = self
+                .qos
+                .transmit
+                .held
+                .iter()
+                .filter(|(_, held)| held.ifindex == ifindex);
+            report
+                .transmit
+                .extend(held.map(|(id, held)| TransmitReport {
+                    scope: held.scope.clone(),
+                    device: device.clone(),
+                    class: id.0,
+                    uid: held.uid,
+                    rate: held.terms.rate,
+                    ceiling: held.terms.ceiling,
+                    burst: held.terms.burst,
+                    group: held.group.map(|(key, _)| key),
+                    traffic: of(id.0),
+                }));
+        }
+    }
+}
+
+const NO_RATE: &str =
+    "its rate is not known: set `rate` of its `[[qos.link]]` in the configuration";
+
+impl Reservations {
+    fn traffic(&mut self) -> Result<&mut Traffic, TrafficError> {
+        match &mut self.traffic {
+            Some(traffic) => Ok(traffic),
+            none => Ok(none.insert(Traffic::open()?)),
+        }
+    }
+
+    fn note(&self, device: &str, before: &Before) {
+        let noted = self
+            .journal
+            .as_ref()
+            .map(|journal| journal.record_link(device, &before.record()));
+        if let Some(Err(error)) = noted {
+            warn!(%error, "a scheduler would stay if this server died");
+        }
+    }
+
+    /// The narrowest best effort of all links with a scheduler; none if there is none.
+    fn best_effort(&self) -> Option<Terms> {
+        let scheduled = self.links.values().filter(|link| link.scheduler.is_some());
+        let terms = scheduled.filter_map(|link| link.ledger.as_ref().map(Ledger::best_effort));
+        terms.min_by_key(|terms| terms.rate)
+    }
+
+    pub(super) fn has(&self, scope: &Scope) -> bool {
+        self.by_scope.contains_key(scope)
+    }
+
+    /// The members of a group and their rates.
+    pub(super) fn members(&self, key: u32) -> Vec<(ClassId, u64)> {
+        let in_group = |held: &Held| held.group.is_some_and(|(other, _)| other == key);
+        let members = self.held.iter().filter(|(_, held)| in_group(held));
+        members.map(|(id, held)| (*id, held.terms.rate)).collect()
+    }
+
+    /// Who brought a member into the group; none if it is not in it.
+    pub(super) fn member_of(&self, id: ClassId, key: u32) -> Option<u32> {
+        let held = self.held.get(&id)?;
+        held.group
+            .filter(|(other, _)| *other == key)
+            .map(|_| held.uid)
+    }
+
+    pub(super) fn set_terms(&mut self, id: ClassId, terms: Terms) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.terms = terms;
+        }
+    }
+
+    pub(super) fn device(&self, ifindex: u32) -> String {
+        let link = self.links.get(&ifindex);
+        link.map(|link| link.config.device.clone())
+            .unwrap_or_default()
+    }
+
+    pub(super) fn counts(&mut self, ifindex: u32) -> HashMap<u16, Counts> {
+        let is_scheduled = self
+            .links
+            .get(&ifindex)
+            .is_some_and(|link| link.scheduler.is_some());
+        if !is_scheduled {
+            return HashMap::new();
+        }
+        match self.traffic().and_then(|traffic| traffic.counts(ifindex)) {
+            Ok(counts) => counts.into_iter().collect(),
+            Err(error) => {
+                warn!(%error, "cannot count what classes have sent");
+                HashMap::new()
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Asks the device for its rate if that is not known.
+    fn detect(&mut self) {
+        if self.ledger.is_none() {
+            let rate = device::rate(&self.config.device);
+            self.ledger = rate.map(|rate| Ledger::new(rate, self.config.portions()));
+        }
+    }
+}
+
+impl Held {
+    fn class(&self, minor: ClassId) -> Class {
+        Class {
+            minor,
+            terms: self.terms,
+        }
+    }
+}
+
+/// A process is held by what cannot become another's, before anybody asks whose it is.
+pub(super) fn open_life(scope: &Scope) -> Outcome<Option<OwnedFd>> {
+    match scope {
+        Scope::Process { pid } => {
+            let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+            match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+                Some(Ok(fd)) => Ok(Some(fd)),
+                _ => refuse(libc::ESRCH, format!("there is no {scope}")),
+            }
+        }
+        Scope::Thread { .. } => refuse(
+            libc::EINVAL,
+            "a thread sends nothing of its own: name its process",
+        ),
+        _ => Ok(None),
+    }
+}
+
+/// In the form that [`Asker::means`] gives.
+fn flow_scope(flow: FlowKey) -> Scope {
+    Scope::Flow(FlowKey {
+        local: canonical(flow.local),
+        remote: canonical(flow.remote),
+        ..flow
+    })
+}
+
+pub(super) fn refusal(refused: Refused) -> portolan_proto::qos::Refusal {
+    portolan_proto::qos::Refusal {
+        errno: refused.errno().0,
+        reason: refused.to_string(),
+    }
+}
+
+fn of_kernel(error: &TrafficError) -> portolan_proto::qos::Refusal {
+    let errno = match error {
+        TrafficError::Open(errno) | TrafficError::Kernel { errno, .. } => errno.raw_os_error(),
+        TrafficError::InTheWay { .. } | TrafficError::NotRestorable { .. } => libc::EBUSY,
+    };
+    portolan_proto::qos::Refusal {
+        errno,
+        reason: error.to_string(),
+    }
+}
+
+fn class(minor: u16, parent: u16, terms: &Terms, priority: u32) -> traffic::Class {
+    traffic::Class {
+        minor,
+        parent,
+        rate: terms.rate,
+        ceiling: terms.ceiling,
+        burst: terms.burst,
+        ceiling_burst: terms.ceiling_burst(),
+        quantum: terms.quantum(),
+        priority,
+    }
+}
+
+pub(super) fn traffic_of(counts: Counts) -> ClassTraffic {
+    ClassTraffic {
+        octets: counts.octets,
+        packets: counts.packets,
+        drops: u64::from(counts.drops),
+        backlog: counts.backlog,
+    }
 }

@@ -30,8 +30,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts the server on host `a` of a bed.
 pub fn start_server(host: &Namespace) -> Daemon {
+    start_server_with(host, &[])
+}
+
+/// The same with further arguments.
+pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     let mut command = host.exec(env!("CARGO_BIN_EXE_portoland"));
-    command.args(["--interface", Bed::DEVICE]);
+    command.args(["--interface", Bed::DEVICE]).args(arguments);
     command
         .env("PORTOLAN_LOG", "debug")
         .env_remove("PORTOLAN_SOCKET");
@@ -474,7 +479,7 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn unpack<T: serde::de::DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> T {
+pub fn unpack<T: serde::de::DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> T {
     let octets = shm::unpack(list, fds.pop()).unwrap();
     decode(&octets).unwrap()
 }

@@ -1,0 +1,517 @@
+//! Transmit reservations and groups: what is admitted shows in the kernel's scheduler, what is not is refused with
+//! numbers, and everything goes when its holder, its maker or the server does.
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use common::{Client, Library, await_some, control_path, start_server_with, unpack};
+use portolan_netns::{Bed, Daemon, Namespace};
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::qos::{
+    GroupAction, GroupOptions, Kind, QosReply, QosReport, QosRequest, Rate, Refusal, Scope, Slack,
+    Transmit,
+};
+use portolan_types::Protocol;
+use rustix::process::{Signal, Uid};
+
+const MBIT: u64 = 1_000_000;
+const NOBODY: u32 = 65534;
+
+/// Host `a` with a server whose link has 100 Mbit/s.
+struct Host {
+    bed: Bed,
+    server: Daemon,
+    config: PathBuf,
+}
+
+impl Host {
+    fn start(name: &str, link: &str) -> Host {
+        Host::on(Bed::veth(), name, link)
+    }
+
+    fn on(bed: Bed, name: &str, link: &str) -> Host {
+        let config = std::env::temp_dir().join(format!(
+            "portoland-transmit-{}-{name}.toml",
+            std::process::id()
+        ));
+        let text = format!("[[qos.link]]\ndevice = \"eth0\"\nrate = \"100mbit\"\n{link}\n");
+        std::fs::write(&config, text).unwrap();
+        let server = start_server_with(&bed.a, &["--config", config.to_str().unwrap()]);
+        Host {
+            bed,
+            server,
+            config,
+        }
+    }
+
+    fn restart(&mut self) {
+        self.server = start_server_with(&self.bed.a, &["--config", self.config.to_str().unwrap()]);
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&control_path(&self.bed.a))
+    }
+
+    /// Whoever asks as nobody has a process of nobody's.
+    fn client_of_nobody(&self) -> Client {
+        let path = control_path(&self.bed.a);
+        as_nobody(move || Client::connect(&path))
+    }
+
+    fn classes(&self) -> String {
+        tc(&self.bed.a, "class show dev eth0")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.config);
+    }
+}
+
+fn as_nobody<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
+    let deprived = std::thread::spawn(|| {
+        let nobody = Some(Uid::from_raw(NOBODY));
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+        action()
+    });
+    deprived.join().unwrap()
+}
+
+fn tc(host: &Namespace, arguments: &str) -> String {
+    let output = host.exec("tc").args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "tc {arguments}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A process that does nothing, killed at the end.
+struct Idle(Child);
+
+impl Idle {
+    fn start() -> Idle {
+        Idle(Command::new("sleep").arg("100").spawn().unwrap())
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Process { pid: self.0.id() }
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn ask(client: &mut Client, request: QosRequest) -> QosReply {
+    match client.ask(RequestBody::Qos(request)) {
+        ReplyBody::Qos(reply) => reply,
+        reply => panic!("{reply:?}"),
+    }
+}
+
+fn refused(client: &mut Client, request: QosRequest) -> Refusal {
+    match ask(client, request) {
+        QosReply::Refused(refusal) => refusal,
+        reply => panic!("{reply:?}"),
+    }
+}
+
+fn done(client: &mut Client, request: QosRequest) {
+    assert_eq!(ask(client, request), QosReply::Done);
+}
+
+fn show(client: &mut Client) -> QosReport {
+    let (reply, mut fds) = client.ask_with(RequestBody::Qos(QosRequest::Show), &[]);
+    let ReplyBody::Qos(QosReply::State(blob)) = reply else {
+        panic!("{reply:?}");
+    };
+    unpack(blob, &mut fds)
+}
+
+fn transmit(scope: &Scope, rate: Rate) -> QosRequest {
+    let wish = Transmit {
+        device: None,
+        rate,
+        burst: None,
+        slack: Slack::None,
+    };
+    QosRequest::Transmit {
+        scope: scope.clone(),
+        wish,
+    }
+}
+
+fn bits(scope: &Scope, mbit: u64) -> QosRequest {
+    transmit(scope, Rate::Bits(mbit * MBIT))
+}
+
+fn delete(scope: &Scope) -> QosRequest {
+    QosRequest::Delete {
+        scope: scope.clone(),
+        kind: Kind::Transmit,
+    }
+}
+
+fn group(key: u32, action: GroupAction) -> QosRequest {
+    QosRequest::Group { key, action }
+}
+
+fn create(mbit: u64, mode: u16, options: GroupOptions) -> GroupAction {
+    GroupAction::Create {
+        device: None,
+        bits: mbit * MBIT,
+        mode,
+        options,
+    }
+}
+
+fn join(scope: &Scope, mbit: u64) -> GroupAction {
+    GroupAction::Join {
+        scope: scope.clone(),
+        bits: mbit * MBIT,
+    }
+}
+
+#[test]
+fn a_reservation_is_a_class_until_it_is_deleted() {
+    let mut host = Host::start("class", "");
+    let mut client = host.client();
+    let idle = Idle::start();
+    let slice = Rate::Slice {
+        slice_us: 4_000,
+        period_us: 100_000,
+    };
+    done(&mut client, transmit(&idle.scope(), slice));
+    let classes = host.classes();
+    assert!(classes.contains("706f:10 parent 706f:1"), "{classes}");
+    assert!(
+        classes.contains("rate 4Mbit ceil 4Mbit burst 50000b"),
+        "{classes}"
+    );
+    assert!(
+        classes.contains("rate 96Mbit ceil 100Mbit"),
+        "best effort has the rest: {classes}"
+    );
+    done(&mut client, bits(&idle.scope(), 20));
+    let report = show(&mut client);
+    assert_eq!(report.links[0].rate, Some(100 * MBIT));
+    assert_eq!(
+        (report.links[0].reservable, report.links[0].reserved),
+        (90 * MBIT, 20 * MBIT)
+    );
+    let [reservation] = &report.transmit[..] else {
+        panic!("{report:?}");
+    };
+    assert_eq!(
+        (&reservation.scope, reservation.rate),
+        (&idle.scope(), 20 * MBIT)
+    );
+    done(&mut client, delete(&idle.scope()));
+    assert!(!host.classes().contains("706f:10"));
+    assert_eq!(
+        refused(&mut client, delete(&idle.scope())).errno,
+        libc_enoent()
+    );
+    host.server.signal(Signal::TERM);
+    assert!(host.server.await_end().is_some());
+    let left = tc(&host.bed.a, "qdisc show dev eth0");
+    assert!(left.contains("noqueue 0:"), "{left}");
+}
+
+fn libc_enoent() -> i32 {
+    rustix::io::Errno::NOENT.raw_os_error()
+}
+
+#[test]
+fn what_does_not_fit_changes_nothing() {
+    let host = Host::start("fit", "");
+    let mut client = host.client();
+    let (one, other) = (Idle::start(), Idle::start());
+    done(&mut client, bits(&one.scope(), 60));
+    let before = host.classes();
+    let refusal = refused(&mut client, bits(&other.scope(), 40));
+    assert!(refusal.reason.contains("of 90mbit"), "{refusal:?}");
+    assert!(refusal.reason.contains("30mbit are left"), "{refusal:?}");
+    refused(&mut client, bits(&one.scope(), 91));
+    assert_eq!(host.classes(), before);
+}
+
+#[test]
+fn a_killed_holder_has_nothing_a_second_later() {
+    let host = Host::start("killed", "");
+    let mut client = host.client();
+    let mut idle = Idle::start();
+    done(&mut client, bits(&idle.scope(), 90));
+    idle.kill();
+    let start = std::time::Instant::now();
+    await_some("its class to go", || {
+        (!host.classes().contains("706f:10")).then_some(())
+    });
+    assert!(start.elapsed() < Duration::from_secs(1));
+    let orphaned = client.counter("server", "transmit-reservations-orphaned");
+    assert_eq!(orphaned, 1);
+    let next = Idle::start();
+    done(&mut client, bits(&next.scope(), 90));
+}
+
+#[test]
+fn a_users_discipline_is_not_touched_or_comes_back() {
+    let bed = Bed::veth();
+    tc(&bed.a, "qdisc add dev eth0 root handle 7: pfifo limit 77");
+    let mut host = Host::on(bed, "keep", "");
+    let idle = Idle::start();
+    let refusal = refused(&mut host.client(), bits(&idle.scope(), 1));
+    assert!(refusal.reason.contains("pfifo 7:"), "{refusal:?}");
+    assert!(refusal.reason.contains("replace = true"), "{refusal:?}");
+    let shown = |host: &Host| tc(&host.bed.a, "qdisc show dev eth0");
+    assert!(shown(&host).contains("pfifo 7: root"));
+
+    std::fs::write(
+        &host.config,
+        "[[qos.link]]\ndevice = \"eth0\"\nrate = \"100mbit\"\nreplace = true\n",
+    )
+    .unwrap();
+    for signal in [Signal::TERM, Signal::KILL] {
+        host.server.signal(Signal::TERM);
+        host.server.await_end();
+        host.restart();
+        done(&mut host.client(), bits(&idle.scope(), 1));
+        assert!(shown(&host).contains("htb 706f: root"));
+        assert_eq!(
+            show(&mut host.client()).links[0].replaced.as_deref(),
+            Some("pfifo 7:")
+        );
+        host.server.signal(signal);
+        host.server.await_end();
+    }
+    // The one that was killed left its scheduler; the next one takes it off, and brings the user's back.
+    assert!(shown(&host).contains("htb 706f: root"));
+    host.restart();
+    host.server.signal(Signal::TERM);
+    host.server.await_end();
+    let shown = shown(&host);
+    assert!(
+        shown.contains("pfifo 7: root") && shown.contains("limit 77p"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn hostile_wishes_are_refused_with_reasons() {
+    let host = Host::start("hostile", "");
+    let mut client = host.client_of_nobody();
+    let foreign = Idle::start();
+    let mut check = |request: QosRequest, errno: rustix::io::Errno| {
+        let text = format!("{request:?}");
+        let refusal = refused(&mut client, request);
+        assert_eq!(refusal.errno, errno.raw_os_error(), "{text}: {refusal:?}");
+        assert!(!refusal.reason.is_empty());
+    };
+    use rustix::io::Errno;
+    check(bits(&foreign.scope(), 1), Errno::PERM);
+    check(bits(&Scope::Process { pid: u32::MAX }, 1), Errno::SRCH);
+    check(bits(&Scope::User { uid: 0 }, 1), Errno::PERM);
+    check(bits(&Scope::Cgroup("/../../etc".into()), 1), Errno::INVAL);
+    check(
+        bits(
+            &Scope::Port {
+                protocol: Protocol::Tcp,
+                port: 22,
+            },
+            1,
+        ),
+        Errno::PERM,
+    );
+    check(bits(&Scope::Thread { tid: 1 }, 1), Errno::INVAL);
+    let own = Scope::User { uid: NOBODY };
+    for rate in [
+        Rate::Bits(0),
+        Rate::Slice {
+            slice_us: 0,
+            period_us: 0,
+        },
+        Rate::Slice {
+            slice_us: u32::MAX,
+            period_us: 1,
+        },
+        Rate::Slice {
+            slice_us: 2_000,
+            period_us: 1_000,
+        },
+        Rate::Slice {
+            slice_us: 1,
+            period_us: u32::MAX,
+        },
+    ] {
+        check(transmit(&own, rate), Errno::INVAL);
+    }
+    check(transmit(&own, Rate::Bits(u64::MAX)), Errno::BUSY);
+    check(bits(&own, 46), Errno::DQUOT);
+    check(delete(&own), Errno::NOENT);
+    let elsewhere = Transmit {
+        device: Some("lo".into()),
+        rate: Rate::Bits(MBIT),
+        burst: None,
+        slack: Slack::All,
+    };
+    let request = QosRequest::Transmit {
+        scope: own.clone(),
+        wish: elsewhere,
+    };
+    check(request, Errno::NODEV);
+    assert_eq!(show(&mut host.client()).transmit, []);
+    done(&mut client, bits(&own, 45));
+    // What root gives, root takes.
+    done(&mut host.client(), bits(&own, 50));
+    let refusal = refused(&mut client, delete(&own));
+    assert_eq!(refusal.errno, Errno::PERM.raw_os_error());
+}
+
+#[test]
+fn a_group_is_shared_by_those_whom_its_mode_lets_in() {
+    let host = Host::start("group", "");
+    let (mut root, mut nobody) = (host.client(), host.client_of_nobody());
+    let own = GroupOptions::default();
+    done(&mut root, group(7, create(50, 0o700, own)));
+    assert_eq!(
+        refused(&mut root, group(7, create(1, 0o700, own))).errno,
+        17
+    );
+    assert_eq!(refused(&mut nobody, group(7, GroupAction::Open)).errno, 13);
+    assert_eq!(show(&mut nobody).groups, []);
+    done(&mut root, group(8, create(30, 0o711, own)));
+    done(&mut nobody, group(8, GroupAction::Open));
+    assert_eq!(
+        refused(&mut nobody, group(8, GroupAction::Delete)).errno,
+        13
+    );
+    assert_eq!(refused(&mut nobody, group(9, GroupAction::Open)).errno, 2);
+
+    let (mut one, other) = (Idle::start(), Idle::start());
+    let QosReply::Joined { member } = ask(&mut root, group(8, join(&one.scope(), 20))) else {
+        panic!("it fits");
+    };
+    let refusal = refused(&mut root, group(8, join(&other.scope(), 11)));
+    assert!(refusal.reason.contains("10mbit are left"), "{refusal:?}");
+    assert!(matches!(
+        ask(&mut root, group(8, join(&other.scope(), 10))),
+        QosReply::Joined { .. }
+    ));
+    assert_eq!(
+        refused(&mut root, group(8, join(&other.scope(), 0))).errno,
+        16
+    );
+    let report = show(&mut root);
+    let shown = report.groups.iter().find(|group| group.key == 8).unwrap();
+    assert_eq!((shown.rate, shown.reserved), (30 * MBIT, 30 * MBIT));
+    assert_eq!(report.links[0].reserved, 80 * MBIT);
+    let classes = host.classes();
+    let parent = format!("parent 706f:{:x}", shown.class);
+    assert_eq!(classes.matches(&parent).count(), 2, "{classes}");
+
+    // Flows within it may use what the group has.
+    let options = GroupOptions { share: true, ..own };
+    done(&mut root, group(8, GroupAction::SetOptions(options)));
+    assert!(
+        host.classes().contains("rate 20Mbit ceil 30Mbit"),
+        "{}",
+        host.classes()
+    );
+    one.kill();
+    await_some("the member to go", || {
+        let member = show(&mut root)
+            .transmit
+            .iter()
+            .any(|t| u32::from(t.class) == member);
+        (!member).then_some(())
+    });
+    done(&mut root, group(8, GroupAction::Delete));
+    assert!(!host.classes().contains(&parent));
+    assert_eq!(show(&mut root).links[0].reserved, 50 * MBIT);
+}
+
+#[test]
+fn a_group_ends_with_its_maker_and_members_unless_kept() {
+    let host = Host::start("ends", "");
+    let keys = |host: &Host| -> Vec<u32> {
+        show(&mut host.client())
+            .groups
+            .iter()
+            .map(|g| g.key)
+            .collect()
+    };
+    // A process of its own that makes both and ends.
+    let program = std::env::current_exe().unwrap();
+    let made = Command::new(program)
+        .args(["--exact", "makes_groups_and_ends", "--nocapture"])
+        .env("MAKE_GROUPS_AT", control_path(&host.bed.a))
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    await_some("the one that is not kept to end", || {
+        (keys(&host) == [2]).then_some(())
+    });
+}
+
+/// Not a test of its own: the maker in the test above.
+#[test]
+fn makes_groups_and_ends() {
+    let Some(path) = std::env::var_os("MAKE_GROUPS_AT") else {
+        return;
+    };
+    let mut client = Client::connect(&PathBuf::from(path));
+    let keep = GroupOptions {
+        keep: true,
+        ..GroupOptions::default()
+    };
+    done(
+        &mut client,
+        group(1, create(10, 0o777, GroupOptions::default())),
+    );
+    done(&mut client, group(2, create(10, 0o777, keep)));
+}
+
+#[test]
+fn a_flow_has_its_class_until_it_ends() {
+    let host = Host::start("flow", "");
+    let listener = host
+        .bed
+        .b
+        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
+    let mut library = Library::start(&control_path(&host.bed.a));
+    let (_, near, slot) = library.open((Bed::B4, 9000).into());
+    let (mut peer, _) = listener.accept().unwrap();
+    let flow = library.stack.tcp(slot).unwrap().flow;
+    let scope = Scope::Flow(flow);
+    done(&mut library.client, bits(&scope, 10));
+    library.write(slot, &[7; 20_000]);
+    let mut octets = [0; 20_000];
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| std::io::Read::read_exact(&mut peer, &mut octets).unwrap());
+        while !reader.is_finished() {
+            library.turn();
+        }
+    });
+    let report = show(&mut library.client);
+    assert!(report.transmit[0].traffic.octets > 20_000, "{report:?}");
+    assert_eq!(report.transmit[0].traffic.drops, 0);
+    let mut absent = flow;
+    absent.remote.set_port(1);
+    let refusal = refused(&mut library.client, bits(&Scope::Flow(absent), 1));
+    assert_eq!(refusal.errno, rustix::io::Errno::SRCH.raw_os_error());
+    drop((near, library, peer));
+    let mut client = host.client();
+    await_some("the flow's class to go", || {
+        show(&mut client).transmit.is_empty().then_some(())
+    });
+}
