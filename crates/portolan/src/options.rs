@@ -576,6 +576,28 @@ enum Shape {
     OfUnixOnly,
 }
 
+/// `asm-generic/socket.h`
+const SO_BINDTOIFINDEX: i32 = 62;
+
+/// Options that Portolan leaves to the kernel, with the sockets that they are set on.
+pub(crate) fn is_the_kernels(level: i32, name: i32) -> bool {
+    match level {
+        SOL_SOCKET => matches!(
+            name,
+            libc::SO_BINDTODEVICE
+                | SO_BINDTOIFINDEX
+                | libc::SO_ATTACH_FILTER
+                | libc::SO_ATTACH_BPF
+                | libc::SO_ATTACH_REUSEPORT_CBPF
+                | libc::SO_ATTACH_REUSEPORT_EBPF
+        ),
+        IPPROTO_IP => matches!(name, libc::IP_MSFILTER | libc::MCAST_MSFILTER),
+        IPPROTO_IPV6 => name == libc::MCAST_MSFILTER,
+        IPPROTO_TCP => matches!(name, libc::TCP_MD5SIG | libc::TCP_REPAIR),
+        _ => false,
+    }
+}
+
 /// The options Portolan knows. Others get `ENOPROTOOPT`.
 fn shape(protocol: Protocol, level: i32, name: i32) -> Option<Shape> {
     match level {

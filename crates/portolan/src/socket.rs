@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use portolan_local::Stream;
@@ -359,6 +359,15 @@ impl Socket {
 
     pub(crate) fn setup(&self) -> MutexGuard<'_, Setup> {
         self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Socket::setup`], unless somebody has it.
+    pub(crate) fn try_setup(&self) -> Option<MutexGuard<'_, Setup>> {
+        match self.setup.try_lock() {
+            Ok(setup) => Some(setup),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn options(&self) -> MutexGuard<'_, Options> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, bed, counter};
+use portolan_programs::{PYTHON, bed, client, counter};
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.py");
 const PORT: u16 = 7030;
@@ -139,4 +139,32 @@ fn a_holder_that_is_stopped_loses_the_connection() {
         .expect("it runs");
     assert!(server.wait(PATIENCE));
     assert!(server.finish().contains("reset"));
+}
+
+/// Made before the fork, opened by the child and, with another descriptor behind it, by the parent.
+#[test]
+fn parent_and_child_open_a_socket_that_was_made_before() {
+    const BOTH: &str = "
+import os, socket, sys
+sockets = [socket.socket(), socket.socket()]
+for each in sockets:
+    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+child = os.fork()
+for each in sockets:
+    assert each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    each.connect((sys.argv[1], int(sys.argv[2])))
+    each.sendall(b'hello')
+    assert each.recv(5) == b'hello'
+    each.close()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+";
+    let bed = bed();
+    let endpoint = bed.endpoint(PORT);
+    let address = endpoint.to_string();
+    let arguments = ["echo", "tcp", &address, "--size", "5"];
+    let _echo = portolan_programs::serve(&bed, Stack::Kernel, PORT, "portolan-traffic", &arguments);
+    let (ip, port) = (endpoint.ip().to_string(), PORT.to_string());
+    client(&bed, Stack::Portolan, PYTHON, &["-c", BOTH, &ip, &port]);
+    assert_eq!(counter(&bed, Side::Client, "server", "active-opens"), 4);
 }

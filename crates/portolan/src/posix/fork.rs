@@ -11,6 +11,7 @@ use portolan_sys::{descriptor, pi, unix};
 use portolan_types::Protocol;
 
 use super::fallback::become_kernels;
+use super::lifecycle::renew;
 use super::migrate::{Destination, give_back, lend, relay_to_others};
 use crate::inside;
 use crate::process::Process;
@@ -43,9 +44,10 @@ pub fn after_fork_in_child() {
         descriptor::close(fd);
     }
     for (_, socket) in sockets() {
-        match (socket.phase(), socket.protocol) {
-            (Phase::Cached, _) => socket.set_phase(Phase::Away),
-            (Phase::Connecting, _) => socket.set_phase(Phase::Closed),
+        match socket.phase() {
+            Phase::Cached => socket.set_phase(Phase::Away),
+            Phase::Connecting => socket.set_phase(Phase::Closed),
+            Phase::Idle => part_with_parent(&socket),
             _ => {}
         }
     }
@@ -56,6 +58,20 @@ pub fn after_fork_in_child() {
     }
     Process::forget();
     Waiter::forget_mine();
+}
+
+/// A socket that the server does not know is one of the child's own from now on: whoever of both opens it first would
+/// have to tell the other.
+fn part_with_parent(socket: &Arc<Socket>) {
+    // One that a thread of the parent was opening stays as it is.
+    let Some(mut setup) = socket.try_setup() else {
+        return;
+    };
+    // Its number is closed already, and may be the next one's.
+    if setup.far.take().is_some() {
+        // Without descriptors to be had its first use fails.
+        let _ = renew(socket, &mut setup);
+    }
 }
 
 /// The program ends by itself: its connections are closed in order when the last descriptors go,

@@ -149,7 +149,7 @@ pub(super) fn dissolve(
 
 /// A fresh pair of descriptors: the server keeps the far end of the old one until it sees its
 /// hang-up.
-fn renew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+pub(super) fn renew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     let kind = match socket.protocol {
         Protocol::Tcp => PairKind::Stream,
         Protocol::Udp => PairKind::SeqPacket,

@@ -1,6 +1,7 @@
 //! `getsockopt` and `setsockopt`.
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
@@ -13,12 +14,14 @@ use rustix::io::Errno;
 use super::asking::refusal;
 use super::connect::complete_connect;
 use super::datagram::uncork;
+use super::fallback::become_kernels;
 use super::groups::{sending_interface, set_membership};
 use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find, find_here, tcp_info};
-use crate::options::{CONGESTION_NAME, timestamping};
+use crate::options::{CONGESTION_NAME, is_the_kernels, timestamping};
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
+use crate::table;
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
@@ -33,6 +36,9 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             return Err(Errno::NOPROTOOPT.into());
         }
         check_phase(&socket, level, name, value)?;
+        if is_the_kernels(level, name) {
+            return Err(leave_to_kernel(fd, &socket));
+        }
         if let Some(changed) = set_membership(process, &socket, level, name, value) {
             return changed;
         }
@@ -86,6 +92,15 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         Ok(())
     }
     set(fd, level, name, value).into()
+}
+
+/// The socket becomes the kernel's for the sake of an option, if it still can.
+fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> Stop {
+    become_kernels(fd, socket);
+    match table::socket(fd) {
+        Some(_) => Errno::NOPROTOOPT.into(),
+        None => Stop::NotOurs,
+    }
 }
 
 /// With `SOF_TIMESTAMPING_OPT_ID` stamps tell octets by their number, from where the peer's

@@ -494,6 +494,33 @@ fn sources(side: &Side) {
     side.report("all: unblock again", source(unblock, a));
     side.report("all: leave", plain(libc::IP_DROP_MEMBERSHIP));
     side.report("all: leave again", plain(libc::IP_DROP_MEMBERSHIP));
+    all_at_once(side, (group, own), [a, b]);
+}
+
+/// The sources of a group in one call (RFC 3678 §4.1.3), beside others that joined before.
+fn all_at_once(side: &Side, (group, own): ([u8; 4], [u8; 4]), sources: [[u8; 4]; 2]) {
+    let socket = side.socket(DATAGRAM);
+    call::bind(socket, side.here(0)).expect("bind");
+    let other = [[239, 77, 0, 9], own].concat();
+    let other: [u8; 8] = other.try_into().expect("two addresses");
+    let join = call::set_option(socket, IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, &other);
+    side.report("list: join another", told(join));
+    const INCLUDE: u32 = 1;
+    let [mode, count] = [INCLUDE, 2].map(u32::to_ne_bytes);
+    let list = [group, own, mode, count, sources[0], sources[1]].concat();
+    let list: [u8; 24] = list.try_into().expect("six words");
+    let set = |list| call::set_option(socket, IPPROTO_IP, libc::IP_MSFILTER, list);
+    side.report("list: before joining", told(set(&list)));
+    let one = [group, own, sources[1]].concat();
+    let one: [u8; 12] = one.try_into().expect("three addresses");
+    let add = |option| told(call::set_option(socket, IPPROTO_IP, option, &one));
+    side.report("list: add one", add(libc::IP_ADD_SOURCE_MEMBERSHIP));
+    side.report("list: set", told(set(&list)));
+    side.report("list: one is in it", add(libc::IP_ADD_SOURCE_MEMBERSHIP));
+    let leave = call::set_option(socket, IPPROTO_IP, libc::IP_DROP_MEMBERSHIP, &other);
+    side.report("list: leave the other", told(leave));
+    let name = call::local_address(socket).map(|name| side.name(name, 1));
+    side.report("list: name", told(name));
 }
 
 /// `SO_PEEK_OFF` on datagrams.

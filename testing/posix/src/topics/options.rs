@@ -145,10 +145,60 @@ pub fn run(side: &mut Side) {
             .for_each(|row| change(side, name, side.socket(kind), row));
         structures(side, name, side.socket(kind));
         lengths(side, name, side.socket(kind));
+        device(side, name, side.socket(kind));
+        filter(side, name, side.socket(kind));
     }
     congestion(side);
     state(side, connected);
     side.step();
+}
+
+/// Bound to a device, which a socket of Portolan's leaves to the kernel.
+fn device(side: &Side, kind: &str, socket: Fd) {
+    let bind = |name: &str| {
+        let (start, length) = (name.as_ptr().cast(), name.len() as socklen_t);
+        told(call::set_option_raw(
+            socket,
+            SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            start,
+            length,
+        ))
+    };
+    side.report(&format!("{kind} to no device"), bind("nosuch0"));
+    side.report(&format!("{kind} to a device"), bind("lo"));
+    let name: Answer<([u8; 16], usize)> = call::option(socket, SOL_SOCKET, libc::SO_BINDTODEVICE);
+    let shown = name.map(|(name, length)| String::from_utf8_lossy(&name[..length]).into_owned());
+    side.report(&format!("{kind} device"), format!("{shown:?}"));
+    let ttl = call::set_option(socket, IPPROTO_IP, libc::IP_TTL, &9);
+    side.report(&format!("{kind} afterwards"), told(ttl));
+    let bound = call::bind(socket, side.here(0));
+    side.report(&format!("{kind} bind there"), told(bound));
+}
+
+/// With a filter of its own.
+fn filter(side: &Side, kind: &str, socket: Fd) {
+    const ALL: libc::sock_filter = libc::sock_filter {
+        code: 6,
+        jt: 0,
+        jf: 0,
+        k: u32::MAX,
+    };
+    let mut program = [ALL];
+    let filter = libc::sock_fprog {
+        len: 1,
+        filter: program.as_mut_ptr(),
+    };
+    let attach = call::set_option_raw(
+        socket,
+        SOL_SOCKET,
+        libc::SO_ATTACH_FILTER,
+        std::ptr::from_ref(&filter).cast(),
+        size_of_val(&filter) as socklen_t,
+    );
+    side.report(&format!("{kind} filter"), told(attach));
+    let detach = call::set_option(socket, SOL_SOCKET, libc::SO_DETACH_FILTER, &0);
+    side.report(&format!("{kind} filter gone"), told(detach));
 }
 
 fn change(side: &Side, kind: &str, socket: Fd, &(name, level, number, value): &Row) {
