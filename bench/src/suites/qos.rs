@@ -1,11 +1,14 @@
 //! Guarantees (NE §5, MS §V): whether they hold, and what they cost others. Figures are errors of
 //! guarantees, with a bar each; their names begin with the paper's figure.
 
+mod receive;
 mod transmit;
 
 use super::Case;
 use crate::Effort;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
-    transmit::cases(effort)
+    let mut cases = transmit::cases(effort);
+    cases.extend(receive::cases(effort));
+    cases
 }

@@ -8,12 +8,14 @@ mod connections;
 mod ends;
 mod flows;
 mod gauge;
+mod pace;
 mod ping;
 mod pour;
+mod syns;
 mod transfer;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -92,6 +94,36 @@ enum Command {
         seconds: f64,
         #[arg(long, default_value_t = 200)]
         window_ms: u64,
+    },
+    /// Sends datagrams at a steady rate.
+    Pace {
+        address: SocketAddr,
+        /// Datagrams per second.
+        #[arg(long)]
+        rate: f64,
+        #[arg(long, default_value_t = 1472)]
+        size: usize,
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+    },
+    /// Takes datagrams of a `pace` and tells how late they came.
+    Take {
+        address: SocketAddr,
+        /// From the first on.
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
+        /// Computes for so long with each that comes in odd half-seconds.
+        #[arg(long, default_value_t = 0)]
+        work_us: u64,
+    },
+    /// Sends SYNs at a steady rate, and nothing else. Needs root.
+    Syns {
+        address: SocketAddrV4,
+        /// SYNs per second.
+        #[arg(long)]
+        rate: f64,
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
     },
     /// Accepts, writes one octet, closes.
     Greet { address: SocketAddr },
@@ -231,6 +263,35 @@ fn run(command: Command) -> io::Result<()> {
             address,
             Duration::from_secs_f64(seconds),
             Duration::from_millis(window_ms.max(1)),
+        )?),
+        Command::Pace {
+            address,
+            rate,
+            size,
+            seconds,
+        } => print(&pace::send(
+            address,
+            rate,
+            size,
+            Duration::from_secs_f64(seconds),
+        )?),
+        Command::Take {
+            address,
+            seconds,
+            work_us,
+        } => print(&pace::take(
+            address,
+            Duration::from_secs_f64(seconds),
+            Duration::from_micros(work_us),
+        )?),
+        Command::Syns {
+            address,
+            rate,
+            seconds,
+        } => print(&syns::flood(
+            address,
+            rate,
+            Duration::from_secs_f64(seconds),
         )?),
         Command::Greet { address } => connections::greet(address),
         Command::Connect {

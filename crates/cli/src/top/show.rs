@@ -113,7 +113,8 @@ fn rows_of<T>(entries: &[T], row: fn(&T) -> Vec<String>) -> Vec<Vec<String>> {
 /// Three digits and a prefix.
 fn scaled(value: f64) -> String {
     const PREFIXES: [&str; 5] = ["", "k", "M", "G", "T"];
-    let mut value = value;
+    // The sum of no numbers is -0.
+    let mut value = value + 0.0;
     let mut prefix = 0;
     while value >= 999.5 && prefix + 1 < PREFIXES.len() {
         value /= 1000.0;
@@ -140,6 +141,7 @@ mod tests {
     fn numbers_have_three_digits_and_a_prefix() {
         for (value, text) in [
             (0.0, "0"),
+            (-0.0, "0"),
             (0.5, "0.50"),
             (12.34, "12.3"),
             (999.4, "999"),
