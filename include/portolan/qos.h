@@ -11,14 +11,18 @@
  * Functions return 0 unless they say otherwise, and -1 with errno set when the wish is refused; portolan_refusal() then
  * says why, with the numbers. Among the errors are
  *
- *     EINVAL        a number out of its range, or terms that contradict each other
- *     EPERM         it is somebody else's
- *     ESRCH         there is no such process, connection, guarantee or group
- *     ENOSPC        it does not fit: the reason says what would
- *     ENODEV        no such link, or none with a known rate
- *     ENOTSOCK      the descriptor is not a socket on Portolan
- *     ECONNREFUSED  there is no server
- *     ENETDOWN      the server has gone
+ *     EINVAL, ERANGE  a number out of its range, or terms that contradict each other
+ *     EPERM           it is somebody else's
+ *     EACCES          the mode of a group does not let you
+ *     ESRCH           there is no such process, thread or connection
+ *     ENOENT          there is no such guarantee or group
+ *     EEXIST, EBUSY   there is such a group; the flow has a rate already
+ *     ENOSPC, EDQUOT  it does not fit, or is more than you may have: the reason says what would fit
+ *     ENODEV          no such link, or none with a known rate
+ *     EOPNOTSUPP      the kernel cannot do it here
+ *     ENOTSOCK        the descriptor is not a socket on Portolan
+ *     ECONNREFUSED    there is no server
+ *     ENETDOWN        the server has gone
  *
  * A structure is to be zeroed before it is filled in: what is zero has its default.
  */

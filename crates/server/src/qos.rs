@@ -12,7 +12,7 @@ mod transmit;
 pub use policy::PolicyError;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
-use portolan_proto::qos::{Kind, QosReply, QosReport, QosRequest, Refusal};
+use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal};
 use portolan_sys::unix::Credentials;
 use portolan_types::ChannelId;
 
@@ -52,9 +52,6 @@ struct Asker {
     channel: Option<ChannelId>,
 }
 
-/// Permission of a group to whoever is not its maker.
-const MAY_LOOK: u16 = 0o004;
-
 /// What a wish leads to.
 type Outcome<T = ()> = Result<T, Refusal>;
 
@@ -63,6 +60,32 @@ fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {
         errno,
         reason: reason.into(),
     })
+}
+
+/// Longest name of a device or service class; refusals repeat it.
+const NAME_MAX: usize = 64;
+
+/// What the request calls by a name that somebody else has given.
+fn name_in(request: &QosRequest) -> Option<&str> {
+    match request {
+        QosRequest::Transmit { wish, .. } => wish.device.as_deref(),
+        QosRequest::Cpu { wish, .. } => wish.class.as_deref(),
+        QosRequest::Group {
+            action: GroupAction::Create { device, .. },
+            ..
+        } => device.as_deref(),
+        _ => None,
+    }
+}
+
+fn is_short(name: Option<&str>) -> Outcome {
+    match name {
+        Some(name) if name.len() > NAME_MAX => refuse(
+            libc::ENAMETOOLONG,
+            format!("no name is longer than {NAME_MAX} octets"),
+        ),
+        _ => Ok(()),
+    }
 }
 
 impl Server {
@@ -85,6 +108,7 @@ impl Server {
     }
 
     fn decide(&mut self, asker: Asker, request: QosRequest) -> Outcome<QosReply> {
+        is_short(name_in(&request))?;
         match request {
             QosRequest::Show => return Ok(QosReply::Done),
             QosRequest::Transmit { scope, wish } => {
@@ -139,8 +163,7 @@ impl Server {
             .receive
             .retain(|entry| shows(entry.uid, &entry.scope));
         report.cpu.retain(|entry| shows(entry.uid, &entry.scope));
-        report
-            .groups
-            .retain(|group| group.uid == uid || group.mode & MAY_LOOK != 0);
+        let looks = |key| self.may_look_at_group(asker.credentials, key);
+        report.groups.retain(|group| looks(group.key));
     }
 }

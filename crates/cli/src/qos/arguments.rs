@@ -236,7 +236,7 @@ pub struct Group {
 
 #[derive(clap::Subcommand)]
 pub enum GroupCommand {
-    /// Reserve a rate for a new group.
+    /// Reserve a rate for a new group, which stays until it is deleted.
     Create {
         /// Names the group on this host.
         key: u32,
@@ -249,8 +249,12 @@ pub enum GroupCommand {
         /// Who may join (x), look (r) and change it (w), as chmod(1) takes it.
         #[arg(long, default_value = "0700", value_parser = mode)]
         mode: u16,
-        #[command(flatten)]
-        options: OptionArguments,
+        /// Members may use what others of the group leave.
+        #[arg(long)]
+        share: bool,
+        /// The group goes beyond its rate while the link has slack.
+        #[arg(long)]
+        slack: bool,
     },
     /// Try whether you may join a group.
     Open { key: u32 },
@@ -309,13 +313,20 @@ impl Group {
                 rate,
                 dev,
                 mode,
-                options,
+                share,
+                slack,
             } => {
+                let options = GroupOptions {
+                    share: *share,
+                    slack: *slack,
+                    // Its maker is this command, which ends.
+                    keep: true,
+                };
                 let action = GroupAction::Create {
                     device: dev.clone(),
                     bits: *rate,
                     mode: *mode,
-                    options: options.options(),
+                    options,
                 };
                 (key, action)
             }

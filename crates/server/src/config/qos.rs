@@ -176,6 +176,9 @@ impl TryFrom<PolicyTable> for Policy {
         if table.transmit.is_none() && table.receive.is_none() && table.cpu.is_none() {
             return Err("a policy has one of `transmit`, `receive` and `cpu`, or more");
         }
+        if table.cpu.is_some() && matches!(whom, Whom::Scope(_)) {
+            return Err("`cpu` is for each process of a `program`");
+        }
         Ok(Policy {
             whom,
             transmit: table.transmit.map(Transmit::try_from).transpose()?,

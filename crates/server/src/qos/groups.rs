@@ -73,6 +73,12 @@ impl Groups {
     pub(super) fn count(&self) -> usize {
         self.by_key.len()
     }
+
+    /// Those that a user has made.
+    pub(super) fn count_of(&self, uid: u32) -> usize {
+        let groups = self.by_key.values();
+        groups.filter(|group| group.owner.uid == uid).count()
+    }
 }
 
 impl Server {
@@ -105,6 +111,10 @@ impl Server {
             }
         }
         Ok(QosReply::Done)
+    }
+
+    pub(super) fn may_look_at_group(&self, who: Credentials, key: u32) -> bool {
+        self.group(who, key, Right::Look).is_ok()
     }
 
     fn group(&self, who: Credentials, key: u32, right: Right) -> Outcome<&Group> {
@@ -144,7 +154,7 @@ impl Server {
         }
         let maker = open_life(&Scope::Process { pid: owner.pid })?;
         let ifindex = self.link_for(device)?;
-        let class = self.free_class()?;
+        let class = self.free_class(owner.uid)?;
         let terms = group_terms(self.ledger(ifindex)?, bits, options)?;
         let mut ledger = self.ledger(ifindex)?.clone();
         ledger
@@ -213,7 +223,7 @@ impl Server {
         let ifindex = group.ifindex;
         let terms = group.member_terms(self.ledger(ifindex)?, bits)?;
         let within = (key, group.class);
-        let id = self.free_class()?;
+        let id = self.free_class(asker.credentials.uid)?;
         let uid = asker.credentials.uid;
         let mut ledger = self.ledger(ifindex)?.clone();
         ledger

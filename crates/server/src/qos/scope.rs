@@ -1,7 +1,7 @@
 //! Scopes: what one means, who may decide over it, and whom it covers.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use portolan_control::{Process, Session};
 use portolan_proto::qos::Scope;
@@ -25,6 +25,20 @@ impl Asker {
             Scope::Process { pid: 0 } => Ok(Scope::Process {
                 pid: self.credentials.pid,
             }),
+            Scope::Process { .. } if self.counts_apart() => refuse(
+                libc::ESRCH,
+                "your PID namespace is not the server's: only your own process can be meant",
+            ),
+            Scope::Thread { tid } if self.counts_apart() => {
+                match thread_called(tid, self.credentials.pid) {
+                    Some(tid) => Ok(Scope::Thread { tid }),
+                    None => refuse(
+                        libc::ESRCH,
+                        "your PID namespace is not the server's: only your own threads can be meant",
+                    ),
+                }
+            }
+            Scope::User { uid: u32::MAX } => refuse(libc::EINVAL, "no user has this number"),
             Scope::Flow(flow) => Ok(Scope::Flow(FlowKey {
                 local: canonical(flow.local),
                 remote: canonical(flow.remote),
@@ -42,8 +56,9 @@ impl Asker {
         }
     }
 
-    fn is_process(&self, pid: u32) -> bool {
-        self.credentials.pid == pid
+    /// Is it in a PID namespace of its own, so that its numbers are others than the server's?
+    fn counts_apart(&self) -> bool {
+        numbers_of(format!("/proc/{}/status", self.credentials.pid)).len() > 1
     }
 }
 
@@ -60,8 +75,8 @@ impl Server {
     pub(super) fn may_decide(&self, asker: Asker, scope: &Scope) -> Outcome {
         let uid = asker.credentials.uid;
         let owner = match scope {
-            Scope::Process { pid } => owner_of_task(asker, *pid).filter(|_| is_leader(*pid)),
-            Scope::Thread { tid } => owner_of_task(asker, *tid),
+            Scope::Process { pid } => owner_of_task(*pid).filter(|_| is_leader(*pid)),
+            Scope::Thread { tid } => owner_of_task(*tid),
             Scope::User { uid } => Some(*uid),
             // Whoever may move processes into it would decide over them.
             Scope::Cgroup(path) => cgroup::exists(path).then_some(0),
@@ -87,14 +102,21 @@ impl Server {
     }
 }
 
-/// The user of a process or thread. The kernel gives one that has changed its user to root; to itself it is its own.
-fn owner_of_task(asker: Asker, number: u32) -> Option<u32> {
-    let task = fs::metadata(format!("/proc/{number}")).ok()?;
-    let leader = leader_of(number)?;
-    Some(match asker.is_process(leader) {
-        true => asker.credentials.uid,
-        false => task.uid(),
-    })
+/// The user of a process or thread; root of one that has, or may take up again, another's rights.
+fn owner_of_task(number: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
+    owner_in(&status)
+}
+
+/// Real, effective, saved and file system's user are one.
+fn owner_in(status: &str) -> Option<u32> {
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let mut users = users.split_ascii_whitespace();
+    let first = users.next()?;
+    match users.all(|user| user == first) {
+        true => first.parse().ok(),
+        false => Some(0),
+    }
 }
 
 /// `/proc` has every thread, though it lists processes only.
@@ -107,6 +129,24 @@ fn leader_of(tid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
     leader.trim().parse().ok()
+}
+
+/// The thread of a process that has this number in the process's own PID namespace.
+fn thread_called(tid: u32, pid: u32) -> Option<u32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    tasks.flatten().find_map(|task| {
+        let status = task.path().join("status");
+        let is_meant = numbers_of(&status).last() == Some(&tid);
+        is_meant.then(|| task.file_name().to_str()?.parse().ok())?
+    })
+}
+
+/// The numbers of a task, from this PID namespace to its own.
+fn numbers_of(status: impl AsRef<Path>) -> Vec<u32> {
+    let status = fs::read_to_string(status).unwrap_or_default();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let numbers = numbers.unwrap_or_default().split_ascii_whitespace();
+    numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
 /// One life of a process or thread: its number may be another's later.

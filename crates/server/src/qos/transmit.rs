@@ -26,6 +26,9 @@ const FIRST_CLASS: u16 = 0x10;
 /// Each costs the kernel a few hundred octets and a place in its trees.
 const CLASSES_MAX: usize = 4096;
 
+/// And those of one user other than root.
+const CLASSES_PER_USER: usize = 64;
+
 /// What is reserved goes before best effort.
 const RESERVED_FIRST: u32 = 0;
 const BEST_EFFORT_LAST: u32 = 1;
@@ -196,6 +199,7 @@ impl Server {
     ) -> Outcome {
         let life = open_life(&scope)?;
         self.may_decide(asker, &scope)?;
+        let uid = asker.credentials.uid;
         let known = self.qos.transmit.by_scope.get(&scope).copied();
         self.may_change(asker, known)?;
         let ifindex = self.link_for(wish.device.as_deref())?;
@@ -211,9 +215,8 @@ impl Server {
             {
                 class
             }
-            _ => self.free_class()?,
+            _ => self.free_class(uid)?,
         };
-        let uid = asker.credentials.uid;
         let mut ledger = self.ledger(ifindex)?.clone();
         ledger.reserve(class, uid, terms.rate).map_err(refusal)?;
         let held = Held {
@@ -444,7 +447,16 @@ impl Server {
         }
     }
 
-    pub(super) fn free_class(&self) -> Outcome<ClassId> {
+    /// A class for something of a user's.
+    pub(super) fn free_class(&self, uid: u32) -> Outcome<ClassId> {
+        let held = self.qos.transmit.held.values();
+        let own = held.filter(|held| held.uid == uid).count() + self.qos.groups.count_of(uid);
+        if uid != 0 && own >= CLASSES_PER_USER {
+            return refuse(
+                libc::EDQUOT,
+                format!("you have {CLASSES_PER_USER} reservations and groups, the most of a user"),
+            );
+        }
         let is_free = |id: &ClassId| {
             !self.qos.transmit.held.contains_key(id) && !self.qos.groups.has_class(*id)
         };

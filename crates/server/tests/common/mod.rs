@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon, Namespace, Ready};
@@ -43,6 +43,32 @@ pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     Daemon::start(command, Ready::Line("ready".into()))
 }
 
+/// A configuration file, which goes away with the test.
+pub struct Configuration(PathBuf);
+
+impl Configuration {
+    pub fn new(host: &Namespace, text: &str) -> Configuration {
+        let path = std::env::temp_dir().join(format!("portoland-{}.toml", host.inode()));
+        std::fs::write(&path, text).unwrap();
+        Configuration(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Starts the server of `host` with it.
+    pub fn start(&self, host: &Namespace) -> Daemon {
+        start_server_with(host, &["--config", self.0.to_str().unwrap()])
+    }
+}
+
+impl Drop for Configuration {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
 /// Files that a server has open, aside from those of channels that it makes ahead.
 pub fn open_files(server: &Daemon) -> usize {
     let directory = format!("/proc/{}/fd", server.pid());
@@ -58,7 +84,7 @@ pub fn open_files(server: &Daemon) -> usize {
         .count()
 }
 
-pub fn control_path(host: &Namespace) -> std::path::PathBuf {
+pub fn control_path(host: &Namespace) -> PathBuf {
     format!("/run/portolan/{}/control", host.inode()).into()
 }
 

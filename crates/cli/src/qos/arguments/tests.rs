@@ -120,7 +120,10 @@ fn groups_have_the_calls_of_their_table() {
             device: None,
             bits: 50_000_000,
             mode: 0o710,
-            options
+            options: GroupOptions {
+                keep: true,
+                ..options
+            }
         })
     );
     assert_eq!(request("group open 7"), group(GroupAction::Open));

@@ -21,10 +21,10 @@ fn every_key_of_a_policy_can_be_set() {
          user = 'root'
          transmit = { rate = '20mbit', burst = '64k', ceiling = '50mbit', device = 'eth0' }
          receive = { packets = 10000, bits = '100mbit', burst = '50ms', priority = 3 }
-         cpu = { rate = '30%', period = '33ms', class = 'video', slack = true, adapt = '0.1-0.5' }
          [[qos.policy]]
          program = '/usr/bin/vlc'
          user = 'root'
+         cpu = { rate = '30%', period = '33ms', class = 'video', slack = true, adapt = '0.1-0.5' }
          [qos.policy.transmit]
          slice = '4ms'
          period = '100ms'
@@ -36,7 +36,7 @@ fn every_key_of_a_policy_can_be_set() {
     assert_eq!(transmit.rate, Rate::Bits(20_000_000));
     assert_eq!(transmit.slack, Slack::UpTo(50_000_000));
     assert_eq!(policies[0].receive.as_ref().unwrap().burst_ms, 50);
-    let cpu = policies[0].cpu.as_ref().unwrap();
+    let cpu = policies[1].cpu.as_ref().unwrap();
     assert_eq!((cpu.rate_ppm, cpu.period_us), (300_000, 33_000));
     let program = Whom::Program {
         path: "/usr/bin/vlc".into(),
@@ -86,10 +86,11 @@ fn a_wrong_policy_is_refused_by_its_key() {
         ("receive = {}", "`packets`"),
         ("receive.packets = -1", "packets"),
         ("receive.priority = 300", "priority"),
-        ("cpu.period = '33ms'", "`rate`"),
+        ("program = '/a'\ncpu.period = '33ms'", "`rate`"),
         ("cpu = { rate = '0.3', adapt = 'often' }", "adapt"),
         ("", "`transmit`"),
-        ("port = 'udp:53'\ncpu.rate = '0.1'", "`port`"),
+        ("port = 'udp:53'\nreceive.packets = 5", "`port`"),
+        ("cpu.rate = '0.1'", "`program`"),
         ("program = 'vlc'\ncpu.rate = '0.1'", "`program`"),
         ("pid = 5\ncpu.rate = '0.1'", "pid"),
     ] {
@@ -101,6 +102,6 @@ fn a_wrong_policy_is_refused_by_its_key() {
 
 #[test]
 fn a_user_that_is_not_there_is_refused() {
-    let message = refused("[[qos.policy]]\nuser = 'nosuchuser'\ncpu.rate = '0.1'");
+    let message = refused("[[qos.policy]]\nuser = 'nosuchuser'\nreceive.packets = 5");
     assert!(message.contains("nosuchuser"), "{message}");
 }

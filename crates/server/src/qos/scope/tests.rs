@@ -57,6 +57,20 @@ fn a_path_that_leads_elsewhere_is_refused() {
 }
 
 #[test]
+fn a_program_with_anothers_rights_is_not_its_users() {
+    let of = |users: &str| owner_in(&format!("Name:\ta\nUid:\t{users}\nGid:\t5 5 5 5\n"));
+    assert_eq!(of("1000\t1000\t1000\t1000"), Some(1000));
+    assert_eq!(of("1000\t0\t0\t0"), Some(0));
+    assert_eq!(of("1000\t1000\t0\t1000"), Some(0));
+    assert_eq!(of("33\t1000\t1000\t1000"), Some(0));
+    assert_eq!(of(""), None);
+    assert_eq!(
+        owner_of_task(std::process::id()),
+        Some(rustix::process::getuid().as_raw())
+    );
+}
+
+#[test]
 fn a_life_ends_though_its_number_is_another_s_later() {
     let own = Life::of(std::process::id()).unwrap();
     assert!(own.lasts());
