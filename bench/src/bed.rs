@@ -373,7 +373,8 @@ impl Bed {
         self.serve_command(port, "portolan-traffic", &mut command)
     }
 
-    fn serve_command(
+    /// As [`Bed::serve`], with a command that is complete but for its input and errors.
+    pub fn serve_command(
         &self,
         port: u16,
         program: &str,

@@ -1,6 +1,7 @@
 //! Guarantees (NE §5, MS §V): whether they hold, and what they cost others. Figures are errors of
 //! guarantees, with a bar each; their names begin with the paper's figure.
 
+mod cpu;
 mod receive;
 mod transmit;
 
@@ -10,5 +11,6 @@ use crate::Effort;
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = transmit::cases(effort);
     cases.extend(receive::cases(effort));
+    cases.extend(cpu::cases(effort));
     cases
 }

@@ -6,8 +6,10 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portolan_bench::bed::{Bed, Side};
+use portolan_bench::Effort;
+use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
+use portolan_bench::suites::Suite;
 use portolan_programs::{bed, eventually, public_programs};
 use serde_json::Value;
 
@@ -332,4 +334,42 @@ fn the_threads_of_a_process_share_its_rate_by_what_they_use() {
         policy(sleeper)
     );
     assert!(kernels_ppm(program.pid()) + kernels_ppm(sleeper) <= rate);
+}
+
+/// A figure of the benchmark, once.
+fn figure(bed: &Bed, name: &str) -> f64 {
+    let effort = Effort {
+        runs: 1,
+        quick: true,
+    };
+    let case = Suite::Qos
+        .cases(effort)
+        .into_iter()
+        .find(|case| case.name == name);
+    let measured = case
+        .expect("a figure of this name")
+        .run(bed, Stack::Portolan);
+    measured.unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn round_trips_of_who_has_reserved_are_hardly_longer_among_programs_that_compute() {
+    let _alone = alone();
+    let bed = bed();
+    let reserved = figure(&bed, "ms-fig19-reserved");
+    // The bar of the benchmark is 1.5; without reservations it is tens.
+    assert!(reserved < 5.0, "{reserved}");
+}
+
+#[test]
+fn pictures_come_in_time_to_who_has_reserved_and_late_to_others() {
+    let _alone = alone();
+    let bed = bed();
+    let reserved = figure(&bed, "ms-fig21-rate-reserved");
+    let unreserved = figure(&bed, "ms-fig21-rate-unreserved");
+    assert!(reserved > 29.0, "{reserved}");
+    assert!(
+        unreserved < 25.0,
+        "four programs compute on each core: {unreserved}"
+    );
 }

@@ -9,6 +9,7 @@ mod ends;
 mod flows;
 mod gauge;
 mod pace;
+mod pictures;
 mod ping;
 mod pour;
 mod syns;
@@ -124,6 +125,22 @@ enum Command {
         rate: f64,
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
+    },
+    /// Sends pictures to a `view`.
+    Show {
+        address: SocketAddr,
+        /// Of them a second.
+        #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
+        rate: u32,
+    },
+    /// Looks at the pictures of a `show`.
+    View {
+        address: SocketAddr,
+        #[arg(long, default_value_t = 10.0)]
+        seconds: f64,
+        /// Time on a CPU that the decoding of each takes.
+        #[arg(long, default_value_t = 9)]
+        work_ms: u64,
     },
     /// Accepts, writes one octet, closes.
     Greet { address: SocketAddr },
@@ -292,6 +309,16 @@ fn run(command: Command) -> io::Result<()> {
             address,
             rate,
             Duration::from_secs_f64(seconds),
+        )?),
+        Command::Show { address, rate } => pictures::show(address, rate),
+        Command::View {
+            address,
+            seconds,
+            work_ms,
+        } => print(&pictures::view(
+            address,
+            Duration::from_secs_f64(seconds),
+            Duration::from_millis(work_ms),
         )?),
         Command::Greet { address } => connections::greet(address),
         Command::Connect {

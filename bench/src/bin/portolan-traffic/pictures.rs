@@ -1,0 +1,87 @@
+//! Pictures at a fixed rate over one connection, and a viewer that decodes each, which takes time on a CPU (MS §VII-B).
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+/// Octets of a compressed picture: 4 Mb/s at 30 a second.
+const PICTURE: usize = 16 << 10;
+
+/// Not counted: a reservation may still be to come.
+const WARM_UP: Duration = Duration::from_millis(500);
+
+/// How a viewer fared.
+#[derive(Serialize)]
+pub struct Report {
+    pub pictures: usize,
+    pub per_second: f64,
+    /// Longest time between two decoded pictures.
+    pub longest_gap_ms: f64,
+}
+
+/// Sends `rate` pictures a second to each viewer, for as long as it looks. Who is late sends what is due at once.
+pub fn show(address: SocketAddr, rate: u32) -> io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    loop {
+        let mut viewer = listener.accept()?.0;
+        viewer.set_nodelay(true)?;
+        let start = Instant::now();
+        let mut number = 0;
+        while viewer.write_all(&[0; PICTURE]).is_ok() {
+            number += 1;
+            let due = start + Duration::from_secs(1) * number / rate;
+            sleep(due.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
+/// Looks at pictures for `time` after the first few, each of which takes `work` on a CPU.
+pub fn view(address: SocketAddr, time: Duration, work: Duration) -> io::Result<Report> {
+    let mut stream = TcpStream::connect(address)?;
+    let mut picture = vec![0; PICTURE];
+    let begin = Instant::now();
+    while begin.elapsed() < WARM_UP {
+        stream.read_exact(&mut picture)?;
+        decode(work);
+    }
+    let start = Instant::now();
+    let (mut last, mut longest, mut pictures) = (start, Duration::ZERO, 0);
+    while start.elapsed() < time {
+        stream.read_exact(&mut picture)?;
+        decode(work);
+        pictures += 1;
+        longest = longest.max(last.elapsed());
+        last = Instant::now();
+    }
+    let seconds = last.duration_since(start).as_secs_f64();
+    if pictures == 0 {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    Ok(Report {
+        pictures,
+        per_second: pictures as f64 / seconds,
+        longest_gap_ms: longest.as_secs_f64() * 1e3,
+    })
+}
+
+/// As long as it takes until the thread has run for `work`.
+fn decode(work: Duration) {
+    let until = run_time() + work;
+    while run_time() < until {
+        for _ in 0..1000 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+fn run_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        time.tv_nsec.unsigned_abs() as u32,
+    )
+}
