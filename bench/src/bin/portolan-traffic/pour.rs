@@ -68,6 +68,8 @@ pub fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
         match socket.send(&datagram) {
             Ok(_) => number += 1,
             Err(error) if is_want_of_room(&error) => refused += 1,
+            // The receiver has what it wanted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
             Err(error) => return Err(error),
         }
     }

@@ -10,12 +10,11 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use portolan_proto::qos::{QosRequest, Rate, Scope, Slack, Transmit};
-use portolan_types::Protocol;
 use serde::Deserialize;
 
 use super::super::{Better, Case};
 use crate::bed::{Bed, INTERFACE, Side, Stack};
-use crate::process::Background;
+use crate::process::{Background, run};
 use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7300;
@@ -300,14 +299,16 @@ impl Link {
         }
         let mut bed = Bed::bare(portolan_netns::Bed::veth())?;
         let rate = self.rate;
-        bed.set_settings(&format!("[links.{INTERFACE}]\nrate = {rate}\n"));
+        bed.set_settings(&format!(
+            "[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"{rate}bit\"\n"
+        ));
         bed.start_daemon(Side::Client)?;
-        // Without a reservation the device is as fast as it can be.
-        let nobody = Scope::Port {
-            protocol: Protocol::Udp,
-            port: 1,
-        };
-        reserve(&bed, nobody, Rate::Bits(rate / 1000))?;
+        // What is sent before the neighbour is known may be lost, as by the kernel.
+        let neighbour = bed.server.address.to_string();
+        run(bed
+            .namespace(Side::Client)
+            .exec("ping")
+            .args(["-c", "1", &neighbour]))?;
         Ok(self.bed.get_or_init(|| bed))
     }
 }
