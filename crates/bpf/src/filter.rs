@@ -166,6 +166,11 @@ impl Filter {
         Ok(())
     }
 
+    /// Forgets a tap through which a channel sends besides its own.
+    pub fn remove_doorway(&self, tap_ifindex: u32) -> Result<(), TableError> {
+        self.taps.remove(&tap_ifindex)
+    }
+
     /// Forgets a channel: its tap sends no more; frames aimed at it are soon dropped. The owner's
     /// mappings stay valid.
     pub fn remove_channel(&mut self, channel: ChannelId) -> Result<(), TableError> {

@@ -25,7 +25,9 @@ fn entries(map: &str, limits: &Limits) -> Option<u32> {
     match map {
         "flows" => Some(limits.flows),
         "bindings" => Some(limits.bindings),
-        "channels" | "losses" | "taps" | "rings" | "doorbells" => Some(limits.channels),
+        "channels" | "losses" | "rings" | "doorbells" => Some(limits.channels),
+        // Some channels have several.
+        "taps" => Some(2 * limits.channels),
         _ => None,
     }
 }

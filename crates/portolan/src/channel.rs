@@ -1,38 +1,85 @@
 //! The channel of this process: frames in by the receive ring (or the tap, while asleep on it),
-//! frames out by the tap. Nothing that was handed to [`Channel::transmit`] is lost: what the tap
-//! does not take at once waits in the backlog, and the channel is full until it is gone.
+//! frames out by the tap, and by the taps of sessions that have doorways of their own. Nothing that was
+//! handed to [`Channel::transmit`] is lost: what a tap does not take at once waits in its backlog, and
+//! the doorway is full until it is gone.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Frame, Wire};
+use portolan_stack::{Door, Frame, Wire};
 use portolan_sys::inlet::Inlet;
 use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::Instant;
 
+use crate::table::Hidden;
+
 pub(crate) struct Channel {
-    tap: TapIo<OwnedFd>,
+    main: Doorway<OwnedFd>,
+    others: BTreeMap<Door, Doorway<Hidden>>,
+    chosen: Door,
     inlet: Inlet,
     ring_fd: OwnedFd,
-    backlog: VecDeque<Vec<u8>>,
-    /// Frames the tap refused for another reason than being full.
-    pub(crate) refused: u64,
     /// The tap takes a UDP payload whole that is to become several datagrams.
     pub(crate) cuts_datagrams: bool,
+}
+
+/// A tap and what it did not take.
+struct Doorway<F> {
+    tap: TapIo<F>,
+    backlog: VecDeque<Vec<u8>>,
+}
+
+/// Doorways that are full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Full(u64);
+
+impl Full {
+    #[cfg(test)]
+    pub(crate) const NONE: Full = Full(0);
+
+    #[cfg(test)]
+    pub(crate) fn only(door: Door) -> Full {
+        Full(1 << door.0)
+    }
+
+    pub(crate) fn is_any(self) -> bool {
+        self.0 != 0
+    }
+
+    /// Is one full that is not in `other`?
+    pub(crate) fn exceeds(self, other: Full) -> bool {
+        self.0 & !other.0 != 0
+    }
 }
 
 impl Channel {
     pub(crate) fn new(tap: TapIo<OwnedFd>, inlet: Inlet, ring_fd: OwnedFd) -> Channel {
         Channel {
-            tap,
+            main: Doorway::new(tap),
+            others: BTreeMap::new(),
+            chosen: Door::MAIN,
             inlet,
             ring_fd,
-            backlog: VecDeque::new(),
-            refused: 0,
             cuts_datagrams: false,
         }
+    }
+
+    /// Has one more doorway from now on.
+    pub(crate) fn open_door(&mut self, door: Door, tap: OwnedFd) {
+        let tap = TapIo::new(Hidden::new(tap));
+        self.others.insert(door, Doorway::new(tap));
+    }
+
+    /// Nothing goes through that doorway any more; false if something still waits there.
+    pub(crate) fn close_door(&mut self, door: Door) -> bool {
+        let is_idle = |doorway: &Doorway<Hidden>| doorway.backlog.is_empty();
+        let may_go = self.others.get(&door).is_none_or(is_idle);
+        if may_go {
+            self.others.remove(&door);
+        }
+        may_go
     }
 
     /// Hands the next received frames, at most `most` of them, to `deliver`.
@@ -43,7 +90,7 @@ impl Channel {
         mut deliver: impl FnMut(&RecordHeader, &[u8]),
     ) {
         for _ in 0..most {
-            let Some(record) = self.inlet.next(&self.tap, now) else {
+            let Some(record) = self.inlet.next(&self.main.tap, now) else {
                 break;
             };
             deliver(&record.header, record.frame);
@@ -73,23 +120,56 @@ impl Channel {
 
     /// Readable when frames have come while asleep, writable when the tap takes frames again.
     pub(crate) fn tap_fd(&self) -> BorrowedFd<'_> {
-        self.tap.as_fd()
+        self.main.tap.as_fd()
     }
 
-    /// Tries the frames that the tap did not take.
+    pub(crate) fn is_main_full(&self) -> bool {
+        self.main.is_full()
+    }
+
+    /// The other taps that are full: writable when they take frames again.
+    pub(crate) fn full_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let full = self.others.values().filter(|doorway| doorway.is_full());
+        full.map(|doorway| doorway.tap.as_fd())
+    }
+
+    pub(crate) fn full(&self) -> Full {
+        let others = self.others.iter().filter(|(_, doorway)| doorway.is_full());
+        let main = Full(u64::from(self.is_main_full()));
+        others.fold(main, |full, (door, _)| {
+            Full(full.0 | 1u64.checked_shl(door.0.into()).unwrap_or(0))
+        })
+    }
+
+    /// Tries the frames that the taps did not take.
     pub(crate) fn flush(&mut self) {
-        while let Some(frame) = self.backlog.front() {
-            match self.tap.write(&[IoSlice::new(frame)]) {
-                Ok(()) => {}
-                Err(WriteError::Blocked) => return,
-                Err(WriteError::Refused(_)) => self.refused += 1,
-            }
-            self.backlog.pop_front();
-        }
+        self.main.flush();
+        self.others.values_mut().for_each(Doorway::flush);
     }
 }
 
-impl Wire for Channel {
+impl<F: AsFd> Doorway<F> {
+    fn new(tap: TapIo<F>) -> Doorway<F> {
+        Doorway {
+            tap,
+            backlog: VecDeque::new(),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    fn flush(&mut self) {
+        while let Some(frame) = self.backlog.front() {
+            if let Err(WriteError::Blocked) = self.tap.write(&[IoSlice::new(frame)]) {
+                return;
+            }
+            // What the tap refuses for another reason it would never take.
+            self.backlog.pop_front();
+        }
+    }
+
     fn transmit(&mut self, frame: &Frame<'_>) {
         if self.backlog.is_empty() {
             let [first, second] = frame.payload;
@@ -99,20 +179,32 @@ impl Wire for Channel {
                 IoSlice::new(second),
             ];
             match self.tap.write(&pieces) {
-                Ok(()) => return,
+                Ok(()) | Err(WriteError::Refused(_)) => return,
                 Err(WriteError::Blocked) => {}
-                Err(WriteError::Refused(_)) => {
-                    self.refused += 1;
-                    return;
-                }
             }
         }
         self.backlog
             .push_back([frame.head, frame.payload[0], frame.payload[1]].concat());
     }
+}
+
+impl Wire for Channel {
+    fn transmit(&mut self, frame: &Frame<'_>) {
+        match self.others.get_mut(&self.chosen) {
+            Some(doorway) => doorway.transmit(frame),
+            None => self.main.transmit(frame),
+        }
+    }
 
     fn is_full(&self) -> bool {
-        !self.backlog.is_empty()
+        match self.others.get(&self.chosen) {
+            Some(doorway) => doorway.is_full(),
+            None => self.main.is_full(),
+        }
+    }
+
+    fn choose(&mut self, door: Door) {
+        self.chosen = door;
     }
 
     fn cuts_datagrams(&self) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use portolan_local::Local;
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, NextHop, Reassembled, Routes, Session, Stack, Wire};
+use portolan_stack::{Input, NextHop, Reassembled, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::shm::MetastateReader;
@@ -14,6 +14,7 @@ use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
 use crate::channel::Channel;
+use crate::doors::DoorPlan;
 use crate::locals::Locals;
 use crate::socket::Socket;
 use crate::wait::Waiter;
@@ -31,6 +32,7 @@ const OUTBOX_MAX: usize = 256;
 pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) channel: Channel,
+    pub(crate) doors: DoorPlan,
     pub(crate) locals: Locals,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
@@ -40,13 +42,15 @@ pub(crate) struct Core {
     watch: Watch,
     /// Streams with octets whose way is watched.
     stamped: Vec<Slot>,
-    outbox: Vec<RequestBody>,
+    pub(crate) outbox: Vec<RequestBody>,
     /// Signals that owners of sockets get.
     alarms: Vec<(Arc<Socket>, Alarm)>,
     /// Until when frames are expected at least.
     wire_until: Instant,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
+    /// Counts what watchers of sockets were told.
+    pub(crate) told: u64,
 }
 
 /// What a signal tells the owner of a socket.
@@ -88,6 +92,7 @@ impl Core {
         Core {
             stack: Stack::new(now),
             channel,
+            doors: DoorPlan::default(),
             locals,
             routes,
             metastate,
@@ -99,13 +104,17 @@ impl Core {
             alarms: Vec::new(),
             wire_until: Instant::ZERO,
             attended: 0,
+            told: 0,
         }
     }
 
     /// Puts a session at a slot that was promised to it.
     pub(crate) fn put(&mut self, now: Instant, slot: Slot, arrival: Arrival) {
         match arrival {
-            Arrival::Session(session) => self.stack.insert_at(now, slot, session),
+            Arrival::Session(session) => {
+                self.stack.insert_at(now, slot, session);
+                self.choose_door(slot);
+            }
             Arrival::Local(id, end) => {
                 self.locals.insert(slot, id, *end);
                 self.note_owner();
@@ -164,7 +173,7 @@ impl Core {
             return has_nothing && !socket.has_error();
         }
         let channel = &self.channel;
-        if channel.may_have_received() || channel.is_full() || self.stack.has_output() {
+        if channel.may_have_received() || channel.full().is_any() || self.stack.has_output() {
             return false;
         }
         let soon = clock::recent() + clock::RECENT;
@@ -195,6 +204,7 @@ impl Core {
         self.dispatch();
         self.pass_stamps(now);
         self.bury_orphans();
+        self.close_doors();
         self.watch.hurry(self.duty());
     }
 
@@ -238,7 +248,7 @@ impl Core {
     fn duty(&self) -> Duty {
         Duty {
             timer: self.stack.deadline(),
-            is_full: self.channel.is_full(),
+            full: self.channel.full(),
             has_wire: !self.stack.is_empty(),
         }
     }
@@ -333,6 +343,7 @@ impl Core {
         if events != Events::NONE
             && let Some(Some(socket)) = self.sockets.get(slot.0 as usize)
         {
+            self.told += 1;
             socket.notify(events);
             if events.contains(Events::URGENT) {
                 self.alarms.push((Arc::clone(socket), Alarm::Urgent));
@@ -403,7 +414,10 @@ impl Core {
     /// May frames come? Also for a while after the last session of packets has left. Where all
     /// sessions are local the channel need not be watched: each descriptor makes a sleep longer.
     fn expects_frames(&mut self, now: Instant) -> bool {
-        if !self.stack.is_empty() || self.channel.is_full() || self.channel.may_have_received() {
+        if !self.stack.is_empty()
+            || self.channel.full().is_any()
+            || self.channel.may_have_received()
+        {
             self.wire_until = now + WIRE_LINGERS;
         }
         now < self.wire_until

@@ -160,7 +160,7 @@ impl Process {
         }
     }
 
-    /// Waits for one of `fds` or the deadline, and gives the server the sessions it wants back.
+    /// Waits for one of `fds` or the deadline, and does what the server asks for.
     fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
         fds.push(pollfd(self.alert.as_fd().as_raw_fd(), libc::POLLIN));
         // Whatever ended it, the next look tells.
@@ -168,17 +168,30 @@ impl Process {
         let _ = wait::ppoll(&mut fds, deadline, None);
         drop(outside);
         if fds.pop().is_some_and(|alert| alert.revents != 0) && self.alert.silence() {
-            self.yield_recalled();
+            self.hear_server();
         }
         fds
     }
 
-    fn yield_recalled(&self) {
-        if let Ok((ReplyBody::Recalled(sessions), _)) = self.control.call(RequestBody::Recalls, &[])
+    fn hear_server(&self) {
+        let Ok((
+            ReplyBody::Recalled {
+                sessions,
+                has_doorways,
+            },
+            _,
+        )) = self.control.call(RequestBody::Recalls, &[])
+        else {
+            return;
+        };
+        for session in sessions {
+            posix::yield_session(self, session);
+        }
+        if has_doorways
+            && let Ok((ReplyBody::Doorways(doorways), taps)) =
+                self.control.call(RequestBody::Doorways, &[])
         {
-            for session in sessions {
-                posix::yield_session(self, session);
-            }
+            self.lock().set_doorways(doorways, taps);
         }
     }
 

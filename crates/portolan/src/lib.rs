@@ -12,6 +12,7 @@ mod cancel;
 mod channel;
 mod control;
 mod core;
+mod doors;
 mod epoll;
 mod helper;
 mod inside;

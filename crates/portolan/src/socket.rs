@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use portolan_local::Stream;
 use portolan_proto::control::{GroupChange, Traits};
-use portolan_stack::{Sending, UdpSession, Wire};
+use portolan_stack::{Sending, UdpSession};
 use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
@@ -549,16 +549,14 @@ impl Socket {
         match self.phase() {
             Phase::Cached => {
                 let slot = self.slot();
-                let wire_is_full = core.channel.is_full();
                 if let Some(stream) = core.stream(slot) {
                     let has_stamps = self.is_stamping() && self.stamps().has_some();
                     return error | stream_readiness(stream) | if has_stamps { ERR } else { 0 };
                 }
+                let has_room = core.stack.has_room(slot, &mut core.channel);
                 error
                     | match core.stack.udp(slot) {
-                        Some(session) => {
-                            udp_readiness(session, wire_is_full) | self.shut_readiness()
-                        }
+                        Some(session) => udp_readiness(session, has_room) | self.shut_readiness(),
                         None => HUP | ERR,
                     }
             }
@@ -683,8 +681,8 @@ fn stream_readiness(connection: &mut dyn Stream) -> u32 {
     bits
 }
 
-fn udp_readiness(session: &UdpSession, wire_is_full: bool) -> u32 {
-    let mut bits = if wire_is_full { 0 } else { OUT };
+fn udp_readiness(session: &UdpSession, has_room: bool) -> u32 {
+    let mut bits = if has_room { OUT } else { 0 };
     if !session.queue.is_empty() {
         bits |= IN;
     }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portolan_stack::Wire;
 use portolan_sys::{clock, wait};
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
@@ -144,7 +143,7 @@ impl Process {
             let mut core = self.lock();
             let now = clock::now();
             core.attend(now);
-            let news = core.locals.news();
+            let news = (core.locals.news(), core.told);
             if let Some(value) = ready(&mut core, now) {
                 core.hand_over();
                 return Ok(Woken::Ready(value));
@@ -153,7 +152,7 @@ impl Process {
                 core.hand_over();
                 return Err(Errno::CANCELED);
             }
-            if core.locals.news() != news {
+            if (core.locals.news(), core.told) != news {
                 // It came under the eyes of `ready`, but perhaps behind its back.
                 continue;
             }
@@ -222,13 +221,15 @@ impl Core {
 
     /// Descriptors by which the channel asks for attention.
     pub(crate) fn channel_fds(&self, fds: &mut Vec<libc::pollfd>) {
-        let on_tap = if self.channel.is_full() {
+        let on_tap = if self.channel.is_main_full() {
             libc::POLLIN | libc::POLLOUT
         } else {
             libc::POLLIN
         };
         fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), on_tap));
         fds.push(pollfd(self.channel.ring_fd().as_raw_fd(), libc::POLLIN));
+        let full = self.channel.full_fds();
+        fds.extend(full.map(|tap| pollfd(tap.as_raw_fd(), libc::POLLOUT)));
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use portolan_types::Instant;
 
+use crate::channel::Full;
 use crate::wait::Waiter;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +31,8 @@ pub(crate) enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Duty {
     pub(crate) timer: Option<Instant>,
-    /// It waits until the tap takes frames again.
-    pub(crate) is_full: bool,
+    /// It waits until those take frames again.
+    pub(crate) full: Full,
     /// There are sessions that frames may come for.
     pub(crate) has_wire: bool,
 }
@@ -109,7 +110,7 @@ impl Watch {
     /// A thread that does not sleep may have made more work for the leader than it fell asleep with.
     pub(crate) fn hurry(&self, duty: Duty) {
         if let Some(sleeper) = &self.asleep
-            && (duty.is_full && !sleeper.duty.is_full
+            && (duty.full.exceeds(sleeper.duty.full)
                 || duty.has_wire && !sleeper.duty.has_wire
                 || duty
                     .timer
@@ -124,13 +125,14 @@ impl Watch {
 mod tests {
     use std::time::Duration;
 
+    use portolan_stack::Door;
     use portolan_sys::wait::ppoll;
 
     use super::*;
 
     const CALM: Duty = Duty {
         timer: None,
-        is_full: false,
+        full: Full::NONE,
         has_wire: false,
     };
 
@@ -177,6 +179,10 @@ mod tests {
             timer: Some(later),
             ..CALM
         };
+        let full = |door| Duty {
+            full: Full::only(Door(door)),
+            ..CALM
+        };
         let cases = [
             (CALM, CALM, false),
             (CALM, until, true),
@@ -190,14 +196,10 @@ mod tests {
                 },
                 true,
             ),
-            (
-                CALM,
-                Duty {
-                    is_full: true,
-                    ..CALM
-                },
-                true,
-            ),
+            (CALM, full(0), true),
+            (full(0), full(0), false),
+            (full(0), full(1), true),
+            (full(1), CALM, false),
             (
                 CALM,
                 Duty {

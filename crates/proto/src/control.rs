@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ip::IpOptions;
 use crate::local::Side;
-use crate::qos::{QosReply, QosRequest};
+use crate::qos::{QosReply, QosRequest, Scope};
 use crate::report::StatusReport;
 
 /// Library or command to server.
@@ -87,8 +87,13 @@ pub enum RequestBody {
     /// UDP: what the session sends and receives goes by the kernel from now on, for all who have the
     /// descriptor, which the packet carries; needs no `Hello`. Reply: `Twin` or `Error`.
     Share { session: SessionId },
-    /// Which sessions does the server want back? Asked when the alert rings. Reply: `Recalled`.
+    /// Which sessions does the server want back, and is there anything else to hear? Asked when the
+    /// alert rings. Reply: `Recalled`.
     Recalls,
+    /// Which doorways has the process, and for what? Reply: `Doorways`.
+    Doorways,
+    /// Nothing goes through that doorway any more. No reply.
+    DoorwayClosed { number: u8 },
     /// Returns a cached session. The capsule of a local one is empty: all is in its memory. Reply:
     /// `Done`, after which the server holds it.
     Flush {
@@ -306,7 +311,13 @@ pub enum ReplyBody {
     },
     /// The server moves the session's data through the descriptor: calls go to the kernel.
     Relayed,
-    Recalled(Vec<SessionId>),
+    Recalled {
+        sessions: Vec<SessionId>,
+        /// The doorways have changed.
+        has_doorways: bool,
+    },
+    /// The packet carries the taps of those that are new, in their order.
+    Doorways(Doorways),
     /// The packet carries the kernel socket.
     Twin,
     /// On that device.
@@ -325,6 +336,31 @@ pub enum ReplyBody {
     Error {
         errno: i32,
     },
+}
+
+/// What a process sends through. Of each doorway is said how much is to be handed over at once, in octets,
+/// so that a sender notices soon when it has to wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Doorways {
+    /// Of sessions without a doorway of their own; none if nothing is reserved for them.
+    pub main_burst: Option<u32>,
+    pub others: Vec<Doorway>,
+}
+
+impl Doorways {
+    /// Of one process, besides its main one. The descriptors of all fit into a message.
+    pub const MAX: u8 = 8;
+}
+
+/// A tap for the sessions of one reservation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Doorway {
+    /// From 1 on.
+    pub number: u8,
+    pub is_new: bool,
+    /// A flow or a port.
+    pub scope: Scope,
+    pub burst: u32,
 }
 
 /// What libraries are told once.

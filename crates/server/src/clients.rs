@@ -264,6 +264,11 @@ impl Server {
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
             RequestBody::Recalls => Ok(self.take_recalls(channel)),
+            RequestBody::Doorways => Ok(self.doorways(channel)),
+            RequestBody::DoorwayClosed { number } => {
+                self.doorway_closed(channel, number);
+                Ok(Answer::Silence)
+            }
             RequestBody::Flush {
                 session,
                 capsule,

@@ -15,6 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::clients::{Answer, ClientId};
 use crate::locals::ProcessBell;
+use crate::qos::DoorwaySet;
 use crate::server::Server;
 use crate::spares::{Newcomer, Spare};
 
@@ -35,11 +36,12 @@ pub struct Channel {
     /// With a copy of its descriptor: a process that had the only one would destroy the device when it
     /// ends, which is slow, and only then close its connections.
     pub tap: Tap,
-    /// Rings when `recalled` is not empty.
+    /// Rings when `recalled` is not empty, or doorways have changed.
     pub alert: Bell,
     pub bell: ProcessBell,
     /// What the process is to give back, until it asks.
     pub recalled: Vec<SessionId>,
+    pub doorways: DoorwaySet,
 }
 
 impl Server {
@@ -169,6 +171,7 @@ impl Server {
                 alert,
                 bell,
                 recalled: Vec::new(),
+                doorways: DoorwaySet::default(),
             },
         );
         self.tell_channel(channel);
@@ -188,6 +191,10 @@ impl Server {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));
             self.spares.destroy(gone.tap);
+            for tap in gone.doorways.into_taps() {
+                self.leaving_taps.push_back((due, tap.ifindex));
+                self.destroy_doorway(tap);
+            }
             self.add_to_ended(&gone.statistics);
             self.retire_bell(gone.bell);
         }

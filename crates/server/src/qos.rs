@@ -3,12 +3,14 @@
 #![expect(dead_code)]
 
 mod cpu;
+mod doorways;
 mod groups;
 mod policy;
 mod receive;
 mod scope;
 mod transmit;
 
+pub use doorways::DoorwaySet;
 pub use policy::PolicyError;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;

@@ -220,11 +220,14 @@ impl Server {
 
     /// `Recalls`.
     pub fn take_recalls(&mut self, channel: ChannelId) -> Answer {
-        let recalled = self
-            .channels
-            .get_mut(&channel)
-            .map(|channel| std::mem::take(&mut channel.recalled));
-        ReplyBody::Recalled(recalled.unwrap_or_default()).into()
+        let Some(channel) = self.channels.get_mut(&channel) else {
+            return Answer::Silence;
+        };
+        ReplyBody::Recalled {
+            sessions: std::mem::take(&mut channel.recalled),
+            has_doorways: channel.doorways.has_news(),
+        }
+        .into()
     }
 
     /// The session is here again: whoever waits for it hears how it goes on.

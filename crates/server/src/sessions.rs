@@ -101,6 +101,9 @@ impl Server {
         if is_udp {
             self.enter_endpoint(id);
         }
+        if let Holder::Process(channel, _) = holder {
+            self.note_arrival(id, channel);
+        }
         generation
     }
 

@@ -1,4 +1,4 @@
-//! Channels that are made before anybody asks for them. The kernel takes tens of milliseconds for
+//! Channels that are made before anybody asks for them, and doorways. The kernel takes tens of milliseconds for
 //! one, and a server that forks for each connection needs one each time. A thread makes them, several
 //! at a time; as many wait as the last seconds showed to be wanted.
 
@@ -54,14 +54,23 @@ enum MakeError {
     Bound(#[from] Errno),
 }
 
-struct Made {
-    ordered: Vec<ChannelId>,
-    spare: Result<Spare, MakeError>,
+enum Made {
+    Channels {
+        ordered: Vec<ChannelId>,
+        spare: Result<Spare, MakeError>,
+    },
+    Doorway {
+        channel: ChannelId,
+        number: u8,
+        tap: Result<Tap, MakeError>,
+    },
 }
 
 /// What the thread does.
 enum Order {
     Make(Vec<ChannelId>),
+    /// One more tap for a channel.
+    MakeDoorway(ChannelId, u8),
     /// Has the device go, which keeps the thread waiting for tens of milliseconds.
     Destroy(Tap),
 }
@@ -92,8 +101,13 @@ impl Spares {
                 let _ = done.send(made);
                 ring.ring();
             };
-            work(&to_do, |channels| {
-                make(&theirs, channels, ring_size, deliver)
+            work(&to_do, |wanted| match wanted {
+                Wanted::Channels(channels) => make(&theirs, channels, ring_size, deliver),
+                Wanted::Doorway(channel, number) => deliver(Made::Doorway {
+                    channel,
+                    number,
+                    tap: make_tap(&theirs),
+                }),
             });
         });
         Ok(Spares {
@@ -123,6 +137,12 @@ impl Spares {
         spare
     }
 
+    /// Has a doorway made for a channel.
+    pub fn order_doorway(&self, channel: ChannelId, number: u8) {
+        // The thread ends with the server only.
+        let _ = self.orders.send(Order::MakeDoorway(channel, number));
+    }
+
     /// Has a device go.
     pub fn destroy(&self, tap: Tap) {
         // The thread ends with the server only, and devices with their descriptors.
@@ -135,9 +155,15 @@ impl Spares {
     }
 }
 
+/// What is to be made at a time.
+enum Wanted<'a> {
+    Channels(&'a [ChannelId]),
+    Doorway(ChannelId, u8),
+}
+
 /// Devices come and go under one lock of the kernel, which gives it to nobody in turn: those that are
 /// to go do so one by one, when none is to come.
-fn work(to_do: &Receiver<Order>, mut make: impl FnMut(&[ChannelId])) {
+fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
     let mut leaving = VecDeque::new();
     loop {
         let first = match leaving.is_empty() {
@@ -152,13 +178,14 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(&[ChannelId])) {
         for order in first.into_iter().chain(to_do.try_iter()) {
             match order {
                 Order::Make(channels) => ordered.extend(channels),
+                Order::MakeDoorway(channel, number) => make(Wanted::Doorway(channel, number)),
                 Order::Destroy(tap) => leaving.push_back(tap),
             }
         }
         if ordered.is_empty() {
             leaving.pop_front();
         } else {
-            make(&ordered);
+            make(Wanted::Channels(&ordered));
         }
     }
 }
@@ -167,14 +194,14 @@ fn make(workshop: &Workshop, channels: &[ChannelId], ring_size: u32, deliver: im
     let maps = match workshop.create_channels(channels, ring_size) {
         Ok(maps) => maps,
         Err(failure) => {
-            return deliver(Made {
+            return deliver(Made::Channels {
                 ordered: channels.to_vec(),
                 spare: Err(failure.into()),
             });
         }
     };
     for (&channel, maps) in channels.iter().zip(maps) {
-        deliver(Made {
+        deliver(Made::Channels {
             ordered: vec![channel],
             spare: with_tap(workshop, channel, maps),
         });
@@ -186,10 +213,15 @@ fn with_tap(
     channel: ChannelId,
     maps: ChannelMaps,
 ) -> Result<Spare, MakeError> {
+    let tap = make_tap(workshop)?;
+    Ok(Spare { channel, tap, maps })
+}
+
+fn make_tap(workshop: &Workshop) -> Result<Tap, MakeError> {
     let tap = Tap::create("ptl")?;
     tap.set_send_buffer(TAP_SEND_BUFFER)?;
     workshop.attach_tap(tap.ifindex)?;
-    Ok(Spare { channel, tap, maps })
+    Ok(tap)
 }
 
 impl Server {
@@ -229,7 +261,7 @@ impl Server {
     pub fn on_spares(&mut self) {
         self.spares.bell.silence();
         while let Ok(made) = self.spares.made.try_recv() {
-            self.enter_spares(made);
+            self.enter_made(made);
         }
         self.welcome_waiting();
     }
@@ -238,15 +270,29 @@ impl Server {
     pub fn await_first_spare(&mut self) {
         self.order_spares();
         if let Ok(made) = self.spares.made.recv() {
-            self.enter_spares(made);
+            self.enter_made(made);
         }
     }
 
-    fn enter_spares(&mut self, made: Made) {
-        for channel in &made.ordered {
+    fn enter_made(&mut self, made: Made) {
+        match made {
+            Made::Channels { ordered, spare } => self.enter_spares(&ordered, spare),
+            Made::Doorway {
+                channel,
+                number,
+                tap,
+            } => {
+                let tap = tap.inspect_err(|failure| error!(%failure, "cannot make a doorway"));
+                self.enter_doorway(channel, number, tap.ok());
+            }
+        }
+    }
+
+    fn enter_spares(&mut self, ordered: &[ChannelId], spare: Result<Spare, MakeError>) {
+        for channel in ordered {
             self.spares.ordered.remove(channel);
         }
-        let spare = match made.spare {
+        let spare = match spare {
             Ok(spare) => spare,
             Err(failure) => {
                 error!(%failure, "cannot make a channel");

@@ -68,7 +68,7 @@ impl Scene {
         let mut recalled = Vec::new();
         await_some("a recall", || {
             match self.holder.client.ask(RequestBody::Recalls) {
-                ReplyBody::Recalled(sessions) => recalled = sessions,
+                ReplyBody::Recalled { sessions, .. } => recalled = sessions,
                 other => panic!("{other:?}"),
             }
             (!recalled.is_empty()).then_some(())

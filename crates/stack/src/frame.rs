@@ -38,11 +38,24 @@ impl Frame<'_> {
     }
 }
 
+/// One of the ways from a holder of sessions to the device. What waits in one does not hold up the
+/// others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Door(pub u8);
+
+impl Door {
+    /// Whose session has no other.
+    pub const MAIN: Door = Door(0);
+}
+
 /// Takes frames to the device. It never refuses one: when the device is busy it keeps the frame
 /// and says [`Wire::is_full`] until it has got rid of it.
 pub trait Wire {
     fn transmit(&mut self, frame: &Frame<'_>);
     fn is_full(&self) -> bool;
+
+    /// What follows is about that doorway. Most wires have one only.
+    fn choose(&mut self, _door: Door) {}
 
     /// Does it cut a UDP payload into datagrams (USO)?
     fn cuts_datagrams(&self) -> bool {

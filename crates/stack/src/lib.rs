@@ -28,7 +28,7 @@ mod way;
 
 pub use counters::{COUNTERS, counter_names};
 pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};
-pub use frame::{Frame, Wire};
+pub use frame::{Door, Frame, Wire};
 pub use membership::Memberships;
 pub use packet::{Drop, IcmpMessage, Packet, Transport};
 pub use portolan_proto::ip::{IpOptions, MtuDiscovery};

@@ -12,7 +12,7 @@ use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::{COUNTERS, Counters, Fate};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
-use crate::frame::{Frame, HEAD_MAX, Wire};
+use crate::frame::{Door, Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
@@ -21,10 +21,12 @@ use crate::udp::UdpSession;
 use crate::way::{Ends, NextHop, NoWay, Way};
 
 mod datagrams;
+mod doors;
 mod early;
 
 use datagrams::{Parked, deliver_datagrams, hears, report_to_udp};
 pub use datagrams::{SendError, Sending};
+use doors::Doors;
 use early::Vacancy;
 
 /// Sessions of one holder, and what they want to send.
@@ -35,8 +37,9 @@ pub struct Stack {
     /// Sessions that are here.
     count: usize,
     timers: Wheel,
-    /// Sessions that may have something to send, each at most once.
+    /// Sessions that may have something to send, each at most once, there or at its doorway.
     pending: VecDeque<u32>,
+    doors: Doors,
     /// Sessions that wait for a route or a neighbour.
     stalled: Vec<u32>,
     parked: VecDeque<Parked>,
@@ -66,7 +69,11 @@ struct Entry {
     session: Session,
     /// Of the last packet sent.
     way: Option<Way>,
+    /// The session is in `pending`, or waits for its doorway.
     is_pending: bool,
+    door: Door,
+    /// Its doorway from now on, as soon as nothing of it waits in the one it has.
+    next_door: Door,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
 }
@@ -91,6 +98,7 @@ impl Stack {
             count: 0,
             timers: Wheel::new(now),
             pending: VecDeque::new(),
+            doors: Doors::default(),
             stalled: Vec::new(),
             parked: VecDeque::new(),
             unresolved: Vec::new(),
@@ -124,12 +132,16 @@ impl Stack {
             session,
             way: None,
             is_pending: false,
+            door: Door::MAIN,
+            next_door: Door::MAIN,
             scheduled: Instant::FAR_FUTURE,
         }));
         let before = core::mem::replace(&mut self.places[slot.0 as usize], place);
         self.count += usize::from(!matches!(before, Place::Taken(_)));
         self.reschedule(now, slot.0);
-        self.touch(slot);
+        if self.tcp(slot).is_some() {
+            self.touch(slot);
+        }
         if let Place::Reserved(vacancy) = before {
             for held in vacancy.release(&mut self.early) {
                 if let Input::Unclaimed(_) = self.input(now, &held.record, &held.frame) {
@@ -180,6 +192,7 @@ impl Stack {
         let taken = core::mem::replace(place, Place::Reserved(Vacancy::after(Some(before))));
         self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
+        self.doors.forget(slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
         self.changed.retain(|&(changed, _)| changed != slot);
         match taken {
@@ -232,6 +245,13 @@ impl Stack {
                 Place::Taken(entry) => Some((Slot(slot), &entry.session)),
                 _ => None,
             })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.places.iter().filter_map(|place| match place {
+            Place::Taken(entry) => Some(&**entry),
+            _ => None,
+        })
     }
 
     fn entry(&mut self, slot: u32) -> Option<&mut Entry> {
@@ -351,28 +371,29 @@ impl Stack {
         self.unresolved.drain(..)
     }
 
-    /// Sends what is due until nothing is left or the wire is full.
+    /// Sends what is due until nothing is left, or only of sessions whose doorways are full.
     pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
         if self.tried_generation != routes.generation() {
             self.retry_stalled(routes, wire);
         }
-        while !wire.is_full() {
-            let Some(slot) = self.pending.pop_front() else {
-                return;
-            };
+        self.admit_waiting(wire);
+        while let Some(slot) = self.pending.pop_front() {
             self.output_one(now, slot, routes, wire);
         }
     }
 
     /// Is somebody waiting for the wire?
     pub fn has_output(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || self.doors.has_waiting()
     }
 
     fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
         let Some(entry) = entry_of(&mut self.places, slot) else {
             return;
         };
+        if !entry.enter(wire) {
+            return self.doors.wait(entry.door, slot);
+        }
         entry.is_pending = false;
         let Entry {
             session: Session::Tcp(session),
@@ -380,7 +401,8 @@ impl Stack {
             ..
         } = entry
         else {
-            return;
+            // All that a UDP session waits for is room.
+            return self.note(slot, Events::WRITABLE);
         };
         let flow = &session.flow;
         let ends = Ends {
@@ -428,7 +450,7 @@ impl Stack {
             }
         }
         if entry.is_pending {
-            self.pending.push_front(slot);
+            self.doors.wait_first(entry.door, slot);
         }
         let events = self
             .tcp(Slot(slot))

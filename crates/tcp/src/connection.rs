@@ -753,6 +753,11 @@ impl Connection {
         seq.at_or_after(self.send.una) && seq.before(self.send.nxt)
     }
 
+    /// Bounds what leaves at once, where a larger burst would hold up others.
+    pub fn limit_bursts(&mut self, octets: Option<u32>) {
+        self.send.limit_bursts(octets);
+    }
+
     /// What a packet on the path holds beside IP and TCP headers, as far as is known now: more after
     /// a report has aged (RFC 1191 §6.3) or a larger probe has arrived (RFC 8899), less for a new
     /// route. What is in flight is left to loss recovery.

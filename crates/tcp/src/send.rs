@@ -93,6 +93,9 @@ pub(crate) struct Sender {
     /// `send` took less than it was given.
     blocked: bool,
     gso_max: u32,
+    /// What is to leave at once at most, for a slow link; not part of what moves.
+    #[serde(skip)]
+    burst_limit: Option<u32>,
 }
 
 /// Octets that go out next.
@@ -150,6 +153,7 @@ impl Sender {
             gso_max: u32::try_from(config.gso_max)
                 .unwrap_or(u32::MAX)
                 .clamp(1, 65_535),
+            burst_limit: None,
         }
     }
 
@@ -194,6 +198,10 @@ impl Sender {
     pub(crate) fn set_limit(&mut self, octets: usize) {
         self.limit = octets;
         self.autotune = false;
+    }
+
+    pub(crate) fn limit_bursts(&mut self, octets: Option<u32>) {
+        self.burst_limit = octets;
     }
 
     /// Octets that may join those not sent yet (`TCP_NOTSENT_LOWAT`); a burst at least, until the

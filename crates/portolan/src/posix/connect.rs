@@ -109,7 +109,8 @@ fn retarget(
     remote: Option<SocketAddr>,
     generation: Generation,
 ) {
-    if let Some(session) = process.lock().stack.udp(slot) {
+    let mut core = process.lock();
+    if let Some(session) = core.stack.udp(slot) {
         session.local = local;
         session.remote = remote;
         session.generation = generation;
@@ -117,6 +118,7 @@ fn retarget(
             session.keep_only_from(remote);
         }
     }
+    core.choose_door(slot);
 }
 
 fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {

@@ -495,6 +495,9 @@ impl Server {
         for channel in channels {
             self.tell_channel(channel);
         }
+        if let Scope::Flow(_) | Scope::Port { .. } = scope {
+            self.refresh_doorways();
+        }
     }
 
     fn tell_all_channels(&mut self) {
@@ -516,6 +519,7 @@ impl Server {
             return;
         };
         let class = self.class_of_channel(channel);
+        self.tell_main_burst(channel, class.map(|class| class.terms.burst));
         let (minor, terms) = class.map_or((traffic::BEST_EFFORT, best_effort), |class| {
             (class.minor.0, class.terms)
         });
@@ -552,6 +556,10 @@ impl Server {
 
     /// The session's own, by its flow or its port.
     pub(crate) fn class_of(&self, session: &Session) -> Option<Class> {
+        Some(self.own_reservation(session)?.1)
+    }
+
+    pub(super) fn own_reservation(&self, session: &Session) -> Option<(&Scope, Class)> {
         let transmit = &self.qos.transmit;
         if transmit.held.is_empty() {
             return None;
@@ -564,7 +572,8 @@ impl Server {
         let id = scopes
             .into_iter()
             .find_map(|scope| transmit.by_scope.get(&scope))?;
-        Some(transmit.held.get(id)?.class(*id))
+        let held = transmit.held.get(id)?;
+        Some((&held.scope, held.class(*id)))
     }
 
     /// What the row of a session says: its own class, and that of its process while the server sends for it.

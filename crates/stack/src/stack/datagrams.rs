@@ -10,7 +10,7 @@ use portolan_wire::{ipv4, ipv6, udp};
 
 use super::{Entry, Stack, entry_of};
 use crate::counters::Fate;
-use crate::frame::{Cut, Frame, HEAD_MAX, Wire};
+use crate::frame::{Cut, Door, Frame, HEAD_MAX, Wire};
 use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
@@ -93,10 +93,11 @@ impl Stack {
         routes: &Routes,
         wire: &mut impl Wire,
     ) -> Result<usize, SendError> {
-        if wire.is_full() {
+        let entry = entry_of(&mut self.places, slot.0).ok_or(SendError::NoSession)?;
+        if !entry.enter(wire) {
+            self.await_room(slot);
             return Err(SendError::Full);
         }
-        let entry = entry_of(&mut self.places, slot.0).ok_or(SendError::NoSession)?;
         let Entry {
             session: Session::Udp(session),
             way,
@@ -191,6 +192,7 @@ impl Stack {
     /// Tries those that wait, now that the routes have changed.
     pub(super) fn retry_parked(&mut self, routes: &Routes, wire: &mut impl Wire) {
         let mtus = &self.mtus;
+        wire.choose(Door::MAIN);
         self.parked.retain(|parked| {
             let ends = Ends {
                 protocol: Protocol::Udp,

@@ -10,6 +10,7 @@ use super::*;
 use portolan_proto::ip::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 
+mod doors;
 mod early;
 
 /// A wire that keeps frames, and takes only so many at a time.

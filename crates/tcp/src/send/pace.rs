@@ -82,7 +82,10 @@ impl Sender {
     /// The most that leaves as one burst (Linux's `tcp_tso_autosize`): what takes a millisecond,
     /// and more on short paths, unless the pace is what matters.
     pub(crate) fn burst(&self, maximum: Option<u64>) -> u32 {
-        let largest = (self.gso_max - self.gso_max % self.mss).max(self.mss);
+        let most = self
+            .burst_limit
+            .map_or(self.gso_max, |limit| limit.min(self.gso_max));
+        let largest = (most - most % self.mss).max(self.mss);
         let paced = self.pacing_rate(maximum);
         let Some(rate) = paced.or_else(|| self.window_rate()) else {
             return largest;

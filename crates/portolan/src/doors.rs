@@ -1,0 +1,120 @@
+//! Which doorway a session goes through: one of its own if something is reserved for its flow or its
+//! port (ADR 11), else the channel's. The server says what is reserved; sessions find their doorways
+//! when they come, and all of them anew when that changes.
+
+use std::os::fd::OwnedFd;
+
+use portolan_proto::control::{Doorways, RequestBody};
+use portolan_proto::qos::Scope;
+use portolan_stack::{Door, Session};
+use portolan_types::{Protocol, Slot, canonical};
+
+use crate::core::Core;
+
+/// What the server said last.
+#[derive(Debug, Default)]
+pub(crate) struct DoorPlan {
+    main_burst: Option<u32>,
+    /// Those that are open, flows before ports.
+    open: Vec<Open>,
+    /// No session is to go there any more; what waits there goes first.
+    leaving: Vec<Door>,
+}
+
+#[derive(Debug)]
+struct Open {
+    scope: Scope,
+    door: Door,
+    burst: u32,
+}
+
+impl DoorPlan {
+    /// The session's doorway, and what leaves by it at once.
+    fn of(&self, session: &Session) -> (Door, Option<u32>) {
+        let own = self.open.iter().find(|open| covers(&open.scope, session));
+        match own {
+            Some(own) => (own.door, Some(own.burst)),
+            None => (Door::MAIN, self.main_burst),
+        }
+    }
+}
+
+impl Core {
+    /// The server's list of doorways, with the taps of those that are new.
+    pub(crate) fn set_doorways(&mut self, doorways: Doorways, taps: Vec<OwnedFd>) {
+        let mut taps = taps.into_iter();
+        let mut open = Vec::new();
+        for doorway in doorways.others {
+            let door = Door(doorway.number);
+            if doorway.is_new
+                && let Some(tap) = taps.next()
+            {
+                self.channel.open_door(door, tap);
+            }
+            open.push(Open {
+                scope: doorway.scope,
+                door,
+                burst: doorway.burst,
+            });
+        }
+        open.sort_by_key(|open| !matches!(open.scope, Scope::Flow(_)));
+        self.doors.main_burst = doorways.main_burst;
+        for before in std::mem::replace(&mut self.doors.open, open) {
+            if self.doors.open.iter().all(|open| open.door != before.door) {
+                self.doors.leaving.push(before.door);
+            }
+        }
+        let slots: Vec<Slot> = self.stack.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.choose_door(slot);
+        }
+        self.close_doors();
+    }
+
+    /// Finds the session's doorway, when it has come, got another peer, or the doorways have changed.
+    pub(crate) fn choose_door(&mut self, slot: Slot) {
+        let Some(session) = self.stack.get_mut(slot) else {
+            return;
+        };
+        let (door, burst) = self.doors.of(session);
+        if let Session::Tcp(session) = session {
+            session.connection.limit_bursts(burst);
+        }
+        self.stack.set_door(slot, door);
+    }
+
+    /// Lets go of doorways through which nothing goes any more.
+    pub(crate) fn close_doors(&mut self) {
+        let Core {
+            stack,
+            channel,
+            doors,
+            outbox,
+            ..
+        } = self;
+        doors.leaving.retain(|&door| {
+            let stays = stack.uses_door(door) || !channel.close_door(door);
+            if !stays {
+                outbox.push(RequestBody::DoorwayClosed { number: door.0 });
+            }
+            stays
+        });
+    }
+}
+
+fn covers(scope: &Scope, session: &Session) -> bool {
+    let (protocol, local, remote) = match session {
+        Session::Tcp(session) => (Protocol::Tcp, session.flow.local, Some(session.flow.remote)),
+        Session::Udp(session) => (Protocol::Udp, session.local, session.remote),
+    };
+    match scope {
+        Scope::Flow(flow) => {
+            let is_it = |remote| canonical(remote) == canonical(flow.remote);
+            flow.protocol == protocol
+                && canonical(flow.local) == canonical(local)
+                && remote.is_some_and(is_it)
+        }
+        Scope::Port { protocol: of, port } => *of == protocol && *port == local.port(),
+        _ => false,
+    }
+}

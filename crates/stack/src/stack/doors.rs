@@ -1,0 +1,106 @@
+//! Doorways: a session with a class of its own has one of its own, so that a slow class does not stop the
+//! sessions of others (ADR 11). Who finds its doorway full waits there, in order.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use portolan_types::Slot;
+
+use super::{Entry, Stack};
+use crate::frame::{Door, Wire};
+
+/// Who waits at which doorway.
+#[derive(Debug, Default)]
+pub(super) struct Doors {
+    waiting: BTreeMap<Door, VecDeque<u32>>,
+}
+
+impl Doors {
+    pub(super) fn wait(&mut self, door: Door, slot: u32) {
+        self.waiting.entry(door).or_default().push_back(slot);
+    }
+
+    /// It has more to send of what it began.
+    pub(super) fn wait_first(&mut self, door: Door, slot: u32) {
+        self.waiting.entry(door).or_default().push_front(slot);
+    }
+
+    pub(super) fn forget(&mut self, slot: u32) {
+        for waiting in self.waiting.values_mut() {
+            waiting.retain(|&other| other != slot);
+        }
+    }
+
+    pub(super) fn has_waiting(&self) -> bool {
+        self.waiting.values().any(|waiting| !waiting.is_empty())
+    }
+}
+
+impl Entry {
+    /// Chooses the session's doorway; false if it is full. A session that is to have another goes there
+    /// once nothing of it waits in the old one: its frames keep their order.
+    pub(super) fn enter(&mut self, wire: &mut impl Wire) -> bool {
+        wire.choose(self.door);
+        if wire.is_full() {
+            return false;
+        }
+        if self.door != self.next_door {
+            self.door = self.next_door;
+            wire.choose(self.door);
+            return !wire.is_full();
+        }
+        true
+    }
+}
+
+impl Stack {
+    /// The session's doorway from now on.
+    pub fn set_door(&mut self, slot: Slot, door: Door) {
+        if let Some(entry) = self.entry(slot.0)
+            && entry.next_door != door
+        {
+            entry.next_door = door;
+            self.touch(slot);
+        }
+    }
+
+    /// Does anything go through that doorway, or will it?
+    pub fn uses_door(&self, door: Door) -> bool {
+        self.entries()
+            .any(|entry| entry.door == door || entry.next_door == door)
+    }
+
+    /// Could a datagram of the session be sent? If not, it changes to be writable when one can.
+    pub fn has_room(&mut self, slot: Slot, wire: &mut impl Wire) -> bool {
+        let Some(entry) = self.entry(slot.0) else {
+            return false;
+        };
+        let has_room = entry.enter(wire);
+        if !has_room {
+            self.await_room(slot);
+        }
+        has_room
+    }
+
+    /// The session changes to be writable when its doorway has room.
+    pub(super) fn await_room(&mut self, slot: Slot) {
+        if let Some(entry) = self.entry(slot.0)
+            && !entry.is_pending
+        {
+            entry.is_pending = true;
+            let door = entry.door;
+            self.doors.wait(door, slot.0);
+        }
+    }
+
+    /// Those who waited for a doorway that is free again are the first to send.
+    pub(super) fn admit_waiting(&mut self, wire: &mut impl Wire) {
+        for (door, waiting) in &mut self.doors.waiting {
+            wire.choose(*door);
+            while !wire.is_full()
+                && let Some(slot) = waiting.pop_back()
+            {
+                self.pending.push_front(slot);
+            }
+        }
+    }
+}

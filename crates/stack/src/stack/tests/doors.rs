@@ -1,0 +1,113 @@
+//! A full doorway stops those only who go through it, and changes of doorways keep the order of frames.
+
+use super::*;
+
+/// A wire with two doorways: which of them is full, and what went through each.
+#[derive(Default)]
+struct TwoDoors {
+    chosen: Door,
+    full: Vec<Door>,
+    /// Takes nothing more after a frame.
+    is_narrow: bool,
+    frames: Vec<(Door, Vec<u8>)>,
+}
+
+const SLOW: Door = Door(1);
+
+impl Wire for TwoDoors {
+    fn transmit(&mut self, frame: &Frame<'_>) {
+        let octets = [frame.head, frame.payload[0], frame.payload[1]].concat();
+        self.frames.push((self.chosen, octets));
+        if self.is_narrow {
+            self.full.push(self.chosen);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.full.contains(&self.chosen)
+    }
+
+    fn choose(&mut self, door: Door) {
+        self.chosen = door;
+    }
+}
+
+impl TwoDoors {
+    fn doors(&self) -> Vec<Door> {
+        self.frames.iter().map(|(door, _)| *door).collect()
+    }
+}
+
+fn known() -> Routes {
+    routes(2, at(A), at(B), true)
+}
+
+fn send_to(a: &mut Stack, slot: Slot, wire: &mut TwoDoors) -> Result<usize, SendError> {
+    let usual = Sending::default();
+    a.send_datagram(slot, Some(at(B)), [b"x", b""], &usual, &known(), wire)
+}
+
+#[test]
+fn a_full_doorway_stops_its_own_sessions_only() {
+    let mut a = Stack::new(now());
+    let (slow, other) = (connecting(&mut a), connecting(&mut a));
+    a.set_door(slow, SLOW);
+    let mut wire = TwoDoors::default();
+    // It leaves the main doorway, which must not be full for that.
+    a.output(now(), &known(), &mut wire);
+    assert_eq!(wire.doors(), [SLOW, Door::MAIN]);
+
+    wire.frames.clear();
+    wire.full.push(SLOW);
+    a.touch(slow);
+    a.touch(other);
+    for slot in [slow, other] {
+        a.tcp(slot).unwrap().connection.on_timer(now() + HOUR);
+    }
+    a.output(now() + HOUR, &known(), &mut wire);
+    assert_eq!(wire.doors(), [Door::MAIN]);
+    assert!(a.has_output());
+
+    wire.full.clear();
+    a.output(now() + HOUR, &known(), &mut wire);
+    assert_eq!(wire.doors(), [Door::MAIN, SLOW]);
+    assert!(!a.has_output());
+}
+
+#[test]
+fn a_session_leaves_a_doorway_when_nothing_waits_there() {
+    let mut a = Stack::new(now());
+    let slot = udp(&mut a, at(A));
+    let mut wire = TwoDoors::default();
+    a.set_door(slot, SLOW);
+    wire.full.push(Door::MAIN);
+    assert_eq!(send_to(&mut a, slot, &mut wire), Err(SendError::Full));
+    assert!(a.uses_door(Door::MAIN) && a.uses_door(SLOW));
+
+    wire.full.clear();
+    assert_eq!(send_to(&mut a, slot, &mut wire), Ok(1));
+    assert_eq!(wire.doors(), [SLOW]);
+    assert!(!a.uses_door(Door::MAIN));
+}
+
+#[test]
+fn a_refused_datagram_is_followed_by_news_when_there_is_room() {
+    let mut a = Stack::new(now());
+    let slot = udp(&mut a, at(A));
+    let mut wire = TwoDoors {
+        is_narrow: true,
+        ..TwoDoors::default()
+    };
+    assert_eq!(send_to(&mut a, slot, &mut wire), Ok(1));
+    assert_eq!(send_to(&mut a, slot, &mut wire), Err(SendError::Full));
+    assert!(!a.has_room(slot, &mut wire));
+    a.output(now(), &known(), &mut wire);
+    assert_eq!(a.changed().count(), 0);
+
+    wire.full.clear();
+    a.output(now(), &known(), &mut wire);
+    assert_eq!(a.changed().collect::<Vec<_>>(), [(slot, Events::WRITABLE)]);
+    assert!(a.has_room(slot, &mut wire));
+}
+
+const HOUR: core::time::Duration = core::time::Duration::from_secs(3600);

@@ -1,0 +1,211 @@
+//! Guarantees for programs that know nothing of them: shares of a link in proportion, and sessions of one
+//! process that do not wait for each other.
+
+use std::fs::{self, File};
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_netns::Bed as Wire;
+use portolan_programs::{PYTHON, file};
+use portolan_proto::qos::{QosRequest, Rate, Scope, Slack, Transmit};
+use portolan_types::Protocol;
+use serde_json::Value;
+
+const PORT: u16 = 7302;
+/// Local port of the sender that has a rate.
+const SLOW_PORT: u16 = 7303;
+const SECONDS: f64 = 3.0;
+
+const SLOW: u64 = 1;
+const OTHER: u64 = 2;
+
+/// Two sockets of one process, each written to as fast as it is taken: `stream` by a thread each, `datagrams` by
+/// one that polls. Whoever has the local port is known as the slow one.
+const TWO_SENDERS: &str = r#"
+import select, socket, struct, sys, threading, time
+
+how, address, port, slow_port, seconds = sys.argv[1:]
+to, end = (address, int(port)), time.monotonic() + float(seconds)
+kind = socket.SOCK_STREAM if how == "stream" else socket.SOCK_DGRAM
+
+def opened(local):
+    s = socket.socket(socket.AF_INET, kind)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("0.0.0.0", local))
+    s.connect(to)
+    return s
+
+def stream(tag, local):
+    s = opened(local)
+    s.sendall(struct.pack(">H", tag))
+    s.settimeout(0.5)
+    while time.monotonic() < end:
+        try:
+            s.send(bytes(65536))
+        except TimeoutError:
+            pass
+
+def datagrams():
+    sockets = {}
+    for tag, local in ((1, int(slow_port)), (2, 0)):
+        s = opened(local)
+        s.setblocking(False)
+        sockets[s.fileno()] = [s, tag, 0]
+    poll = select.poll()
+    for fd in sockets:
+        poll.register(fd, select.POLLOUT)
+    while time.monotonic() < end:
+        for fd, _ in poll.poll(500):
+            entry = sockets[fd]
+            try:
+                entry[0].send(struct.pack(">HxxxxxxQ", entry[1], entry[2]) + bytes(1456))
+                entry[2] += 1
+            except BlockingIOError:
+                pass
+            except ConnectionRefusedError:
+                return
+
+if how == "stream":
+    threads = [threading.Thread(target=stream, args=a) for a in ((1, int(slow_port)), (2, 0))]
+    for t in threads: t.start()
+    for t in threads: t.join()
+else:
+    datagrams()
+"#;
+
+/// A bed whose client's link has 100 Mb/s.
+fn shaped_bed() -> Bed {
+    let mut bed = Bed::bare(Wire::veth()).expect("a bed needs root and `cargo build`");
+    bed.set_settings(&format!(
+        "[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"100mbit\"\n"
+    ));
+    bed.start_daemon(Side::Client).expect("portoland starts");
+    // What is sent before the neighbour is known may be lost, as by the kernel.
+    let address = bed.server.address.to_string();
+    run(bed
+        .namespace(Side::Client)
+        .exec("ping")
+        .args(["-c", "1", &address]))
+    .expect("it answers");
+    bed
+}
+
+fn reserve(bed: &Bed, scope: Scope, rate: Rate) {
+    let wish = Transmit {
+        device: None,
+        rate,
+        burst: None,
+        slack: Slack::None,
+    };
+    bed.ask_qos(Side::Client, QosRequest::Transmit { scope, wish })
+        .expect("it fits the link");
+}
+
+/// The receiver, which is the kernel's, and where it leaves its report.
+fn receiver(bed: &Bed) -> Background {
+    let output = File::create(bed.file("gauge.json")).expect("the bed's directory is writable");
+    let (address, seconds) = (bed.endpoint(PORT).to_string(), SECONDS.to_string());
+    bed.observe(PORT, &["gauge", &address, "--seconds", &seconds], output)
+        .expect("the receiver listens")
+}
+
+/// What arrived of each sender.
+struct Received(Value);
+
+impl Received {
+    fn from(bed: &Bed, mut receiver: Background) -> Received {
+        assert!(receiver.wait(Duration::from_secs(20)), "nothing arrived");
+        let text = fs::read_to_string(bed.file("gauge.json")).expect("a report");
+        eprintln!("{text}");
+        Received(serde_json::from_str(&text).expect("JSON"))
+    }
+
+    fn sender(&self, tag: u64) -> &Value {
+        let senders = self.0["senders"].as_array().expect("a list");
+        let found = senders.iter().find(|sender| sender["tag"] == tag);
+        found.unwrap_or_else(|| panic!("nothing came of sender {tag}"))
+    }
+
+    /// After the first second, in Mb/s.
+    fn rate(&self, tag: u64) -> f64 {
+        let windows = self.sender(tag)["octets"].as_array().expect("a list");
+        let steady = &windows[5.min(windows.len())..];
+        let octets: f64 = steady.iter().filter_map(Value::as_f64).sum();
+        octets * 8.0 / (SECONDS - 1.0) / 1e6
+    }
+
+    fn lost(&self, tag: u64) -> u64 {
+        self.sender(tag)["lost"].as_u64().expect("a number")
+    }
+}
+
+fn two_senders(protocol: Protocol, how: &str) -> Received {
+    let bed = shaped_bed();
+    let port = SLOW_PORT;
+    reserve(&bed, Scope::Port { protocol, port }, Rate::Bits(2_000_000));
+    let receiver = receiver(&bed);
+    let script = file(&bed, "two.py", TWO_SENDERS);
+    let mut command = bed.command(Side::Client, Stack::Portolan, PYTHON);
+    command.args(["-S", "-E", &script, how, &bed.server.address.to_string()]);
+    command.args([&PORT.to_string(), &SLOW_PORT.to_string()]);
+    command.arg((SECONDS + 2.0).to_string());
+    let _senders = Background::start(&mut command).expect("Python starts");
+    Received::from(&bed, receiver)
+}
+
+/// Best effort has 90 Mb/s or so. A machine that is busy may take most of that away, but what waits for the other
+/// would not come to a multiple of its rate.
+fn assert_apart(received: &Received) {
+    let (slow, other) = (received.rate(SLOW), received.rate(OTHER));
+    assert!(slow < 2.2, "{slow} of 2 Mb/s");
+    assert!(other > 5.0 * slow, "{other} beside {slow} Mb/s");
+}
+
+#[test]
+fn a_stream_with_a_rate_does_not_stop_another_of_its_process() {
+    assert_apart(&two_senders(Protocol::Tcp, "stream"));
+}
+
+#[test]
+fn datagrams_with_a_rate_do_not_stop_others_of_one_thread_that_polls() {
+    let received = two_senders(Protocol::Udp, "datagrams");
+    assert_apart(&received);
+    assert_eq!(received.lost(SLOW), 0);
+}
+
+#[test]
+fn senders_share_a_link_in_proportion_to_their_slices() {
+    let bed = shaped_bed();
+    let receiver = receiver(&bed);
+    let mut senders = Vec::new();
+    for tag in 1..=6_u32 {
+        let (to, tag_word) = (bed.endpoint(PORT).to_string(), tag.to_string());
+        let mut command = bed.command(Side::Client, Stack::Portolan, "portolan-traffic");
+        command.args(["pour", "udp", &to, "--tag", &tag_word, "--gate"]);
+        command.args(["--seconds", "60"]).stdin(Stdio::piped());
+        let sender = Background::start_with_output(&mut command).expect("a sender starts");
+        let slice = Rate::Slice {
+            slice_us: tag * 4_000,
+            period_us: 100_000,
+        };
+        reserve(&bed, Scope::Process { pid: sender.pid() }, slice);
+        senders.push(sender);
+    }
+    sleep(Duration::from_millis(500));
+    senders.iter_mut().for_each(Background::end_input);
+    let received = Received::from(&bed, receiver);
+    // A machine that has other things to do may stop all of them for a while.
+    let rates: Vec<f64> = (1..=6).map(|tag| received.rate(tag)).collect();
+    let sum: f64 = rates.iter().sum();
+    for (rate, slice) in rates.iter().zip((4..=24).step_by(4)) {
+        let (portion, share) = (rate / sum, f64::from(slice) / 84.0);
+        assert!((portion / share - 1.0).abs() < 0.1, "{rates:?}");
+        assert!(*rate < 1.05 * f64::from(slice), "{rates:?}");
+    }
+    for tag in 1..=6 {
+        assert_eq!(received.lost(tag), 0, "of {tag}");
+    }
+}
