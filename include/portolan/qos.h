@@ -16,8 +16,9 @@
  *     EACCES          the mode of a group does not let you
  *     ESRCH           there is no such process, thread or connection
  *     ENOENT          there is no such guarantee or group
- *     EEXIST, EBUSY   there is such a group; the flow has a rate already
- *     ENOSPC, EDQUOT  it does not fit, or is more than you may have: the reason says what would fit
+ *     EEXIST          there is such a group already
+ *     EBUSY           it does not fit, and the reason says what would; or the flow has a rate already
+ *     ENOSPC, EDQUOT  there are as many as there can be, or as you may have
  *     ENODEV          no such link, or none with a known rate
  *     EOPNOTSUPP      the kernel cannot do it here
  *     ENOTSOCK        the descriptor is not a socket on Portolan

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
-use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{ProcessError, run};
 use portolan_programs::{PYTHON, bed, client, serve};
 
@@ -15,6 +16,23 @@ while True:
     while peer.recv(1 << 20): pass
     peer.close()";
 const PORT: u16 = 7_081;
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/guarantees.py");
+
+/// Bits that `docs/examples/guarantees.c` sends.
+const EXAMPLE_BITS: f64 = 8.0 * 4_194_304.0;
+
+/// A bed whose links have 100 Mbit/s to give.
+fn bed_with_rates() -> Bed {
+    let mut bed = Bed::bare(portolan_netns::Bed::veth()).unwrap_or_else(|error| panic!("{error}"));
+    bed.set_settings(&format!(
+        "[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"100mbit\"\n"
+    ));
+    for side in [Side::Client, Side::Server] {
+        bed.start_daemon(side)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+    bed
+}
 
 fn sink(bed: &Bed) -> portolan_bench::process::Background {
     let endpoint = bed.endpoint(PORT);
@@ -84,10 +102,77 @@ fn the_guides_program_runs_with_and_without_portolan() {
     let program = example(&bed).display().to_string();
     let said = send(&bed, Stack::Kernel, &program, "20000000");
     assert_eq!(said, "not on Portolan\nsent");
-    // The link has no rate that could be told.
-    let said = send(&bed, Stack::Portolan, &program, "20000000");
+    // More than any link has.
+    let said = send(&bed, Stack::Portolan, &program, "1000000000000");
     assert!(
         said.starts_with("refused: ") && said.ends_with("\nsent"),
         "{said}"
     );
+}
+
+/// The least time says that the rate holds; how much longer it takes is the machine's business.
+#[test]
+fn the_guides_program_sends_at_the_rate_that_it_has_reserved() {
+    const RATE: f64 = 20e6;
+    let bed = bed_with_rates();
+    let _sink = sink(&bed);
+    let program = example(&bed).display().to_string();
+    let start = Instant::now();
+    let said = send(&bed, Stack::Portolan, &program, "20000000");
+    let took = start.elapsed().as_secs_f64();
+    assert_eq!(said, "reserved 20000000 bit/s\nsent");
+    assert!(took > 0.8 * EXAMPLE_BITS / RATE, "{took} s");
+}
+
+#[test]
+fn every_function_of_the_header_asks_the_server() {
+    let bed = bed_with_rates();
+    let _sink = sink(&bed);
+    let address = bed.endpoint(PORT).ip().to_string();
+    let words = [SCRIPT, &address, &PORT.to_string()];
+    assert_eq!(client(&bed, Stack::Portolan, PYTHON, &words), "all right");
+    // What the program had has gone with it.
+    let (_, said) = qos(&bed, "show --json");
+    let report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    for kind in ["transmit", "groups", "receive", "cpu"] {
+        assert_eq!(report[kind], serde_json::json!([]), "{said}");
+    }
+}
+
+#[test]
+fn what_is_asked_for_by_command_is_shown() {
+    let bed = bed_with_rates();
+    let mut idle = Command::new("sleep");
+    let idle = portolan_bench::process::Background::start(idle.arg("60")).unwrap();
+    let pid = idle.pid();
+    let granted = |line: &str| {
+        let (status, said) = qos(&bed, line);
+        assert_eq!(status, 0, "{line}: {said}");
+        said
+    };
+    granted(&format!("set pid {pid} tx --rate 20mbit --ceil 50mbit"));
+    granted("set port udp:9053 rx --packets 10000 --prio 3");
+    granted(&format!("set pid {pid} cpu --rate 0.05 --period 20ms"));
+    granted("group create 7 --rate 10mbit");
+    let said = granted("show");
+    for word in [
+        "20mbit",
+        "50mbit",
+        "10mbit",
+        "port udp:9053",
+        &format!("pid {pid}"),
+        "0.05",
+    ] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert!(granted("classes").contains("best effort"));
+    // More than the link has.
+    let (status, said) = qos(&bed, "set port udp:9 tx --rate 90mbit");
+    assert_eq!(status, 4, "{said}");
+    granted(&format!("del pid {pid} tx"));
+    granted("group del 7");
+    granted("set port udp:9 tx --rate 80mbit");
+    granted("del port udp:9053 rx");
+    let (status, said) = qos(&bed, "del port udp:9053 rx");
+    assert_eq!(status, 4, "{said}");
 }
