@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use portolan_stack::Wire;
 use portolan_sys::clock;
 use portolan_types::Instant;
 use rustix::io::Errno;
@@ -37,10 +38,14 @@ impl Call<'_> {
         mut attempt: impl FnMut(&mut Core, Instant) -> Option<Result<T, Stop>>,
         so_far: impl Fn() -> Option<T>,
     ) -> Result<T, Stop> {
-        let mut attempt = |core: &mut Core, now: Instant| {
+        let mut attempt = |core: &mut Core, now: Instant| loop {
             let result = attempt(core, now);
+            let was_full = core.channel.is_full();
             core.send_out(now);
-            result
+            // If the wire has room since the attempt, nobody will tell of it.
+            if result.is_some() || !was_full || core.channel.is_full() {
+                return result;
+            }
         };
         let now = clock::now();
         if !core.is_local(self.socket.slot()) {
