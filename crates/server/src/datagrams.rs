@@ -53,6 +53,9 @@ impl Server {
             .add(&reservation, Source::Reservation(id), interest)
             .ok();
         self.reservations.insert(id, (reservation, token));
+        if self.has_reservations() {
+            self.classify_kernel_socket(id);
+        }
     }
 
     fn tune(&self, reservation: &Reservation) -> Result<(), rustix::io::Errno> {

@@ -428,6 +428,8 @@ impl Server {
             slot,
             portolan_stack::Session::Tcp(Box::new(session)),
         );
+        self.forget_pace(id);
+        self.pace_held(id);
     }
 
     /// The handshake of an active open is done: the session goes to its process.

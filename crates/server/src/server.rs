@@ -436,6 +436,7 @@ impl Server {
             self.drive_recalls(),
             self.drive_callers(),
             self.drive_bells(),
+            self.drive_leaving_classes(),
             self.drive_cpu(),
         ]
         .into_iter()

@@ -177,6 +177,7 @@ impl Server {
     pub fn forget(&mut self, id: SessionId) {
         self.leave_all_groups(id);
         self.end_flow(id);
+        self.forget_pace(id);
         // Its slot, before the session has no holder any more.
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);

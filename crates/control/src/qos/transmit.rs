@@ -28,6 +28,8 @@ const CEILING_BURST_MS: u64 = 2;
 const LARGEST_FRAME: u64 = 64 << 10;
 /// What a tap lets wait in a class: more than is sent until its writer comes back.
 const WAITING_MS: u64 = 40;
+/// And of what it may have beyond its rate, which is soon another's.
+const WAITING_CEILING_MS: u64 = 20;
 const WAITING: std::ops::RangeInclusive<u64> = 32 << 10..=16 << 20;
 
 /// A class of the link's scheduler, by its minor number.
@@ -59,7 +61,9 @@ impl Terms {
 
     /// Octets that a tap may have waiting in the class.
     pub fn send_buffer(&self) -> u32 {
-        clamped(octets_in(self.rate, WAITING_MS), WAITING).max(self.burst.min(1 << 20))
+        let sure = octets_in(self.rate, WAITING_MS);
+        let maybe = octets_in(self.ceiling, WAITING_CEILING_MS);
+        clamped(sure.max(maybe), WAITING).max(self.burst.min(1 << 20))
     }
 }
 

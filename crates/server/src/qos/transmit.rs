@@ -1,10 +1,13 @@
 //! Transmit reservations: links with their schedulers, who has which class of them, and until when.
 
+mod leaving;
+mod sessions;
+
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
+use portolan_control::Session;
 use portolan_control::qos::transmit::{ClassId, Link as Ledger, Refused, Terms};
-use portolan_control::{Holder, Session};
 use portolan_proto::qos::text::show_rate;
 use portolan_proto::qos::{ClassTraffic, LinkReport, QosReport, Scope, Transmit, TransmitReport};
 use portolan_sys::device;
@@ -13,6 +16,8 @@ use portolan_types::{ChannelId, FlowKey, SessionId, canonical};
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tracing::{info, warn};
+
+use leaving::Leaving;
 
 use super::scope::{breadth, covers, covers_process};
 use super::{Asker, Outcome, refuse};
@@ -41,6 +46,9 @@ pub struct Reservations {
     /// Asked when the first link needs it.
     traffic: Option<Traffic>,
     journal: Option<Journal>,
+    leaving: Vec<Leaving>,
+    /// Sessions that the server sends for, with their programs' own bounds.
+    paced: HashMap<SessionId, Option<u64>>,
 }
 
 /// A managed device.
@@ -407,13 +415,13 @@ impl Server {
             &ledger.best_effort(),
             BEST_EFFORT_LAST,
         );
-        let released = transmit.traffic().and_then(|traffic| {
-            traffic.delete_class(ifindex, id.0)?;
-            traffic.set_class(ifindex, &rest)
-        });
+        let released = transmit
+            .traffic()
+            .and_then(|traffic| traffic.set_class(ifindex, &rest));
         if let Err(error) = released {
-            warn!(%error, class = id.0, "a class stays");
+            warn!(%error, "best effort stays slow");
         }
+        self.remove_class(ifindex, id);
     }
 
     /// The link that is meant: by name, or the only one whose rate is known.
@@ -458,7 +466,9 @@ impl Server {
             );
         }
         let is_free = |id: &ClassId| {
-            !self.qos.transmit.held.contains_key(id) && !self.qos.groups.has_class(*id)
+            !self.qos.transmit.is_leaving(*id)
+                && !self.qos.transmit.held.contains_key(id)
+                && !self.qos.groups.has_class(*id)
         };
         let count = self.qos.transmit.held.len() + self.qos.groups.count();
         let free = (FIRST_CLASS..u16::MAX).map(ClassId).find(is_free);
@@ -480,7 +490,7 @@ impl Server {
             .map(|session| session.id)
             .collect();
         for id in covered {
-            self.renew_rows(id);
+            self.tell_session(id);
         }
         let channels: Vec<ChannelId> = self
             .channels
@@ -532,16 +542,14 @@ impl Server {
         if let Err(error) = self.filter.set_tap(channel, tap.ifindex, minor) {
             warn!(%error, "cannot classify what a process sends");
         }
-        let held: Vec<SessionId> = self
+        let owned: Vec<SessionId> = self
             .registry
             .sessions()
-            .filter(|session| {
-                session.owner() == Some(channel) && matches!(session.holder, Holder::Server(_))
-            })
+            .filter(|session| session.owner() == Some(channel))
             .map(|session| session.id)
             .collect();
-        for id in held {
-            self.renew_rows(id);
+        for id in owned {
+            self.tell_session(id);
         }
     }
 
@@ -574,21 +582,6 @@ impl Server {
             .find_map(|scope| transmit.by_scope.get(&scope))?;
         let held = transmit.held.get(id)?;
         Some((&held.scope, held.class(*id)))
-    }
-
-    /// What the row of a session says: its own class, and that of its process while the server sends for it.
-    pub(crate) fn row_class(&self, session: &Session) -> u16 {
-        if self.qos.transmit.held.is_empty() {
-            return 0;
-        }
-        let of_process = || {
-            let owner = session
-                .owner()
-                .filter(|_| matches!(session.holder, Holder::Server(_)));
-            self.class_of_channel(owner?)
-        };
-        let class = self.class_of(session).or_else(of_process);
-        class.map_or(0, |class| class.minor.0)
     }
 
     /// A flow's reservation ends with its session.

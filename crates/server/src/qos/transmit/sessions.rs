@@ -1,0 +1,104 @@
+//! What follows from a class for sessions whose frames do not leave by their process's tap: those that the server
+//! holds are paced, the kernel's sockets of others are in the class.
+
+use portolan_control::{Holder, Session};
+use portolan_sys::descriptor::set_socket_option;
+use portolan_sys::traffic;
+use portolan_types::SessionId;
+use tracing::warn;
+
+use super::Class;
+use crate::server::Server;
+
+impl Server {
+    /// Does what the session's class, which has changed, asks for.
+    pub(super) fn tell_session(&mut self, id: SessionId) {
+        self.renew_rows(id);
+        self.pace_held(id);
+        self.classify_kernel_socket(id);
+    }
+
+    /// All that the server sends leaves by one tap: who is slow there would stop all others. So each session that
+    /// has a class goes no faster than that.
+    pub(crate) fn pace_held(&mut self, id: SessionId) {
+        let transmit = &mut self.qos.transmit;
+        if transmit.held.is_empty() && transmit.paced.is_empty() {
+            return;
+        }
+        let Some(slot) = self.server_slot(id) else {
+            return;
+        };
+        let class = self
+            .registry
+            .session(id)
+            .and_then(|session| self.class_over(session));
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        let options = session.connection.options();
+        let paced = &mut self.qos.transmit.paced;
+        match class {
+            Some(class) => {
+                let own = *paced.entry(id).or_insert(options.max_pacing);
+                let most = class.terms.ceiling / 8;
+                options.max_pacing = Some(own.map_or(most, |own| own.min(most)));
+            }
+            None => {
+                if let Some(own) = paced.remove(&id) {
+                    options.max_pacing = own;
+                }
+            }
+        }
+    }
+
+    /// The session is another's, or no more.
+    pub(crate) fn forget_pace(&mut self, id: SessionId) {
+        self.qos.transmit.paced.remove(&id);
+    }
+
+    pub(crate) fn has_reservations(&self) -> bool {
+        !self.qos.transmit.held.is_empty()
+    }
+
+    /// What a UDP session sends by its twin is the session's, too.
+    pub(crate) fn classify_kernel_socket(&mut self, id: SessionId) {
+        if !self.is_udp(id) {
+            return;
+        }
+        let session = self.registry.session(id);
+        let class = session.and_then(|session| self.class_over(session));
+        let Some((socket, _)) = self.reservations.get(&id) else {
+            return;
+        };
+        let priority = class.map_or(0, |class| {
+            u32::from(traffic::HANDLE) << 16 | u32::from(class.minor.0)
+        });
+        let set = set_socket_option(
+            socket,
+            libc::SOL_SOCKET,
+            libc::SO_PRIORITY,
+            &priority.to_ne_bytes(),
+        );
+        if let Err(errno) = set {
+            warn!(%errno, "what a twin sends is in no class");
+        }
+    }
+
+    /// The session's own class, or its process's.
+    fn class_over(&self, session: &Session) -> Option<Class> {
+        let of_process = || self.class_of_channel(session.owner()?);
+        self.class_of(session).or_else(of_process)
+    }
+
+    /// What the row of a session says: its own class, and that of its process while the server sends for it.
+    pub(crate) fn row_class(&self, session: &Session) -> u16 {
+        if self.qos.transmit.held.is_empty() {
+            return 0;
+        }
+        let class = match session.holder {
+            Holder::Server(_) => self.class_over(session),
+            _ => self.class_of(session),
+        };
+        class.map_or(0, |class| class.minor.0)
+    }
+}
