@@ -110,8 +110,12 @@ fn cells(session: &SessionReport) -> Vec<String> {
 fn figures(session: &SessionReport) -> String {
     let figures = &session.figures;
     let traffic = format!(
-        "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{}",
-        figures.octets_out, figures.octets_in, figures.segments_out, figures.segments_in
+        "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{} cpu_us:{}",
+        figures.octets_out,
+        figures.octets_in,
+        figures.segments_out,
+        figures.segments_in,
+        figures.cpu_us,
     );
     if session.protocol == Protocol::Udp || is_listening(session) {
         return traffic;

@@ -11,8 +11,9 @@ use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Door, Frame, Wire};
 use portolan_sys::inlet::Inlet;
 use portolan_sys::tap::{TapIo, WriteError};
-use portolan_types::Instant;
+use portolan_types::{Instant, Slot};
 
+use crate::accounts::Accounts;
 use crate::table::Hidden;
 
 pub(crate) struct Channel {
@@ -21,6 +22,7 @@ pub(crate) struct Channel {
     chosen: Door,
     inlet: Inlet,
     ring_fd: OwnedFd,
+    pub(crate) accounts: Accounts,
     /// The tap takes a UDP payload whole that is to become several datagrams.
     pub(crate) cuts_datagrams: bool,
 }
@@ -62,6 +64,7 @@ impl Channel {
             chosen: Door::MAIN,
             inlet,
             ring_fd,
+            accounts: Accounts::new(),
             cuts_datagrams: false,
         }
     }
@@ -93,8 +96,10 @@ impl Channel {
             let Some(record) = self.inlet.next(&self.main.tap, now) else {
                 break;
             };
+            self.accounts.begin(Slot(record.header.slot));
             deliver(&record.header, record.frame);
         }
+        self.accounts.end();
         self.inlet.release();
     }
 
@@ -194,6 +199,10 @@ impl Wire for Channel {
             Some(doorway) => doorway.transmit(frame),
             None => self.main.transmit(frame),
         }
+    }
+
+    fn serve(&mut self, slot: Slot) {
+        self.accounts.begin(slot);
     }
 
     fn is_full(&self) -> bool {

@@ -110,6 +110,7 @@ impl Core {
 
     /// Puts a session at a slot that was promised to it.
     pub(crate) fn put(&mut self, now: Instant, slot: Slot, arrival: Arrival) {
+        self.channel.accounts.clear(slot);
         match arrival {
             Arrival::Session(session) => {
                 self.stack.insert_at(now, slot, session);
@@ -195,6 +196,7 @@ impl Core {
     pub(crate) fn send_out(&mut self, now: Instant) {
         self.channel.flush();
         self.stack.output(now, &self.routes, &mut self.channel);
+        self.channel.accounts.end();
         for NextHop { interface, address } in self.stack.unresolved() {
             if self.outbox.len() < OUTBOX_MAX {
                 self.outbox

@@ -217,7 +217,8 @@ impl Process {
     /// Puts the figures of all sessions where the server can read them.
     pub(crate) fn publish(&self, core: &Core) {
         for (slot, session) in core.stack.iter() {
-            self.statistics.publish(slot, &report::row(session));
+            let spent = core.channel.accounts.spent(slot);
+            self.statistics.publish(slot, &report::row(session, spent));
         }
         for (slot, id, end) in core.locals.iter() {
             self.statistics.publish(slot, &report::stream_row(id, end));

@@ -8,6 +8,7 @@
 //! system call that can block is made with `Core` held.
 #![deny(unsafe_code)]
 
+mod accounts;
 mod cancel;
 mod channel;
 mod control;

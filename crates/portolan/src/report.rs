@@ -7,11 +7,13 @@ use portolan_proto::report::{STATE_NAMES, SessionFigures, StatisticsRow};
 use portolan_stack::{Session, UdpSession};
 use portolan_types::SessionId;
 
-pub(crate) fn row(session: &Session) -> StatisticsRow {
-    match session {
+pub(crate) fn row(session: &Session, spent: Duration) -> StatisticsRow {
+    let mut row = match session {
         Session::Tcp(session) => stream_row(session.id, &session.connection),
         Session::Udp(session) => udp_row(session),
-    }
+    };
+    row.figures.cpu_us = u64::try_from(spent.as_micros()).unwrap_or(u64::MAX);
+    row
 }
 
 pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsRow {
@@ -31,6 +33,7 @@ pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsR
             segments_in: figures.segments_in,
             segments_out: figures.segments_out,
             retransmits: figures.retransmits,
+            cpu_us: 0,
             receive_queue: clamp(figures.receive_queue),
             send_queue: clamp(figures.send_queue),
             cwnd: figures.cwnd,

@@ -55,6 +55,8 @@ pub struct SessionFigures {
     pub segments_in: u64,
     pub segments_out: u64,
     pub retransmits: u64,
+    /// CPU time of the protocol's work, estimated by samples.
+    pub cpu_us: u64,
     pub receive_queue: u32,
     pub send_queue: u32,
     pub cwnd: u32,

@@ -227,6 +227,7 @@ fn figures(f: &Figures) -> SessionFigures {
         segments_in: f.segments_in,
         segments_out: f.segments_out,
         retransmits: f.retransmits,
+        cpu_us: 0,
         receive_queue: octets(f.receive_queue),
         send_queue: octets(f.send_queue),
         cwnd: f.cwnd,

@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use portolan_proto::ip::IpOptions;
 use portolan_tcp::Codepoint;
-use portolan_types::{MacAddr, Protocol};
+use portolan_types::{MacAddr, Protocol, Slot};
 use portolan_wire::checksum::Sum;
 use portolan_wire::ethernet::{self, EtherType};
 use portolan_wire::tcp::{self, TcpHeader};
@@ -56,6 +56,9 @@ pub trait Wire {
 
     /// What follows is about that doorway. Most wires have one only.
     fn choose(&mut self, _door: Door) {}
+
+    /// What follows is sent for the session at `slot`.
+    fn serve(&mut self, _slot: Slot) {}
 
     /// Does it cut a UDP payload into datagrams (USO)?
     fn cuts_datagrams(&self) -> bool {

@@ -395,6 +395,7 @@ impl Stack {
             return self.doors.wait(entry.door, slot);
         }
         entry.is_pending = false;
+        wire.serve(Slot(slot));
         let Entry {
             session: Session::Tcp(session),
             way,

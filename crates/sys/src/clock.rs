@@ -19,6 +19,12 @@ pub fn recent() -> Instant {
     instant(clock_gettime(ClockId::MonotonicCoarse))
 }
 
+/// What the calling thread has used of the CPU.
+pub fn of_thread() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
+}
+
 // The monotonic clocks count from boot, so neither part is ever negative.
 fn instant(time: Timespec) -> Instant {
     Instant::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)

@@ -79,7 +79,7 @@ fn guarantee(row: &GuaranteeRow) -> Vec<String> {
     ]
 }
 
-const SESSION_HEAD: [&str; 9] = [
+const SESSION_HEAD: [&str; 10] = [
     "Netid",
     "Local",
     "Peer",
@@ -89,6 +89,7 @@ const SESSION_HEAD: [&str; 9] = [
     "Recv-Q",
     "Send-Q",
     "Retrans/s",
+    "CPU",
 ];
 
 fn session(row: &SessionRow) -> Vec<String> {
@@ -103,6 +104,7 @@ fn session(row: &SessionRow) -> Vec<String> {
         row.receive_queue.to_string(),
         row.send_queue.to_string(),
         scaled(row.retransmits),
+        percent(row.cpu),
     ]
 }
 

@@ -38,6 +38,8 @@ pub struct SessionRow {
     pub in_packets: f64,
     pub out_packets: f64,
     pub retransmits: f64,
+    /// The protocol's work alone, as its library estimates it.
+    pub cpu: f64,
     pub receive_queue: u32,
     pub send_queue: u32,
 }
@@ -135,6 +137,7 @@ fn sessions(before: &[SessionReport], now: &[SessionReport], seconds: f64) -> Ve
             in_packets: rate(earlier.segments_in, figures.segments_in),
             out_packets: rate(earlier.segments_out, figures.segments_out),
             retransmits: rate(earlier.retransmits, figures.retransmits),
+            cpu: rate(earlier.cpu_us, figures.cpu_us) / 1e6,
             receive_queue: figures.receive_queue,
             send_queue: figures.send_queue,
         }

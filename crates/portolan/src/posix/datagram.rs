@@ -511,7 +511,10 @@ fn send_payload(
             channel,
             ..
         } = core;
-        match stack.send_datagram(socket.slot(), to, payload, sending, routes, channel) {
+        channel.accounts.begin(socket.slot());
+        let sent = stack.send_datagram(socket.slot(), to, payload, sending, routes, channel);
+        channel.accounts.end();
+        match sent {
             Ok(length) => Some(Ok(length)),
             Err(SendError::Full) => None,
             Err(SendError::NoSession) => Some(gone(socket)),
