@@ -124,6 +124,18 @@ fn the_guides_program_sends_at_the_rate_that_it_has_reserved() {
     assert!(took > 0.8 * EXAMPLE_BITS / RATE, "{took} s");
 }
 
+/// TIME-WAIT, which the example's end of the connection goes through, lasts a minute.
+#[test]
+fn a_connections_rate_is_free_again_when_it_has_ended() {
+    let bed = bed_with_rates();
+    let _sink = sink(&bed);
+    let program = example(&bed).display().to_string();
+    for _ in 0..3 {
+        let said = send(&bed, Stack::Portolan, &program, "40000000");
+        assert_eq!(said, "reserved 40000000 bit/s\nsent");
+    }
+}
+
 #[test]
 fn every_function_of_the_header_asks_the_server() {
     let bed = bed_with_rates();
