@@ -5,6 +5,8 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::process::Pid;
+use rustix::thread::sched_getaffinity;
 
 use crate::raw;
 use crate::sysctl;
@@ -178,6 +180,12 @@ pub fn limit_ppm() -> u32 {
         // Without bound.
         _ => 1_000_000,
     }
+}
+
+/// May the thread not run on all CPUs?
+pub fn is_bound(tid: u32) -> bool {
+    let affinity = Pid::from_raw(tid as i32).and_then(|tid| sched_getaffinity(Some(tid)).ok());
+    affinity.is_some_and(|set| set.count() < cpus())
 }
 
 /// CPUs that threads may run on.

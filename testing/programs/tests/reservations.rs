@@ -175,6 +175,12 @@ fn what_a_killed_holder_had_is_free_within_a_second() {
     drop(holder);
     // Who asks has not to wait until the server looks.
     portolan(&bed, &words).unwrap_or_else(|error| panic!("{error}"));
+    let effective = &reservation(&bed, other.pid())["effective_ppm"];
+    assert_eq!(
+        effective.as_u64(),
+        Some(class_rate(&bed)),
+        "alone in its class"
+    );
     drop(other);
     let is_free = || report(&bed)["cpu"].as_array().is_some_and(Vec::is_empty);
     assert!(eventually(A_WHILE, is_free));

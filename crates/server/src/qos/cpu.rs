@@ -147,11 +147,8 @@ impl Reservations {
     fn reserve(&mut self, now: Instant, uid: u32, scope: Scope, wish: Cpu) -> Outcome {
         check_wish(&wish)?;
         let subject = Subject::of(&scope)?;
-        if let Some(id) = self.of_scope(&scope)
-            && self.all[&id].subject != subject
-        {
-            self.end(id);
-        }
+        // Who has ended since the last look does not stand in the way.
+        self.forget_ended();
         let former = self.of_scope(&scope);
         if former.is_none() {
             self.has_room(uid)?;
@@ -197,7 +194,6 @@ impl Reservations {
         Ok(())
     }
 
-    /// Who has ended since the last look does not stand in the way.
     fn admit(&mut self, id: MemberId, uid: u32, subject: Subject, wish: &Cpu) -> Outcome {
         let cpus = match subject {
             Subject::Thread { .. } => 1,
@@ -209,12 +205,7 @@ impl Reservations {
             usable_ppm: u64::from(cpus) * u64::from(self.capacity.of_one_ppm),
         };
         let class = wish.class.as_deref();
-        let mut admitted = self.classes.admit(id, class, claim);
-        if let Err(Denied::ClassFull { .. } | Denied::UserFull { .. }) = admitted {
-            self.forget_ended();
-            admitted = self.classes.admit(id, class, claim);
-        }
-        admitted.or_else(|denied| {
+        self.classes.admit(id, class, claim).or_else(|denied| {
             let errno = match denied {
                 Denied::ClassFull { .. } | Denied::UserFull { .. } => libc::EBUSY,
                 _ => libc::EINVAL,

@@ -104,6 +104,8 @@ fn the_kernel_refuses_who_is_bound_to_some_cpus() {
         TENTH.apply(program.tid()).err()
     });
     assert_eq!(refusal, Some(Errno::PERM));
+    assert!(is_bound(program.tid()));
+    assert!(!is_bound(Program::start("sleep 60").tid()));
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use portolan_proto::qos::CpuForm;
-use portolan_sys::capability::Capability;
 use portolan_sys::sched::{self, Attributes, Deadline, Share, Usage};
 use rustix::io::Errno;
 use tracing::debug;
@@ -99,7 +98,7 @@ impl Kept {
             }
             Err(Errno::SRCH) => {}
             Err(errno) => {
-                self.refusal = Some(reason(errno));
+                self.refusal = Some(reason(errno, self.tid));
                 if !is_kept {
                     self.keep_weakly(terms);
                 }
@@ -219,13 +218,14 @@ fn overruns(deadline: &Deadline, used: Duration, waited: Duration, passed: Durat
     exhausted.min(waits).min(times(passed, deadline.period)) as u32
 }
 
-fn reason(errno: Errno) -> String {
+fn reason(errno: Errno, tid: u32) -> String {
     match errno {
-        Errno::PERM if !Capability::SysNice.in_effect() => {
-            "the server lacks CAP_SYS_NICE, which SCHED_DEADLINE needs".to_owned()
+        Errno::PERM if sched::is_bound(tid) => {
+            "the kernel gives SCHED_DEADLINE only to threads that may run on all CPUs (EPERM): this one is bound to some, by \
+             its affinity mask or a cpuset"
+                .to_owned()
         }
-        Errno::PERM => "the kernel gives SCHED_DEADLINE (EPERM) only to threads that may run on all CPUs: this one is \
-                        bound to some, by its affinity mask or a cpuset"
+        Errno::PERM => "the server may not give SCHED_DEADLINE (EPERM): it needs CAP_SYS_NICE, in a container the host's"
             .to_owned(),
         Errno::BUSY => "the kernel has no SCHED_DEADLINE bandwidth left (EBUSY): others beside Portolan's have it"
             .to_owned(),
@@ -247,6 +247,29 @@ mod tests {
             slack: false,
         }
         .deadline()
+    }
+
+    #[test]
+    fn where_nothing_else_is_to_be_had_a_thread_is_favoured_by_its_nice_value() {
+        let mut program = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let mut kept = Kept::of(program.id()).unwrap();
+        let terms = |rate_ppm| Terms {
+            rate_ppm,
+            period: 10 * MS,
+            slack: false,
+        };
+        for (rate_ppm, nice) in [(1, -1), (300_000, -6), (900_000, -18), (u32::MAX, -20)] {
+            assert_eq!(kept.favour(terms(rate_ppm)), Ok(nice));
+        }
+        assert_ne!(Attributes::of(kept.tid), Ok(kept.before));
+        kept.form = Form::Nice(-20);
+        kept.release();
+        assert_eq!(Attributes::of(kept.tid), Ok(kept.before));
+        program.kill().unwrap();
+        program.wait().unwrap();
     }
 
     #[test]
