@@ -29,9 +29,10 @@ pub fn row(figure: &Figure) -> String {
         figure.unit,
         spread(figure.portolan),
         figure.kernel.map_or_else(absent, spread),
-        figure
-            .ratio
-            .map_or_else(absent, |ratio| format!("{ratio:.2}")),
+        figure.ratio.map_or_else(absent, |ratio| match figure.bar {
+            Some(_) => format!("{ratio:.4}"),
+            None => format!("{ratio:.2}"),
+        }),
     );
     let wins = figure
         .ratio
@@ -66,6 +67,8 @@ fn spread(spread: Spread) -> String {
 fn amount(value: f64) -> String {
     if value >= 1000.0 {
         format!("{value:.0}")
+    } else if value < 0.1 {
+        format!("{value:.4}")
     } else {
         format!("{value:.2}")
     }

@@ -67,6 +67,8 @@ counters! {
     /// Transmit reservations made or changed, and those that ended because their process did.
     reservations = "transmit-reservations",
     reservations_orphaned = "transmit-reservations-orphaned",
+    /// Reservations of flows and ports whose sessions share their process's doorway: it has too many.
+    doorways_refused = "doorways-refused",
     bad_capsules = "capsules-refused",
     time_wait_evicted = "time-wait-evictions",
     wire_overflow = "tap-backlog-drops",

@@ -9,15 +9,18 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_netns::Bed as Wire;
-use portolan_programs::{PYTHON, file};
-use portolan_proto::qos::{QosRequest, Rate, Scope, Slack, Transmit};
+use portolan_programs::{PYTHON, eventually, file};
+use portolan_proto::qos::{Kind, QosRequest, Rate, Scope, Slack, Transmit};
 use portolan_types::Protocol;
+use rustix::process::Signal;
 use serde_json::Value;
 
 const PORT: u16 = 7302;
 /// Local port of the sender that has a rate.
 const SLOW_PORT: u16 = 7303;
 const SECONDS: f64 = 3.0;
+/// For what comes soon on a machine that is not busy.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 const SLOW: u64 = 1;
 const OTHER: u64 = 2;
@@ -66,7 +69,8 @@ def datagrams():
             except BlockingIOError:
                 pass
             except ConnectionRefusedError:
-                return
+                # The receiver has gone: the rest is for nobody.
+                pass
 
 if how == "stream":
     threads = [threading.Thread(target=stream, args=a) for a in ((1, int(slow_port)), (2, 0))]
@@ -117,7 +121,7 @@ struct Received(Value);
 
 impl Received {
     fn from(bed: &Bed, mut receiver: Background) -> Received {
-        assert!(receiver.wait(Duration::from_secs(20)), "nothing arrived");
+        assert!(receiver.wait(PATIENCE), "nothing arrived");
         let text = fs::read_to_string(bed.file("gauge.json")).expect("a report");
         eprintln!("{text}");
         Received(serde_json::from_str(&text).expect("JSON"))
@@ -142,18 +146,37 @@ impl Received {
     }
 }
 
-fn two_senders(protocol: Protocol, how: &str) -> Received {
-    let bed = shaped_bed();
-    let port = SLOW_PORT;
-    reserve(&bed, Scope::Port { protocol, port }, Rate::Bits(2_000_000));
-    let receiver = receiver(&bed);
-    let script = file(&bed, "two.py", TWO_SENDERS);
+/// Gives the slow sender its rate.
+fn reserve_port(bed: &Bed, protocol: Protocol) -> Scope {
+    let scope = Scope::Port {
+        protocol,
+        port: SLOW_PORT,
+    };
+    reserve(bed, scope.clone(), Rate::Bits(2_000_000));
+    scope
+}
+
+fn start_two(bed: &Bed, how: &str, seconds: f64) -> Background {
+    let script = file(bed, "two.py", TWO_SENDERS);
     let mut command = bed.command(Side::Client, Stack::Portolan, PYTHON);
     command.args(["-S", "-E", &script, how, &bed.server.address.to_string()]);
     command.args([&PORT.to_string(), &SLOW_PORT.to_string()]);
-    command.arg((SECONDS + 2.0).to_string());
-    let _senders = Background::start(&mut command).expect("Python starts");
+    Background::start(command.arg(seconds.to_string())).expect("Python starts")
+}
+
+fn two_senders(protocol: Protocol, how: &str) -> Received {
+    let bed = shaped_bed();
+    reserve_port(&bed, protocol);
+    let receiver = receiver(&bed);
+    let _senders = start_two(&bed, how, SECONDS + 2.0);
     Received::from(&bed, receiver)
+}
+
+/// Devices of channels and doorways on the client.
+fn taps(bed: &Bed) -> usize {
+    let mut command = bed.namespace(Side::Client).exec("ip");
+    let list = run(command.args(["-o", "link"])).expect("iproute2 is installed");
+    list.lines().filter(|line| line.contains(" ptl")).count()
 }
 
 /// Best effort has 90 Mb/s or so. A machine that is busy may take most of that away, but what waits for the other
@@ -174,6 +197,29 @@ fn datagrams_with_a_rate_do_not_stop_others_of_one_thread_that_polls() {
     let received = two_senders(Protocol::Udp, "datagrams");
     assert_apart(&received);
     assert_eq!(received.lost(SLOW), 0);
+}
+
+#[test]
+fn a_doorway_comes_with_its_reservation_and_goes_with_it_or_with_the_process() {
+    let bed = shaped_bed();
+    let mut receiver = receiver(&bed);
+    let mut senders = start_two(&bed, "datagrams", 60.0);
+    assert!(receiver.wait(PATIENCE), "nothing arrives");
+    let before = taps(&bed);
+
+    let scope = reserve_port(&bed, Protocol::Udp);
+    assert!(eventually(PATIENCE, || taps(&bed) == before + 1));
+    let kind = Kind::Transmit;
+    bed.ask_qos(Side::Client, QosRequest::Delete { scope, kind })
+        .expect("it is there");
+    assert!(eventually(PATIENCE, || taps(&bed) == before));
+    assert!(senders.is_running());
+
+    reserve_port(&bed, Protocol::Udp);
+    assert!(eventually(PATIENCE, || taps(&bed) == before + 1));
+    senders.signal(Signal::KILL).expect("it runs");
+    // The channel's own goes, too.
+    assert!(eventually(PATIENCE, || taps(&bed) < before));
 }
 
 #[test]

@@ -68,8 +68,7 @@ pub fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
         match socket.send(&datagram) {
             Ok(_) => number += 1,
             Err(error) if is_want_of_room(&error) => refused += 1,
-            // The receiver has what it wanted.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => break,
+            Err(error) if has_enough(&error) => break,
             Err(error) => return Err(error),
         }
     }
@@ -82,6 +81,15 @@ fn is_want_of_room(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(ENOBUFS)
 }
 
+/// The receiver has gone with what it wanted.
+fn has_enough(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionRefused | ConnectionReset
+    )
+}
+
 /// A stream that begins with the tag.
 pub fn stream(plan: Plan) -> io::Result<Report> {
     let mut stream = TcpStream::connect(plan.to)?;
@@ -90,7 +98,11 @@ pub fn stream(plan: Plan) -> io::Result<Report> {
     let block = vec![0x5a; BLOCK];
     let mut octets = 2;
     while start.elapsed() < plan.duration {
-        octets += stream.write(&block)? as u64;
+        octets += match stream.write(&block) {
+            Ok(count) => count as u64,
+            Err(error) if has_enough(&error) => break,
+            Err(error) => return Err(error),
+        };
     }
     Ok(plan.report(start, octets, 0))
 }

@@ -138,7 +138,7 @@ fn mixed_drops(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     let name = format!("{name}-drops-of-guaranteed");
     Case::of_portolan(name, "packets", Better::Lower, move |_| {
-        Ok(Mixed::measure(&link, effort)?.traces.lost() as f64)
+        Ok(Mixed::measure(&link, effort)?.traces.drops() as f64)
     })
     .with_bar(0.0)
 }
@@ -248,15 +248,11 @@ struct Mixed {
 }
 
 impl Mixed {
-    /// Protocol and percent of the link of each sender, by its tag less one.
-    const GUARANTEES: [(&'static str, u64); 4] =
-        [("tcp", 30), ("tcp", 15), ("udp", 10), ("udp", 5)];
-
     fn measure(link: &Link, effort: Effort) -> Result<Mixed, MeasureError> {
         let duration = Duration::from_secs_f64(effort.scaled(5.0));
         let mut run = Run::on(link, Plan::at_once(duration))?;
-        for ((protocol, percent), tag) in Mixed::GUARANTEES.into_iter().zip(1..) {
-            run.add_guaranteed(protocol, tag, Rate::Bits(link.rate * percent / 100))?;
+        for ((protocol, rate), tag) in Mixed::guarantees(link.rate).into_iter().zip(1..) {
+            run.add_guaranteed(protocol, tag, Rate::Bits(rate))?;
         }
         run.add(Stack::Portolan, "udp", FLOOD)?;
         Ok(Mixed {
@@ -265,19 +261,28 @@ impl Mixed {
         })
     }
 
+    /// Protocol and rate of each sender, by its tag less one. A program that sends each datagram by a call of its own does
+    /// not fill a tenth of a fast link.
+    fn guarantees(link: u64) -> [(&'static str, u64); 4] {
+        let (large, small) = (link * 30 / 100, link * 15 / 100);
+        [
+            ("tcp", large),
+            ("tcp", small),
+            ("udp", 100 * MEGABIT),
+            ("udp", 50 * MEGABIT),
+        ]
+    }
+
     fn errors(&self) -> impl Iterator<Item = f64> {
-        Mixed::GUARANTEES
-            .into_iter()
-            .zip(1..)
-            .map(|((protocol, percent), tag)| {
-                let overhead = if protocol == "tcp" {
-                    STREAM_OVERHEAD
-                } else {
-                    1.0
-                };
-                let share = octets(self.link * percent / 100, WINDOW);
-                error(mean(self.traces.steady(tag)) * overhead, share)
-            })
+        let guarantees = Mixed::guarantees(self.link).into_iter().zip(1..);
+        guarantees.map(|((protocol, rate), tag)| {
+            let overhead = match protocol {
+                "tcp" => STREAM_OVERHEAD,
+                _ => 1.0,
+            };
+            let arrived = mean(self.traces.steady(tag)) * overhead;
+            error(arrived, octets(rate, WINDOW))
+        })
     }
 }
 
@@ -403,11 +408,31 @@ impl<'a> Run<'a> {
         let path = self.bed.file(&output_of(PORT));
         let text = fs::read_to_string(&path).map_err(|source| unreadable(path, source))?;
         let traces = serde_json::from_str::<Traces>(&text);
-        traces.map_err(|_| MeasureError::Output {
+        let traces = traces.map_err(|_| MeasureError::Output {
             program: "portolan-traffic",
             output: text,
+        })?;
+        Ok(Traces {
+            dropped: dropped(self.bed)?,
+            ..traces
         })
     }
+}
+
+/// What the classes of all reservations have dropped.
+fn dropped(bed: &Bed) -> Result<u64, MeasureError> {
+    let output = bed.portolan(Side::Client, &["qos", "show", "--json"])?;
+    let report = serde_json::from_str::<serde_json::Value>(&output);
+    let classes = report
+        .ok()
+        .and_then(|report| Some(report.get("transmit")?.as_array()?.clone()));
+    let drops = |class: &serde_json::Value| class["traffic"]["drops"].as_u64();
+    classes
+        .and_then(|classes| classes.iter().map(drops).sum())
+        .ok_or(MeasureError::Output {
+            program: "portolan",
+            output,
+        })
 }
 
 fn receiver(bed: &Bed, port: u16, plan: Plan) -> Result<Background, MeasureError> {
@@ -441,6 +466,9 @@ fn unreadable(path: PathBuf, source: std::io::Error) -> MeasureError {
 struct Traces {
     window_ms: u64,
     senders: Vec<Trace>,
+    /// By the classes of those with a guarantee.
+    #[serde(skip)]
+    dropped: u64,
 }
 
 #[derive(Clone, Deserialize)]
@@ -469,9 +497,10 @@ impl Traces {
         &trace[first.min(end)..end]
     }
 
-    /// Datagrams of all that were recorded.
-    fn lost(&self) -> u64 {
-        self.senders.iter().map(|sender| sender.lost).sum()
+    /// What was dropped, or did not arrive of datagrams.
+    fn drops(&self) -> u64 {
+        let lost: u64 = self.senders.iter().map(|sender| sender.lost).sum();
+        self.dropped.max(lost)
     }
 }
 
@@ -517,6 +546,7 @@ mod tests {
         Traces {
             window_ms: 200,
             senders: vec![sender],
+            dropped: 0,
         }
     }
 

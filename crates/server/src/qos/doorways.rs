@@ -128,10 +128,7 @@ impl Server {
             return self.tell_of_doorways(channel);
         }
         let Some(number) = set.free_number() else {
-            warn!(
-                channel = channel.0,
-                "a process has too many doorways: its sessions share the main one"
-            );
+            self.counters.doorways_refused += 1;
             return;
         };
         set.doorways.push(Entry {

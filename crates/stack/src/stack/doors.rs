@@ -1,7 +1,7 @@
 //! Doorways: a session with a class of its own has one of its own, so that a slow class does not stop the
 //! sessions of others (ADR 11). Who finds its doorway full waits there, in order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use portolan_types::Slot;
 
@@ -11,27 +11,37 @@ use crate::frame::{Door, Wire};
 /// Who waits at which doorway.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
-    waiting: BTreeMap<Door, VecDeque<u32>>,
+    /// Few, if any.
+    waiting: Vec<(Door, VecDeque<u32>)>,
 }
 
 impl Doors {
     pub(super) fn wait(&mut self, door: Door, slot: u32) {
-        self.waiting.entry(door).or_default().push_back(slot);
+        self.at(door).push_back(slot);
     }
 
     /// It has more to send of what it began.
     pub(super) fn wait_first(&mut self, door: Door, slot: u32) {
-        self.waiting.entry(door).or_default().push_front(slot);
+        self.at(door).push_front(slot);
+    }
+
+    fn at(&mut self, door: Door) -> &mut VecDeque<u32> {
+        let known = self.waiting.iter().position(|(other, _)| *other == door);
+        let at = known.unwrap_or_else(|| {
+            self.waiting.push((door, VecDeque::new()));
+            self.waiting.len() - 1
+        });
+        &mut self.waiting[at].1
     }
 
     pub(super) fn forget(&mut self, slot: u32) {
-        for waiting in self.waiting.values_mut() {
+        for (_, waiting) in &mut self.waiting {
             waiting.retain(|&other| other != slot);
         }
     }
 
     pub(super) fn has_waiting(&self) -> bool {
-        self.waiting.values().any(|waiting| !waiting.is_empty())
+        self.waiting.iter().any(|(_, waiting)| !waiting.is_empty())
     }
 }
 

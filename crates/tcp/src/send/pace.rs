@@ -100,3 +100,23 @@ impl Sender {
         (octets - octets % self.mss).clamp((MIN_SEGMENTS * self.mss).min(largest), largest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use portolan_types::{Instant, SeqNum};
+
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn bursts_keep_to_a_limit_in_whole_segments_and_never_below_one() {
+        let mut sender = Sender::new(&Config::default(), SeqNum(1), Instant::from_millis(1));
+        let usual = sender.burst(None);
+        for (limit, most) in [(100_000, usual), (10_000, 6 * 1460), (100, 1460)] {
+            sender.limit_bursts(Some(limit));
+            assert_eq!(sender.burst(None), most, "{limit}");
+        }
+        sender.limit_bursts(None);
+        assert_eq!(sender.burst(None), usual);
+    }
+}
