@@ -5,16 +5,16 @@ mod common;
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Client, Library, await_some, control_path, start_server_with, unpack};
 use portolan_netns::{Bed, Daemon, Namespace};
-use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
 use portolan_proto::qos::{
     GroupAction, GroupOptions, Kind, QosReply, QosReport, QosRequest, Rate, Refusal, Scope, Slack,
     Transmit,
 };
-use portolan_types::Protocol;
+use portolan_types::{Protocol, Slot};
 use rustix::process::{Signal, Uid};
 
 const MBIT: u64 = 1_000_000;
@@ -253,7 +253,7 @@ fn a_killed_holder_has_nothing_a_second_later() {
     let mut idle = Idle::start();
     done(&mut client, bits(&idle.scope(), 90));
     idle.kill();
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     await_some("its class to go", || {
         (!host.classes().contains("706f:10")).then_some(())
     });
@@ -513,5 +513,60 @@ fn a_flow_has_its_class_until_it_ends() {
     let mut client = host.client();
     await_some("the flow's class to go", || {
         show(&mut client).transmit.is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
+    const OCTETS: usize = 2_000_000;
+    let host = Host::start("relayed", "");
+    let listener = host
+        .bed
+        .b
+        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
+    let mut library = Library::start(&control_path(&host.bed.a));
+    let (id, near, slot) = library.open((Bed::B4, 9000).into());
+    let (mut peer, _) = listener.accept().unwrap();
+    let flow = library.stack.tcp(slot).unwrap().flow;
+    done(&mut library.client, bits(&Scope::Flow(flow), 8));
+    library.flush(id, slot, AfterFlush::Relay(Reader::Sender));
+    let start = Instant::now();
+    let mut descriptor = std::os::unix::net::UnixStream::from(near.0.try_clone().unwrap());
+    let writer = std::thread::spawn(move || {
+        std::io::Write::write_all(&mut descriptor, &vec![7; OCTETS]).unwrap();
+    });
+    std::io::Read::read_exact(&mut peer, &mut vec![0; OCTETS]).unwrap();
+    writer.join().unwrap();
+    // Two seconds' worth, less what may go at once.
+    let took = start.elapsed();
+    assert!(took > Duration::from_millis(1_800), "{took:?}");
+    let report = show(&mut library.client);
+    let traffic = report.transmit[0].traffic;
+    assert!(
+        traffic.octets > OCTETS as u64 && traffic.drops == 0,
+        "{traffic:?}"
+    );
+    // The engine holds it back, not the queue that all share.
+    assert!(traffic.backlog < 100_000, "{traffic:?}");
+}
+
+#[test]
+fn a_twin_sends_in_its_sessions_class() {
+    let host = Host::start("twin", "");
+    let mut library = Library::start(&control_path(&host.bed.a));
+    let (reply, _near) = library.bind(Protocol::Udp, (Bed::A4, 7000).into(), Slot(0));
+    let ReplyBody::Bound { session, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    let (_, mut fds) = library.client.ask_with(RequestBody::Twin { session }, &[]);
+    let twin = std::net::UdpSocket::from(fds.remove(0));
+    let scope = Scope::Port {
+        protocol: Protocol::Udp,
+        port: 7000,
+    };
+    done(&mut library.client, bits(&scope, 5));
+    twin.send_to(&[7; 1_000], (Bed::B4, 7000)).unwrap();
+    await_some("what the twin sent, in the class", || {
+        (show(&mut library.client).transmit[0].traffic.octets > 1_000).then_some(())
     });
 }

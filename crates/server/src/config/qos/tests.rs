@@ -105,3 +105,47 @@ fn a_user_that_is_not_there_is_refused() {
     let message = refused("[[qos.policy]]\nuser = 'nosuchuser'\nreceive.packets = 5");
     assert!(message.contains("nosuchuser"), "{message}");
 }
+
+fn check(text: &str) -> Result<Vec<LinkConfig>, String> {
+    let config: Config = toml::from_str(text).map_err(|error| error.to_string())?;
+    config.check().map_err(|error| error.to_string())?;
+    Ok(config.qos.link)
+}
+
+fn with_link(keys: &str) -> Result<Vec<LinkConfig>, String> {
+    check(&format!(
+        "interfaces = ['eth0']\n[[qos.link]]\ndevice = 'eth0'\n{keys}"
+    ))
+}
+
+#[test]
+fn a_link_has_defaults_and_every_key_can_be_set() {
+    assert_eq!(with_link("").unwrap(), [LinkConfig::usual("eth0")]);
+    let keys = "rate = '2.5gbit'\nreservable = 50\nper_user = 100\nreplace = true";
+    let expected = LinkConfig {
+        device: "eth0".into(),
+        rate: Some(2_500_000_000),
+        reservable: 50,
+        per_user: 100,
+        replace: true,
+    };
+    assert_eq!(with_link(keys).unwrap(), [expected]);
+}
+
+#[test]
+fn a_link_that_makes_no_sense_is_refused() {
+    for (keys, said) in [
+        ("rate = '10 mbit'", "10 mbit"),
+        ("rate = '999kbit'", "below 1 Mbit"),
+        ("reservable = 100", "`reservable`"),
+        ("reservable = 0", "`reservable`"),
+        ("per_user = 101", "`per_user`"),
+        ("speed = 5", "speed"),
+        ("[[qos.link]]\ndevice = 'eth0'", "named twice"),
+    ] {
+        let error = with_link(keys).unwrap_err();
+        assert!(error.contains(said), "{keys}: {error}");
+    }
+    let elsewhere = check("interfaces = ['eth0']\n[[qos.link]]\ndevice = 'eth1'").unwrap_err();
+    assert!(elsewhere.contains("not a managed interface"), "{elsewhere}");
+}
