@@ -342,6 +342,23 @@ fn the_threads_of_a_process_share_its_rate_by_what_they_use() {
     assert!(kernels_ppm(program.pid()) + kernels_ppm(sleeper) <= rate);
 }
 
+#[test]
+fn who_has_more_threads_than_are_looked_at_is_told() {
+    let _alone = alone();
+    let bed = bed();
+    let script = "import threading, time\nfor _ in range(140):\n threading.Thread(target=lambda: time.sleep(60)).start()";
+    let mut command = bed.namespace(Side::Client).exec("/usr/bin/python3");
+    let program = start_or_panic(command.args(["-c", script]));
+    reserve(&bed, program.pid(), "--rate 0.2 --period 10ms");
+    let form = || reservation(&bed, program.pid())["form"]["Weaker"]["form"].clone();
+    let is_told = || {
+        form()
+            .as_str()
+            .is_some_and(|form| form.contains("128 of its threads"))
+    };
+    assert!(eventually(LONG, is_told), "{}", form());
+}
+
 /// A figure of the benchmark, once.
 fn figure(bed: &Bed, name: &str) -> f64 {
     let effort = Effort {

@@ -25,11 +25,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What the kernel keeps of each CPU for ordinary threads: the fair server's 50 ms of each second (Linux 6.12).
 const KEPT_FOR_OTHERS_PPM: u32 = 50_000;
 
-const MOST: usize = 1024;
-const MOST_OF_USER: usize = 128;
+/// Each thread is looked at each second: so many reservations there are, and of a user other than root.
+const MOST: usize = 256;
+const MOST_OF_USER: usize = 16;
 
 /// Threads of one process that share its rate; further ones have none of it.
-const MOST_THREADS: usize = 256;
+const MOST_THREADS: usize = 128;
 
 /// All CPU reservations of this server.
 #[derive(Debug)]
@@ -49,6 +50,8 @@ struct Reservation {
     uid: u32,
     wish: Cpu,
     threads: Vec<Kept>,
+    /// There are more of them than [`MOST_THREADS`].
+    leaves_some_out: bool,
     adaptation: Adaptation,
     used_ppm: u32,
     overruns: u32,
@@ -169,6 +172,7 @@ impl Reservations {
             uid,
             wish,
             threads,
+            leaves_some_out: false,
             adaptation: Adaptation::default(),
             used_ppm: 0,
             overruns: 0,
@@ -381,7 +385,9 @@ impl Reservation {
         let tids = match self.subject {
             Subject::Thread { tid, .. } => vec![tid],
             Subject::Process { pid, .. } => {
-                let mut tids = sched::threads_of(pid, MOST_THREADS);
+                let mut tids = sched::threads_of(pid, MOST_THREADS + 1);
+                self.leaves_some_out = tids.len() > MOST_THREADS;
+                tids.truncate(MOST_THREADS);
                 tids.retain(|tid| !own.contains(tid));
                 tids
             }
@@ -445,6 +451,12 @@ impl Reservation {
     /// The weakest of its threads'.
     fn form(&self) -> CpuForm {
         let weaker = self.threads.iter().find_map(Kept::weaker);
-        weaker.unwrap_or(CpuForm::Deadline)
+        weaker.unwrap_or_else(|| match self.leaves_some_out {
+            false => CpuForm::Deadline,
+            true => CpuForm::Weaker {
+                form: format!("SCHED_DEADLINE for {MOST_THREADS} of its threads"),
+                reason: "the rate of a process is divided among so many at most".to_owned(),
+            },
+        })
     }
 }
