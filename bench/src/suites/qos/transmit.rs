@@ -192,9 +192,14 @@ struct Joins {
 }
 
 impl Joins {
-    const SLACK_USER: u16 = 1;
+    /// Not a sender's of [`Shares`]: what the kernel still has of those may arrive here.
+    const SLACK_USER: u16 = 10;
     const FIRST_MS: u32 = 6;
     const LAST_MS: u32 = 9;
+
+    fn tag(slice_ms: u32) -> u16 {
+        Joins::SLACK_USER + slice_ms as u16
+    }
 
     fn measure(link: &Link, effort: Effort) -> Result<Joins, MeasureError> {
         let every = Duration::from_secs_f64(if effort.quick { 1.0 } else { 5.0 });
@@ -206,7 +211,7 @@ impl Joins {
         let mut run = Run::on(link, plan)?;
         run.add(Stack::Portolan, "udp", Joins::SLACK_USER)?;
         for slice_ms in Joins::FIRST_MS..=Joins::LAST_MS {
-            run.add_guaranteed("udp", slice_ms as u16, slice(slice_ms))?;
+            run.add_guaranteed("udp", Joins::tag(slice_ms), slice(slice_ms))?;
         }
         let traces = run.record()?;
         Ok(Joins {
@@ -221,7 +226,7 @@ impl Joins {
         (Joins::FIRST_MS..=Joins::LAST_MS).map(|slice_ms| {
             let full = octets(self.link * u64::from(slice_ms) / 100, PERIOD);
             let parts = (PERIOD.as_nanos() / FINE.as_nanos()) as usize;
-            let trace = self.traces.of(slice_ms as u16);
+            let trace = self.traces.of(Joins::tag(slice_ms));
             let reached = trace
                 .windows(parts)
                 .position(|period| period.iter().sum::<f64>() >= REACHED * full);
