@@ -22,21 +22,18 @@ pub(crate) struct Accounts {
     pieces: u32,
     /// What is being measured, since when.
     open: Option<(Slot, Duration)>,
-    clock_cost: Duration,
+    /// None before the first measurement.
+    clock_cost: Option<Duration>,
     /// By slot.
     spent: Vec<Duration>,
 }
 
 impl Accounts {
     pub(crate) fn new() -> Accounts {
-        let trial = |_| {
-            let before = clock::of_thread();
-            clock::of_thread().saturating_sub(before)
-        };
         Accounts {
             pieces: 0,
             open: None,
-            clock_cost: (0..TRIALS).map(trial).min().unwrap_or_default(),
+            clock_cost: None,
             spent: Vec::new(),
         }
     }
@@ -53,8 +50,9 @@ impl Accounts {
     /// From here on it is not.
     pub(crate) fn end(&mut self) {
         if let Some((slot, begun)) = self.open.take() {
-            let took = clock::of_thread().saturating_sub(begun + self.clock_cost);
-            self.charge(slot, took * EVERY);
+            let took = clock::of_thread().saturating_sub(begun);
+            let clock_cost = *self.clock_cost.get_or_insert_with(cost_of_clock);
+            self.charge(slot, took.saturating_sub(clock_cost) * EVERY);
         }
     }
 
@@ -82,6 +80,14 @@ impl Accounts {
         }
         self.spent[slot] += time;
     }
+}
+
+fn cost_of_clock() -> Duration {
+    let trial = |_| {
+        let before = clock::of_thread();
+        clock::of_thread().saturating_sub(before)
+    };
+    (0..TRIALS).map(trial).min().unwrap_or_default()
 }
 
 #[cfg(test)]

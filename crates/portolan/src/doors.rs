@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use portolan_proto::control::{Doorways, RequestBody};
 use portolan_proto::qos::Scope;
 use portolan_stack::{Door, Session};
-use portolan_types::{Protocol, Slot, canonical};
+use portolan_types::{Protocol, Slot};
 
 use crate::core::Core;
 
@@ -103,18 +103,11 @@ impl Core {
 }
 
 fn covers(scope: &Scope, session: &Session) -> bool {
-    let (protocol, local, remote) = match session {
-        Session::Tcp(session) => (Protocol::Tcp, session.flow.local, Some(session.flow.remote)),
-        Session::Udp(session) => (Protocol::Udp, session.local, session.remote),
-    };
-    match scope {
-        Scope::Flow(flow) => {
-            let is_it = |remote| canonical(remote) == canonical(flow.remote);
-            flow.protocol == protocol
-                && canonical(flow.local) == canonical(local)
-                && remote.is_some_and(is_it)
+    match session {
+        Session::Tcp(session) => {
+            let flow = session.flow;
+            scope.has_session(Protocol::Tcp, flow.local, Some(flow.remote))
         }
-        Scope::Port { protocol: of, port } => *of == protocol && *port == local.port(),
-        _ => false,
+        Session::Udp(session) => scope.has_session(Protocol::Udp, session.local, session.remote),
     }
 }

@@ -1,6 +1,8 @@
 //! Guarantees (`portolan qos`, `<portolan/qos.h>`): what is asked of the server, and what it answers. Nothing here is
 //! believed: the server checks every number, and who may ask for whom.
 
+use core::net::SocketAddr;
+
 use portolan_types::{FlowKey, Protocol};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +24,29 @@ pub enum Scope {
     Cgroup(String),
     /// All processes of a user.
     User { uid: u32 },
+}
+
+impl Scope {
+    /// Is a session with these endpoints the scope's by them alone?
+    pub fn has_session(
+        &self,
+        protocol: Protocol,
+        local: SocketAddr,
+        remote: Option<SocketAddr>,
+    ) -> bool {
+        match self {
+            Scope::Flow(flow) => remote.is_some_and(|remote| {
+                let own = FlowKey {
+                    protocol,
+                    local,
+                    remote,
+                };
+                own.canonical() == flow.canonical()
+            }),
+            Scope::Port { protocol: of, port } => *of == protocol && *port == local.port(),
+            _ => false,
+        }
+    }
 }
 
 /// Which guarantee of a scope is meant.

@@ -171,8 +171,7 @@ impl Server {
             return;
         }
         // There is nothing more to send or to receive.
-        self.end_flow(id);
-        self.end_budget_of_flow(id);
+        self.end_guarantees_of_flow(id);
         self.time_wait.push_back(id);
         while self.waiting.len() > self.config.limits.time_wait {
             let Some(oldest) = self.time_wait.pop_front() else {

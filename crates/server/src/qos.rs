@@ -1,7 +1,5 @@
 //! Guarantees: who may ask for what, and what each kind of them does with the wish.
 
-#![expect(dead_code)]
-
 mod cpu;
 mod doorways;
 mod groups;
@@ -12,11 +10,12 @@ mod transmit;
 
 pub use doorways::DoorwaySet;
 pub use policy::PolicyError;
+use portolan_control::Session;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
-use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal};
+use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal, Scope};
 use portolan_sys::unix::Credentials;
-use portolan_types::ChannelId;
+use portolan_types::SessionId;
 
 use crate::clients::{Answer, ClientId};
 use crate::config::{Config, Policy};
@@ -50,8 +49,6 @@ impl Qos {
 #[derive(Clone, Copy, Debug)]
 struct Asker {
     credentials: Credentials,
-    /// If it said `Hello`.
-    channel: Option<ChannelId>,
 }
 
 /// What a wish leads to.
@@ -97,7 +94,6 @@ impl Server {
         };
         let asker = Asker {
             credentials: client.credentials,
-            channel: client.channel,
         };
         if request == QosRequest::Show {
             return self.show_qos(asker);
@@ -135,10 +131,21 @@ impl Server {
         .map(|()| QosReply::Done)
     }
 
+    /// A flow's guarantees end with its session, or when that leaves the peer.
+    pub(crate) fn end_guarantees_of_flow(&mut self, id: SessionId) {
+        let flow = self.registry.session(id).and_then(Session::flow);
+        if let Some(flow) = flow.map(|flow| Scope::Flow(flow.canonical())) {
+            self.end_transmit_of(&flow);
+            self.end_budget_of(&flow);
+        }
+    }
+
     fn show_qos(&mut self, asker: Asker) -> Answer {
         let mut report = QosReport::default();
-        self.report_transmit(&mut report);
-        self.report_groups(asker, &mut report);
+        let counts = self.qos.transmit.count_links();
+        report.links = self.qos.transmit.report_links(&counts);
+        self.report_transmit(&counts, &mut report);
+        self.report_groups(&counts, &mut report);
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
         self.conceal(&mut report, asker);

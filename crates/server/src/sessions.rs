@@ -176,14 +176,13 @@ impl Server {
     /// Forgets the session with all it has here: row, port, sockets, engine state.
     pub fn forget(&mut self, id: SessionId) {
         self.leave_all_groups(id);
-        self.end_flow(id);
+        self.end_guarantees_of_flow(id);
         self.forget_pace(id);
         // Its slot, before the session has no holder any more.
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);
         }
         self.unaim(id);
-        self.end_budget_of_flow(id);
         self.forget_local(id);
         self.drop_far(id);
         self.drop_reservation(id);

@@ -86,7 +86,7 @@ impl Server {
         slot: Slot,
     ) -> Result<Answer, Errno> {
         self.registry.admit(channel, Command::Disconnect, id)?;
-        self.end_flow(id);
+        self.end_guarantees_of_flow(id);
         self.unaim(id);
         let bound = self.claim_of(id);
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;

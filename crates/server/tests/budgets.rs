@@ -11,7 +11,7 @@ use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::qos::{Kind, QosReply, QosRequest, Receive, ReceiveReport, Scope};
 use portolan_sys::clock;
-use portolan_types::{Protocol, Slot};
+use portolan_types::{FlowKey, Protocol, Slot};
 
 const FLOODED: u16 = 5353;
 const QUIET: u16 = 5354;
@@ -173,6 +173,27 @@ fn a_budget_of_a_process_goes_with_it_and_one_of_a_port_stays() {
     });
     assert!(clock::now().since(gone) < Duration::from_secs(5));
     assert_eq!(left[0].scope, port(FLOODED));
+}
+
+#[test]
+fn a_flows_budget_ends_when_its_socket_forgets_the_peer() {
+    let mut scene = Scene::new();
+    let remote = SocketAddr::new(Bed::B4, FLOODED);
+    let (reply, _near, slot) = scene.library.connect(Protocol::Udp, remote);
+    let ReplyBody::Connected { session, local, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    let flow = Scope::Flow(FlowKey {
+        protocol: Protocol::Udp,
+        local,
+        remote,
+    });
+    assert_eq!(scene.set(flow.clone(), ten_packets()), QosReply::Done);
+    assert_eq!(scene.report()[0].scope, flow);
+    let disconnect = RequestBody::Disconnect { session, slot };
+    let reply = scene.library.client.ask(disconnect);
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    assert!(scene.report().is_empty());
 }
 
 #[test]

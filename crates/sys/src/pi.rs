@@ -9,9 +9,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::thread::futex::{self, Flags};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::{raw, thread};
+use crate::thread;
 
 #[cfg(test)]
 mod tests;
@@ -21,13 +22,12 @@ const LOOKS: u32 = 100;
 
 /// A thread that sleeps looks up in that time: a child of `vfork` or of a bare `clone` has its parent's
 /// [`NUMBER`], and what it holds in that name the kernel does not take back from it.
-const LOOK_UP: Duration = Duration::from_millis(100);
+const LOOK_UP_NANOS: i64 = 100_000_000;
+const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
 /// Between attempts that the kernel refuses.
 const PAUSE: Duration = Duration::from_millis(1);
 
-const FUTEX_LOCK_PI_PRIVATE: usize = 6 | 128;
-const FUTEX_UNLOCK_PI_PRIVATE: usize = 7 | 128;
 /// Somebody sleeps: in the word, beside the holder's number.
 const FUTEX_WAITERS: u32 = 1 << 31;
 
@@ -117,13 +117,13 @@ impl<T> PiMutex<T> {
     /// Until the lock is the caller's.
     fn sleep(&self) -> Result<(), Errno> {
         // The kernel takes this operation's time by the clock that may jump.
-        let now = clock_gettime(ClockId::Realtime);
-        let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
-        let until = now + LOOK_UP;
-        let until = [until.as_secs(), u64::from(until.subsec_nanos())];
-        let until = until.as_ptr().expose_provenance();
-        // SAFETY: the word outlives the call, and `until` is a `timespec` of the kernel's.
-        unsafe { self.futex(FUTEX_LOCK_PI_PRIVATE, until) }
+        let mut until = clock_gettime(ClockId::Realtime);
+        until.tv_nsec += LOOK_UP_NANOS;
+        if until.tv_nsec >= NANOS_PER_SECOND {
+            until.tv_nsec -= NANOS_PER_SECOND;
+            until.tv_sec += 1;
+        }
+        futex::lock_pi(&self.word, Flags::PRIVATE, Some(&until))
     }
 
     fn give_back(&self) {
@@ -139,19 +139,10 @@ impl<T> PiMutex<T> {
 
     #[cold]
     fn wake_next(&self) {
-        // SAFETY: the word outlives the call; there is no time.
-        if unsafe { self.futex(FUTEX_UNLOCK_PI_PRIVATE, 0) }.is_err() {
-            // Held in another thread's name, see `LOOK_UP`.
+        if futex::unlock_pi(&self.word, Flags::PRIVATE).is_err() {
+            // Held in another thread's name, see `LOOK_UP_NANOS`.
             self.word.store(0, Release);
         }
-    }
-
-    /// # Safety
-    /// `until` is the address of a live `timespec`, or 0.
-    unsafe fn futex(&self, operation: usize, until: usize) -> Result<(), Errno> {
-        let word = self.word.as_ptr().expose_provenance();
-        // SAFETY: the word is live as long as `self`; the caller answers for the time.
-        unsafe { raw::syscall(libc::SYS_futex, [word, operation, 0, until, 0, 0]) }.map(drop)
     }
 }
 

@@ -3,6 +3,8 @@ use core::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::canonical;
+
 /// Transport protocol of a session, by its IP protocol number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[repr(u8)]
@@ -50,6 +52,15 @@ impl FlowKey {
         FlowKey {
             local: self.remote,
             remote: self.local,
+            ..self
+        }
+    }
+
+    /// The one form of a flow that is compared with others ([`canonical`]).
+    pub fn canonical(self) -> FlowKey {
+        FlowKey {
+            local: canonical(self.local),
+            remote: canonical(self.remote),
             ..self
         }
     }

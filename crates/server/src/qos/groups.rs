@@ -10,7 +10,7 @@ use portolan_sys::traffic;
 use portolan_sys::unix::Credentials;
 use rustix::event::epoll::EventFlags;
 
-use super::transmit::{Held, open_life, refusal, traffic_of};
+use super::transmit::{Held, LinkCounts, open_life, refusal};
 use super::{Asker, Outcome, refuse};
 use crate::poll::Token;
 use crate::server::{Server, Source};
@@ -289,20 +289,9 @@ impl Server {
         self.release_rate(group.ifindex, group.class);
     }
 
-    /// The groups that the asker may look at.
-    pub(super) fn report_groups(&mut self, asker: Asker, report: &mut QosReport) {
-        let groups = self.qos.groups.by_key.iter();
-        let shown = groups.filter(|(_, group)| group.allows(asker.credentials, Right::Look));
-        let shown: Vec<u32> = shown.map(|(key, _)| *key).collect();
-        for key in shown {
-            let Some(group) = self.qos.groups.by_key.get(&key) else {
-                continue;
-            };
-            let counts = self.qos.transmit.counts(group.ifindex);
+    pub(super) fn report_groups(&self, counts: &LinkCounts, report: &mut QosReport) {
+        for (&key, group) in &self.qos.groups.by_key {
             let Ok(ledger) = self.ledger(group.ifindex) else {
-                continue;
-            };
-            let Some(group) = self.qos.groups.by_key.get(&key) else {
                 continue;
             };
             report.groups.push(GroupReport {
@@ -314,11 +303,7 @@ impl Server {
                 rate: group.terms.rate,
                 reserved: ledger.reserved_in(group.class),
                 options: group.options,
-                traffic: counts
-                    .get(&group.class.0)
-                    .copied()
-                    .map(traffic_of)
-                    .unwrap_or_default(),
+                traffic: counts.of(group.ifindex, group.class.0),
             });
         }
     }

@@ -76,7 +76,6 @@ impl Asker {
                 uid: 0,
                 gid: 0,
             },
-            channel: None,
         }
     }
 }

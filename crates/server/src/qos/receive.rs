@@ -166,13 +166,8 @@ impl Server {
         held.map_or(0, |held| held.index << FlowRow::BUDGET_SHIFT)
     }
 
-    /// A flow's budget goes with it.
-    pub fn end_budget_of_flow(&mut self, id: SessionId) {
-        if self.qos.receive.0.is_empty() {
-            return;
-        }
-        let flow = self.registry.session(id).and_then(Session::flow);
-        if let Some(at) = flow.and_then(|flow| self.qos.receive.find(&Scope::Flow(flow))) {
+    pub(super) fn end_budget_of(&mut self, flow: &Scope) {
+        if let Some(at) = self.qos.receive.find(flow) {
             self.remove_budget(at);
         }
     }

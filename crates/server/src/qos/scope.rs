@@ -5,7 +5,6 @@ use std::path::Path;
 
 use portolan_control::{Process, Session};
 use portolan_proto::qos::Scope;
-use portolan_types::{FlowKey, canonical};
 
 use super::{Asker, Outcome, refuse};
 use crate::server::Server;
@@ -39,11 +38,7 @@ impl Asker {
                 }
             }
             Scope::User { uid: u32::MAX } => refuse(libc::EINVAL, "no user has this number"),
-            Scope::Flow(flow) => Ok(Scope::Flow(FlowKey {
-                local: canonical(flow.local),
-                remote: canonical(flow.remote),
-                ..flow
-            })),
+            Scope::Flow(flow) => Ok(Scope::Flow(flow.canonical())),
             Scope::Port { port: 0, .. } => refuse(libc::EINVAL, "port 0 is nobody's"),
             Scope::Cgroup(path) if !is_plain(&path) => refuse(
                 libc::EINVAL,
@@ -183,17 +178,7 @@ fn started(stat: &str) -> Option<u64> {
 
 /// Is the session one of the scope's by its own endpoints?
 pub(super) fn covers(scope: &Scope, session: &Session) -> bool {
-    match scope {
-        Scope::Flow(flow) => session.flow().is_some_and(|own| {
-            own.protocol == flow.protocol
-                && canonical(own.local) == canonical(flow.local)
-                && canonical(own.remote) == canonical(flow.remote)
-        }),
-        Scope::Port { protocol, port } => {
-            session.protocol == *protocol && session.local.port() == *port
-        }
-        _ => false,
-    }
+    scope.has_session(session.protocol, session.local, session.remote)
 }
 
 /// Is all that the process has the scope's?

@@ -1,6 +1,7 @@
 //! Transmit reservations: links with their schedulers, who has which class of them, and until when.
 
 mod leaving;
+mod links;
 mod sessions;
 
 use std::collections::{BTreeMap, HashMap};
@@ -9,20 +10,20 @@ use std::os::fd::OwnedFd;
 use portolan_control::Session;
 use portolan_control::qos::transmit::{ClassId, Link as Ledger, Refused, Terms};
 use portolan_proto::qos::text::show_rate;
-use portolan_proto::qos::{ClassTraffic, LinkReport, QosReport, Scope, Transmit, TransmitReport};
-use portolan_sys::device;
-use portolan_sys::traffic::{self, Before, Counts, Foreign, Traffic, TrafficError};
-use portolan_types::{ChannelId, FlowKey, SessionId, canonical};
+use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
+use portolan_sys::traffic::{self, Traffic, TrafficError};
+use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tracing::{info, warn};
 
 use leaving::Leaving;
+pub(super) use links::LinkCounts;
+use links::{Link, rest_of};
 
 use super::scope::{breadth, covers, covers_process};
 use super::{Asker, Outcome, refuse};
-use crate::config::LinkConfig;
-use crate::instance::{Instance, Journal};
+use crate::instance::Journal;
 use crate::poll::Token;
 use crate::server::{Server, Source};
 
@@ -36,7 +37,6 @@ const CLASSES_PER_USER: usize = 64;
 
 /// What is reserved goes before best effort.
 const RESERVED_FIRST: u32 = 0;
-const BEST_EFFORT_LAST: u32 = 1;
 
 #[derive(Debug, Default)]
 pub struct Reservations {
@@ -49,16 +49,6 @@ pub struct Reservations {
     leaving: Vec<Leaving>,
     /// Sessions that the server sends for, with their programs' own bounds.
     paced: HashMap<SessionId, Option<u64>>,
-}
-
-/// A managed device.
-#[derive(Debug)]
-struct Link {
-    config: LinkConfig,
-    /// None while its rate is not known.
-    ledger: Option<Ledger>,
-    /// What was there before our scheduler, if that is there.
-    scheduler: Option<Before>,
 }
 
 /// One reservation.
@@ -82,123 +72,6 @@ pub(crate) struct Class {
 }
 
 impl Server {
-    /// Knows the managed devices as links; takes away what a server that died has left on them.
-    pub(crate) fn start_links(&mut self, instance: &Instance) {
-        match instance.journal() {
-            Ok(journal) => self.qos.transmit.journal = Some(journal),
-            Err(error) => warn!(%error, "a scheduler would stay if this server died"),
-        }
-        for name in self.config.interfaces.clone() {
-            let Ok(device) = device::by_name(&name) else {
-                continue;
-            };
-            let configured = self.config.qos.link.iter().find(|link| link.device == name);
-            let config = configured
-                .cloned()
-                .unwrap_or_else(|| LinkConfig::usual(&name));
-            let leftover = instance
-                .leftover_links()
-                .iter()
-                .find(|(device, _)| *device == name);
-            self.undo_leftover(device.index, leftover.map(|(_, before)| before.as_str()));
-            let is_configured = config.rate.is_some();
-            let ledger = config.rate.map(|rate| Ledger::new(rate, config.portions()));
-            let link = Link {
-                config,
-                ledger,
-                scheduler: None,
-            };
-            self.qos.transmit.links.insert(device.index, link);
-            if is_configured && let Err(error) = self.put_scheduler(device.index) {
-                warn!(%error, device = name, "the link's rate is not kept yet");
-            }
-        }
-    }
-
-    fn undo_leftover(&mut self, ifindex: u32, before: Option<&str>) {
-        let before = before.map(Before::parse).unwrap_or_default();
-        let undone =
-            self.qos
-                .transmit
-                .traffic()
-                .and_then(|traffic| match traffic.is_ours(ifindex)? {
-                    true => traffic.restore(ifindex, &before),
-                    false => Ok(()),
-                });
-        if let Err(error) = undone {
-            warn!(%error, "what a server before this one has left stays on a device");
-        }
-    }
-
-    /// Leaves the devices as they were.
-    pub(crate) fn stop_links(&mut self) {
-        let links: Vec<(u32, Before)> = self
-            .qos
-            .transmit
-            .links
-            .iter_mut()
-            .filter_map(|(ifindex, link)| Some((*ifindex, link.scheduler.take()?)))
-            .collect();
-        for (ifindex, before) in links {
-            let restored = self
-                .qos
-                .transmit
-                .traffic()
-                .and_then(|traffic| traffic.restore(ifindex, &before));
-            if let Err(error) = restored {
-                warn!(%error, "a device is not left as it was");
-            }
-        }
-    }
-
-    /// Has the link's scheduler take over the device, if it has not.
-    fn put_scheduler(&mut self, ifindex: u32) -> Result<(), TrafficError> {
-        let transmit = &mut self.qos.transmit;
-        let Some(link) = transmit.links.get(&ifindex) else {
-            return Ok(());
-        };
-        let (Some(ledger), None) = (&link.ledger, &link.scheduler) else {
-            return Ok(());
-        };
-        let foreign = match link.config.replace {
-            true => Foreign::Replace,
-            false => Foreign::Keep,
-        };
-        let classes = [
-            class(traffic::WHOLE, 0, &ledger.whole(), RESERVED_FIRST),
-            class(
-                traffic::BEST_EFFORT,
-                traffic::WHOLE,
-                &ledger.best_effort(),
-                BEST_EFFORT_LAST,
-            ),
-        ];
-        let device = link.config.device.clone();
-        let traffic = transmit.traffic()?;
-        let before = traffic.look(ifindex, foreign)?;
-        // Said before it is done: a server that dies in between leaves too much word, not too little.
-        transmit.note(&device, &before);
-        let traffic = transmit.traffic()?;
-        let put = traffic
-            .put(ifindex)
-            .and_then(|()| {
-                classes
-                    .iter()
-                    .try_for_each(|class| traffic.set_class(ifindex, class))
-            })
-            .and_then(|()| traffic.set_queue(ifindex, traffic::BEST_EFFORT));
-        if let Err(error) = put {
-            let _ = traffic.restore(ifindex, &before);
-            return Err(error);
-        }
-        info!(device, "the link has a scheduler");
-        if let Some(link) = transmit.links.get_mut(&ifindex) {
-            link.scheduler = Some(before);
-        }
-        self.tell_all_channels();
-        Ok(())
-    }
-
     pub(super) fn reserve_transmit(
         &mut self,
         asker: Asker,
@@ -284,17 +157,9 @@ impl Server {
     ) -> Outcome {
         self.put_scheduler(ifindex)
             .map_err(|error| of_kernel(&error))?;
-        let before = self.ledger(ifindex)?.best_effort();
-        let after = ledger.best_effort();
+        let before = rest_of(self.ledger(ifindex)?);
+        let after = rest_of(&ledger);
         let is_new = !self.ledger(ifindex)?.has(id);
-        let rest = |terms| {
-            class(
-                traffic::BEST_EFFORT,
-                traffic::WHOLE,
-                terms,
-                BEST_EFFORT_LAST,
-            )
-        };
         let wanted = class(id.0, parent, terms, RESERVED_FIRST);
         let traffic = self
             .qos
@@ -302,21 +167,21 @@ impl Server {
             .traffic()
             .map_err(|error| of_kernel(&error))?;
         let done = traffic
-            .set_class(ifindex, &rest(&after))
+            .set_class(ifindex, &after)
             .and_then(|()| traffic.set_class(ifindex, &wanted))
             .and_then(|()| match is_new {
                 true => traffic.set_queue(ifindex, id.0),
                 false => Ok(()),
             });
         if let Err(error) = done {
-            let _ = traffic.set_class(ifindex, &rest(&before));
+            let _ = traffic.set_class(ifindex, &before);
             if is_new {
                 let _ = traffic.delete_class(ifindex, id.0);
             }
             return Err(of_kernel(&error));
         }
-        if let Some(link) = self.qos.transmit.links.get_mut(&ifindex) {
-            link.ledger = Some(ledger);
+        if let Some(known) = self.qos.transmit.ledger_mut(ifindex) {
+            *known = ledger;
         }
         Ok(())
     }
@@ -401,20 +266,11 @@ impl Server {
     /// Gives the rate of a class back to best effort.
     pub(super) fn release_rate(&mut self, ifindex: u32, id: ClassId) {
         let transmit = &mut self.qos.transmit;
-        let Some(ledger) = transmit
-            .links
-            .get_mut(&ifindex)
-            .and_then(|link| link.ledger.as_mut())
-        else {
+        let Some(ledger) = transmit.ledger_mut(ifindex) else {
             return;
         };
         ledger.release(id);
-        let rest = class(
-            traffic::BEST_EFFORT,
-            traffic::WHOLE,
-            &ledger.best_effort(),
-            BEST_EFFORT_LAST,
-        );
+        let rest = rest_of(ledger);
         let released = transmit
             .traffic()
             .and_then(|traffic| traffic.set_class(ifindex, &rest));
@@ -422,37 +278,6 @@ impl Server {
             warn!(%error, "best effort stays slow");
         }
         self.remove_class(ifindex, id);
-    }
-
-    /// The link that is meant: by name, or the only one whose rate is known.
-    pub(super) fn link_for(&mut self, device: Option<&str>) -> Outcome<u32> {
-        let links = &mut self.qos.transmit.links;
-        for link in links.values_mut() {
-            link.detect();
-        }
-        let Some(device) = device else {
-            let mut known = links.iter().filter(|(_, link)| link.ledger.is_some());
-            return match (known.next(), known.next()) {
-                (Some((ifindex, _)), None) => Ok(*ifindex),
-                (None, _) => refuse(libc::ENODEV, NO_RATE),
-                _ => refuse(libc::ENODEV, "there are several links: name the device"),
-            };
-        };
-        match links.iter().find(|(_, link)| link.config.device == device) {
-            None => refuse(libc::ENODEV, format!("{device:?} is not a managed device")),
-            Some((_, Link { ledger: None, .. })) => {
-                refuse(libc::ENODEV, format!("{device}: {NO_RATE}"))
-            }
-            Some((ifindex, _)) => Ok(*ifindex),
-        }
-    }
-
-    pub(super) fn ledger(&self, ifindex: u32) -> Outcome<&Ledger> {
-        let link = self.qos.transmit.links.get(&ifindex);
-        match link.and_then(|link| link.ledger.as_ref()) {
-            Some(ledger) => Ok(ledger),
-            None => refuse(libc::ENODEV, NO_RATE),
-        }
     }
 
     /// A class for something of a user's.
@@ -576,7 +401,11 @@ impl Server {
             protocol: session.protocol,
             port: session.local.port(),
         };
-        let scopes = session.flow().map(flow_scope).into_iter().chain([port]);
+        let scopes = session
+            .flow()
+            .map(|flow| Scope::Flow(flow.canonical()))
+            .into_iter()
+            .chain([port]);
         let id = scopes
             .into_iter()
             .find_map(|scope| transmit.by_scope.get(&scope))?;
@@ -584,94 +413,31 @@ impl Server {
         Some((&held.scope, held.class(*id)))
     }
 
-    /// A flow's reservation ends with its session.
-    pub(crate) fn end_flow(&mut self, id: SessionId) {
-        if self.qos.transmit.held.is_empty() {
-            return;
-        }
-        let flow = self.registry.session(id).and_then(|session| session.flow());
-        let class =
-            flow.and_then(|flow| self.qos.transmit.by_scope.get(&flow_scope(flow)).copied());
-        if let Some(class) = class {
+    pub(super) fn end_transmit_of(&mut self, flow: &Scope) {
+        if let Some(class) = self.qos.transmit.by_scope.get(flow).copied() {
             self.drop_class(class);
         }
     }
 
-    pub(super) fn report_transmit(&mut self, report: &mut QosReport) {
-        let ifindices: Vec<u32> = self.qos.transmit.links.keys().copied().collect();
-        for ifindex in ifindices {
-            let counts = self.qos.transmit.counts(ifindex);
-            let of = |minor: u16| {
-                counts
-                    .get(&minor)
-                    .copied()
-                    .map(traffic_of)
-                    .unwrap_or_default()
-            };
-            let Some(link) = self.qos.transmit.links.get_mut(&ifindex) else {
-                continue;
-            };
-            link.detect();
-            let device = link.config.device.clone();
-            report.links.push(LinkReport {
-                device: device.clone(),
-                rate: link.ledger.as_ref().map(Ledger::rate),
-                reservable: link.ledger.as_ref().map_or(0, Ledger::reservable),
-                reserved: link.ledger.as_ref().map_or(0, Ledger::reserved),
-                best_effort: of(traffic::BEST_EFFORT),
-                replaced: link.scheduler.as_ref().and_then(Before::name),
-            });
-            let held = self
-                .qos
-                .transmit
-                .held
-                .iter()
-                .filter(|(_, held)| held.ifindex == ifindex);
-            report
-                .transmit
-                .extend(held.map(|(id, held)| TransmitReport {
-                    scope: held.scope.clone(),
-                    device: device.clone(),
-                    class: id.0,
-                    uid: held.uid,
-                    rate: held.terms.rate,
-                    ceiling: held.terms.ceiling,
-                    burst: held.terms.burst,
-                    group: held.group.map(|(key, _)| key),
-                    traffic: of(id.0),
-                }));
-        }
+    pub(super) fn report_transmit(&self, counts: &LinkCounts, report: &mut QosReport) {
+        let held = self.qos.transmit.held.iter();
+        report.transmit = held
+            .map(|(id, held)| TransmitReport {
+                scope: held.scope.clone(),
+                device: self.qos.transmit.device(held.ifindex),
+                class: id.0,
+                uid: held.uid,
+                rate: held.terms.rate,
+                ceiling: held.terms.ceiling,
+                burst: held.terms.burst,
+                group: held.group.map(|(key, _)| key),
+                traffic: counts.of(held.ifindex, id.0),
+            })
+            .collect();
     }
 }
 
-const NO_RATE: &str =
-    "its rate is not known: set `rate` of its `[[qos.link]]` in the configuration";
-
 impl Reservations {
-    fn traffic(&mut self) -> Result<&mut Traffic, TrafficError> {
-        match &mut self.traffic {
-            Some(traffic) => Ok(traffic),
-            none => Ok(none.insert(Traffic::open()?)),
-        }
-    }
-
-    fn note(&self, device: &str, before: &Before) {
-        let noted = self
-            .journal
-            .as_ref()
-            .map(|journal| journal.record_link(device, &before.record()));
-        if let Some(Err(error)) = noted {
-            warn!(%error, "a scheduler would stay if this server died");
-        }
-    }
-
-    /// The narrowest best effort of all links with a scheduler; none if there is none.
-    fn best_effort(&self) -> Option<Terms> {
-        let scheduled = self.links.values().filter(|link| link.scheduler.is_some());
-        let terms = scheduled.filter_map(|link| link.ledger.as_ref().map(Ledger::best_effort));
-        terms.min_by_key(|terms| terms.rate)
-    }
-
     pub(super) fn has(&self, scope: &Scope) -> bool {
         self.by_scope.contains_key(scope)
     }
@@ -694,39 +460,6 @@ impl Reservations {
     pub(super) fn set_terms(&mut self, id: ClassId, terms: Terms) {
         if let Some(held) = self.held.get_mut(&id) {
             held.terms = terms;
-        }
-    }
-
-    pub(super) fn device(&self, ifindex: u32) -> String {
-        let link = self.links.get(&ifindex);
-        link.map(|link| link.config.device.clone())
-            .unwrap_or_default()
-    }
-
-    pub(super) fn counts(&mut self, ifindex: u32) -> HashMap<u16, Counts> {
-        let is_scheduled = self
-            .links
-            .get(&ifindex)
-            .is_some_and(|link| link.scheduler.is_some());
-        if !is_scheduled {
-            return HashMap::new();
-        }
-        match self.traffic().and_then(|traffic| traffic.counts(ifindex)) {
-            Ok(counts) => counts.into_iter().collect(),
-            Err(error) => {
-                warn!(%error, "cannot count what classes have sent");
-                HashMap::new()
-            }
-        }
-    }
-}
-
-impl Link {
-    /// Asks the device for its rate if that is not known.
-    fn detect(&mut self) {
-        if self.ledger.is_none() {
-            let rate = device::rate(&self.config.device);
-            self.ledger = rate.map(|rate| Ledger::new(rate, self.config.portions()));
         }
     }
 }
@@ -758,15 +491,6 @@ pub(super) fn open_life(scope: &Scope) -> Outcome<Option<OwnedFd>> {
     }
 }
 
-/// In the form that [`Asker::means`] gives.
-fn flow_scope(flow: FlowKey) -> Scope {
-    Scope::Flow(FlowKey {
-        local: canonical(flow.local),
-        remote: canonical(flow.remote),
-        ..flow
-    })
-}
-
 pub(super) fn refusal(refused: Refused) -> portolan_proto::qos::Refusal {
     portolan_proto::qos::Refusal {
         errno: refused.errno().0,
@@ -795,14 +519,5 @@ fn class(minor: u16, parent: u16, terms: &Terms, priority: u32) -> traffic::Clas
         ceiling_burst: terms.ceiling_burst(),
         quantum: terms.quantum(),
         priority,
-    }
-}
-
-pub(super) fn traffic_of(counts: Counts) -> ClassTraffic {
-    ClassTraffic {
-        octets: counts.octets,
-        packets: counts.packets,
-        drops: u64::from(counts.drops),
-        backlog: counts.backlog,
     }
 }

@@ -1,7 +1,7 @@
 //! A scope means one thing, and covers what is its own.
 
 use portolan_sys::unix::Credentials;
-use portolan_types::Protocol;
+use portolan_types::{FlowKey, Protocol};
 
 use super::*;
 
@@ -11,7 +11,6 @@ const ASKER: Asker = Asker {
         uid: 1000,
         gid: 1000,
     },
-    channel: None,
 };
 
 fn flow(local: &str, remote: &str) -> Scope {
@@ -38,7 +37,6 @@ fn process_0_is_the_askers_own() {
             pid: 0,
             ..ASKER.credentials
         },
-        channel: None,
     };
     let refused = nobodys.means(Scope::Process { pid: 0 }).unwrap_err();
     assert_eq!(refused.errno, libc::ESRCH);
