@@ -13,9 +13,11 @@
 #include "deliver.h"
 #include "fragments.h"
 #include "groups.h"
+#include "linear.h"
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
+#include "settings.h"
 
 static __always_inline enum counter pass_reason(enum parsed parsed)
 {
@@ -35,11 +37,16 @@ enum origin {
 	FROM_SERVER,
 };
 
+static __always_inline struct flow_row *find_owner(const struct filter_key *key)
+{
+	return settings.algorithm == ALGORITHM_LINEAR ? find_linear(key) : find_flow(key);
+}
+
 /* The row that claims a packet with ports; counts why if there is none. */
 static __always_inline struct flow_row *claim(const struct filter_key *key,
 					      const enum origin origin, __u16 *flags)
 {
-	struct flow_row *row = find_flow(key);
+	struct flow_row *row = find_owner(key);
 
 	if (row)
 		return row;

@@ -176,6 +176,14 @@ struct tap {
 #define TRAFFIC_HANDLE 0x706f
 #define BEST_EFFORT_CLASS 2
 
+/* How flows are found. */
+#define ALGORITHM_HASH 0
+#define ALGORITHM_LINEAR 1
+
+struct filter_settings {
+	__u32 algorithm;
+};
+
 #define HOLDERS_MAX 8
 
 /* What count_holders is asked, and its answer. Descriptors are the asking process's. */
@@ -201,6 +209,7 @@ _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
+_Static_assert(sizeof(struct filter_settings) == 4, "FilterSettings");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
 _Static_assert(sizeof(struct losses) == 24, "Losses");
 _Static_assert(sizeof(struct budget) == 72, "Budget");

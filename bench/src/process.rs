@@ -1,7 +1,7 @@
 //! Child processes that never outlive their owner, and programs that must end in time.
 
 use std::io;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -97,6 +97,11 @@ impl Background {
 
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// What the program writes to a piped standard output; once.
+    pub fn output(&mut self) -> Option<ChildStdout> {
+        self.child.stdout.take()
     }
 
     /// Ends what the program reads on a piped standard input.

@@ -2,6 +2,7 @@
 
 mod bulk;
 mod conns;
+mod demux;
 mod engine;
 mod http;
 mod local;
@@ -38,12 +39,14 @@ pub enum Suite {
     Local,
     /// Guarantees: whether they hold, and what they cost others.
     Qos,
+    /// What it costs to find a packet's receiver.
+    Demux,
     /// Instructions of the engine for each segment.
     Engine,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 9] = [
+    pub const ALL: [Suite; 10] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Redis,
@@ -52,6 +55,7 @@ impl Suite {
         Suite::Paths,
         Suite::Local,
         Suite::Qos,
+        Suite::Demux,
         Suite::Engine,
     ];
 
@@ -66,6 +70,7 @@ impl Suite {
             Suite::Paths => paths::cases(effort),
             Suite::Local => local::cases(effort),
             Suite::Qos => qos::cases(effort),
+            Suite::Demux => demux::cases(effort),
             Suite::Engine => engine::cases(effort),
         }
     }

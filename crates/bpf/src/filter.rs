@@ -1,5 +1,6 @@
 //! The loaded filters.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,8 +8,8 @@ use std::sync::Arc;
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
-    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FilterTap,
-    FlowRow, Losses, MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
+    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FilterSettings,
+    FilterTap, FlowRow, Losses, MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -16,7 +17,9 @@ use crate::channel::{ChannelMaps, Maps};
 use crate::counters::{self, Counter};
 use crate::error::{AttachError, ChannelError, LoadError, TableError};
 use crate::hook::Hook;
+use crate::linear::LinearTable;
 use crate::objects::Objects;
+use crate::run_time::RunTime;
 use crate::table::Table;
 use crate::workshop::Workshop;
 
@@ -36,6 +39,8 @@ pub struct Filter {
     hooks: HashMap<u32, Hook>,
 
     flows: Table<FilterKey, FlowRow>,
+    /// The same flows, where packets are compared with each of them.
+    linear: Option<RefCell<LinearTable>>,
     bindings: Table<BindingKey, FlowRow>,
     shares: Table<ShareKey, FlowRow>,
     senders: Table<SenderKey, u16>,
@@ -54,17 +59,28 @@ pub struct Filter {
 }
 
 impl Filter {
-    pub fn load(limits: &Limits) -> Result<Filter, LoadError> {
-        Filter::of(&Objects::load(limits)?, limits)
+    pub fn load(limits: &Limits, settings: &FilterSettings) -> Result<Filter, LoadError> {
+        Filter::of(&Objects::load(limits, settings)?, limits, settings)
     }
 
     /// The programs and maps stay loaded through the descriptors that this takes.
-    pub(crate) fn of(objects: &Objects, limits: &Limits) -> Result<Filter, LoadError> {
+    pub(crate) fn of(
+        objects: &Objects,
+        limits: &Limits,
+        settings: &FilterSettings,
+    ) -> Result<Filter, LoadError> {
+        let linear = match settings.algorithm {
+            FilterSettings::LINEAR => {
+                Some(RefCell::new(LinearTable::of(objects, limits.flows + 1)?))
+            }
+            _ => None,
+        };
         Ok(Filter {
             packet_filter: objects.program("packet_filter")?,
             inject_filter: objects.program("inject_filter")?,
             hooks: HashMap::new(),
             flows: Table::of(objects, "flows")?,
+            linear,
             bindings: Table::of(objects, "bindings")?,
             shares: Table::of(objects, "shares")?,
             senders: Table::of(objects, "senders")?,
@@ -184,12 +200,22 @@ impl Filter {
 
     /// Directs the packets of a flow; atomically if they had another direction before.
     pub fn aim(&self, flow: &FlowKey, row: FlowRow) -> Result<(), TableError> {
-        self.flows.set(&FilterKey::new(flow), &row)
+        let key = FilterKey::new(flow);
+        self.flows.set(&key, &row)?;
+        match &self.linear {
+            Some(linear) => linear.borrow_mut().set(&key, row),
+            None => Ok(()),
+        }
     }
 
     /// Leaves the packets of a flow to bindings and to the kernel.
     pub fn unaim(&self, flow: &FlowKey) -> Result<(), TableError> {
-        self.flows.remove(&FilterKey::new(flow))
+        let key = FilterKey::new(flow);
+        self.flows.remove(&key)?;
+        match &self.linear {
+            Some(linear) => linear.borrow_mut().remove(&key),
+            None => Ok(()),
+        }
     }
 
     /// Directs the packets of a local endpoint that are of no flow.
@@ -253,6 +279,11 @@ impl Filter {
     /// What the owner of a channel lost since it has it.
     pub fn losses(&self, channel: ChannelId) -> Losses {
         self.losses.read(&channel.0).unwrap_or_default()
+    }
+
+    /// What the packet filter took of the processors, while the kernel counted it.
+    pub fn run_time(&self) -> RunTime {
+        RunTime::of(self.packet_filter.as_fd())
     }
 
     /// Every verdict of both filters with the number of times it was given.

@@ -9,7 +9,9 @@ mod error;
 mod filter;
 mod holders;
 mod hook;
+mod linear;
 mod objects;
+mod run_time;
 mod table;
 mod workshop;
 
@@ -21,4 +23,5 @@ pub use counters::{Counter, counter_names};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
 pub use filter::{Filter, Limits};
 pub use holders::HolderCount;
+pub use run_time::RunTime;
 pub use workshop::Workshop;

@@ -4,6 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use libbpf_rs::{ErrorKind, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
+use portolan_proto::filter::FilterSettings;
+use zerocopy::IntoBytes;
+
 use crate::error::LoadError;
 use crate::filter::Limits;
 
@@ -20,9 +23,14 @@ static TRANSMIT_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     "/transmit_filter.bpf.o"
 )));
 
+/// The map of the constants in `bpf/settings.h`.
+const SETTINGS: &str = ".rodata.settings";
+
 /// Entries of a map whose size the loader sets.
-fn entries(map: &str, limits: &Limits) -> Option<u32> {
+fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32> {
     match map {
+        // One more, so that a flow can move when there is no other room.
+        "linear_rows" if settings.algorithm == FilterSettings::LINEAR => Some(limits.flows + 1),
         "flows" => Some(limits.flows),
         "bindings" => Some(limits.bindings),
         "channels" | "losses" | "rings" | "doorbells" => Some(limits.channels),
@@ -38,8 +46,9 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    pub(crate) fn load(limits: &Limits) -> Result<Objects, LoadError> {
-        let packet_filter = load_packet_filter(limits).map_err(refused("packet filter"))?;
+    pub(crate) fn load(limits: &Limits, settings: &FilterSettings) -> Result<Objects, LoadError> {
+        let packet_filter =
+            load_packet_filter(limits, settings).map_err(refused("packet filter"))?;
         let transmit_filter =
             load_transmit_filter(&packet_filter).map_err(refused("transmit filter"))?;
         Ok(Objects {
@@ -78,10 +87,14 @@ impl Objects {
     }
 }
 
-fn load_packet_filter(limits: &Limits) -> libbpf_rs::Result<Object> {
+fn load_packet_filter(limits: &Limits, settings: &FilterSettings) -> libbpf_rs::Result<Object> {
     let mut object = open(PACKET_FILTER)?;
     for mut map in object.maps_mut() {
-        if let Some(entries) = map.name().to_str().and_then(|name| entries(name, limits)) {
+        if map.name() == SETTINGS {
+            map.set_initial_value(settings.as_bytes())?;
+        }
+        let name = map.name().to_str();
+        if let Some(entries) = name.and_then(|name| entries(name, limits, settings)) {
             map.set_max_entries(entries)?;
         }
     }

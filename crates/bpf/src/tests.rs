@@ -7,6 +7,7 @@ mod budgets;
 mod fragments;
 mod frames;
 mod groups;
+mod linear;
 mod receive;
 mod report;
 mod transmit;

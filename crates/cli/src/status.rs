@@ -1,7 +1,7 @@
 //! `portolan status`: what the server says about itself.
 
 use portolan_proto::control::{ReplyBody, RequestBody};
-use portolan_proto::report::StatusReport;
+use portolan_proto::report::{FilterReport, StatusReport};
 use serde::Serialize;
 
 use crate::ServerAddress;
@@ -35,14 +35,23 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
 
 fn describe(status: &StatusReport) -> String {
     format!(
-        "portoland {}, pid {}, up {}\ninterfaces  {}\nprocesses   {}\nsessions    {}",
+        "portoland {}, pid {}, up {}\ninterfaces  {}\nprocesses   {}\nsessions    {}\nfilter      {}",
         status.version,
         status.pid,
         duration(status.uptime_s),
         status.interfaces.join(" "),
         status.processes,
         status.sessions,
+        describe_filter(&status.filter),
     )
+}
+
+/// Its time only where somebody has the kernel count it.
+fn describe_filter(filter: &FilterReport) -> String {
+    match filter.nanoseconds.checked_div(filter.runs) {
+        Some(mean) => format!("{}, {mean} ns per packet", filter.algorithm),
+        None => filter.algorithm.clone(),
+    }
 }
 
 fn duration(seconds: u64) -> String {
@@ -63,10 +72,26 @@ mod tests {
             processes: 2,
             sessions: 3,
             uptime_s: 3_725,
+            filter: FilterReport {
+                algorithm: "hash".into(),
+                runs: 0,
+                nanoseconds: 0,
+            },
         };
         assert_eq!(
             describe(&status),
-            "portoland 0.1.0, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3"
+            "portoland 0.1.0, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3\n\
+             filter      hash"
         );
+    }
+
+    #[test]
+    fn what_the_filter_takes_is_shown_where_it_is_counted() {
+        let filter = FilterReport {
+            algorithm: "linear".into(),
+            runs: 10,
+            nanoseconds: 2_509,
+        };
+        assert_eq!(describe_filter(&filter), "linear, 250 ns per packet");
     }
 }

@@ -239,6 +239,30 @@ impl Doorbell {
     pub const ASLEEP_ON_TAP: u32 = 2;
 }
 
+/// What the programs are told when they are loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct FilterSettings {
+    /// [`FilterSettings::HASH`] or [`FilterSettings::LINEAR`]: how flows are found.
+    pub algorithm: u32,
+}
+
+impl FilterSettings {
+    pub const HASH: u32 = 0;
+    pub const LINEAR: u32 = 1;
+}
+
+/// A place for a flow in the table that is searched row by row.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LinearRow {
+    /// Even while the place is free or changes.
+    pub version: u32,
+    pub reserved: u32,
+    pub key: FilterKey,
+    pub row: FlowRow,
+}
+
 /// Processes that one look for holders can name.
 pub const HOLDERS_MAX: usize = 8;
 
@@ -257,6 +281,8 @@ pub struct Holders {
 }
 
 const _: () = assert!(size_of::<Holders>() == 48);
+const _: () = assert!(size_of::<FilterSettings>() == 4);
+const _: () = assert!(size_of::<LinearRow>() == 64);
 const _: () = assert!(size_of::<FilterKey>() == 40);
 const _: () = assert!(size_of::<FlowRow>() == 16);
 const _: () = assert!(size_of::<FilterTap>() == 8);

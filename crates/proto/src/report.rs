@@ -128,4 +128,13 @@ pub struct StatusReport {
     pub processes: u32,
     pub sessions: u32,
     pub uptime_s: u64,
+    pub filter: FilterReport,
+}
+
+/// How the packet filter works, and what it took while the kernel counted (`kernel.bpf_stats_enabled`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilterReport {
+    pub algorithm: String,
+    pub runs: u64,
+    pub nanoseconds: u64,
 }

@@ -9,11 +9,13 @@ use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
 mod cpu;
+mod filter;
 mod qos;
 #[cfg(test)]
 mod tests;
 
 use cpu::CpuClass;
+pub use filter::FilterConfig;
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
@@ -44,6 +46,7 @@ pub struct Config {
     pub ecn: Option<String>,
     pub buffers: Buffers,
     pub limits: LimitsConfig,
+    pub filter: FilterConfig,
     pub qos: QosConfig,
 }
 
@@ -82,6 +85,7 @@ impl Default for Config {
             ecn: None,
             buffers: Buffers::default(),
             limits: LimitsConfig::default(),
+            filter: FilterConfig::default(),
             qos: QosConfig::default(),
         }
     }

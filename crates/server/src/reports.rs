@@ -6,8 +6,8 @@ use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::report::{
-    CounterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures, SessionReport,
-    StatisticsRow, StatusReport,
+    CounterReport, FilterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures,
+    SessionReport, StatisticsRow, StatusReport,
 };
 use portolan_stack::{COUNTERS, counter_names};
 use portolan_sys::shm::StatisticsReader;
@@ -175,6 +175,7 @@ impl Server {
 
     pub fn read_status(&self) -> Answer {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let run_time = self.filter.run_time();
         ReplyBody::Status(StatusReport {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -182,6 +183,11 @@ impl Server {
             processes: count(self.registry.process_count()),
             sessions: count(self.registry.session_count()),
             uptime_s: self.now.since(self.started).as_secs(),
+            filter: FilterReport {
+                algorithm: self.config.filter.algorithm.name().to_owned(),
+                runs: run_time.runs,
+                nanoseconds: run_time.nanoseconds,
+            },
         })
         .into()
     }

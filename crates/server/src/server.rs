@@ -211,11 +211,12 @@ impl Server {
             .map(|name| device::by_name(name).map(|device| device.index))
             .collect::<Result<BTreeSet<u32>, DeviceError>>()?;
         let [first, last] = config.ephemeral_ports;
-        let mut filter = Filter::load(&portolan_bpf::Limits {
+        let limits = portolan_bpf::Limits {
             flows: FLOWS,
             bindings: BINDINGS,
             channels: config.limits.processes + 1,
-        })?;
+        };
+        let mut filter = Filter::load(&limits, &config.filter.settings())?;
         let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
         let wire = Tap::create("ptl-srv")?;
         filter.attach_tap(ChannelId::SERVER, wire.ifindex)?;

@@ -5,6 +5,7 @@
 
 mod bulk;
 mod connections;
+mod crowd;
 mod ends;
 mod flows;
 mod gauge;
@@ -152,6 +153,14 @@ enum Command {
         /// Stop after so many connections, if that comes first.
         #[arg(long)]
         count: Option<u64>,
+    },
+    /// Accepts every connection of a `crowd`, greets and keeps it.
+    Gather { address: SocketAddr },
+    /// Opens that many connections to a `gather`, and keeps them until the standard input ends.
+    Crowd {
+        address: SocketAddr,
+        #[arg(long)]
+        count: usize,
     },
     /// Returns every octet to its sender, one connection after the other.
     Mirror { address: SocketAddr },
@@ -330,6 +339,8 @@ fn run(command: Command) -> io::Result<()> {
             Duration::from_secs_f64(seconds),
             count.unwrap_or(u64::MAX),
         )?),
+        Command::Gather { address } => crowd::gather(address),
+        Command::Crowd { address, count } => crowd::join(address, count),
         Command::Mirror { address } => transfer::mirror(address),
         Command::Send {
             address,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapFlags, ProgramInput, RingBufferBuilder};
-use portolan_proto::filter::{Doorbell, FilterInterface, FlowRow, RecordHeader};
+use portolan_proto::filter::{Doorbell, FilterInterface, FilterSettings, FlowRow, RecordHeader};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -95,13 +95,17 @@ pub(super) fn any_address(flow: &FlowKey) -> SocketAddr {
 
 impl Bed {
     pub(super) fn new() -> Bed {
+        Bed::with(FilterSettings::default())
+    }
+
+    pub(super) fn with(settings: FilterSettings) -> Bed {
         let limits = Limits {
             flows: 1024,
             bindings: 64,
             channels: 8,
         };
-        let objects = Objects::load(&limits).expect("the tests run as root");
-        let mut filter = Filter::of(&objects, &limits).unwrap();
+        let objects = Objects::load(&limits, &settings).expect("the tests run as root");
+        let mut filter = Filter::of(&objects, &limits, &settings).unwrap();
         let maps = Maps::create(RING_SIZE).unwrap();
         filter.workshop().install(&[(CHANNEL, &maps)]).unwrap();
         filter.register_tap(CHANNEL, IFINDEX).unwrap();

@@ -47,6 +47,8 @@ fn every_key_can_be_set() {
          processes_per_user = 2
          sessions_per_process = 100
          time_wait = 10
+         [filter]
+         algorithm = 'linear'
          [[qos.cpu_class]]
          name = 'hard'
          share = 0.25
@@ -141,4 +143,13 @@ fn no_text_makes_the_reader_panic_and_what_passes_is_within_bounds() {
                 config.parameters();
             }
         });
+}
+
+#[test]
+fn an_unknown_algorithm_is_refused_with_those_that_exist() {
+    let error = parse("[filter]\nalgorithm = 'tree'").unwrap_err();
+    assert!(
+        error.contains("tree") && error.contains("linear"),
+        "{error}"
+    );
 }

@@ -1,0 +1,45 @@
+//! Many connections that do nothing: what a packet filter has to tell apart.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Accepts, writes one octet, keeps the connection.
+pub fn gather(address: SocketAddr) -> io::Result<()> {
+    raise_descriptor_limit()?;
+    let listener = TcpListener::bind(address)?;
+    let mut streams = Vec::new();
+    loop {
+        let (mut stream, _) = listener.accept()?;
+        stream.write_all(b"!")?;
+        streams.push(stream);
+    }
+}
+
+/// Opens connections to a `gather`, says so when all are accepted, and keeps them until the standard input ends.
+pub fn join(address: SocketAddr, count: usize) -> io::Result<()> {
+    raise_descriptor_limit()?;
+    let streams = (0..count)
+        .map(|_| open(address))
+        .collect::<io::Result<Vec<_>>>()?;
+    println!("{}", streams.len());
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn open(address: SocketAddr) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.read_exact(&mut [0])?;
+    Ok(stream)
+}
+
+/// To what is granted.
+fn raise_descriptor_limit() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    Ok(setrlimit(Resource::Nofile, raised)?)
+}

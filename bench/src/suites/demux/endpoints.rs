@@ -1,0 +1,264 @@
+//! Round trips and the packet filter's time against the number of endpoints that it tells apart (MS Fig. 20).
+//! The endpoints are connections of one more program on the receiving host, whose peers are on the kernel's sockets.
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::rc::Rc;
+
+use super::super::{Better, Case, number};
+use crate::bed::{Bed, Side, Stack};
+use crate::process::{Background, run};
+use crate::{Effort, MeasureError};
+
+const PORT: u16 = 7400;
+const CROWD_PORT: u16 = 7401;
+
+/// The one that is measured included.
+const ENDPOINTS: [usize; 5] = [1, 16, 256, 4096, 16_384];
+const MOST: usize = ENDPOINTS[ENDPOINTS.len() - 1];
+
+/// The paper's.
+const PAYLOAD: &str = "1400";
+
+/// Has the kernel count the run time of all eBPF programs.
+const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+const TRAFFIC: &str = "portolan-traffic";
+
+/// How receivers are found.
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    settings: &'static str,
+    paper: Option<&'static str>,
+    /// Is the cost to be the same for any number of endpoints?
+    is_flat: bool,
+}
+
+const WAYS: [Way; 2] = [
+    Way {
+        name: "linear",
+        settings: "[filter]\nalgorithm = \"linear\"\n",
+        paper: Some("grows with the endpoints"),
+        is_flat: false,
+    },
+    Way {
+        name: "hash",
+        settings: "[filter]\nalgorithm = \"hash\"\n",
+        paper: None,
+        is_flat: true,
+    },
+];
+
+/// What a flat curve may rise.
+const NOISE: f64 = 1.1;
+
+pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    WAYS.into_iter()
+        .flat_map(|way| Sweep::new(way, effort).into_cases(effort))
+        .collect()
+}
+
+/// At one number of endpoints.
+#[derive(Clone, Copy)]
+struct Point {
+    endpoints: usize,
+    round_trip_us: f64,
+    /// Of one packet in the packet filter.
+    filter_ns: f64,
+}
+
+struct Curve(Vec<Point>);
+
+impl Curve {
+    fn at(&self, endpoints: usize) -> Point {
+        let found = self.0.iter().find(|point| point.endpoints == endpoints);
+        *found.expect("cases name what is measured")
+    }
+
+    fn growth(&self, of: fn(Point) -> f64) -> f64 {
+        of(self.at(MOST)) / of(self.at(1))
+    }
+}
+
+/// Curves of one way, each measured once for all its figures.
+struct Sweep {
+    way: Way,
+    count: usize,
+    curves: RefCell<Vec<Curve>>,
+}
+
+impl Sweep {
+    fn new(way: Way, effort: Effort) -> Rc<Sweep> {
+        Rc::new(Sweep {
+            way,
+            count: effort.scaled(20_000.0) as usize,
+            curves: RefCell::default(),
+        })
+    }
+
+    fn into_cases(self: Rc<Sweep>, effort: Effort) -> Vec<Case> {
+        let Way { name, paper, .. } = self.way;
+        let mut cases = Vec::new();
+        let name = format!("ms-fig20-{name}");
+        for (suffix, of) in [
+            ("", (|point| point.round_trip_us) as fn(Point) -> f64),
+            ("-filter", |point| point.filter_ns),
+        ] {
+            let unit = if suffix.is_empty() { "us" } else { "ns" };
+            for endpoints in ENDPOINTS {
+                // A quick run has both ends of the curve only in their ratio.
+                if !effort.quick {
+                    let name = format!("{name}-{endpoints}{suffix}");
+                    let take = move |curve: &Curve| of(curve.at(endpoints));
+                    cases.push(self.case(&name, unit, take));
+                }
+            }
+            let name = format!("{name}-{MOST}-over-1{suffix}");
+            let mut growth = self.case(&name, "", move |curve| curve.growth(of));
+            growth.paper = paper;
+            cases.push(match self.way.is_flat && suffix.is_empty() {
+                true => growth.with_bar(NOISE),
+                false => growth,
+            });
+        }
+        cases
+    }
+
+    fn case(
+        self: &Rc<Sweep>,
+        name: &str,
+        unit: &'static str,
+        take: impl Fn(&Curve) -> f64 + 'static,
+    ) -> Case {
+        let sweep = Rc::clone(self);
+        let runs = Cell::new(0);
+        Case::of_portolan(name, unit, Better::Lower, move |_| {
+            let run = runs.replace(runs.get() + 1);
+            if sweep.curves.borrow().len() == run {
+                let curve = sweep.measure()?;
+                sweep.curves.borrow_mut().push(curve);
+            }
+            Ok(take(&sweep.curves.borrow()[run]))
+        })
+    }
+
+    fn measure(&self) -> Result<Curve, MeasureError> {
+        let mut bed = Bed::bare(portolan_netns::Bed::veth())?;
+        bed.set_settings(self.way.settings);
+        bed.start_daemon(Side::Client)?;
+        bed.start_daemon(Side::Server)?;
+        let gathering = bed.endpoint(CROWD_PORT).to_string();
+        let gather = ["gather", &gathering];
+        let _gathered = bed.serve(Stack::Portolan, CROWD_PORT, TRAFFIC, &gather)?;
+        let mut crowds = Vec::new();
+        let mut endpoints = 1;
+        let mut points = Vec::new();
+        for wanted in ENDPOINTS {
+            if wanted > endpoints {
+                crowds.push(crowd(&bed, wanted - endpoints)?);
+                endpoints = wanted;
+            }
+            points.push(self.point(&bed, endpoints)?);
+        }
+        Ok(Curve(points))
+    }
+
+    /// The connection that is measured opens last, and so is compared last.
+    fn point(&self, bed: &Bed, endpoints: usize) -> Result<Point, MeasureError> {
+        let round_trip_us = self.ping(bed)?;
+        let before = FilterTime::read(bed)?;
+        let statistics = Statistics::count()?;
+        self.ping(bed)?;
+        drop(statistics);
+        let after = FilterTime::read(bed)?;
+        Ok(Point {
+            endpoints,
+            round_trip_us,
+            filter_ns: (after.nanoseconds - before.nanoseconds) / (after.runs - before.runs),
+        })
+    }
+
+    fn ping(&self, bed: &Bed) -> Result<f64, MeasureError> {
+        let endpoint = bed.endpoint(PORT).to_string();
+        let options = [endpoint.as_str(), "--size", PAYLOAD, "--spin"];
+        let echo = [&["echo", "tcp"], &options[..]].concat();
+        let _server = bed.serve(Stack::Portolan, PORT, TRAFFIC, &echo)?;
+        let mut client = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
+        let count = self.count.to_string();
+        client.args(["ping", "tcp"]).args(options);
+        number(
+            TRAFFIC,
+            &run(client.args(["--count", &count]))?,
+            &["p50_us"],
+        )
+    }
+}
+
+/// So many endpoints more on the server host, as long as their peers' program runs.
+fn crowd(bed: &Bed, count: usize) -> Result<Background, MeasureError> {
+    let endpoint = bed.endpoint(CROWD_PORT).to_string();
+    let mut command = bed.command(Side::Client, Stack::Kernel, TRAFFIC);
+    command.args(["crowd", &endpoint, "--count", &count.to_string()]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut crowd = Background::start_with_output(&mut command)?;
+    let mut said = String::new();
+    if let Some(output) = crowd.output() {
+        // What cannot be read says nothing, either.
+        let _ = BufReader::new(output).read_line(&mut said);
+    }
+    match said.trim().parse::<usize>() {
+        Ok(opened) if count == opened => Ok(crowd),
+        _ => Err(MeasureError::Output {
+            program: TRAFFIC,
+            output: said,
+        }),
+    }
+}
+
+/// What the packet filter of the server host took, as far as the kernel counted it.
+struct FilterTime {
+    runs: f64,
+    nanoseconds: f64,
+}
+
+impl FilterTime {
+    fn read(bed: &Bed) -> Result<FilterTime, MeasureError> {
+        let status = bed.portolan(Side::Server, &["status", "--json"])?;
+        let field = |name| number("portolan", &status, &["filter", name]);
+        Ok(FilterTime {
+            runs: field("runs")?,
+            nanoseconds: field("nanoseconds")?,
+        })
+    }
+}
+
+/// While it lives the kernel counts.
+struct Statistics {
+    before: String,
+}
+
+impl Statistics {
+    fn count() -> Result<Statistics, MeasureError> {
+        let before = fs::read_to_string(STATISTICS).map_err(unset)?;
+        fs::write(STATISTICS, "1").map_err(unset)?;
+        Ok(Statistics { before })
+    }
+}
+
+impl Drop for Statistics {
+    fn drop(&mut self) {
+        if let Err(source) = fs::write(STATISTICS, &self.before) {
+            eprintln!("portolan: {}", unset(source));
+        }
+    }
+}
+
+fn unset(source: std::io::Error) -> MeasureError {
+    MeasureError::File {
+        path: STATISTICS.to_owned(),
+        source,
+    }
+}

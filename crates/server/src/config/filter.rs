@@ -1,0 +1,40 @@
+//! How the packet filter finds whose a packet is.
+
+use portolan_proto::filter::FilterSettings;
+use serde::Deserialize;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FilterConfig {
+    pub algorithm: Algorithm,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Algorithm {
+    /// One look into a table.
+    #[default]
+    Hash,
+    /// All flows are compared, one after the other.
+    Linear,
+}
+
+impl Algorithm {
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Hash => "hash",
+            Algorithm::Linear => "linear",
+        }
+    }
+}
+
+impl FilterConfig {
+    pub fn settings(self) -> FilterSettings {
+        FilterSettings {
+            algorithm: match self.algorithm {
+                Algorithm::Hash => FilterSettings::HASH,
+                Algorithm::Linear => FilterSettings::LINEAR,
+            },
+        }
+    }
+}
