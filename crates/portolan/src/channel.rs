@@ -103,6 +103,11 @@ impl Channel {
         self.inlet.release();
     }
 
+    /// Are there frames to take?
+    pub(crate) fn has_received(&self) -> bool {
+        self.inlet.has_received()
+    }
+
     /// Are there frames to take, or may some be on their way by the tap?
     pub(crate) fn may_have_received(&self) -> bool {
         self.inlet.is_settling() || self.inlet.has_received()

@@ -23,6 +23,9 @@ use crate::watch::{Duty, Leader, Role, Watch};
 /// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
 const BATCH: usize = 64;
 
+/// Times that many frames taken for a session that leaves.
+const LAST_BATCHES: usize = 32;
+
 /// How long frames may come for a session that has left.
 const WIRE_LINGERS: Duration = Duration::from_secs(1);
 
@@ -298,6 +301,19 @@ impl Core {
     /// Both: everything that is due.
     pub(crate) fn attend(&mut self, now: Instant) {
         self.take_in(now);
+        self.send_out(now);
+    }
+
+    /// As [`Core::attend`], for a session that leaves: what lies on the ring or the tap goes into it,
+    /// and not after it by way of the server.
+    pub(crate) fn attend_last(&mut self, now: Instant) {
+        self.stop_leading(now);
+        for _ in 0..LAST_BATCHES {
+            self.take_in(now);
+            if !self.channel.has_received() {
+                break;
+            }
+        }
         self.send_out(now);
     }
 

@@ -118,7 +118,10 @@ pub enum RequestBody {
     /// Wants a neighbour resolved. No reply; metastate will tell.
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
-    Stray { frame: Vec<u8> },
+    Stray {
+        #[serde(with = "crate::octets")]
+        frame: Vec<u8>,
+    },
     /// Whose bell wakes the peer of a local session that this process holds? Reply: `Bell` or
     /// `Error`.
     Bell { session: SessionId },
@@ -235,7 +238,7 @@ pub enum Reader {
 /// Octets that travel inside the message, or in the memfd that the packet carries last.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blob {
-    Inline(Vec<u8>),
+    Inline(#[serde(with = "crate::octets")] Vec<u8>),
     Memfd { length: u32 },
 }
 

@@ -7,6 +7,7 @@ pub mod filter;
 pub mod ip;
 pub mod local;
 pub mod metastate;
+mod octets;
 pub mod qos;
 pub mod report;
 

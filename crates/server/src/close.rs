@@ -55,12 +55,17 @@ impl Server {
         if self.locals.has(id) {
             return Ok(self.flush_local(channel, id, then, traits));
         }
+        // Packets come here from now on, before the capsule is looked at: the fewer go to where the
+        // session was, the fewer come out of order.
+        let slot = self.stack.reserve();
+        let generation = self.aim(id, Holder::Server(slot));
         let Some(session) = self.unpack(id, capsule, fd) else {
             self.counters.bad_capsules += 1;
+            self.stack.remove(slot);
             self.abort_orphan(id);
             return Err(Errno::PROTO);
         };
-        self.hold_session(id, session);
+        self.hold_at(id, (slot, generation), session);
         self.note_migration(id);
         self.registry.detach(id);
         self.registry.describe(id, traits);

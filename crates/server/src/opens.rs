@@ -15,7 +15,8 @@ use portolan_proto::metastate::RouteKind;
 use portolan_stack::{Path, TcpSession};
 use portolan_tcp::{Config as TcpConfig, Connection};
 use portolan_types::{
-    ChannelId, FlowKey, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped,
+    ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical, is_scoped, scope_of,
+    scoped,
 };
 use tracing::debug;
 
@@ -420,9 +421,20 @@ impl Server {
     }
 
     /// As [`Server::hold`], for a session that comes whole.
-    pub fn hold_session(&mut self, id: SessionId, mut session: TcpSession) {
+    pub fn hold_session(&mut self, id: SessionId, session: TcpSession) {
         let slot = self.stack.reserve();
-        session.generation = self.aim(id, Holder::Server(slot));
+        let generation = self.aim(id, Holder::Server(slot));
+        self.hold_at(id, (slot, generation), session);
+    }
+
+    /// Puts a session at the slot that its row points to.
+    pub fn hold_at(
+        &mut self,
+        id: SessionId,
+        (slot, generation): (Slot, Generation),
+        mut session: TcpSession,
+    ) {
+        session.generation = generation;
         self.stack.insert_at(
             self.now,
             slot,

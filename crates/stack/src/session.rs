@@ -3,6 +3,7 @@
 use portolan_proto::ip::IpOptions;
 use portolan_tcp::Connection;
 use portolan_types::{FlowKey, Generation, SessionId};
+use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
 
 use crate::udp::UdpSession;
@@ -56,7 +57,8 @@ impl TcpSession {
     pub fn to_capsule(&self) -> Vec<u8> {
         let mut octets = Vec::with_capacity(STATE_ROOM + self.connection.stored());
         octets.push(CAPSULE_VERSION);
-        postcard::to_extend(self, octets).expect("plain data encodes into a growing vector")
+        postcard::serialize_with_flavor(self, Growing(octets))
+            .expect("plain data encodes into a growing vector")
     }
 
     /// Decodes a capsule that may come from a hostile process: whatever this returns is safe to
@@ -73,5 +75,27 @@ impl TcpSession {
             .validate()
             .map_err(|_| BadCapsule::Inconsistent)?;
         Ok(session)
+    }
+}
+
+/// Where a capsule is encoded. Unlike postcard's own, it has room from the start and takes octets as
+/// a whole.
+struct Growing(Vec<u8>);
+
+impl Flavor for Growing {
+    type Output = Vec<u8>;
+
+    fn try_push(&mut self, octet: u8) -> postcard::Result<()> {
+        self.0.push(octet);
+        Ok(())
+    }
+
+    fn try_extend(&mut self, octets: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(octets);
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Vec<u8>> {
+        Ok(self.0)
     }
 }

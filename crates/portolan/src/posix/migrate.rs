@@ -234,7 +234,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     }
     let slot = socket.slot();
     let mut core = process.lock();
-    core.attend(clock::now());
+    core.attend_last(clock::now());
     let Some((id, capsule, memfd)) = pack(&mut core, slot) else {
         return;
     };
