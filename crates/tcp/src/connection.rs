@@ -398,7 +398,7 @@ impl Connection {
 
     /// Takes octets back that `recv` has returned last: they are the next that it returns.
     pub fn unread(&mut self, octets: &[u8]) {
-        self.receive.buffer.unread(octets);
+        self.receive.unread(octets);
     }
 
     /// Copies octets that arrived in order, from `offset` on, and leaves them.

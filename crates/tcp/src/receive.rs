@@ -491,6 +491,12 @@ impl Receiver {
         count
     }
 
+    /// Puts octets back that were read last; the application has not taken them.
+    pub(crate) fn unread(&mut self, octets: &[u8]) {
+        self.buffer.unread(octets);
+        self.tuning.copied = self.tuning.copied.saturating_sub(octets.len());
+    }
+
     fn read_to_mark(&mut self, out: &mut [u8], place: Place) -> usize {
         if out.is_empty() {
             return 0;

@@ -44,3 +44,26 @@ fn nothing_that_arrived_lies_behind_a_fin() {
     assert_eq!(receiver.nxt, SeqNum(111));
     assert!(receiver.is_consistent());
 }
+
+#[test]
+fn octets_that_are_put_back_were_not_taken() {
+    let start = Instant::from_millis(1_000);
+    let rtt = Duration::from_millis(10);
+    let mut receiver = Receiver::new(&Config::default());
+    receiver.synchronize(SeqNum(99), None, start);
+    receiver.start_tuning();
+    let before = (receiver.limit(), receiver.space());
+    let text = [b'.'; 30_000];
+    receiver.arrive(start, SeqNum(100), &text, false, &RttEstimator::default());
+    for _ in 0..4 {
+        let mut out = [0; 30_000];
+        assert_eq!(
+            receiver.read(start, &mut out, Some(rtt), Place::Aside),
+            30_000
+        );
+        receiver.unread(&out);
+    }
+    let later = start + rtt;
+    receiver.read(later, &mut [0; 1], Some(rtt), Place::Aside);
+    assert_eq!((receiver.limit(), receiver.space()), before);
+}
