@@ -178,6 +178,8 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		count(receive_held_fragment);
 	else if (delivery->flags & RECORD_ICMP_ERROR)
 		count(receive_delivered_icmp_error);
+	else if (delivery->flags & RECORD_RAW)
+		count(receive_delivered_raw);
 	else if (delivery->flags & RECORD_COPY)
 		count(receive_delivered_copy);
 	else

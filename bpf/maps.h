@@ -108,6 +108,15 @@ struct {
 	__type(value, __u16);
 } senders SEC(".maps");
 
+/* Protocols of programs' own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct raw_key);
+	__type(value, struct flow_row);
+} raw_flows SEC(".maps");
+
 /* Sockets that each get a copy: of a group's datagrams, and of broadcasts to a shared binding. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

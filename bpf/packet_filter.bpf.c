@@ -17,19 +17,8 @@
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
+#include "raw.h"
 #include "settings.h"
-
-static __always_inline enum counter pass_reason(enum parsed parsed)
-{
-	switch (parsed) {
-	case PARSED_NOT_IP:
-		return receive_pass_not_ip;
-	case PARSED_PROTOCOL:
-		return receive_pass_protocol;
-	default:
-		return receive_pass_malformed;
-	}
-}
 
 /* What the server injects may be for a loopback address, which no frame of a network is. */
 enum origin {
@@ -71,6 +60,54 @@ static __always_inline bool may_be_ours(const struct filter_key *key)
 }
 
 /*
+ * By the ring, awake or not: the tap has no room for who sent it. Global, so that the verifier looks
+ * at it once.
+ */
+__noinline int deliver_raw(struct __sk_buff *skb, const struct flow_row *row, __u32 interface)
+{
+	const struct delivery delivery = { .flags = RECORD_RAW, .interface = interface };
+
+	if (!row)
+		return TC_ACT_UNSPEC;
+	if (is_budgeted(row) && exceeds_budget(skb, row))
+		return TC_ACT_SHOT;
+	deliver_by_ring(skb, row, &delivery);
+	return TC_ACT_SHOT;
+}
+
+/*
+ * A frame of neither IPv4 nor IPv6 may be a program's own; else it is the kernel's, for that reason.
+ * Global as above.
+ */
+__noinline int filter_frame(struct __sk_buff *skb, __u32 reason)
+{
+	struct flow_row *row = find_raw_frame(skb);
+
+	if (row)
+		return deliver_raw(skb, row, skb->ifindex);
+	count(reason);
+	return TC_ACT_UNSPEC;
+}
+
+/*
+ * A packet of another protocol than TCP and UDP that is whole and for this host may be a program's
+ * own; else it is the kernel's. Global as above.
+ */
+__noinline int filter_protocol(struct __sk_buff *skb, const struct filter_key *key,
+			       __u32 interface)
+{
+	struct flow_row *row;
+
+	if (!key)
+		return TC_ACT_UNSPEC;
+	row = find_raw_packet(key);
+	if (row && is_local(&key->local))
+		return deliver_raw(skb, row, interface);
+	count(receive_pass_protocol);
+	return TC_ACT_UNSPEC;
+}
+
+/*
  * Delivers the frame, which came by a device, if a session claims it; else counts why not and
  * answers TC_ACT_UNSPEC. What the server held, and lets in, is not held again.
  */
@@ -98,8 +135,15 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		}
 		row = find_fragment(skb, &key, &piece, origin == FROM_NETWORK, &flags);
 		break;
+	case PARSED_PROTOCOL:
+		if (!piece.is_fragment)
+			return filter_protocol(skb, &key, interface);
+		count(receive_pass_protocol);
+		return TC_ACT_UNSPEC;
+	case PARSED_NOT_IP:
+		return filter_frame(skb, receive_pass_not_ip);
 	default:
-		count(pass_reason(parsed));
+		count(receive_pass_malformed);
 		return TC_ACT_UNSPEC;
 	}
 	if (!row)
@@ -118,11 +162,15 @@ int packet_filter(struct __sk_buff *skb)
 		count(receive_pass_vlan);
 		return TC_ACT_UNSPEC;
 	}
+	if (skb->pkt_type == PACKET_OTHERHOST) {
+		count(receive_pass_not_to_host);
+		return TC_ACT_UNSPEC;
+	}
 	if (skb->pkt_type != PACKET_HOST) {
 		const struct delivery delivery = delivery_of(skb);
 
-		if (skb->pkt_type == PACKET_OTHERHOST || !distribute(skb, &delivery))
-			count(receive_pass_not_to_host);
+		if (!distribute(skb, &delivery))
+			return filter_frame(skb, receive_pass_not_to_host);
 		return TC_ACT_UNSPEC;
 	}
 	return filter(skb, skb->ifindex, FROM_NETWORK);

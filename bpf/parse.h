@@ -221,13 +221,18 @@ static __always_inline enum parsed parse_ports(struct cursor *cursor, struct fil
 	return PARSED_FLOW;
 }
 
-/* Of an error about a later fragment nobody can tell whose it was. */
-static __always_inline enum parsed icmp_error(enum parsed quoted)
+/*
+ * Of an error about a later fragment nobody can tell whose it was; one about another protocol's packet
+ * is not of that protocol.
+ */
+static __always_inline enum parsed icmp_error(enum parsed quoted, struct filter_key *key)
 {
 	switch (quoted) {
 	case PARSED_FLOW:
 		return PARSED_ICMP_ERROR;
 	case PARSED_LATER_FRAGMENT:
+	case PARSED_PROTOCOL:
+		key->protocol = IPPROTO_ICMP;
 		return PARSED_PROTOCOL;
 	default:
 		return quoted;
@@ -253,7 +258,7 @@ static __always_inline enum parsed parse_icmpv4(struct cursor *cursor, struct fi
 	parsed = parse_ipv4(cursor, key, SENT, &quoted);
 	if (parsed == PARSED_FLOW)
 		parsed = parse_ports(cursor, key, SENT);
-	return icmp_error(parsed);
+	return icmp_error(parsed, key);
 }
 
 static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct filter_key *key)
@@ -272,7 +277,7 @@ static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct fi
 		parsed = skip_extensions(cursor, key, &quoted);
 	if (parsed == PARSED_FLOW)
 		parsed = parse_ports(cursor, key, SENT);
-	return icmp_error(parsed);
+	return icmp_error(parsed, key);
 }
 
 /* The flow of a frame that comes from the network. */

@@ -47,6 +47,16 @@ struct binding_key {
 	__u8 reserved;
 };
 
+/* A kind of frame or of packet that one program has for a protocol of its own. */
+struct raw_key {
+	__u8 kind;
+	__u8 reserved;
+	__be16 number;
+};
+
+#define RAW_ETHERTYPE 1
+#define RAW_IP_PROTOCOL 2
+
 #define SHARE_BUCKETS 128
 
 struct share_key {
@@ -113,6 +123,8 @@ struct tap_stamp {
 #define RECORD_HELD 8
 /* A copy of what others, and the kernel, get too. */
 #define RECORD_COPY 16
+/* Of a protocol of the program's own: the slot is a raw flow's. */
+#define RECORD_RAW 32
 
 /* On a page of its own, shared with the channel's owner, who may write anything here. */
 struct doorbell {
@@ -201,6 +213,7 @@ struct holders {
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
 _Static_assert(sizeof(struct flow_row) == 16, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
+_Static_assert(sizeof(struct raw_key) == 4, "RawKey");
 _Static_assert(sizeof(struct share_key) == 24, "ShareKey");
 _Static_assert(sizeof(struct sender_key) == 24, "SenderKey");
 _Static_assert(sizeof(struct member_key) == 24, "MemberKey");

@@ -12,6 +12,7 @@
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
+#include "raw.h"
 
 #define DROP(reason)                                                                               \
 	do {                                                                                       \
@@ -85,6 +86,41 @@ static __always_inline void identify(struct __sk_buff *skb, const struct filter_
 			    sizeof(after));
 }
 
+/* A frame of a protocol that its channel has for its own. */
+static __always_inline int send_raw_frame(struct __sk_buff *skb, const struct ethhdr *eth,
+					  const struct tap *tap)
+{
+	enum sender sender = raw_sender(RAW_ETHERTYPE, eth->h_proto, tap->channel);
+	__u32 egress;
+
+	if (sender == SENDER_UNKNOWN)
+		DROP(not_ip);
+	if (sender == SENDER_FOREIGN)
+		DROP(foreign);
+	egress = egress_of(eth->h_source);
+	if (!egress)
+		DROP(source_mac);
+	return send(skb, egress, tap->class);
+}
+
+/* The same of an IP packet, whose source is to be this host. */
+static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct filter_key *key,
+					   const struct piece *piece, const struct tap *tap,
+					   __u32 egress)
+{
+	enum sender sender = raw_sender(RAW_IP_PROTOCOL, bpf_htons(key->protocol), tap->channel);
+
+	if (sender == SENDER_UNKNOWN)
+		DROP(protocol);
+	if (sender == SENDER_FOREIGN)
+		DROP(foreign);
+	if (!is_local(&key->local))
+		DROP(source_address);
+	if (needs_identification(skb, key, piece))
+		identify(skb, key);
+	return send(skb, egress, tap->class);
+}
+
 /* A library sends from its flows, and from UDP ports that it has bound. */
 static __always_inline int send_from_session(struct __sk_buff *skb, struct cursor *cursor,
 					     struct filter_key *key,
@@ -99,7 +135,7 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	case PARSED_FLOW:
 		break;
 	case PARSED_PROTOCOL:
-		DROP(protocol);
+		return send_raw_packet(skb, key, piece, tap, egress);
 	default:
 		DROP(malformed);
 	}
@@ -155,7 +191,7 @@ int transmit_filter(struct __sk_buff *skb)
 		DROP(vlan);
 	parsed = parse_sent(&cursor, &key, &piece);
 	if (parsed == PARSED_NOT_IP)
-		DROP(not_ip);
+		return send_raw_frame(skb, eth, tap);
 	if (parsed != PARSED_FLOW)
 		DROP(malformed);
 	egress = egress_of(eth->h_source);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
     ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FilterSettings,
-    FilterTap, FlowRow, Losses, MAX_INTERFACES, MemberKey, SenderKey, ShareKey, mapped,
+    FilterTap, FlowRow, Losses, MAX_INTERFACES, MemberKey, RawKey, SenderKey, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -44,6 +44,7 @@ pub struct Filter {
     bindings: Table<BindingKey, FlowRow>,
     shares: Table<ShareKey, FlowRow>,
     senders: Table<SenderKey, u16>,
+    raw_flows: Table<RawKey, FlowRow>,
     members: Table<MemberKey, FlowRow>,
     interfaces: Table<u32, [FilterInterface; MAX_INTERFACES]>,
     local_addresses: Table<[u8; 16], u8>,
@@ -84,6 +85,7 @@ impl Filter {
             bindings: Table::of(objects, "bindings")?,
             shares: Table::of(objects, "shares")?,
             senders: Table::of(objects, "senders")?,
+            raw_flows: Table::of(objects, "raw_flows")?,
             members: Table::of(objects, "members")?,
             interfaces: Table::of(objects, "interfaces")?,
             local_addresses: Table::of(objects, "local_addresses")?,
@@ -243,6 +245,15 @@ impl Filter {
 
     pub fn forbid_sender(&self, sender: &SenderKey) -> Result<(), TableError> {
         self.senders.remove(sender)
+    }
+
+    /// Gives a channel all that is of a protocol, and lets it send that.
+    pub fn claim(&self, guard: &RawKey, row: FlowRow) -> Result<(), TableError> {
+        self.raw_flows.set(guard, &row)
+    }
+
+    pub fn unclaim(&self, guard: &RawKey) -> Result<(), TableError> {
+        self.raw_flows.remove(guard)
     }
 
     /// Gives a socket its copies of what comes to a group.

@@ -8,6 +8,7 @@ mod fragments;
 mod frames;
 mod groups;
 mod linear;
+mod raw;
 mod receive;
 mod report;
 mod transmit;

@@ -96,7 +96,10 @@ impl Channel {
             let Some(record) = self.inlet.next(&self.main.tap, now) else {
                 break;
             };
-            self.accounts.begin(Slot(record.header.slot));
+            match record.header.is_raw() {
+                true => self.accounts.end(),
+                false => self.accounts.begin(Slot(record.header.slot)),
+            }
             deliver(&record.header, record.frame);
         }
         self.accounts.end();
@@ -149,6 +152,11 @@ impl Channel {
         others.fold(main, |full, (door, _)| {
             Full(full.0 | 1u64.checked_shl(door.0.into()).unwrap_or(0))
         })
+    }
+
+    /// Sends what is of no session.
+    pub(crate) fn transmit_raw(&mut self, frame: &Frame<'_>) {
+        self.main.transmit(frame);
     }
 
     /// Tries the frames that the taps did not take.

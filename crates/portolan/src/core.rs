@@ -15,6 +15,7 @@ use portolan_types::{Instant, SessionId, Slot};
 
 use crate::channel::Channel;
 use crate::doors::DoorPlan;
+use crate::inboxes::Inboxes;
 use crate::locals::Locals;
 use crate::socket::Socket;
 use crate::wait::Waiter;
@@ -37,6 +38,7 @@ pub(crate) struct Core {
     pub(crate) channel: Channel,
     pub(crate) doors: DoorPlan,
     pub(crate) locals: Locals,
+    pub(crate) inboxes: Inboxes,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
     sockets: Vec<Option<Arc<Socket>>>,
@@ -97,6 +99,7 @@ impl Core {
             channel,
             doors: DoorPlan::default(),
             locals,
+            inboxes: Inboxes::default(),
             routes,
             metastate,
             sockets: Vec::new(),
@@ -163,10 +166,12 @@ impl Core {
             stack,
             channel,
             outbox,
+            inboxes,
             ..
         } = self;
-        channel.receive(now, BATCH, |record, frame| {
-            input(stack, outbox, now, record, frame)
+        channel.receive(now, BATCH, |record, frame| match record.is_raw() {
+            true => inboxes.deliver(record, frame),
+            false => input(stack, outbox, now, record, frame),
         });
     }
 
@@ -254,7 +259,7 @@ impl Core {
         Duty {
             timer: self.stack.deadline(),
             full: self.channel.full(),
-            has_wire: !self.stack.is_empty(),
+            has_wire: self.has_wire(),
         }
     }
 
@@ -280,6 +285,7 @@ impl Core {
                 socket.notify(Events::ERROR);
             }
         }
+        self.inboxes.cut_off();
         self.bury_orphans();
     }
 
@@ -429,13 +435,15 @@ impl Core {
         true
     }
 
+    /// Is there anything that frames come for?
+    fn has_wire(&self) -> bool {
+        !self.stack.is_empty() || !self.inboxes.is_empty()
+    }
+
     /// May frames come? Also for a while after the last session of packets has left. Where all
     /// sessions are local the channel need not be watched: each descriptor makes a sleep longer.
     fn expects_frames(&mut self, now: Instant) -> bool {
-        if !self.stack.is_empty()
-            || self.channel.full().is_any()
-            || self.channel.may_have_received()
-        {
+        if self.has_wire() || self.channel.full().is_any() || self.channel.may_have_received() {
             self.wire_until = now + WIRE_LINGERS;
         }
         now < self.wire_until

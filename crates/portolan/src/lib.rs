@@ -2,7 +2,7 @@
 //!
 //! [`posix`] is the surface: BSD socket calls on descriptor numbers. Beneath it lie [`process`]
 //! (one channel, one server connection), `core` (the sessions and whoever attends to them),
-//! `socket` and `epoll`. [`qos`] asks for guarantees.
+//! `socket` and `epoll`. [`qos`] asks for guarantees, [`raw`] is for protocols of a program's own.
 //!
 //! Lock order: a socket's `setup` → `Core` → a socket's `watchers` → an epoll set's state. No
 //! system call that can block is made with `Core` held.
@@ -16,12 +16,14 @@ mod core;
 mod doors;
 mod epoll;
 mod helper;
+mod inboxes;
 mod inside;
 mod locals;
 mod options;
 pub mod posix;
 mod process;
 pub mod qos;
+pub mod raw;
 mod report;
 mod socket;
 mod stamps;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::ip::IpOptions;
 use crate::local::Side;
 use crate::qos::{QosReply, QosRequest, Scope};
+use crate::raw::Guard;
 use crate::report::StatusReport;
 
 /// Library or command to server.
@@ -128,6 +129,10 @@ pub enum RequestBody {
     /// What is behind a descriptor this process did not open? The packet carries the fd, which is
     /// the proof; needs no `Hello`. Reply: `Probed`.
     Probe,
+    /// Has all that is of a protocol come to the process, at a slot of its raw flows. Reply: `Done` or `Error`.
+    ClaimProtocol { guard: Guard, slot: Slot },
+    /// Gives the protocol up. No reply.
+    UnclaimProtocol { guard: Guard },
     /// Guarantees; needs no `Hello`. Reply: `Qos`.
     Qos(QosRequest),
     /// For commands; needs no `Hello`. Reply: `Sessions`.

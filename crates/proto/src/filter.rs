@@ -6,6 +6,8 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use portolan_types::{FlowKey, Protocol};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::raw::Guard;
+
 /// Key of the flow table. Ports in network order; IPv4 addresses as IPv4-mapped IPv6 (RFC 4291
 /// §2.5.5.2), so that one table serves both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -114,6 +116,32 @@ pub struct BindingKey {
     pub reserved: u8,
 }
 
+/// Key of the table of raw flows: a kind of frame or of packet that one program has for a protocol of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawKey {
+    pub kind: u8,
+    pub reserved: u8,
+    pub number: [u8; 2],
+}
+
+impl RawKey {
+    const ETHERTYPE: u8 = 1;
+    const IP_PROTOCOL: u8 = 2;
+
+    pub fn new(guard: Guard) -> RawKey {
+        let (kind, number) = match guard {
+            Guard::EtherType(number) => (RawKey::ETHERTYPE, number),
+            Guard::IpProtocol(number) => (RawKey::IP_PROTOCOL, number.into()),
+        };
+        RawKey {
+            kind,
+            reserved: 0,
+            number: number.to_be_bytes(),
+        }
+    }
+}
+
 /// Buckets over which flows to a shared binding are spread.
 pub const SHARE_BUCKETS: u32 = 128;
 
@@ -195,6 +223,12 @@ impl RecordHeader {
     pub const HELD: u16 = 8;
     /// A copy of what others, and the kernel, get too.
     pub const COPY: u16 = 16;
+    /// Of a protocol of the program's own: the slot is a raw flow's.
+    pub const RAW: u16 = 32;
+
+    pub fn is_raw(&self) -> bool {
+        self.flags & RecordHeader::RAW != 0
+    }
 
     pub fn is_fragment(&self) -> bool {
         self.flags & RecordHeader::FRAGMENT != 0
@@ -287,6 +321,7 @@ const _: () = assert!(size_of::<FilterKey>() == 40);
 const _: () = assert!(size_of::<FlowRow>() == 16);
 const _: () = assert!(size_of::<FilterTap>() == 8);
 const _: () = assert!(size_of::<BindingKey>() == 20);
+const _: () = assert!(size_of::<RawKey>() == 4);
 const _: () = assert!(size_of::<ShareKey>() == 24);
 const _: () = assert!(size_of::<SenderKey>() == 24);
 const _: () = assert!(size_of::<MemberKey>() == 24);

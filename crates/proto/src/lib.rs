@@ -9,6 +9,7 @@ pub mod local;
 pub mod metastate;
 mod octets;
 pub mod qos;
+pub mod raw;
 pub mod report;
 
 /// Longest control message in octets, fds aside. A capsule that does not fit travels in a memfd.

@@ -289,6 +289,11 @@ impl Server {
                 self.stray(channel, &frame);
                 Ok(Answer::Silence)
             }
+            RequestBody::ClaimProtocol { guard, slot } => self.claim_protocol(channel, guard, slot),
+            RequestBody::UnclaimProtocol { guard } => {
+                self.unclaim_protocol(channel, guard);
+                Ok(Answer::Silence)
+            }
             RequestBody::Bell { session } => self.bell_of_peer(channel, session),
             RequestBody::Hello { .. }
             | RequestBody::Relay { .. }

@@ -5,18 +5,21 @@ use std::path::{Path, PathBuf};
 use portolan_control::Limits;
 use portolan_control::qos::cpu::ClassTerms;
 use portolan_proto::control::{BufferLimits, Parameters};
+use portolan_proto::raw::Guard;
 use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
 mod cpu;
 mod filter;
 mod qos;
+mod raw;
 #[cfg(test)]
 mod tests;
 
 use cpu::CpuClass;
 pub use filter::FilterConfig;
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
+pub use raw::RawRule;
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
 pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
@@ -48,6 +51,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     pub filter: FilterConfig,
     pub qos: QosConfig,
+    /// `[[raw]]`.
+    pub raw: Vec<RawRule>,
 }
 
 /// Socket buffers in octets: where they start and how far they grow.
@@ -87,6 +92,7 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             filter: FilterConfig::default(),
             qos: QosConfig::default(),
+            raw: Vec::new(),
         }
     }
 }
@@ -156,6 +162,8 @@ pub enum ConfigError {
     LinkDevice(String),
     #[error("`qos.link`: the rate of {0:?} is below 1 Mbit")]
     LinkRate(String),
+    #[error("`raw`: {0} is nobody's to have")]
+    RawGuard(Guard),
     #[error("`qos.link`: `{1}` of {0:?} must be between 1 and {2} percent")]
     LinkPortion(String, &'static str, u8),
 }
@@ -200,6 +208,7 @@ impl Config {
             return Err(ConfigError::Buffers);
         }
         cpu::check(&self.qos.cpu_class)?;
+        raw::check(&self.raw)?;
         self.check_limits()?;
         self.check_links()
     }

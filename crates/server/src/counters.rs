@@ -29,6 +29,8 @@ counters! {
     refused = "refused-requests",
     /// Wishes for guarantees that were not granted.
     guarantees_refused = "guarantees-refused",
+    /// Protocols of programs' own.
+    raw_flows = "raw-flows-opened",
     opens = "active-opens",
     open_failures = "failed-opens",
     accepts = "passive-opens",

@@ -17,6 +17,7 @@ mod packets;
 mod poll;
 mod processes;
 mod qos;
+mod raw;
 mod recall;
 mod relay;
 mod reports;

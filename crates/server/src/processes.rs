@@ -187,6 +187,7 @@ impl Server {
             self.abort_orphan(id);
         }
         self.end_budgets_of_gone();
+        self.end_raw_flows(channel);
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));

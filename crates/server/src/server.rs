@@ -42,6 +42,7 @@ use crate::metastate::Resolving;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
 use crate::qos::{PolicyError, Qos};
+use crate::raw::RawFlows;
 use crate::recall::Recall;
 use crate::relay::Relay;
 use crate::reservation::Reservation;
@@ -163,6 +164,7 @@ pub struct Server {
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
 
     pub(crate) qos: Qos,
+    pub(crate) raw_flows: RawFlows,
 
     // The network.
     pub(crate) sysctls: Sysctls,
@@ -274,6 +276,7 @@ impl Server {
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
             qos: Qos::new(&config),
+            raw_flows: RawFlows::default(),
             sysctls: Sysctls::open(now),
             monitor,
             metastate: MetastateWriter::create()?,

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
 /// [`may_use`] says so.
-const LAYERS: [(&str, Layer); 22] = [
+const LAYERS: [(&str, Layer); 23] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
     ("portolan-timers", Layer::Vocabulary),
@@ -30,6 +30,7 @@ const LAYERS: [(&str, Layer); 22] = [
     ("portolan-pkt", Layer::Tool),
     ("portolan-posix-check", Layer::Tool),
     ("portolan-programs", Layer::Tool),
+    ("portolan-examples", Layer::Tool),
 ];
 
 /// The crate of this test, which depends on nothing.

@@ -26,6 +26,19 @@ fn an_unknown_key_is_refused_by_name() {
 }
 
 #[test]
+fn no_rule_gives_away_what_the_host_lives_by() {
+    let rule = |text: &str| format!("interfaces = ['eth0']\n[[raw]]\nuser = '7'\n{text}");
+    parse(&rule("ethertypes = [0x88b5]\nprotocols = [253]"))
+        .unwrap()
+        .check()
+        .unwrap();
+    assert!(refused(&rule("ethertypes = [0x0806]")).contains("ethertype 0x0806"));
+    assert!(refused(&rule("protocols = [6]")).contains("ip protocol 6"));
+    let nobody = "[[raw]]\nuser = 'no such user'";
+    assert!(parse(nobody).unwrap_err().contains("no such user"));
+}
+
+#[test]
 fn every_key_can_be_set() {
     let config = parse(
         "interfaces = ['eth0', 'eth1']

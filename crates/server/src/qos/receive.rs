@@ -3,7 +3,7 @@
 use portolan_control::{Process, Session};
 use portolan_proto::filter::{BUDGETS, Budget, FlowRow};
 use portolan_proto::qos::{QosReport, Receive, ReceiveReport, Scope};
-use portolan_types::SessionId;
+use portolan_types::{ChannelId, SessionId};
 use tracing::warn;
 
 use super::scope::{breadth, covers, covers_process};
@@ -43,6 +43,10 @@ impl Held {
         may && (covers(&self.scope, session)
             || process.is_some_and(|process| covers_process(&self.scope, process)))
     }
+
+    fn is_for_all_of(&self, process: &Process) -> bool {
+        (self.uid == 0 || self.uid == process.uid) && covers_process(&self.scope, process)
+    }
 }
 
 impl Budgets {
@@ -52,6 +56,12 @@ impl Budgets {
 
     fn has_room_for(&self, uid: u32) -> bool {
         uid == 0 || self.0.iter().filter(|held| held.uid == uid).count() < PER_USER
+    }
+
+    /// Of the first that is meant, as the flags of rows say it; 0 for none.
+    fn flags(&self, is_meant: impl Fn(&Held) -> bool) -> u16 {
+        let held = self.0.iter().find(|held| is_meant(held));
+        held.map_or(0, |held| held.index << FlowRow::BUDGET_SHIFT)
     }
 
     fn free_index(&self) -> Option<u16> {
@@ -154,16 +164,22 @@ impl Server {
 
     /// The budget of a session, as the flags of its rows say it.
     pub fn budget_flags(&self, session: &Session) -> u16 {
-        let budgets = &self.qos.receive.0;
-        if budgets.is_empty() {
+        if self.qos.receive.0.is_empty() {
             return 0;
         }
         // Until it is accepted, a connection is charged to its listener's process.
         let listener = session.listener.and_then(|id| self.registry.session(id));
         let owner = session.owner().or_else(|| listener?.owner());
         let process = owner.and_then(|channel| self.registry.process(channel));
-        let held = budgets.iter().find(|held| held.is_for(session, process));
-        held.map_or(0, |held| held.index << FlowRow::BUDGET_SHIFT)
+        self.qos.receive.flags(|held| held.is_for(session, process))
+    }
+
+    /// The budget of what a process has besides its sessions.
+    pub fn budget_flags_of_channel(&self, channel: ChannelId) -> u16 {
+        let Some(process) = self.registry.process(channel) else {
+            return 0;
+        };
+        self.qos.receive.flags(|held| held.is_for_all_of(process))
     }
 
     pub(super) fn end_budget_of(&mut self, flow: &Scope) {
@@ -204,6 +220,9 @@ impl Server {
             .collect();
         for id in ids {
             self.renew_rows(id);
+        }
+        if !is_own {
+            self.renew_raw_rows();
         }
     }
 }

@@ -1,0 +1,143 @@
+//! Protocols that programs run themselves: who gets their frames, and who may send them.
+
+use portolan_proto::filter::{RawKey, RecordHeader};
+use portolan_proto::raw::Guard;
+use portolan_types::{FlowKey, MacAddr, Protocol};
+
+use super::bed::{
+    Bed, CHANNEL, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC, flows, outcome, row,
+};
+use super::frames::Frame;
+
+const ETHERTYPE: Guard = Guard::EtherType(0x88b5);
+const PROTOCOL: Guard = Guard::IpProtocol(253);
+
+/// A bed on which the channel has both protocols.
+fn bed() -> Bed {
+    let bed = Bed::new();
+    for guard in [ETHERTYPE, PROTOCOL] {
+        bed.filter.claim(&RawKey::new(guard), row(CHANNEL)).unwrap();
+    }
+    bed
+}
+
+fn received(bed: &Bed, frame: &[u8]) -> Outcome {
+    bed.run("packet_filter", frame)
+}
+
+fn sent(bed: &Bed, frame: &[u8]) -> Outcome {
+    bed.run("transmit_filter", frame)
+}
+
+fn any_flows() -> [FlowKey; 2] {
+    flows(Protocol::Udp)
+}
+
+/// A frame of the EtherType that would be IP's.
+fn of_ethertype(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[12..14].copy_from_slice(&0x88b5_u16.to_be_bytes());
+    frame
+}
+
+#[test]
+fn frames_of_an_ethertype_go_whole_to_whoever_has_it() {
+    let bed = bed();
+    let mut frame = of_ethertype(Frame::received(&any_flows()[0]).build());
+    for destination in [
+        MacAddr([0; 6]),
+        MacAddr([0xff; 6]),
+        MacAddr([1, 2, 3, 4, 5, 6]),
+    ] {
+        frame[..6].copy_from_slice(&destination.0);
+        assert_eq!(received(&bed, &frame), outcome(SHOT, &["delivered_raw"]));
+        let (header, copy) = &bed.records()[0];
+        assert_eq!(copy, &frame);
+        assert_eq!((header.slot, header.flags), (77, RecordHeader::RAW));
+    }
+    frame[..6].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
+    let others = outcome(UNSPEC, &["pass_not_to_host"]);
+    assert_eq!(received(&bed, &frame), others);
+}
+
+#[test]
+fn packets_of_an_ip_protocol_go_to_whoever_has_it() {
+    let bed = bed();
+    for flow in any_flows() {
+        let frame = Frame::received(&flow).around(253, b"own");
+        assert_eq!(received(&bed, &frame), outcome(SHOT, &["delivered_raw"]));
+        assert_eq!(bed.records()[0].1, frame, "{flow}");
+        let other = Frame::received(&flow).around(254, b"own");
+        assert_eq!(received(&bed, &other), outcome(UNSPEC, &["pass_protocol"]));
+    }
+}
+
+#[test]
+fn what_is_not_for_this_host_is_the_kernels() {
+    let bed = bed();
+    let mut frame = Frame::received(&any_flows()[0]);
+    frame.destination.set_ip("10.0.0.9".parse().unwrap());
+    let frame = frame.around(253, b"own");
+    assert_eq!(received(&bed, &frame), outcome(UNSPEC, &["pass_protocol"]));
+}
+
+#[test]
+fn an_error_about_a_packet_is_not_one_of_its_protocol() {
+    let bed = bed();
+    for flow in any_flows() {
+        let quoted = Frame::sent(&flow, OWN_MAC).around(253, &[0; 8]);
+        let (protocol, kind) = match flow.local.is_ipv4() {
+            true => (1, 3),
+            false => (58, 1),
+        };
+        let mut error = vec![kind, 1, 0, 0, 0, 0, 0, 0];
+        error.extend_from_slice(&quoted[14..]);
+        let frame = Frame::received(&flow).around(protocol, &error);
+        assert_eq!(received(&bed, &frame), outcome(UNSPEC, &["pass_protocol"]));
+    }
+}
+
+#[test]
+fn fragments_are_the_kernels() {
+    let bed = bed();
+    let mut first = Frame::received(&any_flows()[0]).around(253, &[0; 64]);
+    first[20] = 0x20;
+    assert_eq!(received(&bed, &first), outcome(UNSPEC, &["pass_protocol"]));
+    first[21] = 1;
+    assert_eq!(received(&bed, &first), outcome(UNSPEC, &["pass_fragment"]));
+}
+
+#[test]
+fn only_whoever_has_a_protocol_sends_it() {
+    let flow = &any_flows()[0];
+    let frame = of_ethertype(Frame::sent(flow, OWN_MAC).build());
+    let packet = Frame::sent(flow, OWN_MAC).around(253, b"own");
+    let bed = bed();
+    for own in [&frame, &packet] {
+        assert_eq!(sent(&bed, own), outcome(REDIRECT, &["sent"]));
+    }
+    for guard in [ETHERTYPE, PROTOCOL] {
+        let key = RawKey::new(guard);
+        bed.filter.claim(&key, row(OTHER_CHANNEL)).unwrap();
+    }
+    for foreign in [&frame, &packet] {
+        assert_eq!(sent(&bed, foreign), outcome(SHOT, &["drop_foreign"]));
+    }
+    for guard in [ETHERTYPE, PROTOCOL] {
+        bed.filter.unclaim(&RawKey::new(guard)).unwrap();
+    }
+    assert_eq!(sent(&bed, &frame), outcome(SHOT, &["drop_not_ip"]));
+    assert_eq!(sent(&bed, &packet), outcome(SHOT, &["drop_protocol"]));
+}
+
+#[test]
+fn sources_are_this_hosts() {
+    let bed = bed();
+    let flow = &any_flows()[0];
+    let mut frame = of_ethertype(Frame::sent(flow, OWN_MAC).build());
+    frame[6] ^= 4;
+    assert_eq!(sent(&bed, &frame), outcome(SHOT, &["drop_source_mac"]));
+    let mut packet = Frame::sent(flow, OWN_MAC);
+    packet.source.set_ip("10.0.0.9".parse().unwrap());
+    let packet = packet.around(253, b"own");
+    assert_eq!(sent(&bed, &packet), outcome(SHOT, &["drop_source_address"]));
+}

@@ -1,0 +1,268 @@
+//! Raw flows: protocols of a program's own, above Ethernet or above IP, beside TCP and UDP of the same host (PX §2).
+//!
+//! A flow has all frames that its [`Guard`] tells from others, and sends such frames; the filters in the kernel see to
+//! both. What goes through it are whole Ethernet frames. [`layers`] has the pieces to build and to read them with, and
+//! those that a transport is made of: checksums, timers, congestion control, or the TCP machine itself.
+//!
+//! A flow ends with its process. A forked child does not have it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+pub use portolan_proto::raw::Guard;
+use portolan_stack::{Frame, NextHop};
+use portolan_sys::clock;
+use portolan_types::{Instant, MacAddr, Slot};
+pub use rustix::io::Errno;
+
+use crate::control::Lost;
+use crate::core::Core;
+pub use crate::inboxes::Received;
+use crate::inside;
+use crate::process::{CoreGuard, Process};
+use crate::wait::{Sleep, Waiter, Woken};
+
+/// The library's own layers, for use in others.
+pub mod layers {
+    pub use portolan_stack::Routes;
+    pub use portolan_tcp as tcp;
+    pub use portolan_timers as timers;
+    pub use portolan_types as types;
+    pub use portolan_wire as wire;
+}
+
+/// A header that asks nothing of the device.
+const PLAIN: [u8; layers::wire::vnet::HEADER_LEN] = [0; layers::wire::vnet::HEADER_LEN];
+
+/// How often a next hop that nobody knows is looked for again.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// One protocol of this program's own.
+pub struct RawFlow {
+    process: &'static Process,
+    guard: Guard,
+    slot: Slot,
+}
+
+/// The first part of the way to a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// Index of the device.
+    pub interface: u32,
+    /// Of this host, as the route has it.
+    pub source: IpAddr,
+    /// Octets behind the Ethernet header.
+    pub mtu: u32,
+    pub own_mac: MacAddr,
+    /// Of the destination, or of the gateway.
+    pub next_mac: MacAddr,
+}
+
+impl RawFlow {
+    /// Takes a protocol for this program.
+    ///
+    /// # Errors
+    /// `INVAL`: the stacks of this host live by it. `PERM`: this user may not have it (`[[raw]]` in the server's
+    /// configuration). `ADDRINUSE`: another program has it. `NOBUFS`: this program has too many. `NETDOWN`: there is
+    /// no server.
+    pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
+        let _inside = inside::enter();
+        let process = Process::start().map_err(|_| Errno::NETDOWN)?;
+        let slot = process.lock().inboxes.open();
+        let flow = RawFlow {
+            process,
+            guard,
+            slot,
+        };
+        let request = RequestBody::ClaimProtocol { guard, slot };
+        match process.control.call(request, &[]) {
+            Ok((ReplyBody::Done, _)) => Ok(flow),
+            Ok((ReplyBody::Error { errno }, _)) => Err(Errno::from_raw_os_error(errno)),
+            Ok(_) => Err(Errno::PROTO),
+            Err(Lost) => Err(Errno::NETDOWN),
+        }
+    }
+
+    pub fn guard(&self) -> Guard {
+        self.guard
+    }
+
+    /// The next frame, if one has come.
+    ///
+    /// # Errors
+    /// `AGAIN`: none has. `CONNRESET`: the server has gone, and with it whatever delivers frames.
+    pub fn try_recv(&self) -> Result<Received, Errno> {
+        let _inside = inside::enter();
+        let mut core = self.process.lock();
+        core.attend(clock::now());
+        self.take(&mut core).unwrap_or(Err(Errno::AGAIN))
+    }
+
+    /// The next frame; waits for it as long as `timeout`, or for ever.
+    ///
+    /// # Errors
+    /// `AGAIN`: none came in time. `INTR`: a signal was handled. `CONNRESET`: as of [`RawFlow::try_recv`].
+    pub fn recv(&self, timeout: Option<Duration>) -> Result<Received, Errno> {
+        let _inside = inside::enter();
+        let reading = Reading::new(self)?;
+        let until = timeout.map(|timeout| clock::now() + timeout);
+        self.wait(until, |core| reading.flow.take(core))?
+    }
+
+    /// Frames that came while too many were unread.
+    pub fn dropped(&self) -> u64 {
+        let _inside = inside::enter();
+        let mut core = self.process.lock();
+        core.inboxes
+            .get(self.slot)
+            .map_or(0, |inbox| inbox.dropped())
+    }
+
+    /// Sends a frame: its Ethernet header with what else belongs to the head, and a payload. The source's MAC address
+    /// must be that of a device that Portolan serves, and the source address of a packet one of this host; else the
+    /// kernel drops the frame and counts it. Waits while the device is busy.
+    ///
+    /// # Errors
+    /// `INVAL`: the head is no Ethernet header.
+    pub fn send(&self, head: &[u8], payload: &[u8]) -> Result<(), Errno> {
+        if head.len() < layers::wire::ethernet::HEADER_LEN {
+            return Err(Errno::INVAL);
+        }
+        let _inside = inside::enter();
+        let mut core = self.process.lock();
+        if core.channel.is_main_full() {
+            core = self.await_room(core)?;
+        }
+        core.channel.transmit_raw(&Frame {
+            head: &PLAIN,
+            payload: [head, payload],
+        });
+        Ok(())
+    }
+
+    /// Where packets to `destination` go first, as the kernel's routes and neighbours say; waits until the neighbour
+    /// is known, as long as `timeout`.
+    ///
+    /// # Errors
+    /// `NETUNREACH`: there is no route by a device that Portolan serves. `HOSTUNREACH`: the next hop did not answer in
+    /// time.
+    pub fn hop(&self, destination: IpAddr, timeout: Duration) -> Result<Hop, Errno> {
+        let _inside = inside::enter();
+        let until = clock::now() + timeout;
+        loop {
+            let mut core = self.process.lock();
+            let now = clock::now();
+            core.attend(now);
+            match core.hop(destination)? {
+                Ok(hop) => return Ok(hop),
+                Err(_) if now >= until => return Err(Errno::HOSTUNREACH),
+                Err(NextHop { interface, address }) => {
+                    let question = RequestBody::Resolve { interface, address };
+                    core.outbox.push(question);
+                }
+            }
+            drop(core);
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn take(&self, core: &mut Core) -> Option<Result<Received, Errno>> {
+        let inbox = core.inboxes.get(self.slot)?;
+        let received = inbox.next().map(Ok);
+        let end = inbox.is_cut_off().then_some(Err(Errno::CONNRESET));
+        received.or(end)
+    }
+
+    fn await_room<'a>(&'a self, core: CoreGuard<'a>) -> Result<CoreGuard<'a>, Errno> {
+        drop(core);
+        self.wait(None, |core| (!core.channel.is_main_full()).then_some(()))?;
+        Ok(self.process.lock())
+    }
+
+    fn wait<T>(
+        &self,
+        until: Option<Instant>,
+        mut ready: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<T, Errno> {
+        match self
+            .process
+            .wait(Sleep::until(until), |core, _| ready(core))?
+        {
+            Woken::Ready(value) => Ok(value),
+            Woken::TimedOut | Woken::Kernel => Err(Errno::AGAIN),
+        }
+    }
+}
+
+impl fmt::Debug for RawFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawFlow({})", self.guard)
+    }
+}
+
+impl Drop for RawFlow {
+    fn drop(&mut self) {
+        let _inside = inside::enter();
+        self.process.lock().inboxes.close(self.slot);
+        let guard = self.guard;
+        // Without a server there is nobody who would keep it.
+        let _ = self
+            .process
+            .control
+            .tell(RequestBody::UnclaimProtocol { guard }, &[]);
+    }
+}
+
+/// A thread that waits for the frames of a flow.
+struct Reading<'a> {
+    flow: &'a RawFlow,
+    waiter: Arc<Waiter>,
+}
+
+impl Reading<'_> {
+    fn new(flow: &RawFlow) -> Result<Reading<'_>, Errno> {
+        let waiter = Waiter::mine()?;
+        if let Some(inbox) = flow.process.lock().inboxes.get(flow.slot) {
+            inbox.add_reader(&waiter);
+        }
+        Ok(Reading { flow, waiter })
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if let Some(inbox) = self.flow.process.lock().inboxes.get(self.flow.slot) {
+            inbox.remove_reader(&self.waiter);
+        }
+    }
+}
+
+impl Core {
+    /// The way to a destination, or the neighbour that has to be asked for first.
+    fn hop(&self, destination: IpAddr) -> Result<Result<Hop, NextHop>, Errno> {
+        let path = self
+            .routes
+            .path(destination)
+            .map_err(|_| Errno::NETUNREACH)?;
+        let (true, Some(source)) = (path.managed, path.source) else {
+            return Err(Errno::NETUNREACH);
+        };
+        let known = self.routes.neighbour(path.interface, path.next_hop);
+        Ok(match known {
+            Some(next_mac) => Ok(Hop {
+                interface: path.interface,
+                source,
+                mtu: path.mtu,
+                own_mac: path.mac,
+                next_mac,
+            }),
+            None => Err(NextHop {
+                interface: path.interface,
+                address: path.next_hop,
+            }),
+        })
+    }
+}

@@ -1,0 +1,50 @@
+//! `[[raw]]`: who may run protocols of his own.
+
+use portolan_proto::qos::Scope;
+use portolan_proto::qos::text;
+use portolan_proto::raw::Guard;
+use portolan_sys::accounts;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use super::ConfigError;
+
+/// What a user other than root may have.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawRule {
+    #[serde(deserialize_with = "user")]
+    user: u32,
+    #[serde(default)]
+    ethertypes: Vec<u16>,
+    #[serde(default)]
+    protocols: Vec<u8>,
+}
+
+impl RawRule {
+    pub fn allows(&self, uid: u32, guard: Guard) -> bool {
+        self.user == uid && self.guards().any(|allowed| allowed == guard)
+    }
+
+    fn guards(&self) -> impl Iterator<Item = Guard> {
+        let ethertypes = self.ethertypes.iter().copied().map(Guard::EtherType);
+        ethertypes.chain(self.protocols.iter().copied().map(Guard::IpProtocol))
+    }
+}
+
+pub(super) fn check(rules: &[RawRule]) -> Result<(), ConfigError> {
+    let mut guards = rules.iter().flat_map(RawRule::guards);
+    match guards.find(|guard| !guard.is_free()) {
+        Some(taken) => Err(ConfigError::RawGuard(taken)),
+        None => Ok(()),
+    }
+}
+
+fn user<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let name = String::deserialize(from)?;
+    match text::user(&name, accounts::uid_of) {
+        Ok(Scope::User { uid }) => Ok(uid),
+        Ok(other) => Err(D::Error::custom(format!("{other} is not a user"))),
+        Err(error) => Err(D::Error::custom(error)),
+    }
+}
