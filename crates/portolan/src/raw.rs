@@ -27,7 +27,7 @@ use crate::wait::{Sleep, Waiter, Woken};
 
 /// The library's own layers, for use in others.
 pub mod layers {
-    pub use portolan_stack::Routes;
+    pub use portolan_sys::clock::now;
     pub use portolan_tcp as tcp;
     pub use portolan_timers as timers;
     pub use portolan_types as types;

@@ -1,14 +1,17 @@
 //! Protocols of programs' own, beside all else on the same hosts.
 
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
-use portolan_programs::{bed, client, counter, eventually, public_programs};
+use portolan_netns::Impairment;
+use portolan_programs::{bed, client, counter, eventually, impaired_bed, public_programs};
 
 const CALLS: u64 = 2_000;
+const OCTETS: &str = "8388608";
 
 /// The users of Debian whom no policy names, and one does.
 const STRANGER: &str = "65534";
@@ -122,4 +125,32 @@ fn users_have_the_protocols_that_a_rule_gives_them() {
     let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") == 1;
     assert!(eventually(Duration::from_secs(10), opened));
     assert!(served.is_running());
+}
+
+/// Beside it the same hosts talk TCP as ever.
+#[test]
+fn a_tcp_of_ones_own_carries_a_stream_over_a_lossy_wire() {
+    let bed = impaired_bed(Impairment {
+        loss: 0.01,
+        duplicate: 0.01,
+        reorder: 0.01,
+        ..Impairment::default()
+    });
+    let mut server = command(&bed, Side::Server, "special-tcp", &["serve"]);
+    let before = counter(&bed, Side::Server, "server", "raw-flows-opened");
+    let mut server = Background::start_with_output(server.stdout(Stdio::piped())).unwrap();
+    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") > before;
+    assert!(eventually(Duration::from_secs(10), opened));
+    let mut lines = BufReader::new(server.output().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "serving");
+    let address = bed.endpoint(0).ip().to_string();
+    let words = ["send", &address, OCTETS];
+    let sent = run(&mut command(&bed, Side::Client, "special-tcp", &words)).unwrap();
+    let received = lines.next().unwrap().unwrap();
+    assert!(received.ends_with(" wrong 0"), "{received}");
+    let (sent, _) = sent.split_once('\n').unwrap();
+    assert!(sent.starts_with(&format!("octets {OCTETS} ")), "{sent}");
+    assert_eq!(received.trim_end_matches(" wrong 0"), sent);
+    let dropped = |name| counter(&bed, Side::Client, "transmit", name);
+    assert_eq!(dropped("drop_protocol") + dropped("drop_foreign"), 0);
 }
