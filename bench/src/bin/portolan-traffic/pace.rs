@@ -1,5 +1,6 @@
 //! Datagrams at a steady rate, each with its number and the time it left, and who takes them (NE §5.2).
 
+use std::collections::BTreeMap;
 use std::hint::spin_loop;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -35,7 +36,7 @@ pub struct Taken {
 #[derive(Serialize)]
 pub struct Arrivals {
     pub per_second: f64,
-    /// From the sender to this program.
+    /// From the sender to this program, in the median half-second: the machine's own pauses fall into some of them.
     pub p50_us: f64,
     pub p99_us: f64,
 }
@@ -92,7 +93,7 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
     // Who sees that somebody listens may send.
     let _listener = TcpListener::bind(at)?;
     let mut buffer = [0; 65_536];
-    let mut delays: [Vec<u64>; 2] = Default::default();
+    let mut phases: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut highest = 0;
     let mut start = None;
     while start.is_none_or(|start: Instant| start.elapsed() < duration) {
@@ -103,36 +104,60 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
         };
         let now = nanoseconds();
         start.get_or_insert_with(Instant::now);
-        let is_odd = now / PHASE.as_nanos() as u64 % 2 == 1;
+        let phase = now / PHASE.as_nanos() as u64;
         if length >= HEADER {
             let delay = now.saturating_sub(number_at(&buffer, 8));
-            delays[usize::from(is_odd)].push(delay);
+            phases.entry(phase).or_default().push(delay);
             highest = highest.max(number_at(&buffer, 0));
         }
-        if is_odd {
+        if is_overloaded(phase) {
             process(work);
         }
     }
-    let came: usize = delays.iter().map(Vec::len).sum();
-    let [calm, overloaded] = delays.map(|delays| arrivals(delays, duration / 2));
+    let came: usize = phases.values().map(Vec::len).sum();
+    let (overloaded, calm): (Vec<_>, Vec<_>) = phases
+        .into_iter()
+        .partition(|(phase, _)| is_overloaded(*phase));
     Ok(Taken {
         lost: (highest + 1).saturating_sub(came as u64),
-        calm,
-        overloaded,
+        calm: arrivals(calm, duration / 2),
+        overloaded: arrivals(overloaded, duration / 2),
     })
 }
 
-fn arrivals(mut delays: Vec<u64>, time: Duration) -> Arrivals {
-    delays.sort_unstable();
-    let at = |quantile: f64| {
-        let index = (delays.len() as f64 * quantile) as usize;
-        delays.get(index).map_or(0.0, |delay| *delay as f64 / 1e3)
+fn is_overloaded(phase: u64) -> bool {
+    phase % 2 == 1
+}
+
+/// Of the delays in each phase of one kind.
+fn arrivals(phases: Vec<(u64, Vec<u64>)>, time: Duration) -> Arrivals {
+    let came: usize = phases.iter().map(|(_, delays)| delays.len()).sum();
+    let phases: Vec<Vec<u64>> = phases
+        .into_iter()
+        .map(|(_, mut delays)| {
+            delays.sort_unstable();
+            delays
+        })
+        .collect();
+    let at = |fraction: f64| {
+        let mut each: Vec<u64> = phases
+            .iter()
+            .map(|phase| quantile(phase, fraction))
+            .collect();
+        each.sort_unstable();
+        quantile(&each, 0.5) as f64 / 1e3
     };
     Arrivals {
-        per_second: delays.len() as f64 / time.as_secs_f64(),
+        per_second: came as f64 / time.as_secs_f64(),
         p50_us: at(0.5),
         p99_us: at(0.99),
     }
+}
+
+/// Of what is sorted; 0 of nothing.
+fn quantile(sorted: &[u64], fraction: f64) -> u64 {
+    let index = (sorted.len() as f64 * fraction) as usize;
+    sorted.get(index).copied().unwrap_or_default()
 }
 
 /// Uses the CPU for so long.
