@@ -135,4 +135,22 @@ static __always_inline enum sender find_sender(const struct filter_key *key, __u
 	return any == SENDER_UNKNOWN ? exact : any;
 }
 
+/*
+ * Whether the channel performs the handshakes of that port itself. A listener on the very address goes
+ * before one on any: its port is not the other's.
+ */
+static __always_inline enum sender find_delegate(const struct filter_key *key, __u32 channel)
+{
+	struct binding_key binding = exact_binding(key);
+	struct flow_row *row = bpf_map_lookup_elem(&bindings, &binding);
+
+	if (!row) {
+		widen(&binding);
+		row = bpf_map_lookup_elem(&bindings, &binding);
+	}
+	if (!row || !(row->flags & ROW_DELEGATED))
+		return SENDER_UNKNOWN;
+	return row->channel == channel ? SENDER_OWNER : SENDER_FOREIGN;
+}
+
 #endif

@@ -35,6 +35,8 @@ struct flow_row {
 #define ROW_SHARED 1
 /* And unicast goes to the buckets in `shares`. */
 #define ROW_DEALT 2
+/* A listener whose handshakes the channel's owner performs, and answers from that port. */
+#define ROW_DELEGATED 4
 /* The bits from here up to 15 are the row's budget, 0 for none. */
 #define ROW_BUDGET_SHIFT 6
 #define ROW_BUDGET_MASK 0x3ff

@@ -121,7 +121,7 @@ static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct f
 	return send(skb, egress, tap->class);
 }
 
-/* A library sends from its flows, and from UDP ports that it has bound. */
+/* A library sends from its flows, from UDP ports that it has bound, and from TCP ports that are delegated to it. */
 static __always_inline int send_from_session(struct __sk_buff *skb, struct cursor *cursor,
 					     struct filter_key *key,
 					     const struct piece *piece, const struct tap *tap,
@@ -146,7 +146,7 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 		class = row->class;
 	} else {
 		enum sender sender = key->protocol == IPPROTO_UDP ? find_sender(key, channel, &class) :
-								    SENDER_UNKNOWN;
+								    find_delegate(key, channel);
 
 		if (sender == SENDER_UNKNOWN)
 			DROP(no_flow);

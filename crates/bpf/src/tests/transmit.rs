@@ -165,6 +165,49 @@ fn a_tcp_listener_does_not_let_its_channel_send() {
 }
 
 #[test]
+fn a_delegated_listener_lets_its_channel_and_no_other_send() {
+    for flow in flows(Protocol::Tcp) {
+        for local in [flow.local, any_address(&flow)] {
+            let bed = Bed::new();
+            let key = BindingKey::new(flow.protocol, local);
+            let delegated = |channel| FlowRow {
+                flags: FlowRow::DELEGATED,
+                ..row(channel)
+            };
+            bed.filter.bind(&key, delegated(CHANNEL)).unwrap();
+            let frame = Frame::sent(&flow, OWN_MAC);
+            assert_eq!(send(&bed, &frame.build()), sent(), "{local}");
+            let mut spoof = frame.clone();
+            spoof.source.set_port(81);
+            assert_eq!(send(&bed, &spoof.build()), dropped("drop_no_flow"));
+            bed.filter.bind(&key, delegated(OTHER_CHANNEL)).unwrap();
+            assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
+            // A connection of somebody else's on the port is not the delegate's.
+            bed.filter.bind(&key, delegated(CHANNEL)).unwrap();
+            bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+            assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
+        }
+    }
+}
+
+#[test]
+fn a_delegated_port_of_any_address_gives_nothing_of_a_listener_on_one() {
+    for flow in flows(Protocol::Tcp) {
+        let bed = Bed::new();
+        let delegated = FlowRow {
+            flags: FlowRow::DELEGATED,
+            ..row(CHANNEL)
+        };
+        let any = BindingKey::new(flow.protocol, any_address(&flow));
+        bed.filter.bind(&any, delegated).unwrap();
+        let exact = BindingKey::new(flow.protocol, flow.local);
+        bed.filter.bind(&exact, row(ChannelId::SERVER)).unwrap();
+        let frame = Frame::sent(&flow, OWN_MAC).build();
+        assert_eq!(send(&bed, &frame), dropped("drop_no_flow"));
+    }
+}
+
+#[test]
 fn options_extension_headers_and_fragments_are_dropped() {
     let [v4, v6] = flows(Protocol::Udp);
     let bed = bed_with(&v4);
