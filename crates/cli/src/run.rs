@@ -25,6 +25,9 @@ pub struct Arguments {
     /// Microseconds that a waiting thread looks at its ring before it sleeps.
     #[arg(long, value_name = "US")]
     spin: Option<u32>,
+    /// Perform the handshakes of listeners in the program itself (see the guide on running programs).
+    #[arg(long)]
+    delegate: bool,
     /// Fail instead of using the kernel's sockets when there is no server.
     #[arg(long)]
     require: bool,
@@ -58,6 +61,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     }
     if let Some(spin) = arguments.spin {
         command.env("PORTOLAN_SPIN", spin.to_string());
+    }
+    if arguments.delegate {
+        command.env("PORTOLAN_DELEGATE", "1");
     }
     if arguments.require {
         command.env("PORTOLAN", "require");

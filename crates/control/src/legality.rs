@@ -19,10 +19,12 @@ pub enum Command {
     Disconnect,
     Twin,
     Group,
+    /// Of a listener: what a process does that performs its handshakes.
+    Serve,
 }
 
 impl Command {
-    pub const ALL: [Command; 10] = [
+    pub const ALL: [Command; 11] = [
         Command::Bind,
         Command::Connect,
         Command::Listen,
@@ -33,6 +35,7 @@ impl Command {
         Command::Disconnect,
         Command::Twin,
         Command::Group,
+        Command::Serve,
     ];
 
     pub fn of(body: &RequestBody) -> Option<Command> {
@@ -47,6 +50,9 @@ impl Command {
             RequestBody::Disconnect { .. } => Command::Disconnect,
             RequestBody::Twin { .. } => Command::Twin,
             RequestBody::Group { .. } => Command::Group,
+            RequestBody::Claim { .. }
+            | RequestBody::Surrender { .. }
+            | RequestBody::EndDelegation { .. } => Command::Serve,
             _ => return None,
         })
     }
@@ -132,6 +138,9 @@ pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), E
 
         (C::Twin | C::Group, Udp, P::Connected | P::Bound) => Ok(()),
         (C::Twin | C::Group, _, _) => Err(Errno::INVAL),
+
+        (C::Serve, Tcp, P::Listening) => Ok(()),
+        (C::Serve, _, _) => Err(Errno::INVAL),
     }
 }
 
@@ -149,7 +158,7 @@ mod tests {
     #[test]
     fn the_table_for_tcp_reads_as_written() {
         use Phase as P;
-        let expected: [(Command, &[Phase]); 9] = [
+        let expected: [(Command, &[Phase]); 10] = [
             (Command::Bind, &[P::New]),
             (Command::Connect, &[P::New, P::Bound]),
             (Command::Listen, &[P::New, P::Bound, P::Listening]),
@@ -172,6 +181,7 @@ mod tests {
             (Command::Disconnect, &[]),
             (Command::Twin, &[]),
             (Command::Group, &[]),
+            (Command::Serve, &[P::Listening]),
         ];
         for (command, phases) in expected {
             assert_eq!(legal(command, Protocol::Tcp), phases, "{command:?}");

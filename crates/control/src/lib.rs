@@ -2,7 +2,6 @@
 //! descriptor, clock or random source; time and randomness are arguments.
 #![forbid(unsafe_code)]
 
-pub mod backlog;
 pub mod errno;
 pub mod legality;
 pub mod ports;
@@ -10,7 +9,6 @@ pub mod qos;
 pub mod registry;
 pub mod sharing;
 
-pub use backlog::{Backlog, CookieUse, SynVerdict};
 pub use errno::Errno;
 pub use legality::{Command, Phase};
 pub use ports::{Claim, ClaimId, PortTable};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use portolan_local::Local;
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, NextHop, Reassembled, Routes, Session, Stack};
+use portolan_stack::{Input, Met, NextHop, Reassembled, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::shm::MetastateReader;
@@ -14,6 +14,7 @@ use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
 use crate::channel::Channel;
+use crate::delegations::{self, Delegations};
 use crate::doors::DoorPlan;
 use crate::inboxes::Inboxes;
 use crate::locals::Locals;
@@ -39,11 +40,12 @@ pub(crate) struct Core {
     pub(crate) doors: DoorPlan,
     pub(crate) locals: Locals,
     pub(crate) inboxes: Inboxes,
+    pub(crate) delegations: Delegations,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
     sockets: Vec<Option<Arc<Socket>>>,
     /// Sessions of closed sockets that no server took over: they end here.
-    orphans: Vec<Slot>,
+    pub(crate) orphans: Vec<Slot>,
     watch: Watch,
     /// Streams with octets whose way is watched.
     stamped: Vec<Slot>,
@@ -100,6 +102,7 @@ impl Core {
             doors: DoorPlan::default(),
             locals,
             inboxes: Inboxes::default(),
+            delegations: Delegations::default(),
             routes,
             metastate,
             sockets: Vec::new(),
@@ -157,7 +160,7 @@ impl Core {
         self.refresh_routes();
         self.receive(now);
         self.stack.expire(now);
-        self.dispatch();
+        self.dispatch(now);
         self.look_at_locals(now);
     }
 
@@ -167,11 +170,13 @@ impl Core {
             channel,
             outbox,
             inboxes,
+            delegations,
+            routes,
             ..
         } = self;
         channel.receive(now, BATCH, |record, frame| match record.is_raw() {
             true => inboxes.deliver(record, frame),
-            false => input(stack, outbox, now, record, frame),
+            false => input((stack, routes), (delegations, outbox), now, record, frame),
         });
     }
 
@@ -211,7 +216,8 @@ impl Core {
                     .push(RequestBody::Resolve { interface, address });
             }
         }
-        self.dispatch();
+        self.dispatch(now);
+        self.attend_delegations();
         self.pass_stamps(now);
         self.bury_orphans();
         self.close_doors();
@@ -272,6 +278,7 @@ impl Core {
 
     /// No packet reaches the sessions any more: they end as if the peers had reset them.
     pub(crate) fn end_all(&mut self, now: Instant) {
+        self.delegations = Delegations::default();
         for (socket, slot) in self.sockets.iter().zip(0..) {
             let Some(session) = self.stack.tcp(Slot(slot)) else {
                 continue;
@@ -355,10 +362,16 @@ impl Core {
     }
 
     /// Tells whoever watches a socket that its session changed.
-    fn dispatch(&mut self) {
+    fn dispatch(&mut self, now: Instant) {
         let changed: Vec<(Slot, Events)> = self.stack.changed().collect();
         for (slot, events) in changed {
-            self.tell(slot, events);
+            if self.delegations.is_empty()
+                || !self
+                    .delegations
+                    .on_changed(&mut self.stack, now, (slot, events))
+            {
+                self.tell(slot, events);
+            }
         }
     }
 
@@ -437,7 +450,7 @@ impl Core {
 
     /// Is there anything that frames come for?
     fn has_wire(&self) -> bool {
-        !self.stack.is_empty() || !self.inboxes.is_empty()
+        !(self.stack.is_empty() && self.inboxes.is_empty() && self.delegations.is_empty())
     }
 
     /// May frames come? Also for a while after the last session of packets has left. Where all
@@ -463,21 +476,25 @@ impl Core {
 
 /// A frame that no session here claims is the server's to judge.
 fn input(
-    stack: &mut Stack,
-    outbox: &mut Vec<RequestBody>,
+    (stack, routes): (&mut Stack, &Routes),
+    (delegations, outbox): (&mut Delegations, &mut Vec<RequestBody>),
     now: Instant,
     record: &RecordHeader,
     frame: &[u8],
 ) {
     if record.is_fragment() {
         if let Reassembled::Whole(whole) = stack.reassemble(now, record, frame) {
-            input(stack, outbox, now, &whole.record, &whole.frame);
+            let (record, frame) = (&whole.record, &whole.frame);
+            input((stack, routes), (delegations, outbox), now, record, frame);
         }
         return;
     }
-    if let Input::Unclaimed(_) = stack.input(now, record, frame)
-        && outbox.len() < OUTBOX_MAX
-    {
+    let met = delegations::input(delegations, (stack, routes), now, record, frame);
+    let is_stray = match met {
+        Some(met) => met == Met::Left,
+        None => matches!(stack.input(now, record, frame), Input::Unclaimed(_)),
+    };
+    if is_stray && outbox.len() < OUTBOX_MAX {
         outbox.push(RequestBody::Stray {
             frame: frame.to_vec(),
         });

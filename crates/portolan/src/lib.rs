@@ -13,6 +13,7 @@ mod cancel;
 mod channel;
 mod control;
 mod core;
+mod delegations;
 mod doors;
 mod epoll;
 mod helper;

@@ -28,6 +28,10 @@ use crate::socket::Family;
 /// does itself; -1, the server finds out (MS §IV-B).
 const SO_CONCURRENT_SERVER: i32 = 0x5043;
 
+/// Of a listener, Portolan's own: more than 0, this process performs the handshakes; 0, the server
+/// does; -1, the server chooses (ADR 15).
+const SO_DELEGATE: i32 = 0x5044;
+
 /// No value is longer.
 const LONGEST: usize = 64;
 
@@ -438,6 +442,10 @@ impl Options {
                 .int(SOL_SOCKET, SO_CONCURRENT_SERVER)
                 .filter(|&value| value >= 0)
                 .map(|value| value > 0),
+            is_delegated: self
+                .int(SOL_SOCKET, SO_DELEGATE)
+                .filter(|&value| value >= 0)
+                .map(|value| value > 0),
         }
     }
 
@@ -636,7 +644,7 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
         libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
-        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER => Shape::Int { default: -1 },
+        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER | SO_DELEGATE => Shape::Int { default: -1 },
         libc::SO_RXQ_OVFL | libc::SO_NO_CHECK => Shape::Flag { default: 0 },
         libc::SO_DEBUG
         | libc::SO_REUSEADDR

@@ -253,6 +253,12 @@ impl Process {
         self.congestion
     }
 
+    /// Whether listeners that do not say perform their handshakes here (`portolan run --delegate`).
+    pub(crate) fn wants_delegation(&self) -> Option<bool> {
+        let chosen = number_from("PORTOLAN_DELEGATE")?;
+        Some(chosen != 0)
+    }
+
     pub(crate) fn spin_us(&self) -> u32 {
         self.spin_us
     }

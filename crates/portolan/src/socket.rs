@@ -269,7 +269,7 @@ impl Socket {
         IN_PHASE[phase as usize].load(Ordering::Acquire) > 0
     }
 
-    /// Where the session lies; meaningful while `Cached`.
+    /// Where the session lies while `Cached`, and the segments of a delegated listener come.
     pub(crate) fn slot(&self) -> Slot {
         Slot(self.slot.load(Ordering::Acquire))
     }
@@ -278,6 +278,11 @@ impl Socket {
         self.is_untouched.store(false, Ordering::Relaxed);
         self.slot.store(slot.0, Ordering::Release);
         self.set_phase(Phase::Cached);
+    }
+
+    /// A listener's segments come there from now on.
+    pub(crate) fn delegate_at(&self, slot: Slot) {
+        self.slot.store(slot.0, Ordering::Release);
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {

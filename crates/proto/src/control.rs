@@ -68,13 +68,31 @@ pub enum RequestBody {
     },
     /// Makes a bound session a listener, or changes its backlog. When it becomes one the packet
     /// carries the far and near end of the SEQPACKET pair that replaces its descriptor. An
-    /// unbound session gets an ephemeral port first. Reply: `Listening` or `Error`.
+    /// unbound session gets an ephemeral port first. With a slot the process would perform the
+    /// handshakes itself, and have the port's segments come there. Reply: `Listening` or `Error`.
     Listen {
         session: SessionRef,
         backlog: u32,
         options: HandshakeOptions,
         traits: Traits,
+        slot: Option<Slot>,
     },
+    /// A connection of a listener that is delegated to the process, which accepts it: cached at `slot`
+    /// from then on. The packet carries the far and near end of its descriptor. Reply: `Bound` or
+    /// `Error`.
+    Claim {
+        listener: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
+        local: SocketAddr,
+        #[serde(with = "portolan_types::endpoint")]
+        remote: SocketAddr,
+        slot: Slot,
+    },
+    /// A connection of such a listener that nobody has accepted yet: the server holds it from then on.
+    /// No reply.
+    Surrender { listener: SessionId, capsule: Blob },
+    /// The process performs the listener's handshakes no longer. Reply: `Done` or `Error`.
+    EndDelegation { listener: SessionId },
     /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays so.
     /// One that another process holds is recalled from it first; for that the packet carries the
     /// descriptor, as proof. Reply: `Cached`, `CachedLocal`, `Relayed` or `Error`.
@@ -163,6 +181,8 @@ pub struct HandshakeOptions {
     pub fast_open_queue: Option<u32>,
     /// `SO_CONCURRENT_SERVER`: whether children use what is accepted; if not said, what was seen last.
     pub is_concurrent_server: Option<bool>,
+    /// `SO_DELEGATE`: whether the process performs the handshakes; if not said, the server chooses.
+    pub is_delegated: Option<bool>,
 }
 
 /// When an accepted session goes to a process.
@@ -302,6 +322,9 @@ pub enum ReplyBody {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
+        /// The process performs the handshakes from now on, by these (`portolan_stack::passive::Rules`,
+        /// encoded).
+        rules: Option<Vec<u8>>,
     },
     Cached {
         capsule: Blob,
@@ -484,4 +507,6 @@ pub enum DescriptorEvent {
     /// A connection that reached the port by the kernel's stack; the packet carries the kernel
     /// socket.
     AcceptedKernel { remote: SocketAddr },
+    /// From a library to itself: connections that it opened wait to be accepted.
+    AcceptedHere,
 }

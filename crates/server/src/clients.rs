@@ -13,6 +13,7 @@ use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::delegation::Claimed;
 use crate::listen::Listening;
 use crate::opens::{Target, Wish};
 use crate::poll::Token;
@@ -196,7 +197,7 @@ impl Server {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
             RequestBody::Share { session } => self.share(id, session, &fds),
-            RequestBody::Probe => self.probe(fds.first()),
+            RequestBody::Probe => self.probe(id, fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
@@ -253,14 +254,33 @@ impl Server {
                 backlog,
                 options,
                 traits,
+                slot,
             } => {
                 let wish = Listening {
                     backlog,
                     options,
                     traits,
+                    slot,
                 };
                 self.listen(channel, session, wish, &mut fds)
             }
+            RequestBody::Claim {
+                listener,
+                local,
+                remote,
+                slot,
+            } => {
+                let claimed = Claimed {
+                    local,
+                    remote,
+                    slot,
+                };
+                self.claim(channel, listener, claimed, &mut fds)
+            }
+            RequestBody::Surrender { listener, capsule } => {
+                self.surrender(channel, listener, (capsule, fds.pop()))
+            }
+            RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
             RequestBody::Recalls => Ok(self.take_recalls(channel)),

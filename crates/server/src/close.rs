@@ -317,7 +317,7 @@ impl Server {
         if !is_reset && !header.flags.contains(TcpFlags::ACK) {
             return;
         }
-        self.reset(packet, header, payload.len());
+        self.reset(packet, header, payload);
         self.retire(id);
     }
 

@@ -53,6 +53,26 @@ pub struct Config {
     pub qos: QosConfig,
     /// `[[raw]]`.
     pub raw: Vec<RawRule>,
+    pub delegation: DelegationConfig,
+}
+
+/// Who may perform the handshakes of its own ports.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DelegationConfig {
+    /// Whether programs may at all.
+    pub allow: bool,
+    /// Ports whose listeners do that say nothing of it.
+    pub ports: Vec<u16>,
+}
+
+impl Default for DelegationConfig {
+    fn default() -> DelegationConfig {
+        DelegationConfig {
+            allow: true,
+            ports: Vec::new(),
+        }
+    }
 }
 
 /// Socket buffers in octets: where they start and how far they grow.
@@ -93,6 +113,7 @@ impl Default for Config {
             filter: FilterConfig::default(),
             qos: QosConfig::default(),
             raw: Vec::new(),
+            delegation: DelegationConfig::default(),
         }
     }
 }

@@ -34,6 +34,11 @@ counters! {
     opens = "active-opens",
     open_failures = "failed-opens",
     accepts = "passive-opens",
+    /// Listeners whose handshakes a process performs, the connections of those that it accepted, and
+    /// those that it gave back unaccepted.
+    delegations = "listeners-delegated",
+    claims = "connections-claimed",
+    surrenders = "connections-surrendered",
     kernel_accepts = "kernel-accepts",
     kernel_datagrams = "kernel-datagrams",
     /// Accepted sessions that waited here for their first use.

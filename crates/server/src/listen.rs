@@ -7,21 +7,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::registry::Opening;
-use portolan_control::{Backlog, Claim, Command, Errno, Phase, SynVerdict};
+use portolan_control::{Claim, Command, Errno, Phase};
 use portolan_proto::control::{
     Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
 };
 use portolan_proto::filter::{BindingKey, FlowRow};
-use portolan_stack::TcpSession;
+use portolan_stack::passive::{self, passive_config};
+use portolan_stack::{Backlog, CookieUse, SynVerdict, TcpSession};
 use portolan_sys::unix::{self, PairKind, SendError};
+use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, Connection};
-use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId};
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
 use crate::clients::Answer;
-use crate::opens::tune_connection;
+use crate::delegation::Delegate;
 use crate::server::{Server, Source, random_u64};
 use crate::sessions::NewDescriptor;
 
@@ -29,7 +31,7 @@ use crate::sessions::NewDescriptor;
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
 
 /// A slot that no session has: the row of a listener names nobody.
-const NO_SLOT: u32 = u32::MAX;
+const NO_SLOT: Slot = Slot(u32::MAX);
 
 /// What a library asks for by `listen`.
 #[derive(Debug)]
@@ -37,6 +39,8 @@ pub struct Listening {
     pub backlog: u32,
     pub options: HandshakeOptions,
     pub traits: Traits,
+    /// Where the process would have the port's segments, to perform the handshakes itself.
+    pub slot: Option<Slot>,
 }
 
 /// What the server keeps of a listener beside its session.
@@ -57,6 +61,10 @@ pub struct Listener {
     is_blocked: bool,
     /// Another process than the one that accepted it was the first to use the last connection.
     is_for_children: bool,
+    /// Performs the handshakes; without one the server does.
+    pub delegate: Option<Delegate>,
+    /// Of the processes that do, or did.
+    pub lent_secret: Option<Secret>,
 }
 
 impl Listener {
@@ -71,6 +79,17 @@ impl Listener {
             true => Caching::WithFirstUse,
             false => Caching::WithAccept,
         }
+    }
+
+    /// A connection whose handshake is not done.
+    pub fn handshake_started(&mut self, id: SessionId) {
+        self.handshakes.insert(id);
+        self.backlog.handshake_started();
+    }
+
+    /// Are there as many of them as may be?
+    pub fn is_crowded(&self) -> bool {
+        self.backlog.on_syn(CookieUse::WhenFull) == SynVerdict::Cookie
     }
 
     /// Has the accept queue room for one more?
@@ -96,14 +115,18 @@ impl Server {
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         self.sysctls.look(self.now);
-        let answer = self.listen_with(channel, session, wish.backlog, fds)?;
-        if let Answer::Reply(ReplyBody::Listening { session, .. }, _) = &answer
-            && let Some(listener) = self.listeners.get_mut(session)
-        {
+        let (id, local) = self.listen_with(channel, session, wish.backlog, fds)?;
+        if let Some(listener) = self.listeners.get_mut(&id) {
             listener.options = wish.options;
-            self.registry.describe(*session, wish.traits);
         }
-        Ok(answer)
+        let rules = self.choose_delegate(channel, id, &wish);
+        self.registry.describe(id, wish.traits);
+        Ok(ReplyBody::Listening {
+            session: id,
+            local,
+            rules,
+        }
+        .into())
     }
 
     fn listen_with(
@@ -112,7 +135,7 @@ impl Server {
         session: SessionRef,
         backlog: u32,
         fds: &mut Vec<OwnedFd>,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<(SessionId, SocketAddr), Errno> {
         let id = match session {
             SessionRef::Known(id) => {
                 let session = self.registry.admit(channel, Command::Listen, id)?;
@@ -127,14 +150,18 @@ impl Server {
         self.become_listener(id, backlog, descriptor)
     }
 
-    fn resize_backlog(&mut self, id: SessionId, backlog: u32) -> Result<Answer, Errno> {
+    fn resize_backlog(
+        &mut self,
+        id: SessionId,
+        backlog: u32,
+    ) -> Result<(SessionId, SocketAddr), Errno> {
         let listener = self.listeners.get_mut(&id).ok_or(Errno::INVAL)?;
         listener.backlog.resize(backlog);
         if let Some((reservation, _)) = self.reservations.get(&id) {
             reservation.listen(backlog)?;
         }
         let local = self.registry.session(id).ok_or(Errno::BADF)?.local;
-        Ok(ReplyBody::Listening { session: id, local }.into())
+        Ok((id, local))
     }
 
     /// Linux gives a socket that listens without `bind` an ephemeral port on all addresses.
@@ -143,7 +170,7 @@ impl Server {
         channel: ChannelId,
         backlog: u32,
         fds: &mut Vec<OwnedFd>,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<(SessionId, SocketAddr), Errno> {
         self.registry.has_room(channel)?;
         let descriptor = NewDescriptor::from_fds(fds)?;
         let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
@@ -182,7 +209,7 @@ impl Server {
         id: SessionId,
         backlog: u32,
         descriptor: NewDescriptor,
-    ) -> Result<Answer, Errno> {
+    ) -> Result<(SessionId, SocketAddr), Errno> {
         if self.registry.by_cookie(descriptor.cookie).is_some() {
             return Err(Errno::INVAL);
         }
@@ -211,20 +238,24 @@ impl Server {
                 kernel: VecDeque::new(),
                 is_blocked: false,
                 is_for_children: false,
+                delegate: None,
+                lent_secret: None,
             },
         );
         self.open_port(id, local);
         debug!(session = id.0, %local, backlog, "listening");
-        Ok(ReplyBody::Listening { session: id, local }.into())
+        Ok((id, local))
     }
 
     /// Lets the filter send the port's segments here. Listeners that share a port share the row.
     fn open_port(&mut self, id: SessionId, local: SocketAddr) {
-        self.listening_ports
-            .entry(local.port())
-            .or_default()
-            .push(id);
+        let ids = self.listening_ports.entry(local.port()).or_default();
+        let others = ids.clone();
+        ids.push(id);
         self.aim_listener(id);
+        for other in others {
+            self.want_back(other);
+        }
     }
 
     /// Writes the row of a listener.
@@ -237,11 +268,16 @@ impl Server {
             // No frame of a network is for it.
             return;
         }
+        let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
+        let (channel, slot, flags) = match delegate {
+            Some(delegate) => (delegate.channel, delegate.slot, FlowRow::DELEGATED),
+            None => (ChannelId::SERVER, NO_SLOT, 0),
+        };
         let row = FlowRow {
-            channel: ChannelId::SERVER.0,
-            slot: NO_SLOT,
+            channel: channel.0,
+            slot: slot.0,
             generation: 0,
-            flags: self.budget_flags(session),
+            flags: flags | self.budget_flags(session),
             class: 0,
         };
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {
@@ -354,9 +390,8 @@ impl Server {
             return;
         };
         let options = self.handshake_options(listener_id);
-        let mut connection = Connection::accept(&config, header, isn, self.now);
         let retries = self.sysctls.values().syn_ack_retries;
-        tune_connection(&mut connection, &options, retries);
+        let mut connection = passive::open(&config, (&options, retries), header, isn, self.now);
         let is_early = self.accept_fast(listener_id, &flow, (header, payload), &mut connection);
         let Some(id) = self.enter_passive(listener_id, flow, Phase::Handshake, connection) else {
             return;
@@ -369,17 +404,16 @@ impl Server {
             return;
         }
         if let Some(listener) = self.listeners.get_mut(&listener_id) {
-            listener.handshakes.insert(id);
-            listener.backlog.handshake_started();
+            listener.handshake_started(id);
         }
     }
 
     /// Parameters of the connections of a listener; none without a way to the peer.
     pub fn passive_config(&self, listener_id: SessionId, flow: &FlowKey) -> Option<TcpConfig> {
         let path = self.path_of(flow.remote).ok()?;
-        let mut config = self.tcp_config(&path, flow);
-        self.tune_config(&mut config, &self.handshake_options(listener_id));
-        Some(config)
+        let options = self.handshake_options(listener_id);
+        let base = self.base_config();
+        Some(passive_config(&base, &options, (&path, flow), &self.secret))
     }
 
     pub fn handshake_options(&self, listener_id: SessionId) -> HandshakeOptions {

@@ -6,6 +6,7 @@ mod close;
 mod config;
 mod counters;
 mod datagrams;
+mod delegation;
 mod descriptors;
 mod fast_open;
 mod instance;

@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
 use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
@@ -12,8 +11,9 @@ use portolan_proto::control::{
     DescriptorEvent, Early, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
 };
 use portolan_proto::metastate::RouteKind;
+use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
-use portolan_tcp::{Config as TcpConfig, Connection};
+use portolan_tcp::Connection;
 use portolan_types::{
     ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical, is_scoped, scope_of,
     scoped,
@@ -65,16 +65,6 @@ impl From<KernelReason> for Detour {
     fn from(reason: KernelReason) -> Detour {
         Detour::Kernel(reason)
     }
-}
-
-/// What the application's options mean for a handshake; `retries` unless it has chosen.
-pub fn tune_connection(connection: &mut Connection, options: &HandshakeOptions, retries: u8) {
-    let tuned = connection.options();
-    tuned.max_segment = options.max_segment.filter(|&mss| mss > 0);
-    tuned.syn_retries = options.syn_retries.or(Some(retries));
-    tuned.user_timeout = options
-        .user_timeout_ms
-        .map(|ms| Duration::from_millis(u64::from(ms)));
 }
 
 impl Server {
@@ -300,7 +290,7 @@ impl Server {
             remote: target.remote,
         };
         let mut config = self.tcp_config(&path, &flow);
-        self.tune_config(&mut config, &target.options);
+        tune_config(&mut config, &target.options);
         let isn = self.isn(&flow);
         let mut connection =
             Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
@@ -321,16 +311,6 @@ impl Server {
             early,
         }
         .into())
-    }
-
-    /// `SO_RCVBUF` fixes the size: no auto-tuning beyond it.
-    pub fn tune_config(&self, config: &mut TcpConfig, options: &HandshakeOptions) {
-        config.window_clamp = options.window_clamp.filter(|&octets| octets > 0);
-        if let Some(octets) = options.receive_buffer {
-            let octets = octets.clamp(4096, self.config.buffers.receive_maximum) as usize;
-            config.receive_buffer = octets;
-            config.receive_buffer_max = octets;
-        }
     }
 
     /// A session that `connect` opens without `bind`: no port yet.

@@ -1,25 +1,19 @@
 //! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
 //! have moved, and the rest, which is reset.
 
-use std::time::Duration;
-
 use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
+use portolan_stack::passive::{Knock, answer_by_cookie, clamp_for_cookie, open_by_cookie, refusal};
 use portolan_stack::{Input, IpOptions, Packet, Reassembled, Transport, send_segment};
-use portolan_tcp::{
-    Config as TcpConfig, Connection, Events, ListenAnswer, StateName, cookie, judge_at_listener,
-    reset_for,
-};
+use portolan_tcp::cookie::Decoded;
+use portolan_tcp::{Config as TcpConfig, Events, StateName};
 use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
-use portolan_wire::tcp::{TcpFlags, TcpHeader};
+use portolan_wire::tcp::TcpHeader;
 
 use crate::server::Server;
 
 /// Frames taken from the ring before other events get their turn.
 const FRAMES_PER_TURN: usize = 1024;
-
-/// Twice the age at which the engine refuses a cookie.
-const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 
 /// Header of a frame that is whole: nothing to check or to cut.
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
@@ -220,29 +214,33 @@ impl Server {
         payload: &[u8],
     ) {
         let Some(listener) = self.listener_for(&flow) else {
-            self.reset(packet, header, payload.len());
+            self.reset(packet, header, payload);
             return;
         };
         if packet.ttl < self.handshake_options(listener).ip.min_ttl {
             self.counters.too_far += 1;
             return;
         }
-        match judge_at_listener(header) {
-            ListenAnswer::Ignore => self.counters.dropped += 1,
-            ListenAnswer::Open => {
+        let secrets = self.lent_secret(listener).into_iter().chain([&self.secret]);
+        match self.cookie_clock.judge(self.now, &flow, header, secrets) {
+            Knock::Noise => self.counters.dropped += 1,
+            Knock::Syn => {
                 let isn = self.isn(&flow);
                 self.on_syn(listener, flow, (header, payload), isn);
             }
-            ListenAnswer::Reset if is_plain_ack(header) && self.is_cookie(&flow, header) => {
-                self.open_by_cookie(listener, flow, header, payload);
+            Knock::Cookie(decoded) => {
+                self.open_by_cookie(listener, flow, &decoded, (header, payload));
             }
-            ListenAnswer::Reset => self.reset(packet, header, payload.len()),
+            Knock::Stray { is_forgery } => {
+                self.counters.cookies_bad += u64::from(is_forgery);
+                self.reset(packet, header, payload);
+            }
         }
     }
 
     /// RFC 9293 §3.10.7.1.
-    pub fn reset(&mut self, packet: &Packet<'_>, header: &TcpHeader, length: usize) {
-        let (Some(flow), Some(reset)) = (packet.flow(), reset_for(header, length)) else {
+    pub fn reset(&mut self, packet: &Packet<'_>, header: &TcpHeader, payload: &[u8]) {
+        let (Some(flow), Some(reset)) = (packet.flow(), refusal(header, payload)) else {
             return;
         };
         let ip = IpOptions::default();
@@ -256,56 +254,30 @@ impl Server {
         let Some(config) = self.cookie_config(listener, flow) else {
             return;
         };
-        let answer = cookie::syn_ack(&self.secret, flow, header, &config, self.now);
+        let answer = answer_by_cookie(&self.secret, flow, header, &config, self.now);
         let ip = self.handshake_options(listener).ip;
         if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
             self.counters.cookies_sent += 1;
-            self.last_cookie = Some(self.now);
+            self.cookie_clock.note(self.now);
         }
     }
 
-    /// The same for the answer and for the connection that may come of it.
     fn cookie_config(&self, listener: SessionId, flow: &FlowKey) -> Option<TcpConfig> {
         let config = self.passive_config(listener, flow)?;
-        let clamp = self.handshake_options(listener).max_segment;
-        Some(TcpConfig {
-            mss: clamp.map_or(config.mss, |clamp| clamp.min(config.mss)),
-            ..config
-        })
-    }
-
-    /// Could it return a cookie? Only looked at while cookies are being sent.
-    fn is_cookie(&mut self, flow: &FlowKey, header: &TcpHeader) -> bool {
-        let recent = self
-            .last_cookie
-            .is_some_and(|last| self.now.since(last) < COOKIE_LIFETIME);
-        if !recent {
-            return false;
-        }
-        let genuine = cookie::decode(&self.secret, flow, header, self.now).is_some();
-        if !genuine {
-            self.counters.cookies_bad += 1;
-        }
-        genuine
+        Some(clamp_for_cookie(config, &self.handshake_options(listener)))
     }
 
     fn open_by_cookie(
         &mut self,
         listener: SessionId,
         flow: FlowKey,
-        header: &TcpHeader,
-        payload: &[u8],
+        decoded: &Decoded,
+        segment: (&TcpHeader, &[u8]),
     ) {
-        let (Some(config), Some(decoded)) = (
-            self.cookie_config(listener, &flow),
-            cookie::decode(&self.secret, &flow, header, self.now),
-        ) else {
+        let Some(config) = self.cookie_config(listener, &flow) else {
             return;
         };
-        let mut connection = Connection::accept_cookie(&config, header, &decoded, self.now);
-        connection.on_segment(self.now, header, payload);
-        // Its events are told by the hand-over below.
-        connection.events();
+        let connection = open_by_cookie(&config, decoded, segment, self.now);
         if let Some(id) = self.enter_passive(listener, flow, Phase::Handshake, connection) {
             self.counters.cookies_taken += 1;
             self.handshake_done(id);
@@ -338,9 +310,4 @@ impl Server {
     fn finished(&mut self, id: SessionId) {
         self.done.push(id);
     }
-}
-
-fn is_plain_ack(header: &TcpHeader) -> bool {
-    let others = TcpFlags::SYN.with(TcpFlags::RST);
-    header.flags.contains(TcpFlags::ACK) && header.flags.0 & others.0 == 0
 }

@@ -183,6 +183,7 @@ impl Server {
         if let Some(process) = self.registry.process(channel) {
             info!(pid = process.pid, program = process.program, "process gone");
         }
+        self.end_delegations_of(channel);
         for id in self.registry.unregister(channel) {
             self.abort_orphan(id);
         }
@@ -221,12 +222,31 @@ impl Server {
 
     /// `Probe`: tells what is behind a descriptor that the process did not open. Having it is the
     /// right to know.
-    pub fn probe(&self, descriptor: Option<&OwnedFd>) -> Result<Answer, Errno> {
+    pub fn probe(
+        &mut self,
+        client: ClientId,
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::INVAL)?;
         let cookie = portolan_sys::unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
         let session = self.registry.by_cookie(cookie);
         let probed = session.and_then(|session| self.probed(session));
+        if let Some(probed) = &probed {
+            self.note_prober(client, probed.session);
+        }
         Ok(ReplyBody::Probed(probed).into())
+    }
+
+    /// Another process has a listener's descriptor, and may accept by it.
+    fn note_prober(&mut self, client: ClientId, id: SessionId) {
+        let delegate = self
+            .listeners
+            .get(&id)
+            .and_then(|listener| listener.delegate);
+        let prober = self.clients.get(&client).and_then(|client| client.channel);
+        if delegate.is_some_and(|delegate| Some(delegate.channel) != prober) {
+            self.want_back(id);
+        }
     }
 
     /// None if its descriptor says nothing to another process.

@@ -56,6 +56,7 @@ impl Server {
                 ),
                 _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
             },
+            _ if self.is_delegated(session.id) => ("DELEGATED".to_owned(), Default::default()),
             _ => (
                 state_of(session, row.as_ref()),
                 row.map_or_else(Default::default, |r| r.figures),
@@ -71,6 +72,11 @@ impl Server {
             migrations: session.migrations,
             figures,
         }
+    }
+
+    fn is_delegated(&self, id: SessionId) -> bool {
+        let listener = self.listeners.get(&id);
+        listener.is_some_and(|listener| listener.delegate.is_some())
     }
 
     /// What the holding library says of the session.

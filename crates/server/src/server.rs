@@ -11,6 +11,7 @@ use std::time::Duration;
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::qos::transmit::ClassId;
 use portolan_control::{Phase, PortTable, Registry};
+use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
@@ -23,8 +24,8 @@ use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
 use portolan_sys::{accounts, clock};
-use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
-use portolan_tcp::{ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config as TcpConfig, CongestionKind};
+use portolan_tcp::isn::Secret;
+use portolan_tcp::{Config as TcpConfig, CongestionKind};
 use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -158,7 +159,7 @@ pub struct Server {
     pub(crate) wire: TapWire,
     pub(crate) inject: TapWire,
     pub(crate) frame: Vec<u8>,
-    pub(crate) last_cookie: Option<Instant>,
+    pub(crate) cookie_clock: CookieClock,
     pub(crate) early: EarlyFragments,
     /// Fast Open cookies that peers granted.
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
@@ -272,7 +273,7 @@ impl Server {
             wire,
             inject,
             frame: Vec::new(),
-            last_cookie: None,
+            cookie_clock: CookieClock::default(),
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
             qos: Qos::new(&config),
@@ -438,6 +439,7 @@ impl Server {
             self.drive_leaving_taps(),
             self.drive_spares(),
             self.drive_recalls(),
+            self.drive_delegations(),
             self.drive_callers(),
             self.drive_bells(),
             self.drive_leaving_classes(),
@@ -485,15 +487,14 @@ impl Server {
 
     /// Parameters of a connection over `path`.
     pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
-        let (headers, assumed_mss) = match flow.remote.is_ipv4() {
-            true => (40, ASSUMED_MSS_V4),
-            false => (60, ASSUMED_MSS_V6),
-        };
+        path_config(&self.base_config(), path, flow, &self.secret)
+    }
+
+    /// Parameters of connections, whatever their path.
+    pub(crate) fn base_config(&self) -> TcpConfig {
         let parameters = self.config.parameters();
         let sysctls = self.sysctls.values();
         TcpConfig {
-            assumed_mss,
-            mss: u16::try_from(path.mtu.saturating_sub(headers)).unwrap_or(u16::MAX - 120),
             send_buffer: parameters.send_buffer.initial as usize,
             send_buffer_max: parameters.send_buffer.maximum as usize,
             receive_buffer: parameters.receive_buffer.initial as usize,
@@ -505,13 +506,12 @@ impl Server {
             timestamps: sysctls.timestamps,
             sack: sysctls.sack,
             window_scaling: sysctls.window_scaling,
-            timestamp_offset: timestamp_offset(&self.secret, flow),
-            window_clamp: None,
+            ..TcpConfig::default()
         }
     }
 
     pub(crate) fn isn(&self, flow: &FlowKey) -> SeqNum {
-        initial_sequence(&self.secret, flow, self.now)
+        first_number(&self.secret, flow, self.now)
     }
 
     pub(crate) fn hash(&self, value: impl std::hash::Hash) -> u64 {
@@ -541,7 +541,7 @@ fn reserve_ports(
 }
 
 /// Octets from the kernel's generator.
-fn random_octets<const N: usize>() -> [u8; N] {
+pub fn random_octets<const N: usize>() -> [u8; N] {
     let mut octets = [0; N];
     let flags = rustix::rand::GetRandomFlags::empty();
     // Up to 256 octets come whole and without an error once the generator is seeded, which the

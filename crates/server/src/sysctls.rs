@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use portolan_control::CookieUse;
+use portolan_stack::CookieUse;
 use portolan_sys::sysctl::Parameter;
 use portolan_tcp::EcnMode;
 use portolan_types::Instant;

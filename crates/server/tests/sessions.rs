@@ -482,6 +482,7 @@ fn hostile_clients_are_refused_or_disconnected() {
         backlog: 1,
         options: portolan_proto::control::HandshakeOptions::default(),
         traits: Default::default(),
+        slot: None,
     });
     assert!(matches!(reply, ReplyBody::Error { errno: 1 }), "{reply:?}");
     let reply = stranger.ask(RequestBody::Hello {
@@ -506,6 +507,7 @@ fn hostile_clients_are_refused_or_disconnected() {
             backlog: 1,
             options: portolan_proto::control::HandshakeOptions::default(),
             traits: Default::default(),
+            slot: None,
         },
     );
     assert!(matches!(reply, ReplyBody::Error { errno: 9 }), "{reply:?}");

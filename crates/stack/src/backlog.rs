@@ -1,6 +1,8 @@
 //! Accept and SYN queues of one listener, as numbers: what to do with a SYN or a completed
 //! handshake. The sessions themselves lie elsewhere.
 
+use serde::{Deserialize, Serialize};
+
 /// Linux's default `net.core.somaxconn`.
 pub const SOMAXCONN: u32 = 4096;
 
@@ -16,7 +18,7 @@ pub enum SynVerdict {
 }
 
 /// When SYNs are answered by cookies; Linux's `tcp_syncookies`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CookieUse {
     /// A SYN that finds the queue full is dropped.
     Never,

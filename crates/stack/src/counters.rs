@@ -59,6 +59,30 @@ const FRAMES: &[(&str, &str)] = &[
         "drop-min-ttl",
         "segments dropped: from farther away than the socket allows",
     ),
+    (
+        "delegated-handshakes",
+        "SYNs to a delegated listener that were answered and remembered",
+    ),
+    (
+        "syn-cookies-sent",
+        "SYNs to a delegated listener that were answered by a cookie",
+    ),
+    (
+        "syn-cookies-accepted",
+        "connections that such a cookie opened",
+    ),
+    (
+        "syn-cookies-refused",
+        "acknowledgements to a delegated listener, while cookies are about, without a good one",
+    ),
+    (
+        "syns-dropped-queue-full",
+        "SYNs dropped: the accept queue of a delegated listener is full",
+    ),
+    (
+        "accept-queue-overflows",
+        "connections reset: the accept queue of a delegated listener is full",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -83,6 +107,12 @@ pub(crate) enum Fate {
     Unclaimed,
     Dropped(Drop),
     ParkedTooMany,
+    Handshake,
+    CookieSent,
+    CookieTaken,
+    CookieRefused,
+    SynDropped,
+    AcceptOverflow,
 }
 
 impl Fate {
@@ -102,6 +132,12 @@ impl Fate {
             Fate::Held => 11,
             Fate::Dropped(Drop::TooEarly) => 12,
             Fate::Dropped(Drop::TooFar) => 13,
+            Fate::Handshake => 14,
+            Fate::CookieSent => 15,
+            Fate::CookieTaken => 16,
+            Fate::CookieRefused => 17,
+            Fate::SynDropped => 18,
+            Fate::AcceptOverflow => 19,
         }
     }
 }

@@ -14,11 +14,14 @@ pub const VERSION: u32 = match u32::from_str_radix(env!("PORTOLAN_BUILD"), 10) {
     Err(_) => panic!("the build script writes a number"),
 };
 
+mod backlog;
 mod counters;
+mod delegation;
 mod fragments;
 mod frame;
 mod membership;
 mod packet;
+pub mod passive;
 mod pmtu;
 mod routes;
 mod session;
@@ -26,7 +29,9 @@ mod stack;
 mod udp;
 mod way;
 
+pub use backlog::{Backlog, CookieUse, SOMAXCONN, SynVerdict};
 pub use counters::{COUNTERS, counter_names};
+pub use delegation::{Delegation, Met};
 pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};
 pub use frame::{Door, Frame, Wire};
 pub use membership::Memberships;

@@ -172,6 +172,17 @@ impl Stack {
         taken
     }
 
+    /// What waits for a session that is on its way to the slot: there is to be none.
+    pub fn take_early(&mut self, slot: Slot) -> Vec<(RecordHeader, Vec<u8>)> {
+        let Some(Place::Reserved(vacancy)) = self.places.get_mut(slot.0 as usize) else {
+            return Vec::new();
+        };
+        let held = core::mem::take(vacancy).release(&mut self.early);
+        held.into_iter()
+            .map(|held| (held.record, held.frame))
+            .collect()
+    }
+
     pub fn has_released(&self) -> bool {
         !self.released.is_empty()
     }

@@ -10,6 +10,12 @@ use siphasher::sip::SipHasher24;
 #[derive(Clone)]
 pub struct Secret(pub [u8; 16]);
 
+impl core::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
 impl Secret {
     pub(crate) fn hash(&self, domain: u8, flow: &FlowKey, extra: u32) -> u64 {
         let mut hasher = SipHasher24::new_with_key(&self.0);

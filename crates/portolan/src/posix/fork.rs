@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use portolan_proto::control::{Reader, ReplyBody, RequestBody, Standing};
-use portolan_sys::{descriptor, pi, unix};
+use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
+use super::delegate;
 use super::fallback::become_kernels;
 use super::lifecycle::renew;
 use super::migrate::{Destination, give_back, lend, relay_to_others};
@@ -21,8 +22,19 @@ use crate::wait::Waiter;
 
 /// Another process is about to have the descriptors.
 pub fn before_fork() {
+    end_delegations();
     for (_, socket) in sockets() {
         socket.share();
+    }
+}
+
+/// What waits to be accepted is in this process's memory: who gets the descriptor could not accept it.
+fn end_delegations() {
+    if let Some(process) = Process::running()
+        && !shares_memory()
+        && !inside::is_inside()
+    {
+        delegate::end_all(process);
     }
 }
 
@@ -84,6 +96,11 @@ pub fn before_exit() {
         && !inside::is_inside()
     {
         for (fd, socket) in sockets() {
+            if socket.phase() == Phase::Listening {
+                let mut core = process.lock();
+                core.abort_delegation(clock::now(), socket.slot());
+                continue;
+            }
             let is_here = socket.phase() == Phase::Cached;
             if is_here && process.lock().is_local(socket.slot()) {
                 // The server closes it as the kernel would.
@@ -113,6 +130,7 @@ pub fn before_exec() -> bool {
     if shares_memory() {
         return before_exec_of_borrower();
     }
+    end_delegations();
     let (inherited, closed): (Vec<_>, Vec<_>) =
         sockets().into_iter().partition(|(fd, _)| is_inherited(*fd));
     for (fd, socket) in &inherited {
@@ -180,15 +198,25 @@ pub fn before_lending(fd: RawFd) -> bool {
 /// Somebody else gets the descriptor. Sessions to accept come on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     socket.share();
+    end_delegation_of(socket);
     if socket.protocol == Protocol::Tcp {
         relay_to_others(fd, socket);
     }
     become_kernels(fd, socket);
 }
 
+fn end_delegation_of(socket: &Socket) {
+    if socket.phase() == Phase::Listening
+        && let Some(process) = Process::running()
+    {
+        delegate::end(process, socket.slot());
+    }
+}
+
 /// This process will know nothing of its sockets any more.
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     socket.share();
+    end_delegation_of(socket);
     if socket.protocol == Protocol::Tcp {
         lend(fd, socket);
     }

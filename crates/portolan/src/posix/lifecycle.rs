@@ -117,6 +117,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
 fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     // Who sleeps in `accept` on the old descriptor wakes.
     rustix::net::shutdown(descriptor::borrow(fd)?, rustix::net::Shutdown::Both)?;
+    end_session(process, socket, Phase::Listening, true);
     let session = socket.setup().session;
     if let Some(session) = session {
         // The port is free once the server has answered, whatever it says.
@@ -308,7 +309,11 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
             process.lock().stack.remove(socket.slot());
             return;
         }
-        Phase::Idle | Phase::Listening | Phase::Relayed | Phase::Away | Phase::Closed => return,
+        Phase::Listening => {
+            let mut core = process.lock();
+            return core.abort_delegation(clock::now(), socket.slot());
+        }
+        Phase::Idle | Phase::Relayed | Phase::Away | Phase::Closed => return,
     }
     let mut core = process.lock();
     let slot = socket.slot();

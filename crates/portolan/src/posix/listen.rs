@@ -11,6 +11,7 @@ use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::asking::{denial, install, refusal};
+use super::delegate::{self, Place};
 use super::lifecycle::{enter, put_under_all};
 use super::migrate::fetch;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
@@ -33,25 +34,32 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         match (socket.phase(), session) {
             (Phase::Idle, _) => become_listener(process, &socket, backlog),
             (Phase::Listening, Some(session)) => {
-                let session = SessionRef::Known(session);
                 socket.setup().backlog = backlog;
-                let options = socket.options().handshake();
-                let request = RequestBody::Listen {
-                    session,
-                    backlog,
-                    options,
-                    traits: socket.traits(),
-                };
-                match process.control.call(request, &[]) {
-                    Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
-                    other => Err(refusal(other)),
-                }
+                listen_anew(process, &socket, session, backlog)
             }
             (Phase::Relayed, _) => Err(Stop::NotOurs),
             _ => Err(Errno::INVAL.into()),
         }
     }
     start(fd, backlog).into()
+}
+
+/// With another backlog, or other options.
+pub(super) fn listen_anew(
+    process: &'static Process,
+    socket: &Socket,
+    session: SessionId,
+    backlog: u32,
+) -> Result<(), Stop> {
+    let place = Place::of(process, socket);
+    let request = delegate::request(process, socket, SessionRef::Known(session), backlog, &place);
+    match process.control.call(request, &[]) {
+        Ok((ReplyBody::Listening { rules, .. }, _)) => {
+            delegate::heed(process, socket, (session, backlog), (place, None), rules);
+            Ok(())
+        }
+        other => Err(refusal(other)),
+    }
 }
 
 /// A listener's descriptor is one end of a message pair: each accepted session comes as one
@@ -64,20 +72,29 @@ fn become_listener(
     let mut setup = socket.setup();
     let (near, far) = unix::socket_pair(PairKind::SeqPacket)?;
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
-    let options = socket.options().handshake();
-    let request = RequestBody::Listen {
-        session,
-        backlog,
-        options,
-        traits: socket.traits(),
-    };
+    let place = Place::new(process);
+    let request = delegate::request(process, socket, session, backlog, &place);
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
-        Ok((ReplyBody::Listening { session, local }, _)) => {
+        Ok((
+            ReplyBody::Listening {
+                session,
+                local,
+                rules,
+            },
+            _,
+        )) => {
             setup.opened(session);
             setup.local = Some(local);
             setup.backlog = backlog;
             put_under_all(socket, &near)?;
             socket.set_phase(Phase::Listening);
+            delegate::heed(
+                process,
+                socket,
+                (session, backlog),
+                (place, Some(far)),
+                rules,
+            );
             drop(setup);
             super::fallback::hand_to_kernel_epolls(socket);
             Ok(())
@@ -145,10 +162,17 @@ fn try_accept(
             Err(ReceiveError::Truncated) => return Err(Errno::MFILE.into()),
             Err(ReceiveError::Failed(errno)) => return Err(errno.into()),
         };
+        let event = portolan_proto::decode(&buffer[..received.length]);
+        if let Ok(DescriptorEvent::AcceptedHere) = event {
+            match delegate::accept(process, listener, flags)? {
+                Some(accepted) => return Ok(Some(accepted)),
+                None => continue,
+            }
+        }
         let Some(descriptor) = received.fds.into_iter().next() else {
             continue;
         };
-        match portolan_proto::decode(&buffer[..received.length]) {
+        match event {
             Ok(DescriptorEvent::Accepted {
                 session,
                 local,

@@ -12,6 +12,7 @@ use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::asking::{Reservation, install, open_capsule, refusal};
+use super::delegate;
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
 use crate::core::{Arrival, Core};
@@ -283,6 +284,9 @@ fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, Blob, Option<OwnedFd>
 /// Gives a session to the process that the server wants it for; one of UDP to the kernel. Where threads wait for its events
 /// it has to be relayed: they would hear nothing of it elsewhere.
 pub(crate) fn yield_session(process: &Process, id: SessionId) {
+    if delegate::end_named(process, id) {
+        return;
+    }
     let wanted = table::all().into_iter().find_map(|(fd, file)| match file {
         File::Socket(socket) if socket.phase() == Phase::Cached => {
             let is_it = socket.setup().session == Some(id);

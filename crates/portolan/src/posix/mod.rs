@@ -10,6 +10,7 @@ mod blocking;
 mod connect;
 mod data;
 mod datagram;
+mod delegate;
 mod fallback;
 mod flags;
 mod fork;

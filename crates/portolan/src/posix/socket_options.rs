@@ -4,18 +4,17 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
-use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
 use portolan_stack::Session;
 use portolan_sys::clock;
 use portolan_tcp::Connection;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::asking::refusal;
 use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::fallback::become_kernels;
 use super::groups::{sending_interface, set_membership};
+use super::listen::listen_anew;
 use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find, find_here, tcp_info};
 use crate::options::{CONGESTION_NAME, is_the_kernels, timestamping};
@@ -146,22 +145,12 @@ pub(super) fn apply_quickack(socket: &Socket, connection: &mut Connection) {
 
 /// Options of a listener have changed: the server heeds some of them for the connections to come,
 /// and other processes may come by the descriptor.
-fn tell_of_options(process: &Process, socket: &Socket) -> Result<(), Stop> {
+fn tell_of_options(process: &'static Process, socket: &Socket) -> Result<(), Stop> {
     let setup = socket.setup();
     let Some(session) = setup.session else {
         return Ok(());
     };
-    let options = socket.options().handshake();
-    let request = RequestBody::Listen {
-        session: SessionRef::Known(session),
-        backlog: setup.backlog,
-        options,
-        traits: socket.traits(),
-    };
-    match process.control.call(request, &[]) {
-        Ok((ReplyBody::Listening { .. }, _)) => Ok(()),
-        other => Err(refusal(other)),
-    }
+    listen_anew(process, socket, session, setup.backlog)
 }
 
 /// `asm-generic/socket.h`.

@@ -277,7 +277,7 @@ impl Library {
         self.bind_with(protocol, local, slot, Reuse::default())
     }
 
-    fn bind_with(
+    pub fn bind_with(
         &mut self,
         protocol: Protocol,
         local: SocketAddr,
@@ -324,9 +324,10 @@ impl Library {
             backlog,
             options: portolan_proto::control::HandshakeOptions::default(),
             traits: Default::default(),
+            slot: None,
         };
         let (reply, near) = self.ask_new(PairKind::SeqPacket, body);
-        let ReplyBody::Listening { session, local } = reply else {
+        let ReplyBody::Listening { session, local, .. } = reply else {
             panic!("{reply:?}");
         };
         (session, local, near)

@@ -7,6 +7,7 @@ mod common;
 
 mod capsules;
 mod capture;
+mod delegations;
 mod forgery;
 mod frames;
 mod groups;

@@ -60,6 +60,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             backlog: 1,
             options: portolan_proto::control::HandshakeOptions::default(),
             traits: Default::default(),
+            slot: None,
         },
         RequestBody::Bind {
             session: known,
@@ -209,6 +210,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
                 backlog: 1,
                 options: portolan_proto::control::HandshakeOptions::default(),
                 traits: Default::default(),
+                slot: None,
             },
             &fds,
         );

@@ -1,0 +1,230 @@
+//! Listeners that are delegated to this process (ADR 15): beginning, accepting, ending.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
+use portolan_stack::passive::Rules;
+use portolan_stack::{Session, TcpSession};
+use portolan_sys::unix::{PairKind, socket_pair};
+use portolan_sys::{clock, shm};
+use portolan_types::{SessionId, Slot};
+use rustix::io::Errno;
+
+use super::Stop;
+use super::asking::{Reservation, install, refusal};
+use super::lifecycle::enter;
+use crate::core::Arrival;
+use crate::process::Process;
+use crate::socket::{Setup, Socket};
+use crate::table::Hidden;
+
+/// Where a listener's segments come, or would come if its handshakes were delegated.
+pub(super) enum Place<'a> {
+    /// Of a listener that was not delegated when it became one, nor can be now.
+    Nowhere,
+    Known(Slot),
+    New(Reservation<'a, Process>),
+}
+
+impl Place<'_> {
+    pub(super) fn new(process: &Process) -> Place<'_> {
+        Place::New(Reservation::at(process))
+    }
+
+    pub(super) fn of(process: &Process, listener: &Socket) -> Place<'static> {
+        let slot = listener.slot();
+        match process.lock().delegations.has(slot) {
+            true => Place::Known(slot),
+            false => Place::Nowhere,
+        }
+    }
+
+    fn slot(&self) -> Option<Slot> {
+        match self {
+            Place::Nowhere => None,
+            Place::Known(slot) => Some(*slot),
+            Place::New(reservation) => Some(reservation.slot()),
+        }
+    }
+}
+
+/// What the server is asked for a socket that listens.
+pub(super) fn request(
+    process: &Process,
+    socket: &Socket,
+    session: SessionRef,
+    backlog: u32,
+    place: &Place<'_>,
+) -> RequestBody {
+    let mut options = socket.options().handshake();
+    options.is_delegated = options.is_delegated.or(process.wants_delegation());
+    // Who shares the descriptor could not accept what is here.
+    let slot = place.slot().filter(|_| !socket.is_shared());
+    RequestBody::Listen {
+        session,
+        backlog,
+        options,
+        traits: socket.traits(),
+        slot,
+    }
+}
+
+/// As the server has decided: the handshakes are this process's, or are not any more. `far` is what
+/// lies behind the listener's descriptor, if that is new.
+pub(super) fn heed(
+    process: &'static Process,
+    socket: &Socket,
+    (id, backlog): (SessionId, u32),
+    (place, far): (Place<'_>, Option<OwnedFd>),
+    rules: Option<Vec<u8>>,
+) {
+    let rules = rules.and_then(|rules| portolan_proto::decode::<Rules>(&rules).ok());
+    let is_known = matches!(place, Place::Known(_));
+    match (rules, place.slot()) {
+        (Some(rules), Some(slot)) => {
+            if let Place::New(reservation) = place {
+                reservation.keep();
+            }
+            let options = socket.options().handshake();
+            socket.delegate_at(slot);
+            let listener = (id, slot, far.map(Hidden::new));
+            let mut core = process.lock();
+            core.begin_delegation(clock::now(), listener, (rules, options, backlog));
+            drop(core);
+            process.ensure_helper();
+        }
+        (None, Some(slot)) if is_known => end(process, slot),
+        _ => {}
+    }
+}
+
+/// Takes the connection of a delegated listener that has waited longest; none if nobody waits.
+pub(super) fn accept(
+    process: &'static Process,
+    listener: &Socket,
+    flags: i32,
+) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+    let slot = listener.slot();
+    process.lock().take_announcement(slot);
+    let taken = accept_next(process, listener, flags);
+    // Others may wait still, also where this one failed.
+    process.lock().attend_delegations();
+    taken
+}
+
+fn accept_next(
+    process: &'static Process,
+    listener: &Socket,
+    flags: i32,
+) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+    loop {
+        let pair = socket_pair(PairKind::Stream)?;
+        let next = process
+            .lock()
+            .accept_delegated(clock::now(), listener.slot());
+        let Some((slot, session)) = next else {
+            return Ok(None);
+        };
+        if session.connection.is_closed() {
+            process.lock().stack.remove(slot);
+            continue;
+        }
+        return claim(process, listener, (slot, session), pair, flags).map(Some);
+    }
+}
+
+/// Makes a connection one of the server's book, and gives it its descriptor.
+fn claim(
+    process: &'static Process,
+    listener: &Socket,
+    (slot, mut session): (Slot, Box<TcpSession>),
+    (near, far): (OwnedFd, OwnedFd),
+    flags: i32,
+) -> Result<(RawFd, SocketAddr), Stop> {
+    let listening = listener.setup().session.ok_or(Errno::INVAL)?;
+    let (local, remote) = (session.flow.local, session.flow.remote);
+    let request = RequestBody::Claim {
+        listener: listening,
+        local,
+        remote,
+        slot,
+    };
+    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+        Ok((
+            ReplyBody::Bound {
+                session: id,
+                generation,
+                ..
+            },
+            _,
+        )) => {
+            session.id = id;
+            session.generation = generation;
+            let setup = Setup {
+                session: Some(id),
+                local: Some(local),
+                remote: Some(remote),
+                ..Setup::default()
+            };
+            let socket = Arc::new(Socket::accepted(listener, setup));
+            install(
+                process,
+                &socket,
+                slot,
+                Arrival::Session(Session::Tcp(session)),
+            );
+            Ok((enter(near, socket, flags)?, listener.shown(remote)))
+        }
+        refused => {
+            let now = clock::now();
+            session.connection.abort(now);
+            process.lock().keep_orphan(now, slot, Session::Tcp(session));
+            Err(refusal(refused))
+        }
+    }
+}
+
+/// Has the server perform a listener's handshakes again, if they are this process's: somebody else
+/// may have the descriptor from now on, or wants the port.
+pub(super) fn end(process: &Process, slot: Slot) {
+    let mut core = process.lock();
+    if !core.delegations.has(slot) {
+        return;
+    }
+    core.attend(clock::now());
+    let surrendered = core.surrender_delegation(slot);
+    drop(core);
+    let Some((listener, waiting)) = surrendered else {
+        return;
+    };
+    for session in waiting {
+        // What cannot be sent is lost, as is a server that does not hear it.
+        if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
+            let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+            let surrender = RequestBody::Surrender { listener, capsule };
+            let _ = process.control.tell(surrender, &fds);
+        }
+    }
+    let _ = process
+        .control
+        .call(RequestBody::EndDelegation { listener }, &[]);
+}
+
+/// The same for all listeners of the process.
+pub(super) fn end_all(process: &Process) {
+    let slots = process.lock().delegations.slots();
+    for slot in slots {
+        end(process, slot);
+    }
+}
+
+/// The same for the one that the server names. False if it is none of those.
+pub(super) fn end_named(process: &Process, id: SessionId) -> bool {
+    let slot = process.lock().delegations.slot_of(id);
+    if let Some(slot) = slot {
+        end(process, slot);
+    }
+    slot.is_some()
+}

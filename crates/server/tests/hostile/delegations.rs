@@ -1,0 +1,189 @@
+//! Delegated listeners: what a process can do with the port that is its own, and with those that are not.
+
+use std::net::SocketAddr;
+
+use portolan_netns::Bed;
+use portolan_proto::control::{Blob, HandshakeOptions, ReplyBody, RequestBody, Reuse, SessionRef};
+use portolan_sys::unix::{PairKind, socket_pair};
+use portolan_types::{Protocol, SessionId, Slot};
+
+use std::os::fd::AsFd;
+
+use crate::common::{Library, Near, control_path, start_server, start_server_with};
+use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
+
+const PERM: i32 = 1;
+const BADF: i32 = 9;
+const INVAL: i32 = 22;
+const PROTO: i32 = 71;
+const ADDRINUSE: i32 = 98;
+const NOBUFS: i32 = 105;
+
+/// A listener, delegated if `slot` and the options say so.
+fn listen(library: &mut Library, port: u16, slot: Option<Slot>) -> (SessionId, Near, bool) {
+    let local = SocketAddr::new(Bed::A4, port);
+    let (reply, _replaced) = library.bind_with(Protocol::Tcp, local, Slot(0), Reuse::default());
+    let ReplyBody::Bound { session, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    let body = RequestBody::Listen {
+        session: SessionRef::Known(session),
+        backlog: 4,
+        options: HandshakeOptions {
+            is_delegated: Some(true),
+            ..HandshakeOptions::default()
+        },
+        traits: Default::default(),
+        slot,
+    };
+    let (reply, near) = library.ask_new(PairKind::SeqPacket, body);
+    let ReplyBody::Listening { rules, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    (session, near, rules.is_some())
+}
+
+fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> RequestBody {
+    RequestBody::Claim {
+        listener,
+        local,
+        remote,
+        slot: Slot(5),
+    }
+}
+
+fn claim_refused(library: &mut Library, body: RequestBody) -> i32 {
+    let (near, far) = socket_pair(PairKind::Stream).unwrap();
+    refused(library, body, &[far.as_fd(), near.as_fd()])
+}
+
+fn a(port: u16) -> SocketAddr {
+    SocketAddr::new(Bed::A4, port)
+}
+
+fn b(port: u16) -> SocketAddr {
+    SocketAddr::new(Bed::B4, port)
+}
+
+#[test]
+fn only_the_delegate_claims_and_only_connections_of_its_port() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut owner = Library::start(&path);
+    let (others, _others_near, is_delegated) = listen(&mut owner, 4000, Some(Slot(3)));
+    assert!(is_delegated);
+    let mut hostile = hostile_library(&path);
+    let (own, _near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
+    let (plain, _plain_near, is_delegated) = listen(&mut hostile, 4002, None);
+    assert!(!is_delegated);
+
+    let elsewhere: SocketAddr = "192.0.2.1:4001".parse().unwrap();
+    let nobody = |text: &str| text.parse::<SocketAddr>().unwrap();
+    let cases = [
+        ("another's listener", claim(others, a(4000), b(1)), PERM),
+        ("not delegated", claim(plain, a(4002), b(1)), PERM),
+        ("no listener", claim(SessionId(77), a(4001), b(1)), BADF),
+        ("another's port", claim(own, a(4000), b(1)), INVAL),
+        ("nobody's port", claim(own, a(4444), b(1)), INVAL),
+        ("a foreign address", claim(own, elsewhere, b(1)), INVAL),
+        ("no port", claim(own, a(4001), b(0)), INVAL),
+        ("itself", claim(own, a(4001), a(9)), INVAL),
+        ("all", claim(own, a(4001), nobody("0.0.0.0:9")), INVAL),
+        ("a group", claim(own, a(4001), nobody("224.0.0.1:9")), INVAL),
+        (
+            "loopback",
+            claim(own, a(4001), nobody("127.0.0.1:9")),
+            INVAL,
+        ),
+        (
+            "another family",
+            claim(own, a(4001), nobody("[2001:db8::1]:9")),
+            INVAL,
+        ),
+    ];
+    for (case, body, errno) in cases {
+        assert_eq!(claim_refused(&mut hostile, body), errno, "{case}");
+    }
+    let without_descriptor = refused(&mut hostile, claim(own, a(4001), b(1)), &[]);
+    assert_eq!(without_descriptor, INVAL);
+
+    let (reply, _near) = hostile.ask_new(PairKind::Stream, claim(own, a(4001), b(1)));
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    let twice = claim_refused(&mut hostile, claim(own, a(4001), b(1)));
+    assert_eq!(twice, ADDRINUSE);
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn claims_are_charged_to_the_process() {
+    let bed = Bed::veth();
+    let config = std::env::temp_dir().join(format!("portolan-claims-{}.toml", std::process::id()));
+    std::fs::write(&config, "[limits]\nsessions_per_process = 5\n").unwrap();
+    let _server = start_server_with(&bed.a, &["--config", config.to_str().unwrap()]);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (own, _near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
+    let mut held = Vec::new();
+    for port in 1..5 {
+        let (reply, near) = hostile.ask_new(PairKind::Stream, claim(own, a(4001), b(port)));
+        assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+        held.push(near);
+    }
+    assert_eq!(
+        claim_refused(&mut hostile, claim(own, a(4001), b(9))),
+        NOBUFS
+    );
+}
+
+#[test]
+fn forged_surrenders_are_refused_and_counted() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (own, _near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
+    let (plain, _plain_near, _) = listen(&mut hostile, 4002, None);
+    let (_, _session_near, slot, _peer) = crate::open_to_b(&bed, &mut hostile);
+    let Some(portolan_stack::Session::Tcp(session)) = hostile.stack.remove(slot) else {
+        panic!("a connection");
+    };
+    // A connection, but none of the listener's.
+    let foreign = session.to_capsule();
+    for octets in [Vec::new(), vec![0xff; 3000], foreign.clone()] {
+        let surrender = RequestBody::Surrender {
+            listener: own,
+            capsule: Blob::Inline(octets),
+        };
+        assert_eq!(refused(&mut hostile, surrender, &[]), PROTO);
+    }
+    let surrender = RequestBody::Surrender {
+        listener: plain,
+        capsule: Blob::Inline(foreign),
+    };
+    assert_eq!(refused(&mut hostile, surrender, &[]), PERM);
+    assert_eq!(counter(&path, "server", "capsules-refused"), 3);
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn a_delegate_that_does_not_give_the_port_back_loses_it() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (own, near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
+    let mut other = Library::start(&path);
+    let (probed, _) = other.client.ask_with(RequestBody::Probe, &[near.0.as_fd()]);
+    assert!(matches!(probed, ReplyBody::Probed(Some(_))), "{probed:?}");
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    assert_eq!(claim_refused(&mut hostile, claim(own, a(4001), b(1))), PERM);
+    assert_eq!(counter(&path, "server", "recall-timeouts"), 1);
+    let connected = bed
+        .b
+        .enter(|| std::net::TcpStream::connect(a(4001)))
+        .is_ok();
+    assert!(connected, "the server answers");
+}

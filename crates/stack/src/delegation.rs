@@ -1,0 +1,370 @@
+//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of
+//! the port come here without a row of their own, and are told apart by their flows. A connection
+//! that is accepted gets a row, and leaves; what is still on its way by the port's row follows it.
+
+use std::collections::{HashMap, VecDeque};
+
+use core::time::Duration;
+
+use portolan_proto::control::HandshakeOptions;
+use portolan_proto::filter::RecordHeader;
+use portolan_tcp::isn::Secret;
+use portolan_tcp::{Config, Connection, Events, StateName};
+use portolan_types::{FlowKey, Generation, Instant, SessionId, Slot};
+use portolan_wire::tcp::TcpHeader;
+
+use crate::backlog::{Backlog, SynVerdict};
+use crate::counters::Fate;
+use crate::frame::Wire;
+use crate::packet::{Drop, Packet, Transport};
+use crate::passive::{
+    self, CookieClock, Knock, Rules, answer_by_cookie, clamp_for_cookie, first_number,
+    open_by_cookie, passive_config, refusal,
+};
+use crate::routes::Routes;
+use crate::session::{Session, TcpSession};
+use crate::stack::{Input, Stack, send_segment};
+
+/// How long segments may come by the port's row for a connection that has one of its own.
+const FOLLOW_FOR: Duration = Duration::from_secs(2);
+
+/// Answers that may wait to be sent; more are dropped, like packets.
+const ANSWERS_MAX: usize = 1024;
+
+/// What a frame of the port has become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Met {
+    /// It was heeded, or dropped.
+    Done,
+    /// Its connection was accepted, and has left since.
+    Left,
+}
+
+/// Where a connection stands that nobody has accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Handshake,
+    Ready,
+}
+
+/// A listener's connections before they are accepted.
+#[derive(Debug)]
+pub struct Delegation {
+    rules: Rules,
+    secret: Secret,
+    options: HandshakeOptions,
+    backlog: Backlog,
+    clock: CookieClock,
+    flows: HashMap<FlowKey, Slot>,
+    stages: HashMap<Slot, Stage>,
+    ready: VecDeque<Slot>,
+    /// Accepted; until when their flows are known.
+    leaving: VecDeque<(Instant, FlowKey)>,
+    answers: Vec<(FlowKey, TcpHeader)>,
+    /// Reset, and yet to say so.
+    ending: Vec<Slot>,
+}
+
+impl Delegation {
+    pub fn new(rules: Rules, options: HandshakeOptions, backlog: u32) -> Delegation {
+        Delegation {
+            secret: Secret(rules.secret),
+            rules,
+            options,
+            backlog: Backlog::new(backlog),
+            clock: CookieClock::default(),
+            flows: HashMap::new(),
+            stages: HashMap::new(),
+            ready: VecDeque::new(),
+            leaving: VecDeque::new(),
+            answers: Vec::new(),
+            ending: Vec::new(),
+        }
+    }
+
+    /// `listen` was called again, or an option was set.
+    pub fn change(&mut self, rules: Rules, options: HandshakeOptions, backlog: u32) {
+        self.rules = rules;
+        self.options = options;
+        self.backlog.resize(backlog);
+    }
+
+    /// Takes in a frame that came by the port's row.
+    pub fn input(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        record: &RecordHeader,
+        frame: &[u8],
+    ) -> Met {
+        self.forget_left(now);
+        let packet = match Packet::parse(frame, record) {
+            Ok(packet) => packet,
+            Err(reason) => {
+                stack.counters.count(Fate::Dropped(reason));
+                return Met::Done;
+            }
+        };
+        let Some(flow) = packet.flow() else {
+            return Met::Done;
+        };
+        if let Some(&slot) = self.flows.get(&flow) {
+            return deliver(stack, (slot, flow), now, record, frame);
+        }
+        let Transport::Tcp {
+            header, payload, ..
+        } = packet.transport
+        else {
+            return Met::Done;
+        };
+        if packet.ttl < self.options.ip.min_ttl {
+            stack.counters.count(Fate::Dropped(Drop::TooFar));
+            return Met::Done;
+        }
+        self.hear_knock((stack, routes), now, flow, (&header, payload));
+        Met::Done
+    }
+
+    fn hear_knock(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        flow: FlowKey,
+        segment: (&TcpHeader, &[u8]),
+    ) {
+        let (header, payload) = segment;
+        match self.clock.judge(now, &flow, header, [&self.secret]) {
+            Knock::Noise => stack.counters.count(Fate::Unclaimed),
+            Knock::Syn => self.on_syn((stack, routes), now, flow, header),
+            Knock::Cookie(decoded) => {
+                let Some(config) = self.config(routes, &flow) else {
+                    return;
+                };
+                let config = clamp_for_cookie(config, &self.options);
+                let connection = open_by_cookie(&config, &decoded, segment, now);
+                stack.counters.count(Fate::CookieTaken);
+                let slot = self.enter(stack, now, flow, connection);
+                self.queue(stack, now, slot);
+            }
+            Knock::Stray { is_forgery } => {
+                stack.counters.count(match is_forgery {
+                    true => Fate::CookieRefused,
+                    false => Fate::Unclaimed,
+                });
+                if let Some(reset) = refusal(header, payload) {
+                    self.answer_with(flow, reset);
+                }
+            }
+        }
+    }
+
+    fn on_syn(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        flow: FlowKey,
+        syn: &TcpHeader,
+    ) {
+        let verdict = self.backlog.on_syn(self.rules.cookies);
+        if verdict == SynVerdict::Drop {
+            return stack.counters.count(Fate::SynDropped);
+        }
+        let Some(config) = self.config(routes, &flow) else {
+            return;
+        };
+        if verdict == SynVerdict::Cookie {
+            let config = clamp_for_cookie(config, &self.options);
+            let answer = answer_by_cookie(&self.secret, &flow, syn, &config, now);
+            self.clock.note(now);
+            stack.counters.count(Fate::CookieSent);
+            return self.answer_with(flow, answer);
+        }
+        let isn = first_number(&self.secret, &flow, now);
+        let options = (&self.options, self.rules.syn_ack_retries);
+        let connection = passive::open(&config, options, syn, isn, now);
+        stack.counters.count(Fate::Handshake);
+        let slot = self.enter(stack, now, flow, connection);
+        self.stages.insert(slot, Stage::Handshake);
+        self.backlog.handshake_started();
+    }
+
+    /// None without a way to the peer.
+    fn config(&self, routes: &Routes, flow: &FlowKey) -> Option<Config> {
+        let path = routes.path(flow.remote.ip()).ok()?;
+        let peer = (&path, flow);
+        Some(passive_config(
+            &self.rules.config,
+            &self.options,
+            peer,
+            &self.secret,
+        ))
+    }
+
+    fn enter(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        flow: FlowKey,
+        connection: Connection,
+    ) -> Slot {
+        let session = TcpSession {
+            ip: self.options.ip,
+            ..TcpSession::new(SessionId(0), flow, connection)
+        };
+        let slot = stack.insert(now, Session::Tcp(Box::new(session)));
+        self.flows.insert(flow, slot);
+        slot
+    }
+
+    /// A handshake is done.
+    fn queue(&mut self, stack: &mut Stack, now: Instant, slot: Slot) {
+        if self.backlog.is_full() {
+            stack.counters.count(Fate::AcceptOverflow);
+            return self.reset(stack, now, slot);
+        }
+        self.backlog.queued();
+        self.stages.insert(slot, Stage::Ready);
+        self.ready.push_back(slot);
+    }
+
+    /// Heeds what has happened to a session; false if it is none of those here.
+    pub fn on_changed(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        (slot, events): (Slot, Events),
+    ) -> bool {
+        let Some(&stage) = self.stages.get(&slot) else {
+            return false;
+        };
+        let has_ended = events.intersects(Events::CLOSED | Events::ERROR);
+        match stage {
+            // As on Linux, one that ends before it is accepted is accepted all the same.
+            Stage::Ready => {}
+            Stage::Handshake if has_ended => {
+                self.backlog.handshake_ended();
+                self.forget(stack, slot);
+            }
+            Stage::Handshake if events.contains(Events::CONNECTED) => {
+                self.backlog.handshake_ended();
+                self.queue(stack, now, slot);
+            }
+            Stage::Handshake => {}
+        }
+        true
+    }
+
+    fn reset(&mut self, stack: &mut Stack, now: Instant, slot: Slot) {
+        self.stages.remove(&slot);
+        if let Some(session) = stack.tcp(slot) {
+            session.connection.abort(now);
+            self.flows.remove(&session.flow);
+        }
+        stack.touch(slot);
+        self.ending.push(slot);
+    }
+
+    /// Connections that were reset since the last call: they go when they have said so.
+    pub fn ending(&mut self) -> impl Iterator<Item = Slot> + '_ {
+        self.ending.drain(..)
+    }
+
+    fn forget(&mut self, stack: &mut Stack, slot: Slot) {
+        self.stages.remove(&slot);
+        if let Some(Session::Tcp(session)) = stack.remove(slot) {
+            self.flows.remove(&session.flow);
+        }
+    }
+
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Takes the connection that has waited longest, with its slot, which stays promised to it.
+    pub fn accept(&mut self, stack: &mut Stack, now: Instant) -> Option<(Slot, Box<TcpSession>)> {
+        let slot = self.ready.pop_front()?;
+        self.backlog.accepted();
+        self.stages.remove(&slot);
+        match stack.take(slot)? {
+            Session::Tcp(session) => {
+                self.leaving.push_back((now + FOLLOW_FOR, session.flow));
+                Some((slot, session))
+            }
+            Session::Udp(_) => None,
+        }
+    }
+
+    fn forget_left(&mut self, now: Instant) {
+        while let Some((until, flow)) = self.leaving.front()
+            && *until <= now
+        {
+            self.flows.remove(flow);
+            self.leaving.pop_front();
+        }
+    }
+
+    /// Ends the delegation: takes out all connections that nobody has accepted.
+    pub fn surrender(mut self, stack: &mut Stack) -> Vec<TcpSession> {
+        let waiting = self.ready.drain(..).collect::<Vec<_>>();
+        let handshakes = self.stages.iter();
+        let handshakes = handshakes.filter(|(_, stage)| **stage == Stage::Handshake);
+        let slots = waiting.into_iter().chain(handshakes.map(|(slot, _)| *slot));
+        let taken = |slot| match stack.remove(slot) {
+            Some(Session::Tcp(session)) => Some(*session),
+            Some(Session::Udp(_)) | None => None,
+        };
+        slots
+            .filter_map(taken)
+            .filter(|session| session.connection.state() != StateName::Closed)
+            .collect()
+    }
+
+    /// Resets all connections that nobody has accepted: nobody will.
+    pub fn abort(&mut self, stack: &mut Stack, now: Instant) {
+        let slots: Vec<Slot> = self.stages.keys().copied().collect();
+        for slot in slots {
+            self.reset(stack, now, slot);
+        }
+        self.ready.clear();
+    }
+
+    fn answer_with(&mut self, flow: FlowKey, answer: TcpHeader) {
+        if self.answers.len() < ANSWERS_MAX {
+            self.answers.push((flow, answer));
+        }
+    }
+
+    /// Sends what is answered without a session.
+    pub fn answer(&mut self, routes: &Routes, wire: &mut impl Wire) {
+        for (flow, answer) in self.answers.drain(..) {
+            send_segment(&flow, self.options.ip, &answer, routes, wire);
+        }
+    }
+}
+
+/// A frame of a connection that is known here goes where it is now, if it is.
+fn deliver(
+    stack: &mut Stack,
+    (slot, flow): (Slot, FlowKey),
+    now: Instant,
+    record: &RecordHeader,
+    frame: &[u8],
+) -> Met {
+    let generation = match stack.get(slot) {
+        Some(Session::Tcp(session)) if session.flow == flow => session.generation,
+        // It is between two places of this process, or has left.
+        _ => Generation(u32::MAX),
+    };
+    let record = RecordHeader {
+        slot: slot.0,
+        generation: generation.0,
+        ..*record
+    };
+    match stack.input(now, &record, frame) {
+        Input::Unclaimed(_) => Met::Left,
+        Input::Delivered(_) | Input::Held(_) | Input::Dropped(_) => Met::Done,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! A client and the holder of a delegated port, joined by hand.
+
+use std::net::SocketAddr;
+
+use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route, RouteKind};
+use portolan_types::{MacAddr, Protocol, SeqNum};
+
+use super::*;
+use crate::backlog::CookieUse;
+use crate::frame::Frame;
+
+const LISTENER: Slot = Slot(99);
+const SERVER: &str = "10.0.0.1:80";
+const VNET: usize = 10;
+
+#[derive(Default)]
+struct Kept(Vec<Vec<u8>>);
+
+impl Wire for Kept {
+    fn transmit(&mut self, frame: &Frame<'_>) {
+        let parts = [frame.head, frame.payload[0], frame.payload[1]];
+        self.0.push(parts.concat().split_off(VNET));
+    }
+
+    fn is_full(&self) -> bool {
+        false
+    }
+}
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+fn now() -> Instant {
+    Instant::from_millis(1_000)
+}
+
+fn routes(own: &str, peer: &str) -> Routes {
+    let (own, peer) = (own.parse().unwrap(), peer.parse().unwrap());
+    let interface = Interface {
+        index: 2,
+        name: "eth0".into(),
+        mac: MacAddr([2; 6]),
+        mtu: 1500,
+        up: true,
+        managed: true,
+    };
+    let route = Route {
+        destination: "10.0.0.0".parse().unwrap(),
+        prefix: 24,
+        gateway: None,
+        interface: 2,
+        source: Some(own),
+        metric: 0,
+        mtu: None,
+        kind: RouteKind::Unicast,
+    };
+    let state = Metastate {
+        interfaces: vec![interface],
+        addresses: vec![Address {
+            interface: 2,
+            address: own,
+            prefix: 24,
+        }],
+        routes: vec![route],
+        neighbours: vec![Neighbour {
+            interface: 2,
+            address: peer,
+            mac: MacAddr([4; 6]),
+        }],
+    };
+    Routes::new(2, state)
+}
+
+/// The process that performs the handshakes, and a host of clients.
+struct Pair {
+    delegation: Delegation,
+    own: Stack,
+    clients: Stack,
+    /// How its last frame was met.
+    met: Option<Met>,
+}
+
+impl Pair {
+    fn new(backlog: u32) -> Pair {
+        let rules = Rules {
+            config: Config::default(),
+            cookies: CookieUse::WhenFull,
+            syn_ack_retries: 5,
+            secret: [7; 16],
+        };
+        Pair {
+            delegation: Delegation::new(rules, HandshakeOptions::default(), backlog),
+            own: Stack::new(now()),
+            clients: Stack::new(now()),
+            met: None,
+        }
+    }
+
+    /// A client's SYN goes out.
+    fn connect(&mut self, port: u16) -> Slot {
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: SocketAddr::new("10.0.0.2".parse().unwrap(), port),
+            remote: at(SERVER),
+        };
+        let connection = Connection::connect(
+            &Config::default(),
+            flow.local.port(),
+            flow.remote.port(),
+            SeqNum(u32::from(port)),
+            now(),
+        );
+        let session = TcpSession::new(SessionId(1), flow, connection);
+        self.clients.insert(now(), Session::Tcp(Box::new(session)))
+    }
+
+    /// What the clients have to say, as the port's row hands it over.
+    fn hear(&mut self) {
+        let mut wire = Kept::default();
+        let theirs = routes("10.0.0.2", "10.0.0.1");
+        self.clients.output(now(), &theirs, &mut wire);
+        let record = RecordHeader {
+            slot: LISTENER.0,
+            flags: RecordHeader::BINDING,
+            ..RecordHeader::default()
+        };
+        let own = routes("10.0.0.1", "10.0.0.2");
+        for frame in wire.0 {
+            let record = RecordHeader {
+                length: frame.len() as u32,
+                ..record
+            };
+            let with = (&mut self.own, &own);
+            self.met = Some(self.delegation.input(with, now(), &record, &frame));
+        }
+        let changed: Vec<_> = self.own.changed().collect();
+        for changed in changed {
+            assert!(self.delegation.on_changed(&mut self.own, now(), changed));
+        }
+    }
+
+    /// What is answered, to those clients that still know of it.
+    fn answer(&mut self) {
+        let mut wire = Kept::default();
+        let own = routes("10.0.0.1", "10.0.0.2");
+        self.own.output(now(), &own, &mut wire);
+        self.delegation.answer(&own, &mut wire);
+        for frame in wire.0 {
+            let packet = Packet::parse(&frame, &RecordHeader::default()).unwrap();
+            let flow = packet.flow().unwrap();
+            let to = self
+                .clients
+                .iter()
+                .find_map(|(slot, session)| match session {
+                    Session::Tcp(session) if session.flow == flow => Some(slot),
+                    _ => None,
+                });
+            let record = RecordHeader {
+                slot: to.unwrap().0,
+                ..RecordHeader::default()
+            };
+            self.clients.input(now(), &record, &frame);
+        }
+    }
+
+    fn open(&mut self, port: u16) -> Slot {
+        let client = self.connect(port);
+        self.hear();
+        self.answer();
+        self.hear();
+        client
+    }
+
+    fn say(&mut self, client: Slot, words: &[u8]) {
+        let session = self.clients.tcp(client).unwrap();
+        session.connection.send(now(), words);
+        self.clients.touch(client);
+    }
+
+    fn state(&mut self, client: Slot) -> StateName {
+        self.clients.tcp(client).unwrap().connection.state()
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let at = crate::counter_names().position(|(_, known, _)| known == name);
+        self.own.counters()[at.unwrap()]
+    }
+}
+
+#[test]
+fn a_handshake_ends_in_the_queue_and_octets_wait_with_it() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1000);
+    assert_eq!(pair.state(client), StateName::Established);
+    pair.say(client, b"early");
+    pair.hear();
+    let (_, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    assert_eq!(session.connection.state(), StateName::Established);
+    assert_eq!(session.connection.readable(), 5);
+    assert!(!pair.delegation.has_ready());
+    assert_eq!(pair.count("delegated-handshakes"), 1);
+}
+
+#[test]
+fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1000);
+    let (slot, mut session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    session.generation = Generation(5);
+    pair.own.insert_at(now(), slot, Session::Tcp(session));
+    pair.say(client, b"late");
+    let mut wire = Kept::default();
+    pair.clients
+        .output(now(), &routes("10.0.0.2", "10.0.0.1"), &mut wire);
+    let frame = wire.0.pop().unwrap();
+    let record = RecordHeader {
+        slot: LISTENER.0,
+        ..RecordHeader::default()
+    };
+    let own = routes("10.0.0.1", "10.0.0.2");
+    let input = |pair: &mut Pair, at| {
+        let with = (&mut pair.own, &own);
+        pair.delegation.input(with, at, &record, &frame)
+    };
+    assert_eq!(input(&mut pair, now()), Met::Done);
+    assert_eq!(pair.own.tcp(slot).unwrap().connection.readable(), 4);
+
+    pair.own.remove(slot);
+    assert_eq!(input(&mut pair, now()), Met::Left, "it is the server's");
+    let later = now() + FOLLOW_FOR;
+    assert_eq!(input(&mut pair, later), Met::Done);
+    pair.answer();
+    assert_eq!(pair.state(client), StateName::Closed, "nobody knows it");
+}
+
+#[test]
+fn a_full_queue_answers_with_cookies_and_keeps_nothing() {
+    let mut pair = Pair::new(1);
+    pair.connect(1);
+    pair.hear();
+    let held = pair.own.iter().count();
+    let client = pair.connect(2);
+    pair.hear();
+    assert_eq!(pair.own.iter().count(), held);
+    assert_eq!(pair.count("syn-cookies-sent"), 1);
+    pair.answer();
+    pair.hear();
+    assert_eq!(pair.state(client), StateName::Established);
+    assert_eq!(pair.count("syn-cookies-accepted"), 1);
+    assert!(pair.delegation.has_ready());
+}
+
+#[test]
+fn an_accept_queue_that_is_full_drops_syns() {
+    let mut pair = Pair::new(0);
+    pair.open(1);
+    pair.connect(2);
+    pair.hear();
+    assert_eq!(pair.count("syns-dropped-queue-full"), 1);
+}
+
+#[test]
+fn what_is_surrendered_is_what_nobody_has_accepted() {
+    let mut pair = Pair::new(8);
+    pair.open(1);
+    pair.open(2);
+    pair.connect(3);
+    pair.hear();
+    pair.delegation.accept(&mut pair.own, now()).unwrap();
+    let Pair {
+        delegation,
+        mut own,
+        ..
+    } = pair;
+    let surrendered = delegation.surrender(&mut own);
+    let states = surrendered.iter().map(|s| s.connection.state());
+    let states: Vec<_> = states.collect();
+    assert_eq!(states, [StateName::Established, StateName::SynReceived]);
+    assert!(own.is_empty());
+}
+
+#[test]
+fn who_waits_for_a_listener_that_closes_is_reset() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1);
+    pair.delegation.abort(&mut pair.own, now());
+    pair.answer();
+    assert_eq!(pair.state(client), StateName::Closed);
+    assert_eq!(pair.delegation.ending().count(), 1);
+}
+
+#[test]
+fn what_belongs_to_no_connection_is_reset() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1);
+    let mut another = Pair::new(8);
+    std::mem::swap(&mut another.clients, &mut pair.clients);
+    another.say(client, b"hello?");
+    another.hear();
+    another.answer();
+    assert_eq!(another.state(client), StateName::Closed);
+}

@@ -1,0 +1,305 @@
+//! Delegated listeners (ADR 15): programs that perform the handshakes of their own ports.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::process::Stdio;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
+use portolan_programs::{PYTHON, bed, client, counter, eventually, file, live_sessions};
+use rustix::process::Signal;
+
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
+const PORT: u16 = 7090;
+const PROMPTLY: Duration = Duration::from_secs(3);
+
+/// The variable that `portolan run --delegate` sets.
+const DELEGATE: (&str, &str) = ("PORTOLAN_DELEGATE", "1");
+
+fn start_with(bed: &Bed, way: &str, more: &[&str], variables: &[(&str, &str)]) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command
+        .envs(variables.iter().copied())
+        .args([SERVER, way])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .args(more);
+    bed.serve_command(PORT, "delegated.py", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn start(bed: &Bed, way: &str) -> Background {
+    let server = start_with(bed, way, &[], &[DELEGATE]);
+    assert!(eventually(PROMPTLY, || is_delegated(bed)), "{way}");
+    server
+}
+
+fn states(bed: &Bed) -> Vec<String> {
+    let text = bed
+        .portolan(Side::Server, &["ss", "--json"])
+        .expect("the server answers");
+    let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
+    let state = |session: &serde_json::Value| session["state"].as_str().map(str::to_owned);
+    sessions
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter_map(state)
+        .collect()
+}
+
+fn is_delegated(bed: &Bed) -> bool {
+    states(bed).iter().any(|state| state == "DELEGATED")
+}
+
+fn served(bed: &Bed, name: &str) -> u64 {
+    counter(bed, Side::Server, "server", name)
+}
+
+/// Of the program's stack; it tells of them now and then.
+fn told(bed: &Bed, name: &str) -> u64 {
+    counter(bed, Side::Server, "stack", name)
+}
+
+fn echo(bed: &Bed) {
+    let mut stream = connect(bed, PORT);
+    exchange(&mut stream, 4, 5000);
+    assert_ends_in_order(stream);
+}
+
+/// The peer hears that its connection has ended.
+fn assert_is_reset(mut stream: TcpStream) {
+    stream.set_read_timeout(Some(PROMPTLY)).expect("a time-out");
+    let end = stream.read(&mut [0; 1]).expect_err("no octets");
+    assert_eq!(end.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn programs_serve_whatever_their_way_of_waiting() {
+    let bed = bed();
+    for (round, way) in ["blocking", "poll", "edges"].into_iter().enumerate() {
+        let _server = start(&bed, way);
+        for _ in 0..20 {
+            echo(&bed);
+        }
+        let accepted = 20 * (round as u64 + 1);
+        assert_eq!(served(&bed, "connections-claimed"), accepted, "{way}");
+        let handshakes = || told(&bed, "delegated-handshakes");
+        assert!(eventually(PROMPTLY, || handshakes() >= accepted), "{way}");
+    }
+    assert_eq!(served(&bed, "passive-opens"), 0, "the server opened none");
+}
+
+#[test]
+fn connections_come_over_ipv6_and_from_portolan() {
+    let bed = bed().over_ipv6();
+    let _server = start(&bed, "blocking");
+    echo(&bed);
+    let endpoint = bed.endpoint(PORT).to_string();
+    let arguments = ["ping", "tcp", &endpoint, "--count", "10"];
+    client(&bed, Stack::Portolan, "portolan-traffic", &arguments);
+    assert_eq!(served(&bed, "connections-claimed"), 2);
+}
+
+#[test]
+fn who_says_nothing_is_not_delegated_and_an_option_says_it() {
+    let bed = bed();
+    let silent = start_with(&bed, "blocking", &[], &[]);
+    assert!(!is_delegated(&bed));
+    drop(silent);
+    let _server = start_with(&bed, "blocking", &[], &[("CHOICE", "1")]);
+    assert!(is_delegated(&bed));
+    echo(&bed);
+    assert_eq!(served(&bed, "connections-claimed"), 1);
+}
+
+#[test]
+fn an_option_goes_before_the_command_line() {
+    let bed = bed();
+    let _server = start_with(&bed, "blocking", &[], &[DELEGATE, ("CHOICE", "0")]);
+    assert!(!is_delegated(&bed));
+}
+
+#[test]
+fn who_wants_it_no_longer_loses_no_connection() {
+    let bed = bed();
+    let server = start(&bed, "changing");
+    let streams = waiting(&bed);
+    server.signal(Signal::USR1).expect("it runs");
+    assert_served_late(streams);
+    assert!(!is_delegated(&bed));
+    assert_eq!(served(&bed, "connections-surrendered"), 3);
+    echo(&bed);
+}
+
+#[test]
+fn the_servers_configuration_has_the_last_word() {
+    let mut forbidding = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
+    forbidding.set_settings("[delegation]\nallow = false\n");
+    forbidding.start_daemon(Side::Server).expect("a server");
+    let _server = start_with(&forbidding, "blocking", &[], &[DELEGATE]);
+    echo(&forbidding);
+    assert!(!is_delegated(&forbidding));
+    assert_eq!(served(&forbidding, "passive-opens"), 1);
+
+    let mut wanting = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
+    wanting.set_settings(&format!("[delegation]\nports = [{PORT}]\n"));
+    wanting.start_daemon(Side::Server).expect("a server");
+    let _server = start_with(&wanting, "blocking", &[], &[]);
+    echo(&wanting);
+    assert!(is_delegated(&wanting));
+    assert_eq!(served(&wanting, "connections-claimed"), 1);
+}
+
+/// Three connections that wait to be accepted, with octets each.
+fn waiting(bed: &Bed) -> Vec<TcpStream> {
+    let open = |_| {
+        let mut stream = connect(bed, PORT);
+        stream.write_all(b"early").expect("it takes octets");
+        stream
+    };
+    (0..3).map(open).collect()
+}
+
+fn assert_served_late(streams: Vec<TcpStream>) {
+    for mut stream in streams {
+        let mut early = [0; 5];
+        stream.read_exact(&mut early).expect("what was sent");
+        assert_eq!(&early, b"early");
+        exchange(&mut stream, 2, 3000);
+        assert_ends_in_order(stream);
+    }
+}
+
+#[test]
+fn a_busy_programs_connections_wait_with_their_octets() {
+    let bed = bed();
+    let server = start(&bed, "late");
+    let streams = waiting(&bed);
+    server.signal(Signal::USR1).expect("it runs");
+    assert_served_late(streams);
+    assert_eq!(served(&bed, "connections-claimed"), 3);
+}
+
+#[test]
+fn a_child_accepts_what_has_waited_since_before_the_fork() {
+    let bed = bed();
+    let server = start(&bed, "forking");
+    let streams = waiting(&bed);
+    server.signal(Signal::USR1).expect("it runs");
+    assert_served_late(streams);
+    assert_eq!(served(&bed, "connections-surrendered"), 3);
+    assert!(!is_delegated(&bed));
+    echo(&bed);
+}
+
+#[test]
+fn another_program_accepts_by_a_descriptor_that_it_is_handed() {
+    let bed = bed();
+    let path = bed.file("meeting").display().to_string();
+    let server = start_with(&bed, "passing", &[], &[DELEGATE, ("MEETING", &path)]);
+    let mut taker = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    taker.args([SERVER, "taking"]).env("MEETING", &path);
+    let _taker = Background::start(&mut taker).expect("it starts");
+    assert!(eventually(PROMPTLY, || bed.file("meeting").exists()));
+    let streams = waiting(&bed);
+    server.signal(Signal::USR1).expect("it runs");
+    assert_served_late(streams);
+    assert!(!is_delegated(&bed));
+}
+
+#[test]
+fn who_waits_is_reset_when_the_listener_closes() {
+    let bed = bed();
+    let server = start(&bed, "idle");
+    let streams = waiting(&bed);
+    server.signal(Signal::USR1).expect("it runs");
+    streams.into_iter().for_each(assert_is_reset);
+    assert!(eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0));
+}
+
+#[test]
+fn who_waits_hears_that_the_program_was_killed_and_the_port_is_free() {
+    let bed = bed();
+    let server = start(&bed, "idle");
+    let mut streams = waiting(&bed);
+    server.signal(Signal::KILL).expect("it runs");
+    assert!(eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0));
+    for stream in &mut streams {
+        // Nobody knows its numbers any more: the kernel answers what comes next.
+        stream
+            .write_all(b"anybody there?")
+            .expect("it takes octets");
+    }
+    streams.into_iter().for_each(assert_is_reset);
+    drop(server);
+    let _server = start(&bed, "blocking");
+    echo(&bed);
+}
+
+#[test]
+fn in_a_flood_of_syns_clients_get_in_by_cookies() {
+    let bed = bed();
+    let _server = start_with(&bed, "blocking", &["8"], &[DELEGATE]);
+    let client = bed.client.address.to_string();
+    let back = ["route", "replace", "198.18.0.0/15", "via", &client];
+    run(bed.namespace(Side::Server).exec("ip").args(back)).expect("a route back");
+    let to = bed.endpoint(PORT).to_string();
+    let mut flood = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
+    flood.args(["syns", &to, "--rate", "2000", "--seconds", "20"]);
+    let _flood = Background::start(&mut flood).expect("it starts");
+    let cookies = || told(&bed, "syn-cookies-sent");
+    assert!(eventually(PROMPTLY * 3, || cookies() > 1000));
+    for _ in 0..10 {
+        echo(&bed);
+    }
+    assert!(eventually(PROMPTLY, || told(&bed, "syn-cookies-accepted") >= 10));
+    assert_eq!(served(&bed, "syn-cookies-sent"), 0, "the server saw none");
+    assert_eq!(served(&bed, "connections-claimed"), 10);
+}
+
+#[test]
+fn redis_and_nginx_serve_under_load() {
+    let bed = bed();
+    let endpoint = bed.endpoint(PORT);
+    let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+    let mut redis = bed.command(Side::Server, Stack::Portolan, "redis-server");
+    redis.env(DELEGATE.0, DELEGATE.1);
+    redis.args(["--bind", &address, "--port", &port]);
+    redis.args(["--save", "", "--protected-mode", "no"]);
+    let redis = bed.serve_command(PORT, "redis-server", &mut redis);
+    let redis = redis.unwrap_or_else(|error| panic!("{error}"));
+    assert!(is_delegated(&bed));
+    let load = ["-h", &address, "-p", &port, "-t", "set,get"];
+    let turns = ["-n", "4000", "-c", "20", "-k", "0", "-q"];
+    let words = [&load[..], &turns[..]].concat();
+    client(&bed, Stack::Kernel, "redis-benchmark", &words);
+    assert!(served(&bed, "connections-claimed") >= 8000);
+    drop(redis);
+
+    let page = file(&bed, "page", "a page".repeat(1000));
+    let root = fs::canonicalize(page).expect("it is there");
+    let root = root.parent().expect("a folder").display();
+    let (pid, log) = (bed.file("nginx.pid"), bed.file("nginx.log"));
+    let config = format!(
+        "daemon off; master_process off; pid {}; error_log {};\n\
+         events {{ worker_connections 512; }}\n\
+         http {{ access_log off; server {{ listen {endpoint}; root {root}; }} }}\n",
+        pid.display(),
+        log.display()
+    );
+    let config = file(&bed, "nginx.conf", config);
+    let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
+    nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
+    nginx.stdout(Stdio::null());
+    let before = served(&bed, "connections-claimed");
+    let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
+    let _nginx = nginx.unwrap_or_else(|error| panic!("{error}"));
+    let url = format!("http://{endpoint}/page");
+    let words = ["-n", "2000", "-c", "10", &url];
+    client(&bed, Stack::Kernel, "ab", &words);
+    assert!(served(&bed, "connections-claimed") - before >= 2000);
+}
