@@ -2,9 +2,12 @@
 //! when the last one died without a word. What a server changed on the host stands in that file, so
 //! that the next one can undo it if this one cannot.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, Write};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -26,12 +29,15 @@ pub enum InstanceError {
 pub struct Instance {
     socket: PathBuf,
     lock_path: PathBuf,
-    lock: File,
+    journal: Journal,
     /// Of the server before, if it died.
     leftover: Record,
     /// The socket's folder, if this server made it, or one before that died.
     folder: Option<PathBuf>,
 }
+
+/// One life of a process or thread: its number, and when it started, in the kernel's clock ticks.
+pub type LifeRecord = (u32, u64);
 
 /// What the lock file says beside the server's number, one word and its value a line.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -41,6 +47,8 @@ struct Record {
     ports: Option<String>,
     /// Devices with a scheduler, and what was there before, as `traffic::Before` records it.
     links: Vec<(String, String)>,
+    /// Who has CPU time reserved.
+    cpu: Vec<LifeRecord>,
 }
 
 impl Record {
@@ -54,12 +62,31 @@ impl Record {
                     let (device, before) = link.split_once(' ').unwrap_or((link, ""));
                     record.links.push((device.to_owned(), before.to_owned()));
                 }
+                Some(("cpu", life)) => record.cpu.extend(parse_life(life)),
                 None if line == MADE_FOLDER => record.made_folder = true,
                 _ => {}
             }
         }
         record
     }
+
+    fn text(&self) -> String {
+        let mut lines = vec![std::process::id().to_string()];
+        if self.made_folder {
+            lines.push(MADE_FOLDER.to_owned());
+        }
+        lines.extend(self.ports.iter().map(|ports| format!("ports {ports}")));
+        let links = self.links.iter();
+        lines.extend(links.map(|(device, before)| format!("link {device} {before}")));
+        let lives = self.cpu.iter();
+        lines.extend(lives.map(|(number, started)| format!("cpu {number} {started}")));
+        lines.join("\n") + "\n"
+    }
+}
+
+fn parse_life(text: &str) -> Option<LifeRecord> {
+    let (number, started) = text.split_once(' ')?;
+    Some((number.parse().ok()?, started.parse().ok()?))
 }
 
 const MADE_FOLDER: &str = "made-folder";
@@ -96,11 +123,11 @@ impl Instance {
         }
         let leftover = Record::parse(&read(&mut lock));
         let made_folder = is_missing || leftover.made_folder;
-        write_record(&mut lock, made_folder).map_err(create)?;
+        let journal = Journal::begin(lock, made_folder).map_err(create)?;
         Ok(Instance {
             socket: socket.to_owned(),
             lock_path,
-            lock,
+            journal,
             leftover,
             folder: folder.filter(|_| made_folder).map(Path::to_owned),
         })
@@ -111,19 +138,19 @@ impl Instance {
         self.leftover.ports.as_deref()
     }
 
-    /// Leaves word of reserved ports for the next server.
-    pub fn record_ports(&self, ports: &str) -> std::io::Result<()> {
-        writeln!(&self.lock, "ports {ports}")
-    }
-
     /// Devices that a server which died has left with a scheduler, and what was there before.
     pub fn leftover_links(&self) -> &[(String, String)] {
         &self.leftover.links
     }
 
-    /// For word of schedulers that are put on devices while the server runs.
-    pub fn journal(&self) -> std::io::Result<Journal> {
-        Ok(Journal(self.lock.try_clone()?))
+    /// To whom a server which died has left CPU time.
+    pub fn leftover_cpu(&self) -> &[LifeRecord] {
+        &self.leftover.cpu
+    }
+
+    /// For word of what is changed while the server runs.
+    pub fn journal(&self) -> Journal {
+        self.journal.clone()
     }
 
     pub fn socket(&self) -> &Path {
@@ -131,13 +158,48 @@ impl Instance {
     }
 }
 
-/// Adds to what the next server is told.
+/// What the next server is told.
+#[derive(Clone, Debug)]
+pub struct Journal(Rc<RefCell<Written>>);
+
 #[derive(Debug)]
-pub struct Journal(File);
+struct Written {
+    file: File,
+    record: Record,
+}
 
 impl Journal {
+    fn begin(file: File, made_folder: bool) -> std::io::Result<Journal> {
+        let record = Record {
+            made_folder,
+            ..Record::default()
+        };
+        let journal = Journal(Rc::new(RefCell::new(Written { file, record })));
+        journal.change(|_| {})?;
+        Ok(journal)
+    }
+
+    pub fn record_ports(&self, ports: &str) -> std::io::Result<()> {
+        self.change(|record| record.ports = Some(ports.to_owned()))
+    }
+
     pub fn record_link(&self, device: &str, before: &str) -> std::io::Result<()> {
-        writeln!(&self.0, "link {device} {before}")
+        self.change(|record| record.links.push((device.to_owned(), before.to_owned())))
+    }
+
+    /// All who have CPU time reserved now.
+    pub fn record_cpu(&self, lives: Vec<LifeRecord>) -> std::io::Result<()> {
+        self.change(|record| record.cpu = lives)
+    }
+
+    /// Written first and cut off then: if the server dies in between, lines of the past stay behind, which say
+    /// too much, not too little.
+    fn change(&self, change: impl FnOnce(&mut Record)) -> std::io::Result<()> {
+        let mut written = self.0.borrow_mut();
+        change(&mut written.record);
+        let text = written.record.text();
+        written.file.write_all_at(text.as_bytes(), 0)?;
+        written.file.set_len(text.len() as u64)
     }
 }
 
@@ -162,16 +224,6 @@ fn read(lock: &mut File) -> String {
     let mut text = String::new();
     lock.read_to_string(&mut text)
         .map_or_else(|_| String::new(), |_| text)
-}
-
-fn write_record(lock: &mut File, made_folder: bool) -> std::io::Result<()> {
-    lock.set_len(0)?;
-    lock.rewind()?;
-    writeln!(lock, "{}", std::process::id())?;
-    if made_folder {
-        writeln!(lock, "{MADE_FOLDER}")?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -211,13 +263,17 @@ mod tests {
         let socket = folder.join("control");
         let dead = Instance::claim(&socket).unwrap();
         assert_eq!(dead.leftover_ports(), None);
-        dead.record_ports("20000-29999,40000").unwrap();
+        let journal = dead.journal();
+        journal.record_cpu(vec![(7, 1), (8, 1)]).unwrap();
+        journal.record_ports("20000-29999,40000").unwrap();
+        journal.record_cpu(vec![(9, 123_456)]).unwrap();
         let text = std::fs::read_to_string(lock_path(&socket)).unwrap();
         drop(dead);
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(lock_path(&socket), text).unwrap();
         let next = Instance::claim(&socket).unwrap();
         assert_eq!(next.leftover_ports(), Some("20000-29999,40000"));
+        assert_eq!(next.leftover_cpu(), [(9, 123_456)]);
         drop(next);
         assert!(!folder.exists(), "the dead server had made it");
     }

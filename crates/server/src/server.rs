@@ -306,6 +306,7 @@ impl Server {
         };
         server.await_first_spare();
         server.start_links(instance);
+        server.start_cpu(instance);
         // The tables are right before the first packet meets the filter.
         server.publish();
         for &ifindex in &server.managed {
@@ -534,7 +535,7 @@ fn reserve_ports(
         ReservedPorts::adopt(record).release()?;
     }
     let reserved = ReservedPorts::reserve(range)?;
-    if let Err(error) = instance.record_ports(&reserved.record()) {
+    if let Err(error) = instance.journal().record_ports(&reserved.record()) {
         warn!(%error, "the ports would stay reserved if this server died");
     }
     Ok(reserved)

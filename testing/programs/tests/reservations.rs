@@ -11,6 +11,7 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_bench::suites::Suite;
 use portolan_programs::{bed, eventually, public_programs};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const SPIN: &str = "while :; do :; done";
@@ -395,4 +396,24 @@ fn pictures_come_in_time_to_who_has_reserved_and_late_to_others() {
         unreserved < 25.0,
         "four programs compute on each core: {unreserved}"
     );
+}
+
+#[test]
+fn what_a_killed_server_gave_the_next_takes_back() {
+    let _alone = alone();
+    let mut bed = bed();
+    let programs = ["60", "61"].map(|seconds| start(&bed, &format!("exec sleep {seconds}")));
+    for program in &programs {
+        reserve(&bed, program.pid(), "--rate 0.1");
+    }
+    let [ended, kept] = &programs;
+    let delete = format!("qos del pid {} cpu", ended.pid());
+    portolan(&bed, &delete).expect("it is there");
+    let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
+    daemon.signal(Signal::KILL).expect("it is ours");
+    assert!(daemon.wait(LONG));
+    assert!(has_deadline(kept.pid()));
+    bed.start_daemon(Side::Client)
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(!has_deadline(kept.pid()), "{}", policy(kept.pid()));
 }

@@ -12,10 +12,11 @@ use portolan_control::qos::cpu::{ClassTerms, divide};
 use portolan_proto::qos::{Adapt, Cpu, CpuForm, CpuReport, QosReport, Scope};
 use portolan_sys::sched;
 use portolan_types::Instant;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::scope::Life;
 use super::{Asker, Outcome, refuse};
+use crate::instance::{Instance, Journal};
 use crate::server::Server;
 use keep::{Kept, Terms};
 
@@ -41,6 +42,7 @@ pub struct Reservations {
     next: u64,
     look_at: Instant,
     looked_at: Instant,
+    journal: Option<Journal>,
 }
 
 #[derive(Debug)]
@@ -81,9 +83,9 @@ impl Subject {
         }
     }
 
-    fn lasts(&self) -> bool {
+    fn life(&self) -> Life {
         match *self {
-            Subject::Thread { life, .. } | Subject::Process { life, .. } => life.lasts(),
+            Subject::Thread { life, .. } | Subject::Process { life, .. } => life,
         }
     }
 }
@@ -117,6 +119,17 @@ impl Server {
         self.qos.cpu.drive(self.now)
     }
 
+    /// Takes back what a server that died has left to threads.
+    pub fn start_cpu(&mut self, instance: &Instance) {
+        for &life in instance.leftover_cpu() {
+            let life = Life::recorded(life);
+            if life.lasts() {
+                life.threads().into_iter().for_each(keep::take_back);
+            }
+        }
+        self.qos.cpu.journal = Some(instance.journal());
+    }
+
     /// Everybody is scheduled as before.
     pub fn end_all_cpu(&mut self) {
         self.qos.cpu.end_all();
@@ -136,6 +149,19 @@ impl Reservations {
             next: 0,
             look_at: Instant::ZERO,
             looked_at: Instant::ZERO,
+            journal: None,
+        }
+    }
+
+    /// Leaves word of all who have something.
+    fn note(&self) {
+        let lives = self.all.values().map(|held| held.subject.life().record());
+        let noted = self
+            .journal
+            .as_ref()
+            .map(|journal| journal.record_cpu(lives.collect()));
+        if let Some(Err(error)) = noted {
+            warn!(%error, "reserved CPU time would stay if this server died");
         }
     }
 
@@ -179,6 +205,8 @@ impl Reservations {
             proposed_ppm: None,
         };
         self.all.insert(id, reservation);
+        // Said before it is done.
+        self.note();
         self.settle();
         self.confirm(id)
     }
@@ -254,7 +282,7 @@ impl Reservations {
         let ended = self
             .all
             .iter()
-            .filter(|(_, reservation)| !reservation.subject.lasts());
+            .filter(|(_, reservation)| !reservation.subject.life().lasts());
         let ended: Vec<MemberId> = ended.map(|(id, _)| *id).collect();
         for id in ended {
             self.end(id);
@@ -344,6 +372,7 @@ impl Reservations {
         if let Some(mut reservation) = self.all.remove(&id) {
             info!(scope = %reservation.scope, "CPU reservation ended");
             reservation.threads.iter_mut().for_each(Kept::release);
+            self.note();
         }
     }
 

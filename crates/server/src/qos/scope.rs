@@ -5,8 +5,10 @@ use std::path::Path;
 
 use portolan_control::{Process, Session};
 use portolan_proto::qos::Scope;
+use portolan_sys::sched;
 
 use super::{Asker, Outcome, refuse};
+use crate::instance::LifeRecord;
 use crate::server::Server;
 
 mod cgroup;
@@ -158,6 +160,22 @@ impl Life {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
         let started = started(&stat)?;
         Some(Life { number, started })
+    }
+
+    /// All threads of a process; a thread alone.
+    pub(super) fn threads(self) -> Vec<u32> {
+        match is_leader(self.number) {
+            true => sched::threads_of(self.number, usize::MAX),
+            false => vec![self.number],
+        }
+    }
+
+    pub(super) fn record(self) -> LifeRecord {
+        (self.number, self.started)
+    }
+
+    pub(super) fn recorded((number, started): LifeRecord) -> Life {
+        Life { number, started }
     }
 
     pub(super) fn lasts(self) -> bool {

@@ -206,6 +206,13 @@ impl Kept {
     }
 }
 
+/// What another server has given a thread it has no more. What it had before went with that server: it is ordinary.
+pub fn take_back(tid: u32) {
+    if let Err(errno) = Deadline::revoke(tid, &Attributes::default()) {
+        debug!(tid, %errno, "reserved CPU time stays");
+    }
+}
+
 /// Periods in which a thread had its runtime and wanted more. The kernel does not count them; but who has used up his
 /// runtime waits, as if ready to run, for the rest of the period.
 fn overruns(deadline: &Deadline, used: Duration, waited: Duration, passed: Duration) -> u32 {

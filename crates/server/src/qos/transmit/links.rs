@@ -59,10 +59,7 @@ impl LinkCounts {
 impl Server {
     /// Knows the managed devices as links; takes away what a server that died has left on them.
     pub(crate) fn start_links(&mut self, instance: &Instance) {
-        match instance.journal() {
-            Ok(journal) => self.qos.transmit.journal = Some(journal),
-            Err(error) => warn!(%error, "a scheduler would stay if this server died"),
-        }
+        self.qos.transmit.journal = Some(instance.journal());
         for name in self.config.interfaces.clone() {
             let Ok(device) = device::by_name(&name) else {
                 continue;
