@@ -11,6 +11,7 @@
 
 #include "counters.h"
 #include "deliver.h"
+#include "extension.h"
 #include "fragments.h"
 #include "groups.h"
 #include "linear.h"
@@ -148,6 +149,12 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	}
 	if (!row)
 		return TC_ACT_UNSPEC;
+	if (row->flags & ROW_EXTENDED && parsed == PARSED_FLOW && origin == FROM_NETWORK) {
+		if (piece.is_fragment)
+			count(extension_unseen);
+		else
+			raise_received(skb, row, &key, flags, interface);
+	}
 	if (piece.is_fragment)
 		flags |= RECORD_FRAGMENT;
 	verdict = deliver(skb, row, key.protocol, flags, interface);

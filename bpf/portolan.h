@@ -37,6 +37,8 @@ struct flow_row {
 #define ROW_DEALT 2
 /* A listener whose handshakes the channel's owner performs, and answers from that port. */
 #define ROW_DELEGATED 4
+/* Handlers are installed for what it receives. */
+#define ROW_EXTENDED 8
 /* The bits from here up to 15 are the row's budget, 0 for none. */
 #define ROW_BUDGET_SHIFT 6
 #define ROW_BUDGET_MASK 0x3ff
@@ -198,6 +200,65 @@ struct filter_settings {
 	__u32 algorithm;
 };
 
+/* Extensions of all programs; numbers are from 1 on. */
+#define EXTENSIONS 256
+/* Handlers of one event of one endpoint. */
+#define CHAIN_MAX 8
+
+/* What an endpoint is guarded by: the port of a channel's sessions. */
+struct guard_key {
+	__u32 channel;
+	__be16 port;
+	__u8 protocol;
+	__u8 event;
+};
+
+#define EVENT_UDP_RECEIVE 1
+
+/* Extensions in the order in which they are called. */
+struct chain {
+	__u32 count;
+	__u16 numbers[CHAIN_MAX];
+};
+
+/* Whether an extension may run, and for how long at a time. */
+struct extension_control {
+	__u64 limit;
+	__u32 is_stopped;
+	__u32 reserved;
+};
+
+#define OVERRUN_STRIKES 16
+#define STRIKES_MAX 128
+
+/* What an extension did, on each processor. Times in nanoseconds. */
+struct extension_statistics {
+	__u64 runs;
+	__u64 time;
+	__u64 longest;
+	__u64 overruns;
+	/* More with each run beyond the limit, fewer with each within. */
+	__u64 strikes;
+	/* Packets that its predicate did not want. */
+	__u64 skipped;
+	__u64 passed;
+	__u64 consumed;
+	__u64 replied;
+	__u64 delivered;
+	__u64 refused;
+};
+
+/* The part of the managers' own memory that the stub around a handler writes. */
+struct extension_run {
+	__u64 ended;
+	__u32 verdict;
+	/* The predicate did not want the packet. */
+	__u32 is_skipped;
+};
+
+#define MANAGER_RECEIVE 0
+#define MANAGER_APPLY 1
+
 #define HOLDERS_MAX 8
 
 /* What count_holders is asked, and its answer. Descriptors are the asking process's. */
@@ -228,5 +289,10 @@ _Static_assert(sizeof(struct filter_settings) == 4, "FilterSettings");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
 _Static_assert(sizeof(struct losses) == 24, "Losses");
 _Static_assert(sizeof(struct budget) == 72, "Budget");
+_Static_assert(sizeof(struct guard_key) == 8, "GuardKey");
+_Static_assert(sizeof(struct chain) == 20, "Chain");
+_Static_assert(sizeof(struct extension_control) == 16, "ExtensionControl");
+_Static_assert(sizeof(struct extension_statistics) == 88, "ExtensionStatistics");
+_Static_assert(sizeof(struct extension_run) == 16, "ExtensionRun");
 
 #endif

@@ -322,7 +322,12 @@ impl Bed {
         &self.tools
     }
 
-    /// Portolan's own command on one host.
+    /// Portolan's own command on one host, to be started.
+    pub fn own_command(&self, side: Side) -> Command {
+        self.exec(side, &self.tools.portolan)
+    }
+
+    /// The same, run to its end.
     pub fn portolan(&self, side: Side, arguments: &[&str]) -> Result<String, ProcessError> {
         run(self.exec(side, &self.tools.portolan).args(arguments))
     }

@@ -4,6 +4,7 @@ mod bulk;
 mod conns;
 mod demux;
 mod engine;
+mod ext;
 mod http;
 mod local;
 mod paths;
@@ -41,12 +42,14 @@ pub enum Suite {
     Qos,
     /// What it costs to find a packet's receiver.
     Demux,
+    /// Protocol extensions in the packet filter.
+    Ext,
     /// Instructions of the engine for each segment.
     Engine,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 10] = [
+    pub const ALL: [Suite; 11] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Redis,
@@ -56,6 +59,7 @@ impl Suite {
         Suite::Local,
         Suite::Qos,
         Suite::Demux,
+        Suite::Ext,
         Suite::Engine,
     ];
 
@@ -71,6 +75,7 @@ impl Suite {
             Suite::Local => local::cases(effort),
             Suite::Qos => qos::cases(effort),
             Suite::Demux => demux::cases(effort),
+            Suite::Ext => ext::cases(effort),
             Suite::Engine => engine::cases(effort),
         }
     }

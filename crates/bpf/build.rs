@@ -12,7 +12,14 @@ fn main() {
     let sources = Path::new(&manifest).join("../../bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     println!("cargo::rerun-if-changed={}", sources.display());
-    for program in ["packet_filter", "transmit_filter", "holders"] {
+    let sdk = sources.join("../include/portolan/extension.h");
+    println!("cargo::rerun-if-changed={}", sdk.display());
+    for program in [
+        "packet_filter",
+        "transmit_filter",
+        "extension_manager",
+        "holders",
+    ] {
         compile(&sources, program, &out);
     }
     let definitions = fs::read_to_string(sources.join("counters.def")).expect("is in the tree");
@@ -23,11 +30,13 @@ fn compile(sources: &Path, program: &str, out: &Path) {
     // Where Debian keeps asm/types.h, which clang does not look for when it targets bpf.
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
     let multiarch = format!("-I/usr/include/{arch}-linux-gnu");
+    // The header that extensions are written against says what the managers show them.
+    let sdk = format!("-I{}", sources.join("../include").display());
     let result = SkeletonBuilder::new()
         .source(sources.join(program).with_extension("bpf.c"))
         .obj(out.join(program).with_extension("bpf.o"))
         // v3: atomic fetch-and-add, which is a full barrier, and 32-bit registers.
-        .clang_args(["-mcpu=v3", "-Wall", "-Wextra", "-Werror", &multiarch])
+        .clang_args(["-mcpu=v3", "-Wall", "-Wextra", "-Werror", &multiarch, &sdk])
         .build();
     if let Err(error) = result {
         panic!("{error:#}");

@@ -16,6 +16,7 @@ use portolan_types::{ChannelId, FlowKey};
 use crate::channel::{ChannelMaps, Maps};
 use crate::counters::{self, Counter};
 use crate::error::{AttachError, ChannelError, LoadError, TableError};
+use crate::extensions::Extensions;
 use crate::hook::Hook;
 use crate::linear::LinearTable;
 use crate::objects::Objects;
@@ -53,6 +54,8 @@ pub struct Filter {
     losses: Table<u32, Losses>,
     budgets: Table<u32, Budget>,
     workshop: Arc<Workshop>,
+    /// What programs install in the packets' path.
+    pub extensions: Extensions,
     counters: MapHandle,
     /// What `local_addresses` holds.
     addresses: HashMap<IpAddr, u8>,
@@ -94,6 +97,7 @@ impl Filter {
             losses: Table::of(objects, "losses")?,
             budgets: Table::of(objects, "budgets")?,
             workshop: Arc::new(Workshop::of(objects, limits)?),
+            extensions: Extensions::of(objects)?,
             counters: objects.map("counters")?,
             addresses: HashMap::new(),
             tap_of: HashMap::new(),

@@ -1,15 +1,17 @@
 //! The packet filter and the transmit filter in the kernel: loading, attaching, filling their
 //! tables, reading their counters. What belongs in the tables is the caller's to decide. The
 //! programs themselves are in `bpf/`; the layouts in `portolan_proto::filter`.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod channel;
 mod counters;
 mod error;
+mod extensions;
 mod filter;
 mod holders;
 mod hook;
 mod linear;
+mod load;
 mod objects;
 mod run_time;
 mod table;
@@ -21,7 +23,9 @@ mod tests;
 pub use channel::ChannelMaps;
 pub use counters::{Counter, counter_names};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
+pub use extensions::{Extensions, Linkage};
 pub use filter::{Filter, Limits};
 pub use holders::HolderCount;
+pub use load::{Loaded, Refused};
 pub use run_time::RunTime;
 pub use workshop::Workshop;

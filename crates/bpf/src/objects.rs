@@ -1,4 +1,4 @@
-//! The two compiled objects, loaded so that they share one set of maps.
+//! The three compiled objects, loaded so that they share one set of maps.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -22,6 +22,10 @@ static TRANSMIT_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     env!("OUT_DIR"),
     "/transmit_filter.bpf.o"
 )));
+static EXTENSION_MANAGER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/extension_manager.bpf.o"
+)));
 
 /// The map of the constants in `bpf/settings.h`.
 const SETTINGS: &str = ".rodata.settings";
@@ -43,6 +47,7 @@ fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32>
 pub(crate) struct Objects {
     packet_filter: Object,
     transmit_filter: Object,
+    extension_manager: Object,
 }
 
 impl Objects {
@@ -50,10 +55,13 @@ impl Objects {
         let packet_filter =
             load_packet_filter(limits, settings).map_err(refused("packet filter"))?;
         let transmit_filter =
-            load_transmit_filter(&packet_filter).map_err(refused("transmit filter"))?;
+            load_beside(&packet_filter, TRANSMIT_FILTER).map_err(refused("transmit filter"))?;
+        let extension_manager = load_beside(&packet_filter, EXTENSION_MANAGER)
+            .map_err(refused("managers of extensions"))?;
         Ok(Objects {
             packet_filter,
             transmit_filter,
+            extension_manager,
         })
     }
 
@@ -78,12 +86,14 @@ impl Objects {
         self.packet_filter
             .progs_mut()
             .chain(self.transmit_filter.progs_mut())
+            .chain(self.extension_manager.progs_mut())
     }
 
     fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
         self.packet_filter
             .progs()
             .chain(self.transmit_filter.progs())
+            .chain(self.extension_manager.progs())
     }
 }
 
@@ -101,8 +111,9 @@ fn load_packet_filter(limits: &Limits, settings: &FilterSettings) -> libbpf_rs::
     object.load()
 }
 
-fn load_transmit_filter(packet_filter: &Object) -> libbpf_rs::Result<Object> {
-    let mut object = open(TRANSMIT_FILTER)?;
+/// Loads an object with the maps of the packet filter.
+fn load_beside(packet_filter: &Object, object: &Aligned<[u8]>) -> libbpf_rs::Result<Object> {
+    let mut object = open(object)?;
     for mut map in object.maps_mut() {
         if let Some(shared) = packet_filter
             .maps()

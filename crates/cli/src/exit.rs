@@ -10,7 +10,7 @@ pub const HELP: &str = "Exit status:
   1    failure, or a failed check of doctor
   2    wrong usage
   3    no server answers
-  4    qos: the server refuses
+  4    qos, ext: the server refuses
   125  run: the program was not tried
   126  run: the program cannot be executed
   127  run: the program was not found";

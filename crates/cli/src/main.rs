@@ -7,6 +7,7 @@ mod counters;
 mod demo;
 mod doctor;
 mod exit;
+mod ext;
 mod linkage;
 mod qos;
 mod run;
@@ -43,6 +44,8 @@ enum Command {
     Status(status::Arguments),
     /// Guarantee rates, budgets and CPU time, and show what is guaranteed.
     Qos(qos::Arguments),
+    /// Install protocol extensions in the packet filter, and show them.
+    Ext(ext::Arguments),
     /// Check whether Portolan can run here, and say what to do.
     Doctor(doctor::Arguments),
     /// Show unmodified programs on Portolan between two namespaces of this machine. Needs root.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Counters(arguments) => counters::run(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Qos(arguments) => qos::run(&arguments),
+        Command::Ext(arguments) => ext::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Demo => demo::run(),
         Command::Bench(arguments) => bench::run(&arguments),
@@ -90,10 +94,11 @@ mod tests {
 
     #[test]
     fn no_command_line_makes_the_parser_panic() {
-        const WORDS: [&str; 32] = [
+        const WORDS: [&str; 38] = [
             "run", "ss", "counters", "status", "top", "bench", "--", "--socket", "--json", "-i",
             "-a", "-n", "--help", "-w", "1", "tcp", "qos", "set", "del", "group", "join", "pid",
             "user", "flow", "tx", "rx", "cpu", "--rate", "20mbit", "--slice", "4ms", "--adapt",
+            "ext", "install", "list", "stats", "remove", "--udp",
         ];
         portolan_fuzz::check!(500)
             .with_type::<Vec<(u8, String)>>()

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod errno;
+pub mod extensions;
 pub mod legality;
 pub mod ports;
 pub mod qos;

@@ -2,7 +2,8 @@
 //!
 //! [`posix`] is the surface: BSD socket calls on descriptor numbers. Beneath it lie [`process`]
 //! (one channel, one server connection), `core` (the sessions and whoever attends to them),
-//! `socket` and `epoll`. [`qos`] asks for guarantees, [`raw`] is for protocols of a program's own.
+//! `socket` and `epoll`. [`qos`] asks for guarantees, [`raw`] is for protocols of a program's own,
+//! [`extension`] puts handlers into the packet filter.
 //!
 //! Lock order: a socket's `setup` → `Core` → a socket's `watchers` → an epoll set's state. No
 //! system call that can block is made with `Core` held.
@@ -16,6 +17,7 @@ mod core;
 mod delegations;
 mod doors;
 mod epoll;
+pub mod extension;
 mod helper;
 mod inboxes;
 mod inside;

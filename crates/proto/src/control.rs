@@ -9,6 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
+use crate::extension::{ExtensionReply, ExtensionRequest};
 use crate::ip::IpOptions;
 use crate::local::Side;
 use crate::qos::{QosReply, QosRequest, Scope};
@@ -153,6 +154,8 @@ pub enum RequestBody {
     UnclaimProtocol { guard: Guard },
     /// Guarantees; needs no `Hello`. Reply: `Qos`.
     Qos(QosRequest),
+    /// Protocol extensions. Reply: `Extension`.
+    Extension(ExtensionRequest),
     /// For commands; needs no `Hello`. Reply: `Sessions`.
     ListSessions,
     /// For commands; needs no `Hello`. Reply: `Counters`.
@@ -363,6 +366,7 @@ pub enum ReplyBody {
     Counters(Blob),
     Status(StatusReport),
     Qos(QosReply),
+    Extension(ExtensionReply),
     /// An errno value of Linux.
     Error {
         errno: i32,

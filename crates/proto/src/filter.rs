@@ -42,6 +42,8 @@ impl FlowRow {
     pub const DEALT: u16 = 2;
     /// A listener whose handshakes the channel's owner performs, and answers from that port.
     pub const DELEGATED: u16 = 4;
+    /// Handlers are installed for what it receives.
+    pub const EXTENDED: u16 = 8;
     /// The bits from here up to 15 are the number of the row's budget, 0 for none.
     pub const BUDGET_SHIFT: u16 = 6;
 }

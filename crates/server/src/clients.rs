@@ -150,7 +150,10 @@ impl Server {
     }
 
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
-        let answer = self.perform(id, request.body, fds);
+        let answer = match request.body {
+            RequestBody::Extension(wish) => Ok(self.extension(id, request.id, wish)),
+            body => self.perform(id, body, fds),
+        };
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Silence) => return,
@@ -322,7 +325,8 @@ impl Server {
             | RequestBody::ListSessions
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus
-            | RequestBody::Qos(_) => Err(Errno::INVAL),
+            | RequestBody::Qos(_)
+            | RequestBody::Extension(_) => Err(Errno::INVAL),
         }
     }
 

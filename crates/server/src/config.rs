@@ -10,6 +10,7 @@ use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
 mod cpu;
+mod extension;
 mod filter;
 mod qos;
 mod raw;
@@ -17,6 +18,7 @@ mod raw;
 mod tests;
 
 use cpu::CpuClass;
+pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 pub use raw::RawRule;
@@ -53,6 +55,7 @@ pub struct Config {
     pub qos: QosConfig,
     /// `[[raw]]`.
     pub raw: Vec<RawRule>,
+    pub extension: ExtensionConfig,
     pub delegation: DelegationConfig,
 }
 
@@ -113,6 +116,7 @@ impl Default for Config {
             filter: FilterConfig::default(),
             qos: QosConfig::default(),
             raw: Vec::new(),
+            extension: ExtensionConfig::default(),
             delegation: DelegationConfig::default(),
         }
     }
@@ -187,6 +191,8 @@ pub enum ConfigError {
     RawGuard(Guard),
     #[error("`qos.link`: `{1}` of {0:?} must be between 1 and {2} percent")]
     LinkPortion(String, &'static str, u8),
+    #[error("`extension.time_limit_ns` {0} is not between 100 and 10000000")]
+    ExtensionTime(u64),
 }
 
 impl Config {
@@ -230,6 +236,7 @@ impl Config {
         }
         cpu::check(&self.qos.cpu_class)?;
         raw::check(&self.raw)?;
+        extension::check(&self.extension)?;
         self.check_limits()?;
         self.check_links()
     }

@@ -31,6 +31,10 @@ counters! {
     guarantees_refused = "guarantees-refused",
     /// Protocols of programs' own.
     raw_flows = "raw-flows-opened",
+    /// Protocol extensions installed, not admitted, and removed because they took too long.
+    extensions = "extensions-installed",
+    extensions_refused = "extensions-refused",
+    extensions_over_budget = "extensions-over-budget",
     opens = "active-opens",
     open_failures = "failed-opens",
     accepts = "passive-opens",

@@ -8,6 +8,7 @@ mod counters;
 mod datagrams;
 mod delegation;
 mod descriptors;
+mod extensions;
 mod fast_open;
 mod instance;
 mod listen;

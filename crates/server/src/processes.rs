@@ -184,6 +184,7 @@ impl Server {
             info!(pid = process.pid, program = process.program, "process gone");
         }
         self.end_delegations_of(channel);
+        self.end_extensions_of_channel(channel);
         for id in self.registry.unregister(channel) {
             self.abort_orphan(id);
         }

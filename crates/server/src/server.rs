@@ -36,6 +36,7 @@ use crate::clients::{Client, ClientId};
 use crate::close::Dying;
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::extensions::Extensions;
 use crate::instance::Instance;
 use crate::listen::Listener;
 use crate::locals::Locals;
@@ -82,6 +83,8 @@ pub enum Source {
     Holder(ClassId),
     /// The process that made a multiplex group.
     Maker(u32),
+    /// The thread that has extensions verified.
+    Loader,
 }
 
 /// Why the server cannot start.
@@ -166,6 +169,7 @@ pub struct Server {
 
     pub(crate) qos: Qos,
     pub(crate) raw_flows: RawFlows,
+    pub(crate) extensions: Extensions,
 
     // The network.
     pub(crate) sysctls: Sysctls,
@@ -244,6 +248,9 @@ impl Server {
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
         poll.add(&inject, Source::Inject, edge)?;
 
+        let extensions = Extensions::new(filter.extensions.linkage(), config.extension, now)?;
+        poll.add(&*extensions.loader.bell, Source::Loader, EventFlags::IN)?;
+
         let locals = Locals::new()?;
         poll.add(&locals.chime, Source::Bell, EventFlags::IN)?;
 
@@ -278,6 +285,7 @@ impl Server {
             fast_cookies: HashMap::new(),
             qos: Qos::new(&config),
             raw_flows: RawFlows::default(),
+            extensions,
             sysctls: Sysctls::open(now),
             monitor,
             metastate: MetastateWriter::create()?,
@@ -370,6 +378,7 @@ impl Server {
             Source::Bell => self.on_bell(),
             Source::Holder(class) => self.on_holder_gone(class),
             Source::Maker(key) => self.on_maker_gone(key),
+            Source::Loader => self.on_loaded(),
         }
     }
 
@@ -445,6 +454,7 @@ impl Server {
             self.drive_bells(),
             self.drive_leaving_classes(),
             self.drive_cpu(),
+            self.drive_extensions(),
         ]
         .into_iter()
         .flatten()

@@ -118,7 +118,7 @@ impl Server {
             channel: channel.0,
             slot: slot.0,
             generation: session.generation.0,
-            flags: self.budget_flags(session),
+            flags: self.budget_flags(session) | self.extension_flags(session, channel),
             class: self.row_class(session),
         })
     }
@@ -183,6 +183,7 @@ impl Server {
             self.stack.remove(slot);
         }
         self.unaim(id);
+        self.end_extensions_of(id);
         self.forget_local(id);
         self.drop_far(id);
         self.drop_reservation(id);

@@ -1,6 +1,7 @@
 //! Which privileges the process has of those that the server needs.
 
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 /// A privilege the server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +59,15 @@ impl Capability {
             || parted && sets.effective.contains(CapabilitySet::SYS_ADMIN)
     }
 
+    /// Takes it from the calling thread for good, and what would stand for it.
+    pub fn renounce(self) -> Result<(), Errno> {
+        let mut sets = capabilities(None)?;
+        let gone = self.set() | CapabilitySet::SYS_ADMIN;
+        sets.effective.remove(gone);
+        sets.permitted.remove(gone);
+        set_capabilities(None, sets)
+    }
+
     /// Those the calling thread lacks.
     pub fn missing() -> impl Iterator<Item = Capability> {
         Capability::ALL.into_iter().filter(|one| !one.in_effect())
@@ -72,5 +82,17 @@ mod tests {
     fn root_lacks_nothing() {
         assert!(rustix::process::geteuid().is_root(), "tests run as root");
         assert_eq!(Capability::missing().next(), None);
+    }
+
+    #[test]
+    fn what_a_thread_renounces_it_lacks_and_others_do_not() {
+        std::thread::spawn(|| {
+            Capability::Perfmon.renounce().unwrap();
+            let missing: Vec<Capability> = Capability::missing().collect();
+            assert_eq!(missing, [Capability::Perfmon]);
+        })
+        .join()
+        .unwrap();
+        assert!(Capability::Perfmon.in_effect());
     }
 }

@@ -11,6 +11,7 @@ pub mod device;
 pub mod doorbell;
 pub mod inlet;
 pub mod leak;
+pub mod map;
 mod mapping;
 pub mod memory;
 pub mod namespace;

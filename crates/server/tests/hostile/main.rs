@@ -8,6 +8,7 @@ mod common;
 mod capsules;
 mod capture;
 mod delegations;
+mod extensions;
 mod forgery;
 mod frames;
 mod groups;

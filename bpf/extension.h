@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * From the packet filter to the protocol managers, which call the extensions of an endpoint. What
+ * the filter found out of the packet goes along in memory of the processor, which no extension has.
+ *
+ * A packet's way: packet filter → manager of the event → extension → apply → next extension … →
+ * owner. Each arrow is a tail call; where one fails, the packet goes to its owner.
+ */
+#ifndef EXTENSION_H
+#define EXTENSION_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include <portolan/extension.h>
+
+#include "maps.h"
+
+enum checksum {
+	/* Whole, or of a payload that was not seen whole. */
+	CHECKSUM_WHOLE,
+	/* The device that sends the packet adds the rest. */
+	CHECKSUM_PSEUDO_HEADER,
+	CHECKSUM_NONE,
+};
+
+/* A packet on its way along the extensions of its endpoint. */
+struct extension_work {
+	/* First: the stubs know where it is. */
+	struct extension_run run;
+	__u64 started;
+	/* Where the packet goes if no extension decides. */
+	struct flow_row row;
+	struct filter_key key;
+	__u32 interface;
+	__u16 flags;
+	__u8 event;
+	__u8 checksum;
+	struct chain chain;
+	/* In the chain, of the next to be called. */
+	__u32 position;
+	/* The one that is called. */
+	__u32 number;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct extension_work);
+} extension_work SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct portolan_view);
+} extension_views SEC(".maps");
+
+/* Chains by what they are installed for. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4 * EXTENSIONS);
+	__type(key, struct guard_key);
+	__type(value, struct chain);
+} guards SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, EXTENSIONS);
+	__type(key, __u32);
+	__type(value, struct extension_control);
+} extension_controls SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, EXTENSIONS);
+	__type(key, __u32);
+	__type(value, struct extension_statistics);
+} extension_statistics SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, EXTENSIONS);
+	__type(key, __u32);
+	__type(value, __u32);
+} extensions SEC(".maps");
+
+/* The managers' programs, by MANAGER_*. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, __u32);
+	__type(value, __u32);
+} managers SEC(".maps");
+
+/* Has the managers see to a packet that a row claims; returns only if they cannot. */
+static __always_inline void raise_received(struct __sk_buff *skb, const struct flow_row *row,
+					   const struct filter_key *key, __u16 flags,
+					   __u32 interface)
+{
+	__u32 zero = 0;
+	struct extension_work *work = bpf_map_lookup_elem(&extension_work, &zero);
+
+	if (!work)
+		return;
+	work->row = *row;
+	work->key = *key;
+	work->flags = flags;
+	work->interface = interface;
+	bpf_tail_call(skb, &managers, MANAGER_RECEIVE);
+}
+
+#endif

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * Turns a datagram into the answer to it. All headers are written anew: source and destination are
+ * those of the datagram, exchanged, whatever the extension left in its view.
+ */
+#ifndef REPLY_H
+#define REPLY_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "extension.h"
+#include "lookup.h"
+#include "parse.h"
+#include "sum.h"
+
+#define REPLY_HOPS 64
+
+struct reply_v4 {
+	struct ethhdr eth;
+	struct iphdr ip;
+	struct udphdr udp;
+} __attribute__((packed));
+
+struct reply_v6 {
+	struct ethhdr eth;
+	struct ipv6hdr ip;
+	struct udphdr udp;
+} __attribute__((packed));
+
+/* The frame as it came is overwritten only when everything has been read. */
+static __always_inline bool turn_ethernet(struct __sk_buff *skb, struct ethhdr *eth)
+{
+	struct ethhdr came;
+
+	if (bpf_skb_load_bytes(skb, 0, &came, sizeof(came)))
+		return false;
+	__builtin_memcpy(eth->h_dest, came.h_source, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, came.h_dest, ETH_ALEN);
+	eth->h_proto = came.h_proto;
+	return true;
+}
+
+/* The handler may have written behind what it answers. */
+static __always_inline void clear_rest(struct portolan_view *view, __u32 length)
+{
+	for (int i = 0; i < 3; i++) {
+		__u32 at = length + i;
+
+		if (at < PORTOLAN_PAYLOAD && at & 3)
+			view->payload[at] = 0;
+		else
+			return;
+	}
+}
+
+static __always_inline __u16 reply_checksum(const struct extension_work *work,
+					    struct portolan_view *view, __be16 length)
+{
+	__u64 pseudo = sum_of_pseudo_header(&work->key, length);
+	__u16 sum;
+
+	if (work->checksum == CHECKSUM_NONE)
+		return 0;
+	if (work->checksum == CHECKSUM_PSEUDO_HEADER)
+		return fold(pseudo);
+	clear_rest(view, view->length);
+	sum = ~fold(pseudo + sum_of_ports(&work->key) + length +
+		    sum_of_payload(view->payload, view->length));
+	return sum ?: 0xffff;
+}
+
+static __always_inline struct udphdr udp_of(const struct extension_work *work,
+					    struct portolan_view *view)
+{
+	const __be16 length = bpf_htons(view->length + sizeof(struct udphdr));
+
+	return (struct udphdr){
+		.source = work->key.local_port,
+		.dest = work->key.remote_port,
+		.len = length,
+		.check = reply_checksum(work, view, length),
+	};
+}
+
+static __always_inline bool write_v4(struct __sk_buff *skb, const struct extension_work *work,
+				     struct portolan_view *view)
+{
+	struct reply_v4 headers = {
+		.ip = {
+			.version = 4,
+			.ihl = 5,
+			.tot_len = bpf_htons(sizeof(struct iphdr) + sizeof(struct udphdr) +
+					     view->length),
+			.frag_off = bpf_htons(IPV4_DONT_FRAGMENT),
+			.ttl = REPLY_HOPS,
+			.protocol = IPPROTO_UDP,
+			.saddr = work->key.local.words[3],
+			.daddr = work->key.remote.words[3],
+		},
+	};
+
+	headers.ip.check = ~fold((__u64)bpf_htons(0x4500) + headers.ip.tot_len +
+				 headers.ip.frag_off + bpf_htons(REPLY_HOPS << 8 | IPPROTO_UDP) +
+				 headers.ip.saddr + headers.ip.daddr);
+	headers.udp = udp_of(work, view);
+	return turn_ethernet(skb, &headers.eth) &&
+	       bpf_skb_store_bytes(skb, 0, &headers, sizeof(headers), 0) == 0;
+}
+
+static __always_inline bool write_v6(struct __sk_buff *skb, const struct extension_work *work,
+				     struct portolan_view *view)
+{
+	struct reply_v6 headers = {
+		.ip = {
+			.version = 6,
+			.payload_len = bpf_htons(sizeof(struct udphdr) + view->length),
+			.nexthdr = IPPROTO_UDP,
+			.hop_limit = REPLY_HOPS,
+		},
+	};
+
+	__builtin_memcpy(&headers.ip.saddr, &work->key.local, sizeof(headers.ip.saddr));
+	__builtin_memcpy(&headers.ip.daddr, &work->key.remote, sizeof(headers.ip.daddr));
+	headers.udp = udp_of(work, view);
+	return turn_ethernet(skb, &headers.eth) &&
+	       bpf_skb_store_bytes(skb, 0, &headers, sizeof(headers), 0) == 0;
+}
+
+/* False if the answer is none that may be sent. */
+static __always_inline bool reply(struct __sk_buff *skb, const struct extension_work *work,
+				  struct portolan_view *view)
+{
+	const bool is_v4 = is_ipv4(&work->key.local);
+	const __u32 headers = is_v4 ? sizeof(struct reply_v4) : sizeof(struct reply_v6);
+	__u32 length = view->length;
+
+	if (length > PORTOLAN_PAYLOAD || work->key.protocol != IPPROTO_UDP)
+		return false;
+	if (skb->len != headers + length && bpf_skb_change_tail(skb, headers + length, 0))
+		return false;
+	if (is_v4 ? !write_v4(skb, work, view) : !write_v6(skb, work, view))
+		return false;
+	asm volatile("" : "+r"(length));
+	if (length > 0 && length <= PORTOLAN_PAYLOAD &&
+	    bpf_skb_store_bytes(skb, headers, view->payload, length, 0))
+		return false;
+	if (work->row.class)
+		skb->priority = TRAFFIC_HANDLE << 16 | work->row.class;
+	return true;
+}
+
+#endif

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/* What an extension sees of a packet: a bounded copy. */
+#ifndef VIEW_H
+#define VIEW_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "extension.h"
+#include "lookup.h"
+#include "parse.h"
+#include "sum.h"
+
+enum shown {
+	SHOWN,
+	NOT_SHOWN,
+	/* Its checksum is wrong. */
+	SPOILT,
+};
+
+/* The IP header, if it is of the plain kind; 0 for others, else its length. */
+static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_key *key,
+				     struct portolan_view *view)
+{
+	if (is_ipv4(&key->local)) {
+		struct iphdr *ip = cursor->at;
+
+		if ((void *)(ip + 1) > cursor->end || ip->ihl != 5)
+			return 0;
+		view->flags = 0;
+		view->hop_limit = ip->ttl;
+		view->traffic_class = ip->tos;
+		return sizeof(*ip);
+	} else {
+		struct ipv6hdr *ip = cursor->at;
+
+		if ((void *)(ip + 1) > cursor->end || ip->nexthdr != key->protocol)
+			return 0;
+		view->flags = PORTOLAN_IPV6;
+		view->hop_limit = ip->hop_limit;
+		view->traffic_class = ip->priority << 4 | ip->flow_lbl[0] >> 4;
+		return sizeof(*ip);
+	}
+}
+
+/* Copies what fits of the payload; nothing of an earlier packet stays behind it. */
+static __always_inline bool show_payload(struct __sk_buff *skb, __u32 offset, __u32 length,
+					 struct portolan_view *view)
+{
+	__u32 captured = length < PORTOLAN_PAYLOAD ? length : PORTOLAN_PAYLOAD;
+
+	__builtin_memset(view->payload, 0, sizeof(view->payload));
+	view->packet_length = length;
+	view->captured = captured;
+	view->length = captured;
+	view->mark = 0;
+	if (captured == 0)
+		return true;
+	/* The compiler would fold this into the test above, and the verifier not find it there. */
+	asm volatile("" : "+r"(captured));
+	if (captured == 0 || captured > PORTOLAN_PAYLOAD)
+		return false;
+	return bpf_skb_load_bytes(skb, offset, view->payload, captured) == 0;
+}
+
+/*
+ * Compares the checksum. What this host's own devices bring may have that of the pseudo-header
+ * only. Of a payload that is not here whole the reply is made anew in any case.
+ */
+static __always_inline enum shown check_datagram(const struct udphdr *udp,
+						 struct extension_work *work,
+						 struct portolan_view *view)
+{
+	__u64 pseudo = sum_of_pseudo_header(&work->key, udp->len);
+	__u16 found = udp->check;
+
+	work->checksum = CHECKSUM_WHOLE;
+	if (found == fold(pseudo)) {
+		work->checksum = CHECKSUM_PSEUDO_HEADER;
+	} else if (found == 0) {
+		if (!is_ipv4(&work->key.local))
+			return SPOILT;
+		work->checksum = CHECKSUM_NONE;
+	} else if (view->captured == view->packet_length) {
+		__u64 sum = pseudo + sum_of_ports(&work->key) + udp->len + found +
+			    sum_of_payload(view->payload, view->captured);
+
+		if (fold(sum) != 0xffff)
+			return SPOILT;
+	}
+	if (view->captured == view->packet_length)
+		view->flags |= PORTOLAN_CHECKED;
+	return SHOWN;
+}
+
+static __always_inline enum shown show(struct __sk_buff *skb, struct extension_work *work,
+				       struct portolan_view *view)
+{
+	struct cursor cursor = frame_of(skb);
+	struct udphdr *udp;
+	struct udphdr header;
+	__u32 length, offset;
+
+	if (skb->gso_size || work->key.protocol != IPPROTO_UDP)
+		return NOT_SHOWN;
+	cursor.at += ETH_HLEN;
+	length = show_ip(&cursor, &work->key, view);
+	if (length == 0)
+		return NOT_SHOWN;
+	offset = ETH_HLEN + length + sizeof(*udp);
+	udp = length == sizeof(struct iphdr) ? cursor.at + sizeof(struct iphdr) :
+					       cursor.at + sizeof(struct ipv6hdr);
+	if ((void *)(udp + 1) > cursor.end)
+		return NOT_SHOWN;
+	/* The frame may be padded, and may claim to be longer than it is. */
+	header = *udp;
+	length = bpf_ntohs(header.len);
+	if (length < sizeof(*udp) || offset - sizeof(*udp) + length > skb->len)
+		return NOT_SHOWN;
+	view->interface = work->interface;
+	__builtin_memcpy(view->local, &work->key.local, sizeof(view->local));
+	__builtin_memcpy(view->remote, &work->key.remote, sizeof(view->remote));
+	view->local_port = bpf_ntohs(work->key.local_port);
+	view->remote_port = bpf_ntohs(work->key.remote_port);
+	view->protocol = work->key.protocol;
+	view->tcp_flags = 0;
+	view->sequence = 0;
+	view->acknowledgment = 0;
+	if (!show_payload(skb, offset, length - sizeof(*udp), view))
+		return NOT_SHOWN;
+	return check_datagram(&header, work, view);
+}
+
+#endif

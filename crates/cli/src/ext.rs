@@ -1,0 +1,117 @@
+//! `portolan ext`: installs protocol extensions, and shows those that are. The server admits them;
+//! what it refuses is printed in its words.
+
+mod install;
+mod show;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use portolan::extension::Object;
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::extension::{Cost, ExtensionReply, ExtensionReport, ExtensionRequest};
+
+use crate::ServerAddress;
+use crate::exit::{Failure, print};
+use crate::server::unexpected;
+use crate::status::print_json;
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    server: ServerAddress,
+    /// Print JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Install an extension, and keep it until this command ends.
+    Install(install::Wish),
+    /// List your extensions; as root, all.
+    List,
+    /// Show what extensions did, and how long they took.
+    Stats {
+        /// Only this one.
+        number: Option<u16>,
+    },
+    /// Remove an extension.
+    Remove { number: u16 },
+    /// Say whether an extension would be admitted, and what it costs.
+    Check { object: PathBuf },
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Install(wish) => install::run(arguments, wish),
+        Command::List => show::list(arguments, &arguments.extensions()?),
+        Command::Stats { number } => show::statistics(arguments, &arguments.extensions()?, *number),
+        Command::Remove { number } => arguments
+            .ask(ExtensionRequest::Remove { number: *number })
+            .map(drop),
+        Command::Check { object } => check(arguments, object),
+    }
+}
+
+impl Arguments {
+    fn ask(&self, request: ExtensionRequest) -> Result<ExtensionReply, Failure> {
+        match self.server.ask(RequestBody::Extension(request))? {
+            ReplyBody::Extension(ExtensionReply::Refused(refusal)) => {
+                Err(Failure::Refused(readable(&refusal.reason)))
+            }
+            ReplyBody::Extension(reply) => Ok(reply),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn extensions(&self) -> Result<Vec<ExtensionReport>, Failure> {
+        self.server.ask_for(
+            RequestBody::Extension(ExtensionRequest::List),
+            |reply| match reply {
+                ReplyBody::Extension(ExtensionReply::List(list)) => Some(list),
+                _ => None,
+            },
+        )
+    }
+}
+
+/// The verifier's words have lines; nothing else of them moves the cursor.
+fn readable(reason: &str) -> String {
+    let lines: Vec<String> = reason.lines().map(crate::table::printable).collect();
+    lines.join("\n")
+}
+
+fn read(path: &Path) -> Result<Object, Failure> {
+    let octets = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let object = Object::parse(&octets).with_context(|| path.display().to_string());
+    object.map_err(Failure::General)
+}
+
+fn check(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
+    let code = read(path)?.into_code();
+    match arguments.ask(ExtensionRequest::Check(code))? {
+        ExtensionReply::Checked(cost) if arguments.json => print_json(&json_of(cost)),
+        ExtensionReply::Checked(cost) => print(format!("admitted: {}", words_of(cost))),
+        _ => Err(unexpected()),
+    }
+}
+
+fn json_of(cost: Cost) -> serde_json::Value {
+    serde_json::json!({
+        "instructions": cost.instructions,
+        "verified": cost.verified,
+        "memory": cost.memory,
+    })
+}
+
+fn words_of(cost: Cost) -> String {
+    let Cost {
+        instructions,
+        verified,
+        memory,
+    } = cost;
+    format!("{instructions} instructions, {verified} verified, {memory} octets of maps")
+}

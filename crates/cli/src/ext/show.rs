@@ -1,0 +1,131 @@
+//! What extensions there are, and what they did.
+
+use portolan_proto::extension::ExtensionReport;
+
+use super::{Arguments, json_of};
+use crate::exit::{Failure, print};
+use crate::status::print_json;
+use crate::table::{lines, printable};
+
+pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(), Failure> {
+    if arguments.json {
+        let list: Vec<_> = extensions.iter().map(identity).collect();
+        return print_json(&list);
+    }
+    let row = |extension: &ExtensionReport| {
+        vec![
+            extension.number.to_string(),
+            printable(&extension.name),
+            extension.event.name().to_owned(),
+            extension.port.to_string(),
+            extension.priority.to_string(),
+            extension.pid.to_string(),
+            extension.uid.to_string(),
+            extension.standing.name().to_owned(),
+        ]
+    };
+    let rows: Vec<_> = extensions.iter().map(row).collect();
+    let head = [
+        "Number", "Name", "Event", "Port", "Priority", "Pid", "Uid", "State",
+    ];
+    show(&head, &rows)
+}
+
+pub fn statistics(
+    arguments: &Arguments,
+    extensions: &[ExtensionReport],
+    number: Option<u16>,
+) -> Result<(), Failure> {
+    let is_meant = |one: &&ExtensionReport| number.is_none_or(|number| number == one.number);
+    let extensions: Vec<_> = extensions.iter().filter(is_meant).collect();
+    if let (Some(number), true) = (number, extensions.is_empty()) {
+        return Err(Failure::Refused(format!("you have no extension {number}")));
+    }
+    if arguments.json {
+        let list: Vec<_> = extensions.into_iter().map(details).collect();
+        return print_json(&list);
+    }
+    let row = |extension: &&ExtensionReport| {
+        let counted = &extension.statistics;
+        let numbers = [
+            counted.runs,
+            mean(extension),
+            counted.longest,
+            extension.limit,
+            counted.overruns,
+            counted.passed,
+            counted.consumed,
+            counted.replied,
+            counted.delivered,
+            counted.refused,
+            counted.skipped,
+        ];
+        let names = [extension.number.to_string(), printable(&extension.name)];
+        names
+            .into_iter()
+            .chain(numbers.map(|number| number.to_string()))
+            .collect()
+    };
+    let rows: Vec<_> = extensions.iter().map(row).collect();
+    let head = [
+        "Number",
+        "Name",
+        "Runs",
+        "Mean-ns",
+        "Longest-ns",
+        "Limit-ns",
+        "Overruns",
+        "Passed",
+        "Consumed",
+        "Replied",
+        "Delivered",
+        "Refused",
+        "Skipped",
+    ];
+    show(&head, &rows)
+}
+
+fn show(head: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
+    for line in lines(head, rows) {
+        print(line)?;
+    }
+    Ok(())
+}
+
+fn mean(extension: &ExtensionReport) -> u64 {
+    let counted = &extension.statistics;
+    counted.time.checked_div(counted.runs).unwrap_or(0)
+}
+
+fn identity(extension: &ExtensionReport) -> serde_json::Value {
+    serde_json::json!({
+        "number": extension.number,
+        "name": extension.name,
+        "event": extension.event.name(),
+        "port": extension.port,
+        "priority": extension.priority,
+        "pid": extension.pid,
+        "uid": extension.uid,
+        "state": extension.standing.name(),
+        "cost": json_of(extension.cost),
+    })
+}
+
+fn details(extension: &ExtensionReport) -> serde_json::Value {
+    let counted = &extension.statistics;
+    serde_json::json!({
+        "number": extension.number,
+        "name": extension.name,
+        "runs": counted.runs,
+        "mean_ns": mean(extension),
+        "longest_ns": counted.longest,
+        "limit_ns": extension.limit,
+        "overruns": counted.overruns,
+        "passed": counted.passed,
+        "consumed": counted.consumed,
+        "replied": counted.replied,
+        "delivered": counted.delivered,
+        "refused": counted.refused,
+        "skipped": counted.skipped,
+    })
+}

@@ -1,0 +1,125 @@
+//! Which extensions are installed, whose they are, and in which order an endpoint's are called.
+
+use std::collections::{BTreeMap, HashMap};
+
+use portolan_proto::extension::layout::{CHAIN_MAX, Chain, EXTENSIONS, GuardKey};
+use portolan_types::ChannelId;
+
+/// One installed extension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub owner: ChannelId,
+    pub uid: u32,
+    pub key: GuardKey,
+    pub priority: u8,
+}
+
+/// Why there is no room for one more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Full {
+    #[error("{CHAIN_MAX} handlers are on this event of the endpoint, the most there can be")]
+    Chain,
+    #[error("the process has {0} extensions, the most it may have")]
+    Process(usize),
+    #[error("the user has {0} extensions, the most it may have")]
+    User(usize),
+    #[error("all {} extensions are taken", EXTENSIONS - 1)]
+    All,
+}
+
+/// All installed extensions by their numbers.
+#[derive(Debug, Default)]
+pub struct Table {
+    entries: BTreeMap<u16, Entry>,
+    /// In each chain, in their order.
+    chains: HashMap<GuardKey, Vec<u16>>,
+    last: u16,
+}
+
+impl Table {
+    pub const PER_PROCESS: usize = 16;
+    pub const PER_USER: usize = 64;
+
+    /// May `owner` have one more?
+    pub fn has_room(&self, owner: ChannelId, uid: u32) -> Result<(), Full> {
+        let of = |wanted: &dyn Fn(&Entry) -> bool| {
+            self.entries.values().filter(|entry| wanted(entry)).count()
+        };
+        if of(&|entry| entry.owner == owner) >= Table::PER_PROCESS {
+            return Err(Full::Process(Table::PER_PROCESS));
+        }
+        if uid != 0 && of(&|entry| entry.uid == uid) >= Table::PER_USER {
+            return Err(Full::User(Table::PER_USER));
+        }
+        Ok(())
+    }
+
+    /// Enters an extension. A number comes again as late as possible: a packet may still be on its
+    /// way to the one that had it.
+    pub fn enter(&mut self, entry: Entry) -> Result<u16, Full> {
+        self.has_room(entry.owner, entry.uid)?;
+        let chain = self.chains.get(&entry.key);
+        if chain.is_some_and(|chain| chain.len() >= CHAIN_MAX) {
+            return Err(Full::Chain);
+        }
+        let after_last = (1..EXTENSIONS).map(|step| 1 + (self.last - 1 + step) % (EXTENSIONS - 1));
+        let number = match self.last {
+            0 => Some(1),
+            _ => after_last
+                .into_iter()
+                .find(|number| !self.entries.contains_key(number)),
+        };
+        let number = number.ok_or(Full::All)?;
+        self.last = number;
+        let priority_of = |number: &u16| self.entries.get(number).map(|entry| entry.priority);
+        let chain = self.chains.entry(entry.key).or_default();
+        let place = chain
+            .iter()
+            .position(|other| priority_of(other) > Some(entry.priority))
+            .unwrap_or(chain.len());
+        chain.insert(place, number);
+        self.entries.insert(number, entry);
+        Ok(number)
+    }
+
+    pub fn remove(&mut self, number: u16) -> Option<Entry> {
+        self.suspend(number)?;
+        self.entries.remove(&number)
+    }
+
+    /// It is called no more, but keeps its number. Answers where it was.
+    pub fn suspend(&mut self, number: u16) -> Option<GuardKey> {
+        let key = self.entries.get(&number)?.key;
+        if let Some(chain) = self.chains.get_mut(&key) {
+            chain.retain(|other| *other != number);
+            if chain.is_empty() {
+                self.chains.remove(&key);
+            }
+        }
+        Some(key)
+    }
+
+    /// None if nobody has a handler there.
+    pub fn chain(&self, key: &GuardKey) -> Option<Chain> {
+        let numbers = self.chains.get(key)?;
+        let mut chain = Chain {
+            // CHAIN_MAX at most.
+            count: numbers.len() as u32,
+            ..Chain::default()
+        };
+        chain.numbers[..numbers.len()].copy_from_slice(numbers);
+        Some(chain)
+    }
+
+    pub fn entry(&self, number: u16) -> Option<&Entry> {
+        self.entries.get(&number)
+    }
+
+    pub fn entries(&self) -> impl Iterator<Item = (u16, &Entry)> {
+        self.entries.iter().map(|(&number, entry)| (number, entry))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}

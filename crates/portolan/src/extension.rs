@@ -1,0 +1,149 @@
+//! Protocol extensions of this program: handlers that run in the packet filter, for the packets of
+//! its own sockets. They are written in C against `<portolan/extension.h>` and compiled by clang;
+//! the server admits and links them.
+//!
+//! An extension lives until it is dropped here, its socket is closed, or the program ends. Its maps
+//! are shared with the program by [`Map`].
+
+mod object;
+mod port;
+
+use std::os::fd::{OwnedFd, RawFd};
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+pub use portolan_proto::extension::Cost;
+use portolan_proto::extension::{
+    Code, Event, Extension as Wish, ExtensionReply, ExtensionRequest, Guard,
+};
+pub use portolan_sys::map::Map;
+use portolan_types::Protocol;
+use rustix::io::Errno;
+
+pub use self::object::ObjectError;
+pub use self::port::Port;
+use crate::posix::attach;
+use crate::process::Process;
+use crate::qos::Refused;
+use crate::table;
+
+/// An object file that was read.
+#[derive(Clone, Debug)]
+pub struct Object {
+    code: Code,
+}
+
+impl Object {
+    /// Reads what clang made.
+    pub fn parse(octets: &[u8]) -> Result<Object, ObjectError> {
+        object::parse(octets).map(|code| Object { code })
+    }
+
+    /// What the server is sent.
+    pub fn into_code(self) -> Code {
+        self.code
+    }
+}
+
+/// An installed extension.
+#[derive(Debug)]
+pub struct Extension {
+    number: u16,
+    cost: Cost,
+    /// By their names.
+    maps: Vec<(String, Map)>,
+}
+
+/// Has the handler of an object called for what comes to a socket's port. Of several the one with
+/// the lowest `priority` comes first.
+pub fn install(
+    socket: RawFd,
+    name: &str,
+    priority: u8,
+    object: Object,
+) -> Result<Extension, Refused> {
+    let guard = guard_of(socket)?;
+    let shapes: Vec<(String, u32, u32)> = object
+        .code
+        .maps
+        .iter()
+        .map(|map| (map.name.clone(), map.key, map.value))
+        .collect();
+    let wish = Wish {
+        name: name.to_owned(),
+        event: Event::UdpReceive,
+        guard,
+        priority,
+        code: object.code,
+    };
+    let (number, cost, fds) = match ask(ExtensionRequest::Install(wish))? {
+        (ExtensionReply::Installed { number, cost }, fds) => (number, cost, fds),
+        _ => return Err(unexpected()),
+    };
+    let maps = shapes.into_iter().zip(fds);
+    let maps = maps.map(|((name, key, value), fd)| (name, Map::new(table::hide(fd), key, value)));
+    Ok(Extension {
+        number,
+        cost,
+        maps: maps.collect(),
+    })
+}
+
+impl Extension {
+    /// As `portolan ext list` shows it.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    pub fn cost(&self) -> Cost {
+        self.cost
+    }
+
+    /// One of its maps; those of global variables are called `.data`, `.bss` and `.rodata`.
+    pub fn map(&self, name: &str) -> Option<&Map> {
+        let found = self.maps.iter().find(|(known, _)| known == name);
+        found.map(|(_, map)| map)
+    }
+}
+
+impl Drop for Extension {
+    fn drop(&mut self) {
+        // One that is gone already needs no removal.
+        let _ = ask(ExtensionRequest::Remove {
+            number: self.number,
+        });
+    }
+}
+
+fn guard_of(fd: RawFd) -> Result<Guard, Refused> {
+    if !table::is_ours(fd) {
+        attach(fd);
+    }
+    let socket = table::socket(fd).filter(|socket| socket.protocol == Protocol::Udp);
+    let session = socket.and_then(|socket| socket.setup().session);
+    session.map(Guard::Session).ok_or_else(|| {
+        let reason = format!("descriptor {fd} is not a bound UDP socket of Portolan's");
+        Refused::new(Errno::INVAL, reason)
+    })
+}
+
+fn ask(request: ExtensionRequest) -> Result<(ExtensionReply, Vec<OwnedFd>), Refused> {
+    let process =
+        Process::start().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
+    match process.control.call(RequestBody::Extension(request), &[]) {
+        Ok((ReplyBody::Extension(ExtensionReply::Refused(refusal)), _)) => {
+            let errno = Errno::from_raw_os_error(refusal.errno);
+            Err(Refused::new(errno, refusal.reason))
+        }
+        Ok((ReplyBody::Extension(reply), fds)) => Ok((reply, fds)),
+        Ok((ReplyBody::Error { errno }, _)) => {
+            let errno = Errno::from_raw_os_error(errno);
+            Err(Refused::new(errno, errno.to_string()))
+        }
+        Ok(_) => Err(unexpected()),
+        Err(_) => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
+    }
+}
+
+fn unexpected() -> Refused {
+    Refused::new(Errno::PROTO, "the server gave no sensible answer")
+}

@@ -1,0 +1,66 @@
+//! A UDP port for programs that have nothing but extensions.
+
+use std::io::IoSliceMut;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use rustix::io::Errno;
+
+use super::{Extension, Object, install};
+use crate::posix::{self, Answer};
+use crate::qos::Refused;
+
+/// A bound socket.
+#[derive(Debug)]
+pub struct Port {
+    fd: RawFd,
+}
+
+impl Port {
+    /// Takes a port of Portolan's; one of the kernel's would not do.
+    pub fn open(local: SocketAddr) -> Result<Port, Refused> {
+        let domain = match local {
+            SocketAddr::V4(_) => libc::AF_INET,
+            SocketAddr::V6(_) => libc::AF_INET6,
+        };
+        let fd = match posix::socket(domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
+            Answer::Done(fd) => fd,
+            Answer::Failed(errno) => return Err(refused(errno, "cannot open a socket")),
+            Answer::NotOurs => return Err(Refused::new(Errno::CONNREFUSED, "there is no server")),
+        };
+        let port = Port { fd };
+        match posix::bind(fd, local) {
+            Answer::Done(()) => Ok(port),
+            Answer::Failed(errno) => Err(refused(errno, &format!("cannot bind {local}"))),
+            Answer::NotOurs => Err(Refused::new(
+                Errno::ADDRNOTAVAIL,
+                format!("{local} is not on a device of Portolan's"),
+            )),
+        }
+    }
+
+    /// As [`install`].
+    pub fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
+        install(self.fd, name, priority, object)
+    }
+
+    /// Waits for the next datagram that extensions leave to their owner; answers how long it is.
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        match posix::receive(self.fd, &mut [IoSliceMut::new(buffer)], 0) {
+            Answer::Done(received) => Ok(received.length),
+            Answer::Failed(errno) => Err(errno),
+            Answer::NotOurs => Err(Errno::NETDOWN),
+        }
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // Nothing is left to be told of.
+        let _ = posix::close(self.fd);
+    }
+}
+
+fn refused(errno: Errno, what: &str) -> Refused {
+    Refused::new(errno, format!("{what}: {errno}"))
+}

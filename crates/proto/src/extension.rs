@@ -1,0 +1,197 @@
+//! Protocol extensions (PX): what an owner sends to have one installed, and what the server says of
+//! those that are. An object file is parsed by its owner; only instructions, maps and what joins
+//! them travel.
+
+pub mod layout;
+
+use portolan_types::SessionId;
+use serde::{Deserialize, Serialize};
+
+use crate::control::Blob;
+use crate::qos::Refusal;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExtensionRequest {
+    /// For registered processes. Reply: `Installed` or `Refused`.
+    Install(Extension),
+    /// Admits as `Install` does and forgets it again; needs no `Hello`, and no guard. Reply:
+    /// `Checked` or `Refused`.
+    Check(Code),
+    /// Reply: `Removed` or `Refused`.
+    Remove { number: u16 },
+    /// Reply: `List`.
+    List,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExtensionReply {
+    /// The packet carries the maps, in their order.
+    Installed {
+        number: u16,
+        cost: Cost,
+    },
+    Checked(Cost),
+    Removed,
+    /// An encoded list of [`ExtensionReport`].
+    List(Blob),
+    Refused(Refusal),
+}
+
+/// A handler, and when it is to be called.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extension {
+    pub name: String,
+    pub event: Event,
+    pub guard: Guard,
+    /// Of several on one event, the lowest is called first; of equals, the one that came first.
+    pub priority: u8,
+    pub code: Code,
+}
+
+impl Extension {
+    pub const NAME_MAX: usize = 32;
+}
+
+/// Nodes of the protocol graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Event {
+    UdpReceive,
+}
+
+impl Event {
+    pub const ALL: [Event; 1] = [Event::UdpReceive];
+
+    /// As the paper writes them.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Event::UdpReceive => "UDP.PacketRecv",
+        }
+    }
+
+    /// As the filter's tables know it.
+    pub const fn number(self) -> u8 {
+        match self {
+            Event::UdpReceive => 1,
+        }
+    }
+}
+
+/// Which packets raise the event for the extension: those of endpoints that its owner has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Guard {
+    /// The port of this session.
+    Session(SessionId),
+}
+
+/// What clang made, parsed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Code {
+    /// As the kernel has them, eight octets each: the functions, one behind the other.
+    pub instructions: Vec<u64>,
+    /// Where the handler begins.
+    pub handler: u32,
+    pub predicate: Option<u32>,
+    pub maps: Vec<MapDefinition>,
+    pub relocations: Vec<Relocation>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MapDefinition {
+    pub name: String,
+    pub kind: MapKind,
+    pub key: u32,
+    pub value: u32,
+    pub entries: u32,
+    /// Of entry 0 of an array.
+    pub contents: Vec<u8>,
+    /// Neither the extension nor its owner writes it.
+    pub is_constant: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MapKind {
+    Hash,
+    Array,
+    PerCpuArray,
+    LruHash,
+    Ring,
+}
+
+impl MapKind {
+    pub const ALL: [MapKind; 5] = [
+        MapKind::Hash,
+        MapKind::Array,
+        MapKind::PerCpuArray,
+        MapKind::LruHash,
+        MapKind::Ring,
+    ];
+
+    /// As linux/bpf.h numbers them.
+    pub const fn number(self) -> u32 {
+        match self {
+            MapKind::Hash => 1,
+            MapKind::Array => 2,
+            MapKind::PerCpuArray => 6,
+            MapKind::LruHash => 9,
+            MapKind::Ring => 27,
+        }
+    }
+
+    pub fn from_number(number: u32) -> Option<MapKind> {
+        MapKind::ALL
+            .into_iter()
+            .find(|kind| kind.number() == number)
+    }
+}
+
+/// The two instructions from `instruction` on load the map, or with `offset` the address of that
+/// octet of its entry 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relocation {
+    pub instruction: u32,
+    pub map: u16,
+    pub offset: Option<u32>,
+}
+
+/// What an admitted extension costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    pub instructions: u32,
+    /// The verifier went through, so that no run takes more.
+    pub verified: u32,
+    /// Octets of its maps.
+    pub memory: u64,
+}
+
+/// One extension, as `portolan ext` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtensionReport {
+    pub number: u16,
+    pub name: String,
+    pub pid: u32,
+    pub uid: u32,
+    pub event: Event,
+    pub port: u16,
+    pub priority: u8,
+    pub standing: Standing,
+    pub cost: Cost,
+    /// Nanoseconds that one run may take.
+    pub limit: u64,
+    pub statistics: layout::ExtensionStatistics,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Standing {
+    Running,
+    /// It took too long too often, and was removed.
+    OverBudget,
+}
+
+impl Standing {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Standing::Running => "running",
+            Standing::OverBudget => "over-budget",
+        }
+    }
+}

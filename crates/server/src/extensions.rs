@@ -1,0 +1,514 @@
+//! Protocol extensions: who may install one where, what becomes of it, and when it goes. The code
+//! is checked and linked by `portolan_control::extensions`, verified by the kernel in a thread of
+//! its own, and called by the managers in the packet filter (ADR 14).
+
+mod loader;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use portolan_bpf::Linkage;
+use portolan_control::extensions::{Domain, Entry, Table, check};
+use portolan_control::{Holder, Session};
+use portolan_proto::control::ReplyBody;
+use portolan_proto::encode;
+use portolan_proto::extension::layout::GuardKey;
+use portolan_proto::extension::{
+    Code, Cost, Event, Extension, ExtensionReply, ExtensionReport, ExtensionRequest, Guard,
+    Standing,
+};
+use portolan_proto::filter::FlowRow;
+use portolan_proto::qos::Refusal;
+use portolan_types::{ChannelId, Instant, Protocol, SessionId};
+use rustix::io::Errno;
+use tracing::{info, warn};
+
+use self::loader::{Done, Loader, Order, Ready};
+use crate::clients::{Answer, ClientId};
+use crate::config::ExtensionConfig;
+use crate::listen::pack;
+use crate::server::Server;
+
+/// How soon one that was stopped is removed.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// All extensions of this server.
+pub struct Extensions {
+    table: Table,
+    installed: BTreeMap<u16, Installed>,
+    pub loader: Loader,
+    /// Octets of maps that processes were given; they may keep them for as long as they live.
+    memory: HashMap<ChannelId, u64>,
+    domain: Domain,
+    config: ExtensionConfig,
+    looked: Instant,
+}
+
+/// What there is of an extension beside its place in the table.
+struct Installed {
+    session: SessionId,
+    name: String,
+    pid: u32,
+    event: Event,
+    standing: Standing,
+    cost: Cost,
+}
+
+/// What is to be done with code that is verified, and who is told.
+#[derive(Clone, Debug)]
+struct Wish {
+    client: ClientId,
+    request: u32,
+    /// None if it is only to be checked.
+    place: Option<Place>,
+}
+
+/// Where an extension is to go.
+#[derive(Clone, Debug)]
+struct Place {
+    session: SessionId,
+    name: String,
+    event: Event,
+    entry: Entry,
+}
+
+type Outcome<T> = Result<T, Refusal>;
+
+fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {
+    Err(Refusal {
+        errno,
+        reason: reason.into(),
+    })
+}
+
+impl Extensions {
+    pub fn new(
+        linkage: std::sync::Arc<Linkage>,
+        config: ExtensionConfig,
+        now: Instant,
+    ) -> Result<Extensions, Errno> {
+        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
+        Ok(Extensions {
+            table: Table::default(),
+            installed: BTreeMap::new(),
+            loader: Loader::start(linkage, config.instructions)?,
+            memory: HashMap::new(),
+            domain: Domain::of_handlers(processors),
+            config,
+            looked: now,
+        })
+    }
+
+    fn has_memory(&self, channel: ChannelId, more: u64) -> Outcome<()> {
+        let most = self.config.memory_per_process;
+        let taken = self.memory.get(&channel).copied().unwrap_or(0);
+        match taken + more > most {
+            true => refuse(
+                libc::EDQUOT,
+                format!(
+                    "its maps take {more} octets; the process was given {taken} of {most} already"
+                ),
+            ),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Where a session's packets raise an event.
+fn guard_key(session: &Session, channel: ChannelId, event: Event) -> GuardKey {
+    GuardKey {
+        channel: channel.0,
+        port: session.local.port().to_be_bytes(),
+        protocol: session.protocol.number(),
+        event: event.number(),
+    }
+}
+
+impl Server {
+    pub fn extension(&mut self, client: ClientId, request: u32, wish: ExtensionRequest) -> Answer {
+        let outcome = match wish {
+            ExtensionRequest::List => return self.list_extensions(client),
+            ExtensionRequest::Install(extension) => {
+                self.install_extension(client, request, extension)
+            }
+            ExtensionRequest::Check(code) => {
+                let place = None;
+                self.order_load(
+                    Wish {
+                        client,
+                        request,
+                        place,
+                    },
+                    code,
+                )
+            }
+            ExtensionRequest::Remove { number } => {
+                match self.remove_extension_for(client, number) {
+                    Ok(()) => return ReplyBody::Extension(ExtensionReply::Removed).into(),
+                    Err(refusal) => Err(refusal),
+                }
+            }
+        };
+        match outcome {
+            Ok(()) => Answer::Silence,
+            Err(refusal) => {
+                self.counters.extensions_refused += 1;
+                ReplyBody::Extension(ExtensionReply::Refused(refusal)).into()
+            }
+        }
+    }
+
+    /// Admits what can be judged here; the reply comes from [`Server::on_loaded`].
+    fn install_extension(
+        &mut self,
+        client: ClientId,
+        request: u32,
+        extension: Extension,
+    ) -> Outcome<()> {
+        let Extension {
+            name,
+            event,
+            guard,
+            priority,
+            code,
+        } = extension;
+        if name.len() > Extension::NAME_MAX || name.is_empty() {
+            let most = Extension::NAME_MAX;
+            return refuse(libc::EINVAL, format!("a name has 1 to {most} octets"));
+        }
+        let (owner, uid) = match self.clients.get(&client) {
+            Some(asker) => (asker.channel, asker.credentials.uid),
+            None => return Ok(()),
+        };
+        let Some(owner) = owner else {
+            return refuse(
+                libc::EPERM,
+                "only a process with sockets on Portolan has extensions",
+            );
+        };
+        let Guard::Session(session) = guard;
+        let key = self.admit_guard(owner, session, event)?;
+        let room = self.extensions.table.has_room(owner, uid);
+        room.or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
+        let place = Some(Place {
+            session,
+            name,
+            event,
+            entry: Entry {
+                owner,
+                uid,
+                key,
+                priority,
+            },
+        });
+        self.order_load(
+            Wish {
+                client,
+                request,
+                place,
+            },
+            code,
+        )
+    }
+
+    /// The manager of the event: has the process what the guard names?
+    fn admit_guard(&self, channel: ChannelId, id: SessionId, event: Event) -> Outcome<GuardKey> {
+        let session = self
+            .registry
+            .session(id)
+            .filter(|session| session.is_user(channel));
+        let Some(session) = session else {
+            return refuse(libc::EPERM, "the guard is no endpoint of this process");
+        };
+        let Event::UdpReceive = event;
+        if session.protocol != Protocol::Udp {
+            return refuse(
+                libc::EINVAL,
+                format!("{} is raised by UDP's endpoints", event.name()),
+            );
+        }
+        match session.holder {
+            Holder::Process(holder, _) if holder == channel && session.local.port() != 0 => {
+                Ok(guard_key(session, channel, event))
+            }
+            _ => refuse(
+                libc::EINVAL,
+                "the guard's socket has no port, or is not this process's",
+            ),
+        }
+    }
+
+    fn order_load(&mut self, wish: Wish, code: Code) -> Outcome<()> {
+        let memory = check(&code, &self.extensions.domain)
+            .or_else(|fault| refuse(libc::EACCES, fault.to_string()))?;
+        if let Some(place) = &wish.place {
+            self.extensions.has_memory(place.entry.owner, memory)?;
+        }
+        let order = Order { wish, code, memory };
+        match self.extensions.loader.order(order) {
+            true => Ok(()),
+            false => refuse(libc::EAGAIN, "too many extensions wait to be verified"),
+        }
+    }
+
+    /// The kernel has judged some.
+    pub fn on_loaded(&mut self) {
+        for Done { wish, result } in self.extensions.loader.finished() {
+            let Wish {
+                client,
+                request,
+                place,
+            } = wish;
+            let outcome = match (result, place) {
+                (Ok(ready), Some(place)) => self.enter_extension(client, place, ready),
+                (Ok(ready), None) => Ok((ExtensionReply::Checked(ready.cost), Vec::new())),
+                (Err(refusal), _) => Err(refusal),
+            };
+            let (reply, fds) = outcome.unwrap_or_else(|refusal| {
+                self.counters.extensions_refused += 1;
+                (ExtensionReply::Refused(refusal), Vec::new())
+            });
+            self.reply(client, request, ReplyBody::Extension(reply), fds);
+        }
+    }
+
+    /// Puts a verified extension into the packets' path, if nothing has changed meanwhile.
+    fn enter_extension(
+        &mut self,
+        client: ClientId,
+        place: Place,
+        ready: Ready,
+    ) -> Outcome<(ExtensionReply, Vec<std::os::fd::OwnedFd>)> {
+        let Place {
+            session,
+            name,
+            event,
+            entry,
+        } = place;
+        let owner = entry.owner;
+        let pid = match self.clients.get(&client) {
+            Some(asker) if asker.channel == Some(owner) => asker.credentials.pid,
+            _ => return refuse(libc::ESRCH, "its owner has gone"),
+        };
+        let key = self.admit_guard(owner, session, event)?;
+        self.extensions.has_memory(owner, ready.cost.memory)?;
+        let number = self
+            .extensions
+            .table
+            .enter(Entry { key, ..entry })
+            .or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
+        let limit = self.extensions.config.time_limit_ns;
+        let entered = self.filter.extensions.enter(number, &ready.program, limit);
+        if let Err(error) = entered {
+            self.extensions.table.remove(number);
+            return refuse(
+                libc::EIO,
+                format!("the packet filter does not take it: {error}"),
+            );
+        }
+        *self.extensions.memory.entry(owner).or_default() += ready.cost.memory;
+        info!(number, name, pid, "extension installed");
+        self.counters.extensions += 1;
+        let cost = ready.cost;
+        let standing = Standing::Running;
+        self.extensions.installed.insert(
+            number,
+            Installed {
+                session,
+                name,
+                pid,
+                event,
+                standing,
+                cost,
+            },
+        );
+        self.tell_of_chain(&key);
+        Ok((ExtensionReply::Installed { number, cost }, ready.maps))
+    }
+
+    /// Writes who is called for an endpoint, and in its rows that somebody is.
+    fn tell_of_chain(&mut self, key: &GuardKey) {
+        let written = match self.extensions.table.chain(key) {
+            Some(chain) => self.filter.extensions.guard(key, &chain),
+            None => self.filter.extensions.unguard(key),
+        };
+        if let Err(error) = written {
+            warn!(%error, "cannot write the extensions of an endpoint");
+        }
+        let port = u16::from_be_bytes(key.port);
+        let channel = ChannelId(key.channel);
+        let is_guarded = |session: &&Session| {
+            session.local.port() == port
+                && session.protocol.number() == key.protocol
+                && matches!(session.holder, Holder::Process(holder, _) if holder == channel)
+        };
+        let ids: Vec<SessionId> = self
+            .registry
+            .sessions()
+            .filter(is_guarded)
+            .map(|session| session.id)
+            .collect();
+        for id in ids {
+            self.renew_rows(id);
+        }
+    }
+
+    /// What the rows of a session say of its extensions.
+    pub fn extension_flags(&self, session: &Session, channel: ChannelId) -> u16 {
+        let table = &self.extensions.table;
+        if table.is_empty() {
+            return 0;
+        }
+        let has_some = |event| table.chain(&guard_key(session, channel, event)).is_some();
+        match Event::ALL.into_iter().any(has_some) {
+            true => FlowRow::EXTENDED,
+            false => 0,
+        }
+    }
+
+    fn remove_extension_for(&mut self, client: ClientId, number: u16) -> Outcome<()> {
+        let uid = self.clients.get(&client).map(|asker| asker.credentials.uid);
+        let owner = self.extensions.table.entry(number).map(|entry| entry.uid);
+        match (uid, owner) {
+            (Some(uid), Some(owner)) if uid == 0 || uid == owner => {
+                self.remove_extension(number);
+                Ok(())
+            }
+            // Those of others are nobody's business.
+            _ => refuse(libc::ENOENT, format!("you have no extension {number}")),
+        }
+    }
+
+    fn remove_extension(&mut self, number: u16) {
+        let Some(entry) = self.extensions.table.remove(number) else {
+            return;
+        };
+        self.tell_of_chain(&entry.key);
+        self.take_out(number);
+        if let Some(gone) = self.extensions.installed.remove(&number) {
+            info!(
+                number,
+                name = gone.name,
+                pid = gone.pid,
+                "extension removed"
+            );
+        }
+    }
+
+    fn take_out(&self, number: u16) {
+        if let Err(error) = self.filter.extensions.remove(number) {
+            warn!(%error, number, "cannot take out an extension");
+        }
+    }
+
+    /// The session's port is nobody's any more.
+    pub fn end_extensions_of(&mut self, id: SessionId) {
+        let of_session = |installed: &Installed| installed.session == id;
+        self.end_extensions(of_session);
+    }
+
+    /// Its owner has gone.
+    pub fn end_extensions_of_channel(&mut self, channel: ChannelId) {
+        self.extensions.memory.remove(&channel);
+        let entries = self.extensions.table.entries();
+        let numbers: Vec<u16> = entries
+            .filter(|(_, entry)| entry.owner == channel)
+            .map(|(number, _)| number)
+            .collect();
+        for number in numbers {
+            self.remove_extension(number);
+        }
+    }
+
+    fn end_extensions(&mut self, is_over: impl Fn(&Installed) -> bool) {
+        let installed = self.extensions.installed.iter();
+        let numbers: Vec<u16> = installed
+            .filter(|(_, one)| is_over(one))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in numbers {
+            self.remove_extension(number);
+        }
+    }
+
+    /// Removes those that were stopped because they took too long. Returns when to look again.
+    pub fn drive_extensions(&mut self) -> Option<Instant> {
+        if self.extensions.installed.is_empty() {
+            return None;
+        }
+        if self.now < self.extensions.looked + LOOK {
+            return Some(self.extensions.looked + LOOK);
+        }
+        self.extensions.looked = self.now;
+        self.look_at_extensions();
+        Some(self.now + LOOK)
+    }
+
+    fn look_at_extensions(&mut self) {
+        let running = self.extensions.installed.iter();
+        let stopped: Vec<u16> = running
+            .filter(|(_, one)| one.standing == Standing::Running)
+            .map(|(number, _)| *number)
+            .filter(|number| self.filter.extensions.is_stopped(*number))
+            .collect();
+        for number in stopped {
+            self.suspend(number);
+        }
+    }
+
+    /// Its owner sees what became of it until it removes it, or goes.
+    fn suspend(&mut self, number: u16) {
+        let Some(key) = self.extensions.table.suspend(number) else {
+            return;
+        };
+        self.tell_of_chain(&key);
+        self.take_out(number);
+        self.counters.extensions_over_budget += 1;
+        if let Some(one) = self.extensions.installed.get_mut(&number) {
+            warn!(
+                number,
+                name = one.name,
+                pid = one.pid,
+                "extension took too long too often"
+            );
+            one.standing = Standing::OverBudget;
+        }
+    }
+
+    /// Those of the asker; to root, all.
+    fn list_extensions(&mut self, client: ClientId) -> Answer {
+        self.look_at_extensions();
+        let uid = self.clients.get(&client).map(|asker| asker.credentials.uid);
+        let shows = |entry: &Entry| uid == Some(0) || uid == Some(entry.uid);
+        let table = &self.extensions.table;
+        let reports: Vec<ExtensionReport> = table
+            .entries()
+            .filter(|(_, entry)| shows(entry))
+            .filter_map(|(number, entry)| self.report_extension(number, entry))
+            .collect();
+        match pack(encode(&reports)) {
+            Ok((blob, fd)) => Answer::Reply(
+                ReplyBody::Extension(ExtensionReply::List(blob)),
+                fd.into_iter().collect(),
+            ),
+            Err(errno) => ReplyBody::Error { errno: errno.0 }.into(),
+        }
+    }
+
+    fn report_extension(&self, number: u16, entry: &Entry) -> Option<ExtensionReport> {
+        let installed = self.extensions.installed.get(&number)?;
+        Some(ExtensionReport {
+            number,
+            name: installed.name.clone(),
+            pid: installed.pid,
+            uid: entry.uid,
+            event: installed.event,
+            port: u16::from_be_bytes(entry.key.port),
+            priority: entry.priority,
+            standing: installed.standing,
+            cost: installed.cost,
+            limit: self.extensions.config.time_limit_ns,
+            statistics: self.filter.extensions.statistics(number),
+        })
+    }
+}

@@ -1,0 +1,172 @@
+//! The thread that has extensions linked and verified. The verifier may take a while, which nobody
+//! else is to wait for; and what it lets a program do depends on the privileges of the thread that
+//! asks, so this one has fewer than the server.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use portolan_bpf::Linkage;
+use portolan_control::extensions::{Environment, link};
+use portolan_proto::extension::{Code, Cost};
+use portolan_proto::qos::Refusal;
+use portolan_sys::capability::Capability;
+use portolan_sys::wait::Bell;
+use rustix::io::Errno;
+use tracing::error;
+
+use super::Wish;
+
+/// Orders that may wait.
+const WAITING_MAX: usize = 32;
+
+/// Of the verifier's words as many lines go to who asked, the last.
+const LINES: usize = 12;
+const LONGEST_REASON: usize = 4096;
+
+pub(super) struct Order {
+    pub wish: Wish,
+    pub code: Code,
+    /// Octets of its maps.
+    pub memory: u64,
+}
+
+/// An extension that the kernel has verified.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub program: OwnedFd,
+    pub maps: Vec<OwnedFd>,
+    pub cost: Cost,
+}
+
+pub(super) struct Done {
+    pub wish: Wish,
+    pub result: Result<Ready, Refusal>,
+}
+
+pub struct Loader {
+    orders: Sender<Order>,
+    done: Receiver<Done>,
+    under_way: usize,
+    pub bell: Arc<Bell>,
+}
+
+impl Loader {
+    /// Starts the thread; `most` is how many instructions the verifier may have gone through.
+    pub(super) fn start(linkage: Arc<Linkage>, most: u32) -> Result<Loader, Errno> {
+        let bell = Arc::new(Bell::new()?);
+        let (orders, to_do) = mpsc::channel::<Order>();
+        let (finished, done) = mpsc::channel();
+        let ring = Arc::clone(&bell);
+        std::thread::spawn(move || {
+            if let Err(errno) = Capability::Perfmon.renounce() {
+                error!(%errno, "extensions are not verified as strangers: none is installed");
+                return;
+            }
+            for order in to_do {
+                let result = load(&linkage, &order, most);
+                let wish = order.wish;
+                // Nobody is there any more if the server ends, and this thread with it.
+                let _ = finished.send(Done { wish, result });
+                ring.ring();
+            }
+        });
+        Ok(Loader {
+            orders,
+            done,
+            under_way: 0,
+            bell,
+        })
+    }
+
+    /// False if too many wait.
+    pub(super) fn order(&mut self, order: Order) -> bool {
+        if self.under_way >= WAITING_MAX || self.orders.send(order).is_err() {
+            return false;
+        }
+        self.under_way += 1;
+        true
+    }
+
+    pub(super) fn finished(&mut self) -> VecDeque<Done> {
+        self.bell.silence();
+        let finished: VecDeque<Done> = self.done.try_iter().collect();
+        self.under_way -= finished.len();
+        finished
+    }
+}
+
+fn load(linkage: &Linkage, order: &Order, most: u32) -> Result<Ready, Refusal> {
+    let refused = |errno, reason: String| Refusal { errno, reason };
+    let maps = order.code.maps.iter().map(|map| {
+        linkage.create_map(map).map_err(|error| {
+            let name = &map.name;
+            refused(
+                libc::ENOMEM,
+                format!("map {name:?}: the kernel says: {error}"),
+            )
+        })
+    });
+    let maps = maps.collect::<Result<Vec<OwnedFd>, Refusal>>()?;
+    let descriptors: Vec<i32> = maps.iter().map(AsRawFd::as_raw_fd).collect();
+    let environment = Environment {
+        work: linkage.work(),
+        views: linkage.views(),
+        managers: linkage.managers(),
+    };
+    let program = link(&order.code, &descriptors, &environment);
+    let loaded = linkage.load(&program).map_err(|failure| {
+        refused(
+            failure.source.raw_os_error().unwrap_or(libc::EINVAL),
+            format!(
+                "the kernel's verifier refuses it ({}):\n{}",
+                failure.source,
+                end_of(&failure.log)
+            ),
+        )
+    })?;
+    if loaded.verified > most {
+        return Err(refused(
+            libc::E2BIG,
+            format!(
+                "the verifier went through {} instructions to see that it ends; a handler may need {most}",
+                loaded.verified
+            ),
+        ));
+    }
+    let cost = Cost {
+        instructions: program.len() as u32,
+        verified: loaded.verified,
+        memory: order.memory,
+    };
+    Ok(Ready {
+        program: loaded.program,
+        maps,
+        cost,
+    })
+}
+
+/// The last lines, of which the last but one says why.
+fn end_of(log: &str) -> String {
+    let lines: Vec<&str> = log.trim_end().lines().collect();
+    let last = &lines[lines.len().saturating_sub(LINES)..];
+    let text = last.join("\n");
+    let from = text.len().saturating_sub(LONGEST_REASON);
+    text.chars().skip(from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::end_of;
+
+    #[test]
+    fn a_reason_is_the_end_of_the_verifiers_words() {
+        let log: String = (0..100).map(|line| format!("line {line}\n")).collect();
+        let reason = end_of(&log);
+        assert!(reason.starts_with("line 88\n"), "{reason}");
+        assert!(reason.ends_with("line 99"), "{reason}");
+        assert_eq!(end_of(""), "");
+        assert!(end_of(&"x".repeat(1 << 20)).len() <= super::LONGEST_REASON);
+    }
+}

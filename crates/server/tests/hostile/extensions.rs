@@ -1,0 +1,794 @@
+//! Protocol extensions of user nobody: what they may do works, and everything else is refused with
+//! a reason, or contained, and counted. Others have their packets as ever.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use portolan_netns::Bed;
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::extension::{
+    Code, Event, Extension, ExtensionReply, ExtensionReport, ExtensionRequest, Guard,
+    MapDefinition, MapKind, Relocation, Standing,
+};
+use portolan_proto::qos::Refusal;
+use portolan_types::{Protocol, SessionId, Slot};
+use rustix::net::{self, AddressFamily, SendFlags, SocketType};
+
+use crate::common::{
+    Client, Configuration, Library, Near, await_some, control_path, start_server, unpack,
+};
+use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
+
+const PASS: i32 = 0;
+const CONSUME: i32 = 1;
+const REPLY: i32 = 2;
+const DELIVER: i32 = 3;
+
+/// Where in the view.
+const LENGTH: i16 = 72;
+const PAYLOAD: i16 = 80;
+const VIEW: i16 = PAYLOAD + 512;
+
+/// One instruction: opcode, destination, source, offset, immediate.
+fn op(opcode: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
+    u64::from(opcode)
+        | u64::from(source << 4 | destination) << 8
+        | u64::from(offset as u16) << 16
+        | u64::from(immediate as u32) << 32
+}
+
+fn mov(register: u8, value: i32) -> u64 {
+    op(0xb7, register, 0, 0, value)
+}
+
+fn exit() -> u64 {
+    op(0x95, 0, 0, 0, 0)
+}
+
+fn call(helper: i32) -> u64 {
+    op(0x85, 0, 0, 0, helper)
+}
+
+/// A handler that always decides the same.
+fn always(verdict: i32) -> Code {
+    code([mov(0, verdict), exit()])
+}
+
+fn code(instructions: impl IntoIterator<Item = u64>) -> Code {
+    Code {
+        instructions: instructions.into_iter().collect(),
+        ..Code::default()
+    }
+}
+
+fn map(kind: MapKind, key: u32, value: u32, entries: u32) -> MapDefinition {
+    MapDefinition {
+        name: "map".to_owned(),
+        kind,
+        key,
+        value,
+        entries,
+        contents: Vec::new(),
+        is_constant: false,
+    }
+}
+
+/// A process with a port of its own.
+struct Owner {
+    library: Library,
+    session: SessionId,
+    port: SocketAddr,
+    _near: Near,
+}
+
+impl Owner {
+    fn start(path: &Path) -> Owner {
+        Owner::of(hostile_library(path), SocketAddr::new(Bed::A4, 0))
+    }
+
+    fn of(mut library: Library, local: SocketAddr) -> Owner {
+        let (reply, near) = library.bind(Protocol::Udp, local, Slot(1));
+        let ReplyBody::Bound { session, local, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        Owner {
+            library,
+            session,
+            port: local,
+            _near: near,
+        }
+    }
+
+    fn ask(&mut self, request: ExtensionRequest) -> ExtensionReply {
+        ask(&mut self.library.client, request)
+    }
+
+    fn wish(&self, code: Code) -> Extension {
+        Extension {
+            name: "test".to_owned(),
+            event: Event::UdpReceive,
+            guard: Guard::Session(self.session),
+            priority: 128,
+            code,
+        }
+    }
+
+    fn install(&mut self, code: Code) -> u16 {
+        self.install_at(128, code)
+    }
+
+    fn install_at(&mut self, priority: u8, code: Code) -> u16 {
+        let wish = Extension {
+            priority,
+            ..self.wish(code)
+        };
+        match self.ask(ExtensionRequest::Install(wish)) {
+            ExtensionReply::Installed { number, .. } => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(&mut self, code: Code) -> Refusal {
+        let wish = self.wish(code);
+        refusal(self.ask(ExtensionRequest::Install(wish)))
+    }
+
+    /// Frames that the owner got.
+    fn frames(&mut self) -> usize {
+        let mut count = 0;
+        while self.library.ring.next().is_some() {
+            count += 1;
+        }
+        count
+    }
+}
+
+fn ask(client: &mut Client, request: ExtensionRequest) -> ExtensionReply {
+    match client.ask(RequestBody::Extension(request)) {
+        ReplyBody::Extension(reply) => reply,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(reply: ExtensionReply) -> Refusal {
+    match reply {
+        ExtensionReply::Refused(refusal) => {
+            assert!(!refusal.reason.is_empty() && refusal.reason.len() < 5000);
+            assert_ne!(refusal.errno, 0);
+            refusal
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn list(client: &mut Client) -> Vec<ExtensionReport> {
+    let request = RequestBody::Extension(ExtensionRequest::List);
+    match client.ask_with(request, &[]) {
+        (ReplyBody::Extension(ExtensionReply::List(blob)), mut fds) => unpack(blob, &mut fds),
+        (other, _) => panic!("{other:?}"),
+    }
+}
+
+/// A socket of the kernel on host `b`.
+fn peer(bed: &Bed, near: SocketAddr) -> UdpSocket {
+    let far = if near.is_ipv4() { Bed::B4 } else { Bed::B6 };
+    let socket = bed
+        .b
+        .enter(|| UdpSocket::bind(SocketAddr::new(far, 0)))
+        .unwrap();
+    socket.connect(near).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    socket
+}
+
+fn answer(peer: &UdpSocket, question: &[u8]) -> Vec<u8> {
+    peer.send(question).unwrap();
+    let mut heard = [0; 2048];
+    let length = peer.recv(&mut heard).expect("an answer");
+    heard[..length].to_vec()
+}
+
+fn assert_silent(peer: &UdpSocket, question: &[u8]) {
+    peer.set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    peer.send(question).unwrap();
+    let heard = peer.recv(&mut [0; 64]);
+    assert!(heard.is_err(), "{heard:?}");
+    peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+}
+
+fn filter_counter(path: &Path, name: &str) -> u64 {
+    counter(path, "extension", name)
+}
+
+#[test]
+fn a_handler_answers_in_its_owners_stead() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    for address in [Bed::A4, Bed::A6] {
+        let mut owner = Owner::of(hostile_library(&path), SocketAddr::new(address, 0));
+        owner.install(always(REPLY));
+        let peer = peer(&bed, owner.port);
+        for length in [0, 1, 2, 3, 8, 100, 511, 512] {
+            let question: Vec<u8> = (0..length).map(|n| (n % 251) as u8 + 1).collect();
+            assert_eq!(answer(&peer, &question), question, "{length} octets");
+        }
+        // Of what is longer than a view there is the beginning.
+        assert_eq!(answer(&peer, &[7; 600]), [7; 512]);
+        assert_eq!(owner.frames(), 0);
+    }
+    assert_eq!(filter_counter(&path, "replied"), 18);
+}
+
+#[test]
+fn a_handlers_edits_are_sent_with_the_right_sums() {
+    let bed = Bed::veth();
+    // Checksums are whole in these frames, and have to be afterwards.
+    bed.b.enter(|| {
+        let off = std::process::Command::new("ethtool")
+            .args(["-K", Bed::DEVICE, "tx", "off"])
+            .output();
+        assert!(off.unwrap().status.success());
+    });
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    for address in [Bed::A4, Bed::A6] {
+        let mut owner = Owner::of(hostile_library(&path), SocketAddr::new(address, 0));
+        // Five octets, "XX" first; the sixth is written, too, and is none of the answer.
+        owner.install(code([
+            op(0x6a, 1, 0, PAYLOAD, 0x5858),
+            op(0x72, 1, 0, PAYLOAD + 5, 0x59),
+            op(0x62, 1, 0, LENGTH, 5),
+            mov(0, REPLY),
+            exit(),
+        ]));
+        let peer = peer(&bed, owner.port);
+        assert_eq!(answer(&peer, b"abcdefgh"), b"XXcde");
+        assert_eq!(answer(&peer, b"a"), b"XX\0\0\0");
+    }
+    assert_eq!(filter_counter(&path, "bad_checksum"), 0);
+}
+
+#[test]
+fn handlers_are_called_in_their_order_until_one_decides() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    let peer = peer(&bed, owner.port);
+    // Whoever comes adds its letter at the octet that `mark` counts.
+    let adds = |letter: i32, verdict| {
+        code([
+            op(0x61, 2, 1, LENGTH, 0),
+            op(0x25, 2, 0, 4, 100),
+            op(0xbf, 3, 1, 0, 0),
+            op(0x0f, 3, 2, 0, 0),
+            op(0x72, 3, 0, PAYLOAD, letter),
+            op(0x07, 2, 0, 0, 1),
+            op(0x63, 1, 2, LENGTH, 0),
+            mov(0, verdict),
+            exit(),
+        ])
+    };
+    let last = owner.install_at(200, adds(i32::from(b'd'), REPLY));
+    owner.install_at(10, adds(i32::from(b'a'), PASS));
+    owner.install_at(100, adds(i32::from(b'b'), PASS));
+    owner.install_at(100, adds(i32::from(b'c'), PASS));
+    assert_eq!(answer(&peer, b"-"), b"-abcd");
+    let removed = owner.ask(ExtensionRequest::Remove { number: last });
+    assert_eq!(removed, ExtensionReply::Removed);
+    // All pass: the packet is the owner's, as it came.
+    assert_silent(&peer, b"-");
+    let record = owner.library.ring.next().expect("the frame");
+    assert!(record.frame.ends_with(b"-"), "{:?}", record.frame);
+    assert_eq!(filter_counter(&path, "passed"), 1);
+}
+
+#[test]
+fn a_predicate_chooses_and_a_handler_may_end_or_deliver() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    let peer = peer(&bed, owner.port);
+    // Wants what begins with 'c' and ends it.
+    let number = owner.install_at(
+        1,
+        Code {
+            predicate: Some(2),
+            ..code([
+                mov(0, CONSUME),
+                exit(),
+                op(0x71, 0, 1, PAYLOAD, 0),
+                op(0x15, 0, 0, 2, b'c'.into()),
+                mov(0, 0),
+                exit(),
+                mov(0, 1),
+                exit(),
+            ])
+        },
+    );
+    owner.install_at(2, always(DELIVER));
+    owner.install_at(3, always(REPLY));
+    assert_silent(&peer, b"c");
+    assert_eq!(owner.frames(), 0);
+    assert_silent(&peer, b"d");
+    assert_eq!(owner.frames(), 1);
+    let reports = list(&mut owner.library.client);
+    let counted = reports
+        .iter()
+        .find(|report| report.number == number)
+        .unwrap()
+        .statistics;
+    assert_eq!((counted.consumed, counted.skipped, counted.runs), (1, 1, 1));
+    assert_eq!(filter_counter(&path, "consumed"), 1);
+    assert_eq!(filter_counter(&path, "delivered"), 1);
+}
+
+/// Names, code, and what the reason says.
+fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
+    let load = |source| [op(0x18, 1, source, 0, 1), 0];
+    let with_map = |definition, instructions: Vec<u64>| Code {
+        maps: vec![definition],
+        relocations: vec![Relocation {
+            instruction: 0,
+            map: 0,
+            offset: None,
+        }],
+        ..code(instructions)
+    };
+    let array = || map(MapKind::Array, 4, 8, 1);
+    let own = |rest: &[u64]| [&load(0)[..], rest].concat();
+    vec![
+        ("nothing", code([]), "no instructions"),
+        (
+            "an endless loop",
+            code([op(0x05, 0, 0, -1, 0), exit()]),
+            "verifier",
+        ),
+        ("no end", code([mov(0, 0)]), "verifier"),
+        (
+            "a jump away",
+            code([op(0x05, 0, 0, -9, 0), exit()]),
+            "out of the code",
+        ),
+        (
+            "a call into the stub",
+            code([op(0x85, 0, 1, 0, -9), exit()]),
+            "out of the code",
+        ),
+        (
+            "past the view",
+            code([op(0x61, 0, 1, VIEW, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "before the view",
+            code([op(0x61, 0, 1, -4, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "a packet's octets",
+            code([op(0x20, 0, 0, 0, 0), exit()]),
+            "opcode",
+        ),
+        (
+            "the packet itself",
+            code([op(0x61, 0, 6, 76, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "a second argument",
+            code([op(0x61, 0, 2, 0, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "the stub's frame",
+            code([op(0x7b, 10, 1, 8, 0), mov(0, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "an address as verdict",
+            code([op(0xbf, 0, 1, 0, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "an address kept",
+            code([op(0x7b, 1, 1, PAYLOAD, 0), mov(0, 0), exit()]),
+            "verifier",
+        ),
+        (
+            "redirect",
+            code([mov(1, 1), mov(2, 0), call(23), exit()]),
+            "helper 23",
+        ),
+        ("store octets", code([call(9), exit()]), "helper 9"),
+        ("kernel memory", code([call(113), exit()]), "helper 113"),
+        ("a tail call", code([call(12), exit()]), "helper 12"),
+        ("a trace", code([call(6), exit()]), "helper 6"),
+        (
+            "a kernel function",
+            code([op(0x85, 0, 2, 0, 1), exit()]),
+            "function of the kernel",
+        ),
+        (
+            "a call by register",
+            code([op(0x8d, 1, 0, 0, 0), exit()]),
+            "opcode",
+        ),
+        (
+            "a foreign map",
+            code([load(1)[0], 0, mov(0, 0), exit()]),
+            "by a number",
+        ),
+        (
+            "a foreign value",
+            code([load(2)[0], 0, mov(0, 0), exit()]),
+            "by a number",
+        ),
+        (
+            "a map by index",
+            code([load(5)[0], 0, mov(0, 0), exit()]),
+            "by a number",
+        ),
+        ("half a load", code([op(0x18, 1, 0, 0, 1)]), "opcode"),
+        (
+            "a relocation astray",
+            with_map(array(), vec![mov(0, 0), exit()]),
+            "relocation 0",
+        ),
+        (
+            "an unlocked atomic",
+            code([op(0xdb, 1, 1, PAYLOAD, 0x100), mov(0, 0), exit()]),
+            "opcode",
+        ),
+        (
+            "past a map's value",
+            with_map(
+                array(),
+                own(&[
+                    op(0x62, 10, 0, -4, 0),
+                    op(0xbf, 2, 10, 0, 0),
+                    op(0x07, 2, 0, 0, -4),
+                    call(1),
+                    op(0x15, 0, 0, 1, 0),
+                    op(0x79, 0, 0, 8, 0),
+                    mov(0, 0),
+                    exit(),
+                ]),
+            ),
+            "verifier",
+        ),
+        (
+            "a huge map",
+            with_map(
+                map(MapKind::Hash, 4, 4096, 65_536),
+                own(&[mov(0, 0), exit()]),
+            ),
+            "octets",
+        ),
+        (
+            "too many entries",
+            with_map(
+                map(MapKind::Hash, 4, 4, u32::MAX),
+                own(&[mov(0, 0), exit()]),
+            ),
+            "entries",
+        ),
+        (
+            "a ring of odd size",
+            with_map(map(MapKind::Ring, 0, 0, 5000), own(&[mov(0, 0), exit()])),
+            "power of two",
+        ),
+        (
+            "too many maps",
+            Code {
+                maps: vec![array(); 9],
+                ..always(PASS)
+            },
+            "maps are too many",
+        ),
+        (
+            "too long",
+            code(std::iter::repeat_n(mov(0, 0), 5000)),
+            "too many",
+        ),
+        (
+            "no such entry",
+            Code {
+                handler: 7,
+                ..always(PASS)
+            },
+            "within the code",
+        ),
+    ]
+}
+
+#[test]
+fn whatever_a_domain_lacks_is_refused_with_a_reason() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut owner = Owner::start(&path);
+    let before = counter(&path, "server", "extensions-refused");
+    let bad = unsafe_code();
+    let count = bad.len() as u64;
+    for (what, code, why) in bad {
+        let refusal = owner.refused(code);
+        assert!(refusal.reason.contains(why), "{what}: {}", refusal.reason);
+    }
+    assert_eq!(
+        counter(&path, "server", "extensions-refused"),
+        before + count
+    );
+    assert_eq!(list(&mut owner.library.client), []);
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn nobody_has_handlers_on_what_is_anothers() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let other = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
+    let mut hostile = Owner::start(&path);
+    for session in [other.session, victim.id, SessionId(0), SessionId(u64::MAX)] {
+        let wish = Extension {
+            guard: Guard::Session(session),
+            ..hostile.wish(always(CONSUME))
+        };
+        let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
+        assert_eq!(
+            refusal.errno,
+            libc::EPERM,
+            "{session:?}: {}",
+            refusal.reason
+        );
+    }
+    // Nor is anybody's looked at or removed.
+    let mut other = other;
+    let number = other.install(always(REPLY));
+    assert_eq!(list(&mut hostile.library.client), []);
+    let refusal = refusal(hostile.ask(ExtensionRequest::Remove { number }));
+    assert_eq!(refusal.errno, libc::ENOENT);
+    // A command that has no sockets installs nothing.
+    let mut command = crate::as_nobody(|| Client::connect(&path));
+    let wish = hostile.wish(always(CONSUME));
+    let denied = ask(&mut command, ExtensionRequest::Install(wish));
+    assert!(matches!(denied, ExtensionReply::Refused(_)), "{denied:?}");
+    assert_eq!(answer(&peer(&bed, other.port), b"mine"), b"mine");
+    victim.assert_unharmed();
+}
+
+#[test]
+fn there_are_only_so_many() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    for _ in 0..8 {
+        owner.install(always(PASS));
+    }
+    assert!(owner.refused(always(PASS)).reason.contains("8 handlers"));
+    // Again and again the numbers and the memory of those that are gone serve others.
+    for _ in 0..300 {
+        let reports = list(&mut owner.library.client);
+        let number = reports[0].number;
+        owner.ask(ExtensionRequest::Remove { number });
+        owner.install(always(PASS));
+    }
+    let peer = peer(&bed, owner.port);
+    assert_silent(&peer, b"to the owner");
+    assert_eq!(owner.frames(), 1);
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn who_takes_maps_again_and_again_runs_out() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    let large = || Code {
+        maps: vec![map(MapKind::Array, 4, 4096, 2000)],
+        relocations: vec![Relocation {
+            instruction: 0,
+            map: 0,
+            offset: None,
+        }],
+        ..code([op(0x18, 1, 0, 0, 0), 0, mov(0, 0), exit()])
+    };
+    for _ in 0..4 {
+        let number = owner.install(large());
+        owner.ask(ExtensionRequest::Remove { number });
+    }
+    let refusal = owner.refused(large());
+    assert_eq!(refusal.errno, libc::EDQUOT, "{}", refusal.reason);
+    assert_serves_others(&bed, &path);
+}
+
+/// Loops of which the verifier does not see the end: it follows what a processor may do by mistake,
+/// too.
+fn looping() -> Code {
+    let mut instructions = vec![mov(0, 0), mov(1, 0)];
+    instructions.extend((0..200).map(|_| op(0x07, 1, 0, 0, 1)));
+    instructions.extend([op(0x07, 0, 0, 0, 1), op(0xa5, 0, 0, -202, 4000)]);
+    instructions.extend([mov(0, REPLY), exit()]);
+    code(instructions)
+}
+
+/// Looks at the clock hundreds of times, which takes microseconds.
+fn slow() -> Code {
+    let looks = std::iter::repeat_n(call(5), 1000);
+    code(looks.chain([mov(0, REPLY), exit()]))
+}
+
+#[test]
+fn nobody_waits_while_anothers_extension_is_verified() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    let wish = owner.wish(looping());
+    let asked = owner
+        .library
+        .client
+        .send(RequestBody::Extension(ExtensionRequest::Install(wish)), &[]);
+    assert_serves_others(&bed, &path);
+    assert_eq!(
+        counter(&path, "server", "extensions-refused"),
+        0,
+        "it was judged already"
+    );
+    let (reply, _) = owner.library.client.receive().expect("a reply");
+    assert_eq!(reply.id, asked);
+    let ReplyBody::Extension(reply) = reply.body else {
+        panic!("{reply:?}");
+    };
+    assert!(refusal(reply).reason.contains("verifier"));
+}
+
+#[test]
+fn an_administrator_bounds_what_a_handler_may_need() {
+    let bed = Bed::veth();
+    let configuration = Configuration::new(&bed.a, "[extension]\ninstructions = 1000");
+    let _server = configuration.start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    let refusal = owner.refused(slow());
+    assert!(
+        refusal.reason.ends_with("a handler may need 1000"),
+        "{}",
+        refusal.reason
+    );
+    owner.install(always(REPLY));
+}
+
+#[test]
+fn one_that_takes_too_long_is_stopped_and_removed() {
+    let bed = Bed::veth();
+    let configuration = Configuration::new(&bed.a, "[extension]\ntime_limit_ns = 500");
+    let _server = configuration.start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut owner = Owner::start(&path);
+    let number = owner.install(slow());
+    let peer = peer(&bed, owner.port);
+    for _ in 0..8 {
+        answer(&peer, b"slow");
+    }
+    // From the ninth on the owner gets them, at once.
+    assert_silent(&peer, b"slow");
+    assert_eq!(owner.frames(), 1);
+    assert_eq!(filter_counter(&path, "stopped"), 1);
+    assert_eq!(filter_counter(&path, "overruns"), 8);
+    await_some("removal", || {
+        (counter(&path, "server", "extensions-over-budget") == 1).then_some(())
+    });
+    let reports = list(&mut owner.library.client);
+    assert_eq!(reports[0].number, number);
+    assert_eq!(reports[0].standing, Standing::OverBudget);
+    assert_eq!(reports[0].statistics.overruns, 8);
+    assert_eq!(reports[0].uid, NOBODY);
+    // Another takes its place.
+    owner.install(always(REPLY));
+    assert_eq!(answer(&peer, b"quick"), b"quick");
+    victim.assert_unharmed();
+}
+
+#[test]
+fn extensions_go_with_their_owner_and_with_its_socket() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut observer = Client::connect(&path);
+
+    let mut owner = Owner::start(&path);
+    owner.install(always(REPLY));
+    let port = owner.port;
+    let first = peer(&bed, port);
+    assert_eq!(answer(&first, b"here"), b"here");
+    assert_eq!(list(&mut observer).len(), 1);
+    drop(owner);
+    await_some("its end", || list(&mut observer).is_empty().then_some(()));
+    assert_silent(&first, b"gone");
+
+    let mut owner = Owner::start(&path);
+    owner.install(always(REPLY));
+    let session = owner.session;
+    let released = owner.library.client.ask(RequestBody::Release { session });
+    assert!(matches!(released, ReplyBody::Done), "{released:?}");
+    assert_eq!(list(&mut observer), []);
+}
+
+#[test]
+fn a_view_shows_nothing_of_other_packets() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut secret = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
+    secret.install(always(CONSUME));
+    let mut spy = Owner::start(&path);
+    // Answers with all that a view can hold.
+    spy.install(code([op(0x62, 1, 0, LENGTH, 512), mov(0, REPLY), exit()]));
+    let (told, asked) = (peer(&bed, secret.port), peer(&bed, spy.port));
+    for _ in 0..32 {
+        told.send(&[0x55; 512]).unwrap();
+        let seen = answer(&asked, b"?");
+        assert_eq!(seen[0], b'?');
+        assert!(seen[1..].iter().all(|octet| *octet == 0), "{seen:?}");
+    }
+}
+
+#[test]
+fn an_answer_of_no_length_that_there_is_is_dropped_and_counted() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    owner.install(code([op(0x62, 1, 0, LENGTH, 513), mov(0, REPLY), exit()]));
+    let peer = peer(&bed, owner.port);
+    assert_silent(&peer, b"long");
+    assert_eq!(filter_counter(&path, "refused"), 1);
+    let number = list(&mut owner.library.client)[0].number;
+    owner.ask(ExtensionRequest::Remove { number });
+    owner.install(always(77));
+    assert_silent(&peer, b"what");
+    assert_eq!(filter_counter(&path, "refused"), 2);
+}
+
+/// Sends a datagram whose checksum is wrong.
+fn send_spoilt(to: SocketAddr) {
+    let raw = net::socket(
+        AddressFamily::INET,
+        SocketType::RAW,
+        Some(net::ipproto::UDP),
+    )
+    .unwrap();
+    let words = b"spoilt";
+    let length = (8 + words.len()) as u16;
+    let header = [5555, to.port(), length, 0xbad].map(u16::to_be_bytes);
+    let datagram = [header.as_flattened(), words].concat();
+    net::sendto(&raw, &datagram, SendFlags::empty(), &to).unwrap();
+}
+
+#[test]
+fn a_datagram_with_a_wrong_sum_is_shown_to_nobody() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    owner.install(always(CONSUME));
+    bed.b.enter(|| send_spoilt(owner.port));
+    await_some("a count", || {
+        (filter_counter(&path, "bad_checksum") == 1).then_some(())
+    });
+    assert_eq!(owner.frames(), 1);
+}

@@ -1,0 +1,170 @@
+//! Protocol extensions as their authors make them: the guide word by word, and what the command says.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, ProcessError, run};
+use portolan_programs::{PYTHON, bed, client, eventually, file};
+use serde_json::Value;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+const GUIDE: &str = include_str!("../../../docs/guide/extensions.md");
+
+/// For what comes soon on a machine that is not busy.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const ASK: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(0.1)
+for _ in range(100):
+    s.sendto(sys.argv[3].encode(), (sys.argv[1], int(sys.argv[2])))
+    try:
+        print(s.recv(2048).decode(), end='')
+        sys.exit()
+    except TimeoutError:
+        pass
+sys.exit('no answer')";
+
+/// The first block of the guide in that language from some words on.
+fn block(language: &str, from: &str) -> &'static str {
+    let rest = &GUIDE[GUIDE.find(from).expect("the guide says so")..];
+    let (_, rest) = rest
+        .split_once(&format!("```{language}\n"))
+        .expect("a block follows");
+    rest.split_once("```").expect("it ends").0
+}
+
+/// Does in the bed's directory what the guide says; `include` is there, too.
+fn shell(bed: &Bed, line: &str) {
+    let directory = bed.file("");
+    let include = directory.join("include");
+    if !include.exists() {
+        std::os::unix::fs::symlink(format!("{ROOT}/include"), include).unwrap();
+    }
+    let mut shell = Command::new("sh");
+    shell.current_dir(directory).args(["-ec", line]);
+    run(&mut shell).unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn compile(bed: &Bed, source: &str, text: &str) -> PathBuf {
+    file(bed, source, text);
+    let commands = block("sh", "Compile it");
+    let compiler = commands
+        .lines()
+        .find(|line| line.starts_with("clang"))
+        .unwrap();
+    let stem = source.strip_suffix(".c").unwrap();
+    shell(bed, &compiler.replace("echo.", &format!("{stem}.")));
+    bed.file(&format!("{stem}.o"))
+}
+
+/// The status with which `portolan ext` ends, and what it says.
+fn ext(bed: &Bed, words: &[&str]) -> (i32, String) {
+    let words: Vec<&str> = ["ext"].iter().chain(words).copied().collect();
+    match bed.portolan(Side::Server, &words) {
+        Ok(said) => (0, said),
+        Err(ProcessError::Failed {
+            status, message, ..
+        }) => (status.code().unwrap_or(-1), message),
+        Err(error) => panic!("{words:?}: {error}"),
+    }
+}
+
+fn extensions(bed: &Bed, words: &[&str]) -> Vec<Value> {
+    let words: Vec<&str> = words.iter().chain(&["--json"]).copied().collect();
+    let (status, said) = ext(bed, &words);
+    assert_eq!(status, 0, "{said}");
+    serde_json::from_str(&said).unwrap()
+}
+
+fn install(bed: &Bed, object: &str, port: &str) -> Background {
+    let mut owner = bed.own_command(Side::Server);
+    owner.args(["ext", "install", object, "--udp", port]);
+    Background::start(&mut owner).unwrap()
+}
+
+fn ask(bed: &Bed, port: &str, words: &str) -> String {
+    let address = bed.endpoint(0).ip().to_string();
+    client(
+        bed,
+        Stack::Kernel,
+        PYTHON,
+        &["-c", ASK, &address, port, words],
+    )
+}
+
+#[test]
+fn the_guide_leads_from_an_empty_file_to_a_running_extension() {
+    let bed = bed();
+    let object = compile(&bed, "echo.c", block("c", "Write `echo.c`"));
+    let object = object.display().to_string();
+    let (status, said) = ext(&bed, &["check", &object]);
+    assert_eq!(status, 0, "{said}");
+    assert!(said.starts_with("admitted: "), "{said}");
+    let owner = install(&bed, &object, "7007");
+    assert_eq!(ask(&bed, "7007", "hello"), "hello");
+    let [listed] = &extensions(&bed, &["list"])[..] else {
+        panic!("one is installed");
+    };
+    assert_eq!(listed["name"], "echo");
+    assert_eq!(listed["event"], "UDP.PacketRecv");
+    assert_eq!(listed["state"], "running");
+    let [counted] = &extensions(&bed, &["stats"])[..] else {
+        panic!("one is installed");
+    };
+    assert!(counted["replied"].as_u64() >= Some(1), "{counted}");
+    assert_eq!(counted["runs"], counted["replied"]);
+    drop(owner);
+    let is_gone = || extensions(&bed, &["list"]).is_empty();
+    assert!(eventually(PATIENCE, is_gone), "it goes with its owner");
+}
+
+#[test]
+fn one_can_be_removed_from_under_its_owner() {
+    let bed = bed();
+    let object = compile(&bed, "echo.c", block("c", "Write `echo.c`"));
+    let _owner = install(&bed, &object.display().to_string(), "7008");
+    assert_eq!(ask(&bed, "7008", "hello"), "hello");
+    let number = extensions(&bed, &["list"])[0]["number"].to_string();
+    assert_eq!(ext(&bed, &["remove", &number]).0, 0);
+    assert!(extensions(&bed, &["list"]).is_empty());
+    let (status, said) = ext(&bed, &["remove", &number]);
+    assert_eq!(status, 4, "{said}");
+}
+
+#[test]
+fn the_command_tells_why_an_extension_is_refused() {
+    let bed = bed();
+    let check = |name: &str, text: &str| {
+        let object = compile(&bed, name, text).display().to_string();
+        ext(&bed, &["check", &object])
+    };
+    let (status, said) = check(
+        "past.c",
+        "#include <portolan/extension.h>
+        PORTOLAN_HANDLER int past(struct portolan_view *view)
+        { return view->payload[view->captured]; }",
+    );
+    assert_eq!(status, 4, "{said}");
+    assert!(said.contains("verifier"), "{said}");
+    let (status, said) = check(
+        "helper.c",
+        "#include <portolan/extension.h>
+        static long (*const redirect)(__u32, __u64) = (void *)23;
+        PORTOLAN_HANDLER int away(struct portolan_view *view)
+        { return redirect(view->interface, 0); }",
+    );
+    assert_eq!(status, 4, "{said}");
+    assert!(
+        said.contains("helper 23 is not in the protection domain"),
+        "{said}"
+    );
+    let (status, said) = check("none.c", "int nothing(void *view) { return view != 0; }");
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("PORTOLAN_HANDLER"), "{said}");
+    let text = file(&bed, "words.o", "not an object");
+    let (status, said) = ext(&bed, &["check", &text]);
+    assert_eq!(status, 1, "{said}");
+}
