@@ -118,7 +118,7 @@ pub enum RequestBody {
     /// `Done`, after which the server holds it.
     Flush {
         session: SessionId,
-        capsule: Blob,
+        capsule: Capsule,
         then: AfterFlush,
         traits: Traits,
     },
@@ -263,7 +263,32 @@ pub enum Reader {
     Other,
 }
 
-/// Octets that travel inside the message, or in the memfd that the packet carries last.
+/// A session as it travels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capsule {
+    pub state: Blob,
+    /// Octets that nobody has read and that come before those in `state`: in a memfd that the packet
+    /// carries behind the one of `state`, if there is one.
+    pub unread: Option<Stretch>,
+}
+
+/// A part of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stretch {
+    pub start: u32,
+    pub length: u32,
+}
+
+impl From<Blob> for Capsule {
+    fn from(state: Blob) -> Capsule {
+        Capsule {
+            state,
+            unread: None,
+        }
+    }
+}
+
+/// Octets that travel inside the message, or in the memfd that the packet carries.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blob {
     Inline(#[serde(with = "crate::octets")] Vec<u8>),
@@ -330,7 +355,7 @@ pub enum ReplyBody {
         rules: Option<Vec<u8>>,
     },
     Cached {
-        capsule: Blob,
+        capsule: Capsule,
         generation: Generation,
         traits: Traits,
     },

@@ -72,7 +72,7 @@ impl Damaged {
             },
             2 => RequestBody::Flush {
                 session,
-                capsule: Blob::Inline(self.octets.clone()),
+                capsule: Blob::Inline(self.octets.clone()).into(),
                 then: portolan_proto::control::AfterFlush::Relay(
                     portolan_proto::control::Reader::Sender,
                 ),
@@ -87,7 +87,7 @@ impl Damaged {
             },
             5 => RequestBody::Flush {
                 session,
-                capsule: Blob::Memfd { length: slot.0 },
+                capsule: Blob::Memfd { length: slot.0 }.into(),
                 then: portolan_proto::control::AfterFlush::Close,
                 traits: Traits(self.octets.clone()),
             },

@@ -297,7 +297,7 @@ impl Server {
                 capsule,
                 then,
                 traits,
-            } => self.flush(channel, session, (capsule, fds.pop()), then, traits),
+            } => self.flush(channel, session, (capsule, fds), then, traits),
             RequestBody::Release { session } => self.release(channel, session),
             RequestBody::Disconnect { session, slot } => {
                 self.disconnect_udp(channel, session, slot)

@@ -3,12 +3,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{AfterFlush, Blob, ReplyBody, Traits};
+use portolan_proto::control::{AfterFlush, Blob, Capsule, ReplyBody, Stretch, Traits};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
-use portolan_tcp::StateName;
+use portolan_sys::shm::{self, SetAside};
+use portolan_tcp::{Prefix, StateName};
 use portolan_types::{ChannelId, Generation, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use tracing::debug;
@@ -43,7 +45,7 @@ impl Server {
         &mut self,
         channel: ChannelId,
         id: SessionId,
-        (capsule, fd): (Blob, Option<OwnedFd>),
+        (capsule, fds): (Capsule, Vec<OwnedFd>),
         then: AfterFlush,
         traits: Traits,
     ) -> Result<Answer, Errno> {
@@ -59,7 +61,7 @@ impl Server {
         // session was, the fewer come out of order.
         let slot = self.stack.reserve();
         let generation = self.aim(id, Holder::Server(slot));
-        let Some(session) = self.unpack(id, capsule, fd) else {
+        let Some(session) = self.unpack(id, capsule, fds) else {
             self.counters.bad_capsules += 1;
             self.stack.remove(slot);
             self.abort_orphan(id);
@@ -93,10 +95,18 @@ impl Server {
     }
 
     /// Decodes a capsule; only one of this very session is taken.
-    fn unpack(&mut self, id: SessionId, capsule: Blob, fd: Option<OwnedFd>) -> Option<TcpSession> {
-        let octets = portolan_sys::shm::unpack(capsule, fd).ok()?;
-        self.counters.capsule_octets += octets.len() as u64;
-        let capsule = TcpSession::from_capsule(&octets).ok()?;
+    fn unpack(&mut self, id: SessionId, capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
+        let mut fds = fds.into_iter();
+        let in_message = matches!(capsule.state, Blob::Inline(_));
+        let state = if in_message { None } else { fds.next() };
+        let octets = shm::unpack(capsule.state, state).ok()?;
+        let unread = match capsule.unread {
+            Some(stretch) => Some(prefix(stretch, fds.next()?)?),
+            None => None,
+        };
+        let beside = unread.as_ref().map_or(0, Prefix::length);
+        self.counters.capsule_octets += (octets.len() + beside) as u64;
+        let capsule = TcpSession::from_parts(&octets, unread).ok()?;
         let session = self.registry.session(id)?;
         let is_same = capsule.id == id && Some(capsule.flow) == session.flow();
         let has_ports = capsule.connection.local_port() == capsule.flow.local.port()
@@ -333,4 +343,10 @@ impl Server {
         }
         self.forget(id);
     }
+}
+
+/// Unread octets that stay where the last holder has put them.
+fn prefix(stretch: Stretch, fd: OwnedFd) -> Option<Prefix> {
+    let memory = Arc::new(SetAside::open(fd).ok()?);
+    Prefix::new(memory, stretch.start as usize, stretch.length as usize)
 }

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{Reader, ReplyBody};
+use portolan_proto::control::{Capsule, Reader, ReplyBody};
+use portolan_stack::TcpSession;
+use portolan_sys::shm::{self, SetAside};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 use tracing::info;
@@ -165,10 +167,7 @@ impl Server {
         }
         self.registry.entitle(id, channel);
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
-        let capsule = session.to_capsule();
-        self.counters.capsule_octets += capsule.len() as u64;
-        let (capsule, fd) = pack(capsule)?;
-        let fds = fd.into_iter().collect();
+        let (capsule, fds) = self.encapsulate(&session)?;
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let traits = session.traits.clone();
         Ok(Answer::Reply(
@@ -179,6 +178,24 @@ impl Server {
             },
             fds,
         ))
+    }
+
+    /// A session as it travels, and the descriptors that go with it: unread octets go on in the memory
+    /// in which they came.
+    fn encapsulate(&mut self, session: &TcpSession) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
+        let octets = session.to_capsule();
+        self.counters.capsule_octets += octets.len() as u64;
+        let (state, fd) = pack(octets)?;
+        let mut fds: Vec<OwnedFd> = fd.into_iter().collect();
+        let mut unread = None;
+        if let Some(prefix) = session.connection.prefix() {
+            let memory = prefix.memory().as_any().downcast_ref::<SetAside>();
+            let fd = memory.and_then(|memory| memory.descriptor().ok());
+            fds.push(fd.ok_or(Errno::NOBUFS)?);
+            self.counters.capsule_octets += prefix.length() as u64;
+            unread = shm::stretch(prefix.start(), prefix.length());
+        }
+        Ok((Capsule { state, unread }, fds))
     }
 
     /// Keeps a session for the next process that asks, as long as there is a descriptor.

@@ -1,7 +1,7 @@
 //! A session and its capsule: what a holder keeps, and what travels when the holder changes.
 
 use portolan_proto::ip::IpOptions;
-use portolan_tcp::Connection;
+use portolan_tcp::{Connection, Prefix};
 use portolan_types::{FlowKey, Generation, SessionId};
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,7 @@ impl TcpSession {
         }
     }
 
+    /// Octets that are read elsewhere ([`Connection::prefix`]) have to travel beside it.
     pub fn to_capsule(&self) -> Vec<u8> {
         let mut octets = Vec::with_capacity(STATE_ROOM + self.connection.stored());
         octets.push(CAPSULE_VERSION);
@@ -64,12 +65,20 @@ impl TcpSession {
     /// Decodes a capsule that may come from a hostile process: whatever this returns is safe to
     /// run.
     pub fn from_capsule(octets: &[u8]) -> Result<TcpSession, BadCapsule> {
+        TcpSession::from_parts(octets, None)
+    }
+
+    /// As [`TcpSession::from_capsule`], with the unread octets that travelled beside the capsule.
+    pub fn from_parts(octets: &[u8], unread: Option<Prefix>) -> Result<TcpSession, BadCapsule> {
         let [CAPSULE_VERSION, body @ ..] = octets else {
             return Err(BadCapsule::Version);
         };
-        let Ok((session, [])) = postcard::take_from_bytes::<TcpSession>(body) else {
+        let Ok((mut session, [])) = postcard::take_from_bytes::<TcpSession>(body) else {
             return Err(BadCapsule::Malformed);
         };
+        if let Some(unread) = unread {
+            session.connection.lead_with(unread);
+        }
         session
             .connection
             .validate()

@@ -5,6 +5,7 @@ mod blob;
 mod metastate;
 mod rings;
 mod statistics;
+mod unread;
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -17,6 +18,7 @@ pub use blob::{BlobReadError, BlobWriteError, Octets, pack, unpack, write_blob};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
 pub use rings::Rings;
 pub use statistics::{StatisticsReader, StatisticsWriter};
+pub use unread::{SetAside, WORTH_SETTING_ASIDE, stretch};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot create shared memory: {0}")]

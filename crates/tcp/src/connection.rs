@@ -4,9 +4,10 @@
 mod clock;
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use portolan_types::{Instant, SeqNum};
+use portolan_types::{Instant, Memory, SeqNum};
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,7 @@ use crate::figures::{Edges, Figures};
 use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
 use crate::output::Reset;
 use crate::path_mtu::PathMtu;
+use crate::queue::Prefix;
 use crate::receive::{AckNeed, Receiver};
 use crate::send::{Episode, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
@@ -399,6 +401,34 @@ impl Connection {
     /// Takes octets back that `recv` has returned last: they are the next that it returns.
     pub fn unread(&mut self, octets: &[u8]) {
         self.receive.unread(octets);
+    }
+
+    /// All that arrived in order and nobody has read, in pieces.
+    pub fn unread_parts(&self) -> [&[u8]; 3] {
+        self.receive.buffer.parts()
+    }
+
+    /// The same octets lie in `memory`, too, and are read there from now on; `false` if it has another
+    /// number of them.
+    pub fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
+        let length = memory.octets().len();
+        match Prefix::new(memory, 0, length) {
+            Some(prefix) if length == self.receive.buffer.len() => {
+                self.receive.buffer.replace(prefix);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What is read elsewhere before all that is stored here; it is none of what is encoded.
+    pub fn prefix(&self) -> Option<&Prefix> {
+        self.receive.buffer.prefix()
+    }
+
+    /// Gives a connection that was decoded what travelled beside it.
+    pub fn lead_with(&mut self, prefix: Prefix) {
+        self.receive.buffer.lead_with(prefix);
     }
 
     /// Copies octets that arrived in order, from `offset` on, and leaves them.

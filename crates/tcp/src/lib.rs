@@ -20,6 +20,7 @@ pub mod isn;
 mod listen;
 mod output;
 mod path_mtu;
+mod queue;
 mod receive;
 mod reset;
 mod rtt;
@@ -43,6 +44,7 @@ pub use fastopen::{Cookie, CookieVerdict, FastOpen, fast_open_cookie, judge_cook
 pub use figures::{Edges, Figures};
 pub use listen::{ListenAnswer, judge_at_listener};
 pub use output::Segment;
+pub use queue::Prefix;
 pub use reset::reset_for;
 pub use state::StateName;
 pub use tally::{EVENTS, EVENTS_MAX};

@@ -9,8 +9,9 @@ use portolan_wire::tcp::SackBlock;
 use serde::{Deserialize, Serialize};
 
 use crate::assembler::Assembler;
-use crate::buffer::{ByteRing, LARGEST};
+use crate::buffer::LARGEST;
 use crate::config::Config;
+use crate::queue::Queue;
 use crate::rtt::RttEstimator;
 use crate::tally::{Event, Tally};
 use crate::urgent::{Place, Span, Urgent};
@@ -45,7 +46,7 @@ pub(crate) struct Receiver {
     edge: SeqNum,
     /// What the last segment sent acknowledged.
     pub(crate) acknowledged: SeqNum,
-    pub(crate) buffer: ByteRing,
+    pub(crate) buffer: Queue,
     assembler: Assembler,
     /// Sequence number of the peer's FIN, once known.
     fin: Option<SeqNum>,
@@ -104,7 +105,7 @@ impl Receiver {
             nxt: SeqNum(0),
             edge: SeqNum(0),
             acknowledged: SeqNum(0),
-            buffer: ByteRing::default(),
+            buffer: Queue::default(),
             assembler: Assembler::default(),
             fin: None,
             scale: 0,
@@ -579,7 +580,7 @@ impl Receiver {
     /// The urgent octet, if it is here.
     pub(crate) fn urgent_octet(&self) -> Option<u8> {
         let offset = self.urgent_offset(self.urgent?)?;
-        self.buffer.slices(offset, 1)[0].first().copied()
+        self.buffer.octet(offset)
     }
 
     /// `FIONREAD` (Linux's `tcp_inq`): octets before the mark, if there is one ahead.

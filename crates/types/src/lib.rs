@@ -4,10 +4,12 @@
 
 mod flow;
 mod instant;
+mod memory;
 mod scope;
 mod seq;
 
 pub use flow::{ChannelId, FlowKey, Generation, MacAddr, Protocol, SessionId, Slot};
 pub use instant::Instant;
+pub use memory::Memory;
 pub use scope::{canonical, endpoint, is_scoped, scope_of, scoped};
 pub use seq::SeqNum;

@@ -50,6 +50,11 @@ fn cached(bed: &Bed) -> u64 {
     counter(bed, Side::Client, "server", "sessions-cached")
 }
 
+/// Octets of all capsules, with what they carry, that went or came.
+fn carried(bed: &Bed) -> u64 {
+    counter(bed, Side::Client, "server", "capsule-octets")
+}
+
 #[test]
 fn a_busy_stream_whose_session_moves_is_exact() {
     let bed = impaired_bed(Impairment {
@@ -59,11 +64,15 @@ fn a_busy_stream_whose_session_moves_is_exact() {
     });
     for way in ["send", "receive"] {
         let at_rest = play(&bed, way, "rest");
-        let before = cached(&bed);
+        let before = (cached(&bed), carried(&bed));
         let moving = play(&bed, way, "move");
-        let came_back = cached(&bed) - before;
+        let came_back = cached(&bed) - before.0;
+        let kibibytes = (carried(&bed) - before.1) / 1024 / came_back.max(1);
         let ratio = at_rest / moving;
-        eprintln!("{way}: came back {came_back} times, {ratio:.2} of the throughput at rest");
+        eprintln!(
+            "{way}: came back {came_back} times with {kibibytes} KiB there and back, \
+             {ratio:.2} of the throughput at rest ({at_rest:.2} s)"
+        );
         assert!(came_back >= moves() / 2, "{came_back} of {}", moves());
     }
 }

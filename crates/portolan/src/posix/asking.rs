@@ -4,10 +4,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{Blob, ReplyBody, RequestBody, SessionRef};
+use portolan_proto::control::{Blob, Capsule, ReplyBody, RequestBody, SessionRef, Stretch};
 use portolan_stack::{Session, TcpSession};
+use portolan_sys::shm::SetAside;
 use portolan_sys::{clock, descriptor, shm};
-use portolan_tcp::Events;
+use portolan_tcp::{Events, Prefix};
 use portolan_types::{Generation, SessionId, Slot};
 use rustix::io::Errno;
 
@@ -165,14 +166,31 @@ pub(super) fn refusal(answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>) -> Stop {
 
 /// The server is trusted not to lie, but versions may differ: a bad capsule is a protocol error.
 pub(super) fn open_capsule(
-    capsule: Blob,
+    capsule: Capsule,
     generation: Generation,
-    fds: &mut Vec<OwnedFd>,
+    fds: Vec<OwnedFd>,
 ) -> Result<TcpSession, i32> {
-    let octets = shm::unpack(capsule, fds.pop()).map_err(|_| libc::EPROTO)?;
-    let mut session = TcpSession::from_capsule(&octets).map_err(|_| libc::EPROTO)?;
+    let mut session = unpack(capsule, fds).ok_or(libc::EPROTO)?;
     session.generation = generation;
     Ok(session)
+}
+
+fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
+    let mut fds = fds.into_iter();
+    let in_message = matches!(capsule.state, Blob::Inline(_));
+    let state = if in_message { None } else { fds.next() };
+    let octets = shm::unpack(capsule.state, state).ok()?;
+    let unread = match capsule.unread {
+        Some(stretch) => Some(prefix(stretch, fds.next()?)?),
+        None => None,
+    };
+    TcpSession::from_parts(&octets, unread).ok()
+}
+
+/// Unread octets, to be read where they lie. Their descriptor would be in the program's way.
+fn prefix(stretch: Stretch, fd: OwnedFd) -> Option<Prefix> {
+    let memory = Arc::new(SetAside::open(fd).ok()?.into_octets());
+    Prefix::new(memory, stretch.start as usize, stretch.length as usize)
 }
 
 #[cfg(test)]

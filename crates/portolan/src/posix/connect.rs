@@ -362,7 +362,7 @@ fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<Arriv
             Ok(DescriptorEvent::Established {
                 capsule,
                 generation,
-            }) => open_capsule(capsule, generation, &mut fds)
+            }) => open_capsule(capsule.into(), generation, fds)
                 .map(|session| Arrival::Session(Session::Tcp(Box::new(session)))),
             Ok(DescriptorEvent::EstablishedLocal) => session
                 .ok_or(libc::EPROTO)

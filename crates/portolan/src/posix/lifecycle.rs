@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_proto::control::{AfterFlush, Blob, RequestBody, Traits};
+use portolan_proto::control::{AfterFlush, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
-use portolan_sys::{clock, descriptor, owner, shm};
+use portolan_sys::{clock, descriptor, owner};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::bind::bind_as_asked;
 use super::fallback::leave_to_sharers;
 use super::fork::shares_memory;
-use super::migrate::{Destination, give_back, is_standard_stream, lend};
+use super::migrate::{Destination, Parcel, give_back, is_standard_stream, lend};
 use super::{Answer, Stop, deadline_after, find_here};
 use crate::control::Lost;
 use crate::epoll::Epoll;
@@ -347,8 +347,8 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
     let session = core.stack.take(slot);
     drop(core);
     match session {
-        Some(Session::Tcp(session)) => {
-            if let Err(Lost) = flush_to_close(process, &session) {
+        Some(Session::Tcp(mut session)) => {
+            if let Err(Lost) = flush_to_close(process, &mut session) {
                 // Without a server the session ends here, attended by the helper.
                 let session = Session::Tcp(session);
                 process.lock().keep_orphan(clock::now(), slot, session);
@@ -374,19 +374,19 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
 fn flush_of_local(session: SessionId, then: AfterFlush) -> RequestBody {
     RequestBody::Flush {
         session,
-        capsule: Blob::Inline(Vec::new()),
+        capsule: Parcel::empty().capsule,
         then,
         traits: Traits::default(),
     }
 }
 
 /// Without waiting for the server: what it could answer would change nothing.
-fn flush_to_close(process: &Process, session: &TcpSession) -> Result<(), Lost> {
-    let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) else {
+fn flush_to_close(process: &Process, session: &mut TcpSession) -> Result<(), Lost> {
+    let Some(Parcel { capsule, fds }) = Parcel::of(session) else {
         // The server will see the descriptor's end, and reset the connection.
         return Ok(());
     };
-    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let then = AfterFlush::Close;
     process.control.tell(
         RequestBody::Flush {

@@ -4,10 +4,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{AfterFlush, Blob, Reader, ReplyBody, RequestBody, Traits};
-use portolan_stack::Session;
+use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, Traits};
+use portolan_stack::{Session, TcpSession};
+use portolan_sys::shm::SetAside;
 use portolan_sys::{clock, descriptor, shm};
-use portolan_tcp::Events;
+use portolan_tcp::{Connection, Events, Prefix};
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
@@ -38,9 +39,9 @@ pub(super) fn fetch(
                 generation,
                 traits,
             },
-            mut fds,
+            fds,
         )) => {
-            let session = open_capsule(capsule, generation, &mut fds);
+            let session = open_capsule(capsule, generation, fds);
             let session = session.map_err(Errno::from_raw_os_error)?;
             let arrival = Arrival::Session(Session::Tcp(Box::new(session)));
             Ok(Some((arrival, reservation.keep(), traits)))
@@ -236,7 +237,10 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     let slot = socket.slot();
     let mut core = process.lock();
     core.attend_last(clock::now());
-    let Some((id, capsule, memfd)) = pack(&mut core, slot) else {
+    set_aside(&mut core, slot);
+    // What came while that was written is not much.
+    core.attend_last(clock::now());
+    let Some((id, parcel)) = pack(&mut core, slot) else {
         return;
     };
     core.detach(slot);
@@ -250,10 +254,10 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     // away waits for `setup`.
     socket.set_phase(phase);
     drop(core);
-    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+    let fds: Vec<_> = parcel.fds.iter().map(AsFd::as_fd).collect();
     let request = RequestBody::Flush {
         session: id,
-        capsule,
+        capsule: parcel.capsule,
         then,
         traits: socket.traits(),
     };
@@ -271,14 +275,63 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     drop(setup);
 }
 
-/// The session at `slot` on its way from here: a local one leaves all in its memory.
-fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, Blob, Option<OwnedFd>)> {
+/// Unread octets that are many go to the next holder in a memory of their own, which nobody copies.
+fn set_aside(core: &mut Core, slot: Slot) {
+    if let Some(session) = core.stack.tcp(slot) {
+        set_unread_aside(&mut session.connection);
+    }
+}
+
+/// If that is not possible they go in the capsule.
+fn set_unread_aside(connection: &mut Connection) {
+    let parts = connection.unread_parts();
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let is_worth_it = length >= shm::WORTH_SETTING_ASIDE || connection.prefix().is_some();
+    if is_worth_it && let Ok(memory) = SetAside::write(&parts) {
+        connection.set_aside(Arc::new(memory));
+    }
+}
+
+/// A session and the descriptors that travel with it.
+pub(super) struct Parcel {
+    pub(super) capsule: Capsule,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+impl Parcel {
+    /// One of a local session: all is in its memory.
+    pub(super) fn empty() -> Parcel {
+        Parcel {
+            capsule: Blob::Inline(Vec::new()).into(),
+            fds: Vec::new(),
+        }
+    }
+
+    pub(super) fn of(session: &mut TcpSession) -> Option<Parcel> {
+        let is_here = |prefix: &Prefix| !prefix.memory().as_any().is::<SetAside>();
+        if session.connection.prefix().is_some_and(is_here) {
+            set_unread_aside(&mut session.connection);
+        }
+        let (state, fd) = shm::pack(session.to_capsule()).ok()?;
+        let mut fds: Vec<OwnedFd> = fd.into_iter().collect();
+        let mut unread = None;
+        if let Some(prefix) = session.connection.prefix() {
+            let memory = prefix.memory().as_any().downcast_ref::<SetAside>()?;
+            fds.push(memory.descriptor().ok()?);
+            unread = shm::stretch(prefix.start(), prefix.length());
+        }
+        let capsule = Capsule { state, unread };
+        Some(Parcel { capsule, fds })
+    }
+}
+
+/// The session at `slot` on its way from here.
+fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, Parcel)> {
     if let Some(id) = core.take_local(slot, |_| {}) {
-        return Some((id, Blob::Inline(Vec::new()), None));
+        return Some((id, Parcel::empty()));
     }
     let session = core.stack.tcp(slot)?;
-    let (capsule, memfd) = shm::pack(session.to_capsule()).ok()?;
-    Some((session.id, capsule, memfd))
+    Some((session.id, Parcel::of(session)?))
 }
 
 /// Gives a session to the process that the server wants it for; one of UDP to the kernel. Where threads wait for its events

@@ -395,7 +395,7 @@ impl Library {
             (ReplyBody::Relayed, _) => return None,
             (reply, _) => panic!("{reply:?}"),
         };
-        let octets = shm::unpack(capsule, fds.into_iter().next()).unwrap();
+        let octets = shm::unpack(capsule.state, fds.into_iter().next()).unwrap();
         self.adopt(&octets, generation, slot);
         Some(slot)
     }
@@ -414,7 +414,7 @@ impl Library {
         };
         let body = RequestBody::Flush {
             session: id,
-            capsule: Blob::Inline(session.to_capsule()),
+            capsule: Blob::Inline(session.to_capsule()).into(),
             then,
             traits: Default::default(),
         };

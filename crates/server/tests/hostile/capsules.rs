@@ -3,16 +3,27 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_netns::Bed;
-use portolan_proto::control::{AfterFlush, Blob, Reader, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, Stretch};
 use portolan_stack::Session;
-use portolan_sys::shm::write_blob;
+use portolan_sys::shm::{SetAside, write_blob};
 use portolan_types::SessionId;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
+use rustix::net::RecvFlags;
 
 use crate::common::{Library, Near, control_path, start_server};
 use crate::{Victim, assert_serves_others, counter, hostile_library, open_to_b, refused};
 
 const PROTO: i32 = 71;
+
+fn unsealed(octets: &[u8]) -> OwnedFd {
+    let fd = memfd_create("forged", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::io::pwrite(&fd, octets, 0).unwrap();
+    fd
+}
+
+fn file() -> OwnedFd {
+    std::fs::File::open("/dev/zero").unwrap().into()
+}
 
 /// Opens a session, and returns it with its genuine capsule. Its descriptor stays open.
 fn session(bed: &Bed, hostile: &mut Library) -> (SessionId, Vec<u8>, Near) {
@@ -23,10 +34,10 @@ fn session(bed: &Bed, hostile: &mut Library) -> (SessionId, Vec<u8>, Near) {
     }
 }
 
-fn flush(session: SessionId, capsule: Blob) -> RequestBody {
+fn flush(session: SessionId, capsule: impl Into<Capsule>) -> RequestBody {
     RequestBody::Flush {
         session,
-        capsule,
+        capsule: capsule.into(),
         then: AfterFlush::Relay(Reader::Sender),
         traits: Default::default(),
     }
@@ -67,12 +78,6 @@ fn capsules_in_unsuitable_memory_are_refused() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
-    let unsealed = |octets: &[u8]| {
-        let fd = memfd_create("forged", MemfdFlags::ALLOW_SEALING).unwrap();
-        rustix::io::pwrite(&fd, octets, 0).unwrap();
-        fd
-    };
-    let file = || OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
     type Case = (&'static str, u32, Option<OwnedFd>);
     for number in 0..7 {
         let (id, genuine, _near) = session(&bed, &mut hostile);
@@ -99,6 +104,89 @@ fn capsules_in_unsuitable_memory_are_refused() {
     victim.assert_unharmed();
 }
 
+/// What is read from them is read without a look at each octet: they must be as they were said to be.
+#[test]
+fn unread_octets_in_unsuitable_memory_are_refused() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let shrinkable = || {
+        let fd = unsealed(b"0123456789");
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::WRITE | SealFlags::GROW).unwrap();
+        fd
+    };
+    let writable = || {
+        let fd = unsealed(b"0123456789");
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        fd
+    };
+    let sealed = || write_blob(b"0123456789").unwrap();
+    type Case = (&'static str, (u32, u32), Option<OwnedFd>);
+    let cases: [Case; 10] = [
+        ("no memfd", (0, 10), None),
+        ("not sealed", (0, 10), Some(unsealed(b"0123456789"))),
+        ("it may shrink", (0, 10), Some(shrinkable())),
+        ("it may be written to", (0, 10), Some(writable())),
+        ("a device", (0, 10), Some(file())),
+        ("beyond its end", (1, 10), Some(sealed())),
+        ("behind its end", (11, 1), Some(sealed())),
+        ("a sum that wraps", (u32::MAX, u32::MAX), Some(sealed())),
+        ("nothing of it", (5, 0), Some(sealed())),
+        ("of nothing", (0, 0), Some(write_blob(&[]).unwrap())),
+    ];
+    for (case, (start, length), fd) in cases {
+        let (id, genuine, _near) = session(&bed, &mut hostile);
+        let capsule = Capsule {
+            state: Blob::Inline(genuine),
+            unread: Some(Stretch { start, length }),
+        };
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        let errno = refused(&mut hostile, flush(id, capsule), &fds);
+        assert_eq!(errno, PROTO, "{case}");
+    }
+    victim.assert_unharmed();
+}
+
+#[test]
+fn unread_octets_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut library = hostile_library(&path);
+    let octets: Vec<u8> = (0..600_000).map(|index| (index % 251) as u8).collect();
+    let (id, genuine, near) = session(&bed, &mut library);
+    let memory = SetAside::write(&[&octets]).unwrap();
+    let capsule = Capsule {
+        state: Blob::Inline(genuine),
+        unread: Some(Stretch {
+            start: 7,
+            length: 599_990,
+        }),
+    };
+    let (reply, _) = library
+        .client
+        .ask_with(flush(id, capsule), &[memory.as_fd()]);
+    assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    drop(memory);
+    let mut got = [0; 1000];
+    rustix::net::recv(&near.0, &mut got[..], RecvFlags::WAITALL).unwrap();
+    assert_eq!(got[..], octets[7..1007]);
+    let request = RequestBody::Cache {
+        session: id,
+        slot: library.stack.reserve(),
+    };
+    let (reply, fds) = library.client.ask_with(request, &[near.0.as_fd()]);
+    let ReplyBody::Cached { capsule, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    let unread = capsule.unread.expect("they lie where they lay");
+    assert_eq!((unread.start, unread.length), (1007, 598_990));
+    let memory = SetAside::open(fds.into_iter().next_back().unwrap()).unwrap();
+    assert!(*memory.into_octets() == octets, "the same memory");
+}
+
 /// Whatever passes validation is run by the server: it must not fall over.
 #[test]
 fn capsules_with_flipped_bits_are_refused_or_harmless() {
@@ -122,7 +210,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
         };
         let body = RequestBody::Flush {
             session: id,
-            capsule: Blob::Inline(capsule),
+            capsule: Blob::Inline(capsule).into(),
             then,
             traits: Default::default(),
         };

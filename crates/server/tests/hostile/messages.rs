@@ -32,13 +32,13 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
         },
         RequestBody::Flush {
             session,
-            capsule: Blob::Inline(vec![1, 2, 3]),
+            capsule: Blob::Inline(vec![1, 2, 3]).into(),
             then: AfterFlush::Close,
             traits: Default::default(),
         },
         RequestBody::Flush {
             session,
-            capsule: Blob::Inline(Vec::new()),
+            capsule: Blob::Inline(Vec::new()).into(),
             then: AfterFlush::Relay(Reader::Sender),
             traits: Default::default(),
         },

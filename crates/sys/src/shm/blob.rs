@@ -6,11 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_proto::MAX_CAPSULE;
 use portolan_proto::control::Blob;
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{FsWord, SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::{Errno, pwrite};
 
 use super::{create, seal};
 use crate::mapping::Mapping;
+
+/// What `fstatfs` calls ordinary shared memory (`TMPFS_MAGIC`).
+const TMPFS: FsWord = libc::TMPFS_MAGIC as FsWord;
 
 /// Octets that go in the message.
 const INLINE: usize = 32 * 1024;
@@ -27,6 +30,8 @@ pub enum BlobWriteError {
 pub enum BlobReadError {
     #[error("the blob's sender can still change it")]
     Unsealed,
+    #[error("the blob is not in ordinary memory")]
+    Extraordinary,
     #[error("the blob has not the length that the message claims")]
     WrongLength,
     #[error("the message says that a blob comes with it, and none does")]
@@ -36,8 +41,10 @@ pub enum BlobReadError {
 }
 
 /// What came, to be read in place.
+#[derive(Debug)]
 pub struct Octets(Place);
 
+#[derive(Debug)]
 enum Place {
     Message(Vec<u8>),
     /// Nobody can change it.
@@ -80,13 +87,23 @@ pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Octets, BlobReadError> 
 
 /// Puts `octets` into a sealed memfd.
 pub fn write_blob(octets: &[u8]) -> Result<OwnedFd, BlobWriteError> {
-    if octets.len() > MAX_CAPSULE {
-        return Err(BlobWriteError::TooLarge(octets.len()));
+    write_parts(&[octets])
+}
+
+/// The same for octets that lie in pieces.
+pub(super) fn write_parts(parts: &[&[u8]]) -> Result<OwnedFd, BlobWriteError> {
+    let length = parts.iter().map(|part| part.len()).sum();
+    if length > MAX_CAPSULE {
+        return Err(BlobWriteError::TooLarge(length));
     }
-    let fd = create("portolan-blob", octets.len())?;
-    let mut done = 0;
-    while done < octets.len() {
-        done += pwrite(&fd, &octets[done..], done as u64)?;
+    let fd = create("portolan-blob", length)?;
+    let mut at = 0;
+    for part in parts {
+        let mut done = 0;
+        while done < part.len() {
+            done += pwrite(&fd, &part[done..], at + done as u64)?;
+        }
+        at += part.len() as u64;
     }
     seal(&fd, SealFlags::WRITE)?;
     Ok(fd)
@@ -94,13 +111,26 @@ pub fn write_blob(octets: &[u8]) -> Result<OwnedFd, BlobWriteError> {
 
 /// Maps the `length` octets that a message says are in `fd`.
 fn map(fd: impl AsFd, length: u32) -> Result<Octets, BlobReadError> {
+    let octets = map_all(fd)?;
+    match octets.len() == length as usize {
+        true => Ok(octets),
+        false => Err(BlobReadError::WrongLength),
+    }
+}
+
+/// Maps all of `fd`, if nobody can change it.
+pub(super) fn map_all(fd: impl AsFd) -> Result<Octets, BlobReadError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| BlobReadError::Unsealed)?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::WRITE) {
         return Err(BlobReadError::Unsealed);
     }
-    let length = length as usize;
-    let actual = usize::try_from(fstat(&fd)?.st_size).ok();
-    if length > MAX_CAPSULE || actual != Some(length) {
+    // A huge page may be missing when it is read.
+    if fstatfs(&fd)?.f_type != TMPFS {
+        return Err(BlobReadError::Extraordinary);
+    }
+    let length = usize::try_from(fstat(&fd)?.st_size);
+    let length = length.map_err(|_| BlobReadError::WrongLength)?;
+    if length > MAX_CAPSULE {
         return Err(BlobReadError::WrongLength);
     }
     match length {
@@ -150,6 +180,16 @@ mod tests {
         assert_eq!(map(memory(8), 8).err(), Some(BlobReadError::Unsealed));
         let file = std::fs::File::open("/dev/zero").unwrap();
         assert_eq!(map(&file, 8).err(), Some(BlobReadError::Unsealed));
+    }
+
+    #[test]
+    fn huge_pages_are_refused() {
+        use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let fd = memfd_create("huge", flags).unwrap();
+        ftruncate(&fd, 2 << 20).unwrap();
+        seal(&fd, SealFlags::WRITE).unwrap();
+        assert_eq!(map(&fd, 2 << 20).err(), Some(BlobReadError::Extraordinary));
     }
 
     #[test]

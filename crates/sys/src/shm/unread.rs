@@ -1,0 +1,120 @@
+//! Unread octets of a session that moves: written once, into a memfd that nobody can change any
+//! more, and read there by whoever holds the session next.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use portolan_proto::control::Stretch;
+use portolan_types::Memory;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+
+use super::blob::{BlobReadError, BlobWriteError, Octets, map_all, write_parts};
+
+/// Fewer octets travel in the capsule with less ado.
+pub const WORTH_SETTING_ASIDE: usize = 16 * 1024;
+
+/// A memfd with octets that somebody has not read, mapped.
+pub struct SetAside {
+    fd: OwnedFd,
+    octets: Octets,
+}
+
+impl SetAside {
+    /// Puts `parts`, one behind the other, into a memfd and seals it.
+    pub fn write(parts: &[&[u8]]) -> Result<SetAside, BlobWriteError> {
+        let fd = write_parts(parts)?;
+        let octets = map_all(&fd).map_err(|_| BlobWriteError::Write(Errno::NOMEM))?;
+        Ok(SetAside { fd, octets })
+    }
+
+    /// Takes what came with a message. It can be read without fear only if nobody can change or
+    /// shrink it.
+    pub fn open(fd: OwnedFd) -> Result<SetAside, BlobReadError> {
+        let octets = map_all(&fd)?;
+        Ok(SetAside { fd, octets })
+    }
+
+    /// Another descriptor of the same memory, for a message.
+    pub fn descriptor(&self) -> Result<OwnedFd, Errno> {
+        fcntl_dupfd_cloexec(&self.fd, 0)
+    }
+
+    /// To be read, and not to be handed on: without the descriptor.
+    pub fn into_octets(self) -> Octets {
+        self.octets
+    }
+}
+
+impl AsFd for SetAside {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Memory for SetAside {
+    fn octets(&self) -> &[u8] {
+        &self.octets
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Memory for Octets {
+    fn octets(&self) -> &[u8] {
+        self
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for SetAside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SetAside({} octets)", self.octets.len())
+    }
+}
+
+/// How a message names a part of such a memory.
+pub fn stretch(start: usize, length: usize) -> Option<Stretch> {
+    Some(Stretch {
+        start: u32::try_from(start).ok()?,
+        length: u32::try_from(length).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::ftruncate;
+    use rustix::io::pwrite;
+
+    use super::*;
+    use crate::testing::memory;
+
+    #[test]
+    fn octets_that_are_set_aside_are_there_for_the_next_and_fixed() {
+        let written = SetAside::write(&[b"ab", b"", b"cde"]).unwrap();
+        let opened = SetAside::open(written.descriptor().unwrap()).unwrap();
+        drop(written);
+        assert_eq!(opened.octets(), b"abcde");
+        assert_eq!(pwrite(&opened, b"x", 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&opened, 0), Err(Errno::PERM));
+        assert_eq!(&*opened.into_octets(), b"abcde");
+    }
+
+    #[test]
+    fn memory_that_could_change_is_refused() {
+        assert_eq!(
+            SetAside::open(memory(8)).err(),
+            Some(BlobReadError::Unsealed)
+        );
+        let device = std::fs::File::open("/dev/zero").unwrap();
+        assert_eq!(
+            SetAside::open(device.into()).err(),
+            Some(BlobReadError::Unsealed)
+        );
+    }
+}

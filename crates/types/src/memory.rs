@@ -1,0 +1,12 @@
+//! Octets that lie somewhere, and stay as they are.
+
+use core::any::Any;
+use core::fmt::Debug;
+
+/// Memory that nobody can change while it is held.
+pub trait Memory: Debug + Send + Sync {
+    fn octets(&self) -> &[u8];
+
+    /// For whoever made it, and knows more of it.
+    fn as_any(&self) -> &dyn Any;
+}
