@@ -3,6 +3,7 @@
 mod cpu;
 mod doorways;
 mod groups;
+mod moves;
 mod policy;
 mod receive;
 mod scope;
@@ -29,6 +30,7 @@ pub struct Qos {
     groups: groups::Groups,
     receive: receive::Budgets,
     cpu: cpu::Reservations,
+    whereabouts: moves::Whereabouts,
     /// Of the configuration.
     policies: Vec<Policy>,
 }
@@ -40,6 +42,7 @@ impl Qos {
             groups: groups::Groups::default(),
             receive: receive::Budgets::default(),
             cpu: cpu::Reservations::new(config.cpu_classes()),
+            whereabouts: moves::Whereabouts::default(),
             policies: config.qos.policy.clone(),
         }
     }

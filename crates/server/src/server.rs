@@ -455,6 +455,7 @@ impl Server {
             self.drive_leaving_classes(),
             self.drive_cpu(),
             self.drive_extensions(),
+            self.drive_cgroups(),
         ]
         .into_iter()
         .flatten()

@@ -146,6 +146,14 @@ fn nobody_reserves_for_his_own_within_his_part_and_for_others_nothing() {
     assert!(!has_deadline(roots.pid()));
     let words = format!("qos del pid {} cpu", roots.pid());
     assert!(refusal(nobody_asks(&bed, &programs, &words)).contains("not yours"));
+    // What root has given him he neither changes nor ends.
+    let words = format!("qos del pid {} cpu", own.pid());
+    nobody_asks(&bed, &programs, &words).expect("it is his");
+    reserve(&bed, own.pid(), "--rate 0.2 --period 10ms");
+    for refused in [set(own.pid(), "0.1"), nobody_asks(&bed, &programs, &words)] {
+        assert!(refusal(refused).contains("another user"));
+    }
+    portolan(&bed, &words).expect("it is root's");
     for (words, named) in [
         ("--rate 0.1 --period 50us", "period"),
         ("--rate 0.1 --period 5s", "period"),

@@ -93,6 +93,7 @@ impl Subject {
 impl Server {
     pub(super) fn reserve_cpu(&mut self, asker: Asker, scope: Scope, wish: Cpu) -> Outcome {
         self.may_decide(asker, &scope)?;
+        self.qos.cpu.may_change(asker, &scope)?;
         let (now, uid) = (self.now, asker.credentials.uid);
         self.qos.cpu.reserve(now, uid, scope, wish)
     }
@@ -100,6 +101,7 @@ impl Server {
     pub(super) fn end_cpu(&mut self, asker: Asker, scope: &Scope) -> Outcome {
         self.may_decide(asker, scope)?;
         let cpu = &mut self.qos.cpu;
+        cpu.may_change(asker, scope)?;
         let Some(id) = cpu.of_scope(scope) else {
             return refuse(libc::ENOENT, format!("{scope} has no CPU reservation"));
         };
@@ -162,6 +164,18 @@ impl Reservations {
             .map(|journal| journal.record_cpu(lives.collect()));
         if let Some(Err(error)) = noted {
             warn!(%error, "reserved CPU time would stay if this server died");
+        }
+    }
+
+    /// What root has reserved only root changes.
+    fn may_change(&self, asker: Asker, scope: &Scope) -> Outcome {
+        let uid = asker.credentials.uid;
+        match self.of_scope(scope).and_then(|id| self.all.get(&id)) {
+            Some(held) if uid != 0 && uid != held.uid => refuse(
+                libc::EPERM,
+                format!("{scope} was given its CPU time by another user"),
+            ),
+            _ => Ok(()),
         }
     }
 

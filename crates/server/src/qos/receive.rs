@@ -50,6 +50,10 @@ impl Held {
 }
 
 impl Budgets {
+    pub(super) fn scopes(&self) -> impl Iterator<Item = &Scope> {
+        self.0.iter().map(|held| &held.scope)
+    }
+
     fn find(&self, scope: &Scope) -> Option<usize> {
         self.0.iter().position(|held| held.scope == *scope)
     }

@@ -209,6 +209,11 @@ pub(super) fn covers_process(scope: &Scope, process: &Process) -> bool {
     }
 }
 
+/// The cgroups of a process, as the kernel tells them; none of one that has ended.
+pub(super) fn memberships_of(pid: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
+}
+
 /// Narrower scopes go first.
 pub(super) fn breadth(scope: &Scope) -> u8 {
     match scope {

@@ -438,6 +438,10 @@ impl Server {
 }
 
 impl Reservations {
+    pub(super) fn scopes(&self) -> impl Iterator<Item = &Scope> {
+        self.by_scope.keys()
+    }
+
     pub(super) fn has(&self, scope: &Scope) -> bool {
         self.by_scope.contains_key(scope)
     }

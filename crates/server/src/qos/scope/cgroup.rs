@@ -30,7 +30,7 @@ pub(super) fn exists(path: &str) -> bool {
 
 /// Is the process in the cgroup, or in one below it?
 pub(super) fn has(path: &str, pid: u32) -> bool {
-    let Ok(memberships) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else {
+    let Some(memberships) = super::memberships_of(pid) else {
         return false;
     };
     folder(path, &HIERARCHIES).is_some_and(|folder| is_member(&folder, &memberships, &HIERARCHIES))

@@ -1,0 +1,74 @@
+//! Processes that move from one cgroup to another: what their new one is guaranteed holds for them within a second.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use portolan_proto::qos::Scope;
+use portolan_types::{ChannelId, Instant, SessionId};
+use tracing::debug;
+
+use super::scope::memberships_of;
+use crate::server::Server;
+
+/// The kernel tells nobody of such a move.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Where each process was at the last look.
+#[derive(Debug, Default)]
+pub struct Whereabouts {
+    by_channel: HashMap<ChannelId, String>,
+    look_at: Instant,
+}
+
+impl Server {
+    /// Looks at the processes when it is time, if a guarantee is a cgroup's. Returns when to come back.
+    pub fn drive_cgroups(&mut self) -> Option<Instant> {
+        if !self.has_cgroups() {
+            self.qos.whereabouts.by_channel.clear();
+            return None;
+        }
+        if self.qos.whereabouts.look_at <= self.now {
+            self.qos.whereabouts.look_at = self.now + LOOK_EVERY;
+            self.look_for_moves();
+        }
+        Some(self.qos.whereabouts.look_at)
+    }
+
+    fn has_cgroups(&self) -> bool {
+        let is_cgroup = |scope: &Scope| matches!(scope, Scope::Cgroup(_));
+        self.qos.transmit.scopes().any(is_cgroup) || self.qos.receive.scopes().any(is_cgroup)
+    }
+
+    fn look_for_moves(&mut self) {
+        let processes = self.registry.processes();
+        let now: HashMap<ChannelId, String> = processes
+            .filter_map(|process| Some((process.channel, memberships_of(process.pid)?)))
+            .collect();
+        let before = std::mem::take(&mut self.qos.whereabouts.by_channel);
+        // Who is seen for the first time may have moved since it came.
+        let moved = now.iter().filter(|(channel, memberships)| {
+            before
+                .get(channel)
+                .is_some_and(|before| before != *memberships)
+        });
+        let moved: Vec<ChannelId> = moved.map(|(channel, _)| *channel).collect();
+        self.qos.whereabouts.by_channel = now;
+        for channel in moved {
+            debug!(channel = channel.0, "a process is new in its cgroup");
+            self.renew_guarantees_of(channel);
+        }
+    }
+
+    fn renew_guarantees_of(&mut self, channel: ChannelId) {
+        self.tell_channel(channel);
+        let sessions = self.registry.sessions();
+        let owned: Vec<SessionId> = sessions
+            .filter(|session| session.owner() == Some(channel))
+            .map(|session| session.id)
+            .collect();
+        for id in owned {
+            self.renew_rows(id);
+        }
+        self.renew_raw_rows();
+    }
+}
