@@ -51,6 +51,7 @@ install:
 	install -D -m 644 $(RELEASE)/libportolan_preload.so $(DESTDIR)$(PREFIX)/lib/portolan/libportolan_preload.so
 	install -D -m 755 $(RELEASE)/portolan-traffic $(DESTDIR)$(PREFIX)/lib/portolan/portolan-traffic
 	install -D -m 755 $(RELEASE)/portolan-engine $(DESTDIR)$(PREFIX)/lib/portolan/portolan-engine
+	install -D -m 755 $(RELEASE)/portolan-owner $(DESTDIR)$(PREFIX)/lib/portolan/portolan-owner
 	install -D -m 644 include/portolan/qos.h $(DESTDIR)$(PREFIX)/include/portolan/qos.h
 	install -D -m 644 include/portolan/extension.h $(DESTDIR)$(PREFIX)/include/portolan/extension.h
 	for page in docs/man/*.[1-8]; do \

@@ -327,7 +327,12 @@ impl Bed {
         self.exec(side, &self.tools.portolan)
     }
 
-    /// The same, run to its end.
+    /// A program that owns protocol extensions, on one host.
+    pub fn owner_command(&self, side: Side) -> Command {
+        self.exec(side, &self.tools.owner)
+    }
+
+    /// Portolan's own command on one host, run to its end.
     pub fn portolan(&self, side: Side, arguments: &[&str]) -> Result<String, ProcessError> {
         run(self.exec(side, &self.tools.portolan).args(arguments))
     }

@@ -19,6 +19,7 @@ pub struct Tools {
     pub portoland: PathBuf,
     pub traffic: PathBuf,
     pub engine: PathBuf,
+    pub owner: PathBuf,
 }
 
 impl Tools {
@@ -30,6 +31,7 @@ impl Tools {
             portoland: find(&directory, "portoland")?,
             traffic: find(&directory, "portolan-traffic")?,
             engine: find(&directory, "portolan-engine")?,
+            owner: find(&directory, "portolan-owner")?,
         })
     }
 

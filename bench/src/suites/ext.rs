@@ -1,6 +1,9 @@
 //! Protocol extensions (PX §4, §5): round trips that a handler in the packet filter answers, beside
 //! those that programs answer.
 
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
 use super::{Better, Case, number};
 use crate::bed::{Bed, Side, Stack};
 use crate::process::{Background, run};
@@ -9,28 +12,27 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7007;
 
 static ECHO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/echo.o"));
+static RALLY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rally.o"));
 
 const FIG_5: &str =
     "Fig. 5: in the kernel at interrupt level well below its thread, and that below sockets";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let count = effort.scaled(40_000.0) as usize;
-    let in_filter = move |bed: &Bed| {
-        let kernel = by_programs(bed, Stack::Kernel, count)?;
-        Ok(by_handler(bed, count)? / kernel)
+    let time = |name, measure: fn(&Bed, usize) -> Result<f64, MeasureError>| {
+        Case::of_portolan(name, "us", Better::Lower, move |bed| measure(bed, count))
     };
     vec![
         Case::of_portolan(
             "px-fig5-filter-udp-8",
             "of kernel",
             Better::Lower,
-            in_filter,
+            move |bed| Ok(by_handlers(bed, count)? / by_programs(bed, Stack::Kernel, count)?),
         )
         .with_bar(0.35)
         .of_paper(FIG_5),
-        Case::of_portolan("px-fig5-filter-udp-8-us", "us", Better::Lower, move |bed| {
-            by_handler(bed, count)
-        }),
+        time("px-fig5-filter-udp-8-us", by_handlers),
+        time("px-fig5-half-udp-8", by_handler_and_program),
         Case::new(
             "px-fig5-library-udp-8",
             "us",
@@ -39,6 +41,22 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         )
         .of_paper(FIG_5),
     ]
+}
+
+/// Both ends are handlers, as the functions of the paper's applications are.
+fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    const LOCAL_PORT: u16 = 7006;
+    let _echo = install(bed, "echo.o", ECHO)?;
+    // A rally has nobody to ask again: the other end must be there.
+    ping(bed, Stack::Kernel, 1)?;
+    let object = written(bed, "rally.o", RALLY)?;
+    let local = SocketAddr::new(bed.client.address, LOCAL_PORT);
+    let mut owner = bed.owner_command(Side::Client);
+    owner
+        .arg("rally")
+        .args([local, bed.endpoint(PORT)].map(|end| end.to_string()));
+    owner.arg(object).args(["--count", &count.to_string()]);
+    number("portolan-owner", &run(&mut owner)?, &["mean_us"])
 }
 
 /// Both ends are programs that spin.
@@ -51,24 +69,31 @@ fn by_programs(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureErro
 }
 
 /// The server's end is a handler.
-fn by_handler(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+fn by_handler_and_program(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let _owner = install(bed, "echo.o", ECHO)?;
     ping(bed, Stack::Portolan, count)
 }
 
 /// Installs an extension on the server's end; it goes with the returned.
 fn install(bed: &Bed, name: &str, object: &[u8]) -> Result<Background, MeasureError> {
-    let path = bed.file(name);
-    std::fs::write(&path, object).map_err(|source| MeasureError::File {
-        path: path.display().to_string(),
-        source,
-    })?;
+    let path = written(bed, name, object)?;
     let mut owner = bed.own_command(Side::Server);
     owner
         .args(["ext", "install"])
         .arg(path)
         .args(["--udp", &PORT.to_string()]);
     Ok(Background::start(&mut owner)?)
+}
+
+fn written(bed: &Bed, name: &str, object: &[u8]) -> Result<PathBuf, MeasureError> {
+    let path = bed.file(name);
+    match std::fs::write(&path, object) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(MeasureError::File {
+            path: path.display().to_string(),
+            source,
+        }),
+    }
 }
 
 /// The median of round trips of eight octets. The client asks until somebody answers.

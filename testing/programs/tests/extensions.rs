@@ -27,6 +27,17 @@ for _ in range(100):
         pass
 sys.exit('no answer')";
 
+/// A key that is not there, and something else.
+const ASK_ONCE: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(0.2)
+for words in b'get nothing', b'set k7':
+    s.sendto(words, (sys.argv[1], int(sys.argv[2])))
+try:
+    print(s.recv(2048))
+except TimeoutError:
+    print('silence')";
+
 /// The first block of the guide in that language from some words on.
 fn block(language: &str, from: &str) -> &'static str {
     let rest = &GUIDE[GUIDE.find(from).expect("the guide says so")..];
@@ -167,4 +178,26 @@ fn the_command_tells_why_an_extension_is_refused() {
     let text = file(&bed, "words.o", "not an object");
     let (status, said) = ext(&bed, &["check", &text]);
     assert_eq!(status, 1, "{said}");
+}
+
+#[test]
+fn a_key_value_server_answers_in_the_filter_from_its_owners_map() {
+    let bed = bed();
+    let source = std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/values.c"));
+    let object = compile(&bed, "values.c", &source.unwrap());
+    let local = bed.endpoint(7009).to_string();
+    let mut owner = bed.owner_command(Side::Server);
+    owner.args(["values", &local]).arg(object);
+    let _owner = Background::start(&mut owner).unwrap();
+    let answer = |key: &str| ask(&bed, "7009", &format!("get {key}"));
+    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).len() == 1));
+    assert_eq!(answer("k7").trim_end_matches('\0'), "VALUE = v7");
+    assert_eq!(answer("k999").trim_end_matches('\0'), "VALUE = v999");
+    let counted = || extensions(&bed, &["stats"])[0].clone();
+    assert_eq!(counted()["replied"], counted()["runs"]);
+    // What it has not, and what is no question, the owner gets, who says nothing.
+    let words = ["-c", ASK_ONCE, &bed.endpoint(0).ip().to_string(), "7009"];
+    assert_eq!(client(&bed, Stack::Kernel, PYTHON, &words), "silence");
+    assert_eq!(counted()["passed"], 1);
+    assert_eq!(counted()["skipped"], 1);
 }

@@ -1,6 +1,6 @@
 //! A UDP port for programs that have nothing but extensions.
 
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
@@ -42,6 +42,15 @@ impl Port {
     /// As [`install`].
     pub fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
         install(self.fd, name, priority, object)
+    }
+
+    /// Sends a datagram from the port.
+    pub fn send(&self, payload: &[u8], to: SocketAddr) -> Result<(), Errno> {
+        match posix::send(self.fd, &[IoSlice::new(payload)], Some(to), 0) {
+            Answer::Done(_) => Ok(()),
+            Answer::Failed(errno) => Err(errno),
+            Answer::NotOurs => Err(Errno::NETDOWN),
+        }
     }
 
     /// Waits for the next datagram that extensions leave to their owner; answers how long it is.

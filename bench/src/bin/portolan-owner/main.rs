@@ -1,0 +1,124 @@
+//! Programs that own protocol extensions and share maps with them, for benchmarks and tests.
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use portolan::extension::{Extension, Map, Object, Port};
+
+/// Why an owner cannot do what it was asked.
+type Failure = Box<dyn std::error::Error>;
+
+#[derive(Parser)]
+#[command(
+    name = "portolan-owner",
+    version,
+    about = "Owners of protocol extensions, for benchmarks and tests"
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Has `rally.c` play with whoever sends back, and prints the mean time there and back.
+    Rally {
+        local: SocketAddr,
+        remote: SocketAddr,
+        object: PathBuf,
+        #[arg(long, default_value_t = 10_000)]
+        count: u64,
+    },
+    /// Serves keys by `values.c` until it is killed: key `kN` has the value `vN`.
+    Values {
+        local: SocketAddr,
+        object: PathBuf,
+        #[arg(long, default_value_t = 1000)]
+        count: u32,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Rally {
+            local,
+            remote,
+            object,
+            count,
+        } => rally(local, remote, &object, count),
+        Command::Values {
+            local,
+            object,
+            count,
+        } => values(local, &object, count),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("portolan-owner: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn install(port: &Port, name: &str, object: &Path) -> Result<Extension, Failure> {
+    let object = Object::parse(&std::fs::read(object)?)?;
+    Ok(port.install(name, 128, object)?)
+}
+
+fn map<'a>(extension: &'a Extension, name: &str) -> Result<&'a Map, Failure> {
+    extension
+        .map(name)
+        .ok_or_else(|| format!("the extension has no map {name}").into())
+}
+
+fn rally(local: SocketAddr, remote: SocketAddr, object: &Path, count: u64) -> Result<(), Failure> {
+    let port = Port::open(local)?;
+    let extension = install(&port, "rally", object)?;
+    let rallies = map(&extension, "rallies")?;
+    // One more: the first is only there for its time.
+    let start = [count + 1, 0, 0].map(u64::to_ne_bytes);
+    rallies.set(&[0; 4], start.as_flattened())?;
+    port.send(b"8 octets", remote)?;
+    port.receive(&mut [0; 64])?;
+    let end = rallies.get(&[0; 4])?;
+    let word = |at: usize| {
+        end.chunks_exact(8)
+            .nth(at)
+            .and_then(|word| word.try_into().ok())
+    };
+    let [began, ended] = [1, 2].map(|at| word(at).map_or(0, u64::from_ne_bytes));
+    let mean = (ended - began) as f64 / count as f64 / 1000.0;
+    println!(
+        "{}",
+        serde_json::json!({ "round_trips": count, "mean_us": mean })
+    );
+    Ok(())
+}
+
+fn values(local: SocketAddr, object: &Path, count: u32) -> Result<(), Failure> {
+    let port = Port::open(local)?;
+    let extension = install(&port, "values", object)?;
+    let values = map(&extension, "values")?;
+    for number in 0..count {
+        values.set(
+            &padded::<16>(&format!("k{number}")),
+            &padded::<32>(&format!("v{number}")),
+        )?;
+    }
+    // What is no question for the handler comes here.
+    loop {
+        port.receive(&mut [0; 2048])?;
+    }
+}
+
+fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut octets = [0; N];
+    for (place, octet) in octets.iter_mut().zip(text.bytes()) {
+        *place = octet;
+    }
+    octets
+}
