@@ -1,6 +1,7 @@
 //! The session table: who gets a received frame, who may send, whose timer is due.
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::collections::VecDeque;
 
 use portolan_proto::filter::RecordHeader;
@@ -29,6 +30,11 @@ pub use datagrams::{SendError, Sending};
 use doors::Doors;
 use early::Vacancy;
 
+/// A holder whose sessions wait for a route or a neighbour looks again after so long, at first and at
+/// last.
+const LOOK_FIRST: Duration = Duration::from_millis(2);
+const LOOK_LAST: Duration = Duration::from_secs(1);
+
 /// Sessions of one holder, and what they want to send.
 #[derive(Debug)]
 pub struct Stack {
@@ -42,6 +48,8 @@ pub struct Stack {
     doors: Doors,
     /// Sessions that wait for a route or a neighbour.
     stalled: Vec<u32>,
+    /// When to look whether there is news for them, and how long after that.
+    next_look: Option<(Instant, Duration)>,
     parked: VecDeque<Parked>,
     unresolved: Vec<NextHop>,
     changed: Vec<(Slot, Events)>,
@@ -100,6 +108,7 @@ impl Stack {
             pending: VecDeque::new(),
             doors: Doors::default(),
             stalled: Vec::new(),
+            next_look: None,
             parked: VecDeque::new(),
             unresolved: Vec::new(),
             changed: Vec::new(),
@@ -391,6 +400,20 @@ impl Stack {
         while let Some(slot) = self.pending.pop_front() {
             self.output_one(now, slot, routes, wire);
         }
+        self.look_again(now);
+    }
+
+    /// Nobody says that routes have changed to a holder that sleeps.
+    fn look_again(&mut self, now: Instant) {
+        self.next_look = match self.next_look {
+            _ if self.stalled.is_empty() => None,
+            None => Some((now + LOOK_FIRST, LOOK_FIRST)),
+            Some((at, wait)) if at <= now => {
+                let wait = (wait * 2).min(LOOK_LAST);
+                Some((now + wait, wait))
+            }
+            waiting => waiting,
+        };
     }
 
     /// Is somebody waiting for the wire?
@@ -497,6 +520,7 @@ impl Stack {
             (known, other) => known.or(other),
         };
         let timers = earliest(self.timers.next(), self.fragments.deadline());
+        let timers = earliest(timers, self.next_look.map(|(at, _)| at));
         earliest(timers, self.mtus.deadline())
     }
 

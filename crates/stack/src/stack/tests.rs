@@ -214,6 +214,31 @@ fn a_datagram_waits_until_its_neighbour_is_known() {
 }
 
 #[test]
+fn who_waits_for_a_neighbour_looks_again_ever_later() {
+    let mut a = Stack::new(now());
+    connecting(&mut a);
+    let mut wire = Kept::with_room(9);
+    let unknown = routes(2, at(A), at(B), false);
+    let mut time = now();
+    let mut waits = Vec::new();
+    for _ in 0..3 {
+        a.output(time, &unknown, &mut wire);
+        let next = a.deadline().unwrap();
+        waits.push(next.since(time).as_millis());
+        time = next;
+        a.expire(time);
+    }
+    assert_eq!(waits, [2, 4, 8]);
+    a.output(time, &routes(4, at(A), at(B), true), &mut wire);
+    assert_eq!(wire.frames.len(), 1);
+    let syn_again = a.deadline().unwrap();
+    assert!(
+        syn_again.since(time).as_millis() >= 100,
+        "nothing to look for"
+    );
+}
+
+#[test]
 fn what_a_datagram_cannot_do_has_its_own_error() {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
