@@ -15,6 +15,7 @@ mod listen;
 mod locals;
 mod metastate;
 mod opens;
+mod pace;
 mod packets;
 mod poll;
 mod processes;

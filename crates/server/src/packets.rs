@@ -259,6 +259,8 @@ impl Server {
         if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
             self.counters.cookies_sent += 1;
             self.cookie_clock.note(self.now);
+            self.pace.note(self.now);
+            self.pace.give_way(self.now);
         }
     }
 

@@ -41,6 +41,7 @@ use crate::instance::Instance;
 use crate::listen::Listener;
 use crate::locals::Locals;
 use crate::metastate::Resolving;
+use crate::pace::Pace;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
 use crate::qos::{PolicyError, Qos};
@@ -163,6 +164,7 @@ pub struct Server {
     pub(crate) inject: TapWire,
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
+    pub(crate) pace: Pace,
     pub(crate) early: EarlyFragments,
     /// Fast Open cookies that peers granted.
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
@@ -281,6 +283,7 @@ impl Server {
             inject,
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
+            pace: Pace::default(),
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
             qos: Qos::new(&config),
@@ -343,10 +346,11 @@ impl Server {
     /// Waits until something happens, and answers all of it.
     fn turn(&mut self, latest: Option<Instant>) -> Result<(), Errno> {
         let deadline = [self.deadline(), latest].into_iter().flatten().min();
-        let deadline = if self.inlet.fall_asleep() {
-            deadline
-        } else {
-            Some(self.now)
+        let deadline = match self.pace.next_look(self.now) {
+            // It does not ring meanwhile.
+            Some(next) => [deadline, Some(next)].into_iter().flatten().min(),
+            None if self.inlet.fall_asleep() => deadline,
+            None => Some(self.now),
         };
         let ready = self.poll.wait(clock::now(), deadline)?;
         self.now = clock::now();
