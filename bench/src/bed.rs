@@ -369,6 +369,19 @@ impl Bed {
         self.serve_command(port, program, &mut command)
     }
 
+    /// As [`Bed::serve`] on Portolan, by a program that performs the handshakes of its port itself.
+    pub fn serve_delegated(
+        &self,
+        port: u16,
+        program: &str,
+        arguments: &[&str],
+    ) -> Result<Background, ServeError> {
+        let mut command = self.command(Side::Server, Stack::Portolan, program);
+        command.args(arguments).stdout(Stdio::null());
+        command.env("PORTOLAN_DELEGATE", "1");
+        self.serve_command(port, program, &mut command)
+    }
+
     /// As [`Bed::serve`] on the kernel's stack, for our traffic program, whose output goes to a file. It runs
     /// ahead of everybody else, so that it sees what arrives when it arrives.
     pub fn observe(

@@ -41,6 +41,16 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     if effort.quick {
         return cases;
     }
+    cases.push(Case::of_portolan(
+        "connect-close-delegated",
+        "conn/s",
+        Better::Higher,
+        move |bed| {
+            let endpoint = bed.endpoint(PORT).to_string();
+            let _server = bed.serve_delegated(PORT, "portolan-traffic", &["greet", &endpoint])?;
+            connect(bed, Stack::Portolan, seconds, "per_second")
+        },
+    ));
     for (suffix, caching) in [("", Caching::Delayed), ("-undelayed", Caching::Undelayed)] {
         cases.push(Case::new(
             format!("fork-close{suffix}"),

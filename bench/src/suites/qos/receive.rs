@@ -74,6 +74,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         cases.push(flooded(effort, kind));
         cases.push(flooded_in_budget(effort, kind));
     }
+    cases.push(flooded_delegate(effort));
     cases
 }
 
@@ -247,7 +248,29 @@ fn flooded_in_budget(effort: Effort, kind: Flood) -> Case {
     Case::of_portolan(name, "", Better::Lower, measure).with_bar(1.2)
 }
 
+/// A flood of SYNs at a program that performs its handshakes itself (NE §3.2).
+fn flooded_delegate(effort: Effort) -> Case {
+    let measure = move |bed: &Bed| {
+        let endpoint = bed.endpoint(FLOODED_PORT).to_string();
+        let victim =
+            bed.serve_delegated(FLOODED_PORT, "portolan-traffic", &["greet", &endpoint])?;
+        flood_ratio_beside(bed, Stack::Portolan, Flood::Syn, victim, effort)
+    };
+    Case::of_portolan("flood-syn-delegated-p99-ratio", "", Better::Lower, measure).with_bar(1.2)
+}
+
 fn flood_ratio(bed: &Bed, stack: Stack, kind: Flood, effort: Effort) -> Result<f64, MeasureError> {
+    let victim = kind.victim(bed, stack)?;
+    flood_ratio_beside(bed, stack, kind, victim, effort)
+}
+
+fn flood_ratio_beside(
+    bed: &Bed,
+    stack: Stack,
+    kind: Flood,
+    _victim: Background,
+    effort: Effort,
+) -> Result<f64, MeasureError> {
     let echo = bed.endpoint(ECHO_PORT).to_string();
     let _echo = bed.serve(
         stack,
@@ -255,7 +278,6 @@ fn flood_ratio(bed: &Bed, stack: Stack, kind: Flood, effort: Effort) -> Result<f
         "portolan-traffic",
         &["echo", "tcp", &echo],
     )?;
-    let _victim = kind.victim(bed, stack)?;
     let nobody = nobody(bed)?;
     let elsewhere = p99_during(bed, stack, kind.start(bed, nobody)?, effort)?;
     let here = p99_during(bed, stack, kind.start(bed, bed.server.address)?, effort)?;
