@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use portolan_control::Errno;
 use portolan_proto::control::Early;
 use portolan_tcp::{
     Connection, Cookie, CookieVerdict, FastOpen, StateName, fast_open_cookie, judge_cookie,
@@ -32,6 +33,22 @@ impl Server {
             self.fast_cookies.remove(&other);
         }
         self.fast_cookies.insert(remote, cookie);
+    }
+
+    /// Does an active open wait until the application has text for its SYN? `has_way` tells if that
+    /// could take it.
+    pub fn defers_open(
+        &mut self,
+        early: &Early,
+        has_way: impl FnOnce(&Server) -> bool,
+    ) -> Result<bool, Errno> {
+        self.sysctls.refresh(self.now);
+        let asks = self.sysctls.values().fast_open.asks();
+        match early {
+            Early::Text { .. } if !asks => Err(Errno::OPNOTSUPP),
+            Early::IfCookie => Ok(asks && has_way(self)),
+            Early::Text { .. } | Early::No => Ok(false),
+        }
     }
 
     /// Prepares an active open as the application wants it. Returns the octets of its text that

@@ -200,14 +200,8 @@ impl Server {
         (target, neighbour): (Target, Neighbour),
         descriptor: Option<NewDescriptor>,
     ) -> Result<Answer, Detour> {
-        self.sysctls.refresh(self.now);
-        let fast_open = self.sysctls.values().fast_open;
-        match target.early {
-            Early::Text { .. } if !fast_open.asks() => return Err(Errno::OPNOTSUPP.into()),
-            Early::IfCookie if fast_open.asks() && neighbour.opens_fast => {
-                return Ok(ReplyBody::Deferred.into());
-            }
-            _ => {}
+        if self.defers_open(&target.early, |_| neighbour.opens_fast)? {
+            return Ok(ReplyBody::Deferred.into());
         }
         let Neighbour { remote, path, .. } = neighbour;
         let opener = match known {

@@ -262,14 +262,9 @@ impl Server {
         path: Path,
         descriptor: Option<NewDescriptor>,
     ) -> Result<Answer, Detour> {
-        self.sysctls.refresh(self.now);
-        let fast_open = self.sysctls.values().fast_open;
-        match target.early {
-            Early::Text { .. } if !fast_open.asks() => return Err(Errno::OPNOTSUPP.into()),
-            Early::IfCookie if fast_open.asks() && self.has_cookie(target.remote.ip()) => {
-                return Ok(ReplyBody::Deferred.into());
-            }
-            _ => {}
+        let peer = target.remote.ip();
+        if self.defers_open(&target.early, |server| server.has_cookie(peer))? {
+            return Ok(ReplyBody::Deferred.into());
         }
         let id = match known {
             Some(id) => id,
