@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{AfterFlush, Blob, Capsule, ReplyBody, Stretch, Traits};
+use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, Stretch, Traits};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
 use portolan_sys::shm::{self, SetAside};
 use portolan_tcp::{Prefix, StateName};
@@ -75,7 +75,10 @@ impl Server {
             AfterFlush::Close => self.close_held(id),
             AfterFlush::Relay(reader) => {
                 self.note_reader(id, channel, reader);
-                self.start_relay(id);
+                match reader {
+                    Reader::Sender => self.start_relay(id),
+                    Reader::Other => self.start_relay_gently(id),
+                }
             }
             AfterFlush::Park => self.park(id),
         }

@@ -4,11 +4,12 @@
 //! §2.17).
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use portolan_control::{Holder, Phase, Registry};
 use portolan_local::Stream;
 use portolan_stack::Stack;
-use portolan_types::SessionId;
+use portolan_types::{Instant, SessionId};
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
@@ -18,6 +19,11 @@ use crate::server::Server;
 /// Octets moved in one direction before others get their turn.
 const TURN: usize = 256 * 1024;
 const CHUNK: usize = 64 * 1024;
+
+/// What comes at once to a descriptor whose session its last holder may soon want back, and how long
+/// the rest waits: all that lies in the descriptor then has to be taken out again.
+const FIRST_HELPING: usize = 16 * 1024;
+const SECOND_HELPING_AFTER: Duration = Duration::from_millis(2);
 
 /// What one relayed session has seen.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,14 +36,46 @@ pub struct Relay {
     hung_up: bool,
     /// And octets lay in it that nobody had read.
     left_unread: bool,
+    /// No more is moved to the descriptor until the last holder has had time to come back.
+    helping: Option<usize>,
 }
 
 impl Server {
     pub fn start_relay(&mut self, id: SessionId) {
+        self.begin_relay(id, Relay::default());
+    }
+
+    /// As [`Server::start_relay`], for a session that may go back to its last holder at once.
+    pub fn start_relay_gently(&mut self, id: SessionId) {
+        let until = self.now + SECOND_HELPING_AFTER;
+        let relay = Relay {
+            helping: Some(FIRST_HELPING),
+            ..Relay::default()
+        };
+        self.helpings.push_back((until, id));
+        self.begin_relay(id, relay);
+    }
+
+    fn begin_relay(&mut self, id: SessionId, relay: Relay) {
         self.set_phase(id, Phase::Relayed);
-        self.relays.insert(id, Relay::default());
+        self.relays.insert(id, relay);
         self.watch_local(id);
         self.pump(id);
+    }
+
+    /// Moves what was held back of those that nobody wanted back. Returns when to come again.
+    pub fn drive_relays(&mut self) -> Option<Instant> {
+        while let Some(&(due, id)) = self.helpings.front() {
+            if due > self.now {
+                return Some(due);
+            }
+            self.helpings.pop_front();
+            if let Some(relay) = self.relays.get_mut(&id) {
+                relay.helping = None;
+                self.pump(id);
+            }
+        }
+        None
     }
 
     /// Takes a session back from its descriptor, whose only user shows it: what is on its way in it goes
@@ -202,8 +240,10 @@ impl Server {
         let mut chunk = vec![0; CHUNK];
         let mut moved = 0;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        while moved < TURN {
-            let count = stream.peek(0, &mut chunk);
+        let most = relay.helping.unwrap_or(TURN);
+        while moved < most {
+            let room = CHUNK.min(most - moved);
+            let count = stream.peek(0, &mut chunk[..room]);
             if count == 0 {
                 break;
             }
@@ -226,6 +266,11 @@ impl Server {
             relay.far_ended = true;
             // The descriptor may be closed already, which says as much.
             let _ = shutdown(&far.fd, Shutdown::Write);
+        }
+        if let Some(octets) = &mut relay.helping {
+            *octets -= moved;
+            // The rest waits for its time, not for room.
+            return false;
         }
         stream.readable() > 0
     }

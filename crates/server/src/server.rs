@@ -196,6 +196,8 @@ pub struct Server {
     /// Where active opens go when they are done.
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
+    /// When what was held back of a relay follows, in this order.
+    pub(crate) helpings: VecDeque<(Instant, SessionId)>,
     pub(crate) locals: Locals,
     pub(crate) dying: HashMap<SessionId, Dying>,
     /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
@@ -307,6 +309,7 @@ impl Server {
             recalls: HashMap::new(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
+            helpings: VecDeque::new(),
             locals,
             dying: HashMap::new(),
             deferred: HashMap::new(),
@@ -453,6 +456,7 @@ impl Server {
             self.drive_leaving_taps(),
             self.drive_spares(),
             self.drive_recalls(),
+            self.drive_relays(),
             self.drive_delegations(),
             self.drive_callers(),
             self.drive_bells(),

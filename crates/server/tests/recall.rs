@@ -13,7 +13,9 @@ use std::time::Duration;
 
 use common::{Library, Near, await_some, control_path, start_server};
 use portolan_netns::Bed;
-use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody};
+use portolan_stack::Session;
+use portolan_sys::shm::{self, SetAside};
 use portolan_sys::unix;
 use portolan_types::{SessionId, Slot};
 
@@ -161,6 +163,35 @@ fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
     assert_eq!(&all, b"by the descriptor, by the session");
     let ended = scene.other.client.counter("server", "relays-ended");
     assert_eq!(ended, 1);
+}
+
+/// Its last holder may want the session back at once, so the descriptor gets little at first.
+#[test]
+fn what_is_held_back_of_a_relay_follows() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    let octets: Vec<u8> = (0..300_000).map(|index| (index % 251) as u8).collect();
+    let Some(Session::Tcp(session)) = scene.holder.stack.remove(scene.slot) else {
+        panic!("no session");
+    };
+    let memory = SetAside::write(&[&octets]).unwrap();
+    let request = RequestBody::Flush {
+        session: scene.id,
+        capsule: Capsule {
+            state: Blob::Inline(session.to_capsule()),
+            unread: shm::stretch(0, octets.len()),
+        },
+        then: AfterFlush::Relay(Reader::Other),
+        traits: Default::default(),
+    };
+    let (reply, _) = scene.holder.client.ask_with(request, &[memory.as_fd()]);
+    assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
+    descriptor.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut got = vec![0; octets.len()];
+    descriptor.read_exact(&mut got).unwrap();
+    assert!(got == octets);
 }
 
 #[test]
