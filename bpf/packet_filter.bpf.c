@@ -9,6 +9,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "active.h"
 #include "counters.h"
 #include "deliver.h"
 #include "extension.h"
@@ -179,6 +180,12 @@ int packet_filter(struct __sk_buff *skb)
 		if (!distribute(skb, &delivery))
 			return filter_frame(skb, receive_pass_not_to_host);
 		return TC_ACT_UNSPEC;
+	}
+	if (settings.marker) {
+		struct flow_row row;
+
+		if (find_by_handle(skb, &row))
+			return deliver(skb, &row, IPPROTO_TCP, 0, skb->ifindex);
 	}
 	return filter(skb, skb->ifindex, FROM_NETWORK);
 }

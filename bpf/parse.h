@@ -17,6 +17,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "portolan.h"
+#include "settings.h"
 
 /* Headers without options up to and including the ports, over IPv6. */
 #define USUAL_HEADERS (ETH_HLEN + 40 + 4)
@@ -312,6 +313,31 @@ static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct 
 	return parse_ports(&cursor, key, RECEIVED);
 }
 
+/* RFC 4727: an experimental option, copied to fragments. */
+#define OPTION_ENCLOSED 158
+#define DSCP_MASK 0xfc
+
+/* A handle for active demultiplexing (MS §VI), as it follows an IPv4 header. */
+struct enclosed {
+	__u8 type;
+	__u8 length;
+	__be16 index;
+	__be32 nonce[2];
+};
+
+_Static_assert(sizeof(struct enclosed) == 12, "the option of a handle");
+
+/* Has an IPv4 header that option, and no other? */
+static __always_inline bool encloses_handle(const struct cursor *cursor)
+{
+	const struct iphdr *ip = cursor->at;
+	const struct enclosed *enclosed = (const void *)(ip + 1);
+
+	return settings.marker && (const void *)(enclosed + 1) <= cursor->end && ip->ihl == 8 &&
+	       ip->version == 4 && ip->protocol == IPPROTO_TCP &&
+	       enclosed->type == OPTION_ENCLOSED && enclosed->length == sizeof(*enclosed);
+}
+
 /*
  * The addresses and the protocol of a frame that a channel wants to send; the cursor ends up at
  * its transport header.
@@ -327,8 +353,9 @@ static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filt
 	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
 		__u8 *version_and_length = cursor->at;
 
-		/* Options are not sent: source routes among them would undo the checks. */
-		if ((void *)(version_and_length + 1) > cursor->end || *version_and_length != 0x45)
+		/* Options are not sent, but a handle: source routes among them would undo the checks. */
+		if ((void *)(version_and_length + 1) > cursor->end ||
+		    (*version_and_length != 0x45 && !encloses_handle(cursor)))
 			return PARSED_MALFORMED;
 		/* Nor are fragments: the kernel makes them from a datagram that can be checked. */
 		if (parse_ipv4(cursor, key, SENT, piece) != PARSED_FLOW || piece->is_fragment)

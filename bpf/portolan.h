@@ -198,6 +198,14 @@ struct tap {
 
 struct filter_settings {
 	__u32 algorithm;
+	/* The traffic class of packets that enclose a handle; 0: handles mean nothing. */
+	__u32 marker;
+};
+
+/* What a handle leads to. */
+struct handle_row {
+	__u64 nonce;
+	struct flow_row row;
 };
 
 /* Extensions of all programs; numbers are from 1 on. */
@@ -285,7 +293,8 @@ _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
-_Static_assert(sizeof(struct filter_settings) == 4, "FilterSettings");
+_Static_assert(sizeof(struct filter_settings) == 8, "FilterSettings");
+_Static_assert(sizeof(struct handle_row) == 24, "HandleRow");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
 _Static_assert(sizeof(struct losses) == 24, "Losses");
 _Static_assert(sizeof(struct budget) == 72, "Budget");

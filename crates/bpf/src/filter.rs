@@ -17,6 +17,7 @@ use crate::channel::{ChannelMaps, Maps};
 use crate::counters::{self, Counter};
 use crate::error::{AttachError, ChannelError, LoadError, TableError};
 use crate::extensions::Extensions;
+use crate::handles::HandleTable;
 use crate::hook::Hook;
 use crate::linear::LinearTable;
 use crate::objects::Objects;
@@ -42,6 +43,8 @@ pub struct Filter {
     flows: Table<FilterKey, FlowRow>,
     /// The same flows, where packets are compared with each of them.
     linear: Option<RefCell<LinearTable>>,
+    /// Where packets may name their flow themselves.
+    handles: Option<RefCell<HandleTable>>,
     bindings: Table<BindingKey, FlowRow>,
     shares: Table<ShareKey, FlowRow>,
     senders: Table<SenderKey, u16>,
@@ -79,12 +82,17 @@ impl Filter {
             }
             _ => None,
         };
+        let handles = match settings.marker {
+            0 => None,
+            _ => Some(RefCell::new(HandleTable::of(objects)?)),
+        };
         Ok(Filter {
             packet_filter: objects.program("packet_filter")?,
             inject_filter: objects.program("inject_filter")?,
             hooks: HashMap::new(),
             flows: Table::of(objects, "flows")?,
             linear,
+            handles,
             bindings: Table::of(objects, "bindings")?,
             shares: Table::of(objects, "shares")?,
             senders: Table::of(objects, "senders")?,
@@ -208,6 +216,9 @@ impl Filter {
     pub fn aim(&self, flow: &FlowKey, row: FlowRow) -> Result<(), TableError> {
         let key = FilterKey::new(flow);
         self.flows.set(&key, &row)?;
+        if let Some(handles) = &self.handles {
+            handles.borrow_mut().follow(&key, row)?;
+        }
         match &self.linear {
             Some(linear) => linear.borrow_mut().set(&key, row),
             None => Ok(()),
@@ -218,9 +229,26 @@ impl Filter {
     pub fn unaim(&self, flow: &FlowKey) -> Result<(), TableError> {
         let key = FilterKey::new(flow);
         self.flows.remove(&key)?;
+        if let Some(handles) = &self.handles {
+            handles.borrow_mut().revoke(&key)?;
+        }
         match &self.linear {
             Some(linear) => linear.borrow_mut().remove(&key),
             None => Ok(()),
+        }
+    }
+
+    /// Makes a handle by which packets find the flow as it is aimed now: the index of its row. It ends when the flow
+    /// is aimed elsewhere. `None` if there are no handles, or no more.
+    pub fn give_handle(
+        &self,
+        flow: &FlowKey,
+        row: FlowRow,
+        nonce: u64,
+    ) -> Result<Option<u16>, TableError> {
+        match &self.handles {
+            Some(handles) => handles.borrow_mut().give(&FilterKey::new(flow), row, nonce),
+            None => Ok(None),
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use libbpf_rs::{ErrorKind, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
-use portolan_proto::filter::FilterSettings;
+use portolan_proto::filter::{FilterSettings, HANDLES};
 use zerocopy::IntoBytes;
 
 use crate::error::LoadError;
@@ -35,6 +35,7 @@ fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32>
     match map {
         // One more, so that a flow can move when there is no other room.
         "linear_rows" if settings.algorithm == FilterSettings::LINEAR => Some(limits.flows + 1),
+        "handles" if settings.marker != 0 => Some(HANDLES),
         "flows" => Some(limits.flows),
         "bindings" => Some(limits.bindings),
         "channels" | "losses" | "rings" | "doorbells" => Some(limits.channels),

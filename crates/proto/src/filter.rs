@@ -283,6 +283,8 @@ impl Doorbell {
 pub struct FilterSettings {
     /// [`FilterSettings::HASH`] or [`FilterSettings::LINEAR`]: how flows are found.
     pub algorithm: u32,
+    /// The traffic class of packets that enclose a handle; 0: handles mean nothing.
+    pub marker: u32,
 }
 
 impl FilterSettings {
@@ -300,6 +302,19 @@ pub struct LinearRow {
     pub key: FilterKey,
     pub row: FlowRow,
 }
+
+/// What a handle leads to; `nonce` is 0 while that is nothing, or changes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct HandleRow {
+    pub nonce: u64,
+    pub row: FlowRow,
+}
+
+/// Handles that one host can give out.
+pub const HANDLES: u32 = 1 << 16;
 
 /// Processes that one look for holders can name.
 pub const HOLDERS_MAX: usize = 8;
@@ -319,7 +334,8 @@ pub struct Holders {
 }
 
 const _: () = assert!(size_of::<Holders>() == 48);
-const _: () = assert!(size_of::<FilterSettings>() == 4);
+const _: () = assert!(size_of::<FilterSettings>() == 8);
+const _: () = assert!(size_of::<HandleRow>() == 24);
 const _: () = assert!(size_of::<LinearRow>() == 64);
 const _: () = assert!(size_of::<FilterKey>() == 40);
 const _: () = assert!(size_of::<FlowRow>() == 16);

@@ -242,7 +242,10 @@ impl Server {
         self.counters.handoffs += 1;
         self.note_migration(id);
         match self.stack.remove(held)? {
-            Session::Tcp(session) => Some((*session, generation)),
+            Session::Tcp(mut session) => {
+                self.give_handle(&mut session);
+                Some((*session, generation))
+            }
             Session::Udp(_) => None,
         }
     }

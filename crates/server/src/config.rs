@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use portolan_control::Limits;
 use portolan_control::qos::cpu::ClassTerms;
 use portolan_proto::control::{BufferLimits, Parameters};
+use portolan_proto::filter::FilterSettings;
 use portolan_proto::raw::Guard;
 use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
 mod cpu;
+mod demux;
 mod extension;
 mod filter;
 mod qos;
@@ -18,6 +20,7 @@ mod raw;
 mod tests;
 
 use cpu::CpuClass;
+pub use demux::DemuxConfig;
 pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
@@ -52,6 +55,7 @@ pub struct Config {
     pub buffers: Buffers,
     pub limits: LimitsConfig,
     pub filter: FilterConfig,
+    pub demux: DemuxConfig,
     pub qos: QosConfig,
     /// `[[raw]]`.
     pub raw: Vec<RawRule>,
@@ -114,6 +118,7 @@ impl Default for Config {
             buffers: Buffers::default(),
             limits: LimitsConfig::default(),
             filter: FilterConfig::default(),
+            demux: DemuxConfig::default(),
             qos: QosConfig::default(),
             raw: Vec::new(),
             extension: ExtensionConfig::default(),
@@ -172,6 +177,10 @@ pub enum ConfigError {
     SocketMode(u32),
     #[error("`buffers`: each initial size must be at least 4096 and at most its maximum")]
     Buffers,
+    #[error(
+        "`demux.marker` {0} is no code point for local use: of 0 to 63, those that end in binary 11"
+    )]
+    Marker(u8),
     #[error("`limits`: {0} must be between 1 and {1}")]
     Limit(&'static str, u32),
     #[error(
@@ -233,6 +242,9 @@ impl Config {
         let sound = |initial, maximum| (4096..=maximum).contains(&initial);
         if !sound(b.send_initial, b.send_maximum) || !sound(b.receive_initial, b.receive_maximum) {
             return Err(ConfigError::Buffers);
+        }
+        if !self.demux.is_sound() {
+            return Err(ConfigError::Marker(self.demux.marker));
         }
         cpu::check(&self.qos.cpu_class)?;
         raw::check(&self.raw)?;
@@ -314,6 +326,14 @@ impl Config {
             classes => classes,
         };
         classes.iter().filter_map(CpuClass::terms).collect()
+    }
+
+    /// What the programs in the kernel are told.
+    pub fn filter_settings(&self) -> FilterSettings {
+        FilterSettings {
+            algorithm: self.filter.algorithm.number(),
+            marker: self.demux.traffic_class().map_or(0, u32::from),
+        }
     }
 
     /// What each library is told.

@@ -51,6 +51,10 @@ counters! {
     local_sessions = "local-sessions",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
+    /// Handles that processes were given for their sessions (active demultiplexing).
+    handles_given = "handles-given",
+    /// Sessions without one, since all were given.
+    handles_lacking = "handles-lacking",
     /// Of all capsules that went or came, unread and unacknowledged data included.
     capsule_octets = "capsule-octets",
     /// Sessions wanted back from the process that held them.

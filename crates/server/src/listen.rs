@@ -413,7 +413,11 @@ impl Server {
         let path = self.path_of(flow.remote).ok()?;
         let options = self.handshake_options(listener_id);
         let base = self.base_config();
-        Some(passive_config(&base, &options, (&path, flow), &self.secret))
+        let config = passive_config(&base, &options, (&path, flow), &self.secret);
+        Some(TcpConfig {
+            demux: self.wants_handles(flow),
+            ..config
+        })
     }
 
     pub fn handshake_options(&self, listener_id: SessionId) -> HandshakeOptions {

@@ -10,6 +10,7 @@ mod delegation;
 mod descriptors;
 mod extensions;
 mod fast_open;
+mod handles;
 mod instance;
 mod listen;
 mod locals;

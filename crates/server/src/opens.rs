@@ -409,6 +409,7 @@ impl Server {
         (slot, generation): (Slot, Generation),
         mut session: TcpSession,
     ) {
+        session.connection.revoke();
         session.generation = generation;
         self.stack.insert_at(
             self.now,

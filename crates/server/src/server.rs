@@ -227,7 +227,7 @@ impl Server {
             bindings: BINDINGS,
             channels: config.limits.processes + 1,
         };
-        let mut filter = Filter::load(&limits, &config.filter.settings())?;
+        let mut filter = Filter::load(&limits, &config.filter_settings())?;
         let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
         let wire = Tap::create("ptl-srv")?;
         filter.attach_tap(ChannelId::SERVER, wire.ifindex)?;
@@ -507,7 +507,10 @@ impl Server {
 
     /// Parameters of a connection over `path`.
     pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
-        path_config(&self.base_config(), path, flow, &self.secret)
+        TcpConfig {
+            demux: self.wants_handles(flow),
+            ..path_config(&self.base_config(), path, flow, &self.secret)
+        }
     }
 
     /// Parameters of connections, whatever their path.

@@ -25,7 +25,7 @@ const FRAMES: &[(&str, &str)] = &[
     ),
     (
         "drop-foreign-peer",
-        "datagrams dropped: for a connected socket, from somebody else",
+        "packets dropped: for a connection or a connected socket, from somebody else",
     ),
     (
         "drop-receive-buffer",

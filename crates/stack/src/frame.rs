@@ -4,8 +4,9 @@ use core::net::IpAddr;
 
 use portolan_proto::ip::IpOptions;
 use portolan_tcp::Codepoint;
-use portolan_types::{MacAddr, Protocol, Slot};
+use portolan_types::{Handle, MacAddr, Protocol, Slot};
 use portolan_wire::checksum::Sum;
+use portolan_wire::demux::{ENCLOSED_LEN, enclose};
 use portolan_wire::ethernet::{self, EtherType};
 use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::vnet::{self, Gso, VnetHeader};
@@ -151,6 +152,23 @@ impl Template {
         self.source
     }
 
+    /// The same with a handle in its first option, and marked so. `None` over IPv6, where few devices cut packets with
+    /// options, and if the application has chosen a traffic class.
+    pub(crate) fn enclosing(&self, handle: Handle) -> Option<Template> {
+        let mut enclosing = self.clone();
+        let end = self.length + ENCLOSED_LEN;
+        let ip = &mut enclosing.octets[VNET + ETHERNET..];
+        if !self.is_ipv4 || ip[1] != 0 {
+            return None;
+        }
+        ip[0] = 0x48;
+        ip[1] = handle.marker;
+        ip[IPV4..][..ENCLOSED_LEN].copy_from_slice(&enclose(handle));
+        enclosing.header_sum = sum(&ip[..IPV4 + ENCLOSED_LEN]);
+        enclosing.length = end;
+        Some(enclosing)
+    }
+
     /// Head of a TCP segment; `segment_size` other than 0 asks the device to cut the payload.
     pub(crate) fn tcp_head<'a>(
         &self,
@@ -237,7 +255,7 @@ impl Template {
         VnetHeader::partial_checksum(start, to_u16(checksum_at)).emit(head);
         let ip = &mut head[VNET + ETHERNET..];
         if self.is_ipv4 {
-            let total = to_u16(IPV4 + transport_length);
+            let total = to_u16(self.length - VNET - ETHERNET + transport_length);
             ip[2..4].copy_from_slice(&total.to_be_bytes());
             let checksum = !fold(self.header_sum + u32::from(total));
             ip[10..12].copy_from_slice(&checksum.to_be_bytes());

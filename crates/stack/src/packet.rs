@@ -69,7 +69,7 @@ pub enum Drop {
     BadChecksum,
     /// A fragment, or a protocol that has no sessions.
     Unsupported,
-    /// A datagram for a connected UDP session from somebody else.
+    /// For a connection or a connected UDP session, from somebody else.
     ForeignPeer,
     /// A datagram to a group that the session does not hear.
     NotMember,

@@ -1,6 +1,6 @@
 //! The session table: who gets a received frame, who may send, whose timer is due.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::VecDeque;
 
@@ -449,13 +449,13 @@ impl Stack {
         let is_current = way
             .as_ref()
             .is_some_and(|way| way.is_current(&ends, routes, &self.mtus));
-        let template = match Way::current(way, ends, session.ip, routes, &self.mtus) {
+        let way = match Way::current(way, ends, session.ip, routes, &self.mtus) {
             Ok(way) => {
                 if !is_current {
                     let mtu = way.mtu_for(session.ip.discovery);
                     session.connection.set_path_mtu(tcp_payload(mtu, flow));
                 }
-                &way.template
+                way
             }
             Err(no_way) => {
                 self.stalled.push(slot);
@@ -468,7 +468,7 @@ impl Stack {
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
             let length = segment.payload[0].len() + segment.payload[1].len();
-            let head = template.tcp_head(
+            let head = way.template_for(segment.handle).tcp_head(
                 &mut head,
                 &segment.header,
                 length,
@@ -637,6 +637,10 @@ fn deliver(
                 codepoint,
             },
         ) => {
+            // The filter looks at the peer only where it looks the flow up, which a handle spares it.
+            if !is_of(&session.flow, packet) {
+                return Err(Drop::ForeignPeer);
+            }
             let connection = &mut session.connection;
             connection.on_marked_segment(now, *codepoint, header, payload);
             connection.events()
@@ -679,6 +683,11 @@ fn deliver(
         _ => return Ok(None),
     };
     Ok(Some(events))
+}
+
+fn is_of(flow: &FlowKey, packet: &Packet<'_>) -> bool {
+    let plain = |address: SocketAddr| (address.ip(), address.port());
+    plain(flow.remote) == plain(packet.source) && plain(flow.local) == plain(packet.destination)
 }
 
 fn report_to_tcp(

@@ -5,7 +5,7 @@ use core::net::IpAddr;
 
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
 use portolan_proto::metastate::RouteKind;
-use portolan_types::{MacAddr, Protocol};
+use portolan_types::{Handle, MacAddr, Protocol};
 use portolan_wire::{ipv4, ipv6};
 
 use crate::frame::Template;
@@ -41,6 +41,8 @@ pub(crate) struct Way {
     /// What its first link takes.
     pub(crate) link_mtu: u32,
     pub(crate) template: Template,
+    /// The last handle that went with a packet, and the template with it, if there can be one.
+    enclosing: Option<(Handle, Option<Template>)>,
 }
 
 /// Why there is none.
@@ -90,6 +92,7 @@ impl Way {
             mtu: mtus.limit(destination, path.mtu),
             link_mtu: path.mtu,
             template,
+            enclosing: None,
         })
     }
 
@@ -118,6 +121,7 @@ impl Way {
             mtu: path.mtu,
             link_mtu: path.mtu,
             template,
+            enclosing: None,
         })
     }
 
@@ -128,14 +132,33 @@ impl Way {
         ip: IpOptions,
         routes: &Routes,
         mtus: &PathMtus,
-    ) -> Result<&'a Way, NoWay> {
+    ) -> Result<&'a mut Way, NoWay> {
         if !kept
             .as_ref()
             .is_some_and(|way| way.is_current(&ends, routes, mtus))
         {
             *kept = Some(Way::find(ends, ip, routes, mtus)?);
         }
-        kept.as_ref().ok_or(NoWay::NoRoute)
+        kept.as_mut().ok_or(NoWay::NoRoute)
+    }
+
+    /// The template for a packet that is to enclose a handle, or none.
+    pub(crate) fn template_for(&mut self, handle: Option<Handle>) -> &Template {
+        let Some(handle) = handle else {
+            return &self.template;
+        };
+        if self
+            .enclosing
+            .as_ref()
+            .is_none_or(|(kept, _)| *kept != handle)
+        {
+            self.enclosing = Some((handle, self.template.enclosing(handle)));
+        }
+        let enclosing = self
+            .enclosing
+            .as_ref()
+            .and_then(|(_, template)| template.as_ref());
+        enclosing.unwrap_or(&self.template)
     }
 
     pub(crate) fn is_v6(&self) -> bool {

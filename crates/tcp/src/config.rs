@@ -82,6 +82,8 @@ pub struct Config {
     pub timestamps: bool,
     pub sack: bool,
     pub window_scaling: bool,
+    /// Tells the peer that handles are understood.
+    pub demux: bool,
     /// Bound of the advertised window, from the first on.
     pub window_clamp: Option<u32>,
     /// Added to the millisecond clock in the timestamp option, so that it tells nothing of uptime.
@@ -103,6 +105,7 @@ impl Default for Config {
             timestamps: true,
             sack: true,
             window_scaling: true,
+            demux: false,
             window_clamp: None,
             timestamp_offset: 0,
         }

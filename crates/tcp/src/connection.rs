@@ -7,7 +7,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use portolan_types::{Instant, Memory, SeqNum};
+use portolan_types::{Handle, Instant, Memory, SeqNum};
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader};
 use serde::{Deserialize, Serialize};
 
@@ -15,6 +15,7 @@ use crate::buffer::LARGEST;
 use crate::chrono::Chronometer;
 use crate::config::{Config, CongestionKind, Options, OrphanWait};
 use crate::cookie;
+use crate::demux::{Demux, ENCLOSED_LEN, Edge};
 use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::events::Events;
@@ -52,6 +53,8 @@ pub struct Connection {
     pub(crate) sack: bool,
     /// Both sides agreed on explicit congestion notification.
     pub(crate) ecn: Option<Ecn>,
+    /// Both sides agreed on active demultiplexing.
+    pub(crate) demux: Option<Demux>,
     pub(crate) scaling: bool,
     pub(crate) timestamp_offset: u32,
     pub(crate) options: Options,
@@ -275,6 +278,7 @@ impl Connection {
             timestamps: None,
             sack: false,
             ecn: None,
+            demux: None,
             scaling: false,
             timestamp_offset: config.timestamp_offset,
             options: Options {
@@ -312,6 +316,7 @@ impl Connection {
         self.receive.start_tuning();
         self.scaling = agreement.scaling;
         self.sack = agreement.sack;
+        self.demux = agreement.demux.then(Demux::default);
         self.timestamps = peer
             .options
             .timestamps
@@ -776,6 +781,36 @@ impl Connection {
         }
     }
 
+    // ---- active demultiplexing ----
+
+    /// Would the peer use a handle?
+    pub fn takes_handles(&self) -> bool {
+        self.demux.is_some()
+    }
+
+    /// The session has a receiver of its own, whom the peer's packets find by `handle`.
+    pub fn advertise(&mut self, handle: Handle) {
+        let edge = self.edge();
+        if let Some(demux) = &mut self.demux {
+            demux.advertise(handle, edge);
+        }
+    }
+
+    /// What was advertised leads nowhere any more.
+    pub fn revoke(&mut self) {
+        let edge = self.edge();
+        if let Some(demux) = &mut self.demux {
+            demux.revoke(edge);
+        }
+    }
+
+    fn edge(&self) -> Edge {
+        Edge {
+            sent: self.send.nxt,
+            allowed: self.receive.nxt + self.receive.offered(),
+        }
+    }
+
     // ---- ICMP ----
 
     /// RFC 5927 §4: only what is in flight can have caused an error.
@@ -804,8 +839,10 @@ impl Connection {
     }
 
     fn without_options(&self, payload: u16) -> u32 {
-        let options = if self.timestamps.is_some() { 12 } else { 0 };
-        u32::from(payload.max(48 + options) - options)
+        let timestamps = if self.timestamps.is_some() { 12 } else { 0 };
+        let handle = self.demux.as_ref().map_or(0, |_| ENCLOSED_LEN);
+        let options = timestamps + handle;
+        u32::from(payload).max(48 + options) - options
     }
 
     /// An ICMP error that quotes a segment of this connection (RFC 5927).

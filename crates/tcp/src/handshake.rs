@@ -3,6 +3,7 @@
 
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
+use portolan_wire::demux::{DemuxOption, ENCLOSED_LEN};
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions};
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +73,8 @@ pub(crate) struct Offer {
     pub(crate) sack: bool,
     /// Asks for, or agrees to, explicit congestion notification.
     pub(crate) ecn: bool,
+    /// Active demultiplexing.
+    pub(crate) demux: bool,
 }
 
 /// What both sides agreed on.
@@ -85,6 +88,7 @@ pub(crate) struct Agreement {
     pub(crate) scaling: bool,
     pub(crate) timestamps: bool,
     pub(crate) sack: bool,
+    pub(crate) demux: bool,
 }
 
 impl Offer {
@@ -96,6 +100,7 @@ impl Offer {
             timestamps: config.timestamps,
             sack: config.sack,
             ecn: config.ecn == EcnMode::Request,
+            demux: config.demux,
         }
     }
 
@@ -105,6 +110,7 @@ impl Offer {
             scale: self.scale.filter(|_| peer.window_scale.is_some()),
             timestamps: self.timestamps && peer.timestamps.is_some(),
             sack: self.sack && peer.sack_permitted,
+            demux: self.demux && peer.demux == Some(DemuxOption::Able),
             ..self
         }
     }
@@ -116,13 +122,16 @@ impl Offer {
         // RFC 9293 §3.7.1 [MUST-15].
         let theirs = peer.mss.unwrap_or(self.assumed_mss);
         let room = self.mss.min(theirs).max(MIN_MSS);
+        let timestamps = if ours.timestamps { TIMESTAMP_OCTETS } else { 0 };
+        let handle = if ours.demux { ENCLOSED_LEN as u16 } else { 0 };
         Agreement {
-            mss: room - if ours.timestamps { TIMESTAMP_OCTETS } else { 0 },
+            mss: room - timestamps - handle,
             send_scale: scales.map_or(0, |(_, theirs)| theirs.min(MAX_SCALE)),
             receive_scale: scales.map_or(0, |(ours, _)| ours),
             scaling: scales.is_some(),
             timestamps: ours.timestamps,
             sack: ours.sack,
+            demux: ours.demux,
         }
     }
 }

@@ -5,6 +5,7 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::config::EcnMode;
 use crate::connection::{Connection, LINGERING};
+use crate::demux::Demux;
 use crate::ecn::Ecn;
 use crate::error::Error;
 use crate::events::Events;
@@ -53,6 +54,7 @@ impl Connection {
             && header.ack.at_or_after(self.send.una)
             && header.ack.at_or_before(self.send.nxt)
             && header.options.sack.is_empty()
+            && header.options.demux.is_none()
             && match (&self.timestamps, header.options.timestamps) {
                 (Some(state), Some(field)) => !state.is_old(field, now),
                 (None, None) => true,
@@ -172,6 +174,7 @@ impl Connection {
             return;
         }
         self.note_heard(now, header);
+        self.hear_handle(header);
         self.on_acknowledgement(now, header, end - header.seq);
         // Sixth: URG.
         self.on_urgent(header, header.seq);
@@ -207,6 +210,10 @@ impl Connection {
         }
         // As Linux: text and FIN are no part of an acknowledgement loop; all else is answered
         // within limits.
+        if !payload.is_empty() {
+            // It was here before: its acknowledgement was lost.
+            self.doubt_handle();
+        }
         let fin = header.flags.contains(TcpFlags::FIN);
         let loops = header.flags.contains(TcpFlags::SYN) || (payload.is_empty() && !fin);
         if !loops || self.challenges.allow(now, &mut self.tally) {
@@ -324,6 +331,21 @@ impl Connection {
         }
     }
 
+    fn hear_handle(&mut self, header: &TcpHeader) {
+        if let Some(demux) = &mut self.demux
+            && let Some(option) = header.options.demux
+        {
+            demux.hear(option);
+        }
+    }
+
+    /// Something was lost: what is enclosed may be why.
+    pub(crate) fn doubt_handle(&mut self) {
+        if self.demux.as_mut().is_some_and(Demux::doubt) {
+            self.tally.count(Event::HandleDoubted);
+        }
+    }
+
     /// `space` is what the segment occupies.
     fn on_acknowledgement(&mut self, now: Instant, header: &TcpHeader, space: u32) {
         let echo = match (&self.timestamps, header.options.timestamps) {
@@ -344,6 +366,9 @@ impl Connection {
             marked: self.ecn.is_some() && header.flags.contains(TcpFlags::ECE),
         };
         let outcome = self.send.on_ack(&input, &mut self.tally);
+        if let Some(demux) = &mut self.demux {
+            demux.progress(self.send.una, header.seq + space);
+        }
         if input.marked {
             let segments = outcome.delivered.div_ceil(self.send.mss);
             self.counters.delivered_marked += u64::from(segments);
@@ -480,6 +505,7 @@ impl Connection {
             self.tally.count(Event::OutOfOrder);
         } else if !arrival.readable && !payload.is_empty() {
             self.tally.count(Event::Duplicate);
+            self.doubt_handle();
         }
         if arrival.readable {
             self.events.insert(Events::READABLE);

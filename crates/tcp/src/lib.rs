@@ -9,6 +9,7 @@ mod chrono;
 mod config;
 mod connection;
 pub mod cookie;
+mod demux;
 mod ecn;
 mod error;
 mod events;

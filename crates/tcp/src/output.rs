@@ -1,12 +1,14 @@
 //! Which segment leaves next, and its header.
 
 use arrayvec::ArrayVec;
-use portolan_types::{Instant, SeqNum};
+use portolan_types::{Handle, Instant, SeqNum};
+use portolan_wire::demux::DemuxOption;
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Options;
 use crate::connection::Connection;
+use crate::demux::Demux;
 use crate::ecn::{Codepoint, Ecn};
 use crate::handshake::{Offer, SynSent};
 use crate::send::Chunk;
@@ -27,6 +29,8 @@ pub struct Segment<'a> {
     pub segment_size: u16,
     /// For the IP header.
     pub codepoint: Codepoint,
+    /// And for an option of it.
+    pub handle: Option<Handle>,
 }
 
 impl Segment<'_> {
@@ -81,7 +85,7 @@ impl Connection {
         if self.sack && self.receive.has_report() {
             // Full segments have no room for SACK blocks.
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
-            return Some(bare(header));
+            return Some(self.acknowledgement(header));
         }
         if self.path.is_searching()
             && let Some(chunk) = self.next_path_probe(now)
@@ -99,11 +103,11 @@ impl Connection {
             self.probe = false;
             // RFC 9293 §3.8.4 [SHLD-12]: a number the peer has acknowledged makes it answer.
             let header = self.header(now, self.send.una - 1, TcpFlags::ACK, false);
-            return Some(bare(header));
+            return Some(self.acknowledgement(header));
         }
         if self.receive.ack_due() {
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
-            return Some(bare(header));
+            return Some(self.acknowledgement(header));
         }
         self.come_to_rest(now);
         None
@@ -136,7 +140,8 @@ impl Connection {
     }
 
     fn next_path_probe(&mut self, now: Instant) -> Option<Chunk> {
-        if self.urgent_end.is_some() || !self.send.may_probe_path(self.send.mss) {
+        let is_full = self.urgent_end.is_some() || self.demux_octets() > 0;
+        if is_full || !self.send.may_probe_path(self.send.mss) {
             return None;
         }
         let size = self.path.wanted(now)?;
@@ -157,12 +162,27 @@ impl Connection {
             return None;
         }
         let mut chunk = self.next_by_options()?;
+        self.leave_room(&mut chunk);
         if self.announces_reduction(chunk) && chunk.len > self.send.mss {
             // RFC 3168 §6.1.2: CWR goes with one packet only.
             chunk.len = self.send.mss;
             chunk.fin = false;
         }
         Some(chunk)
+    }
+
+    /// Each segment carries the option of active demultiplexing while there is one.
+    fn leave_room(&self, chunk: &mut Chunk) {
+        let room = self.send.mss.saturating_sub(self.demux_octets()).max(1);
+        if self.demux_octets() > 0 && chunk.len > room {
+            chunk.len = room;
+            chunk.fin = false;
+        }
+    }
+
+    fn demux_octets(&self) -> u32 {
+        let option = self.demux.as_ref().and_then(Demux::option);
+        option.map_or(0, |option| option.padded_len() as u32)
     }
 
     fn next_by_options(&mut self) -> Option<Chunk> {
@@ -267,6 +287,11 @@ impl Connection {
             _ => Codepoint::NotEct,
         };
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
+        // What was lost may have been so for its options.
+        let handle = match chunk.retransmission {
+            true => None,
+            false => self.enclosed(),
+        };
         self.send.sent(chunk, now, &self.options);
         match self.timers.runs(SendTimer::Retransmit) {
             true if !chunk.retransmission => self.arm_tail_probe(now),
@@ -289,6 +314,19 @@ impl Connection {
             payload: self.send.payload(chunk),
             segment_size,
             codepoint,
+            handle,
+        }
+    }
+
+    fn enclosed(&self) -> Option<Handle> {
+        self.demux.as_ref().and_then(Demux::enclosed)
+    }
+
+    /// A segment without text.
+    fn acknowledgement(&self, header: TcpHeader) -> Segment<'static> {
+        Segment {
+            handle: self.enclosed(),
+            ..bare(header)
         }
     }
 
@@ -311,8 +349,14 @@ impl Connection {
             self.tally.count(Event::ZeroWindowOut);
         }
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
+        let demux = self.demux.as_ref().and_then(Demux::option);
         // RFC 2018 §3: the option space holds four blocks, or three beside timestamps.
-        let blocks = if timestamps.is_some() { 3 } else { 4 };
+        let blocks = match (&timestamps, demux) {
+            (_, Some(DemuxOption::Advertise { .. })) => 1,
+            (_, Some(_)) => 2,
+            (Some(_), None) => 3,
+            (None, None) => 4,
+        };
         let sack = match self.sack && !text {
             true => self.receive.sack_blocks(blocks, &mut self.tally),
             false => Default::default(),
@@ -339,6 +383,7 @@ impl Connection {
             options: TcpOptions {
                 timestamps,
                 sack,
+                demux,
                 ..TcpOptions::default()
             },
         }
@@ -370,6 +415,7 @@ impl Connection {
             payload: self.send.buffer.slices(0, len),
             segment_size: 0,
             codepoint: Codepoint::NotEct,
+            handle: None,
         }
     }
 
@@ -402,6 +448,8 @@ impl Connection {
         if offer.ecn && (answer || self.send.retries == 0) {
             flags = flags.with(Ecn::syn_flags(answer));
         }
+        // There is no room for both, and who does not answer may stumble over this, too.
+        let is_able = offer.demux && (answer || self.send.retries == 0);
         TcpHeader {
             source_port: self.local_port,
             destination_port: self.remote_port,
@@ -415,6 +463,7 @@ impl Connection {
                 window_scale: offer.scale,
                 sack_permitted: offer.sack,
                 timestamps: stamp.or(first),
+                demux: (is_able && cookie.is_none()).then_some(DemuxOption::Able),
                 fast_open: cookie,
                 ..TcpOptions::default()
             },
@@ -452,5 +501,6 @@ fn bare(header: TcpHeader) -> Segment<'static> {
         payload: [&[], &[]],
         segment_size: 0,
         codepoint: Codepoint::NotEct,
+        handle: None,
     }
 }

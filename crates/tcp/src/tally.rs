@@ -50,6 +50,7 @@ events! {
     TailRepair = "tail-probe-recoveries", "losses that a tail probe repaired";
     Reordering = "reorderings", "acknowledgements of what came behind later segments (RACK)";
     IcmpIgnored = "drop-icmp", "ICMP errors dropped: about nothing in flight";
+    HandleDoubted = "handles-doubted", "connections that enclose no handles any more, since something was lost";
 }
 
 const _: () = assert!(EVENTS.len() <= EVENTS_MAX);

@@ -3,12 +3,14 @@
 #![forbid(unsafe_code)]
 
 mod flow;
+mod handle;
 mod instant;
 mod memory;
 mod scope;
 mod seq;
 
 pub use flow::{ChannelId, FlowKey, Generation, MacAddr, Protocol, SessionId, Slot};
+pub use handle::Handle;
 pub use instant::Instant;
 pub use memory::Memory;
 pub use scope::{canonical, endpoint, is_scoped, scope_of, scoped};

@@ -7,6 +7,7 @@
 extern crate std;
 
 pub mod checksum;
+pub mod demux;
 pub mod ethernet;
 pub mod icmp;
 pub mod ipv4;

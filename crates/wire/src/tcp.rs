@@ -1,11 +1,12 @@
 //! The TCP header (RFC 9293 §3.1) and the options Portolan speaks: MSS, window scale and
-//! timestamps (RFC 7323), SACK (RFC 2018), Fast Open (RFC 7413).
+//! timestamps (RFC 7323), SACK (RFC 2018), Fast Open (RFC 7413), active demultiplexing (MS §VI).
 
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
 use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::demux::DemuxOption;
 use crate::{Malformed, put};
 
 /// Octets of a header without options.
@@ -25,6 +26,8 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 const FAST_OPEN: u8 = 34;
+/// Shared by experiments (RFC 6994).
+const EXPERIMENTAL: u8 = 254;
 /// Octets of a Fast Open cookie (RFC 7413 §4.1.1).
 const COOKIE_LENGTHS: core::ops::RangeInclusive<usize> = 4..=MAX_COOKIE;
 /// Octets of the longest Fast Open cookie.
@@ -58,6 +61,8 @@ pub struct TcpOptions {
     pub sack: ArrayVec<SackBlock, 4>,
     /// A Fast Open cookie (RFC 7413 §4.1.1); an empty one asks for one.
     pub fast_open: Option<ArrayVec<u8, MAX_COOKIE>>,
+    /// Active demultiplexing.
+    pub demux: Option<DemuxOption>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +196,8 @@ impl TcpOptions {
             .fast_open
             .as_ref()
             .map_or(0, |cookie| (2 + cookie.len()).next_multiple_of(4));
-        mss + timestamps + sack_permitted + window_scale + fast_open
+        let demux = self.demux.as_ref().map_or(0, DemuxOption::padded_len);
+        mss + timestamps + sack_permitted + window_scale + fast_open + demux
     }
 
     /// Reads options. MSS, window scale and SACK-permitted count in a SYN only (RFC 9293 §3.2 [MUST-65],
@@ -239,6 +245,7 @@ impl TcpOptions {
                     || (COOKIE_LENGTHS.contains(&cookie.len()) && cookie.len() % 2 == 0);
                 self.fast_open = fits.then(|| cookie.iter().copied().collect());
             }
+            (EXPERIMENTAL, value) => self.demux = DemuxOption::parse(value, syn).or(self.demux),
             (SACK, blocks) if blocks.len() % 8 == 0 => {
                 self.sack = blocks
                     .chunks_exact(8)
@@ -281,6 +288,10 @@ impl TcpOptions {
             if cookie.len() % 4 != 2 {
                 writer.put(&[NOP, NOP]);
             }
+        }
+        if let Some(demux) = &self.demux {
+            let out = writer.pad(demux.padded_len());
+            demux.emit(EXPERIMENTAL, out);
         }
         let sack = self.sack_that_fit();
         if !sack.is_empty() {
@@ -325,6 +336,15 @@ impl Writer<'_> {
     fn put(&mut self, bytes: &[u8]) {
         self.out[self.at..self.at + bytes.len()].copy_from_slice(bytes);
         self.at += bytes.len();
+    }
+
+    /// The next octets, as no-operations.
+    fn pad(&mut self, length: usize) -> &mut [u8] {
+        let start = self.at;
+        self.at += length;
+        let out = &mut self.out[start..self.at];
+        out.fill(NOP);
+        out
     }
 }
 

@@ -46,6 +46,7 @@ impl Segment {
             window: self.window,
             urgent: self.urgent,
             options: TcpOptions {
+                demux: None,
                 mss: self.mss.filter(|mss| *mss != 0),
                 window_scale: self.window_scale,
                 sack_permitted: self.sack_permitted,

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 
 use portolan_tcp::Codepoint;
-use portolan_types::Instant;
+use portolan_types::{Handle, Instant};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::random::Random;
@@ -18,6 +18,8 @@ pub struct Packet {
     pub payload: Vec<u8>,
     /// Of the IP header.
     pub codepoint: Codepoint,
+    /// Enclosed in it.
+    pub handle: Option<Handle>,
 }
 
 impl Packet {
@@ -27,6 +29,7 @@ impl Packet {
             header,
             payload,
             codepoint: Codepoint::NotEct,
+            handle: None,
         }
     }
 }
@@ -49,6 +52,8 @@ pub struct Link {
     /// Packets that are held back by `late`.
     pub reordering: u32,
     pub late: Duration,
+    /// Packets with IP options vanish.
+    pub loses_handles: bool,
     random: Random,
     /// When the wire has sent all that waits.
     free_at: Instant,
@@ -59,6 +64,8 @@ pub struct Link {
     pub dropped: u64,
     pub carried: u64,
     pub marked: u64,
+    /// Packets with a handle, lost or not.
+    pub with_handle: u64,
 }
 
 impl Link {
@@ -73,6 +80,7 @@ impl Link {
             duplication: 0,
             reordering: 0,
             late: delay / 2,
+            loses_handles: false,
             random: Random::new(seed),
             free_at: Instant::ZERO,
             flying: BTreeMap::new(),
@@ -80,12 +88,18 @@ impl Link {
             dropped: 0,
             carried: 0,
             marked: 0,
+            with_handle: 0,
         }
     }
 
     /// Puts a packet on the wire.
     pub fn send(&mut self, now: Instant, mut packet: Packet) {
         let size = packet.payload.len() + packet.header.options.len();
+        self.with_handle += u64::from(packet.handle.is_some());
+        if self.loses_handles && packet.handle.is_some() {
+            self.dropped += 1;
+            return;
+        }
         let fits = size <= self.largest && self.waiting(now) + packet.payload.len() <= self.buffer;
         if !fits || self.random.chance(self.loss) {
             self.dropped += 1;

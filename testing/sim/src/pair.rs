@@ -336,6 +336,7 @@ pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
             header: segment.header.clone(),
             payload: octets,
             codepoint: segment.codepoint,
+            handle: segment.handle,
         }];
     }
     let size = usize::from(segment.segment_size);
@@ -350,12 +351,13 @@ pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
             header,
             payload: payload.to_vec(),
             codepoint: segment.codepoint,
+            handle: segment.handle,
         }
     };
     octets.chunks(size).enumerate().map(piece).collect()
 }
 
-/// Merges packets that follow each other, as the kernel's GRO does.
+/// Merges packets that follow each other and have no IP options, as the kernel's GRO does.
 pub fn merge(packets: Vec<Packet>) -> Vec<Packet> {
     let mut merged: Vec<Packet> = Vec::new();
     for packet in packets {
@@ -379,6 +381,8 @@ fn follows(last: &Packet, packet: &Packet) -> bool {
         && last.codepoint == packet.codepoint
         && last.header.window == packet.header.window
         && last.header.options == packet.header.options
+        && last.handle.is_none()
+        && packet.handle.is_none()
         && last.payload.len() + packet.payload.len() <= GRO_MAX
 }
 
@@ -389,11 +393,10 @@ fn option_octets(packet: &Packet) -> usize {
         0 => 0,
         blocks => 4 + 8 * blocks,
     };
-    if options.timestamps.is_some() {
-        12 + sack
-    } else {
-        sack
-    }
+    let timestamps = if options.timestamps.is_some() { 12 } else { 0 };
+    let demux = options.demux.map_or(0, |option| option.padded_len());
+    let enclosed = if packet.handle.is_some() { 12 } else { 0 };
+    timestamps + sack + demux + enclosed
 }
 
 fn describe(side: Side, at: Duration, packet: &Packet) -> String {

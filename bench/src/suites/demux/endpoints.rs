@@ -37,7 +37,7 @@ struct Way {
     is_flat: bool,
 }
 
-const WAYS: [Way; 2] = [
+const WAYS: [Way; 3] = [
     Way {
         name: "linear",
         settings: "[filter]\nalgorithm = \"linear\"\n",
@@ -48,6 +48,12 @@ const WAYS: [Way; 2] = [
         name: "hash",
         settings: "[filter]\nalgorithm = \"hash\"\n",
         paper: None,
+        is_flat: true,
+    },
+    Way {
+        name: "active",
+        settings: "[demux]\nactive = true\n",
+        paper: Some("flat"),
         is_flat: true,
     },
 ];

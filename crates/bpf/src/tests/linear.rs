@@ -11,6 +11,7 @@ use super::frames::Frame;
 fn linear_bed() -> Bed {
     Bed::with(FilterSettings {
         algorithm: FilterSettings::LINEAR,
+        ..FilterSettings::default()
     })
 }
 

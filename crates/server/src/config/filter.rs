@@ -26,15 +26,12 @@ impl Algorithm {
             Algorithm::Linear => "linear",
         }
     }
-}
 
-impl FilterConfig {
-    pub fn settings(self) -> FilterSettings {
-        FilterSettings {
-            algorithm: match self.algorithm {
-                Algorithm::Hash => FilterSettings::HASH,
-                Algorithm::Linear => FilterSettings::LINEAR,
-            },
+    /// As the programs know it.
+    pub fn number(self) -> u32 {
+        match self {
+            Algorithm::Hash => FilterSettings::HASH,
+            Algorithm::Linear => FilterSettings::LINEAR,
         }
     }
 }

@@ -62,6 +62,9 @@ fn every_key_can_be_set() {
          time_wait = 10
          [filter]
          algorithm = 'linear'
+         [demux]
+         active = true
+         marker = 7
          [[qos.cpu_class]]
          name = 'hard'
          share = 0.25
@@ -165,4 +168,13 @@ fn an_unknown_algorithm_is_refused_with_those_that_exist() {
         error.contains("tree") && error.contains("linear"),
         "{error}"
     );
+}
+
+#[test]
+fn only_a_code_point_for_local_use_marks_handles() {
+    // Best effort, expedited forwarding, none at all.
+    for marker in [0, 46, 67] {
+        let text = format!("interfaces = ['eth0']\n[demux]\nmarker = {marker}");
+        assert!(refused(&text).contains("demux.marker"), "{marker}");
+    }
 }

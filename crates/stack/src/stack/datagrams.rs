@@ -121,7 +121,7 @@ impl Stack {
             let source = usual_source(session, way, destination, routes)?;
             let ends = ends(source, destination);
             (
-                Way::current(way, ends, session.ip, routes, &self.mtus),
+                Way::current(way, ends, session.ip, routes, &self.mtus).map(|way| &*way),
                 source,
             )
         } else {

@@ -104,6 +104,7 @@ impl Connection {
             return self.give_up();
         }
         self.tally.count(Event::Timeout);
+        self.doubt_handle();
         self.path.on_loss();
         if self.send.retries >= BLACK_HOLE_RETRIES {
             let mss = self.path.on_black_hole(self.send.mss, now);

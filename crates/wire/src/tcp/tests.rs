@@ -24,6 +24,7 @@ fn emit(header: &TcpHeader) -> Vec<u8> {
 
 fn syn_options() -> TcpOptions {
     TcpOptions {
+        demux: None,
         mss: Some(1460),
         window_scale: Some(7),
         sack_permitted: true,

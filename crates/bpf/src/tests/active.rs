@@ -1,0 +1,244 @@
+//! Packets that enclose the handle of their receiver (MS §VI-B).
+
+use portolan_proto::filter::{FilterSettings, FlowRow};
+use portolan_types::{ChannelId, FlowKey, Handle, Protocol};
+use portolan_wire::demux::enclose;
+
+use super::bed::{Bed, CHANNEL, OTHER_CHANNEL, OWN_MAC, REDIRECT, SHOT, UNSPEC};
+use super::bed::{flows, outcome, row};
+use super::frames::Frame;
+
+/// DSCP 3.
+const MARKER: u8 = 0x0c;
+const NONCE: u64 = 0x0123_4567_89ab_cdef;
+
+fn active_bed() -> Bed {
+    Bed::with(FilterSettings {
+        marker: MARKER.into(),
+        ..FilterSettings::default()
+    })
+}
+
+fn tcp_flow() -> FlowKey {
+    flows(Protocol::Tcp)[0]
+}
+
+/// Aims the flow and gives it a handle.
+fn given(bed: &Bed, flow: &FlowKey, row: FlowRow, nonce: u64) -> Handle {
+    bed.filter.aim(flow, row).unwrap();
+    let index = bed.filter.give_handle(flow, row, nonce).unwrap().unwrap();
+    Handle {
+        index,
+        nonce,
+        marker: MARKER,
+    }
+}
+
+fn enclosing(frame: &Frame, handle: Handle) -> Vec<u8> {
+    let mut octets = frame.build();
+    octets[14] = 0x48;
+    octets[15] = handle.marker;
+    let total = u16::from_be_bytes([octets[16], octets[17]]) + 12;
+    octets[16..18].copy_from_slice(&total.to_be_bytes());
+    octets.splice(34..34, enclose(handle));
+    octets
+}
+
+fn receive(bed: &Bed, frame: &[u8]) -> super::bed::Outcome {
+    bed.run("packet_filter", frame)
+}
+
+#[test]
+fn a_handle_leads_to_its_owners_ring_without_a_look_at_the_flow() {
+    let bed = active_bed();
+    let handle = given(&bed, &tcp_flow(), row(CHANNEL), NONCE);
+    // Nobody's flow: it is the session that looks at the peer.
+    let stranger = FlowKey {
+        remote: "10.0.0.2:1".parse().unwrap(),
+        ..tcp_flow()
+    };
+    for flow in [tcp_flow(), stranger] {
+        let frame = enclosing(&Frame::received(&flow), handle);
+        let taken = outcome(SHOT, &["handle_taken", "delivered"]);
+        assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
+        let records = bed.records();
+        let (header, copy) = &records[0];
+        assert_eq!((header.slot, header.generation), (77, 5));
+        assert_eq!(copy, &frame);
+    }
+}
+
+#[test]
+fn a_forged_or_replayed_handle_is_looked_up_as_if_it_were_not_there() {
+    let bed = active_bed();
+    let flow = tcp_flow();
+    let handle = given(&bed, &flow, row(CHANNEL), NONCE);
+    let forged = [
+        Handle {
+            nonce: NONCE ^ 1,
+            ..handle
+        },
+        Handle { nonce: 0, ..handle },
+        Handle {
+            index: handle.index + 1,
+            ..handle
+        },
+        Handle {
+            index: u16::MAX,
+            nonce: 0,
+            ..handle
+        },
+    ];
+    for handle in forged {
+        let frame = enclosing(&Frame::received(&flow), handle);
+        let found = outcome(SHOT, &["handle_stale", "delivered"]);
+        assert_eq!(sorted(receive(&bed, &frame)), sorted(found), "{handle:?}");
+    }
+    // The session was flushed, cached by somebody else, and gone: the old handle leads nowhere.
+    let replayed = enclosing(&Frame::received(&flow), handle);
+    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    let lost = outcome(SHOT, &["handle_stale", "drop_no_channel"]);
+    assert_eq!(sorted(receive(&bed, &replayed)), sorted(lost));
+    bed.filter.unaim(&flow).unwrap();
+    let passed = outcome(UNSPEC, &["handle_stale", "pass_unclaimed"]);
+    assert_eq!(sorted(receive(&bed, &replayed)), sorted(passed));
+    // Nor does it when its place is given to another.
+    let other = FlowKey {
+        remote: "10.0.0.2:2".parse().unwrap(),
+        ..flow
+    };
+    let next = given(&bed, &other, row(CHANNEL), NONCE + 2);
+    assert_eq!(next.index, handle.index);
+    let passed = outcome(UNSPEC, &["handle_stale", "pass_unclaimed"]);
+    assert_eq!(sorted(receive(&bed, &replayed)), sorted(passed));
+}
+
+#[test]
+fn a_handle_stays_good_while_its_owner_stays() {
+    let bed = active_bed();
+    let flow = tcp_flow();
+    let handle = given(&bed, &flow, row(CHANNEL), NONCE);
+    let changed = FlowRow {
+        class: 9,
+        ..row(CHANNEL)
+    };
+    bed.filter.aim(&flow, changed).unwrap();
+    let frame = enclosing(&Frame::received(&flow), handle);
+    let taken = outcome(SHOT, &["handle_taken", "delivered"]);
+    assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
+    // A new session in the same slot is another.
+    let successor = FlowRow {
+        generation: 6,
+        ..changed
+    };
+    bed.filter.aim(&flow, successor).unwrap();
+    let found = outcome(SHOT, &["handle_stale", "delivered"]);
+    assert_eq!(sorted(receive(&bed, &frame)), sorted(found));
+}
+
+#[test]
+fn a_receiver_that_is_not_alone_is_not_found_by_a_handle() {
+    let bed = active_bed();
+    let flow = tcp_flow();
+    for flags in [FlowRow::SHARED, FlowRow::DEALT] {
+        let shared = FlowRow {
+            flags,
+            ..row(CHANNEL)
+        };
+        let handle = given(&bed, &flow, shared, NONCE);
+        let frame = enclosing(&Frame::received(&flow), handle);
+        let found = outcome(SHOT, &["handle_not_exclusive", "delivered"]);
+        assert_eq!(sorted(receive(&bed, &frame)), sorted(found));
+    }
+}
+
+#[test]
+fn what_is_not_marked_whole_and_first_is_looked_up() {
+    let bed = active_bed();
+    let flow = tcp_flow();
+    let handle = given(&bed, &flow, row(CHANNEL), NONCE);
+    let good = enclosing(&Frame::received(&flow), handle);
+    let spoilt = |at: usize, octet: u8| {
+        let mut frame = good.clone();
+        frame[at] = octet;
+        frame
+    };
+    for frame in [
+        spoilt(15, 0),
+        spoilt(15, 0xb8),
+        // Another option, or one that is longer.
+        spoilt(34, 1),
+        spoilt(35, 16),
+    ] {
+        let found = outcome(SHOT, &["delivered"]);
+        assert_eq!(receive(&bed, &frame), found);
+    }
+    // The congestion marks are the routers'.
+    let taken = outcome(SHOT, &["handle_taken", "delivered"]);
+    assert_eq!(
+        sorted(receive(&bed, &spoilt(15, MARKER | 3))),
+        sorted(taken)
+    );
+    // UDP has no handles.
+    assert_eq!(
+        receive(&bed, &spoilt(23, 17)),
+        outcome(UNSPEC, &["pass_unclaimed"])
+    );
+}
+
+#[test]
+fn without_active_demultiplexing_handles_are_options_like_any_other() {
+    let bed = Bed::new();
+    let flow = tcp_flow();
+    bed.filter.aim(&flow, row(CHANNEL)).unwrap();
+    assert_eq!(
+        bed.filter.give_handle(&flow, row(CHANNEL), NONCE).unwrap(),
+        None
+    );
+    let handle = Handle {
+        index: 0,
+        nonce: NONCE,
+        marker: MARKER,
+    };
+    let received = enclosing(&Frame::received(&flow), handle);
+    assert_eq!(receive(&bed, &received), outcome(SHOT, &["delivered"]));
+    let sent = enclosing(&Frame::sent(&flow, OWN_MAC), handle);
+    let dropped = outcome(SHOT, &["drop_malformed"]);
+    assert_eq!(bed.run("transmit_filter", &sent), dropped);
+}
+
+#[test]
+fn a_handle_is_the_only_option_that_is_sent() {
+    let bed = active_bed();
+    let flow = tcp_flow();
+    bed.filter.aim(&flow, row(ChannelId(CHANNEL.0))).unwrap();
+    let handle = Handle {
+        index: 0,
+        nonce: NONCE,
+        marker: MARKER,
+    };
+    let good = enclosing(&Frame::sent(&flow, OWN_MAC), handle);
+    assert_eq!(
+        bed.run("transmit_filter", &good),
+        outcome(REDIRECT, &["sent"])
+    );
+    // A source route in its place, behind it, or a header that is longer than it.
+    for (at, octet) in [(34, 131), (35, 8), (35, 16), (14, 0x49), (14, 0x46)] {
+        let mut frame = good.clone();
+        frame[at] = octet;
+        let dropped = outcome(SHOT, &["drop_malformed"]);
+        assert_eq!(bed.run("transmit_filter", &frame), dropped, "{at}: {octet}");
+    }
+    // Nobody encloses one in another's name.
+    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    assert_eq!(
+        bed.run("transmit_filter", &good),
+        outcome(SHOT, &["drop_foreign"])
+    );
+}
+
+/// In what order counters stand does not matter.
+fn sorted(mut outcome: super::bed::Outcome) -> super::bed::Outcome {
+    outcome.counted.sort_unstable();
+    outcome
+}

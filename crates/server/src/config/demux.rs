@@ -1,0 +1,35 @@
+//! Active demultiplexing (MS §VI): packets that name their receiver themselves.
+
+use serde::Deserialize;
+
+/// RFC 2474 §6: code points for local use end so.
+const LOCAL_USE: u8 = 3;
+const CODE_POINT_MAX: u8 = 63;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DemuxConfig {
+    pub active: bool,
+    /// DSCP of packets that do.
+    pub marker: u8,
+}
+
+impl Default for DemuxConfig {
+    fn default() -> DemuxConfig {
+        DemuxConfig {
+            active: false,
+            marker: LOCAL_USE,
+        }
+    }
+}
+
+impl DemuxConfig {
+    pub fn is_sound(self) -> bool {
+        self.marker <= CODE_POINT_MAX && self.marker & LOCAL_USE == LOCAL_USE
+    }
+
+    /// The traffic class of a packet with a handle, if there are any.
+    pub fn traffic_class(self) -> Option<u8> {
+        self.active.then_some(self.marker << 2)
+    }
+}

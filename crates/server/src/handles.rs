@@ -1,0 +1,44 @@
+//! Active demultiplexing (MS §VI): the handles of sessions that processes hold. Only a TCP session has an exclusive
+//! receiver for certain: it is one process's, or the server's, who gives itself none.
+
+use portolan_stack::TcpSession;
+use portolan_types::{FlowKey, Handle};
+use tracing::warn;
+
+use crate::server::{Server, random_u64};
+
+impl Server {
+    /// Is a connection to offer them? Over IPv6 nothing encloses any.
+    pub fn wants_handles(&self, flow: &FlowKey) -> bool {
+        self.config.demux.active && flow.local.is_ipv4()
+    }
+
+    /// The session goes to the process that its row names: its peer may name the row itself from now on. The filter
+    /// ends the handle with the row.
+    pub fn give_handle(&mut self, session: &mut TcpSession) {
+        let Some(marker) = self.config.demux.traffic_class() else {
+            return;
+        };
+        if !session.connection.takes_handles() {
+            return;
+        }
+        let row = self.registry.session(session.id);
+        let Some(row) = row.and_then(|entry| self.row_of(entry)) else {
+            return;
+        };
+        // Zero is none.
+        let nonce = random_u64() | 1;
+        match self.filter.give_handle(&session.flow, row, nonce) {
+            Ok(Some(index)) => {
+                self.counters.handles_given += 1;
+                session.connection.advertise(Handle {
+                    index,
+                    nonce,
+                    marker,
+                });
+            }
+            Ok(None) => self.counters.handles_lacking += 1,
+            Err(error) => warn!(%error, session = session.id.0, "cannot make a handle"),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Active demultiplexing (MS §VI): each end tells the other a handle for packets to it, and takes it back. This is the
+//! state of both directions; whose handle it is, and whether it is good, is decided elsewhere.
+
+use portolan_types::{Handle, SeqNum};
+use portolan_wire::demux::DemuxOption;
+use serde::{Deserialize, Serialize};
+
+/// Octets of the IP option that encloses a handle.
+pub(crate) const ENCLOSED_LEN: u32 = portolan_wire::demux::ENCLOSED_LEN as u32;
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Demux {
+    phase: Phase,
+    /// This side's, while the peer may use it.
+    own: Option<Handle>,
+    /// Of the last operation.
+    sequence: u8,
+    peers: Option<Handle>,
+    /// Of the peer's last operation.
+    heard: Option<u8>,
+    /// Packets with options seem to get lost.
+    is_barren: bool,
+}
+
+/// MS Fig. 9.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+enum Phase {
+    #[default]
+    Revoked,
+    Advertising(Edge),
+    Advertised,
+    Revoking(Edge),
+}
+
+/// Where the stream stood when a phase was entered. Since then each segment carries its option, so that it has arrived
+/// when one of both has moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Edge {
+    /// What was sent so far. What is acknowledged beyond went with the option.
+    pub(crate) sent: SeqNum,
+    /// What the peer was allowed to send. If it sends more, a later acknowledgement has told it.
+    pub(crate) allowed: SeqNum,
+}
+
+impl Demux {
+    /// Transition A: the session has an exclusive receiver.
+    pub(crate) fn advertise(&mut self, handle: Handle, edge: Edge) {
+        self.sequence = self.sequence.wrapping_add(1);
+        self.own = Some(handle);
+        self.phase = Phase::Advertising(edge);
+    }
+
+    /// Transition C: it has none any more. Nothing if the peer knows of none.
+    pub(crate) fn revoke(&mut self, edge: Edge) {
+        if matches!(self.phase, Phase::Advertising(_) | Phase::Advertised) {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.own = None;
+            self.phase = Phase::Revoking(edge);
+        }
+    }
+
+    /// Transitions B and D: `acknowledged` by the peer, text received up to `received`.
+    pub(crate) fn progress(&mut self, acknowledged: SeqNum, received: SeqNum) {
+        let has_arrived =
+            |edge: Edge| acknowledged.after(edge.sent) || received.after(edge.allowed);
+        match self.phase {
+            Phase::Advertising(edge) if has_arrived(edge) => self.phase = Phase::Advertised,
+            Phase::Revoking(edge) if has_arrived(edge) => self.phase = Phase::Revoked,
+            _ => {}
+        }
+    }
+
+    /// What every segment carries now.
+    pub(crate) fn option(&self) -> Option<DemuxOption> {
+        let sequence = self.sequence;
+        match self.phase {
+            Phase::Advertising(_) => self
+                .own
+                .map(|handle| DemuxOption::Advertise { sequence, handle }),
+            Phase::Revoking(_) => Some(DemuxOption::Revoke { sequence }),
+            Phase::Advertised | Phase::Revoked => None,
+        }
+    }
+
+    /// The peer says something. It can do so as often as it likes: one handle is kept. What is older than something that
+    /// was heard, or has a marker that nobody may ask for, means nothing.
+    pub(crate) fn hear(&mut self, option: DemuxOption) {
+        match option {
+            DemuxOption::Advertise { sequence, handle } => {
+                if handle.has_local_marker() && self.is_next(sequence) {
+                    self.peers = Some(handle);
+                }
+            }
+            DemuxOption::Revoke { sequence } => {
+                if self.is_next(sequence) {
+                    self.peers = None;
+                }
+            }
+            DemuxOption::Able => {}
+        }
+    }
+
+    /// Is it later than all that was heard? Numbers wrap.
+    fn is_next(&mut self, sequence: u8) -> bool {
+        let is_later = |heard: u8| (1..128).contains(&sequence.wrapping_sub(heard));
+        let is_next = self.heard.is_none_or(is_later);
+        if is_next {
+            self.heard = Some(sequence);
+        }
+        is_next
+    }
+
+    /// A segment, or its acknowledgement, was lost. Some routers drop all packets with options (RFC 7126 §4), so
+    /// there will be none any more. True if there were.
+    pub(crate) fn doubt(&mut self) -> bool {
+        let encloses = self.enclosed().is_some();
+        self.is_barren |= encloses;
+        encloses
+    }
+
+    /// What packets to the peer enclose.
+    pub(crate) fn enclosed(&self) -> Option<Handle> {
+        self.peers.filter(|_| !self.is_barren)
+    }
+}
+
+#[cfg(test)]
+mod tests;
