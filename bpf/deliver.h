@@ -197,6 +197,12 @@ static __always_inline bool may_go_by_tap(struct __sk_buff *skb, __u8 protocol, 
 	       !(protocol == IPPROTO_UDP && skb->gso_size);
 }
 
+/* Where its owner sleeps, or where the session is to have each frame (MB §4.1: IPC). */
+static __always_inline bool goes_by_tap(const struct flow_row *row, const struct doorbell *doorbell)
+{
+	return row->flags & ROW_BY_TAP || load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP;
+}
+
 /* Answers what becomes of the frame: dropped (its copy lives on), or redirected. */
 static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row *row,
 				   __u8 protocol, __u16 flags, __u32 interface)
@@ -206,8 +212,7 @@ static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row 
 
 	if (is_budgeted(row) && exceeds_budget(skb, row))
 		return TC_ACT_SHOT;
-	if (doorbell && may_go_by_tap(skb, protocol, flags) &&
-	    load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP) {
+	if (doorbell && may_go_by_tap(skb, protocol, flags) && goes_by_tap(row, doorbell)) {
 		struct tap_stamp stamp = {
 			.slot = row->slot,
 			.generation = row->generation,

@@ -39,6 +39,8 @@ struct flow_row {
 #define ROW_DELEGATED 4
 /* Handlers are installed for what it receives. */
 #define ROW_EXTENDED 8
+/* Its frames go by the tap, whether the owner sleeps or not. */
+#define ROW_BY_TAP 32
 /* The bits from here up to 15 are the row's budget, 0 for none. */
 #define ROW_BUDGET_SHIFT 6
 #define ROW_BUDGET_MASK 0x3ff

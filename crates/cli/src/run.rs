@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::anyhow;
+use portolan_proto::control::Delivery;
 
 use crate::ServerAddress;
 use crate::exit::Failure;
@@ -28,6 +29,9 @@ pub struct Arguments {
     /// Perform the handshakes of listeners in the program itself (see the guide on running programs).
     #[arg(long)]
     delegate: bool,
+    /// How packets reach the program: shm, ipc or server.
+    #[arg(long, value_name = "FORM", value_parser = delivery)]
+    delivery: Option<&'static str>,
     /// Fail instead of using the kernel's sockets when there is no server.
     #[arg(long)]
     require: bool,
@@ -65,6 +69,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     if arguments.delegate {
         command.env("PORTOLAN_DELEGATE", "1");
     }
+    if let Some(form) = arguments.delivery {
+        command.env("PORTOLAN_DELIVERY", form);
+    }
     if arguments.require {
         command.env("PORTOLAN", "require");
     }
@@ -75,6 +82,12 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         ErrorKind::NotFound => Failure::NotFound(error),
         _ => Failure::NotExecutable(error),
     })
+}
+
+fn delivery(name: &str) -> Result<&'static str, String> {
+    let names = Delivery::ALL.map(Delivery::name);
+    let known = Delivery::from_name(name).map(Delivery::name);
+    known.ok_or_else(|| format!("there are {}", names.join(", ")))
 }
 
 /// Why the program cannot have the proxy, if it cannot.

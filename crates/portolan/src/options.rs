@@ -12,7 +12,7 @@ use libc::{
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
 use portolan_local::Stream;
-use portolan_proto::control::{HandshakeOptions, Reuse, Traits};
+use portolan_proto::control::{Delivery, HandshakeOptions, Reuse, Traits};
 use portolan_proto::{decode, encode};
 use portolan_stack::{
     Checksums, IpOptions, MtuDiscovery, MulticastOptions, Reports, Session, TcpSession, UdpSession,
@@ -31,6 +31,10 @@ const SO_CONCURRENT_SERVER: i32 = 0x5043;
 /// Of a listener, Portolan's own: more than 0, this process performs the handshakes; 0, the server
 /// does; -1, the server chooses (ADR 15).
 const SO_DELEGATE: i32 = 0x5044;
+
+/// Portolan's own: how packets reach the session, as [`DELIVERIES`] numbers them; -1, as is usual (ADR 13).
+const SO_DELIVERY: i32 = 0x5045;
+const DELIVERIES: [Delivery; 3] = [Delivery::Shm, Delivery::Ipc, Delivery::Server];
 
 /// No value is longer.
 const LONGEST: usize = 64;
@@ -446,7 +450,14 @@ impl Options {
                 .int(SOL_SOCKET, SO_DELEGATE)
                 .filter(|&value| value >= 0)
                 .map(|value| value > 0),
+            delivery: self.delivery(),
         }
+    }
+
+    /// How packets are to reach the session, if that was said.
+    pub(crate) fn delivery(&self) -> Option<Delivery> {
+        let number = usize::try_from(self.int(SOL_SOCKET, SO_DELIVERY)?).ok()?;
+        DELIVERIES.get(number).copied()
     }
 
     /// Tells the session all that concerns it.
@@ -644,7 +655,9 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
         libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
-        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER | SO_DELEGATE => Shape::Int { default: -1 },
+        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER | SO_DELEGATE | SO_DELIVERY => {
+            Shape::Int { default: -1 }
+        }
         libc::SO_RXQ_OVFL | libc::SO_NO_CHECK => Shape::Flag { default: 0 },
         libc::SO_DEBUG
         | libc::SO_REUSEADDR

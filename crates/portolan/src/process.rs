@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use portolan_proto::control::{Parameters, ReplyBody, RequestBody};
+use portolan_proto::control::{Delivery, Parameters, ReplyBody, RequestBody};
 use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
@@ -42,6 +42,7 @@ pub(crate) struct Process {
     core: PiMutex<Core>,
     spin_us: u32,
     congestion: CongestionKind,
+    delivery: Delivery,
     /// That the server has gone was said.
     has_warned: AtomicBool,
 }
@@ -235,6 +236,7 @@ impl Process {
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
             // A name that this library does not know is not its own server's.
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
+            delivery: delivery_from_environment().unwrap_or(parameters.delivery),
             statistics,
             alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
@@ -251,6 +253,11 @@ impl Process {
     /// What sockets start with that choose nothing.
     pub(crate) fn congestion(&self) -> CongestionKind {
         self.congestion
+    }
+
+    /// How packets reach sessions that choose nothing.
+    pub(crate) fn delivery(&self) -> Delivery {
+        self.delivery
     }
 
     /// Whether listeners that do not say perform their handshakes here (`portolan run --delegate`).
@@ -344,6 +351,11 @@ fn mode() -> Mode {
         Ok("require") => Mode::Require,
         _ => Mode::Auto,
     }
+}
+
+/// `portolan run --delivery`; a name that does not exist is none.
+fn delivery_from_environment() -> Option<Delivery> {
+    Delivery::from_name(std::env::var("PORTOLAN_DELIVERY").ok()?.trim())
 }
 
 fn number_from(variable: &str) -> Option<u32> {

@@ -106,6 +106,8 @@ pub(crate) struct Socket {
     peek_offset: AtomicI32,
     /// The kernel may be at work on its descriptor: in an epoll set, or in the background.
     is_with_kernel: AtomicBool,
+    /// The server is to do its work, from its first octet on.
+    is_for_server: AtomicBool,
     asking: Asking,
 }
 
@@ -250,6 +252,7 @@ impl Socket {
             shut: AtomicU8::new(0),
             peek_offset: AtomicI32::new(-1),
             is_with_kernel: AtomicBool::new(false),
+            is_for_server: AtomicBool::new(false),
             asking: Asking::default(),
         }
     }
@@ -332,6 +335,15 @@ impl Socket {
 
     pub(crate) fn is_with_kernel(&self) -> bool {
         self.is_with_kernel.load(Ordering::Relaxed)
+    }
+
+    /// The session has come, and is to go back.
+    pub(crate) fn leave_to_server(&self) {
+        self.is_for_server.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_for_server(&self) -> bool {
+        self.is_for_server.load(Ordering::Relaxed)
     }
 
     /// Is it time to ask for a session again that is relayed?

@@ -184,8 +184,39 @@ pub struct HandshakeOptions {
     pub fast_open_queue: Option<u32>,
     /// `SO_CONCURRENT_SERVER`: whether children use what is accepted; if not said, what was seen last.
     pub is_concurrent_server: Option<bool>,
+    /// How the packets of the session reach its holder; if not said, as the server's configuration says.
+    pub delivery: Option<Delivery>,
     /// `SO_DELEGATE`: whether the process performs the handshakes; if not said, the server chooses.
     pub is_delegated: Option<bool>,
+}
+
+/// How the packets of a session reach its holder (MB §4.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Delivery {
+    /// By the ring in shared memory; by the tap only while it sleeps.
+    #[default]
+    Shm,
+    /// Each by the tap: a message that the holder reads.
+    Ipc,
+    /// To the server, which does the work and relays. Of TCP only.
+    Server,
+}
+
+impl Delivery {
+    pub const ALL: [Delivery; 3] = [Delivery::Shm, Delivery::Ipc, Delivery::Server];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Delivery::Shm => "shm",
+            Delivery::Ipc => "ipc",
+            Delivery::Server => "server",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Delivery> {
+        Delivery::ALL.into_iter().find(|form| form.name() == name)
+    }
 }
 
 /// When an accepted session goes to a process.
@@ -435,6 +466,8 @@ pub struct Parameters {
     pub gso_max: u32,
     /// Name of the congestion controller, as in `TCP_CONGESTION`.
     pub congestion: String,
+    /// Of sessions that choose nothing.
+    pub delivery: Delivery,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

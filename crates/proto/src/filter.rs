@@ -44,6 +44,8 @@ impl FlowRow {
     pub const DELEGATED: u16 = 4;
     /// Handlers are installed for what it receives.
     pub const EXTENDED: u16 = 8;
+    /// Its frames go by the tap, whether the owner sleeps or not.
+    pub const BY_TAP: u16 = 32;
     /// The bits from here up to 15 are the number of the row's budget, 0 for none.
     pub const BUDGET_SHIFT: u16 = 6;
 }

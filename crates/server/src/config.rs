@@ -11,6 +11,7 @@ use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
 mod cpu;
+mod delivery;
 mod demux;
 mod extension;
 mod filter;
@@ -20,6 +21,7 @@ mod raw;
 mod tests;
 
 use cpu::CpuClass;
+pub use delivery::DeliveryConfig;
 pub use demux::DemuxConfig;
 pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
@@ -56,6 +58,7 @@ pub struct Config {
     pub limits: LimitsConfig,
     pub filter: FilterConfig,
     pub demux: DemuxConfig,
+    pub delivery: DeliveryConfig,
     pub qos: QosConfig,
     /// `[[raw]]`.
     pub raw: Vec<RawRule>,
@@ -119,6 +122,7 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             filter: FilterConfig::default(),
             demux: DemuxConfig::default(),
+            delivery: DeliveryConfig::default(),
             qos: QosConfig::default(),
             raw: Vec::new(),
             extension: ExtensionConfig::default(),
@@ -350,6 +354,7 @@ impl Config {
             },
             gso_max: GSO_MAX,
             congestion: self.congestion.clone(),
+            delivery: self.delivery.form,
         }
     }
 }

@@ -456,8 +456,10 @@ impl Server {
             ..opening
         };
         let opened = self.registry.open(None, opening, random_u64);
-        if let (Err(_), Some(claim)) = (&opened, opening.flow_claim) {
-            self.ports.release(claim);
+        match (&opened, opening.flow_claim) {
+            (Ok(id), _) => self.choose_delivery(*id, self.handshake_options(listener).delivery),
+            (Err(_), Some(claim)) => self.ports.release(claim),
+            (Err(_), None) => {}
         }
         opened
     }

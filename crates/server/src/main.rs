@@ -7,6 +7,7 @@ mod config;
 mod counters;
 mod datagrams;
 mod delegation;
+mod delivery;
 mod descriptors;
 mod extensions;
 mod fast_open;

@@ -291,6 +291,7 @@ impl Server {
             Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
         let retries = self.sysctls.values().syn_retries;
         tune_connection(&mut connection, &target.options, retries);
+        self.choose_delivery(id, target.options.delivery);
         let early = self.open_fast(&mut connection, target.remote.ip(), &target.early);
         self.counters.opens += 1;
         self.connecting.insert(id, (channel, target.slot));

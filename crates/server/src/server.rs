@@ -11,6 +11,7 @@ use std::time::Duration;
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::qos::transmit::ClassId;
 use portolan_control::{Phase, PortTable, Registry};
+use portolan_proto::control::Delivery;
 use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
@@ -188,6 +189,8 @@ pub struct Server {
     // What sessions have beside their entry in the registry.
     pub(crate) flows: HashMap<FlowKey, SessionId>,
     pub(crate) fars: HashMap<SessionId, Far>,
+    /// Sessions that have chosen how packets reach them.
+    pub(crate) deliveries: HashMap<SessionId, Delivery>,
     pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
@@ -302,6 +305,7 @@ impl Server {
             reserved,
             flows: HashMap::new(),
             fars: HashMap::new(),
+            deliveries: HashMap::new(),
             reservations: HashMap::new(),
             listeners: HashMap::new(),
             listening_ports: HashMap::new(),

@@ -118,7 +118,9 @@ impl Server {
             channel: channel.0,
             slot: slot.0,
             generation: session.generation.0,
-            flags: self.budget_flags(session) | self.extension_flags(session, channel),
+            flags: self.budget_flags(session)
+                | self.extension_flags(session, channel)
+                | self.delivery_flags(session),
             class: self.row_class(session),
         })
     }
@@ -189,6 +191,7 @@ impl Server {
         self.drop_reservation(id);
         self.fail_recall(id);
         self.relays.remove(&id);
+        self.deliveries.remove(&id);
         self.connecting.remove(&id);
         self.dying.remove(&id);
         self.waiting.remove(&id);

@@ -39,6 +39,7 @@ impl Server {
         session.phase = Phase::Connected;
         let local = session.local;
         self.tell_kernel_of_peer(id, Some(target.remote));
+        self.choose_delivery(id, target.options.delivery);
         let generation = self.aim(id, Holder::Process(channel, target.slot));
         self.counters.handoffs += 1;
         Ok(ReplyBody::Connected {

@@ -88,6 +88,10 @@ struct Entry {
 
 /// What became of a received frame.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for a moment, and a flood of SYNs must not allocate"
+)]
 pub enum Input<'a> {
     /// It went to the session at that slot.
     Delivered(Slot),

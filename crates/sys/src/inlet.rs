@@ -1,7 +1,8 @@
 //! How frames reach the owner of a channel: by the receive ring while it is awake, by its tap while
 //! it sleeps there, whose reader the kernel wakes with the least ado (ADR 3). [`Inlet::next`] gives
 //! them in the order in which they came: what was on the ring when the owner woke, then what came by
-//! the tap while it slept, then what the ring has got since.
+//! the tap while it slept, then what the ring has got since. Frames of sessions that always have them by the tap come
+//! so while it is awake, too.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -97,7 +98,7 @@ impl Inlet {
 
     /// Are there frames to take, of those that came while the owner was awake or has woken from?
     pub fn has_received(&self) -> bool {
-        !self.ring.is_empty() || (self.is_settling() && self.tap_holds_more())
+        !self.ring.is_empty() || self.tap_holds_more()
     }
 
     /// Did the filter send frames to the tap that were not read?
@@ -125,6 +126,10 @@ impl Inlet {
     fn place_of_next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Place> {
         if self.ring.position() < self.ring_at_wake {
             return Some(Place::Ring);
+        }
+        if !self.is_settling() && self.tap_holds_more() {
+            // Of a session whose frames always come so; it may be on its way there still.
+            self.woken = Some(now);
         }
         if self.is_settling()
             && let Some((header, length)) = self.read_tap(tap, now)

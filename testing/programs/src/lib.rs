@@ -4,8 +4,10 @@
 pub mod stream;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
@@ -172,4 +174,44 @@ pub fn counter(bed: &Bed, side: Side, group: &str, name: &str) -> u64 {
         .find(|counter| counter["group"] == group && counter["name"] == name)
         .and_then(|counter| counter["value"].as_u64())
         .unwrap_or(0)
+}
+
+/// A program that says how far it is, and goes on when it is told.
+pub struct Steps {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Steps {
+    /// # Panics
+    /// If it does not start.
+    pub fn start(command: &mut Command) -> Steps {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let output = BufReader::new(child.stdout.take().expect("is piped"));
+        Steps { child, output }
+    }
+
+    /// # Panics
+    /// If it says something else.
+    pub fn await_line(&mut self, expected: &str) {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("is text");
+        assert_eq!(line.trim(), expected);
+    }
+
+    /// # Panics
+    /// If it has ended.
+    pub fn go_on(&mut self) {
+        let input = self.child.stdin.as_mut().expect("is piped");
+        writeln!(input).expect("it reads");
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

@@ -4,12 +4,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{Blob, Capsule, ReplyBody, RequestBody, SessionRef, Stretch};
+use portolan_proto::control::{
+    Blob, Capsule, Delivery, ReplyBody, RequestBody, SessionRef, Stretch,
+};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::shm::SetAside;
 use portolan_sys::{clock, descriptor, shm};
 use portolan_tcp::{Events, Prefix};
-use portolan_types::{Generation, SessionId, Slot};
+use portolan_types::{Generation, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::Stop;
@@ -131,6 +133,10 @@ pub(super) fn install(
     }
     if let Arrival::Session(Session::Tcp(session)) = &mut arrival {
         apply_quickack(socket, &mut session.connection);
+    }
+    let delivery = socket.options().delivery().unwrap_or(process.delivery());
+    if delivery == Delivery::Server && socket.protocol == Protocol::Tcp {
+        socket.leave_to_server();
     }
     let mut core = process.lock();
     let now = clock::now();

@@ -56,6 +56,7 @@ fn connect_udp(
     if matches!(socket.phase(), Phase::Relayed | Phase::Away) {
         return Err(Stop::NotOurs);
     }
+    let chosen = socket.options().delivery();
     let mut setup = socket.setup();
     let reservation = (socket.phase() != Phase::Cached).then(|| Reservation::at(process));
     let slot = reservation
@@ -67,7 +68,10 @@ fn connect_udp(
             protocol: Protocol::Udp,
             remote,
             slot,
-            options: HandshakeOptions::default(),
+            options: HandshakeOptions {
+                delivery: chosen.or(Some(process.delivery())),
+                ..HandshakeOptions::default()
+            },
             early: Early::No,
         }
     });
@@ -249,7 +253,8 @@ fn start_connect(
     early: Early,
 ) -> Result<Opening, Stop> {
     let mut setup = socket.setup();
-    let options = socket.options().handshake();
+    let mut options = socket.options().handshake();
+    options.delivery = options.delivery.or(Some(process.delivery()));
     let reservation = Reservation::at(process);
     let reply = ask(process, fd, socket, &setup, |session| {
         RequestBody::Connect {

@@ -59,6 +59,7 @@ pub(super) fn request(
     place: &Place<'_>,
 ) -> RequestBody {
     let mut options = socket.options().handshake();
+    options.delivery = options.delivery.or(Some(process.delivery()));
     options.is_delegated = options.is_delegated.or(process.wants_delegation());
     // Who shares the descriptor could not accept what is here.
     let slot = place.slot().filter(|_| !socket.is_shared());

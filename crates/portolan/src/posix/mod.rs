@@ -141,11 +141,18 @@ fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
     }
 }
 
-/// As [`find_here`], for calls that move data: a session that is relayed is asked for again.
+/// As [`find_here`], for calls that move data: a session that is relayed is asked for again, and one that the server is
+/// to keep goes there.
 fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
     let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
-    if socket.phase() == Phase::Relayed {
-        migrate::ask_back(fd, &socket)?;
+    match socket.phase() {
+        Phase::Relayed if !socket.is_for_server() => migrate::ask_back(fd, &socket)?,
+        Phase::Cached if socket.is_for_server() => {
+            if let Some(process) = here() {
+                migrate::give_back(process, &socket, migrate::Destination::Relay);
+            }
+        }
+        _ => {}
     }
     find_here(fd)
 }

@@ -65,6 +65,8 @@ fn every_key_can_be_set() {
          [demux]
          active = true
          marker = 7
+         [delivery]
+         form = 'ipc'
          [[qos.cpu_class]]
          name = 'hard'
          share = 0.25

@@ -141,3 +141,20 @@ fn a_lost_frame_is_given_up_and_harms_no_later_one() {
     assert_eq!(taken(&mut inlet, &tap, at(2_000)), [1, 3]);
     assert!(inlet.fall_asleep());
 }
+
+#[test]
+fn who_is_awake_finds_what_always_comes_by_the_tap() {
+    let (mut filter, mut inlet, tap) = inlet();
+    filter.by_tap(1);
+    filter.by_ring(2);
+    assert!(inlet.has_received());
+    assert_eq!(taken(&mut inlet, &tap, at(10)), [1, 2]);
+    // Counted, and on its way still: nobody sleeps over it, and it is not given up.
+    filter.count_on_tap();
+    assert!(!inlet.fall_asleep());
+    assert_eq!(taken(&mut inlet, &tap, at(20)), [0; 0]);
+    filter.put_on_tap(3);
+    assert_eq!(taken(&mut inlet, &tap, at(21)), [3]);
+    assert_eq!(taken(&mut inlet, &tap, at(22)), [0; 0]);
+    assert!(inlet.fall_asleep());
+}
