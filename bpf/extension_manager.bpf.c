@@ -12,6 +12,7 @@
 #include "counters.h"
 #include "deliver.h"
 #include "extension.h"
+#include "forward.h"
 #include "maps.h"
 #include "reply.h"
 #include "view.h"
@@ -49,7 +50,7 @@ static __always_inline bool find_chain(struct extension_work *work)
 		.channel = work->row.channel,
 		.port = work->key.local_port,
 		.protocol = work->key.protocol,
-		.event = EVENT_UDP_RECEIVE,
+		.event = work->key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE : EVENT_UDP_RECEIVE,
 	};
 	struct chain *chain = bpf_map_lookup_elem(&guards, &guard);
 
@@ -61,7 +62,7 @@ static __always_inline bool find_chain(struct extension_work *work)
 	return true;
 }
 
-/* UDP.PacketRecv. */
+/* UDP.PacketRecv and TCP.PacketRecv. */
 SEC("tc")
 int extension_receive(struct __sk_buff *skb)
 {
@@ -163,6 +164,14 @@ int extension_apply(struct __sk_buff *skb)
 			count(extension_replied);
 			return bpf_redirect(work->interface, 0);
 		}
+		break;
+	case PORTOLAN_FORWARD:
+		if (forward(skb, work, view)) {
+			account(statistics, forwarded);
+			count(extension_forwarded);
+			return bpf_redirect_neigh(work->interface, NULL, 0, 0);
+		}
+		break;
 	}
 	account(statistics, refused);
 	count(extension_refused);

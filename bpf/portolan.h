@@ -224,6 +224,7 @@ struct guard_key {
 };
 
 #define EVENT_UDP_RECEIVE 1
+#define EVENT_TCP_RECEIVE 2
 
 /* Extensions in the order in which they are called. */
 struct chain {
@@ -256,6 +257,7 @@ struct extension_statistics {
 	__u64 replied;
 	__u64 delivered;
 	__u64 refused;
+	__u64 forwarded;
 };
 
 /* The part of the managers' own memory that the stub around a handler writes. */
@@ -303,7 +305,7 @@ _Static_assert(sizeof(struct budget) == 72, "Budget");
 _Static_assert(sizeof(struct guard_key) == 8, "GuardKey");
 _Static_assert(sizeof(struct chain) == 20, "Chain");
 _Static_assert(sizeof(struct extension_control) == 16, "ExtensionControl");
-_Static_assert(sizeof(struct extension_statistics) == 88, "ExtensionStatistics");
+_Static_assert(sizeof(struct extension_statistics) == 96, "ExtensionStatistics");
 _Static_assert(sizeof(struct extension_run) == 16, "ExtensionRun");
 
 #endif

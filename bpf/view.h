@@ -9,6 +9,7 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/tcp.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -25,9 +26,9 @@ enum shown {
 	SPOILT,
 };
 
-/* The IP header, if it is of the plain kind; 0 for others, else its length. */
+/* The IP header, if it is of the plain kind; 0 for others, else its length. `end` is the packet's. */
 static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_key *key,
-				     struct portolan_view *view)
+				     struct portolan_view *view, __u32 *end)
 {
 	if (is_ipv4(&key->local)) {
 		struct iphdr *ip = cursor->at;
@@ -37,6 +38,7 @@ static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_
 		view->flags = 0;
 		view->hop_limit = ip->ttl;
 		view->traffic_class = ip->tos;
+		*end = ETH_HLEN + bpf_ntohs(ip->tot_len);
 		return sizeof(*ip);
 	} else {
 		struct ipv6hdr *ip = cursor->at;
@@ -46,6 +48,7 @@ static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_
 		view->flags = PORTOLAN_IPV6;
 		view->hop_limit = ip->hop_limit;
 		view->traffic_class = ip->priority << 4 | ip->flow_lbl[0] >> 4;
+		*end = ETH_HLEN + sizeof(*ip) + bpf_ntohs(ip->payload_len);
 		return sizeof(*ip);
 	}
 }
@@ -100,42 +103,76 @@ static __always_inline enum shown check_datagram(const struct udphdr *udp,
 	return SHOWN;
 }
 
-static __always_inline enum shown show(struct __sk_buff *skb, struct extension_work *work,
-				       struct portolan_view *view)
+/* What both events show. */
+static __always_inline void show_ends(const struct extension_work *work,
+				      struct portolan_view *view)
 {
-	struct cursor cursor = frame_of(skb);
-	struct udphdr *udp;
-	struct udphdr header;
-	__u32 length, offset;
-
-	if (skb->gso_size || work->key.protocol != IPPROTO_UDP)
-		return NOT_SHOWN;
-	cursor.at += ETH_HLEN;
-	length = show_ip(&cursor, &work->key, view);
-	if (length == 0)
-		return NOT_SHOWN;
-	offset = ETH_HLEN + length + sizeof(*udp);
-	udp = length == sizeof(struct iphdr) ? cursor.at + sizeof(struct iphdr) :
-					       cursor.at + sizeof(struct ipv6hdr);
-	if ((void *)(udp + 1) > cursor.end)
-		return NOT_SHOWN;
-	/* The frame may be padded, and may claim to be longer than it is. */
-	header = *udp;
-	length = bpf_ntohs(header.len);
-	if (length < sizeof(*udp) || offset - sizeof(*udp) + length > skb->len)
-		return NOT_SHOWN;
 	view->interface = work->interface;
 	__builtin_memcpy(view->local, &work->key.local, sizeof(view->local));
 	__builtin_memcpy(view->remote, &work->key.remote, sizeof(view->remote));
 	view->local_port = bpf_ntohs(work->key.local_port);
 	view->remote_port = bpf_ntohs(work->key.remote_port);
 	view->protocol = work->key.protocol;
+	view->to_port = 0;
+	view->from_port = view->local_port;
+}
+
+static __always_inline enum shown show_datagram(struct __sk_buff *skb, struct cursor *cursor,
+						__u32 offset, struct extension_work *work,
+						struct portolan_view *view)
+{
+	struct udphdr *udp = cursor->at;
+	struct udphdr header;
+	__u32 length;
+
+	if (skb->gso_size || (void *)(udp + 1) > cursor->end)
+		return NOT_SHOWN;
+	header = *udp;
+	/* The frame may be padded, and may claim to be longer than it is. */
+	length = bpf_ntohs(header.len);
+	if (length < sizeof(header) || offset + length > skb->len)
+		return NOT_SHOWN;
 	view->tcp_flags = 0;
 	view->sequence = 0;
 	view->acknowledgment = 0;
-	if (!show_payload(skb, offset, length - sizeof(*udp), view))
+	if (!show_payload(skb, offset + sizeof(header), length - sizeof(header), view))
 		return NOT_SHOWN;
 	return check_datagram(&header, work, view);
+}
+
+/* Of a segment the two ends compare the checksum. */
+static __always_inline enum shown show_segment(struct __sk_buff *skb, struct cursor *cursor,
+					       __u32 offset, __u32 end, struct portolan_view *view)
+{
+	struct tcphdr *tcp = cursor->at;
+
+	if ((void *)(tcp + 1) > cursor->end)
+		return NOT_SHOWN;
+	offset += tcp->doff * 4;
+	if (tcp->doff < 5 || offset > end || end > skb->len)
+		return NOT_SHOWN;
+	view->tcp_flags = ((__u8 *)tcp)[13];
+	view->sequence = bpf_ntohl(tcp->seq);
+	view->acknowledgment = bpf_ntohl(tcp->ack_seq);
+	return show_payload(skb, offset, end - offset, view) ? SHOWN : NOT_SHOWN;
+}
+
+static __always_inline enum shown show(struct __sk_buff *skb, struct extension_work *work,
+				       struct portolan_view *view)
+{
+	struct cursor cursor = frame_of(skb);
+	__u32 length, end;
+
+	cursor.at += ETH_HLEN;
+	length = show_ip(&cursor, &work->key, view, &end);
+	if (length == 0)
+		return NOT_SHOWN;
+	cursor.at += length == sizeof(struct iphdr) ? sizeof(struct iphdr) :
+						      sizeof(struct ipv6hdr);
+	show_ends(work, view);
+	if (work->key.protocol == IPPROTO_UDP)
+		return show_datagram(skb, &cursor, ETH_HLEN + length, work, view);
+	return show_segment(skb, &cursor, ETH_HLEN + length, end, view);
 }
 
 #endif

@@ -34,6 +34,8 @@ enum portolan_verdict {
 	PORTOLAN_REPLY = 2,
 	/* To the owner, past the handlers that would follow. */
 	PORTOLAN_DELIVER = 3,
+	/* On to `to` and `to_port`, as it came, but from here and from `from_port`. */
+	PORTOLAN_FORWARD = 4,
 };
 
 /* Bits of `flags`. */
@@ -72,6 +74,10 @@ struct portolan_view {
 	__u32 length;
 	/* For handlers to leave to those that follow. */
 	__u32 mark;
+	/* Whom a packet is forwarded to, and from which of the extension's ports. */
+	__u8 to[16];
+	__u16 to_port;
+	__u16 from_port;
 	/* Behind what was captured, zeros. */
 	__u8 payload[PORTOLAN_PAYLOAD] __attribute__((aligned(8)));
 };

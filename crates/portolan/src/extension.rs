@@ -53,15 +53,15 @@ pub struct Extension {
     maps: Vec<(String, Map)>,
 }
 
-/// Has the handler of an object called for what comes to a socket's port. Of several the one with
-/// the lowest `priority` comes first.
+/// Has the handler of an object called for what comes to the ports of some sockets, which are all of
+/// UDP, or all listeners of TCP. Of several handlers the one with the lowest `priority` comes first.
 pub fn install(
-    socket: RawFd,
+    sockets: &[RawFd],
     name: &str,
     priority: u8,
     object: Object,
 ) -> Result<Extension, Refused> {
-    let guard = guard_of(socket)?;
+    let (event, guards) = guards_of(sockets)?;
     let shapes: Vec<(String, u32, u32)> = object
         .code
         .maps
@@ -70,8 +70,8 @@ pub fn install(
         .collect();
     let wish = Wish {
         name: name.to_owned(),
-        event: Event::UdpReceive,
-        guard,
+        event,
+        guards,
         priority,
         code: object.code,
     };
@@ -114,16 +114,25 @@ impl Drop for Extension {
     }
 }
 
-fn guard_of(fd: RawFd) -> Result<Guard, Refused> {
-    if !table::is_ours(fd) {
-        attach(fd);
+fn guards_of(sockets: &[RawFd]) -> Result<(Event, Vec<Guard>), Refused> {
+    let mut event = Event::UdpReceive;
+    let mut guards = Vec::new();
+    for &fd in sockets {
+        if !table::is_ours(fd) {
+            attach(fd);
+        }
+        let socket = table::socket(fd);
+        let session = socket.as_ref().and_then(|socket| socket.setup().session);
+        let (Some(socket), Some(session)) = (socket, session) else {
+            let reason = format!("descriptor {fd} is not a bound socket of Portolan's");
+            return Err(Refused::new(Errno::INVAL, reason));
+        };
+        if socket.protocol == Protocol::Tcp {
+            event = Event::TcpReceive;
+        }
+        guards.push(Guard::Session(session));
     }
-    let socket = table::socket(fd).filter(|socket| socket.protocol == Protocol::Udp);
-    let session = socket.and_then(|socket| socket.setup().session);
-    session.map(Guard::Session).ok_or_else(|| {
-        let reason = format!("descriptor {fd} is not a bound UDP socket of Portolan's");
-        Refused::new(Errno::INVAL, reason)
-    })
+    Ok((event, guards))
 }
 
 fn ask(request: ExtensionRequest) -> Result<(ExtensionReply, Vec<OwnedFd>), Refused> {

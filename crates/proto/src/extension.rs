@@ -42,7 +42,8 @@ pub enum ExtensionReply {
 pub struct Extension {
     pub name: String,
     pub event: Event,
-    pub guard: Guard,
+    /// Endpoints whose packets raise the event for it.
+    pub guards: Vec<Guard>,
     /// Of several on one event, the lowest is called first; of equals, the one that came first.
     pub priority: u8,
     pub code: Code,
@@ -50,21 +51,25 @@ pub struct Extension {
 
 impl Extension {
     pub const NAME_MAX: usize = 32;
+    pub const GUARDS_MAX: usize = 64;
 }
 
 /// Nodes of the protocol graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Event {
     UdpReceive,
+    /// Of a listener's port: all segments, whatever connection they are of.
+    TcpReceive,
 }
 
 impl Event {
-    pub const ALL: [Event; 1] = [Event::UdpReceive];
+    pub const ALL: [Event; 2] = [Event::UdpReceive, Event::TcpReceive];
 
     /// As the paper writes them.
     pub const fn name(self) -> &'static str {
         match self {
             Event::UdpReceive => "UDP.PacketRecv",
+            Event::TcpReceive => "TCP.PacketRecv",
         }
     }
 
@@ -72,11 +77,12 @@ impl Event {
     pub const fn number(self) -> u8 {
         match self {
             Event::UdpReceive => 1,
+            Event::TcpReceive => 2,
         }
     }
 }
 
-/// Which packets raise the event for the extension: those of endpoints that its owner has.
+/// Which packets raise the event for the extension: those of an endpoint that its owner has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guard {
     /// The port of this session.
@@ -171,7 +177,7 @@ pub struct ExtensionReport {
     pub pid: u32,
     pub uid: u32,
     pub event: Event,
-    pub port: u16,
+    pub ports: Vec<u16>,
     pub priority: u8,
     pub standing: Standing,
     pub cost: Cost,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use portolan_bpf::Linkage;
 use portolan_control::extensions::{Domain, Entry, Table, check};
-use portolan_control::{Holder, Session};
+use portolan_control::{Holder, Phase, Session};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::extension::layout::GuardKey;
@@ -46,7 +46,7 @@ pub struct Extensions {
 
 /// What there is of an extension beside its place in the table.
 struct Installed {
-    session: SessionId,
+    sessions: Vec<SessionId>,
     name: String,
     pid: u32,
     event: Event,
@@ -66,7 +66,7 @@ struct Wish {
 /// Where an extension is to go.
 #[derive(Clone, Debug)]
 struct Place {
-    session: SessionId,
+    sessions: Vec<SessionId>,
     name: String,
     event: Event,
     entry: Entry,
@@ -124,6 +124,14 @@ fn guard_key(session: &Session, channel: ChannelId, event: Event) -> GuardKey {
     }
 }
 
+fn sessions_of(guards: &[Guard]) -> Vec<SessionId> {
+    let session = |guard: &Guard| {
+        let Guard::Session(session) = guard;
+        *session
+    };
+    guards.iter().map(session).collect()
+}
+
 impl Server {
     pub fn extension(&mut self, client: ClientId, request: u32, wish: ExtensionRequest) -> Answer {
         let outcome = match wish {
@@ -168,7 +176,7 @@ impl Server {
         let Extension {
             name,
             event,
-            guard,
+            guards,
             priority,
             code,
         } = extension;
@@ -186,18 +194,18 @@ impl Server {
                 "only a process with sockets on Portolan has extensions",
             );
         };
-        let Guard::Session(session) = guard;
-        let key = self.admit_guard(owner, session, event)?;
+        let sessions = sessions_of(&guards);
+        let keys = self.admit_guards(owner, &sessions, event)?;
         let room = self.extensions.table.has_room(owner, uid);
         room.or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
         let place = Some(Place {
-            session,
+            sessions,
             name,
             event,
             entry: Entry {
                 owner,
                 uid,
-                key,
+                keys,
                 priority,
             },
         });
@@ -211,30 +219,63 @@ impl Server {
         )
     }
 
-    /// The manager of the event: has the process what the guard names?
+    /// The manager of the event: has the process what the guards name?
+    fn admit_guards(
+        &self,
+        channel: ChannelId,
+        sessions: &[SessionId],
+        event: Event,
+    ) -> Outcome<Vec<GuardKey>> {
+        if sessions.is_empty() || sessions.len() > Extension::GUARDS_MAX {
+            let most = Extension::GUARDS_MAX;
+            return refuse(libc::EINVAL, format!("an extension has 1 to {most} guards"));
+        }
+        let mut keys = Vec::new();
+        for session in sessions {
+            let key = self.admit_guard(channel, *session, event)?;
+            if !keys.contains(&key) {
+                keys.push(key);
+            }
+        }
+        Ok(keys)
+    }
+
     fn admit_guard(&self, channel: ChannelId, id: SessionId, event: Event) -> Outcome<GuardKey> {
-        let session = self
-            .registry
-            .session(id)
-            .filter(|session| session.is_user(channel));
-        let Some(session) = session else {
-            return refuse(libc::EPERM, "the guard is no endpoint of this process");
+        let session = self.registry.session(id);
+        let Some(session) = session.filter(|session| session.is_user(channel)) else {
+            return refuse(libc::EPERM, "a guard is no endpoint of this process");
         };
-        let Event::UdpReceive = event;
-        if session.protocol != Protocol::Udp {
+        let (protocol, whose) = match event {
+            Event::UdpReceive => (Protocol::Udp, "UDP's sockets"),
+            Event::TcpReceive => (Protocol::Tcp, "TCP's listeners"),
+        };
+        let is_listener = session.phase == Phase::Listening;
+        if session.protocol != protocol || (protocol == Protocol::Tcp && !is_listener) {
             return refuse(
                 libc::EINVAL,
-                format!("{} is raised by UDP's endpoints", event.name()),
+                format!("{} is raised by {whose}", event.name()),
             );
         }
-        match session.holder {
-            Holder::Process(holder, _) if holder == channel && session.local.port() != 0 => {
-                Ok(guard_key(session, channel, event))
+        match self.receiving_channel(session) {
+            // Its own, or the server's in its stead.
+            Some(receiver) if is_listener || receiver == channel => {
+                Ok(guard_key(session, receiver, event))
             }
             _ => refuse(
                 libc::EINVAL,
-                "the guard's socket has no port, or is not this process's",
+                "a guard's socket has no port, or is not this process's",
             ),
+        }
+    }
+
+    /// Whose channel the rows of a session's port name.
+    fn receiving_channel(&self, session: &Session) -> Option<ChannelId> {
+        if session.phase == Phase::Listening {
+            return Some(self.channel_of_listener(session.id));
+        }
+        match session.holder {
+            Holder::Process(holder, _) if session.local.port() != 0 => Some(holder),
+            _ => None,
         }
     }
 
@@ -280,7 +321,7 @@ impl Server {
         ready: Ready,
     ) -> Outcome<(ExtensionReply, Vec<std::os::fd::OwnedFd>)> {
         let Place {
-            session,
+            sessions,
             name,
             event,
             entry,
@@ -290,12 +331,15 @@ impl Server {
             Some(asker) if asker.channel == Some(owner) => asker.credentials.pid,
             _ => return refuse(libc::ESRCH, "its owner has gone"),
         };
-        let key = self.admit_guard(owner, session, event)?;
+        let keys = self.admit_guards(owner, &sessions, event)?;
         self.extensions.has_memory(owner, ready.cost.memory)?;
         let number = self
             .extensions
             .table
-            .enter(Entry { key, ..entry })
+            .enter(Entry {
+                keys: keys.clone(),
+                ..entry
+            })
             .or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
         let limit = self.extensions.config.time_limit_ns;
         let entered = self.filter.extensions.enter(number, &ready.program, limit);
@@ -314,7 +358,7 @@ impl Server {
         self.extensions.installed.insert(
             number,
             Installed {
-                session,
+                sessions,
                 name,
                 pid,
                 event,
@@ -322,8 +366,14 @@ impl Server {
                 cost,
             },
         );
-        self.tell_of_chain(&key);
+        self.tell_of_chains(&keys);
         Ok((ExtensionReply::Installed { number, cost }, ready.maps))
+    }
+
+    fn tell_of_chains(&mut self, keys: &[GuardKey]) {
+        for key in keys {
+            self.tell_of_chain(key);
+        }
     }
 
     /// Writes who is called for an endpoint, and in its rows that somebody is.
@@ -340,7 +390,7 @@ impl Server {
         let is_guarded = |session: &&Session| {
             session.local.port() == port
                 && session.protocol.number() == key.protocol
-                && matches!(session.holder, Holder::Process(holder, _) if holder == channel)
+                && self.receiving_channel(session) == Some(channel)
         };
         let ids: Vec<SessionId> = self
             .registry
@@ -383,7 +433,7 @@ impl Server {
         let Some(entry) = self.extensions.table.remove(number) else {
             return;
         };
-        self.tell_of_chain(&entry.key);
+        self.tell_of_chains(&entry.keys);
         self.take_out(number);
         if let Some(gone) = self.extensions.installed.remove(&number) {
             info!(
@@ -403,7 +453,7 @@ impl Server {
 
     /// The session's port is nobody's any more.
     pub fn end_extensions_of(&mut self, id: SessionId) {
-        let of_session = |installed: &Installed| installed.session == id;
+        let of_session = |installed: &Installed| installed.sessions.contains(&id);
         self.end_extensions(of_session);
     }
 
@@ -458,10 +508,10 @@ impl Server {
 
     /// Its owner sees what became of it until it removes it, or goes.
     fn suspend(&mut self, number: u16) {
-        let Some(key) = self.extensions.table.suspend(number) else {
+        let Some(keys) = self.extensions.table.suspend(number) else {
             return;
         };
-        self.tell_of_chain(&key);
+        self.tell_of_chains(&keys);
         self.take_out(number);
         self.counters.extensions_over_budget += 1;
         if let Some(one) = self.extensions.installed.get_mut(&number) {
@@ -503,7 +553,11 @@ impl Server {
             pid: installed.pid,
             uid: entry.uid,
             event: installed.event,
-            port: u16::from_be_bytes(entry.key.port),
+            ports: entry
+                .keys
+                .iter()
+                .map(|key| u16::from_be_bytes(key.port))
+                .collect(),
             priority: entry.priority,
             standing: installed.standing,
             cost: installed.cost,

@@ -258,6 +258,12 @@ impl Server {
         }
     }
 
+    /// Whose the SYNs to a listener are.
+    pub fn channel_of_listener(&self, id: SessionId) -> ChannelId {
+        let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
+        delegate.map_or(ChannelId::SERVER, |delegate| delegate.channel)
+    }
+
     /// Writes the row of a listener.
     pub fn aim_listener(&self, id: SessionId) {
         let Some(session) = self.registry.session(id) else {
@@ -277,7 +283,7 @@ impl Server {
             channel: channel.0,
             slot: slot.0,
             generation: 0,
-            flags: flags | self.budget_flags(session),
+            flags: flags | self.budget_flags(session) | self.extension_flags(session, channel),
             class: 0,
         };
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {

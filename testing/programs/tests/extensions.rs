@@ -1,11 +1,13 @@
 //! Protocol extensions as their authors make them: the guide word by word, and what the command says.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
+use portolan_netns::Namespace;
 use portolan_programs::{PYTHON, bed, client, eventually, file};
 use serde_json::Value;
 
@@ -37,6 +39,46 @@ try:
     print(s.recv(2048))
 except TimeoutError:
     print('silence')";
+
+/// Answers each connection with who it came from, and then with what comes; a half-closed one to its
+/// end.
+const SERVER: &str = "import socket, sys, threading
+def serve(peer, address):
+    peer.sendall(address[0].encode() + b'\\n')
+    while octets := peer.recv(1 << 16):
+        peer.sendall(octets)
+    peer.close()
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+while True:
+    threading.Thread(target=serve, args=listener.accept(), daemon=True).start()";
+
+/// Sends so many octets, reads them all back behind the server's first line, and prints that.
+const CLIENT: &str = "import socket, sys, threading
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+count = int(sys.argv[3])
+octets = bytes(n * 7 % 251 for n in range(count))
+def send():
+    s.sendall(octets)
+    s.shutdown(socket.SHUT_WR)
+threading.Thread(target=send).start()
+stream = s.makefile('rb')
+line = stream.readline().decode().strip()
+assert stream.read() == octets
+print(line)";
+
+/// Connects, waits for the line, then for whatever becomes of the connection.
+const WATCHER: &str = "import socket, sys
+try:
+    s = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+except ConnectionRefusedError:
+    sys.exit(print('refused'))
+s.recv(100)
+open(sys.argv[3], 'w').close()
+try:
+    s.recv(100)
+    print('ended')
+except ConnectionResetError:
+    print('reset')";
 
 /// The first block of the guide in that language from some words on.
 fn block(language: &str, from: &str) -> &'static str {
@@ -200,4 +242,111 @@ fn a_key_value_server_answers_in_the_filter_from_its_owners_map() {
     assert_eq!(client(&bed, Stack::Kernel, PYTHON, &words), "silence");
     assert_eq!(counted()["passed"], 1);
     assert_eq!(counted()["skipped"], 1);
+}
+
+/// A bed with a client beside the two hosts, on which the first forwards to the second.
+struct Forwarding {
+    bed: Bed,
+    guest: Namespace,
+    _owner: Background,
+    front: String,
+}
+
+const BEHIND: u16 = 7011;
+
+fn forwarding(protocol: &str) -> Forwarding {
+    let bed = Bed::switched().unwrap_or_else(|error| panic!("{error}"));
+    let guest = bed.guest(9);
+    let source = std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/forward.c"));
+    let object = compile(&bed, "forward.c", &source.unwrap());
+    let front = SocketAddr::new(bed.client.address, 7010);
+    let mut owner = bed.owner_command(Side::Client);
+    owner.args(["forward", protocol]).arg(front.to_string());
+    owner.arg(bed.endpoint(BEHIND).to_string()).arg(object);
+    let _owner = Background::start(&mut owner).unwrap();
+    let is_there = || {
+        bed.portolan(Side::Client, &["ext", "list"])
+            .unwrap()
+            .contains("forward")
+    };
+    assert!(eventually(PATIENCE, is_there));
+    Forwarding {
+        front: front.ip().to_string(),
+        bed,
+        guest,
+        _owner,
+    }
+}
+
+impl Forwarding {
+    fn serve(&self) -> Background {
+        let endpoint = self.bed.endpoint(BEHIND).ip().to_string();
+        let arguments = ["-c", SERVER, &endpoint, &BEHIND.to_string()];
+        self.bed
+            .serve(Stack::Kernel, BEHIND, PYTHON, &arguments)
+            .unwrap()
+    }
+
+    fn client(&self, script: &str, arguments: &[&str]) -> Command {
+        let mut client = self.guest.exec(PYTHON);
+        client
+            .args(["-c", script, &self.front, "7010"])
+            .args(arguments);
+        client
+    }
+
+    fn counted(&self, what: &str) -> u64 {
+        let said = self
+            .bed
+            .portolan(Side::Client, &["ext", "stats", "--json"])
+            .unwrap();
+        serde_json::from_str::<Value>(&said).unwrap()[0][what]
+            .as_u64()
+            .unwrap()
+    }
+}
+
+#[test]
+fn a_forwarded_connection_is_one_of_the_two_ends() {
+    let forwarding = forwarding("tcp");
+    // Nobody listens behind it, and that is what the client hears.
+    let said = run(&mut forwarding.client(WATCHER, &["/dev/null"])).unwrap();
+    assert_eq!(said, "refused");
+    let server = forwarding.serve();
+    for octets in ["0", "1", "100000", "3000000"] {
+        let said = run(&mut forwarding.client(CLIENT, &[octets])).unwrap();
+        assert_eq!(said, forwarding.front, "{octets}");
+    }
+    // The end of one end is the end of the other's, as the first puts it.
+    let mark = forwarding.bed.file("connected");
+    let mut watcher = forwarding.client(WATCHER, &[mark.to_str().unwrap()]);
+    let watcher = std::thread::spawn(move || run(&mut watcher).unwrap());
+    assert!(eventually(PATIENCE, || mark.exists()));
+    drop(server);
+    assert_eq!(watcher.join().unwrap(), "ended");
+    assert!(forwarding.counted("forwarded") > 100);
+    assert_eq!(forwarding.counted("refused"), 0);
+    // Whoever forwards has no part in the connection.
+    let listed = forwarding.bed.portolan(Side::Client, &["ss"]).unwrap();
+    assert!(!listed.contains("ESTABLISHED"), "{listed}");
+}
+
+#[test]
+fn datagrams_are_forwarded_there_and_back() {
+    const ECHO: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], int(sys.argv[2])))
+while True:
+    words, peer = s.recvfrom(2048)
+    s.sendto(words + b' by ' + peer[0].encode(), peer)";
+    let forwarding = forwarding("udp");
+    let bed = &forwarding.bed;
+    let endpoint = bed.endpoint(BEHIND).ip().to_string();
+    let mut server = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    server.args(["-c", ECHO, &endpoint, &BEHIND.to_string()]);
+    let _server = Background::start(&mut server).unwrap();
+    for word in ["one", "two"] {
+        let said = run(&mut forwarding.client(ASK, &[word])).unwrap();
+        assert_eq!(said, format!("{word} by {}", forwarding.front));
+    }
 }

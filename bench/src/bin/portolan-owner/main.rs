@@ -1,11 +1,11 @@
 //! Programs that own protocol extensions and share maps with them, for benchmarks and tests.
 #![forbid(unsafe_code)]
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use portolan::extension::{Extension, Map, Object, Port};
 
 /// Why an owner cannot do what it was asked.
@@ -39,6 +39,22 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         count: u32,
     },
+    /// Has `forward.c` send all that comes to a port on to another host, until it is killed.
+    Forward {
+        protocol: Transport,
+        front: SocketAddr,
+        to: SocketAddr,
+        object: PathBuf,
+        /// The first of the ports that the other host answers to.
+        #[arg(long, default_value_t = 7100)]
+        back: u16,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Transport {
+    Tcp,
+    Udp,
 }
 
 fn main() -> ExitCode {
@@ -54,6 +70,13 @@ fn main() -> ExitCode {
             object,
             count,
         } => values(local, &object, count),
+        Command::Forward {
+            protocol,
+            front,
+            to,
+            object,
+            back,
+        } => forward(protocol, front, to, &object, back),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -112,6 +135,56 @@ fn values(local: SocketAddr, object: &Path, count: u32) -> Result<(), Failure> {
     // What is no question for the handler comes here.
     loop {
         port.receive(&mut [0; 2048])?;
+    }
+}
+
+/// Ports towards the other host, as many as `forward.c` has.
+const BACK_PORTS: u16 = 32;
+
+fn forward(
+    protocol: Transport,
+    front: SocketAddr,
+    to: SocketAddr,
+    object: &Path,
+    back: u16,
+) -> Result<(), Failure> {
+    let backs = back..back + BACK_PORTS;
+    let locals = backs.clone().map(|port| SocketAddr::new(front.ip(), port));
+    let ports = std::iter::once(front)
+        .chain(locals)
+        .map(|local| match protocol {
+            Transport::Tcp => Port::listen(local),
+            Transport::Udp => Port::open(local),
+        });
+    let ports = ports.collect::<Result<Vec<Port>, _>>()?;
+    let object = Object::parse(&std::fs::read(object)?)?;
+    let extension = Port::install_on(&ports, "forward", 128, object)?;
+    let places = map(&extension, "places")?;
+    let place_of_port = map(&extension, "place_of_port")?;
+    for (number, port) in (0_u32..).zip(backs) {
+        let (number, port) = (number.to_ne_bytes(), u32::from(port).to_ne_bytes());
+        // Nobody has it yet.
+        let place: Vec<u8> = [[0; 4]; 6]
+            .into_iter()
+            .chain([port, [0; 4]])
+            .flatten()
+            .collect();
+        places.set(&number, &place)?;
+        place_of_port.set(&port, &number)?;
+    }
+    let ports = [to.port(), front.port()].map(|port| u32::from(port).to_ne_bytes());
+    let settings = [&mapped(to.ip())[..], ports.as_flattened()].concat();
+    map(&extension, "settings")?.set(&[0; 4], &settings)?;
+    loop {
+        std::thread::park();
+    }
+}
+
+/// As a view has addresses.
+fn mapped(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
     }
 }
 

@@ -17,7 +17,7 @@ pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(),
             extension.number.to_string(),
             printable(&extension.name),
             extension.event.name().to_owned(),
-            extension.port.to_string(),
+            ports(extension),
             extension.priority.to_string(),
             extension.pid.to_string(),
             extension.uid.to_string(),
@@ -26,7 +26,7 @@ pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(),
     };
     let rows: Vec<_> = extensions.iter().map(row).collect();
     let head = [
-        "Number", "Name", "Event", "Port", "Priority", "Pid", "Uid", "State",
+        "Number", "Name", "Event", "Ports", "Priority", "Pid", "Uid", "State",
     ];
     show(&head, &rows)
 }
@@ -56,6 +56,7 @@ pub fn statistics(
             counted.passed,
             counted.consumed,
             counted.replied,
+            counted.forwarded,
             counted.delivered,
             counted.refused,
             counted.skipped,
@@ -78,6 +79,7 @@ pub fn statistics(
         "Passed",
         "Consumed",
         "Replied",
+        "Forwarded",
         "Delivered",
         "Refused",
         "Skipped",
@@ -92,6 +94,11 @@ fn show(head: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
     Ok(())
 }
 
+fn ports(extension: &ExtensionReport) -> String {
+    let ports: Vec<String> = extension.ports.iter().map(u16::to_string).collect();
+    ports.join(",")
+}
+
 fn mean(extension: &ExtensionReport) -> u64 {
     let counted = &extension.statistics;
     counted.time.checked_div(counted.runs).unwrap_or(0)
@@ -102,7 +109,7 @@ fn identity(extension: &ExtensionReport) -> serde_json::Value {
         "number": extension.number,
         "name": extension.name,
         "event": extension.event.name(),
-        "port": extension.port,
+        "ports": extension.ports,
         "priority": extension.priority,
         "pid": extension.pid,
         "uid": extension.uid,
@@ -124,6 +131,7 @@ fn details(extension: &ExtensionReport) -> serde_json::Value {
         "passed": counted.passed,
         "consumed": counted.consumed,
         "replied": counted.replied,
+        "forwarded": counted.forwarded,
         "delivered": counted.delivered,
         "refused": counted.refused,
         "skipped": counted.skipped,

@@ -10,7 +10,8 @@ use portolan_types::ChannelId;
 pub struct Entry {
     pub owner: ChannelId,
     pub uid: u32,
-    pub key: GuardKey,
+    /// Without repetition.
+    pub keys: Vec<GuardKey>,
     pub priority: u8,
 }
 
@@ -58,8 +59,12 @@ impl Table {
     /// way to the one that had it.
     pub fn enter(&mut self, entry: Entry) -> Result<u16, Full> {
         self.has_room(entry.owner, entry.uid)?;
-        let chain = self.chains.get(&entry.key);
-        if chain.is_some_and(|chain| chain.len() >= CHAIN_MAX) {
+        let is_full = |key| {
+            self.chains
+                .get(key)
+                .is_some_and(|chain| chain.len() >= CHAIN_MAX)
+        };
+        if entry.keys.iter().any(is_full) {
             return Err(Full::Chain);
         }
         let after_last = (1..EXTENSIONS).map(|step| 1 + (self.last - 1 + step) % (EXTENSIONS - 1));
@@ -71,15 +76,21 @@ impl Table {
         };
         let number = number.ok_or(Full::All)?;
         self.last = number;
-        let priority_of = |number: &u16| self.entries.get(number).map(|entry| entry.priority);
-        let chain = self.chains.entry(entry.key).or_default();
-        let place = chain
-            .iter()
-            .position(|other| priority_of(other) > Some(entry.priority))
-            .unwrap_or(chain.len());
-        chain.insert(place, number);
+        for key in &entry.keys {
+            self.join(*key, number, entry.priority);
+        }
         self.entries.insert(number, entry);
         Ok(number)
+    }
+
+    fn join(&mut self, key: GuardKey, number: u16, priority: u8) {
+        let priority_of = |number: &u16| self.entries.get(number).map(|entry| entry.priority);
+        let chain = self.chains.entry(key).or_default();
+        let place = chain
+            .iter()
+            .position(|other| priority_of(other) > Some(priority))
+            .unwrap_or(chain.len());
+        chain.insert(place, number);
     }
 
     pub fn remove(&mut self, number: u16) -> Option<Entry> {
@@ -88,15 +99,17 @@ impl Table {
     }
 
     /// It is called no more, but keeps its number. Answers where it was.
-    pub fn suspend(&mut self, number: u16) -> Option<GuardKey> {
-        let key = self.entries.get(&number)?.key;
-        if let Some(chain) = self.chains.get_mut(&key) {
-            chain.retain(|other| *other != number);
-            if chain.is_empty() {
-                self.chains.remove(&key);
+    pub fn suspend(&mut self, number: u16) -> Option<Vec<GuardKey>> {
+        let keys = self.entries.get(&number)?.keys.clone();
+        for key in &keys {
+            if let Some(chain) = self.chains.get_mut(key) {
+                chain.retain(|other| *other != number);
+                if chain.is_empty() {
+                    self.chains.remove(key);
+                }
             }
         }
-        Some(key)
+        Some(keys)
     }
 
     /// None if nobody has a handler there.

@@ -272,7 +272,7 @@ fn entry(owner: u32, port: u8, priority: u8) -> Entry {
     Entry {
         owner: ChannelId(owner),
         uid: owner,
-        key: key(owner, port),
+        keys: vec![key(owner, port)],
         priority,
     }
 }
@@ -300,7 +300,7 @@ fn a_chain_is_in_the_order_of_priority_and_then_of_coming() {
     }
     assert_eq!(numbers(table.chain(&key(1, 7))), [2, 5, 1, 3, 4]);
     table.remove(1);
-    assert_eq!(table.suspend(5), Some(key(1, 7)));
+    assert_eq!(table.suspend(5), Some(vec![key(1, 7)]));
     assert_eq!(numbers(table.chain(&key(1, 7))), [2, 3, 4]);
     assert!(table.entry(5).is_some());
     assert_eq!(numbers(table.chain(&key(1, 8))), []);

@@ -1,4 +1,4 @@
-//! A UDP port for programs that have nothing but extensions.
+//! A port for programs that have nothing but extensions.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -17,13 +17,27 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes a port of Portolan's; one of the kernel's would not do.
+    /// Takes a UDP port of Portolan's; one of the kernel's would not do.
     pub fn open(local: SocketAddr) -> Result<Port, Refused> {
+        Port::take(local, libc::SOCK_DGRAM)
+    }
+
+    /// Takes a TCP port, and listens there.
+    pub fn listen(local: SocketAddr) -> Result<Port, Refused> {
+        let port = Port::take(local, libc::SOCK_STREAM)?;
+        match posix::listen(port.fd, 0) {
+            Answer::Done(()) => Ok(port),
+            Answer::Failed(errno) => Err(refused(errno, &format!("cannot listen on {local}"))),
+            Answer::NotOurs => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
+        }
+    }
+
+    fn take(local: SocketAddr, kind: i32) -> Result<Port, Refused> {
         let domain = match local {
             SocketAddr::V4(_) => libc::AF_INET,
             SocketAddr::V6(_) => libc::AF_INET6,
         };
-        let fd = match posix::socket(domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
+        let fd = match posix::socket(domain, kind | libc::SOCK_CLOEXEC, 0) {
             Answer::Done(fd) => fd,
             Answer::Failed(errno) => return Err(refused(errno, "cannot open a socket")),
             Answer::NotOurs => return Err(Refused::new(Errno::CONNREFUSED, "there is no server")),
@@ -41,7 +55,18 @@ impl Port {
 
     /// As [`install`].
     pub fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
-        install(self.fd, name, priority, object)
+        install(&[self.fd], name, priority, object)
+    }
+
+    /// Installs one for several ports.
+    pub fn install_on(
+        ports: &[Port],
+        name: &str,
+        priority: u8,
+        object: Object,
+    ) -> Result<Extension, Refused> {
+        let sockets: Vec<RawFd> = ports.iter().map(|port| port.fd).collect();
+        install(&sockets, name, priority, object)
     }
 
     /// Sends a datagram from the port.

@@ -68,6 +68,7 @@ pub struct ExtensionStatistics {
     pub replied: u64,
     pub delivered: u64,
     pub refused: u64,
+    pub forwarded: u64,
 }
 
 impl ExtensionStatistics {
@@ -84,6 +85,7 @@ impl ExtensionStatistics {
         self.replied += other.replied;
         self.delivered += other.delivered;
         self.refused += other.refused;
+        self.forwarded += other.forwarded;
     }
 }
 
@@ -100,4 +102,4 @@ pub const MANAGER_APPLY: u32 = 1;
 const _: () = assert!(size_of::<GuardKey>() == 8);
 const _: () = assert!(size_of::<Chain>() == 20);
 const _: () = assert!(size_of::<ExtensionControl>() == 16);
-const _: () = assert!(size_of::<ExtensionStatistics>() == 88);
+const _: () = assert!(size_of::<ExtensionStatistics>() == 96);

@@ -24,10 +24,14 @@ const PASS: i32 = 0;
 const CONSUME: i32 = 1;
 const REPLY: i32 = 2;
 const DELIVER: i32 = 3;
+const FORWARD: i32 = 4;
 
 /// Where in the view.
 const LENGTH: i16 = 72;
-const PAYLOAD: i16 = 80;
+const TO: i16 = 80;
+const TO_PORT: i16 = 96;
+const FROM_PORT: i16 = 98;
+const PAYLOAD: i16 = 104;
 const VIEW: i16 = PAYLOAD + 512;
 
 /// One instruction: opcode, destination, source, offset, immediate.
@@ -108,7 +112,7 @@ impl Owner {
         Extension {
             name: "test".to_owned(),
             event: Event::UdpReceive,
-            guard: Guard::Session(self.session),
+            guards: vec![Guard::Session(self.session)],
             priority: 128,
             code,
         }
@@ -541,7 +545,7 @@ fn nobody_has_handlers_on_what_is_anothers() {
     let mut hostile = Owner::start(&path);
     for session in [other.session, victim.id, SessionId(0), SessionId(u64::MAX)] {
         let wish = Extension {
-            guard: Guard::Session(session),
+            guards: vec![Guard::Session(session)],
             ..hostile.wish(always(CONSUME))
         };
         let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
@@ -791,4 +795,100 @@ fn a_datagram_with_a_wrong_sum_is_shown_to_nobody() {
         (filter_counter(&path, "bad_checksum") == 1).then_some(())
     });
     assert_eq!(owner.frames(), 1);
+}
+
+/// Forwards everything to one endpoint.
+fn forwards(to: SocketAddr, from_port: u16) -> Code {
+    let std::net::IpAddr::V4(address) = to.ip() else {
+        panic!("the tests use IPv4");
+    };
+    code([
+        op(0x62, 1, 0, TO, 0),
+        op(0x62, 1, 0, TO + 4, 0),
+        op(0x62, 1, 0, TO + 8, i32::from_le_bytes([0, 0, 0xff, 0xff])),
+        op(0x62, 1, 0, TO + 12, i32::from_le_bytes(address.octets())),
+        op(0x6a, 1, 0, TO_PORT, to.port().into()),
+        op(0x6a, 1, 0, FROM_PORT, from_port.into()),
+        mov(0, FORWARD),
+        exit(),
+    ])
+}
+
+#[test]
+fn packets_are_forwarded_only_from_ports_of_their_handler_and_to_others() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Owner::start(&path);
+    let other = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
+    let (asking, hearing) = (peer(&bed, owner.port), peer(&bed, owner.port));
+    let to = hearing.local_addr().unwrap();
+    let own = owner.port.port();
+
+    let number = owner.install(forwards(to, own));
+    asking.send(b"on").unwrap();
+    // It is connected to the owner's port: from anywhere else it would not hear.
+    let mut heard = [0; 8];
+    assert_eq!(hearing.recv(&mut heard).unwrap(), 2);
+    owner.ask(ExtensionRequest::Remove { number });
+
+    let here = SocketAddr::new(Bed::A4, 9);
+    let group = "224.0.0.1:9".parse().unwrap();
+    let no_port = SocketAddr::new(to.ip(), 0);
+    let refused = [
+        (to, other.port.port()),
+        (to, 22),
+        (here, own),
+        (group, own),
+        (no_port, own),
+        ("127.0.0.1:9".parse().unwrap(), own),
+    ];
+    for (count, (to, from)) in (1..).zip(refused) {
+        let number = owner.install(forwards(to, from));
+        asking.send(b"on").unwrap();
+        await_some("a count", || {
+            (filter_counter(&path, "refused") == count).then_some(())
+        });
+        owner.ask(ExtensionRequest::Remove { number });
+    }
+    assert_eq!(filter_counter(&path, "forwarded"), 1);
+    assert_eq!(owner.frames(), 0);
+}
+
+#[test]
+fn a_listeners_segments_are_its_owners_to_handle_and_nobody_elses() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut library = hostile_library(&path);
+    let (session, local, _near) = library.listen(SocketAddr::new(Bed::A4, 0), 8);
+    let mut honest = Library::start(&path);
+    let (others, others_local, _others_near) = honest.listen(SocketAddr::new(Bed::A4, 0), 8);
+    let mut wish = |session| {
+        let wish = Extension {
+            name: "screen".to_owned(),
+            event: Event::TcpReceive,
+            guards: vec![Guard::Session(session)],
+            priority: 0,
+            code: always(CONSUME),
+        };
+        ask(&mut library.client, ExtensionRequest::Install(wish))
+    };
+    assert_eq!(refusal(wish(others)).errno, libc::EPERM);
+    let ExtensionReply::Installed { number, .. } = wish(session) else {
+        panic!("it is its own listener");
+    };
+    let connect = |to| {
+        let limit = Duration::from_millis(300);
+        bed.b
+            .enter(|| std::net::TcpStream::connect_timeout(&to, limit).is_ok())
+    };
+    // Its SYNs end in the handler, those of others do not.
+    assert!(!connect(local));
+    assert!(connect(others_local));
+    assert!(filter_counter(&path, "consumed") > 0);
+    ask(&mut library.client, ExtensionRequest::Remove { number });
+    assert!(connect(local));
+    victim.assert_unharmed();
 }
