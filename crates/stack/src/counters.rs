@@ -83,6 +83,14 @@ const FRAMES: &[(&str, &str)] = &[
         "accept-queue-overflows",
         "connections reset: the accept queue of a delegated listener is full",
     ),
+    (
+        "headers-expected",
+        "TCP segments on the fast path: their headers were what one masked compare expected",
+    ),
+    (
+        "headers-taken-apart",
+        "TCP segments, and ICMP errors about connections, on the standard path",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -113,6 +121,8 @@ pub(crate) enum Fate {
     CookieRefused,
     SynDropped,
     AcceptOverflow,
+    Expected,
+    TakenApart,
 }
 
 impl Fate {
@@ -138,6 +148,8 @@ impl Fate {
             Fate::CookieRefused => 17,
             Fate::SynDropped => 18,
             Fate::AcceptOverflow => 19,
+            Fate::Expected => 20,
+            Fate::TakenApart => 21,
         }
     }
 }

@@ -17,6 +17,7 @@ pub const VERSION: u32 = match u32::from_str_radix(env!("PORTOLAN_BUILD"), 10) {
 mod backlog;
 mod counters;
 mod delegation;
+mod expected;
 mod fragments;
 mod frame;
 mod membership;

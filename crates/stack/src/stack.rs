@@ -12,6 +12,7 @@ use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot, scope_of};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::{COUNTERS, Counters, Fate};
+use crate::expected::Expected;
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
 use crate::frame::{Door, Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
@@ -62,6 +63,7 @@ pub struct Stack {
     /// Generation of the routes that `stalled` and `parked` were tried with.
     tried_generation: u32,
     pub(crate) counters: Counters,
+    takes_all_apart: bool,
 }
 
 #[derive(Debug)]
@@ -82,6 +84,8 @@ struct Entry {
     door: Door,
     /// Its doorway from now on, as soon as nothing of it waits in the one it has.
     next_door: Door,
+    /// The headers of its next frame.
+    expected: Option<Box<Expected>>,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
 }
@@ -122,7 +126,13 @@ impl Stack {
             mtus: PathMtus::default(),
             tried_generation: 0,
             counters: Counters::default(),
+            takes_all_apart: false,
         }
+    }
+
+    /// Every frame takes the standard path from now on: what the fast one spares can be measured.
+    pub fn take_all_apart(&mut self) {
+        self.takes_all_apart = true;
     }
 
     /// Promises a slot to a session that will come by [`Stack::insert_at`].
@@ -147,6 +157,7 @@ impl Stack {
             is_pending: false,
             door: Door::MAIN,
             next_door: Door::MAIN,
+            expected: None,
             scheduled: Instant::FAR_FUTURE,
         }));
         let before = core::mem::replace(&mut self.places[slot.0 as usize], place);
@@ -336,6 +347,69 @@ impl Stack {
     }
 
     fn give<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
+        if let Some(input) = self.give_expected(now, record, frame) {
+            return input;
+        }
+        self.give_apart(now, record, frame)
+    }
+
+    /// The fast path: the frame is what its session expects, which one compare tells.
+    fn give_expected<'a>(
+        &mut self,
+        now: Instant,
+        record: &RecordHeader,
+        frame: &'a [u8],
+    ) -> Option<Input<'a>> {
+        let slot = Slot(record.slot);
+        let entry = entry_of(&mut self.places, slot.0)?;
+        let expected = entry.expected.as_mut()?;
+        let Session::Tcp(session) = &mut entry.session else {
+            return None;
+        };
+        let is_plain = record.flags == 0 && session.ip.min_ttl == 0;
+        if !is_plain || session.generation != Generation(record.generation) {
+            return None;
+        }
+        let segment = expected.meet(frame)?;
+        let connection = &mut session.connection;
+        let (header, payload) = (&segment.header, segment.payload);
+        connection.on_marked_segment(now, segment.codepoint, header, payload);
+        let events = connection.events();
+        match connection.next_expected() {
+            Some(next) => expected.expect(next),
+            None => entry.expected = None,
+        }
+        self.counters.count(Fate::Expected);
+        self.note(slot.0, events);
+        self.follow_up(now, slot);
+        Some(Input::Delivered(slot))
+    }
+
+    /// A frame has taken the standard path: what comes after it may take the fast one.
+    fn expect_after(&mut self, slot: Slot, frame: &[u8], packet: &Packet<'_>) {
+        let takes_all_apart = self.takes_all_apart;
+        let Some(entry) = self.entry(slot.0) else {
+            return;
+        };
+        let Session::Tcp(session) = &entry.session else {
+            return;
+        };
+        match (session.connection.next_expected(), &mut entry.expected) {
+            (Some(next), Some(expected)) => expected.expect(next),
+            (Some(next), none) if !takes_all_apart => {
+                *none = Expected::after(frame, packet, next).map(Box::new);
+            }
+            (_, expected) => *expected = None,
+        }
+        self.counters.count(Fate::TakenApart);
+    }
+
+    fn give_apart<'a>(
+        &mut self,
+        now: Instant,
+        record: &RecordHeader,
+        frame: &'a [u8],
+    ) -> Input<'a> {
         let packet = match Packet::parse(frame, record) {
             Ok(packet) => packet,
             Err(reason) => return Input::Dropped(reason),
@@ -351,6 +425,7 @@ impl Stack {
                     Ok(None) => return Input::Unclaimed(packet),
                     Err(reason) => return Input::Dropped(reason),
                 }
+                self.expect_after(slot, frame, &packet);
                 self.follow_up(now, slot);
                 Input::Delivered(slot)
             }

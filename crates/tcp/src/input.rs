@@ -45,6 +45,11 @@ impl Connection {
 
     // ---- header prediction ----
 
+    /// Where the next text begins, while nothing but that and acknowledgements is expected.
+    pub fn next_expected(&self) -> Option<SeqNum> {
+        matches!(self.state, State::Established(_)).then_some(self.receive.nxt)
+    }
+
     /// Whether this is what an undisturbed connection expects: the next text, or an
     /// acknowledgement, and nothing else.
     fn is_predicted(&self, now: Instant, header: &TcpHeader, payload: &[u8]) -> bool {
