@@ -28,6 +28,9 @@ struct Arguments {
     /// Octets handed to the device at once, to be cut there; as many come in at once.
     #[arg(long, default_value_t = MSS, value_parser = size)]
     size: usize,
+    /// Takes every frame apart, also where its headers are as expected.
+    #[arg(long)]
+    apart: bool,
 }
 
 fn size(text: &str) -> Result<usize, String> {
@@ -42,6 +45,10 @@ fn size(text: &str) -> Result<usize, String> {
 fn main() {
     let arguments = Arguments::parse();
     let mut pair = Pair::connected(arguments.size);
+    if arguments.apart {
+        pair.sender.stack.take_all_apart();
+        pair.receiver.stack.take_all_apart();
+    }
     while pair.sent < arguments.segments {
         pair.exchange();
     }

@@ -141,7 +141,7 @@ fn capsule_octets(bed: &Bed) -> Result<f64, MeasureError> {
 }
 
 /// A counter of the servers of both hosts.
-fn counted(bed: &Bed, name: &str) -> Result<f64, MeasureError> {
+pub(super) fn counted(bed: &Bed, name: &str) -> Result<f64, MeasureError> {
     Ok(counted_on(bed, Side::Server, name)? + counted_on(bed, Side::Client, name)?)
 }
 

@@ -2,6 +2,7 @@
 
 mod delivery;
 mod endpoints;
+mod expected;
 
 use super::Case;
 use crate::Effort;
@@ -9,5 +10,6 @@ use crate::Effort;
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = delivery::cases(effort);
     cases.extend(endpoints::cases(effort));
+    cases.extend(expected::cases(effort));
     cases
 }

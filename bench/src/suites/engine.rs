@@ -36,7 +36,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
                 format!("engine-{name}-{size}"),
                 "instr",
                 Better::Lower,
-                move |bed| instructions(bed, size, segments, function, count),
+                move |bed| instructions(bed, (size, segments), Path::Fast, (function, count)),
             ));
         }
     }
@@ -45,17 +45,25 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         "engine-turn-1".to_owned(),
         "instr",
         Better::Lower,
-        |bed| instructions(bed, 1, 10_000, "count_turn", "turns"),
+        |bed| instructions(bed, (1, 10_000), Path::Fast, ("count_turn", "turns")),
     ));
     cases
 }
 
-fn instructions(
+/// Which way received segments go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// Where their headers are as expected.
+    Fast,
+    Standard,
+}
+
+/// Of one step, which a function of the program is, counted over so many segments of that size.
+pub(super) fn instructions(
     bed: &Bed,
-    size: usize,
-    segments: usize,
-    function: &str,
-    count: &str,
+    (size, segments): (usize, usize),
+    path: Path,
+    (function, count): (&str, &str),
 ) -> Result<f64, MeasureError> {
     let log = bed.file("callgrind");
     let mut valgrind = Command::new("valgrind");
@@ -66,6 +74,9 @@ fn instructions(
         .arg(format!("--toggle-collect=*{function}*"))
         .arg(&bed.tools().engine)
         .args([&segments.to_string(), "--size", &size.to_string()]);
+    if path == Path::Standard {
+        valgrind.arg("--apart");
+    }
     let report = run(&mut valgrind)?;
     let steps = number("portolan-engine", &report, &[count])?;
     let output = fs::read_to_string(&log).map_err(|source| MeasureError::File {

@@ -1,0 +1,71 @@
+//! The precomputed header filter (BR §3.2): how often the fast path is taken by programs on the wire, and what a
+//! segment costs on the standard one, beside the rows of the suite `engine`, which are of the fast one.
+
+use super::super::conns::counted;
+use super::super::engine::{Path, instructions};
+use super::super::{Better, Case, Reach};
+use crate::bed::{Bed, Stack};
+use crate::{Effort, MeasureError};
+
+const PORT: u16 = 7330;
+
+/// Segments that are counted, in order, and their octets.
+const SEGMENTS: usize = 10_000;
+const SIZE: usize = 1448;
+
+pub(super) fn cases(effort: Effort) -> Vec<Case> {
+    let count = (effort.scaled(20_000.0) as usize).to_string();
+    let seconds = effort.scaled(2.0).to_string();
+    let mut cases = vec![
+        share("br-fast-share-rr", "echo", move |bed, to| {
+            let ping = ["ping", "tcp", to, "--count", &count];
+            Reach::Wire.traffic(bed, Stack::Portolan, &ping, "p50_us")
+        }),
+        share("br-fast-share-bulk", "sink", move |bed, to| {
+            let bulk = ["bulk", to, "--seconds", &seconds];
+            Reach::Wire.traffic(bed, Stack::Portolan, &bulk, "gigabits_per_second")
+        }),
+    ];
+    for (step, function, field) in [
+        ("receive", "count_receive", "received"),
+        ("ack", "count_acknowledgement", "acknowledgements"),
+    ] {
+        cases.push(Case::of_portolan(
+            format!("br-standard-{step}-{SIZE}"),
+            "instr",
+            Better::Lower,
+            move |bed| instructions(bed, (SIZE, SEGMENTS), Path::Standard, (function, field)),
+        ));
+    }
+    cases
+}
+
+/// Of all segments that both ends receive, those on the fast path.
+fn share(
+    name: &str,
+    service: &'static str,
+    load: impl Fn(&Bed, &str) -> Result<f64, MeasureError> + 'static,
+) -> Case {
+    let measure = move |bed: &Bed| {
+        let to = bed.endpoint(PORT).to_string();
+        let arguments = match service {
+            "echo" => vec!["echo", "tcp", &to],
+            _ => vec![service, &to],
+        };
+        let _service = bed.serve(Stack::Portolan, PORT, "portolan-traffic", &arguments)?;
+        let before = taken(bed)?;
+        load(bed, &to)?;
+        let after = taken(bed)?;
+        let [fast, standard] = [0, 1].map(|path| after[path] - before[path]);
+        Ok(fast / (fast + standard))
+    };
+    Case::of_portolan(name, "", Better::Higher, measure).with_bar(0.95)
+}
+
+/// Segments on the fast and on the standard path so far.
+fn taken(bed: &Bed) -> Result<[f64; 2], MeasureError> {
+    Ok([
+        counted(bed, "headers-expected")?,
+        counted(bed, "headers-taken-apart")?,
+    ])
+}
