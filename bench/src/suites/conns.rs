@@ -51,13 +51,28 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             connect(bed, Stack::Portolan, seconds, "per_second")
         },
     ));
+    cases.push(Case::new(
+        "fork-close",
+        "conn/s",
+        Better::Higher,
+        move |bed, stack| forking(bed, stack, Caching::Delayed, seconds, "per_second"),
+    ));
+    // The kernel has nothing to delay.
+    cases.push(Case::of_portolan(
+        "fork-close-undelayed",
+        "conn/s",
+        Better::Higher,
+        move |bed| {
+            forking(
+                bed,
+                Stack::Portolan,
+                Caching::Undelayed,
+                seconds,
+                "per_second",
+            )
+        },
+    ));
     for (suffix, caching) in [("", Caching::Delayed), ("-undelayed", Caching::Undelayed)] {
-        cases.push(Case::new(
-            format!("fork-close{suffix}"),
-            "conn/s",
-            Better::Higher,
-            move |bed, stack| forking(bed, stack, caching, seconds, "per_second"),
-        ));
         cases.push(Case::of_portolan(
             format!("fork-moves{suffix}"),
             "moves/conn",
