@@ -11,7 +11,7 @@ use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::shm::MetastateReader;
 use portolan_tcp::Events;
-use portolan_types::{Instant, SessionId, Slot};
+use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::channel::Channel;
 use crate::delegations::{self, Delegations};
@@ -19,6 +19,7 @@ use crate::doors::DoorPlan;
 use crate::inboxes::Inboxes;
 use crate::locals::Locals;
 use crate::socket::Socket;
+use crate::travellers::Travellers;
 use crate::wait::Waiter;
 use crate::watch::{Duty, Leader, Role, Watch};
 
@@ -46,6 +47,7 @@ pub(crate) struct Core {
     sockets: Vec<Option<Arc<Socket>>>,
     /// Sessions of closed sockets that no server took over: they end here.
     pub(crate) orphans: Vec<Slot>,
+    travellers: Travellers,
     watch: Watch,
     /// Streams with octets whose way is watched.
     stamped: Vec<Slot>,
@@ -107,6 +109,7 @@ impl Core {
             metastate,
             sockets: Vec::new(),
             orphans: Vec::new(),
+            travellers: Travellers::default(),
             watch: Watch::default(),
             stamped: Vec::new(),
             outbox: Vec::new(),
@@ -122,6 +125,9 @@ impl Core {
         self.channel.accounts.clear(slot);
         match arrival {
             Arrival::Session(session) => {
+                if let Session::Tcp(session) = &session {
+                    self.travellers.has_come(&session.flow, slot);
+                }
                 self.stack.insert_at(now, slot, session);
                 self.choose_door(slot);
             }
@@ -129,6 +135,14 @@ impl Core {
                 self.locals.insert(slot, id, *end);
                 self.note_owner();
             }
+        }
+    }
+
+    /// The session at `slot` goes elsewhere, and may come back.
+    pub(crate) fn let_go(&mut self, slot: Slot) {
+        self.detach(slot);
+        if let Some(Session::Tcp(session)) = self.stack.remove(slot) {
+            self.travellers.has_left(session.flow);
         }
     }
 
@@ -171,12 +185,16 @@ impl Core {
             outbox,
             inboxes,
             delegations,
+            travellers,
             routes,
             ..
         } = self;
         channel.receive(now, BATCH, |record, frame| match record.is_raw() {
             true => inboxes.deliver(record, frame),
-            false => input((stack, routes), (delegations, outbox), now, record, frame),
+            false => {
+                let others = (&mut *delegations, &*travellers, &mut *outbox);
+                input((stack, routes), others, now, record, frame);
+            }
         });
     }
 
@@ -477,7 +495,7 @@ impl Core {
 /// A frame that no session here claims is the server's to judge.
 fn input(
     (stack, routes): (&mut Stack, &Routes),
-    (delegations, outbox): (&mut Delegations, &mut Vec<RequestBody>),
+    (delegations, travellers, outbox): (&mut Delegations, &Travellers, &mut Vec<RequestBody>),
     now: Instant,
     record: &RecordHeader,
     frame: &[u8],
@@ -485,20 +503,46 @@ fn input(
     if record.is_fragment() {
         if let Reassembled::Whole(whole) = stack.reassemble(now, record, frame) {
             let (record, frame) = (&whole.record, &whole.frame);
-            input((stack, routes), (delegations, outbox), now, record, frame);
+            let others = (delegations, travellers, outbox);
+            input((stack, routes), others, now, record, frame);
         }
         return;
     }
     let met = delegations::input(delegations, (stack, routes), now, record, frame);
     let is_stray = match met {
         Some(met) => met == Met::Left,
-        None => matches!(stack.input(now, record, frame), Input::Unclaimed(_)),
+        None => match stack.input(now, record, frame) {
+            Input::Unclaimed(packet) => {
+                let moved = packet
+                    .flow()
+                    .and_then(|flow| readdressed(stack, travellers.slot_of(&flow)?, &flow, record));
+                moved.is_none_or(|record| {
+                    matches!(stack.input(now, &record, frame), Input::Unclaimed(_))
+                })
+            }
+            _ => false,
+        },
     };
     if is_stray && outbox.len() < OUTBOX_MAX {
         outbox.push(RequestBody::Stray {
             frame: frame.to_vec(),
         });
     }
+}
+
+/// The record of a frame that came for a session before it left, now that it is here again.
+fn readdressed(
+    stack: &mut Stack,
+    slot: Slot,
+    flow: &FlowKey,
+    record: &RecordHeader,
+) -> Option<RecordHeader> {
+    let session = stack.tcp(slot)?;
+    (session.flow == *flow).then_some(RecordHeader {
+        slot: slot.0,
+        generation: session.generation.0,
+        ..*record
+    })
 }
 
 fn read_routes(metastate: &MetastateReader) -> Option<Routes> {

@@ -31,5 +31,6 @@ mod report;
 mod socket;
 mod stamps;
 mod table;
+mod travellers;
 mod wait;
 mod watch;

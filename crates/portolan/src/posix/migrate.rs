@@ -243,8 +243,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     let Some((id, parcel)) = pack(&mut core, slot) else {
         return;
     };
-    core.detach(slot);
-    core.stack.remove(slot);
+    core.let_go(slot);
     let (then, phase) = match to {
         Destination::Relay => (AfterFlush::Relay(Reader::Sender), Phase::Relayed),
         Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::Away),

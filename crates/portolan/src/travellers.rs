@@ -1,0 +1,72 @@
+//! Flows whose sessions have left this process lately, and perhaps come back: their frames may still
+//! lie on the ring, addressed to where the session was.
+
+use std::collections::VecDeque;
+
+use portolan_types::{FlowKey, Slot};
+
+/// Flows that are remembered; frames of others go by way of the server.
+const MOST: usize = 16;
+
+#[derive(Debug, Default)]
+pub(crate) struct Travellers(VecDeque<(FlowKey, Option<Slot>)>);
+
+impl Travellers {
+    pub(crate) fn has_left(&mut self, flow: FlowKey) {
+        self.0.retain(|(known, _)| *known != flow);
+        if self.0.len() == MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back((flow, None));
+    }
+
+    pub(crate) fn has_come(&mut self, flow: &FlowKey, at: Slot) {
+        if let Some((_, slot)) = self.0.iter_mut().find(|(known, _)| known == flow) {
+            *slot = Some(at);
+        }
+    }
+
+    /// Where a session that had left is now, if it is here.
+    pub(crate) fn slot_of(&self, flow: &FlowKey) -> Option<Slot> {
+        self.0.iter().find(|(known, _)| known == flow)?.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_types::Protocol;
+
+    use super::*;
+
+    fn flow(port: u16) -> FlowKey {
+        FlowKey {
+            protocol: Protocol::Tcp,
+            local: ([10, 0, 0, 1], port).into(),
+            remote: ([10, 0, 0, 2], 80).into(),
+        }
+    }
+
+    #[test]
+    fn only_who_has_left_and_come_back_is_found() {
+        let mut travellers = Travellers::default();
+        travellers.has_come(&flow(1), Slot(1));
+        assert_eq!(travellers.slot_of(&flow(1)), None, "it never left");
+        travellers.has_left(flow(1));
+        assert_eq!(travellers.slot_of(&flow(1)), None, "it is away");
+        travellers.has_come(&flow(1), Slot(3));
+        assert_eq!(travellers.slot_of(&flow(1)), Some(Slot(3)));
+        travellers.has_left(flow(1));
+        assert_eq!(travellers.slot_of(&flow(1)), None, "it is away again");
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten() {
+        let mut travellers = Travellers::default();
+        for port in 0..=MOST as u16 {
+            travellers.has_left(flow(port));
+            travellers.has_come(&flow(port), Slot(u32::from(port)));
+        }
+        assert_eq!(travellers.slot_of(&flow(0)), None);
+        assert_eq!(travellers.slot_of(&flow(1)), Some(Slot(1)));
+    }
+}
