@@ -1,6 +1,8 @@
 //! Protocol extensions (PX §4, §5): round trips that a handler in the packet filter answers, beside
 //! those that programs answer.
 
+mod forward;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -16,6 +18,8 @@ static RALLY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rally.o"));
 
 const FIG_5: &str =
     "Fig. 5: in the kernel at interrupt level well below its thread, and that below sockets";
+
+const FIG_7: &str = "Fig. 7: a forwarder in the kernel adds far less than one that splices sockets";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let count = effort.scaled(40_000.0) as usize;
@@ -40,6 +44,17 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             move |bed, stack| by_programs(bed, stack, count),
         )
         .of_paper(FIG_5),
+        Case::of_portolan(
+            "px-fig7-added-latency",
+            "of proxy",
+            Better::Lower,
+            move |_| forward::added(count / 8),
+        )
+        .with_bar(0.3)
+        .of_paper(FIG_7),
+        Case::of_portolan("px-fig7-added-us", "us", Better::Lower, move |_| {
+            forward::added_by_handler(count / 8)
+        }),
     ]
 }
 

@@ -13,6 +13,7 @@ mod pace;
 mod pictures;
 mod ping;
 mod pour;
+mod relay;
 mod syns;
 mod transfer;
 
@@ -58,6 +59,8 @@ enum Command {
         #[arg(long)]
         spin: bool,
     },
+    /// Joins each connection with one of its own to another endpoint.
+    Relay { address: SocketAddr, to: SocketAddr },
     /// Reads each connection to its end and answers with the number of octets.
     Sink { address: SocketAddr },
     /// Writes to a `sink` as fast as it takes them.
@@ -250,6 +253,7 @@ fn run(command: Command) -> io::Result<()> {
             count,
             spin,
         } => print(&ping::ping_udp(address, size, count, spin)?),
+        Command::Relay { address, to } => relay::relay(address, to),
         Command::Sink { address } => bulk::sink(address),
         Command::Bulk {
             address,

@@ -1,0 +1,94 @@
+//! Fig. 7: what a forwarder adds to a round trip by TCP, as a handler in the filter and as a program
+//! that joins two connections. Three hosts on a switch: a client, the forwarder, and who answers,
+//! the outer two on the kernel's stack.
+
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use portolan_netns::Namespace;
+
+use super::{number, written};
+use crate::MeasureError;
+use crate::bed::{Bed, Side, Stack};
+use crate::process::{Background, run};
+
+const ECHO_PORT: u16 = 7021;
+const HANDLER_PORT: u16 = 7022;
+const PROXY_PORT: u16 = 7023;
+
+static FORWARD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forward.o"));
+
+/// Until owners and listeners that nobody can be asked about are there.
+const SETTLED: Duration = Duration::from_millis(500);
+
+/// Median round trips in microseconds.
+struct Times {
+    direct: f64,
+    by_handler: f64,
+    by_proxy: f64,
+}
+
+/// What the handler adds, as a part of what the proxy adds.
+pub(super) fn added(count: usize) -> Result<f64, MeasureError> {
+    let times = measure(count)?;
+    Ok((times.by_handler - times.direct) / (times.by_proxy - times.direct))
+}
+
+/// In microseconds.
+pub(super) fn added_by_handler(count: usize) -> Result<f64, MeasureError> {
+    let times = measure(count)?;
+    Ok(times.by_handler - times.direct)
+}
+
+fn measure(count: usize) -> Result<Times, MeasureError> {
+    let bed = Bed::switched()?;
+    let guest = bed.guest(9);
+    let echo = bed.endpoint(ECHO_PORT);
+    let end = echo.to_string();
+    let _echo = bed.serve(
+        Stack::Kernel,
+        ECHO_PORT,
+        "portolan-traffic",
+        &["echo", "tcp", &end],
+    )?;
+    let _forwarders = [handler(&bed, echo)?, proxy(&bed, echo)?];
+    std::thread::sleep(SETTLED);
+    let by = |port| SocketAddr::new(bed.client.address, port);
+    Ok(Times {
+        direct: ping(&bed, &guest, echo, count)?,
+        by_handler: ping(&bed, &guest, by(HANDLER_PORT), count)?,
+        by_proxy: ping(&bed, &guest, by(PROXY_PORT), count)?,
+    })
+}
+
+fn handler(bed: &Bed, echo: SocketAddr) -> Result<Background, MeasureError> {
+    let object = written(bed, "forward.o", FORWARD)?;
+    let front = SocketAddr::new(bed.client.address, HANDLER_PORT);
+    let mut owner = bed.owner_command(Side::Client);
+    owner
+        .args(["forward", "tcp"])
+        .args([front, echo].map(|end| end.to_string()));
+    Ok(Background::start(owner.arg(object))?)
+}
+
+fn proxy(bed: &Bed, echo: SocketAddr) -> Result<Background, MeasureError> {
+    let front = SocketAddr::new(bed.client.address, PROXY_PORT);
+    let mut relay = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
+    relay
+        .arg("relay")
+        .args([front, echo].map(|end| end.to_string()));
+    Ok(Background::start(relay.stdout(Stdio::null()))?)
+}
+
+fn ping(bed: &Bed, guest: &Namespace, to: SocketAddr, count: usize) -> Result<f64, MeasureError> {
+    let mut client: Command = guest.exec(&bed.tools().traffic);
+    client.args([
+        "ping",
+        "tcp",
+        &to.to_string(),
+        "--count",
+        &count.to_string(),
+    ]);
+    number("portolan-traffic", &run(&mut client)?, &["p50_us"])
+}
