@@ -118,6 +118,11 @@ impl Demux {
         encloses
     }
 
+    /// Does it ask for nothing that a peer could not ask for?
+    pub(crate) fn is_sound(&self) -> bool {
+        self.peers.is_none_or(Handle::has_local_marker)
+    }
+
     /// What packets to the peer enclose.
     pub(crate) fn enclosed(&self) -> Option<Handle> {
         self.peers.filter(|_| !self.is_barren)

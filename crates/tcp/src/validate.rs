@@ -39,6 +39,9 @@ impl Connection {
         if !self.counters.are_bounded() {
             return Err(Invalid::Counters);
         }
+        if self.demux.as_ref().is_some_and(|demux| !demux.is_sound()) {
+            return Err(Invalid::Options);
+        }
         let options = &self.options;
         if options.receive_low_water > LARGEST || options.max_segment.is_some_and(|m| m == 0) {
             return Err(Invalid::Options);

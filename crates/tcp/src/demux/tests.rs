@@ -122,3 +122,13 @@ fn after_a_loss_nothing_is_enclosed_any_more() {
     demux.hear(advertise(2));
     assert_eq!(demux.enclosed(), None);
 }
+
+#[test]
+fn a_capsule_gets_no_other_mark_in_either() {
+    let with = |marker| Demux {
+        peers: Some(Handle { marker, ..HANDLE }),
+        ..Demux::default()
+    };
+    assert!(Demux::default().is_sound() && with(0x0c).is_sound());
+    assert!(!with(0xb8).is_sound());
+}
