@@ -133,6 +133,11 @@ impl Stack {
     /// Every frame takes the standard path from now on: what the fast one spares can be measured.
     pub fn take_all_apart(&mut self) {
         self.takes_all_apart = true;
+        for place in &mut self.places {
+            if let Place::Taken(entry) = place {
+                entry.expected = None;
+            }
+        }
     }
 
     /// Promises a slot to a session that will come by [`Stack::insert_at`].
