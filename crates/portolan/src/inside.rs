@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use portolan_sys::clock;
+use portolan_sys::signals::{self, Mask};
 
 /// How long a fork waits for threads that are inside. One may wait there for the server's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -28,7 +29,15 @@ static NEXT_COUNT: AtomicUsize = AtomicUsize::new(0);
 static FORK: Mutex<()> = Mutex::new(());
 static IS_FORKING: AtomicBool = AtomicBool::new(false);
 
+/// The program forks in signal handlers: it keeps signals from itself but while it sleeps, and relies upon it that
+/// nothing but a system call is interrupted. From then on none is let through while a thread is inside.
+static FORKS_IN_HANDLERS: AtomicBool = AtomicBool::new(false);
+
 thread_local! {
+    /// The thread sleeps in the library.
+    static IS_ASLEEP: Cell<bool> = const { Cell::new(false) };
+    /// What the program had blocked before signals were held back.
+    static HELD_BACK: Cell<Option<Mask>> = const { Cell::new(None) };
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
     /// Where the thread counts.
     static COUNT: Cell<Option<&'static Count>> = const { Cell::new(None) };
@@ -48,6 +57,9 @@ fn count() -> &'static Count {
 
 /// Waits while another thread forks. Either sees the other first.
 fn come_in() {
+    if FORKS_IN_HANDLERS.load(Ordering::Relaxed) {
+        HELD_BACK.set(Some(signals::hold_back()));
+    }
     let count = count();
     IS_INSIDE.set(true);
     count.0.fetch_add(1, Ordering::SeqCst);
@@ -63,6 +75,14 @@ fn come_in() {
 fn go_out() {
     IS_INSIDE.set(false);
     count().0.fetch_sub(1, Ordering::Release);
+    if let Some(mask) = HELD_BACK.take() {
+        signals::let_through(mask);
+    }
+}
+
+/// What the program has blocked, if more is blocked while the thread is inside.
+pub(crate) fn held_back() -> Option<Mask> {
+    HELD_BACK.get()
 }
 
 fn go(to: Whereabouts) {
@@ -102,8 +122,30 @@ pub fn enter() -> Passage {
 }
 
 /// The thread sleeps, without a lock.
-pub(crate) fn leave() -> Passage {
-    Passage::to(Whereabouts::Outside)
+pub(crate) fn leave() -> Nap {
+    IS_ASLEEP.set(true);
+    Nap {
+        _passage: Passage::to(Whereabouts::Outside),
+    }
+}
+
+/// The thread sleeps until this is dropped.
+#[must_use]
+pub(crate) struct Nap {
+    _passage: Passage,
+}
+
+impl Drop for Nap {
+    fn drop(&mut self) {
+        IS_ASLEEP.set(false);
+    }
+}
+
+/// The calling thread is about to fork. If it is in the library it does so in a signal handler.
+pub(crate) fn note_fork() {
+    if IS_ASLEEP.get() || is_inside() {
+        FORKS_IN_HANDLERS.store(true, Ordering::Relaxed);
+    }
 }
 
 pub fn is_inside() -> bool {
@@ -147,6 +189,9 @@ pub(crate) fn let_others_go() {
 
 /// After the fork, in the child: there are no others.
 pub(crate) fn forget_others() {
+    // Children start anew.
+    FORKS_IN_HANDLERS.store(false, Ordering::Relaxed);
+    IS_ASLEEP.set(false);
     for count in &COUNTS {
         count.0.store(0, Ordering::Relaxed);
     }

@@ -18,14 +18,45 @@ const FAULTS: [i32; 5] = [
     libc::SIGTRAP,
 ];
 
-/// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`?
-pub fn handlers_restart() -> bool {
-    // SAFETY: zero is the empty set; a null set changes nothing.
-    let blocked = unsafe {
+/// Signals that a thread has blocked.
+#[derive(Clone, Copy)]
+pub struct Mask(libc::sigset_t);
+
+/// No handler interrupts the calling thread from now on, but for its own faults. Answers what was blocked before.
+pub fn hold_back() -> Mask {
+    // SAFETY: zeros are the empty set; `set` is a set from then on, and `before` becomes one.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut set);
+        for fault in FAULTS {
+            libc::sigdelset(&mut set, fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+        Mask(before)
+    }
+}
+
+/// Handlers interrupt it as before; those that were held back run now.
+pub fn let_through(mask: Mask) {
+    // SAFETY: the mask is a set that the kernel has told.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask.0, null_mut()) };
+}
+
+/// What the calling thread has blocked.
+fn blocked() -> Mask {
+    // SAFETY: zeros are the empty set; a null set changes nothing.
+    unsafe {
         let mut blocked: libc::sigset_t = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_BLOCK, null(), &mut blocked);
-        blocked
-    };
+        Mask(blocked)
+    }
+}
+
+/// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`? `held_back` is what
+/// it has blocked itself, if [`hold_back`] blocks more.
+pub fn handlers_restart(held_back: Option<Mask>) -> bool {
+    let Mask(blocked) = held_back.unwrap_or_else(blocked);
     (1..=LAST)
         .filter(|signal| !FAULTS.contains(signal))
         // SAFETY: `blocked` is a set.
@@ -110,11 +141,11 @@ mod tests {
 
     #[test]
     fn one_handler_without_restart_is_enough_to_interrupt() {
-        assert!(handlers_restart());
+        assert!(handlers_restart(None));
         handle(libc::SIGUSR2, libc::SA_RESTART);
-        assert!(handlers_restart());
+        assert!(handlers_restart(None));
         handle(libc::SIGUSR2, 0);
-        assert!(!handlers_restart());
+        assert!(!handlers_restart(None));
         handle(libc::SIGUSR2, libc::SA_RESTART);
     }
 

@@ -3,11 +3,11 @@
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::Background;
+use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
 use portolan_programs::{PYTHON, bed, client, counter};
 
@@ -167,4 +167,27 @@ if child:
     let (ip, port) = (endpoint.ip().to_string(), PORT.to_string());
     client(&bed, Stack::Portolan, PYTHON, &["-c", BOTH, &ip, &port]);
     assert_eq!(counter(&bed, Side::Client, "server", "active-opens"), 4);
+}
+
+/// Handlers that run only while the program sleeps may do more than others.
+#[test]
+fn a_handler_may_fork_while_the_program_sleeps() {
+    let bed = bed();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/handlers_that_fork.c");
+    let program = bed.file("handlers").display().to_string();
+    let mut compiler = Command::new("cc");
+    compiler.args([
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-std=c11",
+        "-D_XOPEN_SOURCE=700",
+    ]);
+    run(compiler.args(["-o", &program, source])).unwrap_or_else(|error| panic!("{error}"));
+    let endpoint = bed.endpoint(PORT);
+    let (address, port) = (endpoint.ip().to_string(), endpoint.port().to_string());
+    let mut command = bed.command(Side::Server, Stack::Portolan, &program);
+    let said =
+        run(command.args([&address, &port, "2000"])).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(said, "forks 2000");
 }

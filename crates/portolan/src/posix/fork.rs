@@ -22,6 +22,7 @@ use crate::wait::Waiter;
 
 /// Another process is about to have the descriptors.
 pub fn before_fork() {
+    inside::note_fork();
     end_delegations();
     for (_, socket) in sockets() {
         socket.share();

@@ -197,7 +197,7 @@ impl Drop for Watching<'_> {
 /// Does Linux begin a call again that a signal has interrupted? Not one with a time-out, nor if a
 /// handler does without (signal(7), "Interruption of system calls").
 fn restarts(deadline: Option<Instant>) -> bool {
-    deadline.is_none() && portolan_sys::signals::handlers_restart()
+    deadline.is_none() && portolan_sys::signals::handlers_restart(crate::inside::held_back())
 }
 
 /// `SO_RCVTIMEO` and friends, from now on.
