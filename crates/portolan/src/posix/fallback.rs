@@ -64,6 +64,8 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
         let mut core = process.lock();
         core.detach(slot);
         core.stack.remove(slot);
+        // Other calls on it wait for `setup` from now on.
+        socket.set_phase(Phase::Away);
     }
     let near = descriptor::borrow(fd).ok()?;
     match Process::ask(RequestBody::Share { session }, near)? {
