@@ -22,8 +22,7 @@ use rustix::io::Errno;
 pub use self::object::ObjectError;
 pub use self::port::Port;
 use crate::posix::attach;
-use crate::process::Process;
-use crate::qos::Refused;
+use crate::qos::{Refused, ask_server, unexpected};
 use crate::table;
 
 /// An object file that was read.
@@ -136,23 +135,9 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Event, Vec<Guard>), Refused> {
 }
 
 fn ask(request: ExtensionRequest) -> Result<(ExtensionReply, Vec<OwnedFd>), Refused> {
-    let process =
-        Process::start().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
-    match process.control.call(RequestBody::Extension(request), &[]) {
-        Ok((ReplyBody::Extension(ExtensionReply::Refused(refusal)), _)) => {
-            let errno = Errno::from_raw_os_error(refusal.errno);
-            Err(Refused::new(errno, refusal.reason))
-        }
-        Ok((ReplyBody::Extension(reply), fds)) => Ok((reply, fds)),
-        Ok((ReplyBody::Error { errno }, _)) => {
-            let errno = Errno::from_raw_os_error(errno);
-            Err(Refused::new(errno, errno.to_string()))
-        }
-        Ok(_) => Err(unexpected()),
-        Err(_) => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
+    match ask_server(RequestBody::Extension(request))? {
+        (ReplyBody::Extension(ExtensionReply::Refused(refusal)), _) => Err(refusal.into()),
+        (ReplyBody::Extension(reply), fds) => Ok((reply, fds)),
+        _ => Err(unexpected()),
     }
-}
-
-fn unexpected() -> Refused {
-    Refused::new(Errno::PROTO, "the server gave no sensible answer")
 }

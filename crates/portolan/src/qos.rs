@@ -4,11 +4,11 @@
 //! `<portolan/qos.h>` is the same for C.
 
 use std::fmt;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 pub use portolan_proto::qos::{Adapt, Cpu, GroupOptions, Kind, Rate, Receive, Slack, Transmit};
-use portolan_proto::qos::{GroupAction, QosReply, QosRequest, Scope};
+use portolan_proto::qos::{GroupAction, QosReply, QosRequest, Refusal, Scope};
 use portolan_types::FlowKey;
 use rustix::io::Errno;
 
@@ -72,6 +72,12 @@ impl Refused {
             errno,
             reason: reason.into(),
         }
+    }
+}
+
+impl From<Refusal> for Refused {
+    fn from(refusal: Refusal) -> Refused {
+        Refused::new(Errno::from_raw_os_error(refusal.errno), refusal.reason)
     }
 }
 
@@ -234,23 +240,27 @@ fn is_short(name: Option<&str>) -> Result<(), Refused> {
 }
 
 fn ask(request: QosRequest) -> Result<QosReply, Refused> {
+    match ask_server(RequestBody::Qos(request))? {
+        (ReplyBody::Qos(QosReply::Refused(refusal)), _) => Err(refusal.into()),
+        (ReplyBody::Qos(reply), _) => Ok(reply),
+        _ => Err(unexpected()),
+    }
+}
+
+/// What the server answers, with the descriptors that come along.
+pub(crate) fn ask_server(request: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Refused> {
     let process =
         Process::start().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
-    match process.control.call(RequestBody::Qos(request), &[]) {
-        Ok((ReplyBody::Qos(QosReply::Refused(refusal)), _)) => {
-            let errno = Errno::from_raw_os_error(refusal.errno);
-            Err(Refused::new(errno, refusal.reason))
-        }
-        Ok((ReplyBody::Qos(reply), _)) => Ok(reply),
+    match process.control.call(request, &[]) {
         Ok((ReplyBody::Error { errno }, _)) => {
             let errno = Errno::from_raw_os_error(errno);
             Err(Refused::new(errno, errno.to_string()))
         }
-        Ok(_) => Err(unexpected()),
+        Ok(answer) => Ok(answer),
         Err(Lost) => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
     }
 }
 
-fn unexpected() -> Refused {
+pub(crate) fn unexpected() -> Refused {
     Refused::new(Errno::PROTO, "the server gave no sensible answer")
 }

@@ -165,6 +165,7 @@ impl RawFlow {
                 }
             }
             drop(core);
+            let _outside = inside::leave();
             std::thread::sleep(LOOK_EVERY);
         }
     }

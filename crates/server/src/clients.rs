@@ -150,17 +150,15 @@ impl Server {
     }
 
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
-        let answer = match request.body {
-            RequestBody::Extension(wish) => Ok(self.extension(id, request.id, wish)),
-            body => self.perform(id, body, fds),
-        };
+        let Request { id: number, body } = request;
+        let answer = self.perform(id, number, body, fds);
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Silence) => return,
             Ok(Answer::Recall(session, want)) => {
                 let asker = Asker {
                     client: id,
-                    request: request.id,
+                    request: number,
                     want,
                 };
                 self.recall(session, asker);
@@ -169,7 +167,7 @@ impl Server {
             Ok(Answer::Channel(program)) => {
                 let newcomer = Newcomer {
                     client: id,
-                    request: request.id,
+                    request: number,
                     program,
                 };
                 self.await_spare(newcomer);
@@ -180,7 +178,7 @@ impl Server {
                 (ReplyBody::Error { errno: errno.0 }, Vec::new())
             }
         };
-        self.reply(id, request.id, body, fds);
+        self.reply(id, number, body, fds);
     }
 
     pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
@@ -193,6 +191,7 @@ impl Server {
     fn perform(
         &mut self,
         id: ClientId,
+        number: u32,
         body: RequestBody,
         fds: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
@@ -205,6 +204,7 @@ impl Server {
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
             RequestBody::Qos(request) => Ok(self.qos(id, request)),
+            RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
             body => {
                 let channel = self.clients.get(&id).and_then(|client| client.channel);
                 self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, Stretch, Traits};
+use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, Traits};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
-use portolan_sys::shm::{self, SetAside};
+use portolan_sys::shm;
 use portolan_tcp::{Prefix, StateName};
 use portolan_types::{ChannelId, Generation, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -99,12 +99,13 @@ impl Server {
 
     /// Decodes a capsule; only one of this very session is taken.
     fn unpack(&mut self, id: SessionId, capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
-        let mut fds = fds.into_iter();
-        let in_message = matches!(capsule.state, Blob::Inline(_));
-        let state = if in_message { None } else { fds.next() };
-        let octets = shm::unpack(capsule.state, state).ok()?;
-        let unread = match capsule.unread {
-            Some(stretch) => Some(prefix(stretch, fds.next()?)?),
+        let (octets, unread) = shm::unpack_capsule(capsule, fds).ok()?;
+        // Unread octets stay where the last holder has put them.
+        let unread = match unread {
+            Some((memory, at)) => {
+                let memory = Arc::new(memory);
+                Some(Prefix::new(memory, at.start as usize, at.length as usize)?)
+            }
             None => None,
         };
         let beside = unread.as_ref().map_or(0, Prefix::length);
@@ -349,10 +350,4 @@ impl Server {
         }
         self.forget(id);
     }
-}
-
-/// Unread octets that stay where the last holder has put them.
-fn prefix(stretch: Stretch, fd: OwnedFd) -> Option<Prefix> {
-    let memory = Arc::new(SetAside::open(fd).ok()?);
-    Prefix::new(memory, stretch.start as usize, stretch.length as usize)
 }

@@ -17,7 +17,7 @@ use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, can
 use tracing::debug;
 
 use crate::clients::Answer;
-use crate::listen::{Listener, Listening};
+use crate::listen::Listening;
 use crate::server::{Server, random_octets};
 use crate::sessions::NewDescriptor;
 
@@ -278,6 +278,7 @@ impl Server {
             return;
         };
         delegate.back_until = Some(until);
+        self.wanted_back.push_back((until, id));
         if let Some(channel) = self.channels.get_mut(&delegate.channel) {
             channel.recalled.push(id);
             channel.alert.ring();
@@ -286,18 +287,19 @@ impl Server {
 
     /// Takes back what processes did not end in time. Returns when to come back.
     pub fn drive_delegations(&mut self) -> Option<Instant> {
-        let until = |listener: &Listener| listener.delegate?.back_until;
-        let overdue: Vec<SessionId> = self
-            .listeners
-            .iter()
-            .filter(|(_, listener)| until(listener).is_some_and(|until| until <= self.now))
-            .map(|(id, _)| *id)
-            .collect();
-        for id in overdue {
-            self.counters.recall_timeouts += 1;
-            self.take_handshakes(id);
+        while let Some(&(due, id)) = self.wanted_back.front() {
+            if due > self.now {
+                return Some(due);
+            }
+            self.wanted_back.pop_front();
+            let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
+            // Else it has ended in time, and is another by now, if there is one.
+            if delegate.is_some_and(|delegate| delegate.back_until == Some(due)) {
+                self.counters.recall_timeouts += 1;
+                self.take_handshakes(id);
+            }
         }
-        self.listeners.values().filter_map(until).min()
+        None
     }
 
     /// The process is gone; its listeners may live on in others.

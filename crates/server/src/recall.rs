@@ -14,7 +14,6 @@ use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 use tracing::info;
 
 use crate::clients::{Answer, Client, ClientId};
-use crate::listen::pack;
 use crate::server::Server;
 
 /// How long the holder may take. One that is stopped or hung loses the session: its numbers are in
@@ -185,17 +184,19 @@ impl Server {
     fn encapsulate(&mut self, session: &TcpSession) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
         let octets = session.to_capsule();
         self.counters.capsule_octets += octets.len() as u64;
-        let (state, fd) = pack(octets)?;
-        let mut fds: Vec<OwnedFd> = fd.into_iter().collect();
-        let mut unread = None;
-        if let Some(prefix) = session.connection.prefix() {
-            let memory = prefix.memory().as_any().downcast_ref::<SetAside>();
-            let fd = memory.and_then(|memory| memory.descriptor().ok());
-            fds.push(fd.ok_or(Errno::NOBUFS)?);
-            self.counters.capsule_octets += prefix.length() as u64;
-            unread = shm::stretch(prefix.start(), prefix.length());
-        }
-        Ok((Capsule { state, unread }, fds))
+        let unread = match session.connection.prefix() {
+            Some(prefix) => {
+                self.counters.capsule_octets += prefix.length() as u64;
+                let memory = prefix.memory().as_any().downcast_ref::<SetAside>();
+                Some((
+                    memory.ok_or(Errno::NOBUFS)?,
+                    prefix.start(),
+                    prefix.length(),
+                ))
+            }
+            None => None,
+        };
+        shm::pack_capsule(octets, unread).map_err(|_| Errno::NOBUFS)
     }
 
     /// Keeps a session for the next process that asks, as long as there is a descriptor.

@@ -201,6 +201,8 @@ pub struct Server {
     pub(crate) relays: HashMap<SessionId, Relay>,
     /// When what was held back of a relay follows, in this order.
     pub(crate) helpings: VecDeque<(Instant, SessionId)>,
+    /// Listeners whose handshakes processes are to give back, and until when.
+    pub(crate) wanted_back: VecDeque<(Instant, SessionId)>,
     pub(crate) locals: Locals,
     pub(crate) dying: HashMap<SessionId, Dying>,
     /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
@@ -314,6 +316,7 @@ impl Server {
             connecting: HashMap::new(),
             relays: HashMap::new(),
             helpings: VecDeque::new(),
+            wanted_back: VecDeque::new(),
             locals,
             dying: HashMap::new(),
             deferred: HashMap::new(),

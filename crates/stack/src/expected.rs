@@ -85,7 +85,7 @@ impl Expected {
         let words = compared.div_ceil(WORD);
         let masks = words_of(&mask);
         let values = words_of(&value);
-        let mut expected = Expected {
+        Some(Expected {
             masks,
             values: core::array::from_fn(|i| values[i] & masks[i]),
             words,
@@ -100,9 +100,7 @@ impl Expected {
                 0,
             ),
             seq: next,
-        };
-        expected.expect(next);
-        Some(expected)
+        })
     }
 
     /// The next octet that is expected.

@@ -2,6 +2,7 @@
 //! rings of local sessions (both ends write), and blobs that travel sealed. Seals keep the other side from shrinking what is mapped here.
 
 mod blob;
+mod capsule;
 mod metastate;
 mod rings;
 mod statistics;
@@ -15,10 +16,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 pub use blob::{BlobReadError, BlobWriteError, Octets, pack, unpack, write_blob};
+pub use capsule::{Unread, pack_capsule, stretch, unpack_capsule};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
 pub use rings::Rings;
 pub use statistics::{StatisticsReader, StatisticsWriter};
-pub use unread::{SetAside, WORTH_SETTING_ASIDE, stretch};
+pub use unread::{SetAside, WORTH_SETTING_ASIDE};
 
 #[derive(Debug, thiserror::Error)]
 #[error("cannot create shared memory: {0}")]

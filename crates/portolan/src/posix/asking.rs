@@ -4,11 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{
-    Blob, Capsule, Delivery, ReplyBody, RequestBody, SessionRef, Stretch,
-};
+use portolan_proto::control::{Capsule, Delivery, ReplyBody, RequestBody, SessionRef};
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::shm::SetAside;
 use portolan_sys::{clock, descriptor, shm};
 use portolan_tcp::{Events, Prefix};
 use portolan_types::{Generation, Protocol, SessionId, Slot};
@@ -181,22 +178,17 @@ pub(super) fn open_capsule(
     Ok(session)
 }
 
+/// Unread octets are read where they lie; their descriptor would be in the program's way.
 fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
-    let mut fds = fds.into_iter();
-    let in_message = matches!(capsule.state, Blob::Inline(_));
-    let state = if in_message { None } else { fds.next() };
-    let octets = shm::unpack(capsule.state, state).ok()?;
-    let unread = match capsule.unread {
-        Some(stretch) => Some(prefix(stretch, fds.next()?)?),
+    let (octets, unread) = shm::unpack_capsule(capsule, fds).ok()?;
+    let unread = match unread {
+        Some((memory, at)) => {
+            let memory = Arc::new(memory.into_octets());
+            Some(Prefix::new(memory, at.start as usize, at.length as usize)?)
+        }
         None => None,
     };
     TcpSession::from_parts(&octets, unread).ok()
-}
-
-/// Unread octets, to be read where they lie. Their descriptor would be in the program's way.
-fn prefix(stretch: Stretch, fd: OwnedFd) -> Option<Prefix> {
-    let memory = Arc::new(SetAside::open(fd).ok()?.into_octets());
-    Prefix::new(memory, stretch.start as usize, stretch.length as usize)
 }
 
 #[cfg(test)]

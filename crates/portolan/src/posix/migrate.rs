@@ -311,15 +311,14 @@ impl Parcel {
         if session.connection.prefix().is_some_and(is_here) {
             set_unread_aside(&mut session.connection);
         }
-        let (state, fd) = shm::pack(session.to_capsule()).ok()?;
-        let mut fds: Vec<OwnedFd> = fd.into_iter().collect();
-        let mut unread = None;
-        if let Some(prefix) = session.connection.prefix() {
-            let memory = prefix.memory().as_any().downcast_ref::<SetAside>()?;
-            fds.push(memory.descriptor().ok()?);
-            unread = shm::stretch(prefix.start(), prefix.length());
-        }
-        let capsule = Capsule { state, unread };
+        let unread = match session.connection.prefix() {
+            Some(prefix) => {
+                let memory = prefix.memory().as_any().downcast_ref::<SetAside>()?;
+                Some((memory, prefix.start(), prefix.length()))
+            }
+            None => None,
+        };
+        let (capsule, fds) = shm::pack_capsule(session.to_capsule(), unread).ok()?;
         Some(Parcel { capsule, fds })
     }
 }

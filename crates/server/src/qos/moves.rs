@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use portolan_proto::qos::Scope;
-use portolan_types::{ChannelId, Instant, SessionId};
+use portolan_types::{ChannelId, Instant};
 use tracing::debug;
 
 use super::scope::memberships_of;
@@ -17,26 +17,33 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct Whereabouts {
     by_channel: HashMap<ChannelId, String>,
-    look_at: Instant,
+    /// Of the next look, while a guarantee is a cgroup's.
+    look_at: Option<Instant>,
 }
 
 impl Server {
-    /// Looks at the processes when it is time, if a guarantee is a cgroup's. Returns when to come back.
-    pub fn drive_cgroups(&mut self) -> Option<Instant> {
-        if !self.has_cgroups() {
-            self.qos.whereabouts.by_channel.clear();
-            return None;
+    /// A guarantee of the scope has come or gone.
+    pub(super) fn scope_has_changed(&mut self, scope: &Scope) {
+        let Scope::Cgroup(_) = scope else {
+            return;
+        };
+        let is_cgroup = |scope: &Scope| matches!(scope, Scope::Cgroup(_));
+        let has_some =
+            self.qos.transmit.scopes().any(is_cgroup) || self.qos.receive.scopes().any(is_cgroup);
+        let whereabouts = &mut self.qos.whereabouts;
+        match has_some {
+            true => whereabouts.look_at = whereabouts.look_at.or(Some(self.now)),
+            false => *whereabouts = Whereabouts::default(),
         }
-        if self.qos.whereabouts.look_at <= self.now {
-            self.qos.whereabouts.look_at = self.now + LOOK_EVERY;
-            self.look_for_moves();
-        }
-        Some(self.qos.whereabouts.look_at)
     }
 
-    fn has_cgroups(&self) -> bool {
-        let is_cgroup = |scope: &Scope| matches!(scope, Scope::Cgroup(_));
-        self.qos.transmit.scopes().any(is_cgroup) || self.qos.receive.scopes().any(is_cgroup)
+    /// Looks at the processes when it is time. Returns when to come back.
+    pub fn drive_cgroups(&mut self) -> Option<Instant> {
+        if self.qos.whereabouts.look_at? <= self.now {
+            self.qos.whereabouts.look_at = Some(self.now + LOOK_EVERY);
+            self.look_for_moves();
+        }
+        self.qos.whereabouts.look_at
     }
 
     fn look_for_moves(&mut self) {
@@ -46,11 +53,9 @@ impl Server {
             .collect();
         let before = std::mem::take(&mut self.qos.whereabouts.by_channel);
         // Who is seen for the first time may have moved since it came.
-        let moved = now.iter().filter(|(channel, memberships)| {
-            before
-                .get(channel)
-                .is_some_and(|before| before != *memberships)
-        });
+        let moved = now
+            .iter()
+            .filter(|(channel, memberships)| before.get(channel) != Some(memberships));
         let moved: Vec<ChannelId> = moved.map(|(channel, _)| *channel).collect();
         self.qos.whereabouts.by_channel = now;
         for channel in moved {
@@ -61,12 +66,7 @@ impl Server {
 
     fn renew_guarantees_of(&mut self, channel: ChannelId) {
         self.tell_channel(channel);
-        let sessions = self.registry.sessions();
-        let owned: Vec<SessionId> = sessions
-            .filter(|session| session.owner() == Some(channel))
-            .map(|session| session.id)
-            .collect();
-        for id in owned {
+        for id in self.sessions_owned_by(channel) {
             self.renew_rows(id);
         }
         self.renew_raw_rows();

@@ -214,6 +214,7 @@ impl Server {
 
     /// Has all sessions that the scope may cover look for their budgets anew.
     fn renew_rows_of(&mut self, scope: &Scope) {
+        self.scope_has_changed(scope);
         let is_own = matches!(scope, Scope::Flow(_) | Scope::Port { .. });
         let may_be = |session: &&Session| !is_own || covers(scope, session);
         let ids: Vec<SessionId> = self

@@ -308,6 +308,7 @@ impl Server {
 
     /// Has what a scope covers sent in the class that it now has.
     fn tell_covered(&mut self, scope: &Scope) {
+        self.scope_has_changed(scope);
         let covered: Vec<SessionId> = self
             .registry
             .sessions()
@@ -367,15 +368,15 @@ impl Server {
         if let Err(error) = self.filter.set_tap(channel, tap.ifindex, minor) {
             warn!(%error, "cannot classify what a process sends");
         }
-        let owned: Vec<SessionId> = self
-            .registry
-            .sessions()
-            .filter(|session| session.owner() == Some(channel))
-            .map(|session| session.id)
-            .collect();
-        for id in owned {
+        for id in self.sessions_owned_by(channel) {
             self.tell_session(id);
         }
+    }
+
+    pub(super) fn sessions_owned_by(&self, channel: ChannelId) -> Vec<SessionId> {
+        let sessions = self.registry.sessions();
+        let owned = sessions.filter(|session| session.owner() == Some(channel));
+        owned.map(|session| session.id).collect()
     }
 
     /// Of all that the process has.

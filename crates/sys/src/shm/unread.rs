@@ -5,7 +5,6 @@ use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_proto::control::Stretch;
 use portolan_types::Memory;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -76,14 +75,6 @@ impl fmt::Debug for SetAside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SetAside({} octets)", self.octets.len())
     }
-}
-
-/// How a message names a part of such a memory.
-pub fn stretch(start: usize, length: usize) -> Option<Stretch> {
-    Some(Stretch {
-        start: u32::try_from(start).ok()?,
-        length: u32::try_from(length).ok()?,
-    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,55 @@
+//! A session as it travels: its state, and beside it the memory with what nobody has read.
+
+use std::os::fd::OwnedFd;
+
+use portolan_proto::control::{Blob, Capsule, Stretch};
+
+use super::blob::{BlobReadError, BlobWriteError, Octets, pack, unpack};
+use super::unread::SetAside;
+
+/// Unread octets: from where on in a memory, and how many.
+pub type Unread<'a> = (&'a SetAside, usize, usize);
+
+/// Packs a session for a message; the descriptors have to travel along.
+pub fn pack_capsule(
+    state: Vec<u8>,
+    unread: Option<Unread<'_>>,
+) -> Result<(Capsule, Vec<OwnedFd>), BlobWriteError> {
+    let (state, fd) = pack(state)?;
+    let mut fds: Vec<OwnedFd> = fd.into_iter().collect();
+    let mut capsule = Capsule::from(state);
+    if let Some((memory, start, length)) = unread {
+        fds.push(memory.descriptor()?);
+        capsule.unread = stretch(start, length);
+    }
+    Ok((capsule, fds))
+}
+
+/// Takes a session's octets, and where the unread ones are, from a message and its descriptors.
+pub fn unpack_capsule(
+    capsule: Capsule,
+    fds: Vec<OwnedFd>,
+) -> Result<(Octets, Option<(SetAside, Stretch)>), BlobReadError> {
+    let mut fds = fds.into_iter();
+    let state = match capsule.state {
+        Blob::Inline(_) => None,
+        Blob::Memfd { .. } => fds.next(),
+    };
+    let octets = unpack(capsule.state, state)?;
+    let unread = match capsule.unread {
+        Some(stretch) => {
+            let fd = fds.next().ok_or(BlobReadError::Missing)?;
+            Some((SetAside::open(fd)?, stretch))
+        }
+        None => None,
+    };
+    Ok((octets, unread))
+}
+
+/// How a message names a part of such a memory.
+pub fn stretch(start: usize, length: usize) -> Option<Stretch> {
+    Some(Stretch {
+        start: u32::try_from(start).ok()?,
+        length: u32::try_from(length).ok()?,
+    })
+}
