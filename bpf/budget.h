@@ -46,13 +46,13 @@ static __always_inline __u64 packets_of(struct __sk_buff *skb)
 static __always_inline bool goes_early(const struct flow_row *row, const struct budget *budget)
 {
 	__u64 priority = budget->priority;
-	__u32 channel = row->channel;
+	__u32 number = ring_of(row);
 	__u64 size;
 	void *ring;
 
 	if (priority >= PRIORITY_LAST)
 		return false;
-	ring = bpf_map_lookup_elem(&rings, &channel);
+	ring = bpf_map_lookup_elem(&rings, &number);
 	if (!ring)
 		return false;
 	size = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE);

@@ -120,17 +120,18 @@ struct delivery {
 	__u32 interface;
 };
 
-/* The owner of a row's channel says here whether it sleeps. */
-static __always_inline struct doorbell *doorbell_of(__u32 channel)
+/* The owner of a row's ring says here whether it sleeps. */
+static __always_inline struct doorbell *doorbell_of(const struct flow_row *row)
 {
-	void *page = bpf_map_lookup_elem(&doorbells, &channel);
+	__u32 number = ring_of(row);
+	void *page = bpf_map_lookup_elem(&doorbells, &number);
 	__u32 zero = 0;
 
 	return page ? bpf_map_lookup_elem(page, &zero) : NULL;
 }
 
 /*
- * Copies the frame into the ring of the row's channel, whose budget allows it. Global, so that the verifier looks at it once
+ * Copies the frame into the row's ring, whose budget allows it. Global, so that the verifier looks at it once
  * and not for every way that leads here. Answers 0.
  */
 __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row,
@@ -139,14 +140,14 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 	struct record_header *record;
 	struct doorbell *doorbell;
 	__u64 length = skb->len;
-	__u32 channel;
+	__u32 number;
 	void *ring;
 
 	if (!row || !delivery)
 		return 0;
-	channel = row->channel;
-	ring = bpf_map_lookup_elem(&rings, &channel);
-	doorbell = doorbell_of(channel);
+	number = ring_of(row);
+	ring = bpf_map_lookup_elem(&rings, &number);
+	doorbell = doorbell_of(row);
 	if (!ring || !doorbell) {
 		count(receive_drop_no_channel);
 		return 0;
@@ -161,7 +162,7 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		record = copy_in_class(skb, ring, length, 0);
 	if (!record) {
 		__sync_fetch_and_add(&doorbell->overflow, 1);
-		charge_loss(channel, ring_full);
+		charge_loss(row->channel, ring_full);
 		count(receive_drop_ring_full);
 		return 0;
 	}
@@ -182,6 +183,8 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		count(receive_delivered_raw);
 	else if (delivery->flags & RECORD_COPY)
 		count(receive_delivered_copy);
+	else if (row->ring)
+		count(receive_delivered_direct);
 	else
 		count(receive_delivered);
 	return 0;
@@ -207,7 +210,7 @@ static __always_inline bool goes_by_tap(const struct flow_row *row, const struct
 static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row *row,
 				   __u8 protocol, __u16 flags, __u32 interface)
 {
-	struct doorbell *doorbell = doorbell_of(row->channel);
+	struct doorbell *doorbell = doorbell_of(row);
 	const struct delivery delivery = { .flags = flags, .interface = interface };
 
 	if (is_budgeted(row) && exceeds_budget(skb, row))

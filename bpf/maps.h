@@ -197,6 +197,12 @@ struct {
 	__array(values, struct doorbell_page);
 } doorbells SEC(".maps");
 
+/* Where a row's frames go, in `rings` and `doorbells`: its own ring, or its channel's. */
+static __always_inline __u32 ring_of(const struct flow_row *row)
+{
+	return row->ring ?: row->channel;
+}
+
 static __always_inline bool is_of_kind(const union address *address, __u8 kind)
 {
 	const __u8 *found = bpf_map_lookup_elem(&local_addresses, address);

@@ -29,6 +29,8 @@ struct flow_row {
 	__u16 flags;
 	/* Of the device's scheduler, in which its frames are sent; 0: that of the channel. */
 	__u16 class;
+	/* Its own, of those that the channel's owner has beside the channel's; 0: that one. */
+	__u32 ring;
 };
 
 /* Several sockets have the binding: look for senders, and for members on a broadcast. */
@@ -208,6 +210,7 @@ struct filter_settings {
 struct handle_row {
 	__u64 nonce;
 	struct flow_row row;
+	__u32 reserved;
 };
 
 /* Extensions of all programs; numbers are from 1 on. */
@@ -286,7 +289,7 @@ struct holders {
 };
 
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
-_Static_assert(sizeof(struct flow_row) == 16, "FlowRow");
+_Static_assert(sizeof(struct flow_row) == 20, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
 _Static_assert(sizeof(struct raw_key) == 4, "RawKey");
 _Static_assert(sizeof(struct share_key) == 24, "ShareKey");
@@ -298,7 +301,7 @@ _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
 _Static_assert(sizeof(struct filter_settings) == 8, "FilterSettings");
-_Static_assert(sizeof(struct handle_row) == 24, "HandleRow");
+_Static_assert(sizeof(struct handle_row) == 32, "HandleRow");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
 _Static_assert(sizeof(struct losses) == 24, "Losses");
 _Static_assert(sizeof(struct budget) == 72, "Budget");

@@ -95,6 +95,7 @@ impl HandleTable {
         let row = HandleRow {
             nonce: given.nonce,
             row: given.row,
+            reserved: 0,
         };
         self.rows.set(&given.index.into(), &row)
     }

@@ -29,6 +29,9 @@ pub struct Arguments {
     /// Perform the handshakes of listeners in the program itself (see the guide on running programs).
     #[arg(long)]
     delegate: bool,
+    /// Give sessions rings of their own, as many as the server has for the program.
+    #[arg(long)]
+    direct: bool,
     /// How packets reach the program: shm, ipc or server.
     #[arg(long, value_name = "FORM", value_parser = delivery)]
     delivery: Option<&'static str>,
@@ -71,6 +74,9 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
     }
     if let Some(form) = arguments.delivery {
         command.env("PORTOLAN_DELIVERY", form);
+    }
+    if arguments.direct {
+        command.env("PORTOLAN_DIRECT", "1");
     }
     if arguments.require {
         command.env("PORTOLAN", "require");

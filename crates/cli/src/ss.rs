@@ -117,6 +117,10 @@ fn figures(session: &SessionReport) -> String {
         figures.segments_in,
         figures.cpu_us,
     );
+    let traffic = match session.mapping.name() {
+        "" => traffic,
+        mapping => format!("{traffic} mapping:{mapping}"),
+    };
     if session.protocol == Protocol::Udp || is_listening(session) {
         return traffic;
     }
@@ -156,6 +160,7 @@ fn json(session: &SessionReport) -> Result<serde_json::Value, serde_json::Error>
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use portolan_proto::report::{Mapping, SharedReason};
     use portolan_types::SessionId;
 
     use super::*;
@@ -172,6 +177,7 @@ mod tests {
             },
             state: "ESTAB".into(),
             migrations: 1,
+            mapping: Mapping::Shared,
             figures: SessionFigures {
                 send_queue: 5,
                 srtt_us: 1_250,
@@ -208,6 +214,20 @@ mod tests {
         let lines = table(&[established()], true);
         assert!(lines[2].contains("rtt:1.250/0.000"), "{}", lines[2]);
         assert!(lines[2].contains("retrans:0"));
+    }
+
+    #[test]
+    fn a_ring_of_its_own_is_shown_and_why_there_is_none() {
+        let with = |mapping| {
+            figures(&SessionReport {
+                mapping,
+                ..established()
+            })
+        };
+        assert!(!with(Mapping::Shared).contains("mapping"));
+        assert!(with(Mapping::Direct).contains(" mapping:direct "));
+        let refused = Mapping::Refused(SharedReason::ProcessLimit);
+        assert!(with(refused).contains(" mapping:shared(process-limit) "));
     }
 
     #[test]

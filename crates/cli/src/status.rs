@@ -41,9 +41,16 @@ fn describe(status: &StatusReport) -> String {
         duration(status.uptime_s),
         status.interfaces.join(" "),
         status.processes,
-        status.sessions,
+        describe_sessions(status),
         describe_filter(&status.filter),
     )
+}
+
+fn describe_sessions(status: &StatusReport) -> String {
+    match status.direct {
+        0 => status.sessions.to_string(),
+        direct => format!("{}, {direct} with a ring of its own", status.sessions),
+    }
 }
 
 /// Its time only where somebody has the kernel count it.
@@ -71,6 +78,7 @@ mod tests {
             interfaces: vec!["eth0".into(), "eth1".into()],
             processes: 2,
             sessions: 3,
+            direct: 1,
             uptime_s: 3_725,
             filter: FilterReport {
                 algorithm: "hash".into(),
@@ -80,7 +88,7 @@ mod tests {
         };
         assert_eq!(
             describe(&status),
-            "portoland 0.1.0, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3\n\
+            "portoland 0.1.0, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3, 1 with a ring of its own\n\
              filter      hash"
         );
     }

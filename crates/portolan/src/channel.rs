@@ -1,4 +1,5 @@
-//! The channel of this process: frames in by the receive ring (or the tap, while asleep on it),
+//! The channel of this process: frames in by the receive ring (or the tap, while asleep on it), or by the rings of sessions
+//! that have one of their own,
 //! frames out by the tap, and by the taps of sessions that have doorways of their own. Nothing that was
 //! handed to [`Channel::transmit`] is lost: what a tap does not take at once waits in its backlog, and
 //! the doorway is full until it is gone.
@@ -14,6 +15,7 @@ use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
 
 use crate::accounts::Accounts;
+use crate::rings::{OwnRing, Rings};
 use crate::table::Hidden;
 
 pub(crate) struct Channel {
@@ -22,6 +24,7 @@ pub(crate) struct Channel {
     chosen: Door,
     inlet: Inlet,
     ring_fd: OwnedFd,
+    rings: Rings,
     pub(crate) accounts: Accounts,
     /// The tap takes a UDP payload whole that is to become several datagrams.
     pub(crate) cuts_datagrams: bool,
@@ -64,6 +67,7 @@ impl Channel {
             chosen: Door::MAIN,
             inlet,
             ring_fd,
+            rings: Rings::default(),
             accounts: Accounts::new(),
             cuts_datagrams: false,
         }
@@ -85,13 +89,24 @@ impl Channel {
         may_go
     }
 
-    /// Hands the next received frames, at most `most` of them, to `deliver`.
+    /// Has one more ring from now on.
+    pub(crate) fn add_ring(&mut self, ring: OwnRing) {
+        self.rings.add(ring);
+    }
+
+    /// Hands the next received frames, at most `most` of them and of each ring that is a session's own, to `deliver`. Those
+    /// come first: they wait for nobody else's.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
         most: usize,
         mut deliver: impl FnMut(&RecordHeader, &[u8]),
     ) {
+        let accounts = &mut self.accounts;
+        self.rings.receive(most, |header, frame| {
+            accounts.begin(Slot(header.slot));
+            deliver(header, frame);
+        });
         for _ in 0..most {
             let Some(record) = self.inlet.next(&self.main.tap, now) else {
                 break;
@@ -108,27 +123,34 @@ impl Channel {
 
     /// Are there frames to take?
     pub(crate) fn has_received(&self) -> bool {
-        self.inlet.has_received()
+        self.inlet.has_received() || self.rings.has_received()
     }
 
     /// Are there frames to take, or may some be on their way by the tap?
     pub(crate) fn may_have_received(&self) -> bool {
-        self.inlet.is_settling() || self.inlet.has_received()
+        self.inlet.is_settling() || self.has_received()
     }
 
-    /// From now on frames come by the tap. False if there are frames to take first.
+    /// From now on frames come by the tap, or ring the bell of their ring. False if there are frames to take first; then
+    /// [`Channel::wake_up`] is due.
     pub(crate) fn fall_asleep(&mut self) -> bool {
-        self.inlet.fall_asleep()
+        self.inlet.fall_asleep() && self.rings.fall_asleep()
     }
 
     /// Frames come by the ring again.
     pub(crate) fn wake_up(&mut self, now: Instant) {
         self.inlet.wake_up(now);
+        self.rings.wake_up();
     }
 
     /// Readable when an ICMP error, or a frame that just missed the tap, has come while asleep.
     pub(crate) fn ring_fd(&self) -> BorrowedFd<'_> {
         self.ring_fd.as_fd()
+    }
+
+    /// The same of rings that are sessions' own.
+    pub(crate) fn own_ring_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.rings.fds()
     }
 
     /// Readable when frames have come while asleep, writable when the tap takes frames again.

@@ -18,6 +18,7 @@ use crate::delegations::{self, Delegations};
 use crate::doors::DoorPlan;
 use crate::inboxes::Inboxes;
 use crate::locals::Locals;
+use crate::rings::OwnRing;
 use crate::socket::Socket;
 use crate::travellers::Travellers;
 use crate::wait::Waiter;
@@ -285,6 +286,13 @@ impl Core {
             full: self.channel.full(),
             has_wire: self.has_wire(),
         }
+    }
+
+    /// A session's frames come by a ring of its own from now on. Whoever sleeps on the others has to hear of it.
+    pub(crate) fn add_ring(&mut self, now: Instant, ring: OwnRing) {
+        self.stop_leading(now);
+        self.channel.add_ring(ring);
+        self.attend(now);
     }
 
     /// Puts a session back whose socket is closed: nobody else would finish it.

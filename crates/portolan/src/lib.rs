@@ -28,6 +28,7 @@ mod process;
 pub mod qos;
 pub mod raw;
 mod report;
+mod rings;
 mod socket;
 mod stamps;
 mod table;

@@ -12,7 +12,7 @@ use libc::{
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
 use portolan_local::Stream;
-use portolan_proto::control::{Delivery, HandshakeOptions, Reuse, Traits};
+use portolan_proto::control::{Delivery, HandshakeOptions, MappingChoice, Reuse, Traits};
 use portolan_proto::{decode, encode};
 use portolan_stack::{
     Checksums, IpOptions, MtuDiscovery, MulticastOptions, Reports, Session, TcpSession, UdpSession,
@@ -35,6 +35,9 @@ const SO_DELEGATE: i32 = 0x5044;
 /// Portolan's own: how packets reach the session, as [`DELIVERIES`] numbers them; -1, as is usual (ADR 13).
 const SO_DELIVERY: i32 = 0x5045;
 const DELIVERIES: [Delivery; 3] = [Delivery::Shm, Delivery::Ipc, Delivery::Server];
+
+/// Portolan's own: more than 0, the session's frames come by a ring of its own; 0, by that of all; -1, as is usual (ADR 20).
+const SO_DIRECT: i32 = 0x5046;
 
 /// No value is longer.
 const LONGEST: usize = 64;
@@ -460,6 +463,14 @@ impl Options {
         DELIVERIES.get(number).copied()
     }
 
+    /// By which ring the session's frames are to come, if that was said.
+    pub(crate) fn mapping(&self) -> Option<MappingChoice> {
+        match self.int(SOL_SOCKET, SO_DIRECT)? {
+            0 => Some(MappingChoice::Shared),
+            chosen => (chosen > 0).then_some(MappingChoice::Direct),
+        }
+    }
+
     /// Tells the session all that concerns it.
     pub(crate) fn apply(&self, session: &mut Session) {
         match session {
@@ -655,7 +666,7 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
         libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
-        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER | SO_DELEGATE | SO_DELIVERY => {
+        libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER | SO_DELEGATE | SO_DELIVERY | SO_DIRECT => {
             Shape::Int { default: -1 }
         }
         libc::SO_RXQ_OVFL | libc::SO_NO_CHECK => Shape::Flag { default: 0 },

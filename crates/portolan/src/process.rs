@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use portolan_proto::control::{Delivery, Parameters, ReplyBody, RequestBody};
+use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody};
 use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
@@ -27,6 +27,7 @@ use crate::channel::Channel;
 use crate::control::{Control, Lost};
 use crate::core::{Alarm, Core};
 use crate::locals::Locals;
+use crate::rings::OwnRing;
 use crate::{helper, table};
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
@@ -43,6 +44,7 @@ pub(crate) struct Process {
     spin_us: u32,
     congestion: CongestionKind,
     delivery: Delivery,
+    mapping: MappingChoice,
     /// That the server has gone was said.
     has_warned: AtomicBool,
 }
@@ -237,6 +239,7 @@ impl Process {
             // A name that this library does not know is not its own server's.
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             delivery: delivery_from_environment().unwrap_or(parameters.delivery),
+            mapping: mapping_from_environment().unwrap_or(parameters.mapping),
             statistics,
             alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
@@ -258,6 +261,35 @@ impl Process {
     /// How packets reach sessions that choose nothing.
     pub(crate) fn delivery(&self) -> Delivery {
         self.delivery
+    }
+
+    /// By which ring the frames of sessions come that choose nothing.
+    pub(crate) fn mapping(&self) -> MappingChoice {
+        self.mapping
+    }
+
+    /// Has the frames of a session that is here come by a ring of its own. If there is none they go on coming by the
+    /// channel's, and the server shows why.
+    pub(crate) fn map_directly(&self, session: SessionId) {
+        let Ok((
+            ReplyBody::Direct {
+                ring_size: Some(size),
+            },
+            fds,
+        )) = self.control.call(RequestBody::Direct { session }, &[])
+        else {
+            return;
+        };
+        let ring = <[OwnedFd; 2]>::try_from(fds)
+            .ok()
+            .and_then(|[ring, doorbell]| OwnRing::map(ring, &doorbell, size));
+        match ring {
+            Some(ring) => self.lock().add_ring(clock::now(), ring),
+            None => {
+                // Without a server nothing changes any more.
+                let _ = self.control.tell(RequestBody::RefuseRing { session }, &[]);
+            }
+        }
     }
 
     /// Whether listeners that do not say perform their handshakes here (`portolan run --delegate`).
@@ -356,6 +388,14 @@ fn mode() -> Mode {
 /// `portolan run --delivery`; a name that does not exist is none.
 fn delivery_from_environment() -> Option<Delivery> {
     Delivery::from_name(std::env::var("PORTOLAN_DELIVERY").ok()?.trim())
+}
+
+/// `portolan run --direct`.
+fn mapping_from_environment() -> Option<MappingChoice> {
+    Some(match number_from("PORTOLAN_DIRECT")? {
+        0 => MappingChoice::Shared,
+        _ => MappingChoice::Direct,
+    })
 }
 
 fn number_from(variable: &str) -> Option<u32> {

@@ -122,6 +122,11 @@ pub enum RequestBody {
         then: AfterFlush,
         traits: Traits,
     },
+    /// Has the frames of a session that the process holds come by a ring of its own. Reply: `Direct`, or `Error`: they go on
+    /// coming by that of the channel.
+    Direct { session: SessionId },
+    /// The process cannot map the ring that it was sent. No reply.
+    RefuseRing { session: SessionId },
     /// Gives up a session that has no state worth a capsule: unconnected, listening or UDP.
     /// Reply: `Done`; the port is free then.
     Release { session: SessionId },
@@ -217,6 +222,17 @@ impl Delivery {
     pub fn from_name(name: &str) -> Option<Delivery> {
         Delivery::ALL.into_iter().find(|form| form.name() == name)
     }
+}
+
+/// By which ring frames come to a process (BR §3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MappingChoice {
+    /// All by one.
+    #[default]
+    Shared,
+    /// Those of each session by its own, as long as there are some.
+    Direct,
 }
 
 /// When an accepted session goes to a process.
@@ -395,6 +411,11 @@ pub enum ReplyBody {
         side: Side,
         traits: Traits,
     },
+    /// A ring that is new to the process, of so many octets: the packet carries its map and that of its doorbell. None: it is
+    /// one that the process has already.
+    Direct {
+        ring_size: Option<u32>,
+    },
     /// The packet carries the side that rings.
     Bell {
         number: u64,
@@ -468,6 +489,7 @@ pub struct Parameters {
     pub congestion: String,
     /// Of sessions that choose nothing.
     pub delivery: Delivery,
+    pub mapping: MappingChoice,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -33,6 +33,8 @@ pub struct FlowRow {
     pub flags: u16,
     /// Of the device's scheduler, in which its frames are sent; 0: that of the channel.
     pub class: u16,
+    /// Its own, of those that the channel's owner has beside the channel's; 0: that one.
+    pub ring: u32,
 }
 
 impl FlowRow {
@@ -313,6 +315,7 @@ pub struct LinearRow {
 pub struct HandleRow {
     pub nonce: u64,
     pub row: FlowRow,
+    pub reserved: u32,
 }
 
 /// Handles that one host can give out.
@@ -337,10 +340,10 @@ pub struct Holders {
 
 const _: () = assert!(size_of::<Holders>() == 48);
 const _: () = assert!(size_of::<FilterSettings>() == 8);
-const _: () = assert!(size_of::<HandleRow>() == 24);
-const _: () = assert!(size_of::<LinearRow>() == 64);
+const _: () = assert!(size_of::<HandleRow>() == 32);
+const _: () = assert!(size_of::<LinearRow>() == 68);
 const _: () = assert!(size_of::<FilterKey>() == 40);
-const _: () = assert!(size_of::<FlowRow>() == 16);
+const _: () = assert!(size_of::<FlowRow>() == 20);
 const _: () = assert!(size_of::<FilterTap>() == 8);
 const _: () = assert!(size_of::<BindingKey>() == 20);
 const _: () = assert!(size_of::<RawKey>() == 4);

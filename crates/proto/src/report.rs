@@ -19,7 +19,49 @@ pub struct SessionReport {
     pub state: String,
     /// How often it went to a process or came back from one.
     pub migrations: u32,
+    pub mapping: Mapping,
     pub figures: SessionFigures,
+}
+
+/// By which ring a session's frames reach the process that holds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mapping {
+    /// That of all sessions of the process.
+    #[default]
+    Shared,
+    /// One of its own.
+    Direct,
+    /// It wanted one of its own.
+    Refused(SharedReason),
+}
+
+/// Why a session has no ring of its own that wanted one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SharedReason {
+    /// Its process has as many as it may.
+    ProcessLimit,
+    /// All processes together have.
+    HostLimit,
+    /// Each of its packets is a message.
+    Delivery,
+    /// The kernel did not make it, or the process could not map it.
+    NotMade,
+}
+
+impl Mapping {
+    /// As `portolan ss` shows it; nothing for what is usual.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mapping::Shared => "",
+            Mapping::Direct => "direct",
+            Mapping::Refused(SharedReason::ProcessLimit) => "shared(process-limit)",
+            Mapping::Refused(SharedReason::HostLimit) => "shared(host-limit)",
+            Mapping::Refused(SharedReason::Delivery) => "shared(delivery)",
+            Mapping::Refused(SharedReason::NotMade) => "shared(not-made)",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +169,8 @@ pub struct StatusReport {
     pub interfaces: Vec<String>,
     pub processes: u32,
     pub sessions: u32,
+    /// Sessions with a ring of their own.
+    pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterReport,
 }

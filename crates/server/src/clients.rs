@@ -205,6 +205,7 @@ impl Server {
             RequestBody::ReadStatus => Ok(self.read_status()),
             RequestBody::Qos(request) => Ok(self.qos(id, request)),
             RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
+            RequestBody::Direct { session } => self.map_directly(id, number, session),
             body => {
                 let channel = self.clients.get(&id).and_then(|client| client.channel);
                 self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)
@@ -317,6 +318,10 @@ impl Server {
                 self.unclaim_protocol(channel, guard);
                 Ok(Answer::Silence)
             }
+            RequestBody::RefuseRing { session } => {
+                self.take_back_ring(channel, session);
+                Ok(Answer::Silence)
+            }
             RequestBody::Bell { session } => self.bell_of_peer(channel, session),
             RequestBody::Hello { .. }
             | RequestBody::Relay { .. }
@@ -325,6 +330,7 @@ impl Server {
             | RequestBody::ListSessions
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus
+            | RequestBody::Direct { .. }
             | RequestBody::Qos(_)
             | RequestBody::Extension(_) => Err(Errno::INVAL),
         }

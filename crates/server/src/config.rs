@@ -169,6 +169,8 @@ pub enum ConfigError {
     TooManyInterfaces(usize),
     #[error("interface {0:?} is named twice")]
     RepeatedInterface(String),
+    #[error("`delivery.direct_ring_size` {0} is not a power of two between 256 KiB and 1 GiB")]
+    DirectRingSize(u32),
     #[error("`ring_size` {0} is not a power of two between 64 KiB and 1 GiB")]
     RingSize(u32),
     #[error("`ephemeral_ports` {0}-{1} is empty or reaches below port 1024")]
@@ -251,6 +253,7 @@ impl Config {
             return Err(ConfigError::Marker(self.demux.marker));
         }
         cpu::check(&self.qos.cpu_class)?;
+        self.delivery.check()?;
         raw::check(&self.raw)?;
         extension::check(&self.extension)?;
         self.check_limits()?;
@@ -355,6 +358,7 @@ impl Config {
             gso_max: GSO_MAX,
             congestion: self.congestion.clone(),
             delivery: self.delivery.form,
+            mapping: self.delivery.mapping,
         }
     }
 }

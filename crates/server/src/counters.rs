@@ -1,7 +1,7 @@
 //! The server's own counters: every refusal, drop and fallback has a name here.
 
 use portolan_proto::control::KernelReason;
-use portolan_proto::report::CounterReport;
+use portolan_proto::report::{CounterReport, SharedReason};
 use portolan_stack::FragmentCounters;
 
 macro_rules! counters {
@@ -51,6 +51,13 @@ counters! {
     local_sessions = "local-sessions",
     handoffs = "sessions-cached",
     flushes = "sessions-flushed",
+    /// Sessions that got a ring of their own, and those that got none: their process, or all together, have as many as they
+    /// may; each of their packets is a message; the kernel, or the process, could not make it.
+    direct_mappings = "sessions-mapped-directly",
+    direct_process_limit = "direct-refused-process-limit",
+    direct_host_limit = "direct-refused-host-limit",
+    direct_delivery = "direct-refused-delivery",
+    direct_not_made = "direct-refused-not-made",
     /// Handles that processes were given for their sessions (active demultiplexing).
     handles_given = "handles-given",
     /// Sessions without one, since all were given.
@@ -102,6 +109,15 @@ impl Counters {
             KernelReason::NoRoute => &mut self.use_kernel_no_route,
             KernelReason::NotUnicast => &mut self.use_kernel_not_unicast,
             KernelReason::Unsupported => &mut self.use_kernel_unsupported,
+        } += 1;
+    }
+
+    pub fn direct_refused(&mut self, reason: SharedReason) {
+        *match reason {
+            SharedReason::ProcessLimit => &mut self.direct_process_limit,
+            SharedReason::HostLimit => &mut self.direct_host_limit,
+            SharedReason::Delivery => &mut self.direct_delivery,
+            SharedReason::NotMade => &mut self.direct_not_made,
         } += 1;
     }
 

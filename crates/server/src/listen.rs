@@ -282,9 +282,8 @@ impl Server {
         let row = FlowRow {
             channel: channel.0,
             slot: slot.0,
-            generation: 0,
             flags: flags | self.budget_flags(session) | self.extension_flags(session, channel),
-            class: 0,
+            ..FlowRow::default()
         };
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {
             if let Err(error) = self.filter.bind(&key, row) {

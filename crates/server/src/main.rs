@@ -9,6 +9,7 @@ mod datagrams;
 mod delegation;
 mod delivery;
 mod descriptors;
+mod direct;
 mod extensions;
 mod fast_open;
 mod handles;

@@ -190,6 +190,7 @@ impl Server {
         }
         self.end_budgets_of_gone();
         self.end_raw_flows(channel);
+        self.end_rings_of(channel);
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));

@@ -68,9 +68,8 @@ impl Server {
         FlowRow {
             channel: owner.channel.0,
             slot: owner.slot.0,
-            generation: 0,
             flags: self.budget_flags_of_channel(owner.channel),
-            class: 0,
+            ..FlowRow::default()
         }
     }
 

@@ -70,6 +70,7 @@ impl Server {
             holder: self.holder_of(session),
             state,
             migrations: session.migrations,
+            mapping: self.directs.mapping_of(session.id),
             figures,
         }
     }
@@ -188,6 +189,7 @@ impl Server {
             interfaces: self.config.interfaces.clone(),
             processes: count(self.registry.process_count()),
             sessions: count(self.registry.session_count()),
+            direct: count(self.directs.taken()),
             uptime_s: self.now.since(self.started).as_secs(),
             filter: FilterReport {
                 algorithm: self.config.filter.algorithm.name().to_owned(),

@@ -37,6 +37,7 @@ use crate::clients::{Client, ClientId};
 use crate::close::Dying;
 use crate::config::Config;
 use crate::counters::Counters;
+use crate::direct::{self, Directs};
 use crate::extensions::Extensions;
 use crate::instance::Instance;
 use crate::listen::Listener;
@@ -191,6 +192,8 @@ pub struct Server {
     pub(crate) fars: HashMap<SessionId, Far>,
     /// Sessions that have chosen how packets reach them.
     pub(crate) deliveries: HashMap<SessionId, Delivery>,
+    /// Rings of sessions that have one of their own.
+    pub(crate) directs: Directs,
     pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
@@ -230,7 +233,7 @@ impl Server {
         let limits = portolan_bpf::Limits {
             flows: FLOWS,
             bindings: BINDINGS,
-            channels: config.limits.processes + 1,
+            channels: config.limits.processes + 1 + direct::RINGS,
         };
         let mut filter = Filter::load(&limits, &config.filter_settings())?;
         let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
@@ -308,6 +311,7 @@ impl Server {
             flows: HashMap::new(),
             fars: HashMap::new(),
             deliveries: HashMap::new(),
+            directs: Directs::new(config.limits.processes),
             reservations: HashMap::new(),
             listeners: HashMap::new(),
             listening_ports: HashMap::new(),

@@ -76,6 +76,7 @@ impl Server {
 
     /// Sends the session's packets to `holder` from now on.
     pub fn aim(&mut self, id: SessionId, holder: Holder) -> Generation {
+        self.free_ring_unless(id, holder);
         let generation = self.registry.aim(id, holder);
         let Some(session) = self.registry.session(id) else {
             return generation;
@@ -122,6 +123,10 @@ impl Server {
                 | self.extension_flags(session, channel)
                 | self.delivery_flags(session),
             class: self.row_class(session),
+            ring: match session.holder {
+                Holder::Process(..) => self.ring_of(session.id),
+                Holder::Server(_) | Holder::None => 0,
+            },
         })
     }
 
@@ -192,6 +197,7 @@ impl Server {
         self.fail_recall(id);
         self.relays.remove(&id);
         self.deliveries.remove(&id);
+        self.free_ring(id);
         self.connecting.remove(&id);
         self.dying.remove(&id);
         self.waiting.remove(&id);

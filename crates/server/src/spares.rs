@@ -64,6 +64,10 @@ enum Made {
         number: u8,
         tap: Result<Tap, MakeError>,
     },
+    Ring {
+        ring: ChannelId,
+        maps: Result<ChannelMaps, ChannelError>,
+    },
 }
 
 /// What the thread does.
@@ -71,6 +75,8 @@ enum Order {
     Make(Vec<ChannelId>),
     /// One more tap for a channel.
     MakeDoorway(ChannelId, u8),
+    /// A ring of so many octets for one session.
+    MakeRing(ChannelId, u32),
     /// Has the device go, which keeps the thread waiting for tens of milliseconds.
     Destroy(Tap),
 }
@@ -108,6 +114,10 @@ impl Spares {
                     number,
                     tap: make_tap(&theirs),
                 }),
+                Wanted::Ring(ring, size) => deliver(Made::Ring {
+                    ring,
+                    maps: make_ring(&theirs, ring, size),
+                }),
             });
         });
         Ok(Spares {
@@ -143,6 +153,12 @@ impl Spares {
         let _ = self.orders.send(Order::MakeDoorway(channel, number));
     }
 
+    /// Has a ring made, and a doorbell.
+    pub fn order_ring(&self, ring: ChannelId, size: u32) {
+        // The thread ends with the server only.
+        let _ = self.orders.send(Order::MakeRing(ring, size));
+    }
+
     /// Has a device go.
     pub fn destroy(&self, tap: Tap) {
         // The thread ends with the server only, and devices with their descriptors.
@@ -159,6 +175,7 @@ impl Spares {
 enum Wanted<'a> {
     Channels(&'a [ChannelId]),
     Doorway(ChannelId, u8),
+    Ring(ChannelId, u32),
 }
 
 /// Devices come and go under one lock of the kernel, which gives it to nobody in turn: those that are
@@ -179,6 +196,7 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
             match order {
                 Order::Make(channels) => ordered.extend(channels),
                 Order::MakeDoorway(channel, number) => make(Wanted::Doorway(channel, number)),
+                Order::MakeRing(ring, size) => make(Wanted::Ring(ring, size)),
                 Order::Destroy(tap) => leaving.push_back(tap),
             }
         }
@@ -206,6 +224,11 @@ fn make(workshop: &Workshop, channels: &[ChannelId], ring_size: u32, deliver: im
             spare: with_tap(workshop, channel, maps),
         });
     }
+}
+
+fn make_ring(workshop: &Workshop, ring: ChannelId, size: u32) -> Result<ChannelMaps, ChannelError> {
+    let mut maps = workshop.create_channels(&[ring], size)?;
+    maps.pop().ok_or(ChannelError::OutOfRange(ring))
 }
 
 fn with_tap(
@@ -284,6 +307,10 @@ impl Server {
             } => {
                 let tap = tap.inspect_err(|failure| error!(%failure, "cannot make a doorway"));
                 self.enter_doorway(channel, number, tap.ok());
+            }
+            Made::Ring { ring, maps } => {
+                let maps = maps.inspect_err(|failure| error!(%failure, "cannot make a ring"));
+                self.enter_ring(ring, maps.ok());
             }
         }
     }

@@ -20,6 +20,15 @@ pub enum Session {
     Udp(Box<UdpSession>),
 }
 
+impl Session {
+    pub fn id(&self) -> SessionId {
+        match self {
+            Session::Tcp(session) => session.id,
+            Session::Udp(session) => session.id,
+        }
+    }
+}
+
 /// A TCP session: its endpoints, and the machine that runs it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TcpSession {

@@ -195,9 +195,21 @@ impl Steps {
     /// # Panics
     /// If it says something else.
     pub fn await_line(&mut self, expected: &str) {
+        assert_eq!(self.line(), expected);
+    }
+
+    /// What it says next.
+    ///
+    /// # Panics
+    /// If that is no text.
+    pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("is text");
-        assert_eq!(line.trim(), expected);
+        line.trim().to_owned()
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// # Panics

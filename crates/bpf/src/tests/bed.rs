@@ -63,6 +63,7 @@ pub(super) fn row(channel: ChannelId) -> FlowRow {
         generation: 5,
         flags: 0,
         class: 0,
+        ring: 0,
     }
 }
 
@@ -171,31 +172,18 @@ impl Bed {
 
     /// Takes everything out of the channel's ring.
     pub(super) fn records(&self) -> Vec<(RecordHeader, Vec<u8>)> {
-        let records = Rc::new(RefCell::new(Vec::new()));
-        let sink = Rc::clone(&records);
-        let mut builder = RingBufferBuilder::new();
-        builder
-            .add(&self.maps.ring, move |record: &[u8]| {
-                let (header, rest) = RecordHeader::read_from_prefix(record).unwrap();
-                sink.borrow_mut()
-                    .push((header, rest[..header.length as usize].to_vec()));
-                0
-            })
-            .unwrap();
-        let ring = builder.build().unwrap();
-        ring.consume().unwrap();
-        drop(ring);
-        records.take()
+        records_of(&self.maps)
+    }
+
+    /// One more ring, with a bell.
+    pub(super) fn add_ring(&self, number: ChannelId) -> Maps {
+        let maps = Maps::create(RING_SIZE).unwrap();
+        self.filter.workshop().install(&[(number, &maps)]).unwrap();
+        maps
     }
 
     pub(super) fn doorbell(&self) -> Doorbell {
-        let page = self
-            .maps
-            .doorbell
-            .lookup(&[0; 4], MapFlags::ANY)
-            .unwrap()
-            .unwrap();
-        Doorbell::read_from_bytes(&page).unwrap()
+        doorbell_of(&self.maps)
     }
 
     pub(super) fn set_doorbell(&self, state: u32) {
@@ -270,6 +258,29 @@ impl Bed {
         }
         names
     }
+}
+
+pub(super) fn records_of(maps: &Maps) -> Vec<(RecordHeader, Vec<u8>)> {
+    let records = Rc::new(RefCell::new(Vec::new()));
+    let sink = Rc::clone(&records);
+    let mut builder = RingBufferBuilder::new();
+    builder
+        .add(&maps.ring, move |record: &[u8]| {
+            let (header, rest) = RecordHeader::read_from_prefix(record).unwrap();
+            sink.borrow_mut()
+                .push((header, rest[..header.length as usize].to_vec()));
+            0
+        })
+        .unwrap();
+    let ring = builder.build().unwrap();
+    ring.consume().unwrap();
+    drop(ring);
+    records.take()
+}
+
+pub(super) fn doorbell_of(maps: &Maps) -> Doorbell {
+    let page = maps.doorbell.lookup(&[0; 4], MapFlags::ANY).unwrap();
+    Doorbell::read_from_bytes(&page.unwrap()).unwrap()
 }
 
 /// `struct __sk_buff` of linux/bpf.h, of which a test run takes a few fields.

@@ -1,11 +1,11 @@
 //! The packet filter: who gets which frame.
 
-use portolan_proto::filter::{BindingKey, Doorbell, RecordHeader};
+use portolan_proto::filter::{BindingKey, Doorbell, FlowRow, RecordHeader};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 use portolan_wire::icmp::{Cause, Echo, IcmpMessage};
 
 use super::bed::{Bed, CHANNEL, Context, IFINDEX, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC};
-use super::bed::{any_address, flows, outcome, row};
+use super::bed::{any_address, doorbell_of, flows, outcome, records_of, row};
 use super::frames::Frame;
 
 fn all_flows() -> impl Iterator<Item = FlowKey> {
@@ -45,6 +45,66 @@ fn a_packet_of_a_flow_goes_into_the_owners_ring() {
         assert_eq!(records.len(), 1);
         assert_eq!(bed.doorbell().delivered, 1);
     }
+}
+
+#[test]
+fn a_flow_with_a_ring_of_its_own_shares_neither_ring_nor_bell() {
+    const RING: ChannelId = ChannelId(5);
+    for flow in all_flows() {
+        let bed = Bed::new();
+        let own = bed.add_ring(RING);
+        let direct = FlowRow {
+            ring: RING.0,
+            ..row(CHANNEL)
+        };
+        bed.filter.aim(&flow, direct).unwrap();
+        // The owner of the channel's ring sleeps on the tap; that of this one is awake.
+        bed.set_doorbell(Doorbell::ASLEEP_ON_TAP);
+        let frame = Frame::received(&flow).build();
+        assert_eq!(
+            filter(&bed, &frame),
+            outcome(SHOT, &["delivered_direct"]),
+            "{flow}"
+        );
+        let records = records_of(&own);
+        assert_eq!(records[0].1, frame, "{flow}");
+        assert_eq!((records[0].0.slot, records.len()), (77, 1));
+        assert_eq!(doorbell_of(&own).delivered, 1);
+        assert!(bed.records().is_empty());
+        assert_eq!(bed.doorbell().delivered, 0);
+        // It is the channel's in all else: what it sends passes.
+        let sent = Frame::sent(&flow, OWN_MAC).build();
+        let passed = bed.run("transmit_filter", &sent);
+        assert_eq!(passed.counted, ["sent"], "{flow}");
+    }
+}
+
+#[test]
+fn a_ring_that_is_full_or_gone_is_its_sessions_loss() {
+    const RING: ChannelId = ChannelId(5);
+    let [flow, other] = flows(Protocol::Udp);
+    let mut bed = Bed::new();
+    let _own = bed.add_ring(RING);
+    let direct = FlowRow {
+        ring: RING.0,
+        ..row(CHANNEL)
+    };
+    bed.filter.aim(&flow, direct).unwrap();
+    bed.filter.aim(&other, row(CHANNEL)).unwrap();
+    let large = Frame {
+        payload: 3000,
+        ..Frame::received(&flow)
+    }
+    .build();
+    let full = || filter(&bed, &large) == outcome(SHOT, &["drop_ring_full"]);
+    assert!((0..10_000).any(|_| full()));
+    assert_eq!(bed.filter.losses(CHANNEL).ring_full, 1);
+    let frame = Frame::received(&other).build();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+
+    bed.filter.remove_channel(RING).unwrap();
+    bed.filter.workshop().await_removal(RING);
+    assert_eq!(filter(&bed, &large), outcome(SHOT, &["drop_no_channel"]));
 }
 
 #[test]

@@ -269,6 +269,7 @@ mod tests {
             },
             state: "UNCONN".into(),
             migrations: 0,
+            mapping: Default::default(),
             figures: SessionFigures {
                 octets_in,
                 ..Default::default()

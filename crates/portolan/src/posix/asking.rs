@@ -4,7 +4,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{Capsule, Delivery, ReplyBody, RequestBody, SessionRef};
+use portolan_proto::control::{
+    Capsule, Delivery, MappingChoice, ReplyBody, RequestBody, SessionRef,
+};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::{clock, descriptor, shm};
 use portolan_tcp::{Events, Prefix};
@@ -131,8 +133,13 @@ pub(super) fn install(
     if let Arrival::Session(Session::Tcp(session)) = &mut arrival {
         apply_quickack(socket, &mut session.connection);
     }
+    let id = match &arrival {
+        Arrival::Session(session) => Some(session.id()),
+        Arrival::Local(..) => None,
+    };
     let delivery = socket.options().delivery().unwrap_or(process.delivery());
-    if delivery == Delivery::Server && socket.protocol == Protocol::Tcp {
+    let stays = delivery != Delivery::Server || socket.protocol != Protocol::Tcp;
+    if !stays {
         socket.leave_to_server();
     }
     let mut core = process.lock();
@@ -143,7 +150,18 @@ pub(super) fn install(
     core.attend(now);
     socket.notify(Events::CONNECTED | Events::WRITABLE | Events::READABLE);
     drop(core);
+    if let Some(session) = id
+        && stays
+        && wants_ring(process, socket)
+    {
+        process.map_directly(session);
+    }
     process.ensure_helper();
+}
+
+fn wants_ring(process: &Process, socket: &Socket) -> bool {
+    let chosen = socket.options().mapping();
+    chosen.unwrap_or(process.mapping()) == MappingChoice::Direct
 }
 
 /// What becomes of a call on a socket without a session. If the server has gone, the socket is the

@@ -43,6 +43,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             traits: Default::default(),
         },
         RequestBody::Release { session },
+        RequestBody::Direct { session },
         RequestBody::Disconnect {
             session,
             slot: SLOT,

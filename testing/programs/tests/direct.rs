@@ -1,0 +1,278 @@
+//! Direct mapping (ADR 20): sessions whose frames come by rings of their own.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
+use portolan_programs::{PYTHON, Steps, bed, client, counter, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+
+const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/direct.py");
+const TRAFFIC: &str = "portolan-traffic";
+const PORT: u16 = 7095;
+const OTHER: u16 = 7096;
+const PROMPTLY: Duration = Duration::from_secs(5);
+
+/// Rings that one process may have.
+const MOST: usize = 8;
+
+/// The variable that `portolan run --direct` sets.
+const DIRECT: (&str, &str) = ("PORTOLAN_DIRECT", "1");
+
+fn python(bed: &Bed, script: &str, way: &str, variables: &[(&str, &str)]) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command
+        .envs(variables.iter().copied())
+        .args([script, way])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()]);
+    bed.serve_command(PORT, "python", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn traffic(bed: &Bed, side: Side) -> Command {
+    let mut command = bed.command(side, Stack::Portolan, TRAFFIC);
+    command.env(DIRECT.0, DIRECT.1).stdout(Stdio::null());
+    command
+}
+
+fn by_own_ring(bed: &Bed, side: Side) -> u64 {
+    counter(bed, side, "receive", "delivered_direct")
+}
+
+fn served(bed: &Bed, name: &str) -> u64 {
+    counter(bed, Side::Server, "server", name)
+}
+
+/// What `portolan ss` says of the mapping of connections.
+fn mappings(bed: &Bed) -> Vec<serde_json::Value> {
+    let text = bed
+        .portolan(Side::Server, &["ss", "--json"])
+        .expect("the server answers");
+    let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
+    let connections = sessions.as_array().expect("a list").iter();
+    connections
+        .filter(|session| session["state"] == "ESTAB")
+        .map(|session| session["mapping"].clone())
+        .collect()
+}
+
+fn direct(bed: &Bed) -> usize {
+    mappings(bed)
+        .iter()
+        .filter(|mapping| **mapping == "direct")
+        .count()
+}
+
+fn echo(bed: &Bed) {
+    let mut stream = connect(bed, PORT);
+    exchange(&mut stream, 4, 5000);
+    assert_ends_in_order(stream);
+}
+
+#[test]
+fn sessions_have_rings_of_their_own_whatever_their_way_of_waiting() {
+    let bed = bed();
+    for way in ["blocking", "poll", "edges"] {
+        let _server = python(&bed, ECHO, way, &[DIRECT]);
+        let (before, mapped) = (
+            by_own_ring(&bed, Side::Server),
+            served(&bed, "sessions-mapped-directly"),
+        );
+        for _ in 0..20 {
+            echo(&bed);
+        }
+        assert_eq!(
+            served(&bed, "sessions-mapped-directly") - mapped,
+            20,
+            "{way}"
+        );
+        let came = by_own_ring(&bed, Side::Server) - before;
+        assert!(came >= 20 * 4, "{way}: {came}");
+    }
+    assert_eq!(served(&bed, "direct-refused-process-limit"), 0);
+}
+
+#[test]
+fn who_says_nothing_shares_the_ring_and_an_option_goes_before_the_command_line() {
+    let bed = bed();
+    let silent = python(&bed, ECHO, "blocking", &[]);
+    echo(&bed);
+    drop(silent);
+    assert_eq!(by_own_ring(&bed, Side::Server), 0);
+    let script = "
+import socket, sys
+for choice in (0, 1):
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, 0x5046, choice)
+    s.connect((sys.argv[1], int(sys.argv[2])))
+    s.send(b'x')
+    assert s.recv(1) == b'x'
+    print(choice, flush=True)
+    sys.stdin.readline()
+";
+    let _server = python(&bed, ECHO, "blocking", &[]);
+    let mut command = bed.command(Side::Client, Stack::Portolan, PYTHON);
+    command.env(DIRECT.0, DIRECT.1).args(["-c", script]);
+    command.args([bed.endpoint(PORT).ip().to_string(), PORT.to_string()]);
+    let mut steps = Steps::start(&mut command);
+    steps.await_line("0");
+    assert_eq!(by_own_ring(&bed, Side::Client), 0);
+    steps.go_on();
+    steps.await_line("1");
+    assert!(by_own_ring(&bed, Side::Client) > 0);
+}
+
+#[test]
+fn a_process_has_no_more_than_its_limit_and_those_of_sessions_that_ended_serve_others() {
+    let bed = bed();
+    let _server = python(&bed, ECHO, "poll", &[DIRECT]);
+    let mut streams: Vec<_> = (0..MOST + 2).map(|_| connect(&bed, PORT)).collect();
+    for stream in &mut streams {
+        exchange(stream, 2, 3000);
+    }
+    assert_eq!(served(&bed, "direct-refused-process-limit"), 2);
+    assert_eq!(direct(&bed), MOST);
+    let refused = serde_json::json!({ "refused": "process-limit" });
+    let shared = mappings(&bed).into_iter().filter(|it| *it == refused);
+    assert_eq!(shared.count(), 2);
+    let status = bed.portolan(Side::Server, &["status"]).expect("it answers");
+    assert!(
+        status.contains(&format!("{MOST} with a ring of its own")),
+        "{status}"
+    );
+
+    for stream in streams.drain(..) {
+        assert_ends_in_order(stream);
+    }
+    assert!(eventually(PROMPTLY, || direct(&bed) == 0));
+    for _ in 0..MOST {
+        echo(&bed);
+    }
+    assert_eq!(served(&bed, "sessions-mapped-directly"), 2 * MOST as u64);
+    assert_eq!(served(&bed, "direct-refused-process-limit"), 2);
+}
+
+#[test]
+fn the_configuration_decides_for_those_that_say_nothing_and_may_allow_none() {
+    let mut wanting = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
+    wanting.set_settings("[delivery]\nmapping = \"direct\"\ndirect_per_process = 1\n");
+    wanting.start_daemon(Side::Server).expect("a server");
+    let _server = python(&wanting, ECHO, "blocking", &[]);
+    echo(&wanting);
+    assert_eq!(served(&wanting, "sessions-mapped-directly"), 1);
+
+    let mut forbidding = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
+    forbidding.set_settings("[delivery]\ndirect_per_process = 0\n");
+    forbidding.start_daemon(Side::Server).expect("a server");
+    let _server = python(&forbidding, ECHO, "blocking", &[DIRECT]);
+    echo(&forbidding);
+    assert_eq!(served(&forbidding, "direct-refused-process-limit"), 1);
+
+    let mut by_tap = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
+    by_tap.set_settings("[delivery]\nform = \"ipc\"\n");
+    by_tap.start_daemon(Side::Server).expect("a server");
+    let _server = python(&by_tap, ECHO, "blocking", &[DIRECT]);
+    echo(&by_tap);
+    assert_eq!(served(&by_tap, "direct-refused-delivery"), 1);
+}
+
+#[test]
+fn streams_and_datagrams_are_exact_over_both_families() {
+    for bed in [bed(), bed().over_ipv6()] {
+        let endpoint = bed.endpoint(PORT).to_string();
+        let (file, copy) = (bed.file("sent"), bed.file("came-back"));
+        let octets: Vec<u8> = (0..8_000_000u32)
+            .map(|i| (i.wrapping_mul(i) >> 7) as u8)
+            .collect();
+        fs::write(&file, &octets).unwrap();
+        let mut mirror = traffic(&bed, Side::Server);
+        let _mirror = bed
+            .serve_command(PORT, TRAFFIC, mirror.args(["mirror", &endpoint]))
+            .unwrap();
+        let mut send = traffic(&bed, Side::Client);
+        run(send.args(["send", &endpoint]).args([&file, &copy])).unwrap();
+        assert!(fs::read(&copy).unwrap() == octets, "the stream was damaged");
+        let endpoint = bed.endpoint(OTHER).to_string();
+        let mut echo = traffic(&bed, Side::Server);
+        let _echo =
+            Background::start(echo.args(["echo", "udp", &endpoint, "--size", "9"])).unwrap();
+        let before = [Side::Client, Side::Server].map(|side| by_own_ring(&bed, side));
+        let mut ping = traffic(&bed, Side::Client);
+        run(ping.args(["ping", "udp", &endpoint, "--size", "9", "--count", "1000"])).unwrap();
+        let after = [Side::Client, Side::Server].map(|side| by_own_ring(&bed, side));
+        for (before, after) in before.into_iter().zip(after) {
+            assert!(after - before >= 1000, "{}", after - before);
+        }
+    }
+}
+
+/// The connection goes to the server while two processes have it, and back when they do not.
+#[test]
+fn a_session_that_migrates_leaves_its_ring_and_may_have_one_again() {
+    let bed = bed();
+    let _server = python(&bed, SCRIPT, "forking", &[DIRECT]);
+    for round in 1..=5 {
+        let mut stream = connect(&bed, PORT);
+        exchange(&mut stream, 3, 700);
+        assert_ends_in_order(stream);
+        assert!(served(&bed, "sessions-mapped-directly") >= round);
+    }
+    assert!(eventually(PROMPTLY, || direct(&bed) == 0));
+}
+
+#[test]
+fn a_process_that_is_killed_gives_its_rings_back() {
+    let bed = bed();
+    for _ in 0..3 {
+        let server = python(&bed, ECHO, "poll", &[DIRECT]);
+        let mut streams: Vec<_> = (0..4).map(|_| connect(&bed, PORT)).collect();
+        for stream in &mut streams {
+            exchange(stream, 1, 1000);
+        }
+        assert_eq!(direct(&bed), 4);
+        server.signal(Signal::KILL).expect("it runs");
+        assert!(eventually(PROMPTLY, || mappings(&bed).is_empty()));
+    }
+    assert_eq!(served(&bed, "sessions-mapped-directly"), 12);
+}
+
+/// While the program is stopped, so that its rings fill.
+#[test]
+fn a_flood_at_one_session_loses_nothing_of_one_with_a_ring_of_its_own() {
+    const DATAGRAMS: u64 = 100;
+    let bed = bed();
+    for (choice, is_kept) in [("0", false), ("1", true)] {
+        let [steady, busy] = [PORT, OTHER].map(|port| bed.endpoint(port).to_string());
+        let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+        command.env("CHOICE", choice).args([SCRIPT, "beside"]);
+        command.args([bed.endpoint(PORT).ip().to_string()]);
+        command.args([PORT, OTHER].map(|port| port.to_string()));
+        let mut program = Steps::start(&mut command);
+        program.await_line("ready");
+        let pid = Pid::from_raw(program.id().cast_signed()).expect("a process");
+        kill_process(pid, Signal::STOP).expect("it runs");
+        let flood = ["pace", &busy, "--rate", "20000", "--seconds", "1"];
+        client(&bed, Stack::Kernel, TRAFFIC, &flood);
+        let rate = DATAGRAMS.to_string();
+        let few = [
+            "pace",
+            &steady,
+            "--rate",
+            &rate,
+            "--seconds",
+            "1",
+            "--size",
+            "60",
+        ];
+        client(&bed, Stack::Kernel, TRAFFIC, &few);
+        kill_process(pid, Signal::CONT).expect("it is there");
+        program.go_on();
+        let came: u64 = program.line().parse().expect("a number");
+        assert_eq!(came >= DATAGRAMS * 9 / 10, is_kept, "{choice}: {came} came");
+    }
+}
