@@ -1,6 +1,7 @@
 //! From the device to a packet's receiver: what finding him costs.
 
 mod delivery;
+mod direct;
 mod endpoints;
 mod expected;
 
@@ -11,5 +12,6 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = delivery::cases(effort);
     cases.extend(endpoints::cases(effort));
     cases.extend(expected::cases(effort));
+    cases.extend(direct::cases(effort));
     cases
 }
