@@ -220,6 +220,8 @@ pub struct QosReport {
     pub groups: Vec<GroupReport>,
     pub receive: Vec<ReceiveReport>,
     pub cpu_classes: Vec<CpuClassReport>,
+    /// Promised by other servers of this machine, in millionths of one CPU.
+    pub cpu_elsewhere_ppm: u64,
     pub cpu: Vec<CpuReport>,
 }
 

@@ -41,7 +41,7 @@ impl Qos {
             transmit: transmit::Reservations::default(),
             groups: groups::Groups::default(),
             receive: receive::Budgets::default(),
-            cpu: cpu::Reservations::new(config.cpu_classes()),
+            cpu: cpu::Reservations::new(config),
             whereabouts: moves::Whereabouts::default(),
             policies: config.qos.policy.clone(),
         }

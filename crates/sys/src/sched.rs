@@ -15,7 +15,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-pub use share::{Share, ShareError};
+pub use share::{Share, ShareError, memberships};
 
 const SCHED_OTHER: u32 = 0;
 const SCHED_BATCH: u32 = 3;

@@ -1,7 +1,8 @@
 //! CPU reservations of real programs, by the server that runs beside them: who may have them, what the kernel is told,
 //! and when they end.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use portolan_bench::Effort;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_bench::suites::Suite;
-use portolan_programs::{bed, eventually, public_programs};
+use portolan_programs::{PYTHON, bed, eventually, public_programs};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -102,11 +103,13 @@ fn report(bed: &Bed) -> Value {
 }
 
 fn reservation(bed: &Bed, pid: u32) -> Value {
+    reservation_of(bed, &format!("pid {pid}"))
+}
+
+fn reservation_of(bed: &Bed, scope: &str) -> Value {
     let report = report(bed);
     let all = report["cpu"].as_array().expect("a list");
-    let own = all
-        .iter()
-        .find(|entry| entry["scope"] == format!("pid {pid}"));
+    let own = all.iter().find(|entry| entry["scope"] == scope);
     own.cloned().unwrap_or(Value::Null)
 }
 
@@ -115,6 +118,14 @@ fn class_rate(bed: &Bed) -> u64 {
     report(bed)["cpu_classes"][0]["rate_ppm"]
         .as_u64()
         .expect("a rate")
+}
+
+/// With these lines in its configuration.
+fn restart_with(bed: &mut Bed, side: Side, settings: &str) {
+    bed.set_settings(settings);
+    *bed.daemon(side) = None;
+    bed.start_daemon(side)
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// As `--rate` takes them.
@@ -229,12 +240,11 @@ fn effective_rates_follow_who_joins_and_leaves() {
 fn a_thread_that_spins_has_its_rate_and_overruns_it_until_its_rate_is_adapted() {
     let _alone = alone();
     let mut bed = bed();
-    bed.set_settings(
+    restart_with(
+        &mut bed,
+        Side::Client,
         "[[qos.cpu_class]]\nname = \"soft\"\nshare = 0.1\noverbooking = 1\n[[qos.cpu_class]]\nname = \"hard\"\nshare = 0.5\n",
     );
-    *bed.daemon(Side::Client) = None;
-    bed.start_daemon(Side::Client)
-        .unwrap_or_else(|error| panic!("{error}"));
     let hog = start(&bed, SPIN);
     reserve(
         &bed,
@@ -264,17 +274,13 @@ fn where_the_kernel_refuses_the_next_weaker_form_is_shown_until_it_does_not() {
     let _alone = alone();
     let bed = bed();
     let program = start(&bed, SPIN);
-    let pin = |cores: &str| {
-        let arguments = ["-pc", cores, &program.pid().to_string()];
-        run(Command::new("taskset").args(arguments)).expect("root may pin");
-    };
     let cores = std::thread::available_parallelism()
         .expect("there are cores")
         .get();
     if cores == 1 {
         return;
     }
-    pin("0");
+    pin(program.pid(), "0");
     reserve(&bed, program.pid(), "--rate 0.3 --period 10ms");
     let form = &reservation(&bed, program.pid())["form"]["Weaker"];
     assert!(
@@ -289,7 +295,7 @@ fn where_the_kernel_refuses_the_next_weaker_form_is_shown_until_it_does_not() {
         "{form}"
     );
     assert!(!has_deadline(program.pid()));
-    pin(&format!("0-{}", cores - 1));
+    pin(program.pid(), &all_cores());
     assert!(eventually(A_WHILE, || has_deadline(program.pid())));
     assert_eq!(reservation(&bed, program.pid())["form"], "Deadline");
 }
@@ -424,4 +430,231 @@ fn what_a_killed_server_gave_the_next_takes_back() {
     bed.start_daemon(Side::Client)
         .unwrap_or_else(|error| panic!("{error}"));
     assert!(!has_deadline(kept.pid()), "{}", policy(kept.pid()));
+}
+
+/// All threads of a process run on these only.
+fn pin(pid: u32, cores: &str) {
+    run(Command::new("taskset").args(["-apc", cores, &pid.to_string()])).expect("root may pin");
+}
+
+fn all_cores() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("0-{}", cores - 1)
+}
+
+/// A program that runs with Portolan on no particular core, and then does something else.
+fn start_served(bed: &Bed, then: &str) -> Background {
+    let script = format!(
+        "import os, socket, time\nos.sched_setaffinity(0, range(os.cpu_count()))\n\
+         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('0.0.0.0', 0))\n{then}"
+    );
+    let mut command = bed.command(Side::Client, Stack::Portolan, PYTHON);
+    start_or_panic(command.args(["-c", &script]))
+}
+
+const SLEEPS: &str = "time.sleep(60)";
+const SPINS: &str = "while True: pass";
+
+#[test]
+fn what_a_user_has_is_divided_among_his_programs_as_they_come_and_go() {
+    let _alone = alone();
+    let bed = bed();
+    let other = start(&bed, SLEEP);
+    portolan(&bed, "qos set user root cpu --rate 0.2 --period 10ms").expect("it fits");
+    let form = reservation_of(&bed, "user 0")["form"]["Weaker"]["reason"].clone();
+    assert!(
+        form.as_str()
+            .is_some_and(|text| text.contains("no process")),
+        "{form}"
+    );
+    let (spins, sleeps) = (start_served(&bed, SPINS), start_served(&bed, SLEEPS));
+    let have_it = || has_deadline(spins.pid()) && has_deadline(sleeps.pid());
+    assert!(eventually(LONG, have_it));
+    assert!(!has_deadline(other.pid()), "it runs without Portolan");
+    assert_eq!(reservation_of(&bed, "user 0")["form"], "Deadline");
+    let is_by_use = || kernels_ppm(spins.pid()) > 3 * kernels_ppm(sleeps.pid());
+    assert!(eventually(LONG, is_by_use), "{}", policy(spins.pid()));
+    let together = kernels_ppm(spins.pid()) + kernels_ppm(sleeps.pid());
+    assert!(together <= class_rate(&bed), "{together}");
+
+    // A narrower one takes its process out of it, and gives it back.
+    reserve(&bed, sleeps.pid(), "--rate 0.05 --period 20ms");
+    let period = || policy(sleeps.pid()).contains("/20000000/");
+    assert!(period(), "{}", policy(sleeps.pid()));
+    portolan(&bed, &format!("qos del pid {} cpu", sleeps.pid())).expect("it is there");
+    assert!(eventually(A_WHILE, || has_deadline(sleeps.pid()) && !period()));
+    drop(spins);
+    // Of its two threads one is the library's.
+    let has_all = || kernels_ppm(sleeps.pid()) >= class_rate(&bed).min(900_000) / 2;
+    assert!(eventually(LONG, has_all), "{}", policy(sleeps.pid()));
+    portolan(&bed, "qos del user root cpu").expect("it is there");
+    assert!(!has_deadline(sleeps.pid()), "{}", policy(sleeps.pid()));
+}
+
+/// A cgroup of this test's; what is in it goes to the root when it ends.
+struct Cgroup {
+    hierarchy: PathBuf,
+    name: String,
+}
+
+impl Cgroup {
+    /// None where the hierarchy is not mounted.
+    fn new(hierarchy: &str, name: &str) -> Option<Cgroup> {
+        let hierarchy = PathBuf::from("/sys/fs/cgroup").join(hierarchy);
+        let name = format!("portolan-test-{}-{name}", std::process::id());
+        let is_there = hierarchy.join("cgroup.procs").exists();
+        is_there.then(|| fs::create_dir(hierarchy.join(&name)).expect("root may make cgroups"))?;
+        Some(Cgroup { hierarchy, name })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.hierarchy.join(&self.name)
+    }
+
+    fn scope(&self) -> String {
+        let path = self.path();
+        let below = path.strip_prefix("/sys/fs/cgroup").expect("it is there");
+        format!("cgroup /{}", below.display())
+    }
+
+    fn admit(&self, pid: u32) {
+        fs::write(self.path().join("cgroup.procs"), pid.to_string()).expect("it may be moved");
+    }
+
+    fn expel(&self, pid: u32) {
+        fs::write(self.hierarchy.join("cgroup.procs"), pid.to_string()).expect("it may be moved");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let inside = fs::read_to_string(self.path().join("cgroup.procs")).unwrap_or_default();
+        for pid in inside.lines() {
+            let _ = fs::write(self.hierarchy.join("cgroup.procs"), pid);
+        }
+        let _ = fs::remove_dir(self.path());
+    }
+}
+
+/// Of the second version, wherever it is mounted.
+fn second_version() -> &'static str {
+    match Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
+        true => "unified",
+        false => "",
+    }
+}
+
+#[test]
+fn what_a_cgroup_has_is_for_the_processes_in_it_wherever_they_come_from() {
+    let _alone = alone();
+    let bed = bed();
+    let Some(cgroup) = Cgroup::new(second_version(), "moves") else {
+        return;
+    };
+    let program = start_served(&bed, SLEEPS);
+    let words = format!("qos set {} cpu --rate 0.1 --period 10ms", cgroup.scope());
+    assert!(eventually(LONG, || portolan_programs::live_sessions(
+        &bed,
+        Side::Client
+    ) > 0));
+    portolan(&bed, &words).expect("it fits");
+    assert!(!has_deadline(program.pid()), "it is elsewhere");
+    cgroup.admit(program.pid());
+    assert!(eventually(A_WHILE, || has_deadline(program.pid())));
+    cgroup.expel(program.pid());
+    assert!(eventually(A_WHILE, || !has_deadline(program.pid())));
+}
+
+#[test]
+fn a_weaker_form_takes_no_process_out_of_its_cgroup() {
+    let _alone = alone();
+    let bed = bed();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let Some(cgroup) = Cgroup::new("cpu", "bound").filter(|_| cores > 1) else {
+        return;
+    };
+    let program = start_served(&bed, SPINS);
+    assert!(eventually(LONG, || portolan_programs::live_sessions(
+        &bed,
+        Side::Client
+    ) > 0));
+    pin(program.pid(), "0");
+    cgroup.admit(program.pid());
+    let scope = cgroup.scope();
+    portolan(
+        &bed,
+        &format!("qos set {scope} cpu --rate 0.1 --period 10ms"),
+    )
+    .expect("it fits");
+    let form = || reservation_of(&bed, &scope)["form"]["Weaker"].clone();
+    let is_weak = || {
+        form()["form"]
+            .as_str()
+            .is_some_and(|form| form.contains("cpu.shares"))
+    };
+    let own = || {
+        let text = fs::read_to_string(format!("/proc/{}/cgroup", program.pid()));
+        text.unwrap_or_default()
+            .contains(&format!("cpu:/{}\n", cgroup.name))
+    };
+    assert!(is_weak() && !own(), "{}", form());
+    // It is still one of the cgroup's when the server has looked again.
+    std::thread::sleep(A_WHILE);
+    assert!(is_weak() && !own(), "{}", form());
+    assert!(
+        form()["reason"]
+            .as_str()
+            .is_some_and(|text| text.contains("affinity"))
+    );
+    pin(program.pid(), &all_cores());
+    assert!(eventually(A_WHILE, || has_deadline(program.pid()) && own()));
+    assert_eq!(reservation_of(&bed, &scope)["form"], "Deadline");
+}
+
+#[test]
+fn servers_of_one_machine_do_not_promise_the_same_time_to_two() {
+    let _alone = alone();
+    let mut bed = bed();
+    for side in [Side::Client, Side::Server] {
+        let all = "[[qos.cpu_class]]\nname = \"all\"\nshare = 1\n";
+        restart_with(&mut bed, side, all);
+    }
+    let whole = class_rate(&bed);
+    let programs = [start(&bed, SLEEP), start(&bed, SLEEP)];
+    let ask = |bed: &Bed, side: Side, tenths: u64| {
+        let pid = match side {
+            Side::Client => programs[0].pid(),
+            Side::Server => programs[1].pid(),
+        };
+        let rate = whole * tenths / 10;
+        let rate = format!("{}.{:06}", rate / 1_000_000, rate % 1_000_000);
+        let words = format!("qos set pid {pid} cpu --rate {rate} --period 10ms");
+        bed.portolan(side, &words.split(' ').collect::<Vec<_>>())
+    };
+    let given = |bed: &Bed, side: Side| {
+        let text = bed.portolan(side, &["qos", "show", "--json"]);
+        let report: Value = serde_json::from_str(&text.expect("it answers")).expect("JSON");
+        report["cpu"][0]["effective_ppm"].as_u64().unwrap_or(0)
+    };
+    ask(&bed, Side::Client, 6).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(given(&bed, Side::Client), whole, "it is alone");
+    let refused = refusal(ask(&bed, Side::Server, 6));
+    assert!(refused.contains("other servers"), "{refused}");
+    ask(&bed, Side::Server, 3).unwrap_or_else(|error| panic!("{error}"));
+    let sum = || given(&bed, Side::Client) + given(&bed, Side::Server);
+    let is_divided = || sum() <= whole && given(&bed, Side::Client) >= whole * 6 / 10;
+    assert!(eventually(A_WHILE, is_divided), "{} of {whole}", sum());
+    assert!(sum() + 2 >= whole, "all is given: {}", sum());
+    let classes = bed.portolan(Side::Server, &["qos", "classes"]);
+    assert!(classes.is_ok_and(|text| text.contains("(other servers)")));
+
+    // What a dead one had is free at once.
+    let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
+    daemon.signal(Signal::KILL).expect("it is ours");
+    assert!(daemon.wait(LONG));
+    ask(&bed, Side::Server, 10).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(given(&bed, Side::Server), whole);
+    bed.start_daemon(Side::Client)
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert!(refusal(ask(&bed, Side::Client, 1)).contains("0 would fit"));
 }

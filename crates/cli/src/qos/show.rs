@@ -245,6 +245,15 @@ fn class_row(
 }
 
 fn cpu_classes(report: &QosReport) -> Vec<String> {
+    let elsewhere = (report.cpu_elsewhere_ppm > 0).then(|| {
+        vec![
+            "(other servers)".to_owned(),
+            nothing(),
+            nothing(),
+            show_share(report.cpu_elsewhere_ppm),
+            nothing(),
+        ]
+    });
     let rows: Vec<_> = report
         .cpu_classes
         .iter()
@@ -259,6 +268,7 @@ fn cpu_classes(report: &QosReport) -> Vec<String> {
                 class.members.to_string(),
             ]
         })
+        .chain(elsewhere)
         .collect();
     lines(
         &["CPU-Class", "Rate", "Overbooking", "Nominal", "Members"],

@@ -8,8 +8,11 @@ use std::collections::BTreeMap;
 use portolan_proto::qos::text::show_share;
 use portolan_proto::qos::{Adapt, Cpu, CpuClassReport};
 
+mod machine;
 #[cfg(test)]
 mod tests;
+
+pub use machine::Standing;
 
 const WHOLE: u64 = 1_000_000;
 
@@ -42,7 +45,8 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    fn ppm(self) -> u64 {
+    /// Of all.
+    pub fn ppm(self) -> u64 {
         u64::from(self.cpus) * u64::from(self.of_one_ppm)
     }
 }
@@ -91,22 +95,38 @@ pub enum Denied {
         has: u64,
         fits: u64,
     },
+    #[error(
+        "{} of a CPU and the {} that are promised on this machine, by other servers too, exceed the {} that there are; \
+         {} would fit",
+        show_share(*.wanted), show_share(*.promised), show_share(*.capacity), show_share(*.fits)
+    )]
+    MachineFull {
+        wanted: u64,
+        promised: u64,
+        capacity: u64,
+        fits: u64,
+    },
 }
 
 /// All service classes, and who is in them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Classes {
+    capacity_ppm: u64,
     classes: Vec<Class>,
     /// In which class each member is.
     places: BTreeMap<MemberId, usize>,
+    /// What other servers of this machine have.
+    others: Standing,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Class {
     terms: ClassTerms,
     /// `R_k`.
     rate_ppm: u64,
     members: BTreeMap<MemberId, Claim>,
+    /// Sum of their nominal rates.
+    nominal_ppm: u64,
 }
 
 impl Classes {
@@ -116,11 +136,37 @@ impl Classes {
             rate_ppm: part(capacity.ppm(), terms.share_ppm.into()),
             terms,
             members: BTreeMap::new(),
+            nominal_ppm: 0,
         };
         Classes {
+            capacity_ppm: capacity.ppm(),
             classes: terms.into_iter().map(class).collect(),
             places: BTreeMap::new(),
+            others: Standing::default(),
         }
+    }
+
+    /// What other servers of this machine have now.
+    pub fn set_others(&mut self, others: Standing) {
+        self.others = others;
+    }
+
+    pub fn others(&self) -> Standing {
+        self.others
+    }
+
+    /// What the others are to know.
+    pub fn standing(&self) -> Standing {
+        let ids = self.places.keys();
+        Standing::sum(ids.map(|id| self.standing_of(*id)))
+    }
+
+    /// What a member is promised, and what its class gives it.
+    fn standing_of(&self, id: MemberId) -> Standing {
+        let place = self.places.get(&id);
+        place.map_or_else(Standing::default, |place| {
+            self.classes[*place].standing_of(id)
+        })
     }
 
     /// `Σ r̂_i + r̂_j ≤ R_k (1 + b_k)`. A member that was there already changes its claim or its class, or stays as it
@@ -128,22 +174,45 @@ impl Classes {
     pub fn admit(&mut self, id: MemberId, name: Option<&str>, claim: Claim) -> Result<(), Denied> {
         let place = self.place(name)?;
         self.classes[place].test(id, &claim)?;
-        self.remove(id);
-        self.classes[place].members.insert(id, claim);
-        self.places.insert(id, place);
+        let mut changed = self.clone();
+        changed.remove(id);
+        changed.classes[place].insert(id, claim);
+        changed.places.insert(id, place);
+        changed.test_machine(id)?;
+        *self = changed;
         Ok(())
+    }
+
+    /// What all servers have promised does not exceed what there is.
+    fn test_machine(&self, id: MemberId) -> Result<(), Denied> {
+        let (own, all) = (self.standing_of(id), self.standing());
+        let promised = all.promised_ppm.saturating_add(self.others.promised_ppm);
+        if promised <= self.capacity_ppm {
+            return Ok(());
+        }
+        let promised = promised - own.promised_ppm;
+        Err(Denied::MachineFull {
+            wanted: own.promised_ppm,
+            promised,
+            capacity: self.capacity_ppm,
+            fits: self.capacity_ppm.saturating_sub(promised),
+        })
     }
 
     pub fn remove(&mut self, id: MemberId) {
         if let Some(place) = self.places.remove(&id) {
-            self.classes[place].members.remove(&id);
+            self.classes[place].remove(id);
         }
     }
 
-    /// `r_j = R_k (r̂_j / Σ r̂_i)`, as far as the member can use it. 0 for who is not there.
+    /// `r_j = R_k (r̂_j / Σ r̂_i)`, as far as the member can use it and other servers leave it. 0 for who is not there.
     pub fn effective(&self, id: MemberId) -> u64 {
-        let place = self.places.get(&id);
-        place.map_or(0, |place| self.classes[*place].effective(id))
+        let (own, all) = (self.standing_of(id), self.standing());
+        let beyond = u128::from(own.wanted_ppm - own.promised_ppm);
+        let allowed = all.allowance(self.others, self.capacity_ppm) - all.promised_ppm;
+        let all_beyond = u128::from(all.wanted_ppm - all.promised_ppm).max(1);
+        // At most what the member has beyond its promise.
+        own.promised_ppm + (u128::from(allowed) * beyond / all_beyond) as u64
     }
 
     /// The most that a member's nominal rate can become.
@@ -231,8 +300,8 @@ impl Class {
 
     /// Sum of the nominal rates of all others.
     fn nominal_without(&self, id: MemberId) -> u64 {
-        let others = self.members.iter().filter(|(other, _)| **other != id);
-        others.map(|(_, claim)| u64::from(claim.nominal_ppm)).sum()
+        let own = self.members.get(&id);
+        self.nominal_ppm - own.map_or(0, |claim| u64::from(claim.nominal_ppm))
     }
 
     /// What a user has beside this member.
@@ -253,24 +322,35 @@ impl Class {
         }
     }
 
-    fn nominal(&self) -> u64 {
-        let rates = self
-            .members
-            .values()
-            .map(|claim| u64::from(claim.nominal_ppm));
-        rates.sum()
+    fn insert(&mut self, id: MemberId, claim: Claim) {
+        self.remove(id);
+        self.nominal_ppm += u64::from(claim.nominal_ppm);
+        self.members.insert(id, claim);
     }
 
-    fn effective(&self, id: MemberId) -> u64 {
-        let claim = self.members.get(&id);
-        claim.map_or(0, |claim| self.share_of(claim).min(claim.usable_ppm))
+    fn remove(&mut self, id: MemberId) {
+        if let Some(claim) = self.members.remove(&id) {
+            self.nominal_ppm -= u64::from(claim.nominal_ppm);
+        }
+    }
+
+    /// What it is promised is its nominal rate, or less in a class that is overbooked.
+    fn standing_of(&self, id: MemberId) -> Standing {
+        let Some(claim) = self.members.get(&id) else {
+            return Standing::default();
+        };
+        let wanted_ppm = self.share_of(claim).min(claim.usable_ppm);
+        Standing {
+            promised_ppm: wanted_ppm.min(claim.nominal_ppm.into()),
+            wanted_ppm,
+        }
     }
 
     /// Of a member.
     fn share_of(&self, claim: &Claim) -> u64 {
         let share = u128::from(self.rate_ppm) * u128::from(claim.nominal_ppm);
         // Members have rates, so the sum is not 0; the quotient is at most `R_k`.
-        (share / u128::from(self.nominal())) as u64
+        (share / u128::from(self.nominal_ppm)) as u64
     }
 
     fn report(&self) -> CpuClassReport {
@@ -281,7 +361,7 @@ impl Class {
                 Overbooking::UpTo(b) => Some(b.into()),
                 Overbooking::Unbounded => None,
             },
-            nominal_ppm: self.nominal(),
+            nominal_ppm: self.nominal_ppm,
             members: self.members.len() as u32,
         }
     }
@@ -293,9 +373,9 @@ fn part(whole: u64, millionths: u64) -> u64 {
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// What each thread of a process has of its rate: in proportion to what it used, and a little in any case, so that who
-/// wakes after a pause can show that it wants more. None has more than one CPU gives.
-pub fn divide(rate_ppm: u64, used: &[u64], of_one_ppm: u32) -> Vec<u32> {
+/// What each of several has of a rate that is theirs together: in proportion to what it used, and a little in any case,
+/// so that who wakes after a pause can show that it wants more. None has more than `most`.
+pub fn divide(rate_ppm: u64, used: &[u64], most: u64) -> Vec<u64> {
     let total: u128 = used.iter().map(|used| u128::from(*used)).sum();
     let count = used.len() as u128;
     // A quarter for all alike, the rest by use; none of it where nobody has run.
@@ -307,9 +387,7 @@ pub fn divide(rate_ppm: u64, used: &[u64], of_one_ppm: u32) -> Vec<u32> {
         ),
     };
     let share = |used: &u64| alike / count + by_use * u128::from(*used) / total.max(1);
-    let shares = used
-        .iter()
-        .map(|used| share(used).min(of_one_ppm.into()) as u32);
+    let shares = used.iter().map(|used| share(used).min(most.into()) as u64);
     shares.collect()
 }
 

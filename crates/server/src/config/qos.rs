@@ -1,6 +1,8 @@
 //! `[qos]`: guarantees that the administrator gives. What a policy's words mean is checked as the file is read, so that
 //! the refusal shows the line.
 
+use std::path::PathBuf;
+
 use portolan_control::qos::transmit::Portions;
 use portolan_proto::qos::text::{self, Unreadable};
 use portolan_proto::qos::{Adapt, Cpu, Rate, Receive, Scope, Slack, Transmit};
@@ -14,7 +16,7 @@ use super::cpu::CpuClass;
 mod tests;
 
 /// Everything of `[qos]`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QosConfig {
     /// `[[qos.link]]`.
@@ -23,6 +25,19 @@ pub struct QosConfig {
     pub policy: Vec<Policy>,
     /// `[[qos.cpu_class]]`; if there is none, there is one by default.
     pub cpu_class: Vec<CpuClass>,
+    /// Where the servers of this machine tell each other what they have promised of its CPUs.
+    pub cpu_ledger: PathBuf,
+}
+
+impl Default for QosConfig {
+    fn default() -> QosConfig {
+        QosConfig {
+            link: Vec::new(),
+            policy: Vec::new(),
+            cpu_class: Vec::new(),
+            cpu_ledger: PathBuf::from("/run/portolan/cpu"),
+        }
+    }
 }
 
 /// What may be reserved of a device's rate.
@@ -176,8 +191,8 @@ impl TryFrom<PolicyTable> for Policy {
         if table.transmit.is_none() && table.receive.is_none() && table.cpu.is_none() {
             return Err("a policy has one of `transmit`, `receive` and `cpu`, or more");
         }
-        if table.cpu.is_some() && matches!(whom, Whom::Scope(_)) {
-            return Err("`cpu` is for each process of a `program`");
+        if table.cpu.is_some() && matches!(whom, Whom::Scope(Scope::Port { .. })) {
+            return Err("`cpu` is for a `user`, a `cgroup`, or each process of a `program`");
         }
         Ok(Policy {
             whom,

@@ -74,7 +74,13 @@ fn every_key_can_be_set() {
          name = 'soft'
          share = 0.5
          overbooking = 'unbounded'
-         each_user = 1",
+         each_user = 1
+         [[qos.policy]]
+         user = 'root'
+         cpu = { rate = '0.1' }
+         [[qos.policy]]
+         cgroup = '/video'
+         cpu = { rate = '0.1' }",
     )
     .unwrap();
     config.check().unwrap();

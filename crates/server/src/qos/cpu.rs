@@ -1,24 +1,31 @@
 //! CPU reservations (MS §V): who has one, what of it each thread gets, and what is seen of its use each second.
 
+mod crew;
 mod keep;
+mod ledger;
+mod reservation;
 
 use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
-use portolan_control::qos::cpu::{
-    Adaptation, Capacity, Claim, Classes, Denied, Measured, MemberId,
-};
-use portolan_control::qos::cpu::{ClassTerms, divide};
-use portolan_proto::qos::{Adapt, Cpu, CpuForm, CpuReport, QosReport, Scope};
+use portolan_control::Registry;
+use portolan_control::qos::cpu::{Capacity, Claim, Classes, Denied, MemberId};
+use portolan_proto::qos::{Adapt, Cpu, CpuReport, QosReport, Scope};
 use portolan_sys::sched;
 use portolan_types::Instant;
 use tracing::{info, warn};
 
 use super::scope::Life;
 use super::{Asker, Outcome, refuse};
-use crate::instance::{Instance, Journal};
+use crate::config::Config;
+use crate::instance::{Instance, Journal, LifeRecord};
 use crate::server::Server;
+use crew::crews;
 use keep::{Kept, Terms};
+use ledger::Ledger;
+use reservation::{Reservation, Subject};
 
 /// How often threads are looked at: whether they live, and what they have used.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -32,62 +39,23 @@ const MOST_OF_USER: usize = 16;
 
 /// Threads of one process that share its rate; further ones have none of it.
 const MOST_THREADS: usize = 128;
+/// And of all processes of a user or cgroup.
+const MOST_THREADS_OF_MANY: usize = 512;
 
 /// All CPU reservations of this server.
 #[derive(Debug)]
 pub struct Reservations {
     capacity: Capacity,
     classes: Classes,
+    /// None: this server knows of no other.
+    ledger: Option<Ledger>,
     all: BTreeMap<MemberId, Reservation>,
     next: u64,
     look_at: Instant,
     looked_at: Instant,
     journal: Option<Journal>,
-}
-
-#[derive(Debug)]
-struct Reservation {
-    scope: Scope,
-    subject: Subject,
-    uid: u32,
-    wish: Cpu,
-    threads: Vec<Kept>,
-    /// There are more of them than [`MOST_THREADS`].
-    leaves_some_out: bool,
-    adaptation: Adaptation,
-    used_ppm: u32,
-    overruns: u32,
-    proposed_ppm: Option<u32>,
-}
-
-/// Whose it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
-    Thread { tid: u32, life: Life },
-    Process { pid: u32, life: Life },
-}
-
-impl Subject {
-    fn of(scope: &Scope) -> Outcome<Subject> {
-        let subject = match *scope {
-            Scope::Thread { tid } => Life::of(tid).map(|life| Subject::Thread { tid, life }),
-            Scope::Process { pid } => Life::of(pid).map(|life| Subject::Process { pid, life }),
-            _ => {
-                let reason = "CPU time is reserved for threads and processes";
-                return refuse(libc::EOPNOTSUPP, reason);
-            }
-        };
-        match subject {
-            Some(subject) => Ok(subject),
-            None => refuse(libc::ESRCH, format!("there is no {scope}")),
-        }
-    }
-
-    fn life(&self) -> Life {
-        match *self {
-            Subject::Thread { life, .. } | Subject::Process { life, .. } => life,
-        }
-    }
+    /// What the journal says.
+    noted: Vec<LifeRecord>,
 }
 
 impl Server {
@@ -95,7 +63,8 @@ impl Server {
         self.may_decide(asker, &scope)?;
         self.qos.cpu.may_change(asker, &scope)?;
         let (now, uid) = (self.now, asker.credentials.uid);
-        self.qos.cpu.reserve(now, uid, scope, wish)
+        let registry = &self.registry;
+        self.qos.cpu.reserve((now, registry), uid, scope, wish)
     }
 
     pub(super) fn end_cpu(&mut self, asker: Asker, scope: &Scope) -> Outcome {
@@ -106,19 +75,20 @@ impl Server {
             return refuse(libc::ENOENT, format!("{scope} has no CPU reservation"));
         };
         cpu.end(id);
-        cpu.settle();
+        cpu.settle(&self.registry);
         Ok(())
     }
 
     pub(super) fn report_cpu(&mut self, report: &mut QosReport) {
         let cpu = &self.qos.cpu;
+        report.cpu_elsewhere_ppm = cpu.classes.others().promised_ppm;
         report.cpu_classes = cpu.classes.reports().collect();
         report.cpu = cpu.all.keys().map(|id| cpu.report(*id)).collect();
     }
 
     /// Looks at the threads when it is time. Returns when to come back.
     pub fn drive_cpu(&mut self) -> Option<Instant> {
-        self.qos.cpu.drive(self.now)
+        self.qos.cpu.drive(self.now, &self.registry)
     }
 
     /// Takes back what a server that died has left to threads.
@@ -139,29 +109,39 @@ impl Server {
 }
 
 impl Reservations {
-    pub fn new(classes: impl IntoIterator<Item = ClassTerms>) -> Reservations {
+    pub fn new(config: &Config) -> Reservations {
         let capacity = Capacity {
             cpus: sched::cpus(),
             of_one_ppm: sched::limit_ppm().saturating_sub(KEPT_FOR_OTHERS_PPM),
         };
         Reservations {
             capacity,
-            classes: Classes::new(capacity, classes),
+            classes: Classes::new(capacity, config.cpu_classes()),
+            ledger: open_ledger(&config.qos.cpu_ledger),
             all: BTreeMap::new(),
             next: 0,
             look_at: Instant::ZERO,
             looked_at: Instant::ZERO,
             journal: None,
+            noted: Vec::new(),
         }
     }
 
-    /// Leaves word of all who have something.
-    fn note(&self) {
-        let lives = self.all.values().map(|held| held.subject.life().record());
+    /// Leaves word of all processes and threads that have something, before they have it.
+    fn note(&mut self) {
+        let threads = self.all.values().flat_map(|held| &held.threads);
+        let mut numbers: Vec<u32> = threads.map(|kept| kept.pid).collect();
+        numbers.dedup();
+        let lives = numbers.into_iter().filter_map(Life::of);
+        let lives: Vec<LifeRecord> = lives.map(Life::record).collect();
+        if lives == self.noted {
+            return;
+        }
+        self.noted.clone_from(&lives);
         let noted = self
             .journal
             .as_ref()
-            .map(|journal| journal.record_cpu(lives.collect()));
+            .map(|journal| journal.record_cpu(lives));
         if let Some(Err(error)) = noted {
             warn!(%error, "reserved CPU time would stay if this server died");
         }
@@ -187,7 +167,13 @@ impl Reservations {
         found.map(|(id, _)| *id)
     }
 
-    fn reserve(&mut self, now: Instant, uid: u32, scope: Scope, wish: Cpu) -> Outcome {
+    fn reserve(
+        &mut self,
+        (now, registry): (Instant, &Registry),
+        uid: u32,
+        scope: Scope,
+        wish: Cpu,
+    ) -> Outcome {
         check_wish(&wish)?;
         let subject = Subject::of(&scope)?;
         // Who has ended since the last look does not stand in the way.
@@ -202,27 +188,12 @@ impl Reservations {
         if self.all.is_empty() {
             (self.looked_at, self.look_at) = (now, now + LOOK_EVERY);
         }
-        let threads = self
-            .all
-            .remove(&id)
-            .map_or(Vec::new(), |former| former.threads);
-        let reservation = Reservation {
-            scope,
-            subject,
-            uid,
-            wish,
-            threads,
-            leaves_some_out: false,
-            adaptation: Adaptation::default(),
-            used_ppm: 0,
-            overruns: 0,
-            proposed_ppm: None,
-        };
+        let former = self.all.remove(&id);
+        let threads = former.map_or(Vec::new(), |former| former.threads);
+        let reservation = Reservation::new((scope, subject), uid, wish, threads);
         self.all.insert(id, reservation);
-        // Said before it is done.
-        self.note();
-        self.settle();
-        self.confirm(id)
+        self.settle(registry);
+        self.confirm(id, registry)
     }
 
     fn has_room(&self, uid: u32) -> Outcome {
@@ -241,30 +212,47 @@ impl Reservations {
     }
 
     fn admit(&mut self, id: MemberId, uid: u32, subject: Subject, wish: &Cpu) -> Outcome {
-        let cpus = match subject {
-            Subject::Thread { .. } => 1,
-            Subject::Process { .. } => self.capacity.cpus,
-        };
         let claim = Claim {
             uid,
             nominal_ppm: wish.rate_ppm,
-            usable_ppm: u64::from(cpus) * u64::from(self.capacity.of_one_ppm),
+            usable_ppm: u64::from(subject.cpus(self.capacity))
+                * u64::from(self.capacity.of_one_ppm),
         };
         let class = wish.class.as_deref();
-        self.classes.admit(id, class, claim).or_else(|denied| {
-            let errno = match denied {
-                Denied::ClassFull { .. } | Denied::UserFull { .. } => libc::EBUSY,
-                _ => libc::EINVAL,
-            };
-            refuse(errno, denied.to_string())
+        let admitted = self.beside_others(|classes| classes.admit(id, class, claim));
+        match admitted {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(denied)) => refuse(errno_of(&denied), denied.to_string()),
+            Err(error) => refuse(
+                libc::EAGAIN,
+                format!("what other servers of this machine have promised is not known: {error}"),
+            ),
+        }
+    }
+
+    /// Changes what this server promises while no other does, and tells them.
+    fn beside_others<T>(&mut self, change: impl FnOnce(&mut Classes) -> T) -> io::Result<T> {
+        let classes = &mut self.classes;
+        let Some(ledger) = &mut self.ledger else {
+            return Ok(change(classes));
+        };
+        ledger.exchange(|others| {
+            classes.set_others(others);
+            (change(classes), classes.standing())
         })
     }
 
+    /// What others promise or give back changes what this server gives.
+    fn hear_others(&mut self) {
+        if let Err(error) = self.beside_others(|_| ()) {
+            warn!(%error, "what other servers of this machine have promised is not known");
+        }
+    }
+
     /// A reservation that the kernel keeps in no form is none.
-    fn confirm(&mut self, id: MemberId) -> Outcome {
+    fn confirm(&mut self, id: MemberId, registry: &Registry) -> Outcome {
         let reservation = &self.all[&id];
-        let failure = reservation.threads.iter().find_map(Kept::failure);
-        match failure {
+        match reservation.failure() {
             None => {
                 let form = reservation.form();
                 info!(scope = %reservation.scope, ?form, "CPU reserved");
@@ -272,13 +260,13 @@ impl Reservations {
             }
             Some(reason) => {
                 self.end(id);
-                self.settle();
+                self.settle(registry);
                 refuse(libc::EPERM, reason)
             }
         }
     }
 
-    fn drive(&mut self, now: Instant) -> Option<Instant> {
+    fn drive(&mut self, now: Instant, registry: &Registry) -> Option<Instant> {
         if self.all.is_empty() {
             return None;
         }
@@ -286,7 +274,7 @@ impl Reservations {
             self.forget_ended();
             self.measure(now.since(self.looked_at));
             self.adapt();
-            self.settle();
+            self.settle(registry);
             (self.looked_at, self.look_at) = (now, now + LOOK_EVERY);
         }
         Some(self.look_at)
@@ -296,7 +284,7 @@ impl Reservations {
         let ended = self
             .all
             .iter()
-            .filter(|(_, reservation)| !reservation.subject.life().lasts());
+            .filter(|(_, reservation)| !reservation.subject.lasts());
         let ended: Vec<MemberId> = ended.map(|(id, _)| *id).collect();
         for id in ended {
             self.end(id);
@@ -337,17 +325,19 @@ impl Reservations {
 
     /// Each thread gets its part of what is now its reservation's effective rate: who loses goes first, so that the
     /// kernel has at no time more to give than there is.
-    fn settle(&mut self) {
-        let own: Vec<u32> = self
-            .all
-            .values()
-            .filter_map(Reservation::own_thread)
-            .collect();
-        let mut changes = Vec::new();
+    fn settle(&mut self, registry: &Registry) {
+        self.hear_others();
+        let crews = crews(&self.all, registry.processes());
         for (id, reservation) in &mut self.all {
-            reservation.refresh(&own);
-            let used: Vec<u64> = reservation.threads.iter().map(Kept::used).collect();
-            let rates = divide(self.classes.effective(*id), &used, self.capacity.of_one_ppm);
+            reservation.let_go(&crews[id]);
+        }
+        for (id, reservation) in &mut self.all {
+            reservation.take_in(&crews[id]);
+        }
+        self.note();
+        let mut changes = Vec::new();
+        for (id, reservation) in &self.all {
+            let rates = reservation.rates(self.classes.effective(*id), self.capacity);
             for (index, rate_ppm) in rates.into_iter().enumerate() {
                 let gain = i64::from(rate_ppm) - i64::from(reservation.threads[index].rate_ppm());
                 changes.push((gain, *id, index, rate_ppm));
@@ -397,6 +387,24 @@ impl Reservations {
     }
 }
 
+fn open_ledger(folder: &Path) -> Option<Ledger> {
+    let opened = Ledger::open(folder);
+    if let Err(error) = &opened {
+        let folder = folder.display();
+        warn!(%error, %folder, "other servers of this machine may promise the same CPU time");
+    }
+    opened.ok()
+}
+
+fn errno_of(denied: &Denied) -> i32 {
+    match denied {
+        Denied::ClassFull { .. } | Denied::UserFull { .. } | Denied::MachineFull { .. } => {
+            libc::EBUSY
+        }
+        _ => libc::EINVAL,
+    }
+}
+
 fn check_wish(wish: &Cpu) -> Outcome {
     let periods = sched::PERIODS_US;
     if !periods.contains(&wish.period_us) {
@@ -411,95 +419,5 @@ fn check_wish(wish: &Cpu) -> Outcome {
             refuse(libc::EINVAL, "the limits of adaptation are none")
         }
         _ => Ok(()),
-    }
-}
-
-impl Reservation {
-    /// The one that no process's reservation covers.
-    fn own_thread(&self) -> Option<u32> {
-        match self.subject {
-            Subject::Thread { tid, .. } => Some(tid),
-            Subject::Process { .. } => None,
-        }
-    }
-
-    /// Looks which threads there are; `own` have reservations of their own.
-    fn refresh(&mut self, own: &[u32]) {
-        let tids = match self.subject {
-            Subject::Thread { tid, .. } => vec![tid],
-            Subject::Process { pid, .. } => {
-                let mut tids = sched::threads_of(pid, MOST_THREADS + 1);
-                self.leaves_some_out = tids.len() > MOST_THREADS;
-                tids.truncate(MOST_THREADS);
-                tids.retain(|tid| !own.contains(tid));
-                tids
-            }
-        };
-        let (stay, mut go): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
-            .into_iter()
-            .partition(|kept| tids.contains(&kept.tid) && kept.life.lasts());
-        go.iter_mut().for_each(Kept::release);
-        self.threads = stay;
-        for tid in tids {
-            if !self.threads.iter().any(|kept| kept.tid == tid) {
-                self.threads.extend(Kept::of(tid));
-            }
-        }
-    }
-
-    fn measure(&mut self, passed: Duration) {
-        let (mut used, mut overruns) = (Duration::ZERO, 0);
-        for thread in &mut self.threads {
-            let seen = thread.measure(passed);
-            used += seen.used;
-            overruns += seen.overruns;
-        }
-        let used = used.as_secs_f64() / passed.as_secs_f64().max(1e-3);
-        // A float becomes the nearest that there is.
-        self.used_ppm = (used * 1e6) as u32;
-        self.overruns = overruns;
-    }
-
-    fn periods_of(&self, passed: Duration) -> u32 {
-        (passed.as_micros() / u128::from(self.wish.period_us.max(1))) as u32
-    }
-
-    /// A rate to be taken up at once; one that is only to be shown is kept.
-    fn propose(&mut self, effective_ppm: u64) -> Option<u32> {
-        self.proposed_ppm = None;
-        if self.wish.adapt == Adapt::Off {
-            return None;
-        }
-        let measured = Measured {
-            used_ppm: self.used_ppm,
-            overruns: self.overruns,
-            periods: self.periods_of(LOOK_EVERY),
-        };
-        self.proposed_ppm = self.adaptation.propose(&self.wish, effective_ppm, measured);
-        self.proposed_ppm
-            .filter(|_| matches!(self.wish.adapt, Adapt::Auto { .. }))
-    }
-
-    fn take_up(&mut self, wish: Cpu) {
-        info!(
-            scope = %self.scope,
-            rate_ppm = wish.rate_ppm,
-            "CPU rate adapted"
-        );
-        self.wish = wish;
-        self.proposed_ppm = None;
-        self.adaptation.start_over();
-    }
-
-    /// The weakest of its threads'.
-    fn form(&self) -> CpuForm {
-        let weaker = self.threads.iter().find_map(Kept::weaker);
-        weaker.unwrap_or_else(|| match self.leaves_some_out {
-            false => CpuForm::Deadline,
-            true => CpuForm::Weaker {
-                form: format!("SCHED_DEADLINE for {MOST_THREADS} of its threads"),
-                reason: "the rate of a process is divided among so many at most".to_owned(),
-            },
-        })
     }
 }

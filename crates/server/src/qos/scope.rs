@@ -209,9 +209,10 @@ pub(super) fn covers_process(scope: &Scope, process: &Process) -> bool {
     }
 }
 
-/// The cgroups of a process, as the kernel tells them; none of one that has ended.
+/// The cgroups of a process, as the kernel tells them, but for what the server itself did; none of one that has ended.
 pub(super) fn memberships_of(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
+    let told = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    Some(sched::memberships(pid, &told))
 }
 
 /// Narrower scopes go first.

@@ -1,15 +1,22 @@
-//! A cgroup of a thread's own in the `cpu` hierarchy of the first version, where single threads can be moved without a
-//! change to anything but their share of the CPUs. The second version moves whole processes, with all else that their
-//! group means.
+//! A cgroup of a thread's own, for its share of the CPUs: in the `cpu` hierarchy of the first version, where single
+//! threads can be moved without a change to anything else, or, where the second version has the controller, a threaded
+//! group below its own, so that its process stays what it is.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod first;
+mod second;
 
 /// Why a thread has no share of its own.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
-    #[error("no cpu hierarchy of cgroup version 1 is mounted")]
+    #[error("no hierarchy of cgroups is mounted")]
     NoHierarchy,
+    #[error("{group} has no cpu controller")]
+    NoController { group: String },
     #[error("{path}: {source}")]
     Refused {
         path: String,
@@ -17,8 +24,12 @@ pub enum ShareError {
     },
 }
 
-/// The most that `cpu.shares` takes.
-const MOST_SHARES: u64 = 262_144;
+/// How the files of a group are called and what they take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    First,
+    Second,
+}
 
 /// The quota's period: between 1 ms and 1 s.
 const QUOTA_PERIODS_US: std::ops::RangeInclusive<u32> = 1_000..=1_000_000;
@@ -27,53 +38,106 @@ const LEAST_QUOTA_US: u64 = 1_000;
 /// A thread's group. Ends with [`Share::end`].
 #[derive(Debug)]
 pub struct Share {
+    version: Version,
     group: PathBuf,
     /// Where the thread was before.
     before: PathBuf,
     tid: u32,
 }
 
+/// Threads in groups at the root of the first version's hierarchy: that group's path there, and what was their own.
+static MOVED: Mutex<BTreeMap<u32, (String, String)>> = Mutex::new(BTreeMap::new());
+
+fn moved() -> MutexGuard<'static, BTreeMap<u32, (String, String)>> {
+    MOVED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread's memberships, as `/proc/PID/cgroup` tells them, but that its share moves it to no other cgroup.
+pub fn memberships(tid: u32, told: &str) -> String {
+    let moved = moved();
+    let Some((group, before)) = moved.get(&tid) else {
+        return told.to_owned();
+    };
+    let line = |line: &str| match line.strip_suffix(group).filter(|rest| rest.ends_with(':')) {
+        Some(rest) => format!("{rest}{before}\n"),
+        None => format!("{line}\n"),
+    };
+    told.lines().map(line).collect()
+}
+
 impl Share {
     pub fn give(tid: u32) -> Result<Share, ShareError> {
-        let mount = mount_point().ok_or(ShareError::NoHierarchy)?;
-        let before = group_of(tid).ok_or(ShareError::NoHierarchy)?;
-        let share = Share {
-            group: mount.join(format!("portolan-{}-{tid}", std::process::id())),
-            before: mount.join(before.trim_start_matches('/')),
-            tid,
-        };
-        fs::create_dir_all(&share.group).map_err(|source| refused(&share.group, source))?;
-        if let Err(error) = write(&share.group, "tasks", u64::from(tid)) {
-            share.end();
-            return Err(error);
+        match first::give(tid) {
+            Err(ShareError::NoHierarchy) => second::give(tid),
+            given => given,
         }
-        Ok(share)
     }
 
     /// As much weight against ordinary threads as a rate, in millionths of a CPU, gives; and no more time than that.
     pub fn set_rate(&self, rate_ppm: u32, period_us: u32) -> Result<(), ShareError> {
-        let shares = MOST_SHARES * u64::from(rate_ppm) / 1_000_000;
-        write(&self.group, "cpu.shares", shares.clamp(2, MOST_SHARES))?;
-        let period = period_us.clamp(*QUOTA_PERIODS_US.start(), *QUOTA_PERIODS_US.end());
-        let quota = u64::from(period) * u64::from(rate_ppm) / 1_000_000;
-        // A quota is at least a millisecond, so its period may have to be longer.
-        let stretch = LEAST_QUOTA_US.div_ceil(quota.max(1));
-        let period = (u64::from(period) * stretch).min(u64::from(*QUOTA_PERIODS_US.end()));
-        let quota = period * u64::from(rate_ppm) / 1_000_000;
-        write(&self.group, "cpu.cfs_period_us", period)?;
-        write(&self.group, "cpu.cfs_quota_us", quota.max(LEAST_QUOTA_US))
+        let quota = Quota::of(rate_ppm, period_us);
+        match self.version {
+            Version::First => first::set_rate(&self.group, rate_ppm, quota),
+            Version::Second => second::set_rate(&self.group, rate_ppm, quota),
+        }
     }
 
     /// The thread may have more while CPUs are idle.
     pub fn lift_limit(&self) -> Result<(), ShareError> {
-        write(&self.group, "cpu.cfs_quota_us", -1)
+        match self.version {
+            Version::First => write(&self.group, "cpu.cfs_quota_us", -1),
+            Version::Second => write(&self.group, "cpu.max", "max"),
+        }
+    }
+
+    /// For people.
+    pub fn form(&self) -> &'static str {
+        match self.version {
+            Version::First => "cpu.shares and cpu.cfs_quota_us of a cgroup",
+            Version::Second => "cpu.weight and cpu.max of a threaded cgroup",
+        }
     }
 
     /// Back to where it was; a thread that has ended left by itself.
     pub fn end(&self) {
-        let _ = write(&self.before, "tasks", u64::from(self.tid));
+        let threads = match self.version {
+            Version::First => "tasks",
+            Version::Second => "cgroup.threads",
+        };
+        let _ = write(&self.before, threads, self.tid);
         let _ = fs::remove_dir(&self.group);
+        match self.version {
+            Version::First => drop(moved().remove(&self.tid)),
+            Version::Second => second::release_controller(&self.before),
+        }
     }
+}
+
+/// So much of each period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Quota {
+    quota_us: u64,
+    period_us: u64,
+}
+
+impl Quota {
+    /// A quota is at least a millisecond, so its period may have to be longer.
+    fn of(rate_ppm: u32, period_us: u32) -> Quota {
+        let period = period_us.clamp(*QUOTA_PERIODS_US.start(), *QUOTA_PERIODS_US.end());
+        let quota = u64::from(period) * u64::from(rate_ppm) / 1_000_000;
+        let stretch = LEAST_QUOTA_US.div_ceil(quota.max(1));
+        let period_us = (u64::from(period) * stretch).min(u64::from(*QUOTA_PERIODS_US.end()));
+        let quota_us = (period_us * u64::from(rate_ppm) / 1_000_000).max(LEAST_QUOTA_US);
+        Quota {
+            quota_us,
+            period_us,
+        }
+    }
+}
+
+/// Of the server's that made it, and for one thread.
+fn name(tid: u32) -> String {
+    format!("portolan-{}-{tid}", std::process::id())
 }
 
 fn write(group: &Path, file: &str, value: impl std::fmt::Display) -> Result<(), ShareError> {
@@ -88,24 +152,33 @@ fn refused(path: &Path, source: std::io::Error) -> ShareError {
     }
 }
 
-/// Where the hierarchy with the `cpu` controller is.
-fn mount_point() -> Option<PathBuf> {
+fn create(group: &Path) -> Result<(), ShareError> {
+    match fs::create_dir(group) {
+        // Of a thread of the same number that has ended.
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        created => created.map_err(|source| refused(group, source)),
+    }
+}
+
+/// Where the first hierarchy is that is mounted so, by the lines of proc_pid_mounts(5).
+fn mount_point(is_meant: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
         let (path, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
-        (kind == "cgroup" && options.split(',').any(|option| option == "cpu"))
-            .then(|| PathBuf::from(path))
+        is_meant(kind, options).then(|| PathBuf::from(path))
     })
 }
 
-/// A thread's group there.
-fn group_of(tid: u32) -> Option<String> {
+/// A thread's group in the hierarchy with these controllers.
+fn group_of(tid: u32, is_meant: impl Fn(&str) -> bool) -> Option<String> {
     let groups = fs::read_to_string(format!("/proc/{tid}/cgroup")).ok()?;
     groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
-        let has_cpu = controllers.split(',').any(|name| name == "cpu");
-        has_cpu.then(|| path.to_owned())
+        is_meant(controllers).then(|| path.to_owned())
     })
 }
+
+#[cfg(test)]
+mod tests;

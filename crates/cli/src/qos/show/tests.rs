@@ -64,6 +64,7 @@ pub fn report() -> QosReport {
             dropped: 2,
             early: 1,
         }],
+        cpu_elsewhere_ppm: 400_000,
         cpu_classes: vec![CpuClassReport {
             name: "video".into(),
             rate_ppm: 500_000,

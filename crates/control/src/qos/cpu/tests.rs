@@ -207,9 +207,12 @@ fn check(classes: &Classes, capacity: Capacity) {
     let total: u64 = classes.places.keys().map(|id| classes.effective(*id)).sum();
     assert!(total <= capacity.ppm());
     for class in &classes.classes {
-        let effective = |id: &MemberId| class.effective(*id);
+        let effective = |id: &MemberId| classes.effective(*id);
         assert!(class.members.keys().map(effective).sum::<u64>() <= class.rate_ppm);
-        assert!(class.nominal() <= class.bound());
+        let nominal = class.members.values();
+        let nominal: u64 = nominal.map(|claim| u64::from(claim.nominal_ppm)).sum();
+        assert_eq!(class.nominal_ppm, nominal);
+        assert!(nominal <= class.bound());
         if class.terms.overbooking == Overbooking::UpTo(0) {
             // A hard guarantee, but for the rounding of a millionth.
             let is_kept = |(id, claim): (&MemberId, &Claim)| {
@@ -230,14 +233,16 @@ fn a_process_is_divided_by_what_its_threads_used() {
     assert_eq!(divide(400_000, &[0, 0], 900_000), [200_000, 200_000]);
     assert_eq!(divide(400_000, &[3, 0], 900_000), [350_000, 50_000]);
     assert_eq!(divide(1_800_000, &[1], 900_000), [900_000]);
-    assert_eq!(divide(1_800_000, &[], 900_000), Vec::<u32>::new());
+    assert_eq!(divide(1_800_000, &[], 900_000), Vec::<u64>::new());
     portolan_fuzz::check!(1000)
-        .with_type::<(u64, Vec<u64>, u32)>()
-        .for_each(|(rate, used, of_one)| {
-            let shares = divide(*rate, used, *of_one);
+        .with_type::<(u64, Vec<u64>, u64)>()
+        .for_each(|(rate, used, most)| {
+            let shares = divide(*rate, used, *most);
             assert_eq!(shares.len(), used.len());
-            assert!(shares.iter().map(|share| u64::from(*share)).sum::<u64>() <= *rate);
-            assert!(shares.iter().all(|share| share <= of_one));
+            assert!(
+                shares.iter().map(|share| u128::from(*share)).sum::<u128>() <= u128::from(*rate)
+            );
+            assert!(shares.iter().all(|share| share <= most));
         });
 }
 
@@ -312,4 +317,38 @@ fn a_rate_is_changed_within_its_limits_only_and_not_for_little() {
                 assert!(proposed.is_none_or(|ppm| ppm <= (*most).max(1)));
             },
         );
+}
+
+#[test]
+fn what_other_servers_are_promised_is_not_promised_again() {
+    let mut classes = Classes::new(TWO_CPUS, [class("all", 1_000_000, Overbooking::UpTo(0))]);
+    let claim = |nominal_ppm| Claim {
+        uid: 0,
+        nominal_ppm,
+        usable_ppm: TWO_CPUS.ppm(),
+    };
+    classes.set_others(Standing {
+        promised_ppm: 1_000_000,
+        wanted_ppm: 1_000_000,
+    });
+    let room = TWO_CPUS.ppm() - 1_000_000;
+    let denied = classes
+        .admit(MemberId(1), None, claim(900_000))
+        .unwrap_err();
+    assert!(denied.to_string().contains("0.8 would fit"), "{denied}");
+    assert_eq!(
+        classes.standing(),
+        Standing::default(),
+        "nothing has changed"
+    );
+    classes.admit(MemberId(1), None, claim(100_000)).unwrap();
+    assert_eq!(classes.effective(MemberId(1)), room);
+    // They are promised no more than is left, and who was promised less beforehand has it.
+    classes.set_others(Standing {
+        promised_ppm: 1_700_000,
+        wanted_ppm: 1_800_000,
+    });
+    assert_eq!(classes.effective(MemberId(1)), 100_000);
+    classes.set_others(Standing::default());
+    assert_eq!(classes.effective(MemberId(1)), TWO_CPUS.ppm());
 }

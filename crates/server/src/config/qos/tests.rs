@@ -90,7 +90,6 @@ fn a_wrong_policy_is_refused_by_its_key() {
         ("cpu = { rate = '0.3', adapt = 'often' }", "adapt"),
         ("", "`transmit`"),
         ("port = 'udp:53'\nreceive.packets = 5", "`port`"),
-        ("cpu.rate = '0.1'", "`program`"),
         ("program = 'vlc'\ncpu.rate = '0.1'", "`program`"),
         ("pid = 5\ncpu.rate = '0.1'", "pid"),
     ] {
@@ -98,6 +97,12 @@ fn a_wrong_policy_is_refused_by_its_key() {
         assert!(message.contains(named), "{text}: {message}");
         assert!(message.contains("line"), "{text}: {message}");
     }
+}
+
+#[test]
+fn a_port_has_no_cpu_time() {
+    let message = refused("[[qos.policy]]\nport = 'udp:53'\ncpu.rate = '0.1'");
+    assert!(message.contains("`cpu` is for a `user`"), "{message}");
 }
 
 #[test]

@@ -30,6 +30,8 @@ impl Terms {
 /// A thread, what it had before, and what it has.
 #[derive(Debug)]
 pub struct Kept {
+    /// Its process; its own, if it has a reservation for itself.
+    pub pid: u32,
     pub tid: u32,
     pub life: Life,
     before: Attributes,
@@ -60,8 +62,9 @@ pub struct Seen {
 
 impl Kept {
     /// None if it has ended.
-    pub fn of(tid: u32) -> Option<Kept> {
+    pub fn of(pid: u32, tid: u32) -> Option<Kept> {
         Some(Kept {
+            pid,
             tid,
             life: Life::of(tid)?,
             before: Attributes::of(tid).ok()?,
@@ -112,7 +115,12 @@ impl Kept {
 
     fn keep_weakly(&mut self, terms: Terms) {
         if let Err(error) = self.share(terms) {
-            debug!(tid = self.tid, %error, "no share of its own");
+            // Both are told: what the kernel refuses, and why the next weaker form is not to be had either.
+            let refusal = self.refusal.take().unwrap_or_default();
+            self.refusal = Some(format!("{refusal}; no share of a cgroup: {error}"));
+            if let Form::Share(share) = &self.form {
+                share.end();
+            }
             self.form = match self.favour(terms) {
                 Ok(nice) => Form::Nice(nice),
                 Err(errno) => {
@@ -161,7 +169,7 @@ impl Kept {
         let form = match &self.form {
             Form::None => "none".to_owned(),
             Form::Deadline => format!("SCHED_DEADLINE at {} ppm", self.rate_ppm()),
-            Form::Share(_) => "cpu.shares and cpu.cfs_quota_us of a cgroup".to_owned(),
+            Form::Share(share) => share.form().to_owned(),
             Form::Nice(nice) => format!("nice {nice}"),
         };
         Some(CpuForm::Weaker { form, reason })
@@ -262,7 +270,7 @@ mod tests {
             .arg("60")
             .spawn()
             .unwrap();
-        let mut kept = Kept::of(program.id()).unwrap();
+        let mut kept = Kept::of(program.id(), program.id()).unwrap();
         let terms = |rate_ppm| Terms {
             rate_ppm,
             period: 10 * MS,

@@ -1,0 +1,108 @@
+//! Several servers on one machine, each of its own network namespace: what they promise together is no more than there is.
+//!
+//! Each tells the others what it has promised, and what it would give if it were alone. What nobody is promised is
+//! divided by what is wanted beyond that; all divide in the same way, so that what they give adds up to what there is.
+
+/// What one server says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Of it, what nobody takes back: rates that were asked for, in millionths of one CPU.
+    pub promised_ppm: u64,
+    /// What its classes give when nothing else is on the machine.
+    pub wanted_ppm: u64,
+}
+
+impl Standing {
+    fn beyond(self) -> u64 {
+        self.wanted_ppm.saturating_sub(self.promised_ppm)
+    }
+
+    /// Of all together.
+    pub fn sum(all: impl IntoIterator<Item = Standing>) -> Standing {
+        let add = |sum: Standing, one: Standing| Standing {
+            promised_ppm: sum.promised_ppm.saturating_add(one.promised_ppm),
+            wanted_ppm: sum
+                .wanted_ppm
+                .saturating_add(one.promised_ppm)
+                .saturating_add(one.beyond()),
+        };
+        all.into_iter().fold(Standing::default(), add)
+    }
+
+    /// What one whose standing this is gives of the machine's capacity, beside others.
+    pub fn allowance(self, others: Standing, capacity_ppm: u64) -> u64 {
+        let promised = self.promised_ppm.saturating_add(others.promised_ppm);
+        let free = u128::from(capacity_ppm.saturating_sub(promised));
+        let beyond = u128::from(self.beyond());
+        let all = beyond + u128::from(others.beyond());
+        // The quotient is at most what is wanted beyond, where that is scarce.
+        let part = match all <= free {
+            true => beyond,
+            false => free * beyond / all,
+        };
+        self.promised_ppm.saturating_add(part as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAPACITY: u64 = 1_800_000;
+
+    fn standing(promised_ppm: u64, wanted_ppm: u64) -> Standing {
+        Standing {
+            promised_ppm,
+            wanted_ppm,
+        }
+    }
+
+    #[test]
+    fn who_is_alone_gives_what_its_classes_give() {
+        let own = standing(100_000, 900_000);
+        assert_eq!(own.allowance(Standing::default(), CAPACITY), 900_000);
+    }
+
+    #[test]
+    fn what_nobody_is_promised_is_divided_by_what_is_wanted() {
+        let (one, two) = (standing(100_000, 900_000), standing(500_000, 1_700_000));
+        assert_eq!(one.allowance(two, CAPACITY), 100_000 + 1_200_000 * 8 / 20);
+        assert_eq!(two.allowance(one, CAPACITY), 500_000 + 1_200_000 * 12 / 20);
+    }
+
+    #[test]
+    fn servers_give_no_more_than_there_is_and_never_less_than_they_promised() {
+        portolan_fuzz::check!(1000)
+            .with_type::<Vec<(u32, u32)>>()
+            .for_each(|all| {
+                let mut left = CAPACITY;
+                let mut all: Vec<_> = all
+                    .iter()
+                    .map(|(promised, wanted)| {
+                        let promised = u64::from(*promised) % (left + 1);
+                        left -= promised;
+                        standing(promised, promised + u64::from(*wanted))
+                    })
+                    .collect();
+                let mut given = 0;
+                for _ in 0..all.len() {
+                    let own = all.remove(0);
+                    let allowance = own.allowance(Standing::sum(all.iter().copied()), CAPACITY);
+                    assert!((own.promised_ppm..=own.wanted_ppm).contains(&allowance));
+                    given += allowance;
+                    all.push(own);
+                }
+                assert!(given <= CAPACITY, "{given}");
+            });
+    }
+
+    #[test]
+    fn no_number_of_another_server_makes_it_panic() {
+        portolan_fuzz::check!(1000)
+            .with_type::<([u64; 4], u64)>()
+            .for_each(|([a, b, c, d], capacity)| {
+                let others = Standing::sum([standing(*a, *b), standing(*c, *d)]);
+                standing(*a, *d).allowance(others, *capacity);
+            });
+    }
+}

@@ -1,0 +1,218 @@
+//! One CPU reservation: whose it is, which threads have it now, and what each of them gets.
+
+use std::time::Duration;
+
+use portolan_control::qos::cpu::{Adaptation, Capacity, Measured, divide};
+use portolan_proto::qos::{Adapt, Cpu, CpuForm, Scope};
+use tracing::info;
+
+use super::crew::Crew;
+use super::keep::Kept;
+use super::{LOOK_EVERY, MOST_THREADS, MOST_THREADS_OF_MANY};
+use crate::qos::scope::Life;
+use crate::qos::{Outcome, refuse};
+
+#[derive(Debug)]
+pub(super) struct Reservation {
+    pub scope: Scope,
+    pub subject: Subject,
+    pub uid: u32,
+    pub wish: Cpu,
+    /// Those of one process stand together.
+    pub threads: Vec<Kept>,
+    /// There are more of them than so many that have it.
+    pub leaves_out: Option<usize>,
+    adaptation: Adaptation,
+    pub used_ppm: u32,
+    pub overruns: u32,
+    pub proposed_ppm: Option<u32>,
+}
+
+/// Whose it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    Thread {
+        tid: u32,
+        life: Life,
+    },
+    Process {
+        pid: u32,
+        life: Life,
+    },
+    /// All processes of a user or cgroup that run with Portolan, as they come and go.
+    Many,
+}
+
+impl Subject {
+    pub fn of(scope: &Scope) -> Outcome<Subject> {
+        let subject = match *scope {
+            Scope::Thread { tid } => Life::of(tid).map(|life| Subject::Thread { tid, life }),
+            Scope::Process { pid } => Life::of(pid).map(|life| Subject::Process { pid, life }),
+            Scope::User { .. } | Scope::Cgroup(_) => Some(Subject::Many),
+            Scope::Flow(_) | Scope::Port { .. } => {
+                let reason = "CPU time is reserved for threads, processes, users and cgroups";
+                return refuse(libc::EOPNOTSUPP, reason);
+            }
+        };
+        match subject {
+            Some(subject) => Ok(subject),
+            None => refuse(libc::ESRCH, format!("there is no {scope}")),
+        }
+    }
+
+    /// Who has ended has no reservation; users and cgroups have theirs until it is deleted.
+    pub fn lasts(&self) -> bool {
+        match self {
+            Subject::Thread { life, .. } | Subject::Process { life, .. } => life.lasts(),
+            Subject::Many => true,
+        }
+    }
+
+    /// CPUs that it can use at once.
+    pub fn cpus(&self, capacity: Capacity) -> u32 {
+        match self {
+            Subject::Thread { .. } => 1,
+            Subject::Process { .. } | Subject::Many => capacity.cpus,
+        }
+    }
+}
+
+impl Reservation {
+    /// With the threads that a reservation before it had.
+    pub fn new(
+        (scope, subject): (Scope, Subject),
+        uid: u32,
+        wish: Cpu,
+        threads: Vec<Kept>,
+    ) -> Self {
+        Reservation {
+            scope,
+            subject,
+            uid,
+            wish,
+            threads,
+            leaves_out: None,
+            adaptation: Adaptation::default(),
+            used_ppm: 0,
+            overruns: 0,
+            proposed_ppm: None,
+        }
+    }
+
+    /// The one that no process's reservation covers.
+    pub fn own_thread(&self) -> Option<u32> {
+        match self.subject {
+            Subject::Thread { tid, .. } => Some(tid),
+            Subject::Process { .. } | Subject::Many => None,
+        }
+    }
+
+    /// Threads that it has no more are scheduled as before, so that others can have them.
+    pub fn let_go(&mut self, crew: &Crew) {
+        let (stay, mut go): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
+            .into_iter()
+            .partition(|kept| crew.has(kept.pid, kept.tid) && kept.life.lasts());
+        go.iter_mut().for_each(Kept::release);
+        self.threads = stay;
+    }
+
+    /// Takes in threads that are new. [`Reservation::let_go`] of all reservations comes first.
+    pub fn take_in(&mut self, crew: &Crew) {
+        self.leaves_out = crew.leaves_out;
+        for (pid, tid) in crew.threads() {
+            if !self.threads.iter().any(|kept| kept.tid == tid) {
+                self.threads.extend(Kept::of(pid, tid));
+            }
+        }
+        self.threads.sort_by_key(|kept| kept.pid);
+    }
+
+    /// What each thread gets of an effective rate: processes share it by what they use, and the threads of each in
+    /// the same way.
+    pub fn rates(&self, effective_ppm: u64, capacity: Capacity) -> Vec<u32> {
+        let processes = || self.threads.chunk_by(|one, next| one.pid == next.pid);
+        let used: Vec<u64> = processes()
+            .map(|threads| threads.iter().map(Kept::used).sum())
+            .collect();
+        let parts = divide(effective_ppm, &used, capacity.ppm());
+        let rates = processes().zip(parts).flat_map(|(threads, part)| {
+            let used: Vec<u64> = threads.iter().map(Kept::used).collect();
+            divide(part, &used, capacity.of_one_ppm.into())
+        });
+        // None exceeds what one CPU has.
+        rates.map(|rate| rate as u32).collect()
+    }
+
+    /// Why the kernel keeps it in no form. One of a user or cgroup waits for processes with which it does.
+    pub fn failure(&self) -> Option<String> {
+        match self.subject {
+            Subject::Many => None,
+            _ => self.threads.iter().find_map(Kept::failure),
+        }
+    }
+
+    pub fn measure(&mut self, passed: Duration) {
+        let (mut used, mut overruns) = (Duration::ZERO, 0);
+        for thread in &mut self.threads {
+            let seen = thread.measure(passed);
+            used += seen.used;
+            overruns += seen.overruns;
+        }
+        let used = used.as_secs_f64() / passed.as_secs_f64().max(1e-3);
+        // A float becomes the nearest that there is.
+        self.used_ppm = (used * 1e6) as u32;
+        self.overruns = overruns;
+    }
+
+    fn periods_of(&self, passed: Duration) -> u32 {
+        (passed.as_micros() / u128::from(self.wish.period_us.max(1))) as u32
+    }
+
+    /// A rate to be taken up at once; one that is only to be shown is kept.
+    pub fn propose(&mut self, effective_ppm: u64) -> Option<u32> {
+        self.proposed_ppm = None;
+        if self.wish.adapt == Adapt::Off {
+            return None;
+        }
+        let measured = Measured {
+            used_ppm: self.used_ppm,
+            overruns: self.overruns,
+            periods: self.periods_of(LOOK_EVERY),
+        };
+        self.proposed_ppm = self.adaptation.propose(&self.wish, effective_ppm, measured);
+        self.proposed_ppm
+            .filter(|_| matches!(self.wish.adapt, Adapt::Auto { .. }))
+    }
+
+    pub fn take_up(&mut self, wish: Cpu) {
+        info!(
+            scope = %self.scope,
+            rate_ppm = wish.rate_ppm,
+            "CPU rate adapted"
+        );
+        self.wish = wish;
+        self.proposed_ppm = None;
+        self.adaptation.start_over();
+    }
+
+    /// The weakest of its threads'.
+    pub fn form(&self) -> CpuForm {
+        if let Some(weaker) = self.threads.iter().find_map(Kept::weaker) {
+            return weaker;
+        }
+        let (form, reason) = match (self.leaves_out, self.subject) {
+            (Some(most), _) => (
+                format!("SCHED_DEADLINE for {most} of its threads"),
+                format!(
+                    "a rate is divided among {MOST_THREADS} threads of a process, and {MOST_THREADS_OF_MANY} in all"
+                ),
+            ),
+            (None, Subject::Many) if self.threads.is_empty() => (
+                "none yet".to_owned(),
+                format!("no process of {} runs with Portolan", self.scope),
+            ),
+            (None, _) => return CpuForm::Deadline,
+        };
+        CpuForm::Weaker { form, reason }
+    }
+}

@@ -1,0 +1,36 @@
+//! The first version: a group at the root of the `cpu` hierarchy, which has its weight against all others there.
+
+use std::path::Path;
+
+use super::{Quota, Share, ShareError, Version, create, group_of, mount_point, moved, name, write};
+
+/// The most that `cpu.shares` takes.
+const MOST_SHARES: u64 = 262_144;
+
+pub(super) fn give(tid: u32) -> Result<Share, ShareError> {
+    let has_cpu = |list: &str| list.split(',').any(|name| name == "cpu");
+    let mount = mount_point(|kind, options| kind == "cgroup" && has_cpu(options));
+    let mount = mount.ok_or(ShareError::NoHierarchy)?;
+    let before = group_of(tid, has_cpu).ok_or(ShareError::NoHierarchy)?;
+    let share = Share {
+        version: Version::First,
+        group: mount.join(name(tid)),
+        before: mount.join(before.trim_start_matches('/')),
+        tid,
+    };
+    create(&share.group)?;
+    // Noted first: nobody sees the thread outside its own group.
+    moved().insert(tid, (format!("/{}", name(tid)), before));
+    if let Err(error) = write(&share.group, "tasks", tid) {
+        share.end();
+        return Err(error);
+    }
+    Ok(share)
+}
+
+pub(super) fn set_rate(group: &Path, rate_ppm: u32, quota: Quota) -> Result<(), ShareError> {
+    let shares = MOST_SHARES * u64::from(rate_ppm) / 1_000_000;
+    write(group, "cpu.shares", shares.clamp(2, MOST_SHARES))?;
+    write(group, "cpu.cfs_period_us", quota.period_us)?;
+    write(group, "cpu.cfs_quota_us", quota.quota_us)
+}
