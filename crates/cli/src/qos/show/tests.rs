@@ -152,8 +152,9 @@ fn classes_are_shown_with_their_traffic() {
     assert_eq!(
         cpu_classes(&report()),
         [
-            "CPU-Class Rate Overbooking Nominal Members",
-            "video     0.5  any         0.3     1",
+            "CPU-Class       Rate Overbooking Nominal Members",
+            "video           0.5  any         0.3     1",
+            "(other servers) -    -           0.4     -",
         ]
     );
 }
