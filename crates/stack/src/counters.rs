@@ -91,6 +91,14 @@ const FRAMES: &[(&str, &str)] = &[
         "headers-taken-apart",
         "TCP segments, and ICMP errors about connections, on the standard path",
     ),
+    (
+        "datagrams-expected",
+        "datagrams to connected sockets on the fast path: their headers were what one masked compare expected",
+    ),
+    (
+        "datagrams-taken-apart",
+        "datagrams to connected sockets, and ICMP errors about them, on the standard path",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -123,6 +131,8 @@ pub(crate) enum Fate {
     AcceptOverflow,
     Expected,
     TakenApart,
+    DatagramExpected,
+    DatagramTakenApart,
 }
 
 impl Fate {
@@ -150,6 +160,8 @@ impl Fate {
             Fate::AcceptOverflow => 19,
             Fate::Expected => 20,
             Fate::TakenApart => 21,
+            Fate::DatagramExpected => 22,
+            Fate::DatagramTakenApart => 23,
         }
     }
 }

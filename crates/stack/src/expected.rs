@@ -9,34 +9,23 @@ use portolan_types::{Protocol, SeqNum};
 use portolan_wire::checksum::{Offload, Sum, verify};
 use portolan_wire::tcp::{self, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
+use self::pattern::{IP, LONGEST, Pattern, START, is_plain_v4, mask_of_ip, transport_at};
 use crate::packet::{Packet, Transport};
 
-/// What is compared begins with the type of Ethernet.
-const START: usize = 12;
-const IP: usize = 14;
-const IPV4: usize = 20;
-const IPV6: usize = 40;
+mod datagram;
+mod pattern;
+
+pub(crate) use datagram::ExpectedDatagram;
 
 /// Of TCP: without options, and with timestamps aligned as RFC 7323 appendix A has them.
 const BARE: usize = 20;
 const STAMPED: usize = 32;
 const ALIGNED: [u8; 4] = [1, 1, 8, 10];
 
-const WORD: usize = 8;
-/// Ethernet's type, the longest headers, and what fills the last word.
-const LONGEST: usize = (2 + IPV6 + STAMPED).next_multiple_of(WORD);
-const WORDS: usize = LONGEST / WORD;
-
 /// What the headers of the next frame are to be.
 #[derive(Debug)]
 pub(crate) struct Expected {
-    /// Which bits count, and what they are.
-    masks: [u64; WORDS],
-    values: [u64; WORDS],
-    words: usize,
-    /// Where TCP's header begins, and the payload.
-    tcp: usize,
-    payload: usize,
+    pattern: Pattern,
     source_port: u16,
     destination_port: u16,
     /// Of both addresses and the protocol.
@@ -58,12 +47,8 @@ impl Expected {
         let Transport::Tcp { header, .. } = &packet.transport else {
             return None;
         };
-        let is_v4 = match (frame.get(START..IP)?, frame.get(IP)?) {
-            ([0x08, 0x00], 0x45) => true,
-            ([0x86, 0xdd], first) if first >> 4 == 6 && frame.get(IP + 6) == Some(&6) => false,
-            _ => return None,
-        };
-        let tcp = IP + if is_v4 { IPV4 } else { IPV6 };
+        let is_v4 = is_plain_v4(frame, Protocol::Tcp.number())?;
+        let tcp = transport_at(is_v4);
         let length = match frame.get(tcp + 12)? >> 4 {
             5 => BARE,
             8 if frame.get(tcp + BARE..tcp + BARE + 4)? == ALIGNED => STAMPED,
@@ -82,15 +67,8 @@ impl Expected {
             value[IP - START + 1] &= !0x30;
         }
         value[tcp - START + 13] = TcpFlags::ACK.0;
-        let words = compared.div_ceil(WORD);
-        let masks = words_of(&mask);
-        let values = words_of(&value);
         Some(Expected {
-            masks,
-            values: core::array::from_fn(|i| values[i] & masks[i]),
-            words,
-            tcp,
-            payload,
+            pattern: Pattern::new(&value, &mask, (tcp, payload)),
             source_port: header.source_port,
             destination_port: header.destination_port,
             pseudo: Sum::pseudo_header(
@@ -110,20 +88,19 @@ impl Expected {
 
     /// Takes the frame apart if it is as expected.
     pub(crate) fn meet<'a>(&self, frame: &'a [u8]) -> Option<Segment<'a>> {
-        let headers = frame.get(START..self.payload)?;
-        if !self.is_like(headers) {
+        if !self.pattern.fits(frame) {
             return None;
         }
-        let tcp = frame.get(self.tcp..)?;
+        let tcp = frame.get(self.pattern.transport..)?;
         let number = |at: usize| tcp.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
         let seq = SeqNum(number(4)?);
-        if seq != self.seq || !self.has_right_length(frame) || !self.is_sound(frame) {
+        if seq != self.seq || !self.pattern.is_whole(frame) || !self.is_sound(tcp) {
             return None;
         }
         let flags = TcpFlags(*tcp.get(13)?);
         let window = u16::from_be_bytes(tcp.get(14..16)?.try_into().ok()?);
         let urgent = u16::from_be_bytes(tcp.get(18..20)?.try_into().ok()?);
-        let timestamps = match self.payload - self.tcp {
+        let timestamps = match self.pattern.payload - self.pattern.transport {
             STAMPED => Some(Timestamps {
                 value: number(24)?,
                 echo: number(28)?,
@@ -144,73 +121,24 @@ impl Expected {
                     ..TcpOptions::default()
                 },
             },
-            payload: frame.get(self.payload..)?,
+            payload: frame.get(self.pattern.payload..)?,
             codepoint: Codepoint::NotEct,
         })
     }
 
-    fn is_like(&self, headers: &[u8]) -> bool {
-        let mut differs = 0;
-        let mut chunks = headers.chunks_exact(WORD);
-        let mut index = 0;
-        for chunk in &mut chunks {
-            let word = u64::from_ne_bytes(chunk.try_into().unwrap_or([0; WORD]));
-            differs |= (word & self.masks[index]) ^ self.values[index];
-            index += 1;
-        }
-        let rest = chunks.remainder();
-        if !rest.is_empty() {
-            let mut last = [0; WORD];
-            last[..rest.len()].copy_from_slice(rest);
-            differs |= (u64::from_ne_bytes(last) & self.masks[index]) ^ self.values[index];
-            index += 1;
-        }
-        differs == 0 && index == self.words
-    }
-
-    /// Neither padded nor cut short.
-    fn has_right_length(&self, frame: &[u8]) -> bool {
-        let (at, before) = match self.tcp - IP {
-            IPV4 => (IP + 2, IP),
-            _ => (IP + 4, IP + IPV6),
-        };
-        let said = u16::from_be_bytes([frame[at], frame[at + 1]]);
-        usize::from(said) == frame.len() - before
-    }
-
-    fn is_sound(&self, frame: &[u8]) -> bool {
-        let (headers, segment) = frame.split_at(self.tcp);
-        let is_v4 = self.tcp - IP == IPV4;
-        if is_v4 && Sum::default().over(&headers[IP..]).folded() != 0xffff {
-            return false;
-        }
+    fn is_sound(&self, segment: &[u8]) -> bool {
         let length = u32::try_from(segment.len()).unwrap_or(u32::MAX);
         let pseudo = self.pseudo.over(&length.to_be_bytes());
         verify(pseudo, segment, tcp::CHECKSUM_AT, Offload::MayBePartial)
     }
 }
 
-/// Which bits are to be as they were. Not: lengths, identification, DF, TTL, code point, checksums, sequence and
-/// acknowledgement numbers, PSH, window, urgent pointer, time stamps.
+/// Which bits are to be as they were. Not, beside what [`mask_of_ip`] leaves out: sequence and acknowledgement numbers, PSH,
+/// window, urgent pointer, time stamps, checksum. But marks of congestion count.
 fn mask_of(is_v4: bool, length: usize) -> [u8; LONGEST] {
     let mut mask = [0; LONGEST];
-    mask[..2].fill(0xff);
-    let ip = IP - START;
-    let tcp = if is_v4 {
-        mask[ip] = 0xff;
-        mask[ip + 1] = 0x03;
-        mask[ip + 6] = 0xbf;
-        mask[ip + 7] = 0xff;
-        mask[ip + 9] = 0xff;
-        mask[ip + 12..ip + 20].fill(0xff);
-        ip + IPV4
-    } else {
-        mask[ip] = 0xf0;
-        mask[ip + 1] = 0x30;
-        mask[ip + 6] = 0xff;
-        mask[ip + 8..ip + 40].fill(0xff);
-        ip + IPV6
-    };
+    let tcp = mask_of_ip(&mut mask, is_v4);
+    mask[IP - START + 1] = if is_v4 { 0x03 } else { 0x30 };
     mask[tcp..tcp + 4].fill(0xff);
     mask[tcp + 12] = 0xff;
     mask[tcp + 13] = !TcpFlags::PSH.0;
@@ -218,14 +146,6 @@ fn mask_of(is_v4: bool, length: usize) -> [u8; LONGEST] {
         mask[tcp + BARE..tcp + BARE + 4].fill(0xff);
     }
     mask
-}
-
-fn words_of(octets: &[u8; LONGEST]) -> [u64; WORDS] {
-    core::array::from_fn(|i| {
-        let mut word = [0; WORD];
-        word.copy_from_slice(&octets[i * WORD..(i + 1) * WORD]);
-        u64::from_ne_bytes(word)
-    })
 }
 
 #[cfg(test)]

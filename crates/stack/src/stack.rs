@@ -8,11 +8,11 @@ use portolan_proto::filter::RecordHeader;
 use portolan_proto::ip::IpOptions;
 use portolan_tcp::{Codepoint, Events};
 use portolan_timers::Wheel;
-use portolan_types::{FlowKey, Generation, Instant, Protocol, Slot, scope_of};
+use portolan_types::{FlowKey, Generation, Instant, Protocol, SeqNum, Slot, scope_of};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::{COUNTERS, Counters, Fate};
-use crate::expected::Expected;
+use crate::expected::{Expected, ExpectedDatagram};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
 use crate::frame::{Door, Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
@@ -84,10 +84,16 @@ struct Entry {
     door: Door,
     /// Its doorway from now on, as soon as nothing of it waits in the one it has.
     next_door: Door,
-    /// The headers of its next frame.
-    expected: Option<Box<Expected>>,
+    expected: Option<Box<NextHeaders>>,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
+}
+
+/// The headers of a session's next frame.
+#[derive(Debug)]
+enum NextHeaders {
+    OfSegment(Expected),
+    OfDatagram(ExpectedDatagram),
 }
 
 /// What became of a received frame.
@@ -367,26 +373,34 @@ impl Stack {
     ) -> Option<Input<'a>> {
         let slot = Slot(record.slot);
         let entry = entry_of(&mut self.places, slot.0)?;
-        let expected = entry.expected.as_mut()?;
-        let Session::Tcp(session) = &mut entry.session else {
-            return None;
-        };
-        let is_plain = record.flags == 0 && session.ip.min_ttl == 0;
-        if !is_plain || session.generation != Generation(record.generation) {
+        let expected = entry.expected.as_deref_mut()?;
+        if record.flags != 0 || generation(&entry.session) != Generation(record.generation) {
             return None;
         }
-        let segment = expected.meet(frame)?;
-        let connection = &mut session.connection;
-        let (header, payload) = (&segment.header, segment.payload);
-        connection.on_marked_segment(now, segment.codepoint, header, payload);
-        let events = connection.events();
-        match connection.next_expected() {
-            Some(next) => expected.expect(next),
-            None => entry.expected = None,
+        match (&mut entry.session, expected) {
+            (Session::Tcp(session), NextHeaders::OfSegment(expected)) => {
+                let next = take_segment(session, expected, now, frame)?;
+                let events = session.connection.events();
+                match next {
+                    Some(next) => expected.expect(next),
+                    None => entry.expected = None,
+                }
+                self.counters.count(Fate::Expected);
+                self.note(slot.0, events);
+                self.follow_up(now, slot);
+            }
+            (Session::Udp(session), NextHeaders::OfDatagram(expected)) => {
+                let met = expected.meet(frame, session.remote)?;
+                let ends = (met.source, met.destination);
+                let is_taken = deliver_datagrams(session, ends, met.ip, met.payload, record);
+                self.counters.count(Fate::DatagramExpected);
+                if !is_taken {
+                    return Some(Input::Dropped(Drop::ReceiveBufferFull));
+                }
+                self.note(slot.0, Events::READABLE);
+            }
+            _ => return None,
         }
-        self.counters.count(Fate::Expected);
-        self.note(slot.0, events);
-        self.follow_up(now, slot);
         Some(Input::Delivered(slot))
     }
 
@@ -396,17 +410,35 @@ impl Stack {
         let Some(entry) = self.entry(slot.0) else {
             return;
         };
-        let Session::Tcp(session) = &entry.session else {
-            return;
-        };
-        match (session.connection.next_expected(), &mut entry.expected) {
-            (Some(next), Some(expected)) => expected.expect(next),
-            (Some(next), none) if !takes_all_apart => {
-                *none = Expected::after(frame, packet, next).map(Box::new);
+        let fate = match &entry.session {
+            Session::Tcp(session) => {
+                match (
+                    session.connection.next_expected(),
+                    entry.expected.as_deref_mut(),
+                ) {
+                    (Some(next), Some(NextHeaders::OfSegment(expected))) => expected.expect(next),
+                    (Some(next), _) if !takes_all_apart => {
+                        let expected = Expected::after(frame, packet, next);
+                        entry.expected = expected.map(|it| Box::new(NextHeaders::OfSegment(it)));
+                    }
+                    _ => entry.expected = None,
+                }
+                Fate::TakenApart
             }
-            (_, expected) => *expected = None,
-        }
-        self.counters.count(Fate::TakenApart);
+            Session::Udp(session) if session.remote == Some(packet.source) => {
+                let is_known = matches!(
+                    entry.expected.as_deref(),
+                    Some(NextHeaders::OfDatagram(expected)) if expected.is_between(packet)
+                );
+                if !is_known && !takes_all_apart {
+                    let expected = ExpectedDatagram::after(frame, packet);
+                    entry.expected = expected.map(|it| Box::new(NextHeaders::OfDatagram(it)));
+                }
+                Fate::DatagramTakenApart
+            }
+            Session::Udp(_) => return,
+        };
+        self.counters.count(fate);
     }
 
     fn give_apart<'a>(
@@ -685,6 +717,23 @@ fn entry_of(places: &mut [Place], slot: u32) -> Option<&mut Entry> {
     }
 }
 
+/// The connection takes a segment in, if it is the expected one. Returns what it expects then, if anything.
+fn take_segment(
+    session: &mut TcpSession,
+    expected: &Expected,
+    now: Instant,
+    frame: &[u8],
+) -> Option<Option<SeqNum>> {
+    if session.ip.min_ttl != 0 {
+        return None;
+    }
+    let segment = expected.meet(frame)?;
+    let connection = &mut session.connection;
+    let (header, payload) = (&segment.header, segment.payload);
+    connection.on_marked_segment(now, segment.codepoint, header, payload);
+    Some(connection.next_expected())
+}
+
 fn generation(session: &Session) -> Generation {
     match session {
         Session::Tcp(session) => session.generation,
@@ -751,7 +800,8 @@ fn deliver(
             if !hears(session, packet, record) {
                 return Err(Drop::NotMember);
             }
-            if !deliver_datagrams(session, packet, *ip, payload, record) {
+            let ends = (packet.source, packet.destination);
+            if !deliver_datagrams(session, ends, *ip, payload, record) {
                 return Err(Drop::ReceiveBufferFull);
             }
             Events::READABLE

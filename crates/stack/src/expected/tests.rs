@@ -7,6 +7,7 @@ use portolan_wire::ethernet::{EtherType, EthernetHeader};
 use portolan_wire::ipv4::Ipv4Header;
 use portolan_wire::ipv6::Ipv6Header;
 
+use super::pattern::{IPV4, IPV6};
 use super::*;
 
 const NEXT: SeqNum = SeqNum(5000);
@@ -135,7 +136,7 @@ fn assert_told_alike(expected: &Expected, frame: &[u8]) -> bool {
         return false;
     };
     let packet = Packet::parse(frame, &record()).expect("the standard path takes it, too");
-    let [source, destination] = addresses(expected.tcp == IP + IPV4);
+    let [source, destination] = addresses(expected.pattern.transport == IP + IPV4);
     assert_eq!((packet.source.ip(), packet.source.port()), (source, 40_000));
     let to = (packet.destination.ip(), packet.destination.port());
     assert_eq!(to, (destination, 80));
@@ -178,10 +179,10 @@ fn change(shape: (bool, bool), at: At, bits: u8) -> bool {
     let (expected, mut next) = after(shape.0, shape.1);
     let place = match at {
         At::Ip(offset) => IP + offset,
-        At::Tcp(offset) => expected.tcp + offset,
+        At::Tcp(offset) => expected.pattern.transport + offset,
     };
     next[place] ^= bits;
-    seal(&mut next, expected.tcp);
+    seal(&mut next, expected.pattern.transport);
     assert_told_alike(&expected, &next)
 }
 
@@ -281,7 +282,7 @@ fn whatever_is_changed_both_paths_tell_the_same() {
                 }
             }
             if shape & 0x80 == 0 {
-                seal(&mut next, expected.tcp);
+                seal(&mut next, expected.pattern.transport);
             }
             assert_told_alike(&expected, &next);
         });

@@ -391,14 +391,14 @@ pub(super) fn hears(session: &UdpSession, packet: &Packet<'_>, record: &RecordHe
 /// Queues a datagram, or those that the sender or a device had coalesced; false if one was lost.
 pub(super) fn deliver_datagrams(
     session: &mut UdpSession,
-    packet: &Packet<'_>,
+    (from, to): (SocketAddr, SocketAddr),
     ip: IpOptions,
     payload: &[u8],
     record: &RecordHeader,
 ) -> bool {
     let datagram = |data: &[u8], segment| Datagram {
-        from: packet.source,
-        to: packet.destination,
+        from,
+        to,
         interface: record.ifindex,
         ip,
         received: Instant::from_nanos(record.timestamp),

@@ -12,6 +12,7 @@ use portolan_proto::metastate::RouteKind::Unicast;
 
 mod doors;
 mod early;
+mod expected;
 
 /// A wire that keeps frames, and takes only so many at a time.
 struct Kept {
