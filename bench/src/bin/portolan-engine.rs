@@ -9,9 +9,11 @@ use std::time::Duration;
 use clap::Parser;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::metastate::{Interface, Metastate, Neighbour, Route, RouteKind};
-use portolan_stack::{Frame, Packet, Routes, Session, Stack, TcpSession, Transport, Wire};
+use portolan_stack::{
+    Frame, Packet, Routes, Sending, Session, Stack, TcpSession, Transport, UdpSession, Wire,
+};
 use portolan_tcp::{Config, Connection};
-use portolan_types::{FlowKey, Instant, MacAddr, Protocol, SeqNum, SessionId, Slot};
+use portolan_types::{FlowKey, Generation, Instant, MacAddr, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::vnet;
 
 /// Octets of payload in one segment on the wire, with timestamps.
@@ -54,8 +56,10 @@ fn main() {
     }
     let turns = arguments.segments;
     Pair::connected(1).take_turns(turns);
+    let datagrams = arguments.segments;
+    take_datagrams(datagrams, arguments.size.min(MSS), arguments.apart);
     println!(
-        "{{\"sent\":{},\"received\":{},\"acknowledgements\":{},\"turns\":{turns}}}",
+        "{{\"sent\":{},\"received\":{},\"acknowledgements\":{},\"turns\":{turns},\"datagrams\":{datagrams}}}",
         pair.sent, pair.received, pair.acknowledgements
     );
 }
@@ -257,6 +261,44 @@ impl Pair {
             core::mem::swap(&mut self.sender, &mut self.receiver);
         }
     }
+}
+
+/// Datagrams between two connected sockets.
+fn take_datagrams(count: usize, size: usize, apart: bool) {
+    let now = Instant::from_millis(1_000);
+    let open = |own, peer| {
+        let mut end = End::new(own, peer, now);
+        if apart {
+            end.stack.take_all_apart();
+        }
+        let (local, remote) = (endpoint(own), Some(endpoint(peer)));
+        let udp = UdpSession::new(SessionId(1), local, remote, Generation(0), 1 << 20);
+        end.slot = end.stack.insert(now, Session::Udp(Box::new(udp)));
+        end
+    };
+    let (mut from, mut to) = (open(1, 2), open(2, 1));
+    let (mut line, data) = (Line::default(), vec![b'p'; size]);
+    for _ in 0..count {
+        line.clear();
+        let sending = Sending::default();
+        let End {
+            stack,
+            slot,
+            routes,
+        } = &mut from;
+        let sent = stack.send_datagram(*slot, None, [&data, &[]], &sending, routes, &mut line);
+        assert_eq!(sent, Ok(size));
+        count_datagram(&mut to, now, &line.frames()[0]);
+    }
+}
+
+/// A datagram, and the application's read.
+#[inline(never)]
+fn count_datagram(end: &mut End, now: Instant, frame: &[u8]) {
+    end.input(now, frame);
+    end.stack.changed().for_each(drop);
+    let read = end.stack.udp(end.slot).and_then(UdpSession::receive);
+    assert!(read.is_some());
 }
 
 /// One side of a round trip, as the calls of a program make it: a segment comes, is read, and one

@@ -37,6 +37,17 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             move |bed| instructions(bed, (SIZE, SEGMENTS), Path::Standard, (function, field)),
         ));
     }
+    for size in [1, SIZE] {
+        for (name, path) in [("fast", Path::Fast), ("standard", Path::Standard)] {
+            let counted = ("count_datagram", "datagrams");
+            cases.push(Case::of_portolan(
+                format!("br-{name}-datagram-{size}"),
+                "instr",
+                Better::Lower,
+                move |bed| instructions(bed, (size, SEGMENTS), path, counted),
+            ));
+        }
+    }
     cases
 }
 
