@@ -113,10 +113,12 @@ PORTOLAN_WEAK int portolan_cpu_release(int whom);
 #define PORTOLAN_GROUP_SLACK 2u /* the group goes beyond its rate while the link has slack */
 #define PORTOLAN_GROUP_KEEP 4u  /* the group stays when its maker and its members have gone */
 
+#define PORTOLAN_ALGORITHM_RATE 0u /* each member has its rate at any time, as by KT_RC */
+
 struct portolan_group {
     const char *device; /* the link; null: the only one that has a rate */
     uint32_t options;   /* PORTOLAN_GROUP_... */
-    uint32_t reserved;  /* 0 */
+    uint32_t algorithm; /* PORTOLAN_ALGORITHM_RATE; others are refused (EOPNOTSUPP) */
 };
 
 /*
@@ -128,6 +130,8 @@ PORTOLAN_WEAK int portolan_group_create(uint32_t key, uint64_t rate, const struc
 PORTOLAN_WEAK int portolan_group_open(uint32_t key);
 /* Sets all options at once. */
 PORTOLAN_WEAK int portolan_group_setoption(uint32_t key, uint32_t options);
+/* Changes the rate of all together, which is admitted like a new one: not below what the members have. */
+PORTOLAN_WEAK int portolan_group_setrate(uint32_t key, uint64_t rate);
 /* Adds a socket's flow, or PORTOLAN_PROCESS, with `rate` bits per second. Returns its number in the group. */
 PORTOLAN_WEAK int64_t portolan_group_join(uint32_t key, int whom, uint64_t rate);
 PORTOLAN_WEAK int portolan_group_leave(uint32_t key, uint32_t member);

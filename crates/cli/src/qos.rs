@@ -9,7 +9,7 @@ mod watch;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::qos::{GroupAction, QosReply, QosRequest};
 
-use self::arguments::{Deletion, Group, GroupCommand, Setting};
+use self::arguments::{Deletion, Group, GroupCommand, LinkArguments, Setting};
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
 use crate::server::unexpected;
@@ -38,6 +38,8 @@ enum Command {
     Del(Deletion),
     /// Show the classes of links with their traffic, and the service classes of CPUs.
     Classes,
+    /// Say how fast a link is now; what was promised of it is kept in proportion.
+    Link(LinkArguments),
     /// Share a reserved rate between several flows or processes.
     Group(Group),
     /// Show every SECONDS seconds what was sent, received and computed.
@@ -57,6 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }) => return show::groups(arguments),
         Command::Set(setting) => setting.request(),
         Command::Del(deletion) => deletion.request(),
+        Command::Link(link) => Ok(link.request()),
         Command::Group(group) => group.request(),
     };
     arguments.wish(request.map_err(|error| Failure::Usage(error.into()))?)

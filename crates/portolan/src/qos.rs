@@ -8,7 +8,7 @@ use std::os::fd::{OwnedFd, RawFd};
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 pub use portolan_proto::qos::{Adapt, Cpu, GroupOptions, Kind, Rate, Receive, Slack, Transmit};
-use portolan_proto::qos::{GroupAction, QosReply, QosRequest, Refusal, Scope};
+use portolan_proto::qos::{Algorithm, GroupAction, QosReply, QosRequest, Refusal, Scope};
 use portolan_types::FlowKey;
 use rustix::io::Errno;
 
@@ -140,6 +140,7 @@ impl MultiplexGroup {
             bits,
             mode,
             options,
+            algorithm: Algorithm::default(),
         })?;
         Ok(group)
     }
@@ -159,6 +160,11 @@ impl MultiplexGroup {
     /// All options at once.
     pub fn set_options(&self, options: GroupOptions) -> Result<(), Refused> {
         self.ask(GroupAction::SetOptions(options)).map(drop)
+    }
+
+    /// Changes the rate of all together, which is admitted like a new one.
+    pub fn set_rate(&self, bits: u64) -> Result<(), Refused> {
+        self.ask(GroupAction::SetRate { bits }).map(drop)
     }
 
     /// Adds a flow, or all of this process, with `bits` per second of its own.

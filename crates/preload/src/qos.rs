@@ -63,7 +63,7 @@ pub struct CpuWish {
 pub struct GroupWish {
     device: *const c_char,
     options: u32,
-    reserved: u32,
+    algorithm: u32,
 }
 
 impl TransmitWish {
@@ -196,7 +196,7 @@ own! {
         // SAFETY: null, or valid by the contract.
         let (device, options) = match unsafe { params.as_ref() } {
             Some(params) => {
-                is_zero(params.reserved)?;
+                is_known(params.algorithm)?;
                 // SAFETY: as the structure itself.
                 (unsafe { text(params.device) }?, options(params.options)?)
             }
@@ -214,6 +214,11 @@ own! {
     /// `int portolan_group_setoption(uint32_t, uint32_t)`
     fn portolan_group_setoption(key: u32, flags: u32) -> c_int {
         MultiplexGroup::named(key).set_options(options(flags)?).map(|()| 0)
+    }
+
+    /// `int portolan_group_setrate(uint32_t, uint64_t)`
+    fn portolan_group_setrate(key: u32, rate: u64) -> c_int {
+        MultiplexGroup::named(key).set_rate(rate).map(|()| 0)
     }
 
     /// `int64_t portolan_group_join(uint32_t, int, uint64_t)`
@@ -310,6 +315,17 @@ fn is_zero(reserved: u32) -> Result<(), Refused> {
     match reserved {
         0 => Ok(()),
         _ => Err(invalid("what is reserved is to be 0")),
+    }
+}
+
+/// `alg` of MS Table I: 0 is the one there is.
+fn is_known(algorithm: u32) -> Result<(), Refused> {
+    match algorithm {
+        0 => Ok(()),
+        other => Err(Refused::new(
+            Errno::OPNOTSUPP,
+            format!("there is no algorithm {other}; there is 0, by rates"),
+        )),
     }
 }
 

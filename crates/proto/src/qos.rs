@@ -70,6 +70,8 @@ pub enum QosRequest {
     Cpu { scope: Scope, wish: Cpu },
     /// Ends a guarantee. Reply: `Done` or `Refused`.
     Delete { scope: Scope, kind: Kind },
+    /// Root's: how fast a link is; without a number, as the device says. Reply: `Done` or `Refused`.
+    Link { device: String, bits: Option<u64> },
     /// Does something with a multiplex group. Reply: `Done`, `Joined` or `Refused`.
     Group { key: u32, action: GroupAction },
 }
@@ -164,10 +166,15 @@ pub enum GroupAction {
         bits: u64,
         mode: u16,
         options: GroupOptions,
+        algorithm: Algorithm,
     },
     /// May the caller join? Nothing changes.
     Open,
     SetOptions(GroupOptions),
+    /// Changes the rate that is reserved for all its flows together.
+    SetRate {
+        bits: u64,
+    },
     /// Adds a flow, or all of a process, with a rate of its own. Reply: `Joined`.
     Join {
         scope: Scope,
@@ -189,6 +196,14 @@ pub struct GroupOptions {
     pub slack: bool,
     /// The group stays when its maker and its flows have gone.
     pub keep: bool,
+}
+
+/// How a group's flows share its rate (`alg` of MS Table I). There is one: each flow has its rate at any time, as by the
+/// paper's KT_RC, kept by the link's scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Algorithm {
+    #[default]
+    RateControlled,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -225,10 +240,23 @@ pub struct QosReport {
     pub cpu: Vec<CpuReport>,
 }
 
+/// What becomes of a promise on a link that has changed since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kept {
+    #[default]
+    Full,
+    /// The link is too slow for all promises: so many bits per second of this one, in proportion.
+    Scaled { bits: u64 },
+    /// The link has gone, or cannot have its scheduler.
+    Suspended,
+}
+
 /// A managed device. Rates in bits per second.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
     pub device: String,
+    /// It has gone since the server started, and has not come back.
+    pub gone: bool,
     /// None: not known, nothing can be reserved.
     pub rate: Option<u64>,
     /// What reservations may have of it together.
@@ -262,6 +290,7 @@ pub struct TransmitReport {
     pub ceiling: u64,
     pub burst: u32,
     pub group: Option<u32>,
+    pub kept: Kept,
     pub traffic: ClassTraffic,
 }
 
@@ -276,6 +305,7 @@ pub struct GroupReport {
     /// What its flows have reserved together.
     pub reserved: u64,
     pub options: GroupOptions,
+    pub kept: Kept,
     pub traffic: ClassTraffic,
 }
 

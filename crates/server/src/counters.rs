@@ -89,6 +89,13 @@ counters! {
     /// Transmit reservations made or changed, and those that ended because their process did.
     reservations = "transmit-reservations",
     reservations_orphaned = "transmit-reservations-orphaned",
+    /// Links that had another rate, or went.
+    links_changed = "links-changed",
+    links_lost = "links-lost",
+    /// Transmit guarantees that were kept at a lower rate, or not at all; and that were kept better again.
+    guarantees_scaled = "guarantees-scaled",
+    guarantees_suspended = "guarantees-suspended",
+    guarantees_restored = "guarantees-restored",
     /// Reservations of flows and ports whose sessions share their process's doorway: it has too many.
     doorways_refused = "doorways-refused",
     bad_capsules = "capsules-refused",

@@ -32,7 +32,11 @@ impl Server {
     /// The kernel announced changes.
     pub fn on_network_change(&mut self) {
         match self.monitor.process() {
-            Ok(true) => self.publish(),
+            Ok(true) => {
+                self.publish();
+                let there = self.monitor.devices();
+                self.on_devices(&there);
+            }
             Ok(false) => {}
             Err(failure) => error!(%failure, "routes may be out of date"),
         }

@@ -72,6 +72,7 @@ fn name_in(request: &QosRequest) -> Option<&str> {
     match request {
         QosRequest::Transmit { wish, .. } => wish.device.as_deref(),
         QosRequest::Cpu { wish, .. } => wish.class.as_deref(),
+        QosRequest::Link { device, .. } => Some(device),
         QosRequest::Group {
             action: GroupAction::Create { device, .. },
             ..
@@ -127,6 +128,7 @@ impl Server {
                     Kind::Cpu => self.end_cpu(asker, &scope),
                 }
             }
+            QosRequest::Link { device, bits } => self.set_link_rate(asker, &device, bits),
             QosRequest::Group { key, action } => {
                 return self.change_multiplex_group(asker, key, action);
             }

@@ -475,6 +475,7 @@ impl Server {
             self.drive_cpu(),
             self.drive_extensions(),
             self.drive_cgroups(),
+            self.drive_links(),
         ]
         .into_iter()
         .flatten()

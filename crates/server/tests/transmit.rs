@@ -11,8 +11,8 @@ use common::{Client, Library, await_some, control_path, start_server_with, unpac
 use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
 use portolan_proto::qos::{
-    GroupAction, GroupOptions, Kind, QosReply, QosReport, QosRequest, Rate, Refusal, Scope, Slack,
-    Transmit,
+    Algorithm, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
+    Refusal, Scope, Slack, Transmit,
 };
 use portolan_types::{Protocol, Slot};
 use rustix::process::{Signal, Uid};
@@ -172,6 +172,7 @@ fn create(mbit: u64, mode: u16, options: GroupOptions) -> GroupAction {
         bits: mbit * MBIT,
         mode,
         options,
+        algorithm: Algorithm::RateControlled,
     }
 }
 
@@ -438,6 +439,189 @@ fn a_group_is_shared_by_those_whom_its_mode_lets_in() {
     done(&mut root, group(8, GroupAction::Delete));
     assert!(!host.classes().contains(&parent));
     assert_eq!(show(&mut root).links[0].reserved, 50 * MBIT);
+}
+
+#[test]
+fn a_groups_rate_changes_as_it_was_admitted() {
+    let host = Host::start("regroup", "");
+    let (mut root, mut nobody) = (host.client(), host.client_of_nobody());
+    let own = GroupOptions {
+        share: true,
+        ..GroupOptions::default()
+    };
+    let set = |mbit: u64| group(7, GroupAction::SetRate { bits: mbit * MBIT });
+    done(&mut root, group(7, create(30, 0o711, own)));
+    let idle = Idle::start();
+    let joined = ask(&mut root, group(7, join(&idle.scope(), 20)));
+    assert!(matches!(joined, QosReply::Joined { .. }));
+    done(&mut root, set(60));
+    let shown = &show(&mut root).groups[0];
+    assert_eq!((shown.rate, shown.reserved), (60 * MBIT, 20 * MBIT));
+    let classes = host.classes();
+    assert!(classes.contains("rate 60Mbit ceil 60Mbit"), "{classes}");
+    assert!(
+        classes.contains("rate 20Mbit ceil 60Mbit"),
+        "its flow may use it: {classes}"
+    );
+    assert!(
+        classes.contains("rate 40Mbit ceil 100Mbit"),
+        "best effort: {classes}"
+    );
+    let refusal = refused(&mut root, set(91));
+    assert!(refusal.reason.contains("90mbit are left"), "{refusal:?}");
+    let refusal = refused(&mut root, set(19));
+    assert!(refusal.reason.contains("20mbit reserved"), "{refusal:?}");
+    assert_eq!(refused(&mut nobody, set(50)).errno, 13);
+    assert_eq!(
+        refused(&mut root, group(8, GroupAction::SetRate { bits: MBIT })).errno,
+        2
+    );
+    assert_eq!(host.classes(), classes, "nothing has changed");
+    done(&mut root, set(20));
+    assert_eq!(show(&mut root).links[0].reserved, 20 * MBIT);
+}
+
+fn link(mbit: Option<u64>) -> QosRequest {
+    QosRequest::Link {
+        device: "eth0".into(),
+        bits: mbit.map(|mbit| mbit * MBIT),
+    }
+}
+
+#[test]
+fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
+    let host = Host::start("slower", "");
+    let mut client = host.client();
+    let (plain, member) = (Idle::start(), Idle::start());
+    done(&mut client, bits(&plain.scope(), 30));
+    done(
+        &mut client,
+        group(7, create(60, 0o700, GroupOptions::default())),
+    );
+    ask(&mut client, group(7, join(&member.scope(), 40)));
+    let kept = |report: &QosReport, scope: &Scope| {
+        let mut all = report.transmit.iter();
+        all.find(|entry| entry.scope == *scope)
+            .map(|entry| entry.kept)
+    };
+    done(&mut client, link(Some(50)));
+    let report = show(&mut client);
+    assert_eq!(
+        kept(&report, &plain.scope()),
+        Some(Kept::Scaled { bits: 15 * MBIT })
+    );
+    assert_eq!(
+        kept(&report, &member.scope()),
+        Some(Kept::Scaled { bits: 20 * MBIT })
+    );
+    assert_eq!(report.groups[0].kept, Kept::Scaled { bits: 30 * MBIT });
+    assert_eq!(
+        (report.links[0].reservable, report.links[0].reserved),
+        (45 * MBIT, 90 * MBIT)
+    );
+    let classes = host.classes();
+    for rate in [
+        "15Mbit ceil 30",
+        "30Mbit ceil 50",
+        "20Mbit ceil 40",
+        "5Mbit ceil 50",
+        "50Mbit ceil 50",
+    ] {
+        assert!(
+            classes.contains(&format!("rate {rate}")),
+            "{rate}: {classes}"
+        );
+    }
+    assert_eq!(client.counter("server", "guarantees-scaled"), 3);
+    let other = Idle::start();
+    let refusal = refused(&mut client, bits(&other.scope(), 1));
+    assert!(refusal.reason.contains("of 45mbit"), "{refusal:?}");
+    // Who leaves leaves his part to the others.
+    done(&mut client, group(7, GroupAction::Delete));
+    let report = show(&mut client);
+    assert_eq!(kept(&report, &plain.scope()), Some(Kept::Full));
+    assert!(host.classes().contains("rate 30Mbit ceil 30Mbit"));
+    done(&mut client, link(Some(100)));
+    assert_eq!(client.counter("server", "guarantees-restored"), 1);
+    assert!(
+        host.classes().contains("rate 70Mbit ceil 100Mbit"),
+        "{}",
+        host.classes()
+    );
+    // What the device says of itself.
+    done(&mut client, link(None));
+    assert_eq!(show(&mut client).links[0].rate, Some(10_000 * MBIT));
+    use rustix::io::Errno;
+    assert_eq!(
+        refused(&mut client, link(Some(0))).errno,
+        Errno::INVAL.raw_os_error()
+    );
+    let nobody = &mut host.client_of_nobody();
+    assert_eq!(
+        refused(nobody, link(Some(1))).errno,
+        Errno::PERM.raw_os_error()
+    );
+}
+
+#[test]
+fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
+    let host = Host::start("gone", "");
+    let mut client = host.client();
+    let (plain, member, other) = (Idle::start(), Idle::start(), Idle::start());
+    done(&mut client, bits(&plain.scope(), 30));
+    done(
+        &mut client,
+        group(7, create(20, 0o700, GroupOptions::default())),
+    );
+    ask(&mut client, group(7, join(&member.scope(), 10)));
+    done(&mut client, bits(&other.scope(), 5));
+    let ip = |arguments: &str| {
+        let status = host.bed.a.exec("ip").args(arguments.split(' ')).status();
+        assert!(status.unwrap().success(), "ip {arguments}");
+    };
+    let kept = |client: &mut Client, wanted: Kept| {
+        let report = show(client);
+        let transmit = report.transmit.iter().map(|entry| entry.kept);
+        let mut all = transmit.chain(report.groups.iter().map(|entry| entry.kept));
+        all.all(|kept| kept == wanted).then_some(())
+    };
+    let index = |host: &Host| tc(&host.bed.a, "qdisc show").contains("dev eth0");
+    ip("link del eth0");
+    await_some("its guarantees to be suspended", || {
+        kept(&mut client, Kept::Suspended)
+    });
+    assert!(show(&mut client).links[0].gone && !index(&host));
+    assert_eq!(client.counter("server", "links-lost"), 1);
+    assert_eq!(client.counter("server", "guarantees-suspended"), 4);
+    let refusal = refused(&mut client, bits(&plain.scope(), 31));
+    assert!(refusal.reason.contains("gone"), "{refusal:?}");
+    done(&mut client, delete(&other.scope()));
+
+    // Another number, which a device before it may have taken.
+    ip("link add spare type veth peer name beyond");
+    ip("link add eth0 type veth peer name far");
+    ip("link set eth0 up");
+    await_some("its guarantees to be kept", || {
+        kept(&mut client, Kept::Full)
+    });
+    let classes = host.classes();
+    for rate in [
+        "30Mbit ceil 30",
+        "20Mbit ceil 20",
+        "10Mbit ceil 10",
+        "50Mbit ceil 100",
+    ] {
+        assert!(
+            classes.contains(&format!("rate {rate}")),
+            "{rate}: {classes}"
+        );
+    }
+    assert!(!classes.contains("rate 5Mbit"), "{classes}");
+    let filter = tc(&host.bed.a, "filter show dev eth0 ingress");
+    assert!(filter.contains("bpf"), "it is managed: {filter}");
+    assert_eq!(client.counter("server", "guarantees-restored"), 3);
+    done(&mut client, delete(&plain.scope()));
+    assert!(!host.classes().contains("rate 30Mbit"));
 }
 
 #[test]

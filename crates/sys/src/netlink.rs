@@ -145,6 +145,11 @@ impl Monitor {
         }
     }
 
+    /// The numbers of all devices.
+    pub fn devices(&self) -> Vec<u32> {
+        self.links.iter().map(|link| link.index).collect()
+    }
+
     /// Asks the kernel to find the link-layer address of `address`, or to confirm it. The answer
     /// comes as a change.
     pub fn resolve(&mut self, ifindex: u32, address: IpAddr) -> Result<(), ResolveError> {

@@ -3,7 +3,8 @@
 use clap::ValueEnum;
 use portolan_proto::qos::text::{self, Unreadable};
 use portolan_proto::qos::{
-    Adapt, Cpu, GroupAction, GroupOptions, Kind, QosRequest, Rate, Receive, Scope, Slack, Transmit,
+    Adapt, Algorithm, Cpu, GroupAction, GroupOptions, Kind, QosRequest, Rate, Receive, Scope,
+    Slack, Transmit,
 };
 use portolan_sys::accounts;
 
@@ -249,6 +250,9 @@ pub enum GroupCommand {
         /// Who may join (x), look (r) and change it (w), as chmod(1) takes it.
         #[arg(long, default_value = "0700", value_parser = mode)]
         mode: u16,
+        /// How members share the rate; there is one way.
+        #[arg(long, value_enum, default_value = "rate")]
+        alg: AlgorithmWord,
         /// Members may use what others of the group leave.
         #[arg(long)]
         share: bool,
@@ -263,6 +267,12 @@ pub enum GroupCommand {
         key: u32,
         #[command(flatten)]
         options: OptionArguments,
+    },
+    /// Change the rate of all members together.
+    Set {
+        key: u32,
+        #[arg(long, value_parser = text::rate)]
+        rate: u64,
     },
     /// Add a flow, or all of a process, and print its number in the group.
     Join {
@@ -279,6 +289,41 @@ pub enum GroupCommand {
     Del { key: u32 },
     /// Show all groups.
     List,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum AlgorithmWord {
+    /// Each member has its rate at any time (KT_RC).
+    Rate,
+}
+
+#[derive(clap::Args)]
+pub struct LinkArguments {
+    /// A managed device.
+    device: String,
+    /// Its rate, such as 50mbit; or auto, for what the device says.
+    #[arg(long, value_parser = link_rate)]
+    rate: LinkRate,
+}
+
+/// `auto` is no rate.
+#[derive(Clone, Copy)]
+struct LinkRate(Option<u64>);
+
+impl LinkArguments {
+    pub fn request(&self) -> QosRequest {
+        QosRequest::Link {
+            device: self.device.clone(),
+            bits: self.rate.0,
+        }
+    }
+}
+
+fn link_rate(word: &str) -> Result<LinkRate, Unreadable> {
+    match word {
+        "auto" => Ok(LinkRate(None)),
+        word => text::rate(word).map(|bits| LinkRate(Some(bits))),
+    }
 }
 
 #[derive(clap::Args)]
@@ -313,6 +358,7 @@ impl Group {
                 rate,
                 dev,
                 mode,
+                alg: AlgorithmWord::Rate,
                 share,
                 slack,
             } => {
@@ -327,9 +373,11 @@ impl Group {
                     bits: *rate,
                     mode: *mode,
                     options,
+                    algorithm: Algorithm::RateControlled,
                 };
                 (key, action)
             }
+            GroupCommand::Set { key, rate } => (key, GroupAction::SetRate { bits: *rate }),
             GroupCommand::Open { key } => (key, GroupAction::Open),
             GroupCommand::Options { key, options } => {
                 (key, GroupAction::SetOptions(options.options()))

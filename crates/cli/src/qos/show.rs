@@ -2,8 +2,8 @@
 
 use portolan_proto::qos::text::{show_duration, show_octets, show_rate, show_share};
 use portolan_proto::qos::{
-    ClassTraffic, CpuForm, CpuReport, GroupOptions, GroupReport, LinkReport, QosReport, Scope,
-    TransmitReport,
+    ClassTraffic, CpuForm, CpuReport, GroupOptions, GroupReport, Kept, LinkReport, QosReport,
+    Scope, TransmitReport,
 };
 use portolan_sys::accounts;
 
@@ -60,7 +60,10 @@ fn links(report: &QosReport) -> Vec<String> {
     let row = |link: &LinkReport| {
         vec![
             printable(&link.device),
-            link.rate.map_or_else(unknown, show_rate),
+            match link.gone {
+                true => "gone".to_owned(),
+                false => link.rate.map_or_else(unknown, show_rate),
+            },
             show_rate(link.reservable),
             show_rate(link.reserved),
             link.replaced.as_deref().map_or_else(nothing, printable),
@@ -82,13 +85,14 @@ fn transmit(report: &QosReport) -> Vec<String> {
             show_rate(entry.rate),
             show_rate(entry.ceiling),
             show_octets(entry.burst),
+            kept(entry.kept),
             entry.group.map_or_else(nothing, |key| key.to_string()),
             user(entry.uid),
         ]
     };
     let rows: Vec<_> = report.transmit.iter().map(row).collect();
     let head = [
-        "Transmit", "Dev", "Class", "Rate", "Ceil", "Burst", "Group", "By",
+        "Transmit", "Dev", "Class", "Rate", "Ceil", "Burst", "Kept", "Group", "By",
     ];
     lines(&head, &rows)
 }
@@ -101,6 +105,7 @@ fn group_table(report: &QosReport) -> Vec<String> {
             class(group.class),
             show_rate(group.rate),
             show_rate(group.reserved),
+            kept(group.kept),
             format!("{:04o}", group.mode),
             options(group.options),
             user(group.uid),
@@ -108,7 +113,7 @@ fn group_table(report: &QosReport) -> Vec<String> {
     };
     let rows: Vec<_> = report.groups.iter().map(row).collect();
     let head = [
-        "Group", "Dev", "Class", "Rate", "Reserved", "Mode", "Options", "By",
+        "Group", "Dev", "Class", "Rate", "Reserved", "Kept", "Mode", "Options", "By",
     ];
     lines(&head, &rows)
 }
@@ -280,6 +285,15 @@ pub fn scope(scope: &Scope) -> String {
     match scope {
         Scope::User { uid } => format!("user {}", user(*uid)),
         scope => printable(&scope.to_string()),
+    }
+}
+
+/// What of a rate is kept on the link as it is now.
+fn kept(kept: Kept) -> String {
+    match kept {
+        Kept::Full => "yes".to_owned(),
+        Kept::Scaled { bits } => show_rate(bits),
+        Kept::Suspended => "no".to_owned(),
     }
 }
 

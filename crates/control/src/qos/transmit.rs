@@ -142,6 +142,32 @@ impl Link {
         self.rate
     }
 
+    /// The link has another rate. What was promised stays promised; [`Link::kept`] says what of it can be kept.
+    pub fn set_rate(&mut self, rate: u64) {
+        self.rate = rate;
+    }
+
+    /// What is kept of a promise: all of it or, on a link that has become too slow for all promises, a part in
+    /// proportion.
+    pub fn kept(&self, promised: Terms) -> Terms {
+        let rate = self.part_kept(promised.rate);
+        Terms {
+            rate,
+            ceiling: promised.ceiling.min(self.rate).max(rate),
+            burst: promised.burst,
+        }
+    }
+
+    fn part_kept(&self, rate: u64) -> u64 {
+        let (reserved, reservable) = (self.reserved(), self.reservable());
+        if reserved <= reservable {
+            return rate;
+        }
+        let part = u128::from(rate) * u128::from(reservable) / u128::from(reserved);
+        // Less than the whole.
+        (part as u64).max(LEAST_RATE.min(rate))
+    }
+
     pub fn reservable(&self) -> u64 {
         percent(self.rate, self.portions.reservable_percent)
     }
@@ -161,7 +187,8 @@ impl Link {
 
     /// What the kernel and all who reserved nothing are sure of.
     pub fn best_effort(&self) -> Terms {
-        let rate = self.rate.saturating_sub(self.reserved()).max(LEAST_RATE);
+        let reserved = self.reserved().min(self.reservable());
+        let rate = self.rate.saturating_sub(reserved).max(LEAST_RATE);
         Terms {
             rate,
             ceiling: self.rate,

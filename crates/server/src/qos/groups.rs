@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use portolan_control::qos::transmit::{ClassId, Link as Ledger, Terms};
-use portolan_proto::qos::{GroupAction, GroupOptions, GroupReport, QosReply, QosReport, Scope};
+use portolan_proto::qos::{
+    Algorithm, GroupAction, GroupOptions, GroupReport, QosReply, QosReport, Scope,
+};
 use portolan_sys::traffic;
 use portolan_sys::unix::Credentials;
 use rustix::event::epoll::EventFlags;
 
-use super::transmit::{Held, LinkCounts, open_life, refusal};
+use super::transmit::{Held, LinkCounts, kept, open_life, refusal};
 use super::{Asker, Outcome, refuse};
 use crate::poll::Token;
 use crate::server::{Server, Source};
@@ -27,7 +29,9 @@ struct Group {
     ifindex: u32,
     owner: Credentials,
     mode: u16,
+    /// What was promised, and what of it the link lets be kept.
     terms: Terms,
+    kept: Terms,
     options: GroupOptions,
     /// Gone when it has ended.
     maker: Option<(OwnedFd, Token)>,
@@ -66,6 +70,29 @@ impl Group {
 }
 
 impl Groups {
+    /// Those of a link: their classes, what they were promised and what is kept of it.
+    pub(super) fn on(&self, ifindex: u32) -> impl Iterator<Item = (ClassId, Terms, Terms)> {
+        let groups = self.by_key.values();
+        groups
+            .filter(move |group| group.ifindex == ifindex)
+            .map(|group| (group.class, group.terms, group.kept))
+    }
+
+    pub(super) fn set_kept(&mut self, class: ClassId, kept: Terms) {
+        let mut groups = self.by_key.values_mut();
+        if let Some(group) = groups.find(|group| group.class == class) {
+            group.kept = kept;
+        }
+    }
+
+    /// A device has come back by another number.
+    pub(super) fn follow(&mut self, before: u32, ifindex: u32) {
+        let groups = self.by_key.values_mut();
+        groups
+            .filter(|group| group.ifindex == before)
+            .for_each(|group| group.ifindex = ifindex);
+    }
+
     pub(super) fn has_class(&self, class: ClassId) -> bool {
         self.by_key.values().any(|group| group.class == class)
     }
@@ -95,11 +122,19 @@ impl Server {
                 bits,
                 mode,
                 options,
+                algorithm: Algorithm::RateControlled,
             } => {
                 self.create_group(who, key, device.as_deref(), (bits, mode, options))?;
             }
             GroupAction::Open => drop(self.group(who, key, Right::Join)?),
-            GroupAction::SetOptions(options) => self.set_group_options(who, key, options)?,
+            GroupAction::SetOptions(options) => {
+                let rate = self.group(who, key, Right::Change)?.terms.rate;
+                self.change_multiplex_terms(who, key, (rate, options))?;
+            }
+            GroupAction::SetRate { bits } => {
+                let options = self.group(who, key, Right::Change)?.options;
+                self.change_multiplex_terms(who, key, (bits, options))?;
+            }
             GroupAction::Join { scope, bits } => {
                 let member = self.join_multiplex(asker, key, asker.means(scope)?, bits)?;
                 return Ok(QosReply::Joined { member });
@@ -160,7 +195,8 @@ impl Server {
         ledger
             .reserve(class, owner.uid, terms.rate)
             .map_err(refusal)?;
-        self.realise(ifindex, ledger, (class, traffic::WHOLE), &terms)?;
+        let kept = ledger.kept(terms);
+        self.realise(ifindex, ledger, (class, traffic::WHOLE), &kept)?;
         let maker = maker.and_then(|fd| {
             let token = self
                 .poll
@@ -174,6 +210,7 @@ impl Server {
             owner,
             mode,
             terms,
+            kept,
             options,
             maker,
         };
@@ -181,27 +218,34 @@ impl Server {
         Ok(())
     }
 
-    /// Its flows' ceilings follow.
-    fn set_group_options(&mut self, who: Credentials, key: u32, options: GroupOptions) -> Outcome {
+    /// Another rate, which is admitted like a new one, or other options; its flows' ceilings follow.
+    fn change_multiplex_terms(
+        &mut self,
+        who: Credentials,
+        key: u32,
+        (bits, options): (u64, GroupOptions),
+    ) -> Outcome {
         let group = self.group(who, key, Right::Change)?;
-        let (id, ifindex, rate) = (group.class, group.ifindex, group.terms.rate);
-        let ledger = self.ledger(ifindex)?.clone();
-        let terms = group_terms(&ledger, rate, options)?;
-        self.realise(ifindex, ledger.clone(), (id, traffic::WHOLE), &terms)?;
-        let Some(group) = self.qos.groups.by_key.get_mut(&key) else {
-            return Ok(());
-        };
-        (group.options, group.terms) = (options, terms);
-        let members = self.qos.transmit.members(key);
+        let (id, ifindex, owner) = (group.class, group.ifindex, group.owner.uid);
+        let mut ledger = self.ledger(ifindex)?.clone();
+        let terms = group_terms(&ledger, bits, options)?;
+        if terms.rate != group.terms.rate {
+            ledger.reserve(id, owner, terms.rate).map_err(refusal)?;
+        }
+        let kept = ledger.kept(terms);
+        self.realise(ifindex, ledger.clone(), (id, traffic::WHOLE), &kept)?;
+        if let Some(group) = self.qos.groups.by_key.get_mut(&key) {
+            (group.options, group.terms, group.kept) = (options, terms, kept);
+        }
         let group = self.group(who, key, Right::Change)?;
+        let members = self.qos.transmit.members(key).into_iter();
         let changes: Vec<(ClassId, Terms)> = members
-            .into_iter()
             .map(|(member, rate)| Ok((member, group.member_terms(&ledger, rate)?)))
             .collect::<Outcome<_>>()?;
         for (member, terms) in changes {
-            self.realise(ifindex, ledger.clone(), (member, id.0), &terms)?;
             self.qos.transmit.set_terms(member, terms);
         }
+        self.settle_link(ifindex);
         self.look_at_group(key);
         Ok(())
     }
@@ -234,6 +278,7 @@ impl Server {
             ifindex,
             uid,
             terms,
+            kept: terms,
             group: Some(within),
             life: None,
         };
@@ -303,6 +348,11 @@ impl Server {
                 rate: group.terms.rate,
                 reserved: ledger.reserved_in(group.class),
                 options: group.options,
+                kept: kept(
+                    self.qos.transmit.link(group.ifindex),
+                    &group.terms,
+                    &group.kept,
+                ),
                 traffic: counts.of(group.ifindex, group.class.0),
             });
         }

@@ -1,5 +1,6 @@
 //! Transmit reservations: links with their schedulers, who has which class of them, and until when.
 
+mod changes;
 mod leaving;
 mod links;
 mod sessions;
@@ -12,11 +13,12 @@ use portolan_control::qos::transmit::{ClassId, Link as Ledger, Refused, Terms};
 use portolan_proto::qos::text::show_rate;
 use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
 use portolan_sys::traffic::{self, Traffic, TrafficError};
-use portolan_types::{ChannelId, SessionId};
+use portolan_types::{ChannelId, Instant, SessionId};
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tracing::{info, warn};
 
+pub(super) use changes::kept;
 use leaving::Leaving;
 pub(super) use links::LinkCounts;
 use links::{Link, rest_of};
@@ -49,6 +51,8 @@ pub struct Reservations {
     leaving: Vec<Leaving>,
     /// Sessions that the server sends for, with their programs' own bounds.
     paced: HashMap<SessionId, Option<u64>>,
+    /// When to look at the devices again.
+    look_at: Option<Instant>,
 }
 
 /// One reservation.
@@ -57,7 +61,10 @@ pub(super) struct Held {
     pub scope: Scope,
     pub ifindex: u32,
     pub uid: u32,
+    /// What was promised.
     pub terms: Terms,
+    /// And what of it the link as it is now lets be kept.
+    pub kept: Terms,
     /// Within which it is reserved: its key and class.
     pub group: Option<(u32, ClassId)>,
     /// Of the process with which it ends.
@@ -105,6 +112,7 @@ impl Server {
             ifindex,
             uid,
             terms,
+            kept: terms,
             group: None,
             life: None,
         };
@@ -130,7 +138,8 @@ impl Server {
             Some(old) => old.life.take(),
             None => self.watch_life(id, life)?,
         };
-        if let Err(refusal) = self.realise(held.ifindex, ledger, (id, parent), &held.terms) {
+        held.kept = ledger.kept(held.terms);
+        if let Err(refusal) = self.realise(held.ifindex, ledger, (id, parent), &held.kept) {
             match (self.qos.transmit.held.get_mut(&id), held.life) {
                 (Some(old), life) => old.life = life,
                 (None, Some((fd, token))) => self.poll.remove(&fd, token),
@@ -141,8 +150,10 @@ impl Server {
         let scope = held.scope.clone();
         info!(%scope, class = id.0, rate = show_rate(held.terms.rate), "transmit rate reserved");
         self.qos.transmit.by_scope.insert(scope.clone(), id);
+        let ifindex = held.ifindex;
         self.qos.transmit.held.insert(id, held);
         self.tell_covered(&scope);
+        self.settle_link(ifindex);
         Ok(())
     }
 
@@ -270,14 +281,12 @@ impl Server {
             return;
         };
         ledger.release(id);
-        let rest = rest_of(ledger);
-        let released = transmit
-            .traffic()
-            .and_then(|traffic| traffic.set_class(ifindex, &rest));
-        if let Err(error) = released {
-            warn!(%error, "best effort stays slow");
+        if transmit.is_scheduled(ifindex) {
+            // Others may have more of their promises now, and best effort what they leave.
+            self.settle_link(ifindex);
+            self.settle_rest(ifindex);
+            self.remove_class(ifindex, id);
         }
-        self.remove_class(ifindex, id);
     }
 
     /// A class for something of a user's.
@@ -432,6 +441,11 @@ impl Server {
                 ceiling: held.terms.ceiling,
                 burst: held.terms.burst,
                 group: held.group.map(|(key, _)| key),
+                kept: kept(
+                    self.qos.transmit.link(held.ifindex),
+                    &held.terms,
+                    &held.kept,
+                ),
                 traffic: counts.of(held.ifindex, id.0),
             })
             .collect();
@@ -467,13 +481,19 @@ impl Reservations {
             held.terms = terms;
         }
     }
+
+    fn set_kept(&mut self, id: ClassId, kept: Terms) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.kept = kept;
+        }
+    }
 }
 
 impl Held {
     fn class(&self, minor: ClassId) -> Class {
         Class {
             minor,
-            terms: self.terms,
+            terms: self.kept,
         }
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::qos::{
-    Adapt, Cpu, GroupAction, GroupOptions, Kind, QosReply, QosRequest, Rate, Receive, Refusal,
-    Scope, Slack, Transmit,
+    Adapt, Algorithm, Cpu, GroupAction, GroupOptions, Kind, QosReply, QosRequest, Rate, Receive,
+    Refusal, Scope, Slack, Transmit,
 };
 use portolan_types::{FlowKey, Protocol, Slot};
 
@@ -464,6 +464,7 @@ fn group_actions() -> Vec<GroupAction> {
         bits,
         mode,
         options,
+        algorithm: Algorithm::RateControlled,
     };
     vec![
         create(0, 0o700),
@@ -471,6 +472,7 @@ fn group_actions() -> Vec<GroupAction> {
         create(1_000_000, 0o7777),
         GroupAction::Open,
         GroupAction::SetOptions(options),
+        GroupAction::SetRate { bits: u64::MAX },
         GroupAction::Join {
             scope: Scope::Process { pid: 1 },
             bits: 1_000,

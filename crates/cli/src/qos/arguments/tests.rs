@@ -123,8 +123,13 @@ fn groups_have_the_calls_of_their_table() {
             options: GroupOptions {
                 keep: true,
                 ..options
-            }
+            },
+            algorithm: Algorithm::RateControlled,
         })
+    );
+    assert_eq!(
+        request("group set 7 --rate 20mbit"),
+        group(GroupAction::SetRate { bits: 20_000_000 })
     );
     assert_eq!(request("group open 7"), group(GroupAction::Open));
     assert_eq!(
@@ -153,6 +158,8 @@ fn a_wrong_line_is_refused_by_its_word() {
         ("set pid 5 tx --rate 1mbps", "1mbps"),
         ("set pid 5 tx --rate -1mbit", "'-1'"),
         ("set pid 5 tx", "--rate"),
+        ("group create 7 --rate 1mbit --alg fifo", "fifo"),
+        ("link eth0 --rate fast", "fast"),
         (
             "set pid 5 tx --rate 1mbit --slice 1ms --period 2ms",
             "--slice",

@@ -16,6 +16,7 @@ pub fn report() -> QosReport {
     QosReport {
         links: vec![LinkReport {
             device: "eth0".into(),
+            gone: false,
             rate: Some(100_000_000),
             reservable: 90_000_000,
             reserved: 20_000_000,
@@ -31,6 +32,7 @@ pub fn report() -> QosReport {
             ceiling: 50_000_000,
             burst: 65_536,
             group: None,
+            kept: Kept::Scaled { bits: 10_000_000 },
             traffic,
         }],
         groups: vec![GroupReport {
@@ -46,6 +48,7 @@ pub fn report() -> QosReport {
                 keep: true,
                 ..GroupOptions::default()
             },
+            kept: Kept::Suspended,
             traffic,
         }],
         receive: vec![ReceiveReport {
@@ -106,15 +109,15 @@ fn links_and_reservations_stand_under_their_heads() {
     assert_eq!(
         transmit(&report()),
         [
-            "Transmit Dev  Class Rate   Ceil   Burst Group By",
-            "pid 123  eth0 10    20mbit 50mbit 64k   -     root",
+            "Transmit Dev  Class Rate   Ceil   Burst Kept   Group By",
+            "pid 123  eth0 10    20mbit 50mbit 64k   10mbit -     root",
         ]
     );
     assert_eq!(
         group_table(&report()),
         [
-            "Group Dev  Class Rate    Reserved Mode Options    By",
-            "7     eth0 11    2.5mbit 0bit     0710 share,keep root",
+            "Group Dev  Class Rate    Reserved Kept Mode Options    By",
+            "7     eth0 11    2.5mbit 0bit     no   0710 share,keep root",
         ]
     );
     assert_eq!(

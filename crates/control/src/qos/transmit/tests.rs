@@ -191,3 +191,27 @@ fn no_numbers_break_the_sums() {
             }
         });
 }
+
+#[test]
+fn a_slower_link_keeps_each_promise_in_proportion_and_all_when_it_is_fast_again() {
+    let mut link = link();
+    let terms = |rate, ceiling| Terms {
+        rate,
+        ceiling,
+        burst: 20_000,
+    };
+    link.reserve(ClassId(16), 0, 60 * MBIT).unwrap();
+    link.reserve(ClassId(17), 0, 30 * MBIT).unwrap();
+    link.set_rate(10 * MBIT);
+    let kept = link.kept(terms(60 * MBIT, 100 * MBIT));
+    assert_eq!(kept, terms(6 * MBIT, 10 * MBIT));
+    assert_eq!(link.kept(terms(30 * MBIT, 30 * MBIT)).rate, 3 * MBIT);
+    assert_eq!(link.best_effort().rate, MBIT);
+    assert!(link.reserve(ClassId(18), 0, MBIT).is_err());
+    // A class that does nothing at all would be none.
+    link.set_rate(LEAST_RATE);
+    assert_eq!(link.kept(terms(30 * MBIT, 30 * MBIT)).rate, LEAST_RATE);
+    link.set_rate(1_000 * MBIT);
+    let all = terms(60 * MBIT, 100 * MBIT);
+    assert_eq!(link.kept(all), all);
+}

@@ -49,6 +49,11 @@ impl Server {
 }
 
 impl Reservations {
+    /// They have gone with their device.
+    pub(super) fn forget_leaving(&mut self, ifindex: u32) {
+        self.leaving.retain(|class| class.ifindex != ifindex);
+    }
+
     pub(super) fn is_leaving(&self, id: ClassId) -> bool {
         self.leaving.iter().any(|class| class.id == id)
     }

@@ -19,12 +19,21 @@ const BEST_EFFORT_LAST: u32 = 1;
 
 /// A managed device.
 #[derive(Debug)]
-pub(super) struct Link {
-    config: LinkConfig,
+pub(in crate::qos) struct Link {
+    pub(super) config: LinkConfig,
     /// None while its rate is not known.
-    ledger: Option<Ledger>,
+    pub(super) ledger: Option<Ledger>,
     /// What was there before our scheduler, if that is there.
-    scheduler: Option<Before>,
+    pub(super) scheduler: Option<Before>,
+    pub(super) presence: Presence,
+}
+
+/// Is there a device of the link's name?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    There,
+    /// Its number may be another device's by now.
+    Gone,
 }
 
 const NO_RATE: &str =
@@ -38,6 +47,10 @@ pub(super) fn rest_of(ledger: &Ledger) -> traffic::Class {
         &ledger.best_effort(),
         BEST_EFFORT_LAST,
     )
+}
+
+pub(super) fn whole_of(ledger: &Ledger) -> traffic::Class {
+    class(traffic::WHOLE, 0, &ledger.whole(), RESERVED_FIRST)
 }
 
 /// What the classes of each link have sent.
@@ -79,6 +92,7 @@ impl Server {
                 config,
                 ledger,
                 scheduler: None,
+                presence: Presence::There,
             };
             self.qos.transmit.links.insert(device.index, link);
             if is_configured && let Err(error) = self.put_scheduler(device.index) {
@@ -129,17 +143,15 @@ impl Server {
         let Some(link) = transmit.links.get(&ifindex) else {
             return Ok(());
         };
-        let (Some(ledger), None) = (&link.ledger, &link.scheduler) else {
+        let (Some(ledger), None, Presence::There) = (&link.ledger, &link.scheduler, link.presence)
+        else {
             return Ok(());
         };
         let foreign = match link.config.replace {
             true => Foreign::Replace,
             false => Foreign::Keep,
         };
-        let classes = [
-            class(traffic::WHOLE, 0, &ledger.whole(), RESERVED_FIRST),
-            rest_of(ledger),
-        ];
+        let classes = [whole_of(ledger), rest_of(ledger)];
         let device = link.config.device.clone();
         let traffic = transmit.traffic()?;
         let before = traffic.look(ifindex, foreign)?;
@@ -175,12 +187,18 @@ impl Server {
         let Some(device) = device else {
             let mut known = links.iter().filter(|(_, link)| link.ledger.is_some());
             return match (known.next(), known.next()) {
+                (Some((_, link)), None) if link.presence == Presence::Gone => {
+                    refuse(libc::ENODEV, "the only link has gone")
+                }
                 (Some((ifindex, _)), None) => Ok(*ifindex),
                 (None, _) => refuse(libc::ENODEV, NO_RATE),
                 _ => refuse(libc::ENODEV, "there are several links: name the device"),
             };
         };
         match links.iter().find(|(_, link)| link.config.device == device) {
+            Some((_, link)) if link.presence == Presence::Gone => {
+                refuse(libc::ENODEV, format!("{device} has gone"))
+            }
             None => refuse(libc::ENODEV, format!("{device:?} is not a managed device")),
             Some((_, Link { ledger: None, .. })) => {
                 refuse(libc::ENODEV, format!("{device}: {NO_RATE}"))
@@ -221,6 +239,7 @@ impl Reservations {
             let ledger = link.ledger.as_ref();
             LinkReport {
                 device: link.config.device.clone(),
+                gone: link.presence == Presence::Gone,
                 rate: ledger.map(Ledger::rate),
                 reservable: ledger.map_or(0, Ledger::reservable),
                 reserved: ledger.map_or(0, Ledger::reserved),
@@ -261,12 +280,17 @@ impl Reservations {
             .unwrap_or_default()
     }
 
+    pub(super) fn is_scheduled(&self, ifindex: u32) -> bool {
+        let link = self.links.get(&ifindex);
+        link.is_some_and(|link| link.scheduler.is_some())
+    }
+
+    pub(in crate::qos) fn link(&self, ifindex: u32) -> Option<&Link> {
+        self.links.get(&ifindex)
+    }
+
     pub(super) fn counts(&mut self, ifindex: u32) -> HashMap<u16, Counts> {
-        let is_scheduled = self
-            .links
-            .get(&ifindex)
-            .is_some_and(|link| link.scheduler.is_some());
-        if !is_scheduled {
+        if !self.is_scheduled(ifindex) {
             return HashMap::new();
         }
         match self.traffic().and_then(|traffic| traffic.counts(ifindex)) {
