@@ -15,6 +15,7 @@ struct Line {
 enum Command {
     Set(Setting),
     Del(Deletion),
+    Link(LinkArguments),
     Group(Group),
 }
 
@@ -24,6 +25,7 @@ fn request(line: &str) -> Result<QosRequest, String> {
     match line.command {
         Command::Set(setting) => setting.request(),
         Command::Del(deletion) => deletion.request(),
+        Command::Link(link) => Ok(link.request()),
         Command::Group(group) => group.request(),
     }
     .map_err(|error| error.to_string())
@@ -105,6 +107,16 @@ fn guarantees_end_by_scope_and_kind() {
             kind: Kind::Receive
         })
     );
+}
+
+#[test]
+fn a_links_rate_is_said_or_left_to_the_device() {
+    let link = |bits| {
+        let device = "eth0".into();
+        Ok(QosRequest::Link { device, bits })
+    };
+    assert_eq!(request("link eth0 --rate 50mbit"), link(Some(50_000_000)));
+    assert_eq!(request("link eth0 --rate auto"), link(None));
 }
 
 #[test]
