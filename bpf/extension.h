@@ -4,7 +4,8 @@
  * the filter found out of the packet goes along in memory of the processor, which no extension has.
  *
  * A packet's way: packet filter → manager of the event → extension → apply → next extension … →
- * owner. Each arrow is a tail call; where one fails, the packet goes to its owner.
+ * owner. Each arrow is a tail call; where one fails, the packet goes to its owner. What an owner
+ * sends goes the same way from the transmit filter, which has found it good before, to the device.
  */
 #ifndef EXTENSION_H
 #define EXTENSION_H
@@ -41,6 +42,8 @@ struct extension_work {
 	__u32 position;
 	/* The one that is called. */
 	__u32 number;
+	/* What is sent needs a number of its own for each receiver. */
+	__u32 is_numbered;
 };
 
 struct {
@@ -56,6 +59,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct portolan_view);
 } extension_views SEC(".maps");
+
+/* What is sent has views of its own: who handles what comes does not see whom others send to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct portolan_sending);
+} extension_sendings SEC(".maps");
 
 /* Chains by what they are installed for. */
 struct {
@@ -89,7 +100,7 @@ struct {
 /* The managers' programs, by MANAGER_*. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 2);
+	__uint(max_entries, MANAGERS);
 	__type(key, __u32);
 	__type(value, __u32);
 } managers SEC(".maps");
@@ -109,6 +120,23 @@ static __always_inline void raise_received(struct __sk_buff *skb, const struct f
 	work->flags = flags;
 	work->interface = interface;
 	bpf_tail_call(skb, &managers, MANAGER_RECEIVE);
+}
+
+/* Has the managers see to a packet that its channel may send; returns only if they cannot. */
+static __always_inline void raise_sent(struct __sk_buff *skb, const struct flow_row *row,
+				       const struct filter_key *key, __u32 egress,
+				       bool is_numbered)
+{
+	__u32 zero = 0;
+	struct extension_work *work = bpf_map_lookup_elem(&extension_work, &zero);
+
+	if (!work)
+		return;
+	work->row = *row;
+	work->key = *key;
+	work->interface = egress;
+	work->is_numbered = is_numbered;
+	bpf_tail_call(skb, &managers, MANAGER_SEND);
 }
 
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * The protocol managers (PX 3.1): they show a packet to the extensions of its endpoint, and do what
- * these decide. An extension neither has the packet nor says where it comes from; what it leaves in
+ * The protocol managers of PacketRecv (PX 3.1): they show a packet to the extensions of its endpoint,
+ * and do what these decide. An extension neither has the packet nor says where it comes from; what it leaves in
  * the view is checked here.
  */
 #include <linux/bpf.h>
@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "budget.h"
+#include "chain.h"
 #include "counters.h"
 #include "deliver.h"
 #include "extension.h"
@@ -20,46 +21,6 @@
 static __always_inline int give_to_owner(struct __sk_buff *skb, const struct extension_work *work)
 {
 	return deliver(skb, &work->row, work->key.protocol, work->flags, work->interface);
-}
-
-/* Calls the next extension that may run; returns if there is none. */
-static __always_inline void call_next(struct __sk_buff *skb, struct extension_work *work,
-				      struct portolan_view *view)
-{
-	for (int i = 0; i < CHAIN_MAX; i++) {
-		struct extension_control *control;
-		__u32 position = work->position;
-		__u32 number;
-
-		if (position >= work->chain.count || position >= CHAIN_MAX)
-			return;
-		number = work->chain.numbers[position];
-		work->position = position + 1;
-		work->number = number;
-		control = bpf_map_lookup_elem(&extension_controls, &number);
-		if (!control || control->is_stopped)
-			continue;
-		work->started = view->time = bpf_ktime_get_ns();
-		bpf_tail_call(skb, &extensions, number);
-	}
-}
-
-static __always_inline bool find_chain(struct extension_work *work)
-{
-	const struct guard_key guard = {
-		.channel = work->row.channel,
-		.port = work->key.local_port,
-		.protocol = work->key.protocol,
-		.event = work->key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE : EVENT_UDP_RECEIVE,
-	};
-	struct chain *chain = bpf_map_lookup_elem(&guards, &guard);
-
-	if (!chain)
-		return false;
-	work->chain = *chain;
-	work->position = 0;
-	work->event = guard.event;
-	return true;
 }
 
 /* UDP.PacketRecv and TCP.PacketRecv. */
@@ -78,9 +39,10 @@ int extension_receive(struct __sk_buff *skb)
 		/* It is paid for. */
 		work->row.flags &= (1 << ROW_BUDGET_SHIFT) - 1;
 	}
-	if (!find_chain(work))
+	if (!find_chain(work, work->key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
+								  EVENT_UDP_RECEIVE))
 		return give_to_owner(skb, work);
-	switch (show(skb, work, view)) {
+	switch (show(skb, RECEIVED, work, view)) {
 	case SHOWN:
 		call_next(skb, work, view);
 		count(extension_passed);
@@ -93,34 +55,6 @@ int extension_receive(struct __sk_buff *skb)
 		break;
 	}
 	return give_to_owner(skb, work);
-}
-
-#define account(statistics, what) ((statistics)->what += 1)
-
-/* One that takes too long once may have been interrupted; often, it is at fault. */
-static __always_inline void charge_time(struct extension_work *work,
-					struct extension_statistics *statistics)
-{
-	__u32 number = work->number;
-	struct extension_control *control = bpf_map_lookup_elem(&extension_controls, &number);
-	__u64 time = work->run.ended - work->started;
-
-	statistics->runs += 1;
-	statistics->time += time;
-	if (time > statistics->longest)
-		statistics->longest = time;
-	if (!control || time <= control->limit) {
-		if (statistics->strikes)
-			statistics->strikes -= 1;
-		return;
-	}
-	count(extension_overruns);
-	statistics->overruns += 1;
-	statistics->strikes += OVERRUN_STRIKES;
-	if (statistics->strikes >= STRIKES_MAX && !control->is_stopped) {
-		control->is_stopped = 1;
-		count(extension_stopped);
-	}
 }
 
 /* What an extension has decided. */

@@ -11,11 +11,7 @@
 #include <stddef.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
-#include <linux/in.h>
 #include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/tcp.h>
-#include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -23,38 +19,7 @@
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
-
-/* Where things are in a packet that is shown: its headers have no options. */
-struct layout {
-	__u32 addresses;
-	/* Of each. */
-	__u32 width;
-	__u32 hops;
-	__u32 transport;
-	__u32 checksum;
-};
-
-static __always_inline struct layout layout_of(const struct filter_key *key)
-{
-	const __u32 check = key->protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
-							   offsetof(struct udphdr, check);
-
-	if (is_ipv4(&key->local))
-		return (struct layout){
-			.addresses = ETH_HLEN + offsetof(struct iphdr, saddr),
-			.width = 4,
-			.hops = ETH_HLEN + offsetof(struct iphdr, ttl),
-			.transport = ETH_HLEN + sizeof(struct iphdr),
-			.checksum = ETH_HLEN + sizeof(struct iphdr) + check,
-		};
-	return (struct layout){
-		.addresses = ETH_HLEN + offsetof(struct ipv6hdr, saddr),
-		.width = 16,
-		.hops = ETH_HLEN + offsetof(struct ipv6hdr, hop_limit),
-		.transport = ETH_HLEN + sizeof(struct ipv6hdr),
-		.checksum = ETH_HLEN + sizeof(struct ipv6hdr) + check,
-	};
-}
+#include "rewrite.h"
 
 /* Is the extension called for what comes to that port, too? Then its owner has it. */
 static __always_inline bool has_port(const struct extension_work *work, __be16 port)
@@ -79,16 +44,6 @@ static __always_inline bool has_port(const struct extension_work *work, __be16 p
 	return false;
 }
 
-/* Nobody is sent to a group, to all, or back here. */
-static __always_inline bool may_be_sent_to(const struct filter_key *key, const union address *to)
-{
-	if (is_ipv4(&key->local) != is_ipv4(to) || is_local(to) || is_broadcast(to))
-		return false;
-	if (is_ipv4(to))
-		return to->octets[12] != 0 && to->octets[12] != 127 && to->octets[12] < 224;
-	return to->octets[0] != 0xff && (to->words[0] || to->words[1] || to->words[2]);
-}
-
 /* Two forwarders that send to each other would never end. */
 static __always_inline bool take_hop(struct __sk_buff *skb, const struct layout *at)
 {
@@ -109,65 +64,28 @@ static __always_inline bool take_hop(struct __sk_buff *skb, const struct layout 
 	return bpf_skb_store_bytes(skb, at->hops, &hops, sizeof(hops), 0) == 0;
 }
 
-/* A UDP checksum of 0 is none, and stays so. */
-static __always_inline __u64 checksum_flags(const struct filter_key *key)
-{
-	return key->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
-}
-
-static __always_inline bool change_addresses(struct __sk_buff *skb, const struct layout *at,
-					     const struct filter_key *key,
-					     const union address *to)
-{
-	const __u64 flags = checksum_flags(key) | BPF_F_PSEUDO_HDR;
-	union address before[2] = { key->remote, key->local };
-	union address after[2] = { key->local, *to };
-	__s64 difference;
-
-	if (at->width == 4) {
-		__be32 before_v4[2] = { key->remote.words[3], key->local.words[3] };
-		__be32 after_v4[2] = { key->local.words[3], to->words[3] };
-
-		difference = bpf_csum_diff(before_v4, sizeof(before_v4), after_v4,
-					   sizeof(after_v4), 0);
-		return bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), 0,
-					   difference, 0) == 0 &&
-		       bpf_l4_csum_replace(skb, at->checksum, 0, difference, flags) == 0 &&
-		       bpf_skb_store_bytes(skb, at->addresses, after_v4, sizeof(after_v4), 0) == 0;
-	}
-	difference = bpf_csum_diff(before[0].words, sizeof(before), after[0].words, sizeof(after),
-				   0);
-	return bpf_l4_csum_replace(skb, at->checksum, 0, difference, flags) == 0 &&
-	       bpf_skb_store_bytes(skb, at->addresses, after, sizeof(after), 0) == 0;
-}
-
-static __always_inline bool change_ports(struct __sk_buff *skb, const struct layout *at,
-					 const struct filter_key *key, struct ports *after)
-{
-	struct ports before = { .source = key->remote_port, .destination = key->local_port };
-	__s64 difference = bpf_csum_diff((__be32 *)&before, sizeof(before), (__be32 *)after,
-					 sizeof(*after), 0);
-
-	return bpf_l4_csum_replace(skb, at->checksum, 0, difference, checksum_flags(key)) == 0 &&
-	       bpf_skb_store_bytes(skb, at->transport, after, sizeof(*after), 0) == 0;
-}
-
 /* False if the extension has not the port, or names nobody that it can go to. */
 static __always_inline bool forward(struct __sk_buff *skb, const struct extension_work *work,
 				    const struct portolan_view *view)
 {
 	const struct layout at = layout_of(&work->key);
-	struct ports ports = {
-		.source = bpf_htons(view->from_port),
-		.destination = bpf_htons(view->to_port),
+	struct ends before = {
+		.addresses = { work->key.remote, work->key.local },
+		.ports = { .source = work->key.remote_port, .destination = work->key.local_port },
 	};
-	union address to;
+	struct ends after = {
+		.addresses = { work->key.local },
+		.ports = {
+			.source = bpf_htons(view->from_port),
+			.destination = bpf_htons(view->to_port),
+		},
+	};
 
-	__builtin_memcpy(&to, view->to, sizeof(to));
-	if (!view->to_port || !has_port(work, ports.source) || !may_be_sent_to(&work->key, &to))
+	__builtin_memcpy(&after.addresses[1], view->to, sizeof(after.addresses[1]));
+	if (!view->to_port || !has_port(work, after.ports.source) ||
+	    !may_be_sent_to(&work->key, &after.addresses[1]))
 		return false;
-	return take_hop(skb, &at) && change_addresses(skb, &at, &work->key, &to) &&
-	       change_ports(skb, &at, &work->key, &ports);
+	return take_hop(skb, &at) && change_ends(skb, &at, &work->key, &before, &after);
 }
 
 #endif

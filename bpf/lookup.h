@@ -98,40 +98,44 @@ enum sender {
 	SENDER_OWNER,
 };
 
-/* Whether the channel has a socket on that binding, alone or among others; if so, the class of what it sends. */
-static __always_inline enum sender sender_on(const struct binding_key *binding, __u32 channel,
-					     __u16 *class)
+/*
+ * Whether the channel has a socket on that binding, alone or among others; if so, its row, or what
+ * is known of it: of a binding that is shared, that there may be handlers.
+ */
+static __always_inline enum sender sender_on(const struct binding_key *binding,
+					     struct flow_row *sender)
 {
+	struct sender_key key = { .binding = *binding, .channel = sender->channel };
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
-	struct sender_key sender = { .binding = *binding, .channel = channel };
 	__u16 *shared;
 
 	if (row && !(row->flags & ROW_SHARED)) {
-		if (row->channel != channel)
+		if (row->channel != sender->channel)
 			return SENDER_FOREIGN;
-		*class = row->class;
+		*sender = *row;
 		return SENDER_OWNER;
 	}
-	shared = bpf_map_lookup_elem(&senders, &sender);
+	shared = bpf_map_lookup_elem(&senders, &key);
 	if (shared) {
-		*class = *shared;
+		sender->class = *shared;
+		sender->flags = ROW_EXTENDED_SENDING;
 		return SENDER_OWNER;
 	}
 	return row ? SENDER_FOREIGN : SENDER_UNKNOWN;
 }
 
 /* Who sends from an endpoint that is no flow's. */
-static __always_inline enum sender find_sender(const struct filter_key *key, __u32 channel,
-					       __u16 *class)
+static __always_inline enum sender find_sender(const struct filter_key *key,
+					       struct flow_row *sender)
 {
 	struct binding_key binding = exact_binding(key);
-	enum sender exact = sender_on(&binding, channel, class);
+	enum sender exact = sender_on(&binding, sender);
 	enum sender any;
 
 	if (exact == SENDER_OWNER)
 		return exact;
 	widen(&binding);
-	any = sender_on(&binding, channel, class);
+	any = sender_on(&binding, sender);
 	return any == SENDER_UNKNOWN ? exact : any;
 }
 
@@ -139,7 +143,8 @@ static __always_inline enum sender find_sender(const struct filter_key *key, __u
  * Whether the channel performs the handshakes of that port itself. A listener on the very address goes
  * before one on any: its port is not the other's.
  */
-static __always_inline enum sender find_delegate(const struct filter_key *key, __u32 channel)
+static __always_inline enum sender find_delegate(const struct filter_key *key,
+						 struct flow_row *sender)
 {
 	struct binding_key binding = exact_binding(key);
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, &binding);
@@ -150,7 +155,10 @@ static __always_inline enum sender find_delegate(const struct filter_key *key, _
 	}
 	if (!row || !(row->flags & ROW_DELEGATED))
 		return SENDER_UNKNOWN;
-	return row->channel == channel ? SENDER_OWNER : SENDER_FOREIGN;
+	if (row->channel != sender->channel)
+		return SENDER_FOREIGN;
+	*sender = *row;
+	return SENDER_OWNER;
 }
 
 #endif

@@ -41,6 +41,8 @@ struct flow_row {
 #define ROW_DELEGATED 4
 /* Handlers are installed for what it receives. */
 #define ROW_EXTENDED 8
+/* And for what it sends. */
+#define ROW_EXTENDED_SENDING 16
 /* Its frames go by the tap, whether the owner sleeps or not. */
 #define ROW_BY_TAP 32
 /* The bits from here up to 15 are the row's budget, 0 for none. */
@@ -228,6 +230,8 @@ struct guard_key {
 
 #define EVENT_UDP_RECEIVE 1
 #define EVENT_TCP_RECEIVE 2
+#define EVENT_UDP_SEND 3
+#define EVENT_TCP_SEND 4
 
 /* Extensions in the order in which they are called. */
 struct chain {
@@ -261,6 +265,8 @@ struct extension_statistics {
 	__u64 delivered;
 	__u64 refused;
 	__u64 forwarded;
+	__u64 replaced;
+	__u64 copied;
 };
 
 /* The part of the managers' own memory that the stub around a handler writes. */
@@ -273,6 +279,9 @@ struct extension_run {
 
 #define MANAGER_RECEIVE 0
 #define MANAGER_APPLY 1
+#define MANAGER_SEND 2
+#define MANAGER_APPLY_SENT 3
+#define MANAGERS 4
 
 #define HOLDERS_MAX 8
 
@@ -308,7 +317,7 @@ _Static_assert(sizeof(struct budget) == 72, "Budget");
 _Static_assert(sizeof(struct guard_key) == 8, "GuardKey");
 _Static_assert(sizeof(struct chain) == 20, "Chain");
 _Static_assert(sizeof(struct extension_control) == 16, "ExtensionControl");
-_Static_assert(sizeof(struct extension_statistics) == 96, "ExtensionStatistics");
+_Static_assert(sizeof(struct extension_statistics) == 112, "ExtensionStatistics");
 _Static_assert(sizeof(struct extension_run) == 16, "ExtensionRun");
 
 #endif

@@ -9,10 +9,12 @@
 #include <bpf/bpf_helpers.h>
 
 #include "counters.h"
+#include "extension.h"
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
 #include "raw.h"
+#include "send.h"
 
 #define DROP(reason)                                                                               \
 	do {                                                                                       \
@@ -42,48 +44,6 @@ static __always_inline __u32 egress_of(const __u8 *mac)
 			return interface->ifindex;
 	}
 	return 0;
-}
-
-/* Only the server writes classes: nobody sends in one that is not his. */
-static __always_inline int send(struct __sk_buff *skb, __u32 egress, __u16 class)
-{
-	if (class)
-		skb->priority = TRAFFIC_HANDLE << 16 | class;
-	count(transmit_sent);
-	return bpf_redirect(egress, 0);
-}
-
-/* Will it be cut by the kernel, or may it be by a router? Of IPv6 the kernel numbers fragments. */
-static __always_inline bool needs_identification(struct __sk_buff *skb,
-						 const struct filter_key *key,
-						 const struct piece *piece)
-{
-	if (skb->protocol != bpf_htons(ETH_P_IP))
-		return false;
-	return !piece->dont_fragment || (key->protocol == IPPROTO_UDP && skb->gso_size);
-}
-
-/*
- * Numbers a datagram that may arrive in fragments: by a number that a library chose it could mix
- * its fragments into those of others (RFC 7739). Counted for each pair of addresses, so that none
- * comes again soon (RFC 6864).
- */
-static __always_inline void identify(struct __sk_buff *skb, const struct filter_key *key)
-{
-	__u32 packets = skb->gso_segs ?: 1;
-	const __u32 at = ETH_HLEN + offsetof(struct iphdr, id);
-	__u32 index = (key->local.words[3] * 0x9e3779b1U ^ key->remote.words[3]) * 0x85ebca6bU >> 22;
-	__u32 *next = bpf_map_lookup_elem(&identifications, &index);
-	__be16 before, after;
-
-	if (!next || bpf_skb_load_bytes(skb, at, &before, sizeof(before)))
-		return;
-	if (*next == 0)
-		__sync_val_compare_and_swap(next, 0, bpf_get_prandom_u32() | 1);
-	after = bpf_htons(__sync_fetch_and_add(next, packets));
-	bpf_skb_store_bytes(skb, at, &after, sizeof(after), 0);
-	bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), before, after,
-			    sizeof(after));
 }
 
 /* A frame of a protocol that its channel has for its own. */
@@ -121,15 +81,23 @@ static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct f
 	return send(skb, egress, tap->class);
 }
 
+/* A copy that a manager has made of what had been found good. The kernel knows where it goes. */
+static __always_inline int send_copy(struct __sk_buff *skb, __u32 egress)
+{
+	skb->mark = 0;
+	count(transmit_sent);
+	return bpf_redirect_neigh(egress, NULL, 0, 0);
+}
+
 /* A library sends from its flows, from UDP ports that it has bound, and from TCP ports that are delegated to it. */
 static __always_inline int send_from_session(struct __sk_buff *skb, struct cursor *cursor,
 					     struct filter_key *key,
 					     const struct piece *piece, const struct tap *tap,
 					     __u32 egress)
 {
-	__u32 channel = tap->channel;
+	struct flow_row sender = { .channel = tap->channel };
+	bool is_numbered = needs_identification(skb, key, piece);
 	struct flow_row *row;
-	__u16 class = 0;
 
 	switch (parse_ports(cursor, key, SENT)) {
 	case PARSED_FLOW:
@@ -141,23 +109,26 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	}
 	row = find_flow(key);
 	if (row) {
-		if (row->channel != channel)
+		if (row->channel != tap->channel)
 			DROP(foreign);
-		class = row->class;
+		sender = *row;
 	} else {
-		enum sender sender = key->protocol == IPPROTO_UDP ? find_sender(key, channel, &class) :
-								    find_delegate(key, channel);
+		enum sender who = key->protocol == IPPROTO_UDP ? find_sender(key, &sender) :
+								 find_delegate(key, &sender);
 
-		if (sender == SENDER_UNKNOWN)
+		if (who == SENDER_UNKNOWN)
 			DROP(no_flow);
 		if (!is_local(&key->local))
 			DROP(source_address);
-		if (sender == SENDER_FOREIGN)
+		if (who == SENDER_FOREIGN)
 			DROP(foreign);
 	}
-	if (needs_identification(skb, key, piece))
+	sender.class = sender.class ?: tap->class;
+	if (is_numbered)
 		identify(skb, key);
-	return send(skb, egress, class ?: tap->class);
+	if (sender.flags & ROW_EXTENDED_SENDING)
+		raise_sent(skb, &sender, key, egress, is_numbered);
+	return send(skb, egress, sender.class);
 }
 
 /* The server sends for relayed sessions, too, which keep their classes. */
@@ -197,6 +168,8 @@ int transmit_filter(struct __sk_buff *skb)
 	egress = egress_of(eth->h_source);
 	if (!egress)
 		DROP(source_mac);
+	if (skb->mark == MARK_COPY)
+		return send_copy(skb, egress);
 	if (tap->channel == SERVER_CHANNEL) {
 		if (!is_local(&key.local))
 			DROP(source_address);

@@ -117,15 +117,30 @@ static __always_inline void show_ends(const struct extension_work *work,
 	view->from_port = view->local_port;
 }
 
+/* How far the checksum has come of what the owner sends, who is believed. */
+static __always_inline enum shown note_checksum(const struct udphdr *udp,
+						struct extension_work *work)
+{
+	if (udp->check == 0)
+		work->checksum = CHECKSUM_NONE;
+	else if (udp->check == fold(sum_of_pseudo_header(&work->key, udp->len)))
+		work->checksum = CHECKSUM_PSEUDO_HEADER;
+	else
+		work->checksum = CHECKSUM_WHOLE;
+	return SHOWN;
+}
+
+/* What is sent may be one that the device will cut; what comes put together is several. */
 static __always_inline enum shown show_datagram(struct __sk_buff *skb, struct cursor *cursor,
-						__u32 offset, struct extension_work *work,
+						__u32 offset, const enum direction direction,
+						struct extension_work *work,
 						struct portolan_view *view)
 {
 	struct udphdr *udp = cursor->at;
 	struct udphdr header;
 	__u32 length;
 
-	if (skb->gso_size || (void *)(udp + 1) > cursor->end)
+	if ((direction == RECEIVED && skb->gso_size) || (void *)(udp + 1) > cursor->end)
 		return NOT_SHOWN;
 	header = *udp;
 	/* The frame may be padded, and may claim to be longer than it is. */
@@ -137,7 +152,8 @@ static __always_inline enum shown show_datagram(struct __sk_buff *skb, struct cu
 	view->acknowledgment = 0;
 	if (!show_payload(skb, offset + sizeof(header), length - sizeof(header), view))
 		return NOT_SHOWN;
-	return check_datagram(&header, work, view);
+	return direction == SENT ? note_checksum(&header, work) :
+				   check_datagram(&header, work, view);
 }
 
 /* Of a segment the two ends compare the checksum. */
@@ -157,8 +173,8 @@ static __always_inline enum shown show_segment(struct __sk_buff *skb, struct cur
 	return show_payload(skb, offset, end - offset, view) ? SHOWN : NOT_SHOWN;
 }
 
-static __always_inline enum shown show(struct __sk_buff *skb, struct extension_work *work,
-				       struct portolan_view *view)
+static __always_inline enum shown show(struct __sk_buff *skb, const enum direction direction,
+				       struct extension_work *work, struct portolan_view *view)
 {
 	struct cursor cursor = frame_of(skb);
 	__u32 length, end;
@@ -171,7 +187,8 @@ static __always_inline enum shown show(struct __sk_buff *skb, struct extension_w
 						      sizeof(struct ipv6hdr);
 	show_ends(work, view);
 	if (work->key.protocol == IPPROTO_UDP)
-		return show_datagram(skb, &cursor, ETH_HLEN + length, work, view);
+		return show_datagram(skb, &cursor, ETH_HLEN + length, direction, work,
+				     view);
 	return show_segment(skb, &cursor, ETH_HLEN + length, end, view);
 }
 

@@ -18,6 +18,7 @@ fn main() {
         "packet_filter",
         "transmit_filter",
         "extension_manager",
+        "sending_manager",
         "holders",
     ] {
         compile(&sources, program, &out);

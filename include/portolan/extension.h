@@ -12,7 +12,8 @@
  *     clang -O2 -target bpf -mcpu=v3 -I include -c echo.c -o echo.o
  *     portolan ext install echo.o --udp 7
  *
- * It is called for each packet of an endpoint that its owner has. It never has the packet itself:
+ * It is called for each packet that comes to an endpoint of its owner's, or, if it is a
+ * PORTOLAN_SEND_HANDLER, that the owner sends from there. It never has the packet itself:
  * the view is a copy, and the server, which links the extension into the packet filter, writes all
  * that says whose a packet is. It calls only the functions below, and has only its own maps.
  */
@@ -36,6 +37,10 @@ enum portolan_verdict {
 	PORTOLAN_DELIVER = 3,
 	/* On to `to` and `to_port`, as it came, but from here and from `from_port`. */
 	PORTOLAN_FORWARD = 4,
+	/* Of what is sent: `length` octets of `payload` go in its stead (UDP). */
+	PORTOLAN_REPLACE = 5,
+	/* Of what is sent: to each of `destinations`, in place of the one it was for (UDP). */
+	PORTOLAN_COPY = 6,
 };
 
 /* Bits of `flags`. */
@@ -82,8 +87,34 @@ struct portolan_view {
 	__u8 payload[PORTOLAN_PAYLOAD] __attribute__((aligned(8)));
 };
 
-/* Sections. An object has one handler; without a predicate it is called for each packet. */
+/* The most that get copies of one datagram. */
+#define PORTOLAN_COPIES 32
+
+/* Who is to get a copy. */
+struct portolan_destination {
+	__u8 address[16];
+	__u16 port;
+	__u16 reserved[3];
+} __attribute__((aligned(8)));
+
+/*
+ * One packet that the owner sends, at PacketSend: what a view shows, and whom it may go to instead.
+ * `interface` is the device that it leaves by. Whom it is from stays what it is.
+ */
+struct portolan_sending {
+	struct portolan_view view;
+	/* Of `destinations`, from the first on. */
+	__u32 copies;
+	__u32 reserved;
+	struct portolan_destination destinations[PORTOLAN_COPIES];
+};
+
+/*
+ * Sections. An object has one handler, for what comes or for what is sent; without a predicate it
+ * is called for each packet.
+ */
 #define PORTOLAN_HANDLER __attribute__((section("portolan/handler"), used))
+#define PORTOLAN_SEND_HANDLER __attribute__((section("portolan/send"), used))
 #define PORTOLAN_PREDICATE __attribute__((section("portolan/predicate"), used))
 /* Functions that these call, unless they are inlined. */
 #define PORTOLAN_FUNCTION static __attribute__((noinline))

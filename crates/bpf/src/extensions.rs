@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use portolan_proto::extension::layout::{
-    Chain, ExtensionControl, ExtensionStatistics, GuardKey, MANAGER_APPLY, MANAGER_RECEIVE,
+    Chain, ExtensionControl, ExtensionStatistics, GuardKey, MANAGER_APPLY, MANAGER_APPLY_SENT,
+    MANAGER_RECEIVE, MANAGER_SEND,
 };
 use portolan_proto::extension::{MapDefinition, MapKind};
 use zerocopy::{FromBytes, IntoBytes};
@@ -31,6 +32,7 @@ pub struct Extensions {
 pub struct Linkage {
     work: MapHandle,
     views: MapHandle,
+    sendings: MapHandle,
     managers: MapHandle,
 }
 
@@ -40,6 +42,8 @@ impl Extensions {
         for (index, name) in [
             (MANAGER_RECEIVE, "extension_receive"),
             (MANAGER_APPLY, "extension_apply"),
+            (MANAGER_SEND, "extension_send"),
+            (MANAGER_APPLY_SENT, "extension_apply_sent"),
         ] {
             let program = objects.program(name)?;
             managers
@@ -54,6 +58,7 @@ impl Extensions {
             linkage: Arc::new(Linkage {
                 work: objects.map("extension_work")?,
                 views: objects.map("extension_views")?,
+                sendings: objects.map("extension_sendings")?,
                 managers: objects.map("managers")?,
             }),
             _managers: managers,
@@ -129,6 +134,11 @@ impl Linkage {
 
     pub fn views(&self) -> i32 {
         self.views.as_fd().as_raw_fd()
+    }
+
+    /// The views of what is sent.
+    pub fn sendings(&self) -> i32 {
+        self.sendings.as_fd().as_raw_fd()
     }
 
     pub fn managers(&self) -> i32 {

@@ -1,4 +1,4 @@
-//! The three compiled objects, loaded so that they share one set of maps.
+//! The four compiled objects, loaded so that they share one set of maps.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -27,6 +27,11 @@ static EXTENSION_MANAGER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     "/extension_manager.bpf.o"
 )));
 
+static SENDING_MANAGER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/sending_manager.bpf.o"
+)));
+
 /// The map of the constants in `bpf/settings.h`.
 const SETTINGS: &str = ".rodata.settings";
 
@@ -49,6 +54,7 @@ pub(crate) struct Objects {
     packet_filter: Object,
     transmit_filter: Object,
     extension_manager: Object,
+    sending_manager: Object,
 }
 
 impl Objects {
@@ -59,10 +65,13 @@ impl Objects {
             load_beside(&packet_filter, TRANSMIT_FILTER).map_err(refused("transmit filter"))?;
         let extension_manager = load_beside(&packet_filter, EXTENSION_MANAGER)
             .map_err(refused("managers of extensions"))?;
+        let sending_manager = load_beside(&packet_filter, SENDING_MANAGER)
+            .map_err(refused("managers of what is sent"))?;
         Ok(Objects {
             packet_filter,
             transmit_filter,
             extension_manager,
+            sending_manager,
         })
     }
 
@@ -88,6 +97,7 @@ impl Objects {
             .progs_mut()
             .chain(self.transmit_filter.progs_mut())
             .chain(self.extension_manager.progs_mut())
+            .chain(self.sending_manager.progs_mut())
     }
 
     fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
@@ -95,6 +105,7 @@ impl Objects {
             .progs()
             .chain(self.transmit_filter.progs())
             .chain(self.extension_manager.progs())
+            .chain(self.sending_manager.progs())
     }
 }
 

@@ -53,14 +53,15 @@ pub struct Extension {
 }
 
 /// Has the handler of an object called for what comes to the ports of some sockets, which are all of
-/// UDP, or all listeners of TCP. Of several handlers the one with the lowest `priority` comes first.
+/// UDP, or all listeners of TCP; or for what this program sends from there, if it is written for
+/// that. Of several handlers the one with the lowest `priority` comes first.
 pub fn install(
     sockets: &[RawFd],
     name: &str,
     priority: u8,
     object: Object,
 ) -> Result<Extension, Refused> {
-    let (event, guards) = guards_of(sockets)?;
+    let (protocol, guards) = guards_of(sockets)?;
     let shapes: Vec<(String, u32, u32)> = object
         .code
         .maps
@@ -69,7 +70,7 @@ pub fn install(
         .collect();
     let wish = Wish {
         name: name.to_owned(),
-        event,
+        event: Event::of(protocol, object.code.direction),
         guards,
         priority,
         code: object.code,
@@ -113,8 +114,8 @@ impl Drop for Extension {
     }
 }
 
-fn guards_of(sockets: &[RawFd]) -> Result<(Event, Vec<Guard>), Refused> {
-    let mut event = Event::UdpReceive;
+fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
+    let mut protocol = Protocol::Udp;
     let mut guards = Vec::new();
     for &fd in sockets {
         if !table::is_ours(fd) {
@@ -127,11 +128,11 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Event, Vec<Guard>), Refused> {
             return Err(Refused::new(Errno::INVAL, reason));
         };
         if socket.protocol == Protocol::Tcp {
-            event = Event::TcpReceive;
+            protocol = Protocol::Tcp;
         }
         guards.push(Guard::Session(session));
     }
-    Ok((event, guards))
+    Ok((protocol, guards))
 }
 
 fn ask(request: ExtensionRequest) -> Result<(ExtensionReply, Vec<OwnedFd>), Refused> {

@@ -4,7 +4,7 @@
 
 pub mod layout;
 
-use portolan_types::SessionId;
+use portolan_types::{Protocol, SessionId};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Blob;
@@ -60,16 +60,53 @@ pub enum Event {
     UdpReceive,
     /// Of a listener's port: all segments, whatever connection they are of.
     TcpReceive,
+    /// What the owner sends from the port.
+    UdpSend,
+    TcpSend,
 }
 
 impl Event {
-    pub const ALL: [Event; 2] = [Event::UdpReceive, Event::TcpReceive];
+    pub const ALL: [Event; 4] = [
+        Event::UdpReceive,
+        Event::TcpReceive,
+        Event::UdpSend,
+        Event::TcpSend,
+    ];
+
+    pub fn of(protocol: Protocol, direction: Direction) -> Event {
+        match (protocol, direction) {
+            (Protocol::Udp, Direction::Receive) => Event::UdpReceive,
+            (Protocol::Tcp, Direction::Receive) => Event::TcpReceive,
+            (Protocol::Udp, Direction::Send) => Event::UdpSend,
+            (Protocol::Tcp, Direction::Send) => Event::TcpSend,
+        }
+    }
+
+    pub const fn protocol(self) -> Protocol {
+        match self {
+            Event::UdpReceive | Event::UdpSend => Protocol::Udp,
+            Event::TcpReceive | Event::TcpSend => Protocol::Tcp,
+        }
+    }
+
+    pub const fn direction(self) -> Direction {
+        match self {
+            Event::UdpReceive | Event::TcpReceive => Direction::Receive,
+            Event::UdpSend | Event::TcpSend => Direction::Send,
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Event> {
+        Event::ALL.into_iter().find(|event| event.name() == name)
+    }
 
     /// As the paper writes them.
     pub const fn name(self) -> &'static str {
         match self {
             Event::UdpReceive => "UDP.PacketRecv",
             Event::TcpReceive => "TCP.PacketRecv",
+            Event::UdpSend => "UDP.PacketSend",
+            Event::TcpSend => "TCP.PacketSend",
         }
     }
 
@@ -78,6 +115,8 @@ impl Event {
         match self {
             Event::UdpReceive => 1,
             Event::TcpReceive => 2,
+            Event::UdpSend => 3,
+            Event::TcpSend => 4,
         }
     }
 }
@@ -89,9 +128,18 @@ pub enum Guard {
     Session(SessionId),
 }
 
+/// Which packets a handler is written for: what it is shown, and may decide, differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Direction {
+    #[default]
+    Receive,
+    Send,
+}
+
 /// What clang made, parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
+    pub direction: Direction,
     /// As the kernel has them, eight octets each: the functions, one behind the other.
     pub instructions: Vec<u64>,
     /// Where the handler begins.

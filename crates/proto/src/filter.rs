@@ -46,6 +46,8 @@ impl FlowRow {
     pub const DELEGATED: u16 = 4;
     /// Handlers are installed for what it receives.
     pub const EXTENDED: u16 = 8;
+    /// And for what it sends.
+    pub const EXTENDED_SENDING: u16 = 16;
     /// Its frames go by the tap, whether the owner sleeps or not.
     pub const BY_TAP: u16 = 32;
     /// The bits from here up to 15 are the number of the row's budget, 0 for none.

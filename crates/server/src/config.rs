@@ -208,6 +208,8 @@ pub enum ConfigError {
     LinkPortion(String, &'static str, u8),
     #[error("`extension.time_limit_ns` {0} is not between 100 and 10000000")]
     ExtensionTime(u64),
+    #[error("`extension.allow`: ports {0}-{1} are none")]
+    ExtensionPorts(u16, u16),
 }
 
 impl Config {

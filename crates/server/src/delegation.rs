@@ -67,6 +67,7 @@ impl Server {
         });
         self.counters.delegations += 1;
         self.aim_listener(id);
+        self.move_extensions_of(id);
         debug!(session = id.0, channel = channel.0, "handshakes delegated");
         let sysctls = self.sysctls.values();
         Some(encode(&Rules {
@@ -262,6 +263,7 @@ impl Server {
             listener.delegate = None;
             self.cookie_clock.note(self.now);
             self.aim_listener(id);
+            self.move_extensions_of(id);
             debug!(session = id.0, "handshakes taken back");
         }
     }

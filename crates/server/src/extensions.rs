@@ -14,12 +14,13 @@ use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::extension::layout::GuardKey;
 use portolan_proto::extension::{
-    Code, Cost, Event, Extension, ExtensionReply, ExtensionReport, ExtensionRequest, Guard,
-    Standing,
+    Code, Cost, Direction, Event, Extension, ExtensionReply, ExtensionReport, ExtensionRequest,
+    Guard, Standing,
 };
 use portolan_proto::filter::FlowRow;
 use portolan_proto::qos::Refusal;
-use portolan_types::{ChannelId, Instant, Protocol, SessionId};
+use portolan_sys::unix::Credentials;
+use portolan_types::{ChannelId, Instant, SessionId};
 use rustix::io::Errno;
 use tracing::{info, warn};
 
@@ -184,10 +185,15 @@ impl Server {
             let most = Extension::NAME_MAX;
             return refuse(libc::EINVAL, format!("a name has 1 to {most} octets"));
         }
-        let (owner, uid) = match self.clients.get(&client) {
-            Some(asker) => (asker.channel, asker.credentials.uid),
+        if event.direction() != code.direction {
+            let reason = format!("the handler is not written for {}", event.name());
+            return refuse(libc::EINVAL, reason);
+        }
+        let (owner, credentials) = match self.clients.get(&client) {
+            Some(asker) => (asker.channel, asker.credentials),
             None => return Ok(()),
         };
+        let uid = credentials.uid;
         let Some(owner) = owner else {
             return refuse(
                 libc::EPERM,
@@ -196,6 +202,7 @@ impl Server {
         };
         let sessions = sessions_of(&guards);
         let keys = self.admit_guards(owner, &sessions, event)?;
+        self.admit_user(&credentials, event, &keys)?;
         let room = self.extensions.table.has_room(owner, uid);
         room.or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
         let place = Some(Place {
@@ -217,6 +224,26 @@ impl Server {
             },
             code,
         )
+    }
+
+    /// Does the configuration let the user?
+    fn admit_user(&self, user: &Credentials, event: Event, keys: &[GuardKey]) -> Outcome<()> {
+        let config = &self.extensions.config;
+        let port = |key: &GuardKey| u16::from_be_bytes(key.port);
+        let denied = keys
+            .iter()
+            .map(port)
+            .find(|&port| !config.allows(user, event, port));
+        match denied {
+            Some(port) => refuse(
+                libc::EPERM,
+                format!(
+                    "[[extension.allow]] does not let you have {} on port {port}",
+                    event.name()
+                ),
+            ),
+            None => Ok(()),
+        }
     }
 
     /// The manager of the event: has the process what the guards name?
@@ -245,18 +272,23 @@ impl Server {
         let Some(session) = session.filter(|session| session.is_user(channel)) else {
             return refuse(libc::EPERM, "a guard is no endpoint of this process");
         };
-        let (protocol, whose) = match event {
-            Event::UdpReceive => (Protocol::Udp, "UDP's sockets"),
-            Event::TcpReceive => (Protocol::Tcp, "TCP's listeners"),
-        };
         let is_listener = session.phase == Phase::Listening;
-        if session.protocol != protocol || (protocol == Protocol::Tcp && !is_listener) {
+        let (is_raised, whose) = match event {
+            Event::UdpReceive | Event::UdpSend => (true, "UDP's sockets"),
+            Event::TcpReceive => (is_listener, "TCP's listeners"),
+            Event::TcpSend => (true, "TCP's sockets"),
+        };
+        if session.protocol != event.protocol() || !is_raised {
             return refuse(
                 libc::EINVAL,
                 format!("{} is raised by {whose}", event.name()),
             );
         }
         match self.receiving_channel(session) {
+            // Whoever performs the handshakes, what the process sends is its own.
+            Some(_) if is_listener && event.direction() == Direction::Send => {
+                Ok(guard_key(session, channel, event))
+            }
             // Its own, or the server's in its stead.
             Some(receiver) if is_listener || receiver == channel => {
                 Ok(guard_key(session, receiver, event))
@@ -409,10 +441,34 @@ impl Server {
         if table.is_empty() {
             return 0;
         }
-        let has_some = |event| table.chain(&guard_key(session, channel, event)).is_some();
-        match Event::ALL.into_iter().any(has_some) {
-            true => FlowRow::EXTENDED,
-            false => 0,
+        let flag = |event: &Event| match event.direction() {
+            Direction::Receive => FlowRow::EXTENDED,
+            Direction::Send => FlowRow::EXTENDED_SENDING,
+        };
+        let has_some = |event: &Event| {
+            let key = guard_key(session, channel, *event);
+            event.protocol() == session.protocol && table.chain(&key).is_some()
+        };
+        let with_some = Event::ALL.iter().filter(|event| has_some(event));
+        with_some.map(flag).fold(0, |flags, flag| flags | flag)
+    }
+
+    /// Another channel gets a listener's SYNs from now on: its extensions go there, too.
+    pub fn move_extensions_of(&mut self, id: SessionId) {
+        let installed = self.extensions.installed.iter();
+        let its: Vec<(u16, Event, Vec<SessionId>)> = installed
+            .filter(|(_, one)| one.sessions.contains(&id) && one.event == Event::TcpReceive)
+            .map(|(number, one)| (*number, one.event, one.sessions.clone()))
+            .collect();
+        for (number, event, sessions) in its {
+            let owner = self.extensions.table.entry(number).map(|entry| entry.owner);
+            let keys = owner.map(|owner| self.admit_guards(owner, &sessions, event));
+            let Some(Ok(keys)) = keys else {
+                continue;
+            };
+            let before = self.extensions.table.relocate(number, keys.clone());
+            self.tell_of_chains(&before.unwrap_or_default());
+            self.tell_of_chains(&keys);
         }
     }
 

@@ -260,7 +260,8 @@ impl Server {
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
         poll.add(&inject, Source::Inject, edge)?;
 
-        let extensions = Extensions::new(filter.extensions.linkage(), config.extension, now)?;
+        let extensions =
+            Extensions::new(filter.extensions.linkage(), config.extension.clone(), now)?;
         poll.add(&*extensions.loader.bell, Source::Loader, EventFlags::IN)?;
 
         let locals = Locals::new()?;

@@ -3,8 +3,10 @@
 //! of the view and nothing else, notes what they decided and when, and goes on to the manager that
 //! does it.
 
-use portolan_proto::extension::layout::{MANAGER_APPLY, RUN_ENDED, RUN_IS_SKIPPED, RUN_VERDICT};
-use portolan_proto::extension::{Code, Relocation};
+use portolan_proto::extension::layout::{
+    MANAGER_APPLY, MANAGER_APPLY_SENT, RUN_ENDED, RUN_IS_SKIPPED, RUN_VERDICT,
+};
+use portolan_proto::extension::{Code, Direction, Relocation};
 
 use super::instruction::{
     CALL_FUNCTION, CALL_HELPER, Instruction, LOAD_MAP, LOAD_MAP_VALUE, opcode,
@@ -15,6 +17,8 @@ use super::instruction::{
 pub struct Environment {
     pub work: i32,
     pub views: i32,
+    /// Views of what is sent.
+    pub sendings: i32,
     pub managers: i32,
 }
 
@@ -34,12 +38,12 @@ const VIEW: u8 = 8;
 /// Links code that [`super::check`] has admitted; `maps` are the descriptors of its maps.
 pub fn link(code: &Code, maps: &[i32], environment: &Environment) -> Vec<u64> {
     let mut stub = Stub::default();
-    stub.enter(environment);
+    stub.enter(environment, code.direction);
     if code.predicate.is_some() {
         stub.ask_predicate();
     }
     stub.run_handler();
-    stub.go_on(environment);
+    stub.go_on(environment, code.direction);
     let mut program = stub.finish(code);
     let start = program.len();
     program.extend(&code.instructions);
@@ -112,10 +116,14 @@ impl Stub {
         self.push(opcode::MOV64, register, 0, 0, 0);
     }
 
-    fn enter(&mut self, environment: &Environment) {
+    fn enter(&mut self, environment: &Environment, direction: Direction) {
+        let views = match direction {
+            Direction::Receive => environment.views,
+            Direction::Send => environment.sendings,
+        };
         self.push(opcode::MOV64, PACKET, 1, 0, 0);
         self.find(environment.work, WORK);
-        self.find(environment.views, VIEW);
+        self.find(views, VIEW);
         self.push(opcode::STORE_IMM32, WORK, 0, RUN_IS_SKIPPED, 0);
     }
 
@@ -142,14 +150,18 @@ impl Stub {
         self.push(opcode::STORE64, WORK, 0, RUN_ENDED, 0);
     }
 
-    fn go_on(&mut self, environment: &Environment) {
+    fn go_on(&mut self, environment: &Environment, direction: Direction) {
+        let manager = match direction {
+            Direction::Receive => MANAGER_APPLY,
+            Direction::Send => MANAGER_APPLY_SENT,
+        };
         let here = self.instructions.len();
         if let Some(at) = self.to_manager {
             self.instructions[at].offset = distance(at, here);
         }
         self.push(opcode::MOV64, 1, PACKET, 0, 0);
         self.load_map(2, environment.managers);
-        self.push(opcode::MOV64_IMM, 3, 0, 0, MANAGER_APPLY as i32);
+        self.push(opcode::MOV64_IMM, 3, 0, 0, manager as i32);
         self.help(TAIL_CALL);
     }
 

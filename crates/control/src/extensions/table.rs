@@ -98,6 +98,21 @@ impl Table {
         self.entries.remove(&number)
     }
 
+    /// Has an extension that is called be called elsewhere from now on. Answers where it was.
+    pub fn relocate(&mut self, number: u16, keys: Vec<GuardKey>) -> Option<Vec<GuardKey>> {
+        let is_called = |key| self.chains.get(key).is_some_and(|c| c.contains(&number));
+        if !self.entries.get(&number)?.keys.iter().any(is_called) {
+            return None;
+        }
+        let before = self.suspend(number)?;
+        let priority = self.entries.get(&number)?.priority;
+        for key in &keys {
+            self.join(*key, number, priority);
+        }
+        self.entries.get_mut(&number)?.keys = keys;
+        Some(before)
+    }
+
     /// It is called no more, but keeps its number. Answers where it was.
     pub fn suspend(&mut self, number: u16) -> Option<Vec<GuardKey>> {
         let keys = self.entries.get(&number)?.keys.clone();

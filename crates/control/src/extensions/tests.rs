@@ -2,7 +2,7 @@
 //! programs is tried by the server's hostile tests.
 
 use portolan_proto::extension::layout::{CHAIN_MAX, Chain, GuardKey};
-use portolan_proto::extension::{Code, MapDefinition, MapKind, Relocation};
+use portolan_proto::extension::{Code, Direction, MapDefinition, MapKind, Relocation};
 use portolan_types::ChannelId;
 
 use super::{Domain, Entry, Environment, Fault, Full, Instruction, Table, check, link};
@@ -21,6 +21,7 @@ const DOMAIN: Domain = Domain {
 const ENVIRONMENT: Environment = Environment {
     work: 11,
     views: 12,
+    sendings: 14,
     managers: 13,
 };
 
@@ -126,6 +127,7 @@ fn no_code_makes_admission_panic_and_what_it_admits_links() {
                 offset,
             };
             let code = Code {
+                direction: Direction::default(),
                 instructions: instructions.clone(),
                 handler: handler % 4,
                 predicate: predicate.map(|at| at % 4),

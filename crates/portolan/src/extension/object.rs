@@ -9,9 +9,10 @@ use object::{
     Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
     RelocationTarget, SectionIndex, SymbolIndex, SymbolKind,
 };
-use portolan_proto::extension::{Code, MapDefinition, MapKind, Relocation};
+use portolan_proto::extension::{Code, Direction, MapDefinition, MapKind, Relocation};
 
 const HANDLER: &str = "portolan/handler";
+const SEND_HANDLER: &str = "portolan/send";
 const PREDICATE: &str = "portolan/predicate";
 const MAPS: &str = "portolan/maps";
 
@@ -33,7 +34,7 @@ pub enum ObjectError {
     Elf(#[from] object::Error),
     #[error("not compiled for BPF: use clang -target bpf")]
     NotBpf,
-    #[error("no function is a PORTOLAN_HANDLER")]
+    #[error("no function is a PORTOLAN_HANDLER or a PORTOLAN_SEND_HANDLER")]
     NoHandler,
     #[error("more than one function is a {0}")]
     Several(&'static str),
@@ -55,15 +56,27 @@ pub(super) fn parse(octets: &[u8]) -> Result<Code, ObjectError> {
     if elf.architecture() != object::Architecture::Bpf || !elf.is_little_endian() {
         return Err(ObjectError::NotBpf);
     }
-    let handler =
-        only_function(&elf, HANDLER, "PORTOLAN_HANDLER")?.ok_or(ObjectError::NoHandler)?;
+    let (handler, direction) = handler_of(&elf)?;
     let predicate = only_function(&elf, PREDICATE, "PORTOLAN_PREDICATE")?;
     let mut assembly = Assembly::new(&elf);
     let handler = assembly.place(handler)?;
     let predicate = predicate
         .map(|function| assembly.place(function))
         .transpose()?;
-    assembly.finish(handler, predicate)
+    let code = assembly.finish(handler, predicate)?;
+    Ok(Code { direction, ..code })
+}
+
+/// The one handler, and which packets it is for.
+fn handler_of(elf: &Elf<'_>) -> Result<(Function, Direction), ObjectError> {
+    let received = only_function(elf, HANDLER, "PORTOLAN_HANDLER")?;
+    let sent = only_function(elf, SEND_HANDLER, "PORTOLAN_SEND_HANDLER")?;
+    match (received, sent) {
+        (Some(handler), None) => Ok((handler, Direction::Receive)),
+        (None, Some(handler)) => Ok((handler, Direction::Send)),
+        (None, None) => Err(ObjectError::NoHandler),
+        (Some(_), Some(_)) => Err(ObjectError::Several("handler")),
+    }
 }
 
 /// A function of the file.
@@ -360,6 +373,7 @@ impl<'a> Assembly<'a> {
             self.instructions[at] = low | u64::from((distance as i32).cast_unsigned()) << 32;
         }
         Ok(Code {
+            direction: Direction::default(),
             instructions: self.instructions,
             handler,
             predicate,

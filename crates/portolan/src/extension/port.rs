@@ -69,6 +69,24 @@ impl Port {
         install(&sockets, name, priority, object)
     }
 
+    /// Has what is sent be cut into datagrams of `size` octets (`UDP_SEGMENT`); 0: not.
+    pub fn cut(&self, size: u16) -> Result<(), Errno> {
+        self.set(libc::SOL_UDP, libc::UDP_SEGMENT, size.into())
+    }
+
+    /// Sends datagrams without checksums, which IPv4 allows (`SO_NO_CHECK`).
+    pub fn leave_checksums(&self) -> Result<(), Errno> {
+        self.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
+    }
+
+    fn set(&self, level: i32, name: i32, value: i32) -> Result<(), Errno> {
+        match posix::set_option(self.fd, level, name, &value.to_ne_bytes()) {
+            Answer::Done(()) => Ok(()),
+            Answer::Failed(errno) => Err(errno),
+            Answer::NotOurs => Err(Errno::NETDOWN),
+        }
+    }
+
     /// Sends a datagram from the port.
     pub fn send(&self, payload: &[u8], to: SocketAddr) -> Result<(), Errno> {
         match posix::send(self.fd, &[IoSlice::new(payload)], Some(to), 0) {

@@ -69,6 +69,8 @@ pub struct ExtensionStatistics {
     pub delivered: u64,
     pub refused: u64,
     pub forwarded: u64,
+    pub replaced: u64,
+    pub copied: u64,
 }
 
 impl ExtensionStatistics {
@@ -86,6 +88,8 @@ impl ExtensionStatistics {
         self.delivered += other.delivered;
         self.refused += other.refused;
         self.forwarded += other.forwarded;
+        self.replaced += other.replaced;
+        self.copied += other.copied;
     }
 }
 
@@ -95,11 +99,13 @@ pub const RUN_ENDED: i16 = 0;
 pub const RUN_VERDICT: i16 = 8;
 pub const RUN_IS_SKIPPED: i16 = 12;
 
-/// Of the table of managers: who does what an extension has decided.
+/// Of the table of managers: who shows packets to extensions, and who does what these have decided.
 pub const MANAGER_RECEIVE: u32 = 0;
 pub const MANAGER_APPLY: u32 = 1;
+pub const MANAGER_SEND: u32 = 2;
+pub const MANAGER_APPLY_SENT: u32 = 3;
 
 const _: () = assert!(size_of::<GuardKey>() == 8);
 const _: () = assert!(size_of::<Chain>() == 20);
 const _: () = assert!(size_of::<ExtensionControl>() == 16);
-const _: () = assert!(size_of::<ExtensionStatistics>() == 96);
+const _: () = assert!(size_of::<ExtensionStatistics>() == 112);

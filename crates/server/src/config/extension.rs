@@ -1,10 +1,14 @@
-//! `[extension]`: how much protocol extensions may take.
+//! `[extension]`: how much protocol extensions may take, and who may have them.
 
-use serde::Deserialize;
+use portolan_proto::extension::Event;
+use portolan_sys::accounts;
+use portolan_sys::unix::Credentials;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
-use super::ConfigError;
+use super::{ConfigError, raw};
 
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExtensionConfig {
     /// Nanoseconds that one run of a handler may take; one that takes longer again and again is
@@ -14,6 +18,25 @@ pub struct ExtensionConfig {
     pub instructions: u32,
     /// Octets of maps that one process may be given.
     pub memory_per_process: u64,
+    /// `[[extension.allow]]`. If there are none, everybody may on ports of his own.
+    pub allow: Vec<ExtensionRule>,
+}
+
+/// What some users may install.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtensionRule {
+    /// Any, if neither user nor group is named.
+    #[serde(default, deserialize_with = "user")]
+    user: Option<u32>,
+    #[serde(default, deserialize_with = "group")]
+    group: Option<u32>,
+    /// By their names; all if there are none.
+    #[serde(default, deserialize_with = "events")]
+    events: Vec<Event>,
+    /// First and last.
+    #[serde(default = "all_ports")]
+    ports: [u16; 2],
 }
 
 impl Default for ExtensionConfig {
@@ -22,7 +45,26 @@ impl Default for ExtensionConfig {
             time_limit_ns: 10_000,
             instructions: 65_536,
             memory_per_process: 32 << 20,
+            allow: Vec::new(),
         }
+    }
+}
+
+impl ExtensionConfig {
+    /// Root may in any case.
+    pub fn allows(&self, user: &Credentials, event: Event, port: u16) -> bool {
+        let rules = &self.allow;
+        user.uid == 0 || rules.is_empty() || rules.iter().any(|r| r.allows(user, event, port))
+    }
+}
+
+impl ExtensionRule {
+    fn allows(&self, user: &Credentials, event: Event, port: u16) -> bool {
+        let [first, last] = self.ports;
+        self.user.is_none_or(|uid| uid == user.uid)
+            && self.group.is_none_or(|gid| gid == user.gid)
+            && (self.events.is_empty() || self.events.contains(&event))
+            && (first..=last).contains(&port)
     }
 }
 
@@ -30,5 +72,35 @@ pub(super) fn check(config: &ExtensionConfig) -> Result<(), ConfigError> {
     if !(100..=10_000_000).contains(&config.time_limit_ns) {
         return Err(ConfigError::ExtensionTime(config.time_limit_ns));
     }
-    Ok(())
+    let mut ports = config.allow.iter().map(|rule| rule.ports);
+    match ports.find(|[first, last]| first > last) {
+        Some([first, last]) => Err(ConfigError::ExtensionPorts(first, last)),
+        None => Ok(()),
+    }
+}
+
+fn all_ports() -> [u16; 2] {
+    [0, u16::MAX]
+}
+
+fn user<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    raw::user(from).map(Some)
+}
+
+fn group<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let name = String::deserialize(from)?;
+    let gid = name.parse().ok().or_else(|| accounts::gid_of(&name));
+    let unknown = || D::Error::custom(format!("there is no group {name:?}"));
+    gid.map(Some).ok_or_else(unknown)
+}
+
+fn events<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Event>, D::Error> {
+    let event = |name: &String| {
+        let unknown = || D::Error::custom(format!("there is no event {name:?}"));
+        Event::from_name(name).ok_or_else(unknown)
+    };
+    Vec::<String>::deserialize(from)?
+        .iter()
+        .map(event)
+        .collect()
 }

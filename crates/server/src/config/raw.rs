@@ -40,7 +40,7 @@ pub(super) fn check(rules: &[RawRule]) -> Result<(), ConfigError> {
     }
 }
 
-fn user<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+pub(super) fn user<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
     let name = String::deserialize(from)?;
     match text::user(&name, accounts::uid_of) {
         Ok(Scope::User { uid }) => Ok(uid),

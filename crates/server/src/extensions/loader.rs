@@ -113,6 +113,7 @@ fn load(linkage: &Linkage, order: &Order, most: u32) -> Result<Ready, Refusal> {
     let environment = Environment {
         work: linkage.work(),
         views: linkage.views(),
+        sendings: linkage.sendings(),
         managers: linkage.managers(),
     };
     let program = link(&order.code, &descriptors, &environment);

@@ -1,15 +1,18 @@
 //! Delegated listeners: what a process can do with the port that is its own, and with those that are not.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{Blob, HandshakeOptions, ReplyBody, RequestBody, Reuse, SessionRef};
+use portolan_proto::extension::{Event, Extension, ExtensionReply, ExtensionRequest, Guard};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
 
 use std::os::fd::AsFd;
 
 use crate::common::{Library, Near, control_path, start_server, start_server_with};
+use crate::extensions::{CONSUME, always, ask, filter_counter};
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const PERM: i32 = 1;
@@ -26,6 +29,11 @@ fn listen(library: &mut Library, port: u16, slot: Option<Slot>) -> (SessionId, N
     let ReplyBody::Bound { session, .. } = reply else {
         panic!("{reply:?}");
     };
+    let (near, is_delegated) = listen_again(library, session, slot);
+    (session, near, is_delegated)
+}
+
+fn listen_again(library: &mut Library, session: SessionId, slot: Option<Slot>) -> (Near, bool) {
     let body = RequestBody::Listen {
         session: SessionRef::Known(session),
         backlog: 4,
@@ -40,7 +48,7 @@ fn listen(library: &mut Library, port: u16, slot: Option<Slot>) -> (SessionId, N
     let ReplyBody::Listening { rules, .. } = reply else {
         panic!("{reply:?}");
     };
-    (session, near, rules.is_some())
+    (near, rules.is_some())
 }
 
 fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> RequestBody {
@@ -186,4 +194,42 @@ fn a_delegate_that_does_not_give_the_port_back_loses_it() {
         .enter(|| std::net::TcpStream::connect(a(4001)))
         .is_ok();
     assert!(connected, "the server answers");
+}
+
+#[test]
+fn a_listeners_extension_goes_where_its_handshakes_go() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut library = hostile_library(&path);
+    let (session, _near, is_delegated) = listen(&mut library, 4003, None);
+    assert!(!is_delegated);
+    let wish = Extension {
+        name: "screen".to_owned(),
+        event: Event::TcpReceive,
+        guards: vec![Guard::Session(session)],
+        priority: 0,
+        code: always(CONSUME),
+    };
+    let reply = ask(&mut library.client, ExtensionRequest::Install(wish));
+    assert!(
+        matches!(reply, ExtensionReply::Installed { .. }),
+        "{reply:?}"
+    );
+    let assert_screened = || {
+        let before = filter_counter(&path, "consumed");
+        let limit = Duration::from_millis(100);
+        let connected = bed.b.enter(|| TcpStream::connect_timeout(&a(4003), limit));
+        assert!(connected.is_err(), "{connected:?}");
+        assert!(filter_counter(&path, "consumed") > before);
+    };
+    assert_screened();
+    let (_near, is_delegated) = listen_again(&mut library, session, Some(Slot(3)));
+    assert!(is_delegated);
+    assert_screened();
+    let reply = library
+        .client
+        .ask(RequestBody::EndDelegation { listener: session });
+    assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    assert_screened();
 }

@@ -20,33 +20,33 @@ use crate::common::{
 };
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
-const PASS: i32 = 0;
-const CONSUME: i32 = 1;
-const REPLY: i32 = 2;
-const DELIVER: i32 = 3;
-const FORWARD: i32 = 4;
+pub const PASS: i32 = 0;
+pub const CONSUME: i32 = 1;
+pub const REPLY: i32 = 2;
+pub const DELIVER: i32 = 3;
+pub const FORWARD: i32 = 4;
 
 /// Where in the view.
-const LENGTH: i16 = 72;
+pub const LENGTH: i16 = 72;
 const TO: i16 = 80;
 const TO_PORT: i16 = 96;
 const FROM_PORT: i16 = 98;
-const PAYLOAD: i16 = 104;
-const VIEW: i16 = PAYLOAD + 512;
+pub const PAYLOAD: i16 = 104;
+pub const VIEW: i16 = PAYLOAD + 512;
 
 /// One instruction: opcode, destination, source, offset, immediate.
-fn op(opcode: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
+pub fn op(opcode: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
     u64::from(opcode)
         | u64::from(source << 4 | destination) << 8
         | u64::from(offset as u16) << 16
         | u64::from(immediate as u32) << 32
 }
 
-fn mov(register: u8, value: i32) -> u64 {
+pub fn mov(register: u8, value: i32) -> u64 {
     op(0xb7, register, 0, 0, value)
 }
 
-fn exit() -> u64 {
+pub fn exit() -> u64 {
     op(0x95, 0, 0, 0, 0)
 }
 
@@ -55,11 +55,11 @@ fn call(helper: i32) -> u64 {
 }
 
 /// A handler that always decides the same.
-fn always(verdict: i32) -> Code {
+pub fn always(verdict: i32) -> Code {
     code([mov(0, verdict), exit()])
 }
 
-fn code(instructions: impl IntoIterator<Item = u64>) -> Code {
+pub fn code(instructions: impl IntoIterator<Item = u64>) -> Code {
     Code {
         instructions: instructions.into_iter().collect(),
         ..Code::default()
@@ -79,19 +79,19 @@ fn map(kind: MapKind, key: u32, value: u32, entries: u32) -> MapDefinition {
 }
 
 /// A process with a port of its own.
-struct Owner {
-    library: Library,
-    session: SessionId,
-    port: SocketAddr,
+pub struct Owner {
+    pub library: Library,
+    pub session: SessionId,
+    pub port: SocketAddr,
     _near: Near,
 }
 
 impl Owner {
-    fn start(path: &Path) -> Owner {
+    pub fn start(path: &Path) -> Owner {
         Owner::of(hostile_library(path), SocketAddr::new(Bed::A4, 0))
     }
 
-    fn of(mut library: Library, local: SocketAddr) -> Owner {
+    pub fn of(mut library: Library, local: SocketAddr) -> Owner {
         let (reply, near) = library.bind(Protocol::Udp, local, Slot(1));
         let ReplyBody::Bound { session, local, .. } = reply else {
             panic!("{reply:?}");
@@ -104,25 +104,25 @@ impl Owner {
         }
     }
 
-    fn ask(&mut self, request: ExtensionRequest) -> ExtensionReply {
+    pub fn ask(&mut self, request: ExtensionRequest) -> ExtensionReply {
         ask(&mut self.library.client, request)
     }
 
-    fn wish(&self, code: Code) -> Extension {
+    pub fn wish(&self, code: Code) -> Extension {
         Extension {
             name: "test".to_owned(),
-            event: Event::UdpReceive,
+            event: Event::of(Protocol::Udp, code.direction),
             guards: vec![Guard::Session(self.session)],
             priority: 128,
             code,
         }
     }
 
-    fn install(&mut self, code: Code) -> u16 {
+    pub fn install(&mut self, code: Code) -> u16 {
         self.install_at(128, code)
     }
 
-    fn install_at(&mut self, priority: u8, code: Code) -> u16 {
+    pub fn install_at(&mut self, priority: u8, code: Code) -> u16 {
         let wish = Extension {
             priority,
             ..self.wish(code)
@@ -133,13 +133,13 @@ impl Owner {
         }
     }
 
-    fn refused(&mut self, code: Code) -> Refusal {
+    pub fn refused(&mut self, code: Code) -> Refusal {
         let wish = self.wish(code);
         refusal(self.ask(ExtensionRequest::Install(wish)))
     }
 
     /// Frames that the owner got.
-    fn frames(&mut self) -> usize {
+    pub fn frames(&mut self) -> usize {
         let mut count = 0;
         while self.library.ring.next().is_some() {
             count += 1;
@@ -148,14 +148,14 @@ impl Owner {
     }
 }
 
-fn ask(client: &mut Client, request: ExtensionRequest) -> ExtensionReply {
+pub fn ask(client: &mut Client, request: ExtensionRequest) -> ExtensionReply {
     match client.ask(RequestBody::Extension(request)) {
         ReplyBody::Extension(reply) => reply,
         other => panic!("{other:?}"),
     }
 }
 
-fn refusal(reply: ExtensionReply) -> Refusal {
+pub fn refusal(reply: ExtensionReply) -> Refusal {
     match reply {
         ExtensionReply::Refused(refusal) => {
             assert!(!refusal.reason.is_empty() && refusal.reason.len() < 5000);
@@ -166,7 +166,7 @@ fn refusal(reply: ExtensionReply) -> Refusal {
     }
 }
 
-fn list(client: &mut Client) -> Vec<ExtensionReport> {
+pub fn list(client: &mut Client) -> Vec<ExtensionReport> {
     let request = RequestBody::Extension(ExtensionRequest::List);
     match client.ask_with(request, &[]) {
         (ReplyBody::Extension(ExtensionReply::List(blob)), mut fds) => unpack(blob, &mut fds),
@@ -175,7 +175,7 @@ fn list(client: &mut Client) -> Vec<ExtensionReport> {
 }
 
 /// A socket of the kernel on host `b`.
-fn peer(bed: &Bed, near: SocketAddr) -> UdpSocket {
+pub fn peer(bed: &Bed, near: SocketAddr) -> UdpSocket {
     let far = if near.is_ipv4() { Bed::B4 } else { Bed::B6 };
     let socket = bed
         .b
@@ -204,7 +204,7 @@ fn assert_silent(peer: &UdpSocket, question: &[u8]) {
     peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
 }
 
-fn filter_counter(path: &Path, name: &str) -> u64 {
+pub fn filter_counter(path: &Path, name: &str) -> u64 {
     counter(path, "extension", name)
 }
 
@@ -629,7 +629,7 @@ fn looping() -> Code {
 }
 
 /// Looks at the clock hundreds of times, which takes microseconds.
-fn slow() -> Code {
+pub fn slow() -> Code {
     let looks = std::iter::repeat_n(call(5), 1000);
     code(looks.chain([mov(0, REPLY), exit()]))
 }

@@ -40,7 +40,7 @@ fn flow_of(library: &Library, slot: Slot) -> FlowKey {
 }
 
 /// The MAC addresses of this host's device and of the neighbour on its wire.
-fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
+pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
     let metastate = library.metastate.read().unwrap();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
     let peer = metastate.neighbours.iter().find(|n| n.address == Bed::B4);
@@ -60,7 +60,7 @@ fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
         .collect()
 }
 
-fn write(library: &Library, frame: &[u8]) {
+pub fn write(library: &Library, frame: &[u8]) {
     library.tap.0.write(&[IoSlice::new(frame)]).unwrap();
 }
 

@@ -16,6 +16,7 @@ mod guarantees;
 mod locals;
 mod memory;
 mod messages;
+mod sending;
 mod snooping;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/* Out of a managed device, when all has been checked. */
+#ifndef SEND_H
+#define SEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "counters.h"
+#include "maps.h"
+#include "parse.h"
+
+/* Of a copy on its way back to the transmit filter ("poco"). No frame that a program writes has one. */
+#define MARK_COPY 0x706f636f
+
+/* Only the server writes classes: nobody sends in one that is not his. */
+static __always_inline void classify(struct __sk_buff *skb, __u16 class)
+{
+	if (class)
+		skb->priority = TRAFFIC_HANDLE << 16 | class;
+}
+
+static __always_inline int send(struct __sk_buff *skb, __u32 egress, __u16 class)
+{
+	classify(skb, class);
+	count(transmit_sent);
+	return bpf_redirect(egress, 0);
+}
+
+/* Will it be cut by the kernel, or may it be by a router? Of IPv6 the kernel numbers fragments. */
+static __always_inline bool needs_identification(struct __sk_buff *skb,
+						 const struct filter_key *key,
+						 const struct piece *piece)
+{
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return false;
+	return !piece->dont_fragment || (key->protocol == IPPROTO_UDP && skb->gso_size);
+}
+
+/*
+ * Numbers a datagram that may arrive in fragments: by a number that a library chose it could mix
+ * its fragments into those of others (RFC 7739). Counted for each pair of addresses, so that none
+ * comes again soon (RFC 6864).
+ */
+static __always_inline void identify(struct __sk_buff *skb, const struct filter_key *key)
+{
+	__u32 packets = skb->gso_segs ?: 1;
+	const __u32 at = ETH_HLEN + offsetof(struct iphdr, id);
+	__u32 index = (key->local.words[3] * 0x9e3779b1U ^ key->remote.words[3]) * 0x85ebca6bU >> 22;
+	__u32 *next = bpf_map_lookup_elem(&identifications, &index);
+	__be16 before, after;
+
+	if (!next || bpf_skb_load_bytes(skb, at, &before, sizeof(before)))
+		return;
+	if (*next == 0)
+		__sync_val_compare_and_swap(next, 0, bpf_get_prandom_u32() | 1);
+	after = bpf_htons(__sync_fetch_and_add(next, packets));
+	bpf_skb_store_bytes(skb, at, &after, sizeof(after), 0);
+	bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), before, after,
+			    sizeof(after));
+}
+
+#endif
