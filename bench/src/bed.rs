@@ -292,6 +292,19 @@ impl Bed {
         command
     }
 
+    /// Has what comes to a host be processed on its own core, and not on that of who sent it.
+    pub fn steer(&self, side: Side) -> Result<(), ProcessError> {
+        let mask = 1_u64 << self.host(side).core;
+        let line = format!(
+            "mount -t sysfs sysfs /sys && for queue in /sys/class/net/{}/queues/rx-*; \
+             do echo {mask:x} > $queue/rps_cpus; done",
+            portolan_netns::Bed::DEVICE
+        );
+        // It sees its own namespace's devices.
+        let mut shell = self.namespace(side).exec("unshare");
+        run(shell.args(["-m", "sh", "-ec", &line])).map(drop)
+    }
+
     pub fn namespace(&self, side: Side) -> &Namespace {
         match side {
             Side::Client => &self.wire.a,
@@ -433,7 +446,7 @@ impl Bed {
 
     /// Whether some socket on the server host listens on a port. A Portolan listener has a kernel
     /// socket that keeps its port. Asking by a connection would disturb some services.
-    fn is_listening(&self, port: u16) -> bool {
+    pub fn is_listening(&self, port: u16) -> bool {
         const LISTEN: &str = "0A";
         let port = format!(":{port:04X}");
         let tables = self.namespace(Side::Server).enter(|| {

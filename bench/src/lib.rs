@@ -5,6 +5,7 @@
 
 pub mod bed;
 pub mod figure;
+pub mod film;
 pub mod process;
 pub mod suites;
 pub mod table;

@@ -2,6 +2,7 @@
 //! those that programs answer.
 
 mod forward;
+mod video;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,6 +20,12 @@ static RALLY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rally.o"));
 const FIG_5: &str =
     "Fig. 5: in the kernel at interrupt level well below its thread, and that below sockets";
 
+const FIG_6: &str =
+    "Fig. 6: half the processor's time of a server on sockets, at 15 streams that fill the network";
+
+/// Of one film.
+const FRAMES: f64 = 60.0;
+
 const FIG_7: &str = "Fig. 7: a forwarder in the kernel adds far less than one that splices sockets";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -26,7 +33,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let time = |name, measure: fn(&Bed, usize) -> Result<f64, MeasureError>| {
         Case::of_portolan(name, "us", Better::Lower, move |bed| measure(bed, count))
     };
-    vec![
+    let mut cases = vec![
         Case::of_portolan(
             "px-fig5-filter-udp-8",
             "of kernel",
@@ -44,6 +51,9 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             move |bed, stack| by_programs(bed, stack, count),
         )
         .of_paper(FIG_5),
+    ];
+    cases.extend(video_cases(effort));
+    cases.extend([
         Case::of_portolan(
             "px-fig7-added-latency",
             "of proxy",
@@ -55,7 +65,36 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         Case::of_portolan("px-fig7-added-us", "us", Better::Lower, move |_| {
             forward::added_by_handler(count / 8)
         }),
-    ]
+    ]);
+    cases
+}
+
+/// From one stream to thirty.
+fn video_cases(effort: Effort) -> Vec<Case> {
+    let frames = effort.scaled(FRAMES) as u32;
+    let ratio = |name, cut| {
+        let measure = move |bed: &Bed| video::ratio(bed, 30, frames, cut);
+        Case::of_portolan(name, "of kernel", Better::Lower, measure)
+    };
+    let streams: &[u16] = if effort.quick {
+        &[1, 30]
+    } else {
+        &[1, 5, 10, 15, 20, 30]
+    };
+    let side_by_side = streams.iter().map(|&streams| {
+        let name = format!("px-fig6-cpu-{streams}");
+        Case::new(name, "% CPU", Better::Lower, move |bed, stack| {
+            video::cpu(bed, stack, streams, frames)
+        })
+        .of_paper(FIG_6)
+    });
+    let ratios = [
+        ratio("px-fig6-of-sockets-30", video::Cut::Fragments)
+            .with_bar(0.5)
+            .of_paper(FIG_6),
+        ratio("px-fig6-of-segments-30", video::Cut::Datagrams).of_paper(FIG_6),
+    ];
+    ratios.into_iter().chain(side_by_side).collect()
 }
 
 /// Both ends are handlers, as the functions of the paper's applications are.

@@ -350,3 +350,80 @@ while True:
         assert_eq!(said, format!("{word} by {}", forwarding.front));
     }
 }
+
+/// Takes films of so many frames and octets at so many ports, and says how many came as they were sent.
+const AUDIENCE: &str = "import select, socket, sys
+address, first, streams, frames, size = sys.argv[1], *map(int, sys.argv[2:6])
+film = b''.join(bytes((f * 31 + n) % 251 for n in range(size)) for f in range(frames))
+seen = {}
+for port in range(first, first + streams):
+    s = socket.socket(socket.AF_INET6 if ':' in address else socket.AF_INET, socket.SOCK_DGRAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+    s.bind((address, port))
+    seen[s] = b''
+listener = socket.create_server((address, first), family=s.family)
+while any(len(octets) < len(film) for octets in seen.values()):
+    ready = select.select(seen, [], [], 10)[0]
+    if not ready:
+        break
+    for s in ready:
+        seen[s] += s.recv(65536)
+print(sum(octets == film for octets in seen.values()), min(map(len, seen.values())))";
+
+const FILM_PORT: u16 = 7200;
+
+/// How many of an audience got every frame as it was sent, and what is counted then.
+fn show_film(bed: &Bed, streams: &str, options: &[&str]) -> (String, Value) {
+    const FRAMES: &str = "6";
+    const SIZE: &str = "12500";
+    let object = compile(
+        bed,
+        "video.c",
+        &std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/video.c")).unwrap(),
+    );
+    let first = bed.endpoint(FILM_PORT);
+    let words = [
+        "-c",
+        AUDIENCE,
+        &first.ip().to_string(),
+        &FILM_PORT.to_string(),
+        streams,
+        FRAMES,
+        SIZE,
+    ];
+    let mut audience = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    audience.args(words);
+    let audience = std::thread::spawn(move || run(&mut audience).unwrap());
+    assert!(eventually(PATIENCE, || bed.is_listening(FILM_PORT)));
+    let local = SocketAddr::new(bed.client.address, 7199);
+    let mut owner = bed.owner_command(Side::Client);
+    owner
+        .arg("video")
+        .args([local, first].map(|end| end.to_string()))
+        .arg(object)
+        .args(["--streams", streams, "--frames", FRAMES, "--size", SIZE])
+        .args(options);
+    let shown = serde_json::from_str(&run(&mut owner).unwrap()).unwrap();
+    (audience.join().unwrap(), shown)
+}
+
+#[test]
+fn every_frame_of_a_film_comes_to_everybody_as_it_was_sent() {
+    let bed = bed();
+    let whole = |streams: &str| format!("{streams} {}", 6 * 12_500);
+    // One datagram that is fragmented, datagrams that the device cuts, and some without checksums.
+    for (streams, options) in [
+        ("1", &[][..]),
+        ("30", &[]),
+        ("30", &["--segment", "1400"]),
+        ("32", &["--segment", "1400", "--checksums", "without"]),
+    ] {
+        let (seen, shown) = show_film(&bed, streams, options);
+        assert_eq!(seen, whole(streams), "{options:?}");
+        assert_eq!(shown["frames"], 6);
+    }
+    let bed = bed.over_ipv6();
+    for options in [&[][..], &["--segment", "1400"]] {
+        assert_eq!(show_film(&bed, "5", options).0, whole("5"), "{options:?}");
+    }
+}

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use portolan::extension::{Extension, Map, Object, Port};
+use portolan_bench::film::Film;
 
 /// Why an owner cannot do what it was asked.
 type Failure = Box<dyn std::error::Error>;
@@ -49,6 +50,24 @@ enum Command {
         #[arg(long, default_value_t = 7100)]
         back: u16,
     },
+    /// Hands each frame of a film over once, for `video.c` to send it to all of an audience.
+    Video {
+        local: SocketAddr,
+        /// The first of the audience.
+        first: SocketAddr,
+        object: PathBuf,
+        #[command(flatten)]
+        film: Film,
+        /// Whether the datagrams have checksums. Without, the frames are cut here.
+        #[arg(long, value_enum, default_value_t = Sums::With)]
+        checksums: Sums,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Sums {
+    With,
+    Without,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -77,6 +96,13 @@ fn main() -> ExitCode {
             object,
             back,
         } => forward(protocol, front, to, &object, back),
+        Command::Video {
+            local,
+            first,
+            object,
+            film,
+            checksums,
+        } => video(local, first, &object, film, checksums),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -178,6 +204,51 @@ fn forward(
     loop {
         std::thread::park();
     }
+}
+
+fn video(
+    local: SocketAddr,
+    first: SocketAddr,
+    object: &Path,
+    film: Film,
+    checksums: Sums,
+) -> Result<(), Failure> {
+    let port = Port::open(local)?;
+    let extension = install(&port, "video", object)?;
+    let audience: Vec<SocketAddr> = film.audience(first).collect();
+    map(&extension, "audiences")?.set(&[0; 4], &destinations(&audience))?;
+    let shown = match checksums {
+        Sums::With => {
+            port.cut(film.segment)?;
+            film.show(|frame| Ok(port.send(frame, first)?))?
+        }
+        Sums::Without => {
+            port.leave_checksums()?;
+            film.show(|frame| {
+                let pieces = frame.chunks(film.segment.max(1).into());
+                Ok(pieces
+                    .into_iter()
+                    .try_for_each(|piece| port.send(piece, first))?)
+            })?
+        }
+    };
+    println!("{}", serde_json::to_string(&shown)?);
+    Ok(())
+}
+
+/// As many as `video.c` has room for.
+const DESTINATIONS_MAX: usize = 32;
+
+/// As `video.c` has its audience.
+fn destinations(audience: &[SocketAddr]) -> Vec<u8> {
+    let mut octets = (audience.len() as u64).to_ne_bytes().to_vec();
+    for to in audience {
+        octets.extend(mapped(to.ip()));
+        octets.extend(to.port().to_ne_bytes());
+        octets.extend([0; 6]);
+    }
+    octets.resize(8 + DESTINATIONS_MAX * 24, 0);
+    octets
 }
 
 /// As a view has addresses.

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bulk;
+mod cinema;
 mod connections;
 mod crowd;
 mod ends;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use portolan_bench::film::Film;
 
 #[derive(Parser)]
 #[command(
@@ -120,6 +122,19 @@ enum Command {
         /// Computes for so long with each that comes in odd half-seconds.
         #[arg(long, default_value_t = 0)]
         work_us: u64,
+    },
+    /// Shows a film to an `audience`.
+    Screen {
+        /// Of the first of them.
+        address: SocketAddr,
+        #[command(flatten)]
+        film: Film,
+    },
+    /// Takes what comes of a `screen` to so many ports.
+    Audience {
+        address: SocketAddr,
+        #[command(flatten)]
+        film: Film,
     },
     /// Sends SYNs at a steady rate, and nothing else. Needs root.
     Syns {
@@ -314,6 +329,8 @@ fn run(command: Command) -> io::Result<()> {
             Duration::from_secs_f64(seconds),
             Duration::from_micros(work_us),
         )?),
+        Command::Screen { address, film } => print(&cinema::show(address, &film)?),
+        Command::Audience { address, film } => cinema::attend(address, &film),
         Command::Syns {
             address,
             rate,
