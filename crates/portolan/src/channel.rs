@@ -15,6 +15,7 @@ use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
 
 use crate::accounts::Accounts;
+use crate::layers::{self, Layer};
 use crate::rings::{OwnRing, Rings};
 use crate::table::Hidden;
 
@@ -102,6 +103,7 @@ impl Channel {
         most: usize,
         mut deliver: impl FnMut(&RecordHeader, &[u8]),
     ) {
+        let _ring = layers::enter(Layer::Ring);
         let accounts = &mut self.accounts;
         self.rings.receive(most, |header, frame| {
             accounts.begin(Slot(header.slot));
@@ -218,7 +220,10 @@ impl<F: AsFd> Doorway<F> {
                 IoSlice::new(first),
                 IoSlice::new(second),
             ];
-            match self.tap.write(&pieces) {
+            let device = layers::enter(Layer::Device);
+            let written = self.tap.write(&pieces);
+            drop(device);
+            match written {
                 Ok(()) | Err(WriteError::Refused(_)) => return,
                 Err(WriteError::Blocked) => {}
             }

@@ -17,6 +17,7 @@ use crate::channel::Channel;
 use crate::delegations::{self, Delegations};
 use crate::doors::DoorPlan;
 use crate::inboxes::Inboxes;
+use crate::layers::{self, Layer};
 use crate::locals::Locals;
 use crate::rings::OwnRing;
 use crate::socket::Socket;
@@ -193,6 +194,7 @@ impl Core {
         channel.receive(now, BATCH, |record, frame| match record.is_raw() {
             true => inboxes.deliver(record, frame),
             false => {
+                let _input = layers::enter(Layer::InputHeaders);
                 let others = (&mut *delegations, &*travellers, &mut *outbox);
                 input((stack, routes), others, now, record, frame);
             }
@@ -227,7 +229,9 @@ impl Core {
     /// Sends what sessions have to send.
     pub(crate) fn send_out(&mut self, now: Instant) {
         self.channel.flush();
+        let output = layers::enter(Layer::OutputSession);
         self.stack.output(now, &self.routes, &mut self.channel);
+        drop(output);
         self.channel.accounts.end();
         for NextHop { interface, address } in self.stack.unresolved() {
             if self.outbox.len() < OUTBOX_MAX {

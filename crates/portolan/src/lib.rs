@@ -21,6 +21,7 @@ pub mod extension;
 mod helper;
 mod inboxes;
 mod inside;
+pub mod layers;
 mod locals;
 mod options;
 pub mod posix;

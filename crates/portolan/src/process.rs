@@ -28,7 +28,7 @@ use crate::control::{Control, Lost};
 use crate::core::{Alarm, Core};
 use crate::locals::Locals;
 use crate::rings::OwnRing;
-use crate::{helper, table};
+use crate::{helper, layers, table};
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -233,6 +233,10 @@ impl Process {
         let statistics = StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
         let channel = Channel::new(TapIo::new(tap), Inlet::new(ring, doorbell), ring_fd);
         let locals = Locals::new(bell, number);
+        let mut core = Core::new(clock::now(), channel, locals, metastate);
+        if layers::start() {
+            core.stack.observe(layers::on_step);
+        }
         Ok(Process {
             control,
             spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
@@ -244,7 +248,7 @@ impl Process {
             alert: Bell::from_fd(table::hide(alert)),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
-            core: PiMutex::new(Core::new(clock::now(), channel, locals, metastate)),
+            core: PiMutex::new(core),
         })
     }
 

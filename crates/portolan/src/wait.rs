@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portolan_sys::{clock, wait};
+use portolan_sys::{clock, probes, wait};
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::core::Core;
+use crate::layers::{self, Layer};
 use crate::process::Process;
 use crate::table::Hidden;
 use crate::watch::Role;
@@ -245,7 +246,10 @@ impl Sleep<'_> {
         all.extend_from_slice(own);
         all.extend_from_slice(self.kernel);
         let outside = inside::leave();
+        let asleep = layers::enter(Layer::Sleep);
         let polled = wait::ppoll(&mut all, deadline, self.mask);
+        drop(asleep);
+        probes::wake_up();
         drop(outside);
         cancel::hold();
         polled?;

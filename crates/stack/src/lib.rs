@@ -40,7 +40,7 @@ pub use packet::{Drop, IcmpMessage, Packet, Transport};
 pub use portolan_proto::ip::{IpOptions, MtuDiscovery};
 pub use routes::{NoRoute, Path, Routes};
 pub use session::{BadCapsule, Session, TcpSession};
-pub use stack::{Input, SendError, Sending, Stack, send_segment};
+pub use stack::{Input, SendError, Sending, Stack, Step, send_segment};
 pub use udp::{
     Checksums, Datagram, DatagramError, ErrorCause, MulticastOptions, Reports, UdpSession, V6Sizes,
 };

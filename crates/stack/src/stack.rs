@@ -12,7 +12,7 @@ use portolan_types::{FlowKey, Generation, Instant, Protocol, SeqNum, Slot, scope
 use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::{COUNTERS, Counters, Fate};
-use crate::expected::{Expected, ExpectedDatagram};
+use crate::expected::{Expected, ExpectedDatagram, Segment};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
 use crate::frame::{Door, Frame, HEAD_MAX, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
@@ -64,6 +64,16 @@ pub struct Stack {
     tried_generation: u32,
     pub(crate) counters: Counters,
     takes_all_apart: bool,
+    observer: Option<fn(Step)>,
+}
+
+/// What the stack is about to do for a session, told to who observes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To compare, take apart or write the headers of a frame, checksums included.
+    Headers,
+    /// To have the session take something in, or say what it has to send.
+    Session,
 }
 
 #[derive(Debug)]
@@ -133,6 +143,7 @@ impl Stack {
             tried_generation: 0,
             counters: Counters::default(),
             takes_all_apart: false,
+            observer: None,
         }
     }
 
@@ -144,6 +155,11 @@ impl Stack {
                 entry.expected = None;
             }
         }
+    }
+
+    /// `observer` is told of every step from now on.
+    pub fn observe(&mut self, observer: fn(Step)) {
+        self.observer = Some(observer);
     }
 
     /// Promises a slot to a session that will come by [`Stack::insert_at`].
@@ -372,6 +388,7 @@ impl Stack {
         frame: &'a [u8],
     ) -> Option<Input<'a>> {
         let slot = Slot(record.slot);
+        let observer = self.observer;
         let entry = entry_of(&mut self.places, slot.0)?;
         let expected = entry.expected.as_deref_mut()?;
         if record.flags != 0 || generation(&entry.session) != Generation(record.generation) {
@@ -379,7 +396,12 @@ impl Stack {
         }
         match (&mut entry.session, expected) {
             (Session::Tcp(session), NextHeaders::OfSegment(expected)) => {
-                let next = take_segment(session, expected, now, frame)?;
+                if session.ip.min_ttl != 0 {
+                    return None;
+                }
+                let segment = expected.meet(frame)?;
+                tell(observer, Step::Session);
+                let next = take_segment(session, &segment, now);
                 let events = session.connection.events();
                 match next {
                     Some(next) => expected.expect(next),
@@ -391,6 +413,7 @@ impl Stack {
             }
             (Session::Udp(session), NextHeaders::OfDatagram(expected)) => {
                 let met = expected.meet(frame, session.remote)?;
+                tell(observer, Step::Session);
                 let ends = (met.source, met.destination);
                 let is_taken = deliver_datagrams(session, ends, met.ip, met.payload, record);
                 self.counters.count(Fate::DatagramExpected);
@@ -451,6 +474,7 @@ impl Stack {
             Ok(packet) => packet,
             Err(reason) => return Input::Dropped(reason),
         };
+        tell(self.observer, Step::Session);
         let slot = Slot(record.slot);
         match self.places.get_mut(slot.0 as usize) {
             Some(Place::Taken(entry))
@@ -583,6 +607,7 @@ impl Stack {
         };
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
+            tell(self.observer, Step::Headers);
             let length = segment.payload[0].len() + segment.payload[1].len();
             let head = way.template_for(segment.handle).tcp_head(
                 &mut head,
@@ -595,6 +620,7 @@ impl Stack {
                 head,
                 payload: segment.payload,
             });
+            tell(self.observer, Step::Session);
             if wire.is_full() {
                 entry.is_pending = true;
                 break;
@@ -710,6 +736,12 @@ pub fn send_segment(
     true
 }
 
+fn tell(observer: Option<fn(Step)>, step: Step) {
+    if let Some(observer) = observer {
+        observer(step);
+    }
+}
+
 fn entry_of(places: &mut [Place], slot: u32) -> Option<&mut Entry> {
     match places.get_mut(slot as usize) {
         Some(Place::Taken(entry)) => Some(entry),
@@ -717,21 +749,12 @@ fn entry_of(places: &mut [Place], slot: u32) -> Option<&mut Entry> {
     }
 }
 
-/// The connection takes a segment in, if it is the expected one. Returns what it expects then, if anything.
-fn take_segment(
-    session: &mut TcpSession,
-    expected: &Expected,
-    now: Instant,
-    frame: &[u8],
-) -> Option<Option<SeqNum>> {
-    if session.ip.min_ttl != 0 {
-        return None;
-    }
-    let segment = expected.meet(frame)?;
+/// The connection takes an expected segment in. Returns what it expects then, if anything.
+fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -> Option<SeqNum> {
     let connection = &mut session.connection;
     let (header, payload) = (&segment.header, segment.payload);
     connection.on_marked_segment(now, segment.codepoint, header, payload);
-    Some(connection.next_expected())
+    connection.next_expected()
 }
 
 fn generation(session: &Session) -> Generation {

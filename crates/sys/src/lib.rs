@@ -18,6 +18,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod owner;
 pub mod pi;
+pub mod probes;
 mod raw;
 pub mod ring;
 pub mod sched;

@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use super::super::{Better, Case, number};
+use super::SETTLE;
 use crate::bed::{Bed, Side, Stack};
 use crate::process::{Background, run};
 use crate::{Effort, MeasureError};
@@ -18,9 +19,6 @@ const MAPPINGS: [(&str, &str); 2] = [("shared", "0"), ("direct", "1")];
 
 /// What a direct mapping spared the paper's receiver.
 const PROTOCOLS: [(&str, &str); 2] = [("tcp", "-20 %"), ("udp", "-41 %")];
-
-/// The figures of programs are fresh after so long.
-const SETTLE: Duration = Duration::from_millis(700);
 
 /// Round trips that no measurement outlasts.
 const ENDLESS: &str = "100000000";

@@ -18,6 +18,7 @@ use super::datagram::{Control, SendControl, receive_stamp, receive_udp, send_udp
 use super::oob::receive_urgent;
 use super::{Answer, Stop, deadline_after, find_here, find_to_use, wherever};
 use crate::core::Core;
+use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
@@ -45,6 +46,7 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
         }
         Ok(received)
     }
+    let _call = layers::enter(Layer::Call);
     wherever(|| take(fd, buffers, flags)).into()
 }
 
@@ -154,6 +156,7 @@ fn read_out(
     (before, start): (usize, usize),
     flags: i32,
 ) -> usize {
+    let _copy = layers::enter(Layer::Copy);
     let is_peek = flags & libc::MSG_PEEK != 0;
     // With MSG_TRUNC octets are dropped unseen (tcp(7)).
     let is_drop = flags & libc::MSG_TRUNC != 0;
@@ -278,6 +281,7 @@ pub fn send_message(
             }
         }
     }
+    let _call = layers::enter(Layer::Call);
     let answer = wherever(|| give(fd, buffers, to, flags, control)).into();
     if answer == Answer::Failed(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         descriptor::raise_sigpipe();
@@ -383,11 +387,13 @@ fn send_tcp(
             return Some(some(done.get()).ok_or(Errno::PIPE.into()));
         }
         connection.options().more = more;
+        let copy = layers::enter(Layer::Copy);
         gather(buffers, done.get(), |piece| {
             let count = connection.send(now, piece);
             done.set(done.get() + count);
             count
         });
+        drop(copy);
         if is_urgent && done.get() == total {
             connection.mark_urgent();
         }

@@ -20,6 +20,7 @@ use super::blocking::Call;
 use super::data::{Received, gone, scatter};
 use super::twin::{loop_back, send_by_kernel};
 use crate::core::Core;
+use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
 use crate::process::Process;
 use crate::socket::{Corked, Family, Phase, RECEIVE, SEND, Socket};
@@ -177,6 +178,7 @@ fn unload(
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Received {
+    let _copy = layers::enter(Layer::Copy);
     let (copied, _) = copy_out(&datagram.data[start..], buffers);
     let whole = datagram.data.len();
     // A look that has room to spare is whole, wherever it began.
@@ -512,7 +514,9 @@ fn send_payload(
             ..
         } = core;
         channel.accounts.begin(socket.slot());
+        let output = layers::enter(Layer::OutputSession);
         let sent = stack.send_datagram(socket.slot(), to, payload, sending, routes, channel);
+        drop(output);
         channel.accounts.end();
         match sent {
             Ok(length) => Some(Ok(length)),

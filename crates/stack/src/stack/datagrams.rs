@@ -8,7 +8,7 @@ use portolan_types::{Instant, Protocol, Slot, scope_of};
 use portolan_wire::icmp::Cause;
 use portolan_wire::{ipv4, ipv6, udp};
 
-use super::{Entry, Stack, entry_of};
+use super::{Entry, Stack, Step, entry_of, tell};
 use crate::counters::Fate;
 use crate::frame::{Cut, Door, Frame, HEAD_MAX, Wire};
 use crate::packet::{IcmpMessage, Packet};
@@ -140,7 +140,10 @@ impl Stack {
                     no_checksum,
                     v6_sizes: session.v6_sizes,
                 };
-                output.transmit(payload, wire)?;
+                tell(self.observer, Step::Headers);
+                let done = output.transmit(payload, wire);
+                tell(self.observer, Step::Session);
+                done?;
                 None
             }
             Err(NoWay::Unresolved(next_hop)) => Some(next_hop),

@@ -1,0 +1,185 @@
+//! Static probes (USDT) at the boundaries of the library's layers, and a page on which a program adds up the time between
+//! them.
+//!
+//! A probe is one no-operation and a note in the ELF file that says where it lies (SystemTap's version 3 of
+//! `.note.stapsdt`, which perf, bpftrace and the debuggers read). On x86-64 it is the one of five octets that a kernel
+//! can replace by a call instead of a trap.
+
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::fs::{Mode, OFlags, ftruncate, open};
+use rustix::io::Errno;
+
+use crate::mapping::{Mapping, page_size};
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! no_operation {
+    () => {
+        ".byte 0x0f, 0x1f, 0x44, 0x00, 0x00"
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! no_operation {
+    () => {
+        "nop"
+    };
+}
+
+macro_rules! probes {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        $(
+            $(#[$doc])*
+            #[inline(always)]
+            pub fn $name() {
+                #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+                #[allow(named_asm_labels, reason = "other tools look for the base by its name")]
+                // SAFETY: a no-operation; what follows it goes into sections that nobody executes.
+                unsafe {
+                    core::arch::asm!(
+                        concat!("990: ", no_operation!()),
+                        ".pushsection .note.stapsdt, \"\", \"note\"",
+                        ".balign 4",
+                        ".4byte 992f - 991f, 994f - 993f, 3",
+                        "991: .asciz \"stapsdt\"",
+                        "992: .balign 4",
+                        "993: .8byte 990b, _.stapsdt.base, 0",
+                        ".asciz \"portolan\"",
+                        concat!(".asciz \"", stringify!($name), "\""),
+                        ".asciz \"\"",
+                        "994: .balign 4",
+                        ".popsection",
+                        ".ifndef _.stapsdt.base",
+                        ".pushsection .stapsdt.base, \"aG\", \"progbits\", .stapsdt.base, comdat",
+                        ".weak _.stapsdt.base",
+                        ".hidden _.stapsdt.base",
+                        "_.stapsdt.base: .space 1",
+                        ".size _.stapsdt.base, 1",
+                        ".popsection",
+                        ".endif",
+                        options(nomem, nostack, preserves_flags),
+                    );
+                }
+            }
+        )*
+
+        /// The names of all probes.
+        pub const NAMES: &[&str] = &[$(stringify!($name),)*];
+    };
+}
+
+probes! {
+    /// A call of the program begins.
+    call,
+    /// Octets move between the program and a session.
+    copy,
+    /// The channel is looked at for frames.
+    ring,
+    /// A frame is given to the stack.
+    input,
+    /// Sessions are asked what they have to send.
+    output,
+    /// A frame is handed to the kernel.
+    device,
+    /// The thread goes to sleep, and has woken.
+    sleep,
+    wake_up,
+}
+
+/// Octets of one row: nanoseconds, and how often.
+const ROW: usize = 16;
+
+/// Sums of time, in a file that others read while they grow.
+#[derive(Debug)]
+pub struct Totals {
+    page: Mapping,
+}
+
+impl Totals {
+    pub fn most() -> usize {
+        page_size() / ROW
+    }
+
+    /// Begins anew in the file at `path`, which is made if there is none.
+    ///
+    /// # Errors
+    /// It is not to be written, or not to be mapped.
+    pub fn create(path: &Path) -> Result<Totals, Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
+        ftruncate(&file, 0)?;
+        ftruncate(&file, page_size() as u64)?;
+        let page = Mapping::read_write(std::os::fd::AsFd::as_fd(&file), 0, page_size())?;
+        Ok(Totals { page })
+    }
+
+    /// # Panics
+    /// If there are fewer rows.
+    pub fn add(&self, row: usize, nanoseconds: u64) {
+        self.page.u64_at(row * ROW).fetch_add(nanoseconds, Relaxed);
+        self.page.u64_at(row * ROW + 8).fetch_add(1, Relaxed);
+    }
+}
+
+/// What [`Totals`] has written to a file: nanoseconds, and how often.
+pub fn read_totals(octets: &[u8]) -> Vec<(u64, u64)> {
+    let number = |octets: &[u8]| octets.try_into().map_or(0, u64::from_ne_bytes);
+    octets
+        .chunks_exact(ROW)
+        .map(|row| (number(&row[..8]), number(&row[8..])))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fires all, so that they are in this file.
+    #[inline(never)]
+    fn fire() {
+        call();
+        copy();
+        ring();
+        input();
+        output();
+        device();
+        sleep();
+        wake_up();
+    }
+
+    /// As readers of the notes find them: provider, name, and no arguments, one after the other.
+    #[test]
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn every_probe_is_noted_in_the_file() {
+        fire();
+        let file = std::fs::read("/proc/self/exe").unwrap();
+        for name in NAMES {
+            let note = format!("portolan\0{name}\0\0");
+            let found = file
+                .windows(note.len())
+                .position(|at| at == note.as_bytes());
+            let at = found.unwrap_or_else(|| panic!("{name} has no note"));
+            // Before it: owner, place, base, semaphore.
+            let owner = at - 24 - 8;
+            assert_eq!(&file[owner..owner + 8], b"stapsdt\0", "{name}");
+            let place = u64::from_ne_bytes(file[owner + 8..owner + 16].try_into().unwrap());
+            assert_ne!(place, 0, "{name}");
+        }
+    }
+
+    #[test]
+    fn sums_are_read_where_they_were_written() {
+        let path = std::env::temp_dir().join(format!("portolan-totals-{}", std::process::id()));
+        let totals = Totals::create(&path).unwrap();
+        totals.add(0, 5);
+        totals.add(3, 7);
+        totals.add(3, 8);
+        let read = read_totals(&std::fs::read(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(
+            (read.len(), read[0], read[3]),
+            (Totals::most(), (5, 1), (15, 2))
+        );
+    }
+}
