@@ -44,6 +44,16 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         .of_paper(FIG_5),
         time("px-fig5-filter-udp-8-us", by_handlers),
         time("px-fig5-half-udp-8", by_handler_and_program),
+        Case::of_portolan(
+            "px-fig5-thread-udp-8",
+            "of kernel",
+            Better::Lower,
+            move |bed| Ok(by_threads(bed, count / 4)? / by_sleepers(bed, count / 4)?),
+        )
+        .of_paper(FIG_5),
+        time("px-fig5-thread-udp-8-us", |bed, count| {
+            by_threads(bed, count / 4)
+        }),
         Case::new(
             "px-fig5-library-udp-8",
             "us",
@@ -111,6 +121,31 @@ fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
         .args([local, bed.endpoint(PORT)].map(|end| end.to_string()));
     owner.arg(object).args(["--count", &count.to_string()]);
     number("portolan-owner", &run(&mut owner)?, &["mean_us"])
+}
+
+/// Both ends are handlers in threads of their programs, which sleep between two datagrams.
+fn by_threads(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    const LOCAL_PORT: u16 = 7006;
+    let end = bed.endpoint(PORT).to_string();
+    let mut owner = bed.owner_command(Side::Server);
+    let _echo = Background::start(owner.args(["threaded", &end]))?;
+    ping(bed, Stack::Kernel, 1)?;
+    let local = SocketAddr::new(bed.client.address, LOCAL_PORT).to_string();
+    let mut owner = bed.owner_command(Side::Client);
+    owner.args(["threaded-rally", &local, &end]);
+    owner.args(["--count", &count.to_string()]);
+    number("portolan-owner", &run(&mut owner)?, &["mean_us"])
+}
+
+/// Both ends are programs on the kernel's sockets that sleep.
+fn by_sleepers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    let end = bed.endpoint(PORT).to_string();
+    let mut server = bed.command(Side::Server, Stack::Kernel, "portolan-traffic");
+    let _server = Background::start(server.args(["echo", "udp", &end, "--size", "8"]))?;
+    let count = count.to_string();
+    let mut client = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
+    client.args(["ping", "udp", &end, "--size", "8", "--count", &count]);
+    number("portolan-traffic", &run(&mut client)?, &["p50_us"])
 }
 
 /// Both ends are programs that spin.

@@ -7,6 +7,7 @@
 
 mod object;
 mod port;
+pub mod thread;
 
 use std::os::fd::{OwnedFd, RawFd};
 

@@ -306,6 +306,86 @@ impl Forwarding {
     }
 }
 
+/// Writes what the TCP headers of both directions say, at one port of a device, until a file is there.
+const SNIFFER: &str = "import os, socket, struct, sys
+port, stop = int(sys.argv[1]), sys.argv[2]
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+s.bind(('eth0', 0))
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
+s.settimeout(0.05)
+open(stop + '.' + str(port), 'w').close()
+while True:
+    try:
+        frame = s.recv(1 << 17)
+    except TimeoutError:
+        if os.path.exists(stop):
+            break
+        continue
+    if frame[12:14] != b'\\x08\\0' or frame[23] != 6:
+        continue
+    tcp = 14 + 4 * (frame[14] & 15)
+    source, to, sequence, acknowledged, head, window = struct.unpack_from('!HHIIHH', frame, tcp)
+    if port not in (source, to):
+        continue
+    options = frame[tcp + 20:tcp + 4 * (head >> 12)].hex()
+    length = struct.unpack_from('!H', frame, 16)[0] - (tcp - 14) - 4 * (head >> 12)
+    print('>' if to == port else '<', hex(head & 0x1ff), sequence, acknowledged, window, options, length)";
+
+/// Starts a sniffer that looks when this returns.
+fn sniff(host: &Namespace, port: u16, stop: &std::path::Path) -> std::thread::JoinHandle<String> {
+    let mut sniffer = host.exec(PYTHON);
+    sniffer.args(["-c", SNIFFER, &port.to_string()]).arg(stop);
+    let started = stop.with_file_name(format!(
+        "{}.{port}",
+        stop.file_name().unwrap().to_str().unwrap()
+    ));
+    let sniffer = std::thread::spawn(move || run(&mut sniffer).unwrap());
+    assert!(eventually(PATIENCE, || started.exists()));
+    sniffer
+}
+
+#[test]
+fn what_the_two_ends_of_a_forwarded_connection_say_is_not_changed() {
+    let forwarding = forwarding("tcp");
+    let bed = &forwarding.bed;
+    let stop = bed.file("enough");
+    let near = sniff(&forwarding.guest, 7010, &stop);
+    let far = sniff(bed.namespace(Side::Server), BEHIND, &stop);
+    // A RST first, then octets both ways and a FIN of each end.
+    let said = run(&mut forwarding.client(WATCHER, &["/dev/null"])).unwrap();
+    assert_eq!(said, "refused");
+    let server = forwarding.serve();
+    run(&mut forwarding.client(CLIENT, &["300000"])).unwrap();
+    let mark = bed.file("seen");
+    let mut watcher = forwarding.client(WATCHER, &[mark.to_str().unwrap()]);
+    let watcher = std::thread::spawn(move || run(&mut watcher).unwrap());
+    assert!(eventually(PATIENCE, || mark.exists()));
+    drop(server);
+    watcher.join().unwrap();
+    std::fs::write(&stop, "").unwrap();
+    let of = |seen: &str, direction: &str| -> Vec<String> {
+        let lines = seen.lines().filter(|line| line.starts_with(direction));
+        lines.map(str::to_owned).collect()
+    };
+    let (near, far) = (near.join().unwrap(), far.join().unwrap());
+    for direction in [">", "<"] {
+        let (near, far) = (of(&near, direction), of(&far, direction));
+        assert!(near.len() > 10, "{near:?}");
+        // Sequence numbers, acknowledgements, windows, options and flags, in their order.
+        assert_eq!(near, far);
+        let has = |flag: u16| {
+            near.iter().any(|line| {
+                let flags = line.split(' ').nth(1).unwrap().trim_start_matches("0x");
+                u16::from_str_radix(flags, 16).unwrap() & flag != 0
+            })
+        };
+        const FIN: u16 = 1;
+        const RST: u16 = 4;
+        assert!(has(FIN), "{near:?}");
+        assert!(direction == ">" || has(RST), "{near:?}");
+    }
+}
+
 #[test]
 fn a_forwarded_connection_is_one_of_the_two_ends() {
     let forwarding = forwarding("tcp");
@@ -426,4 +506,32 @@ fn every_frame_of_a_film_comes_to_everybody_as_it_was_sent() {
     for options in [&[][..], &["--segment", "1400"]] {
         assert_eq!(show_film(&bed, "5", options).0, whole("5"), "{options:?}");
     }
+}
+
+#[test]
+fn handlers_in_a_thread_see_what_the_filters_leave_to_the_owner() {
+    const ASK_FOR: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+server = (sys.argv[1], int(sys.argv[2]))
+for words in b'-nobody', b'+owner', b'handler':
+    s.sendto(words, server)
+for _ in range(2):
+    words, peer = s.recvfrom(2048)
+    print(words.decode(), peer == server)
+s.settimeout(0.1)
+try:
+    print(s.recv(2048))
+except TimeoutError:
+    pass";
+    let bed = bed();
+    let local = bed.endpoint(7012);
+    let mut owner = bed.owner_command(Side::Server);
+    let _owner = Background::start(owner.args(["threaded", &local.to_string()])).unwrap();
+    assert_eq!(ask(&bed, "7012", "hello"), "hello");
+    let words = ["-c", ASK_FOR, &local.ip().to_string(), "7012"];
+    let said = client(&bed, Stack::Kernel, PYTHON, &words);
+    let mut said: Vec<&str> = said.lines().collect();
+    said.sort_unstable();
+    assert_eq!(said, ["handler True", "owner False"]);
 }

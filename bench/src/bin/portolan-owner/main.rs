@@ -4,8 +4,10 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use portolan::extension::thread::{Chain, Datagram, Verdict};
 use portolan::extension::{Extension, Map, Object, Port};
 use portolan_bench::film::Film;
 
@@ -49,6 +51,16 @@ enum Command {
         /// The first of the ports that the other host answers to.
         #[arg(long, default_value_t = 7100)]
         back: u16,
+    },
+    /// Answers by handlers in a thread: what begins with `+` is left to the owner, who answers `owner`,
+    /// what begins with `-` to nobody, and the rest is sent back.
+    Threaded { local: SocketAddr },
+    /// Plays with a `threaded` by a handler in a thread, and prints the mean time there and back.
+    ThreadedRally {
+        local: SocketAddr,
+        remote: SocketAddr,
+        #[arg(long, default_value_t = 10_000)]
+        count: u64,
     },
     /// Hands each frame of a film over once, for `video.c` to send it to all of an audience.
     Video {
@@ -96,6 +108,12 @@ fn main() -> ExitCode {
             object,
             back,
         } => forward(protocol, front, to, &object, back),
+        Command::Threaded { local } => threaded(local),
+        Command::ThreadedRally {
+            local,
+            remote,
+            count,
+        } => threaded_rally(local, remote, count),
         Command::Video {
             local,
             first,
@@ -204,6 +222,49 @@ fn forward(
     loop {
         std::thread::park();
     }
+}
+
+fn threaded(local: SocketAddr) -> Result<(), Failure> {
+    let begins = |datagram: &Datagram, with: u8| datagram.payload.first() == Some(&with);
+    let chain = Chain::default()
+        .with(2, |_| Verdict::Reply)
+        .with(1, move |datagram| match begins(datagram, b'+') {
+            true => Verdict::Deliver,
+            false => Verdict::Pass,
+        })
+        .with(0, move |datagram| match begins(datagram, b'-') {
+            true => Verdict::Consume,
+            false => Verdict::Pass,
+        });
+    let threaded = Port::open(local)?.handle_in_thread(chain)?;
+    // From another endpoint: the port is the handlers'.
+    let own = Port::open(SocketAddr::new(local.ip(), 0))?;
+    while let Some(Datagram { from: Some(to), .. }) = threaded.receive() {
+        own.send(b"owner", to)?;
+    }
+    Err("the server has gone".into())
+}
+
+fn threaded_rally(local: SocketAddr, remote: SocketAddr, count: u64) -> Result<(), Failure> {
+    let port = Port::open(local)?;
+    port.send(b"8 octets", remote)?;
+    let mut left = count + 1;
+    let volley = move |_: &mut Datagram| {
+        left -= 1;
+        if left == 0 {
+            return Verdict::Deliver;
+        }
+        Verdict::Reply
+    };
+    let start = Instant::now();
+    let threaded = port.handle_in_thread(Chain::default().with(0, volley))?;
+    threaded.receive().ok_or("the server has gone")?;
+    let mean = start.elapsed().as_secs_f64() / (count + 1) as f64 * 1e6;
+    println!(
+        "{}",
+        serde_json::json!({ "round_trips": count, "mean_us": mean })
+    );
+    Ok(())
 }
 
 fn video(

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
@@ -79,30 +80,37 @@ impl Port {
         self.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
     }
 
+    /// [`Port::receive`] fails with `EAGAIN` if nothing has come for so long (`SO_RCVTIMEO`).
+    pub(super) fn receive_within(&self, time: Duration) -> Result<(), Errno> {
+        let seconds = time.as_secs().to_ne_bytes();
+        let rest = u64::from(time.subsec_micros()).to_ne_bytes();
+        let value = [seconds, rest];
+        self.set_octets(libc::SOL_SOCKET, libc::SO_RCVTIMEO, value.as_flattened())
+    }
+
     fn set(&self, level: i32, name: i32, value: i32) -> Result<(), Errno> {
-        match posix::set_option(self.fd, level, name, &value.to_ne_bytes()) {
-            Answer::Done(()) => Ok(()),
-            Answer::Failed(errno) => Err(errno),
-            Answer::NotOurs => Err(Errno::NETDOWN),
-        }
+        self.set_octets(level, name, &value.to_ne_bytes())
+    }
+
+    fn set_octets(&self, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+        done(posix::set_option(self.fd, level, name, value))
     }
 
     /// Sends a datagram from the port.
     pub fn send(&self, payload: &[u8], to: SocketAddr) -> Result<(), Errno> {
-        match posix::send(self.fd, &[IoSlice::new(payload)], Some(to), 0) {
-            Answer::Done(_) => Ok(()),
-            Answer::Failed(errno) => Err(errno),
-            Answer::NotOurs => Err(Errno::NETDOWN),
-        }
+        let pieces = [IoSlice::new(payload)];
+        done(posix::send(self.fd, &pieces, Some(to), 0)).map(drop)
     }
 
     /// Waits for the next datagram that extensions leave to their owner; answers how long it is.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
-        match posix::receive(self.fd, &mut [IoSliceMut::new(buffer)], 0) {
-            Answer::Done(received) => Ok(received.length),
-            Answer::Failed(errno) => Err(errno),
-            Answer::NotOurs => Err(Errno::NETDOWN),
-        }
+        self.receive_from(buffer).map(|(length, _)| length)
+    }
+
+    /// The same, and who sent it.
+    pub fn receive_from(&self, buffer: &mut [u8]) -> Result<(usize, Option<SocketAddr>), Errno> {
+        let received = done(posix::receive(self.fd, &mut [IoSliceMut::new(buffer)], 0))?;
+        Ok((received.length, received.from))
     }
 }
 
@@ -110,6 +118,15 @@ impl Drop for Port {
     fn drop(&mut self) {
         // Nothing is left to be told of.
         let _ = posix::close(self.fd);
+    }
+}
+
+/// The port is Portolan's: it is no more only when the server has gone.
+fn done<T>(answer: Answer<T>) -> Result<T, Errno> {
+    match answer {
+        Answer::Done(done) => Ok(done),
+        Answer::Failed(errno) => Err(errno),
+        Answer::NotOurs => Err(Errno::NETDOWN),
     }
 }
 

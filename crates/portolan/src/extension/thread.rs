@@ -1,0 +1,225 @@
+//! Handlers of UDP.PacketRecv in a thread of this program (PX §3.3): for what takes longer than a
+//! handler in the packet filter may, or needs more than its protection domain has. They get what
+//! handlers in the filter leave to the owner. Nothing limits how long they take; what comes meanwhile
+//! waits in the port's receive buffer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::Port;
+
+/// What is passed waits for its owner, so many datagrams at most.
+const INBOX: usize = 1024;
+
+/// How soon a thread for which nothing comes sees that it is to end.
+const LOOK_UP: Duration = Duration::from_millis(100);
+
+/// The longest there is.
+const LONGEST: usize = 1 << 16;
+
+/// What came, in the handlers' own copy: they see each other's edits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Datagram {
+    /// Nobody if nothing has come.
+    pub from: Option<SocketAddr>,
+    pub payload: Vec<u8>,
+}
+
+/// What a handler decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The next handler sees it; after the last one, the owner gets it.
+    Pass,
+    /// It ends here.
+    Consume,
+    /// The payload, as it is by now, goes back to the sender.
+    Reply,
+    /// The owner gets it, past the handlers that would follow.
+    Deliver,
+}
+
+type Handler = Box<dyn FnMut(&mut Datagram) -> Verdict + Send>;
+
+/// Handlers of one port, in the order in which they are called.
+#[derive(Default)]
+pub struct Chain {
+    handlers: Vec<(u8, Handler)>,
+}
+
+impl Chain {
+    /// Of several handlers the one with the lowest priority comes first; of equals, the one that came
+    /// first.
+    #[must_use]
+    pub fn with(
+        mut self,
+        priority: u8,
+        handler: impl FnMut(&mut Datagram) -> Verdict + Send + 'static,
+    ) -> Chain {
+        let place = self
+            .handlers
+            .partition_point(|(other, _)| *other <= priority);
+        self.handlers.insert(place, (priority, Box::new(handler)));
+        self
+    }
+
+    fn decide(&mut self, datagram: &mut Datagram) -> Verdict {
+        let decisions = self
+            .handlers
+            .iter_mut()
+            .map(|(_, handler)| handler(datagram));
+        let mut decided = decisions.filter(|verdict| *verdict != Verdict::Pass);
+        decided.next().unwrap_or(Verdict::Deliver)
+    }
+}
+
+/// A port whose datagrams handlers in a thread see. The thread ends when this is dropped, and the
+/// port with it.
+pub struct Threaded {
+    inbox: Receiver<Datagram>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    is_over: AtomicBool,
+    /// Datagrams that the owner did not fetch in time, and answers that could not be sent.
+    dropped: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Port {
+    /// Has handlers in a thread of their own called for what comes.
+    pub fn handle_in_thread(self, chain: Chain) -> Result<Threaded, Errno> {
+        self.receive_within(LOOK_UP)?;
+        let shared = Arc::new(Shared::default());
+        let (outbox, inbox) = sync_channel(INBOX);
+        let work = Work {
+            port: self,
+            chain,
+            outbox,
+            shared: Arc::clone(&shared),
+        };
+        let thread = std::thread::Builder::new().name("portolan-handler".to_owned());
+        let thread = thread.spawn(move || work.run()).map_err(|_| Errno::AGAIN)?;
+        Ok(Threaded {
+            inbox,
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Threaded {
+    /// Waits for the next datagram that the handlers leave to the owner; nothing comes any more when the
+    /// server has gone.
+    pub fn receive(&self) -> Option<Datagram> {
+        self.inbox.recv().ok()
+    }
+
+    /// Datagrams that were lost because the owner did not fetch them.
+    pub fn dropped(&self) -> u64 {
+        self.shared.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Answers that could not be sent.
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Threaded {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A handler that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread has.
+struct Work {
+    port: Port,
+    chain: Chain,
+    outbox: SyncSender<Datagram>,
+    shared: Arc<Shared>,
+}
+
+impl Work {
+    fn run(mut self) {
+        let mut buffer = vec![0; LONGEST];
+        let mut datagram = Datagram::default();
+        while !self.shared.is_over.load(Ordering::Relaxed) {
+            match self.port.receive_from(&mut buffer) {
+                Ok((length, from)) => {
+                    datagram.from = from;
+                    datagram.payload.clear();
+                    datagram.payload.extend_from_slice(&buffer[..length]);
+                    self.handle(&mut datagram);
+                }
+                // Or an error about what was sent, which is nobody's here.
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNREFUSED | Errno::HOSTUNREACH) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn handle(&mut self, datagram: &mut Datagram) {
+        match self.chain.decide(datagram) {
+            Verdict::Consume => {}
+            Verdict::Reply => {
+                let sent = datagram
+                    .from
+                    .map(|to| self.port.send(&datagram.payload, to));
+                if !matches!(sent, Some(Ok(()))) {
+                    self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Verdict::Pass | Verdict::Deliver => {
+                if self.outbox.try_send(std::mem::take(datagram)).is_err() {
+                    self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(chain: &mut Chain, payload: &[u8]) -> (Verdict, Vec<u8>) {
+        let mut datagram = Datagram {
+            from: None,
+            payload: payload.to_vec(),
+        };
+        (chain.decide(&mut datagram), datagram.payload)
+    }
+
+    #[test]
+    fn handlers_are_called_in_their_order_until_one_decides() {
+        let adds = |letter: u8, verdict| {
+            move |datagram: &mut Datagram| {
+                datagram.payload.push(letter);
+                verdict
+            }
+        };
+        let mut chain = Chain::default()
+            .with(200, adds(b'd', Verdict::Reply))
+            .with(10, adds(b'a', Verdict::Pass))
+            .with(100, adds(b'b', Verdict::Pass))
+            .with(100, adds(b'c', Verdict::Pass))
+            .with(201, adds(b'e', Verdict::Consume));
+        assert_eq!(said(&mut chain, b"-"), (Verdict::Reply, b"-abcd".to_vec()));
+        let mut passing = Chain::default().with(0, adds(b'a', Verdict::Pass));
+        assert_eq!(said(&mut passing, b"-"), (Verdict::Deliver, b"-a".to_vec()));
+        assert_eq!(said(&mut Chain::default(), b"-").0, Verdict::Deliver);
+    }
+}
