@@ -215,8 +215,14 @@ impl Steps {
     /// # Panics
     /// If it has ended.
     pub fn go_on(&mut self) {
+        self.say("");
+    }
+
+    /// # Panics
+    /// If it has ended.
+    pub fn say(&mut self, line: &str) {
         let input = self.child.stdin.as_mut().expect("is piped");
-        writeln!(input).expect("it reads");
+        writeln!(input, "{line}").expect("it reads");
     }
 }
 

@@ -11,6 +11,7 @@ use portolan_programs::{PYTHON, Steps, counter};
 const ACTIVE: &str = "[demux]\nactive = true\n";
 const TRAFFIC: &str = "portolan-traffic";
 const FORGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/forging.py");
+const FLOODING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/flooding.py");
 const PORT: u16 = 7060;
 /// Of each lie.
 const TIMES: u64 = 20;
@@ -126,4 +127,53 @@ fn forged_replayed_and_stale_handles_harm_nobody() {
     forger.go_on();
     forger.await_line("replayed");
     assert_eq!(received(&bed, server, "handle_stale") - stale, TIMES);
+}
+
+/// The least p99 of a connection's round trips during a few floods of a kind at another program's connection, and how
+/// many packets those were.
+fn during(bed: &Bed, flooding: &mut Steps, kind: &str) -> (f64, u64) {
+    const FLOODS: usize = 3;
+    let mut least = f64::INFINITY;
+    let mut sent = 0;
+    for _ in 0..FLOODS {
+        flooding.say(kind);
+        let report = run(&mut ping(bed, 2000)).unwrap();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        least = least.min(report["p99_us"].as_f64().unwrap());
+        sent += flooding.line().parse::<u64>().unwrap();
+    }
+    (least, sent)
+}
+
+/// Beside a flood of the same packets as they were: what is forged in them costs others nothing more.
+#[test]
+fn floods_of_forged_handles_and_of_advertisements_cost_others_no_more_than_other_packets() {
+    let bed = bed(portolan_netns::Bed::veth(), [ACTIVE; 2]);
+    let _echo = echo(&bed);
+    let victim = bed.endpoint(PORT + 1).to_string();
+    let arguments = ["echo", "tcp", &victim];
+    let _flooded = bed
+        .serve(Stack::Portolan, PORT + 1, TRAFFIC, &arguments)
+        .unwrap();
+    let mut command = bed.command(Side::Client, Stack::Kernel, PYTHON);
+    command.args([FLOODING, INTERFACE, &(PORT + 1).to_string()]);
+    let mut flooding = Steps::start(&mut command);
+    flooding.await_line("looking");
+    let mut busy = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
+    busy.args(["ping", "tcp", &victim, "--count", "100000000"]);
+    let mut busy = Background::start(&mut busy).unwrap();
+    flooding.await_line("ready");
+
+    let (plain, _) = during(&bed, &mut flooding, "plain");
+    let stale = received(&bed, Side::Server, "handle_stale");
+    let (forged, sent) = during(&bed, &mut flooding, "forged");
+    let seen = received(&bed, Side::Server, "handle_stale") - stale;
+    assert!(seen >= sent / 2, "{seen} of {sent}");
+    let (advertised, sent) = during(&bed, &mut flooding, "advertise");
+    assert!(sent > 1000);
+    for (kind, p99) in [("forged", forged), ("advertised", advertised)] {
+        assert!(p99 <= 5.0 * plain, "{kind}: {p99} us, else {plain} us");
+    }
+    // Nor do they end the connection that they are at.
+    assert!(busy.is_running());
 }
