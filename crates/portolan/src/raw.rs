@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,9 +94,10 @@ impl RawFlow {
     /// The next frame, if one has come.
     ///
     /// # Errors
-    /// `AGAIN`: none has. `CONNRESET`: the server has gone, and with it whatever delivers frames.
+    /// `AGAIN`: none has. `BADF`: it is the parent's. `CONNRESET`: the server has gone, and with it whatever delivers frames.
     pub fn try_recv(&self) -> Result<Received, Errno> {
         let _inside = inside::enter();
+        self.check_owner()?;
         let mut core = self.process.lock();
         core.attend(clock::now());
         self.take(&mut core).unwrap_or(Err(Errno::AGAIN))
@@ -107,6 +109,7 @@ impl RawFlow {
     /// `AGAIN`: none came in time. `INTR`: a signal was handled. `CONNRESET`: as of [`RawFlow::try_recv`].
     pub fn recv(&self, timeout: Option<Duration>) -> Result<Received, Errno> {
         let _inside = inside::enter();
+        self.check_owner()?;
         let reading = Reading::new(self)?;
         let until = timeout.map(|timeout| clock::now() + timeout);
         self.wait(until, |core| reading.flow.take(core))?
@@ -115,6 +118,9 @@ impl RawFlow {
     /// Frames that came while too many were unread.
     pub fn dropped(&self) -> u64 {
         let _inside = inside::enter();
+        if self.check_owner().is_err() {
+            return 0;
+        }
         let mut core = self.process.lock();
         core.inboxes
             .get(self.slot)
@@ -132,6 +138,7 @@ impl RawFlow {
             return Err(Errno::INVAL);
         }
         let _inside = inside::enter();
+        self.check_owner()?;
         let mut core = self.process.lock();
         if core.channel.is_main_full() {
             core = self.await_room(core)?;
@@ -151,6 +158,7 @@ impl RawFlow {
     /// time.
     pub fn hop(&self, destination: IpAddr, timeout: Duration) -> Result<Hop, Errno> {
         let _inside = inside::enter();
+        self.check_owner()?;
         let until = clock::now() + timeout;
         loop {
             let mut core = self.process.lock();
@@ -168,6 +176,12 @@ impl RawFlow {
             let _outside = inside::leave();
             std::thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// The channel of a forked child's parent is not the child's to use.
+    fn check_owner(&self) -> Result<(), Errno> {
+        let is_ours = Process::running().is_some_and(|running| ptr::eq(running, self.process));
+        is_ours.then_some(()).ok_or(Errno::BADF)
     }
 
     fn take(&self, core: &mut Core) -> Option<Result<Received, Errno>> {
@@ -207,6 +221,9 @@ impl fmt::Debug for RawFlow {
 impl Drop for RawFlow {
     fn drop(&mut self) {
         let _inside = inside::enter();
+        if self.check_owner().is_err() {
+            return;
+        }
         self.process.lock().inboxes.close(self.slot);
         let guard = self.guard;
         // Without a server there is nobody who would keep it.

@@ -22,6 +22,7 @@ mod number;
 mod old_names;
 mod process;
 mod qos;
+mod raw;
 mod rights;
 mod select;
 mod socket;

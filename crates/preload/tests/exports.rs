@@ -10,7 +10,10 @@ use std::{
 const PAGE: &str = include_str!("../../../docs/reference/symbols.md");
 const BY_NUMBER: &str = include_str!("../src/number.rs");
 
-const HEADER: &str = include_str!("../../../include/portolan/qos.h");
+const HEADERS: [&str; 2] = [
+    include_str!("../../../include/portolan/qos.h"),
+    include_str!("../../../include/portolan/raw.h"),
+];
 
 /// Names for the library's own use, which libc does not have.
 const OWN: [&str; 1] = ["rust_eh_personality"];
@@ -29,11 +32,12 @@ fn what_is_exported_is_what_is_documented_as_translated() {
 }
 
 #[test]
-fn the_header_declares_what_is_the_library_s_own() {
+fn the_headers_declare_what_is_the_library_s_own() {
     let exported: BTreeSet<_> = names_in(&built()).into_values().flatten().collect();
     let exported = exported.iter().filter(|name| name.starts_with(PREFIX));
-    let declarations = HEADER
-        .lines()
+    let declarations = HEADERS
+        .into_iter()
+        .flat_map(str::lines)
         .filter_map(|line| line.strip_prefix("PORTOLAN_WEAK "))
         .filter_map(|line| line.split('(').next()?.split([' ', '*']).next_back())
         .map(str::to_owned);

@@ -11,6 +11,7 @@ use portolan_netns::Impairment;
 use portolan_programs::{bed, client, counter, eventually, impaired_bed, public_programs};
 
 const CALLS: u64 = 2_000;
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const OCTETS: &str = "8388608";
 
 /// The users of Debian whom no policy names, and one does.
@@ -63,6 +64,47 @@ fn active_messages_run_handlers_over_ethernet() {
     }
     let address = bed.endpoint(0).ip().to_string();
     client(&bed, Stack::Kernel, "ping", &["-c1", "-W5", &address]);
+}
+
+/// Compiles the example of the guide as a user would.
+fn greetings(bed: &Bed) -> String {
+    let program = bed.file("greetings");
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"])
+        .arg("-D_POSIX_C_SOURCE=200809L")
+        .args(["-I", &format!("{ROOT}/include"), "-o"])
+        .arg(&program)
+        .arg(format!("{ROOT}/docs/examples/greetings.c"));
+    run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
+    program.display().to_string()
+}
+
+#[test]
+fn a_program_in_c_has_a_protocol_of_its_own() {
+    let bed = bed();
+    let program = greetings(&bed);
+    let on = |side, stack, words: &[&str]| {
+        let mut command = bed.command(side, stack, &program);
+        command.args(words);
+        command
+    };
+    let without = run(&mut on(Side::Client, Stack::Kernel, &["serve"]));
+    assert!(failure(without).contains("not on Portolan"));
+    let before = counter(&bed, Side::Server, "server", "raw-flows-opened");
+    let mut serve = on(Side::Server, Stack::Portolan, &["serve"]);
+    let _server = Background::start(&mut serve).unwrap();
+    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") > before;
+    assert!(eventually(Duration::from_secs(10), opened));
+    let address = bed.endpoint(0).ip().to_string();
+    let said = run(&mut on(
+        Side::Client,
+        Stack::Portolan,
+        &["call", &address, "500"],
+    ));
+    assert_eq!(said.unwrap().trim(), "500 greetings, 0 dropped");
+    let second = run(&mut on(Side::Server, Stack::Portolan, &["serve"]));
+    assert!(failure(second).contains("in use"));
 }
 
 #[test]

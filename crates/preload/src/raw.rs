@@ -1,0 +1,180 @@
+//! `<portolan/raw.h>`: numbers and `errno` on one side, `portolan::raw` on the other. These symbols are this library's own,
+//! not libc's.
+
+use std::ffi::c_void;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use libc::c_int;
+use portolan::raw::{Guard, RawFlow};
+use rustix::io::Errno;
+
+use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+
+/// `struct portolan_hop`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Hop {
+    interface: u32,
+    mtu: u32,
+    own_mac: [u8; 6],
+    next_mac: [u8; 6],
+    source: [u8; 16],
+}
+
+/// By their numbers. One that is closed leaves its place to the next.
+static FLOWS: Mutex<Vec<Option<Arc<RawFlow>>>> = Mutex::new(Vec::new());
+
+macro_rules! own {
+    ($($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
+        $(#[$note])*
+        ///
+        /// # Safety
+        /// The contract of `<portolan/raw.h>`.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            settle(|| -> Result<$result, Errno> { $body })
+        }
+    )* };
+}
+
+own! {
+    /// `int portolan_raw_ethertype(uint16_t)`
+    fn portolan_raw_ethertype(number: u16) -> c_int {
+        open(Guard::EtherType(number))
+    }
+
+    /// `int portolan_raw_protocol(uint8_t)`
+    fn portolan_raw_protocol(number: u8) -> c_int {
+        open(Guard::IpProtocol(number))
+    }
+
+    /// `int portolan_raw_close(int)`
+    fn portolan_raw_close(flow: c_int) -> c_int {
+        let closed = place(flow).and_then(|place| all().get_mut(place)?.take());
+        // Its protocol is given up when no call uses it any more.
+        closed.map(|_| 0).ok_or(Errno::BADF)
+    }
+
+    /// `ssize_t portolan_raw_recv(int, void *, size_t, int)`
+    fn portolan_raw_recv(flow: c_int, frame: *mut c_void, size: usize, timeout_ms: c_int) -> isize {
+        let flow = find(flow)?;
+        if frame.is_null() {
+            return Err(Errno::FAULT);
+        }
+        let received = match u64::try_from(timeout_ms) {
+            Ok(0) => flow.try_recv(),
+            Ok(timeout) => flow.recv(Some(Duration::from_millis(timeout))),
+            Err(_) => flow.recv(None),
+        }?;
+        // SAFETY: so much room, by the contract.
+        let room = unsafe { slice::from_raw_parts_mut(frame.cast::<u8>(), size) };
+        let length = size.min(received.octets.len());
+        room[..length].copy_from_slice(&received.octets[..length]);
+        Ok(received.octets.len().cast_signed())
+    }
+
+    /// `int portolan_raw_send(int, const void *, size_t)`
+    fn portolan_raw_send(flow: c_int, frame: *const c_void, length: usize) -> c_int {
+        let flow = find(flow)?;
+        if frame.is_null() {
+            return Err(Errno::FAULT);
+        }
+        // SAFETY: so many octets, by the contract.
+        let frame = unsafe { slice::from_raw_parts(frame.cast::<u8>(), length) };
+        flow.send(frame, &[]).map(|()| 0)
+    }
+
+    /// `int portolan_raw_hop(int, int, const void *, int, struct portolan_hop *)`
+    fn portolan_raw_hop(
+        flow: c_int,
+        family: c_int,
+        address: *const c_void,
+        timeout_ms: c_int,
+        hop: *mut Hop,
+    ) -> c_int {
+        let flow = find(flow)?;
+        if address.is_null() || hop.is_null() {
+            return Err(Errno::FAULT);
+        }
+        // SAFETY: an address of that family, by the contract.
+        let destination = unsafe { address_of(family, address) }?;
+        let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or_default());
+        let found = flow.hop(destination, timeout)?;
+        let mut source = [0; 16];
+        match found.source {
+            IpAddr::V4(v4) => source[..4].copy_from_slice(&v4.octets()),
+            IpAddr::V6(v6) => source = v6.octets(),
+        }
+        let found = Hop {
+            interface: found.interface,
+            mtu: found.mtu,
+            own_mac: found.own_mac.0,
+            next_mac: found.next_mac.0,
+            source,
+        };
+        // SAFETY: room for one, by the contract.
+        unsafe { hop.write(found) };
+        Ok(0)
+    }
+
+    /// `int64_t portolan_raw_dropped(int)`
+    fn portolan_raw_dropped(flow: c_int) -> i64 {
+        find(flow).map(|flow| flow.dropped().cast_signed())
+    }
+}
+
+fn settle<T: FailureValue>(ask: impl FnOnce() -> Result<T, Errno>) -> T {
+    let outcome = shielded(|| ask().map_err(Refusal::Errno));
+    end_if_cancelled();
+    match outcome {
+        Ok(value) => value,
+        Err(Refusal::Errno(errno)) => failed(errno),
+        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
+    }
+}
+
+fn all() -> MutexGuard<'static, Vec<Option<Arc<RawFlow>>>> {
+    FLOWS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn place(flow: c_int) -> Option<usize> {
+    usize::try_from(flow).ok()
+}
+
+fn find(flow: c_int) -> Result<Arc<RawFlow>, Errno> {
+    let flows = all();
+    let found = place(flow).and_then(|place| flows.get(place)?.clone());
+    found.ok_or(Errno::BADF)
+}
+
+fn open(guard: Guard) -> Result<c_int, Errno> {
+    let flow = Arc::new(RawFlow::open(guard)?);
+    let mut flows = all();
+    let free = flows.iter().position(Option::is_none);
+    let place = free.unwrap_or(flows.len());
+    let number = c_int::try_from(place).map_err(|_| Errno::MFILE)?;
+    match free {
+        Some(place) => flows[place] = Some(flow),
+        None => flows.push(Some(flow)),
+    }
+    Ok(number)
+}
+
+/// # Safety
+/// `address` points to an `in_addr` or `in6_addr`, as the family says.
+unsafe fn address_of(family: c_int, address: *const c_void) -> Result<IpAddr, Errno> {
+    match family {
+        libc::AF_INET => {
+            // SAFETY: the caller's promise; octets need no alignment.
+            Ok(Ipv4Addr::from(unsafe { address.cast::<[u8; 4]>().read() }).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            Ok(Ipv6Addr::from(unsafe { address.cast::<[u8; 16]>().read() }).into())
+        }
+        _ => Err(Errno::AFNOSUPPORT),
+    }
+}

@@ -1,0 +1,81 @@
+/*
+ * Protocols of a program's own, above Ethernet or above IP, beside TCP and UDP of the same host. A flow has all frames of
+ * one EtherType, or all packets of one IP protocol, and sends such frames; what goes through it are whole Ethernet
+ * frames.
+ *
+ * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
+ * a program that runs without it, which it has to look at once:
+ *
+ *     int flow = portolan_raw_ethertype ? portolan_raw_ethertype(0x88b5) : -1;
+ *
+ * Functions return -1 with errno set when something is refused. Among the errors are
+ *
+ *     EINVAL        the stacks of this host live by that protocol; or the frame has no Ethernet header
+ *     EPERM         this user may not have it ([[raw]] in the server's configuration)
+ *     EADDRINUSE    another program has it
+ *     ENOBUFS       this program has too many
+ *     ENETDOWN      there is no server
+ *     ECONNRESET    the server has gone, and with it whatever delivers frames
+ *     EAGAIN        no frame came in time
+ *     EINTR         a signal was handled
+ *     EBADF         no such flow; a child of fork has not its parent's
+ */
+#ifndef PORTOLAN_RAW_H
+#define PORTOLAN_RAW_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#ifndef PORTOLAN_WEAK
+#define PORTOLAN_WEAK __attribute__((weak))
+#endif
+
+/* Takes a protocol for this program; returns the flow's number, which is no descriptor. */
+PORTOLAN_WEAK int portolan_raw_ethertype(uint16_t number);
+PORTOLAN_WEAK int portolan_raw_protocol(uint8_t number);
+
+/* Gives it up, when no other thread is in a call for it any more. */
+PORTOLAN_WEAK int portolan_raw_close(int flow);
+
+/*
+ * The next frame, from its Ethernet header on. Waits for it as long as `timeout_ms`, or for ever if that is negative.
+ * Returns the frame's length, of which no more than `size` octets were copied.
+ */
+PORTOLAN_WEAK ssize_t portolan_raw_recv(int flow, void *frame, size_t size, int timeout_ms);
+
+/*
+ * Sends a whole frame; waits while the device is busy. The source's MAC address must be that of a device that Portolan
+ * serves, and the source address of a packet one of this host; else the kernel drops the frame and counts it.
+ */
+PORTOLAN_WEAK int portolan_raw_send(int flow, const void *frame, size_t length);
+
+/* The first part of the way to a destination. */
+struct portolan_hop {
+    uint32_t interface;  /* index of the device */
+    uint32_t mtu;        /* octets behind the Ethernet header */
+    uint8_t own_mac[6];
+    uint8_t next_mac[6]; /* of the destination, or of the gateway */
+    uint8_t source[16];  /* of this host, as the route has it; of IPv4 the first four */
+};
+
+/*
+ * Where packets go first, as the kernel's routes and neighbours say. `address` is a struct in_addr or in6_addr, as
+ * `family` says (AF_INET, AF_INET6). Waits until the neighbour is known, as long as `timeout_ms`: EHOSTUNREACH if it did
+ * not answer, ENETUNREACH if there is no route by a device that Portolan serves.
+ */
+PORTOLAN_WEAK int portolan_raw_hop(int flow, int family, const void *address, int timeout_ms,
+                                   struct portolan_hop *hop);
+
+/* Frames that came while too many were unread. */
+PORTOLAN_WEAK int64_t portolan_raw_dropped(int flow);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
