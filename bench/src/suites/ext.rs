@@ -134,7 +134,7 @@ fn by_threads(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let mut owner = bed.owner_command(Side::Client);
     owner.args(["threaded-rally", &local, &end]);
     owner.args(["--count", &count.to_string()]);
-    number("portolan-owner", &run(&mut owner)?, &["mean_us"])
+    number("portolan-owner", &run(&mut owner)?, &["p50_us"])
 }
 
 /// Both ends are programs on the kernel's sockets that sleep.

@@ -55,7 +55,7 @@ enum Command {
     /// Answers by handlers in a thread: what begins with `+` is left to the owner, who answers `owner`,
     /// what begins with `-` to nobody, and the rest is sent back.
     Threaded { local: SocketAddr },
-    /// Plays with a `threaded` by a handler in a thread, and prints the mean time there and back.
+    /// Plays with a `threaded` by a handler in a thread, and prints the median time there and back.
     ThreadedRally {
         local: SocketAddr,
         remote: SocketAddr,
@@ -248,21 +248,25 @@ fn threaded(local: SocketAddr) -> Result<(), Failure> {
 fn threaded_rally(local: SocketAddr, remote: SocketAddr, count: u64) -> Result<(), Failure> {
     let port = Port::open(local)?;
     port.send(b"8 octets", remote)?;
-    let mut left = count + 1;
-    let volley = move |_: &mut Datagram| {
-        left -= 1;
-        if left == 0 {
-            return Verdict::Deliver;
+    let mut last = Instant::now();
+    let mut times = Vec::new();
+    let volley = move |datagram: &mut Datagram| {
+        times.push(last.elapsed());
+        last = Instant::now();
+        if times.len() as u64 <= count {
+            return Verdict::Reply;
         }
-        Verdict::Reply
+        times.sort_unstable();
+        let median = times[times.len() / 2].as_secs_f64() * 1e6;
+        datagram.payload = median.to_ne_bytes().to_vec();
+        Verdict::Deliver
     };
-    let start = Instant::now();
     let threaded = port.handle_in_thread(Chain::default().with(0, volley))?;
-    threaded.receive().ok_or("the server has gone")?;
-    let mean = start.elapsed().as_secs_f64() / (count + 1) as f64 * 1e6;
+    let end = threaded.receive().ok_or("the server has gone")?;
+    let median = f64::from_ne_bytes(end.payload.as_slice().try_into()?);
     println!(
         "{}",
-        serde_json::json!({ "round_trips": count, "mean_us": mean })
+        serde_json::json!({ "round_trips": count, "p50_us": median })
     );
     Ok(())
 }
