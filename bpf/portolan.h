@@ -197,6 +197,24 @@ struct tap {
 /* Major number of our scheduler on a device ("po"), and its class for all who reserved nothing. */
 #define TRAFFIC_HANDLE 0x706f
 #define BEST_EFFORT_CLASS 2
+/* Below this a row's class is none: what its program has chosen (SO_PRIORITY), for disciplines of the user's. */
+#define FIRST_CLASS 0x10
+#define CHOSEN_PRIORITY 8
+
+/* A reservation goes before what a program chooses, its own and its channel's. */
+static __always_inline __u16 class_of(__u16 row, __u16 tap)
+{
+	if (row < FIRST_CLASS && tap >= FIRST_CLASS)
+		return tap;
+	return row ?: tap;
+}
+
+static __always_inline __u32 priority_of(__u16 class)
+{
+	if (class < FIRST_CLASS && class & CHOSEN_PRIORITY)
+		return class & (CHOSEN_PRIORITY - 1);
+	return TRAFFIC_HANDLE << 16 | class;
+}
 
 /* How flows are found. */
 #define ALGORITHM_HASH 0

@@ -153,7 +153,7 @@ static __always_inline bool reply(struct __sk_buff *skb, const struct extension_
 	    bpf_skb_store_bytes(skb, headers, view->payload, length, 0))
 		return false;
 	if (work->row.class)
-		skb->priority = TRAFFIC_HANDLE << 16 | work->row.class;
+		skb->priority = priority_of(work->row.class);
 	return true;
 }
 

@@ -23,7 +23,7 @@
 static __always_inline void classify(struct __sk_buff *skb, __u16 class)
 {
 	if (class)
-		skb->priority = TRAFFIC_HANDLE << 16 | class;
+		skb->priority = priority_of(class);
 }
 
 static __always_inline int send(struct __sk_buff *skb, __u32 egress, __u16 class)

@@ -123,7 +123,7 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 		if (who == SENDER_FOREIGN)
 			DROP(foreign);
 	}
-	sender.class = sender.class ?: tap->class;
+	sender.class = class_of(sender.class, tap->class);
 	if (is_numbered)
 		identify(skb, key);
 	if (sender.flags & ROW_EXTENDED_SENDING)
@@ -132,15 +132,14 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 }
 
 /* The server sends for relayed sessions, too, which keep their classes. */
-static __always_inline __u16 class_at_server(struct cursor *cursor, struct filter_key *key,
-					     const struct tap *tap)
+static __always_inline __u16 class_at_server(struct cursor *cursor, struct filter_key *key)
 {
 	struct flow_row *row;
 
-	if (!tap->class || parse_ports(cursor, key, SENT) != PARSED_FLOW)
-		return tap->class;
+	if (parse_ports(cursor, key, SENT) != PARSED_FLOW)
+		return 0;
 	row = find_flow(key);
-	return row && row->class ? row->class : tap->class;
+	return row ? row->class : 0;
 }
 
 SEC("tc")
@@ -173,7 +172,7 @@ int transmit_filter(struct __sk_buff *skb)
 	if (tap->channel == SERVER_CHANNEL) {
 		if (!is_local(&key.local))
 			DROP(source_address);
-		return send(skb, egress, class_at_server(&cursor, &key, tap));
+		return send(skb, egress, class_of(class_at_server(&cursor, &key), tap->class));
 	}
 	return send_from_session(skb, &cursor, &key, &piece, tap, egress);
 }

@@ -454,7 +454,14 @@ impl Options {
                 .filter(|&value| value >= 0)
                 .map(|value| value > 0),
             delivery: self.delivery(),
+            priority: self.priority(),
         }
+    }
+
+    /// With which priority frames leave.
+    pub(crate) fn priority(&self) -> u8 {
+        let chosen = self.int(SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0);
+        u8::try_from(chosen).unwrap_or(0)
     }
 
     /// How packets are to reach the session, if that was said.
@@ -624,6 +631,20 @@ pub(crate) fn is_the_kernels(level: i32, name: i32) -> bool {
         IPPROTO_IP => matches!(name, libc::IP_MSFILTER | libc::MCAST_MSFILTER),
         IPPROTO_IPV6 => name == libc::MCAST_MSFILTER,
         IPPROTO_TCP => matches!(name, libc::TCP_MD5SIG | libc::TCP_REPAIR),
+        _ => false,
+    }
+}
+
+/// Values that need privileges, and that only the kernel's own sockets give effect: a mark chooses routes, and a priority
+/// beyond the usual ones a class of the user's.
+pub(crate) fn is_privileged(level: i32, name: i32, value: &[u8]) -> bool {
+    let number = value
+        .first_chunk()
+        .map_or(0, |value| i32::from_ne_bytes(*value));
+    let most = i32::from(HandshakeOptions::PRIORITY_MAX);
+    match (level, name) {
+        (SOL_SOCKET, libc::SO_PRIORITY) => !(0..=most).contains(&number),
+        (SOL_SOCKET, libc::SO_MARK) => number != 0,
         _ => false,
     }
 }

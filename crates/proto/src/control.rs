@@ -127,6 +127,8 @@ pub enum RequestBody {
     Direct { session: SessionId },
     /// The process cannot map the ring that it was sent. No reply.
     RefuseRing { session: SessionId },
+    /// With which priority the frames of a session that the process holds leave (`SO_PRIORITY`). Reply: `Done`.
+    Prioritize { session: SessionId, priority: u8 },
     /// Gives up a session that has no state worth a capsule: unconnected, listening or UDP.
     /// Reply: `Done`; the port is free then.
     Release { session: SessionId },
@@ -193,6 +195,13 @@ pub struct HandshakeOptions {
     pub delivery: Option<Delivery>,
     /// `SO_DELEGATE`: whether the process performs the handshakes; if not said, the server chooses.
     pub is_delegated: Option<bool>,
+    /// `SO_PRIORITY`, at most [`HandshakeOptions::PRIORITY_MAX`].
+    pub priority: u8,
+}
+
+impl HandshakeOptions {
+    /// Higher ones name classes of the user's, and are root's; sockets with such become the kernel's.
+    pub const PRIORITY_MAX: u8 = 6;
 }
 
 /// How the packets of a session reach its holder (MB §4.1).

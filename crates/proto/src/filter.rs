@@ -114,6 +114,9 @@ pub struct FilterTap {
 pub const TRAFFIC_HANDLE: u16 = 0x706f;
 /// Its class for all who reserved nothing.
 pub const BEST_EFFORT_CLASS: u16 = 2;
+/// Below this a row's class is none: what its program has chosen (`SO_PRIORITY`), with this bit.
+pub const FIRST_CLASS: u16 = 0x10;
+pub const CHOSEN_PRIORITY: u16 = 8;
 
 /// Key of the binding table (TCP listeners, unconnected UDP). Any address of IPv6 is all zeros, of
 /// IPv4 `::ffff:0.0.0.0`.

@@ -322,6 +322,10 @@ impl Server {
                 self.take_back_ring(channel, session);
                 Ok(Answer::Silence)
             }
+            RequestBody::Prioritize { session, priority } => {
+                self.prioritize(channel, session, priority);
+                Ok(ReplyBody::Done.into())
+            }
             RequestBody::Bell { session } => self.bell_of_peer(channel, session),
             RequestBody::Hello { .. }
             | RequestBody::Relay { .. }

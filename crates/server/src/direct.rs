@@ -131,7 +131,7 @@ impl Server {
         self.order_ring(channel, wish)
     }
 
-    fn is_held_by(&self, id: SessionId, channel: ChannelId) -> bool {
+    pub(crate) fn is_held_by(&self, id: SessionId, channel: ChannelId) -> bool {
         let session = self.registry.session(id);
         session.is_some_and(
             |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),

@@ -462,7 +462,11 @@ impl Server {
         };
         let opened = self.registry.open(None, opening, random_u64);
         match (&opened, opening.flow_claim) {
-            (Ok(id), _) => self.choose_delivery(*id, self.handshake_options(listener).delivery),
+            (Ok(id), _) => {
+                let options = self.handshake_options(listener);
+                self.choose_delivery(*id, options.delivery);
+                self.choose_priority(*id, options.priority);
+            }
             (Err(_), Some(claim)) => self.ports.release(claim),
             (Err(_), None) => {}
         }

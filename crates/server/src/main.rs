@@ -21,6 +21,7 @@ mod opens;
 mod pace;
 mod packets;
 mod poll;
+mod priorities;
 mod processes;
 mod qos;
 mod raw;

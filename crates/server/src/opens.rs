@@ -292,6 +292,7 @@ impl Server {
         let retries = self.sysctls.values().syn_retries;
         tune_connection(&mut connection, &target.options, retries);
         self.choose_delivery(id, target.options.delivery);
+        self.choose_priority(id, target.options.priority);
         let early = self.open_fast(&mut connection, target.remote.ip(), &target.early);
         self.counters.opens += 1;
         self.connecting.insert(id, (channel, target.slot));

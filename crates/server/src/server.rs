@@ -192,6 +192,8 @@ pub struct Server {
     pub(crate) fars: HashMap<SessionId, Far>,
     /// Sessions that have chosen how packets reach them.
     pub(crate) deliveries: HashMap<SessionId, Delivery>,
+    /// Of sessions that have chosen one (`SO_PRIORITY`).
+    pub(crate) priorities: HashMap<SessionId, u8>,
     /// Rings of sessions that have one of their own.
     pub(crate) directs: Directs,
     pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
@@ -312,6 +314,7 @@ impl Server {
             flows: HashMap::new(),
             fars: HashMap::new(),
             deliveries: HashMap::new(),
+            priorities: HashMap::new(),
             directs: Directs::new(config.limits.processes),
             reservations: HashMap::new(),
             listeners: HashMap::new(),

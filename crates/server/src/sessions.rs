@@ -122,7 +122,7 @@ impl Server {
             flags: self.budget_flags(session)
                 | self.extension_flags(session, channel)
                 | self.delivery_flags(session),
-            class: self.row_class(session),
+            class: self.class_in_row(session),
             ring: match session.holder {
                 Holder::Process(..) => self.ring_of(session.id),
                 Holder::Server(_) | Holder::None => 0,
@@ -197,6 +197,7 @@ impl Server {
         self.fail_recall(id);
         self.relays.remove(&id);
         self.deliveries.remove(&id);
+        self.priorities.remove(&id);
         self.free_ring(id);
         self.connecting.remove(&id);
         self.dying.remove(&id);

@@ -40,6 +40,7 @@ impl Server {
         let local = session.local;
         self.tell_kernel_of_peer(id, Some(target.remote));
         self.choose_delivery(id, target.options.delivery);
+        self.choose_priority(id, target.options.priority);
         let generation = self.aim(id, Holder::Process(channel, target.slot));
         self.counters.handoffs += 1;
         Ok(ReplyBody::Connected {

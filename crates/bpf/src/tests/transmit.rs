@@ -1,6 +1,6 @@
 //! The transmit filter: who may send what.
 
-use portolan_proto::filter::{BindingKey, FlowRow, SenderKey, TRAFFIC_HANDLE};
+use portolan_proto::filter::{BindingKey, CHOSEN_PRIORITY, FlowRow, SenderKey, TRAFFIC_HANDLE};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 
 use super::bed::{
@@ -307,6 +307,23 @@ fn a_flow_is_sent_in_its_class_and_else_in_its_channels() {
         bed.filter.aim(&flow, in_class(0x10)).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
         bed.filter.set_tap(CHANNEL, IFINDEX, 0).unwrap();
+        assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
+    }
+}
+
+#[test]
+fn what_a_program_chooses_counts_where_nothing_is_reserved() {
+    for flow in all_flows() {
+        let bed = bed_with(&flow);
+        let frame = Frame::sent(&flow, OWN_MAC).build();
+        bed.filter
+            .aim(&flow, in_class(CHOSEN_PRIORITY | 5))
+            .unwrap();
+        assert_eq!(priority_of(&bed, &frame), 5, "{flow}");
+        // Best effort is what the scheduler makes of it anyhow.
+        bed.filter.set_tap(CHANNEL, IFINDEX, 2).unwrap();
+        assert_eq!(priority_of(&bed, &frame), 5, "{flow}");
+        bed.filter.set_tap(CHANNEL, IFINDEX, 0x10).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
     }
 }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
 use super::groups::join_early_groups;
+use super::socket_options::tell_priority;
 use super::{Answer, Stop, find};
 use crate::core::Arrival;
 use crate::process::Process;
@@ -124,6 +125,9 @@ fn bind_session(
             Arrival::Session(Session::Udp(Box::new(udp))),
         );
         drop(setup);
+        if socket.options().priority() > 0 {
+            tell_priority(process, socket, session);
+        }
         join_early_groups(process, socket, session);
     }
     Ok(())

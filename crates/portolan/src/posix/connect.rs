@@ -57,6 +57,7 @@ fn connect_udp(
         return Err(Stop::NotOurs);
     }
     let chosen = socket.options().delivery();
+    let priority = socket.options().priority();
     let mut setup = socket.setup();
     let reservation = (socket.phase() != Phase::Cached).then(|| Reservation::at(process));
     let slot = reservation
@@ -70,6 +71,7 @@ fn connect_udp(
             slot,
             options: HandshakeOptions {
                 delivery: chosen.or(Some(process.delivery())),
+                priority,
                 ..HandshakeOptions::default()
             },
             early: Early::No,

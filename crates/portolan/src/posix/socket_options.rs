@@ -4,20 +4,22 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use portolan_proto::control::RequestBody;
 use portolan_stack::Session;
 use portolan_sys::clock;
+use portolan_sys::descriptor::set_socket_option;
 use portolan_tcp::Connection;
-use portolan_types::Protocol;
+use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::connect::complete_connect;
 use super::datagram::uncork;
-use super::fallback::become_kernels;
+use super::fallback::{become_kernels, new_kernel_socket};
 use super::groups::{sending_interface, set_membership};
 use super::listen::listen_anew;
 use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find, find_here, tcp_info};
-use crate::options::{CONGESTION_NAME, is_the_kernels, timestamping};
+use crate::options::{CONGESTION_NAME, is_privileged, is_the_kernels, timestamping};
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
 use crate::table;
@@ -35,6 +37,11 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             return Err(Errno::NOPROTOOPT.into());
         }
         check_phase(&socket, level, name, value)?;
+        if is_privileged(level, name, value) {
+            let probe = new_kernel_socket(&socket)?;
+            set_socket_option(&probe, level, name, value)?;
+            return Err(leave_to_kernel(fd, &socket));
+        }
         if is_the_kernels(level, name) {
             return Err(leave_to_kernel(fd, &socket));
         }
@@ -65,6 +72,10 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             }
             _ => return Ok(()),
         }
+        if (level, name) == (SOL_SOCKET, libc::SO_PRIORITY) {
+            let session = socket.setup().session;
+            session.inspect(|session| tell_priority(process, &socket, *session));
+        }
         if socket.protocol == Protocol::Udp {
             repeat_on_twin(&socket, level, name);
             if !socket.options().udp_cork() && level == libc::SOL_UDP {
@@ -94,6 +105,13 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
 }
 
 /// The socket becomes the kernel's for the sake of an option, if it still can.
+/// The server has the frames of the session leave with its priority. A server that has gone changes nothing any more.
+pub(super) fn tell_priority(process: &Process, socket: &Socket, session: SessionId) {
+    let priority = socket.options().priority();
+    let request = RequestBody::Prioritize { session, priority };
+    let _ = process.control.call(request, &[]);
+}
+
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> Stop {
     become_kernels(fd, socket);
     match table::socket(fd) {

@@ -30,7 +30,7 @@ use crate::poll::Token;
 use crate::server::{Server, Source};
 
 /// Classes below are the scheduler's own.
-const FIRST_CLASS: u16 = 0x10;
+const FIRST_CLASS: u16 = portolan_proto::filter::FIRST_CLASS;
 /// Each costs the kernel a few hundred octets and a place in its trees.
 const CLASSES_MAX: usize = 4096;
 

@@ -70,7 +70,8 @@ impl Server {
         let Some((socket, _)) = self.reservations.get(&id) else {
             return;
         };
-        let priority = class.map_or(0, |class| {
+        let chosen = u32::from(self.priority(id));
+        let priority = class.map_or(chosen, |class| {
             u32::from(traffic::HANDLE) << 16 | u32::from(class.minor.0)
         });
         let set = set_socket_option(

@@ -1,0 +1,77 @@
+//! `SO_PRIORITY` and `SO_MARK`: filters and routes of the user's see them on what Portolan sends.
+
+use std::process::Command;
+
+use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
+use portolan_bench::process::run;
+use portolan_programs::{PYTHON, bed, client, file, serve};
+
+const PORT: u16 = 7_083;
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/priorities.py");
+
+/// Gives back what comes, by stream and by datagram.
+const ECHO: &str = "import socket, sys, threading
+to = (sys.argv[1], int(sys.argv[2]))
+def datagrams(s):
+    while True:
+        text, peer = s.recvfrom(2048)
+        s.sendto(text, peer)
+def stream(s):
+    try:
+        while text := s.recv(2048): s.sendall(text)
+    except OSError: pass
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(to)
+threading.Thread(target=datagrams, args=(s,), daemon=True).start()
+listener = socket.create_server(to)
+while True:
+    threading.Thread(target=stream, args=(listener.accept()[0],), daemon=True).start()
+";
+
+/// A filter of the user's, at egress: frames of priority 5 go no further. The context is as linux/bpf.h has it.
+const FILTER: &str = "struct frame { unsigned int before[8]; unsigned int priority; };
+__attribute__((section(\"tc\"), used)) int drop(struct frame *frame) { return frame->priority == 5 ? 2 : -1; }
+char _license[] __attribute__((section(\"license\"), used)) = \"GPL\";
+";
+
+fn in_client(bed: &Bed, line: &str) {
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut command = bed.namespace(Side::Client).exec(words[0]);
+    run(command.args(&words[1..])).unwrap_or_else(|error| panic!("{line}: {error}"));
+}
+
+fn drop_priority_five(bed: &Bed) {
+    let source = file(bed, "five.c", FILTER);
+    let object = bed.file("five.o");
+    let compiled = Command::new("clang")
+        .args(["-O2", "-target", "bpf", "-c", &source, "-o"])
+        .arg(&object)
+        .status();
+    assert!(
+        compiled.is_ok_and(|status| status.success()),
+        "clang compiles it"
+    );
+    let object = object.display();
+    in_client(
+        bed,
+        &format!("tc filter add dev {INTERFACE} egress bpf da obj {object} sec tc"),
+    );
+}
+
+#[test]
+fn filters_and_routes_of_the_users_see_what_a_program_chooses() {
+    let bed = bed();
+    let endpoint = bed.endpoint(PORT);
+    let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+    let _echo = serve(
+        &bed,
+        Stack::Kernel,
+        PORT,
+        PYTHON,
+        &["-c", ECHO, &address, &port],
+    );
+    drop_priority_five(&bed);
+    in_client(&bed, "ip rule add fwmark 7 prohibit");
+    let said = client(&bed, Stack::Portolan, PYTHON, &[SCRIPT, &address, &port]);
+    assert_eq!(said.trim(), "all right");
+}
