@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{run, run_within};
-use portolan_netns::Impairment;
-use portolan_programs::{Pairing, bed, each_pairing, impaired_bed};
+use portolan_netns::{Daemon, Impairment, Ready};
+use portolan_programs::{Pairing, bed, each_pairing, eventually, impaired_bed};
 
 const PORT: u16 = 7009;
 
@@ -129,12 +129,7 @@ fn tcpdump_sees_the_traffic_and_a_kernel_service_lives_beside_it() {
         "-nlq",
         "--immediate-mode",
     ]);
-    tcpdump
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::null());
-    let tcpdump =
-        portolan_bench::process::Background::start_with_output(&mut tcpdump).expect("tcpdump");
-    std::thread::sleep(Duration::from_millis(500));
+    let tcpdump = Daemon::start(tcpdump, Ready::Line("listening on".to_owned()));
     for (stack, endpoint) in [
         (Stack::Portolan, &endpoint),
         (Stack::Portolan, &beside),
@@ -149,14 +144,14 @@ fn tcpdump_sees_the_traffic_and_a_kernel_service_lives_beside_it() {
             "{stack:?} {endpoint}: {report}"
         );
     }
-    std::thread::sleep(Duration::from_millis(300));
-    let seen = tcpdump.finish();
     for port in [PORT, PORT + 1] {
+        let at_port = format!(".{port}");
+        let count = || {
+            let seen = tcpdump.output();
+            seen.lines().filter(|line| line.contains(&at_port)).count()
+        };
         // A connection is at least a SYN, two acknowledgements, a greeting and two FINs.
-        let count = seen
-            .lines()
-            .filter(|line| line.contains(&format!(".{port}")))
-            .count();
-        assert!(count >= 10 * 5, "port {port}: {count} packets\n{seen}");
+        let all_seen = eventually(Duration::from_secs(10), || count() >= 10 * 5);
+        assert!(all_seen, "port {port}: {}", tcpdump.output());
     }
 }
