@@ -57,6 +57,8 @@ pub struct Session {
     pub uid: u32,
     pub holder: Holder,
     pub generation: Generation,
+    /// Where the server waits for it while its holder packs it.
+    pub awaited: Option<(Slot, Generation)>,
     /// Its own bind, if it has one.
     pub claim: Option<ClaimId>,
     /// Its connection's place in the port table.
@@ -251,6 +253,7 @@ impl Registry {
                 uid: opening.uid,
                 holder: Holder::None,
                 generation: Generation(0),
+                awaited: None,
                 claim: opening.claim,
                 flow_claim: opening.flow_claim,
                 cookie: opening.cookie,
@@ -345,13 +348,34 @@ impl Registry {
 
     /// Gives the session a new holder and a fresh generation.
     pub fn aim(&mut self, id: SessionId, holder: Holder) -> Generation {
-        self.generation = self.generation.wrapping_add(1);
-        let generation = Generation(self.generation);
+        let generation = self.next_generation();
         if let Some(session) = self.sessions.get_mut(&id) {
             session.holder = holder;
             session.generation = generation;
         }
         generation
+    }
+
+    /// Notes that the server waits for the session at `slot`; its holder still has it.
+    pub fn depart(&mut self, id: SessionId, slot: Slot) {
+        let generation = self.next_generation();
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.awaited = Some((slot, generation));
+        }
+    }
+
+    /// The server has the session that it waited for; none if it did not.
+    pub fn arrive(&mut self, id: SessionId) -> Option<(Slot, Generation)> {
+        let session = self.sessions.get_mut(&id)?;
+        let (slot, generation) = session.awaited.take()?;
+        session.holder = Holder::Server(slot);
+        session.generation = generation;
+        Some((slot, generation))
+    }
+
+    fn next_generation(&mut self) -> Generation {
+        self.generation = self.generation.wrapping_add(1);
+        Generation(self.generation)
     }
 
     /// Replaces the descriptor's cookie (a listener's descriptor is replaced by `Listen`).

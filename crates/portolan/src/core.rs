@@ -347,9 +347,9 @@ impl Core {
         self.send_out(now);
     }
 
-    /// As [`Core::attend`], for a session that leaves: what lies on the ring or the tap goes into it,
+    /// As [`Core::take_in`], for a session that leaves: what lies on the ring or the tap goes into it,
     /// and not after it by way of the server.
-    pub(crate) fn attend_last(&mut self, now: Instant) {
+    pub(crate) fn take_in_all(&mut self, now: Instant) {
         self.stop_leading(now);
         for _ in 0..LAST_BATCHES {
             self.take_in(now);
@@ -357,7 +357,6 @@ impl Core {
                 break;
             }
         }
-        self.send_out(now);
     }
 
     /// Is there anything to tell once the lock is released?

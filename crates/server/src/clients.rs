@@ -293,6 +293,7 @@ impl Server {
                 self.doorway_closed(channel, number);
                 Ok(Answer::Silence)
             }
+            RequestBody::Depart { session } => self.depart(channel, session),
             RequestBody::Flush {
                 session,
                 capsule,

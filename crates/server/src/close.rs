@@ -40,6 +40,30 @@ pub struct Dying {
 }
 
 impl Server {
+    /// `Depart`: the session is about to come back. What comes for it waits here, so that what its holder has
+    /// before it packs is all there was.
+    pub fn depart(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+        let session = self.registry.admit(channel, Command::Flush, id)?;
+        if session.protocol == Protocol::Udp || self.locals.has(id) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if session.awaited.is_none() {
+            let slot = self.stack.reserve();
+            self.registry.depart(id, slot);
+            self.renew_rows(id);
+        }
+        Ok(ReplyBody::Done.into())
+    }
+
+    /// The session does not come: what has waited for it is nobody's.
+    pub fn await_no_longer(&mut self, id: SessionId) {
+        let session = self.registry.session_mut(id);
+        if let Some((slot, _)) = session.and_then(|session| session.awaited.take()) {
+            self.stack.remove(slot);
+            self.stack.released().for_each(drop);
+        }
+    }
+
     /// `Flush`: the session comes back.
     pub fn flush(
         &mut self,
@@ -57,17 +81,16 @@ impl Server {
         if self.locals.has(id) {
             return Ok(self.flush_local(channel, id, then, traits));
         }
-        // Packets come here from now on, before the capsule is looked at: the fewer go to where the
-        // session was, the fewer come out of order.
-        let slot = self.stack.reserve();
-        let generation = self.aim(id, Holder::Server(slot));
         let Some(session) = self.unpack(id, capsule, fds) else {
             self.counters.bad_capsules += 1;
-            self.stack.remove(slot);
             self.abort_orphan(id);
             return Err(Errno::PROTO);
         };
-        self.hold_at(id, (slot, generation), session);
+        let at = self.registry.arrive(id).unwrap_or_else(|| {
+            let slot = self.stack.reserve();
+            (slot, self.aim(id, Holder::Server(slot)))
+        });
+        self.hold_at(id, at, session);
         self.note_migration(id);
         self.registry.detach(id);
         self.registry.describe(id, traits);
@@ -108,7 +131,7 @@ impl Server {
             }
             None => None,
         };
-        let beside = unread.as_ref().map_or(0, Prefix::length);
+        let beside = unread.as_ref().map_or(0, Prefix::octets_aside);
         self.counters.capsule_octets += (octets.len() + beside) as u64;
         let capsule = TcpSession::from_parts(&octets, unread).ok()?;
         let session = self.registry.session(id)?;
@@ -271,6 +294,7 @@ impl Server {
         self.registry.detach(id);
         self.drop_far(id);
         self.set_phase(id, Phase::Closing);
+        self.await_no_longer(id);
         self.aim(id, Holder::Server(NO_SLOT));
         let dying = Dying {
             next: self.now,

@@ -186,7 +186,7 @@ impl Server {
         self.counters.capsule_octets += octets.len() as u64;
         let unread = match session.connection.prefix() {
             Some(prefix) => {
-                self.counters.capsule_octets += prefix.length() as u64;
+                self.counters.capsule_octets += prefix.octets_aside() as u64;
                 let memory = prefix.memory().as_any().downcast_ref::<SetAside>();
                 Some((
                     memory.ok_or(Errno::NOBUFS)?,

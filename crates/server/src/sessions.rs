@@ -110,15 +110,16 @@ impl Server {
 
     /// Where the session's packets go; `None` while nobody holds it.
     pub fn row_of(&self, session: &Session) -> Option<FlowRow> {
-        let (channel, slot) = match session.holder {
-            Holder::Process(channel, slot) => (channel, slot),
-            Holder::Server(slot) => (ChannelId::SERVER, slot),
-            Holder::None => return None,
+        let (channel, slot, generation) = match (session.awaited, session.holder) {
+            (Some((slot, generation)), _) => (ChannelId::SERVER, slot, generation),
+            (None, Holder::Process(channel, slot)) => (channel, slot, session.generation),
+            (None, Holder::Server(slot)) => (ChannelId::SERVER, slot, session.generation),
+            (None, Holder::None) => return None,
         };
         Some(FlowRow {
             channel: channel.0,
             slot: slot.0,
-            generation: session.generation.0,
+            generation: generation.0,
             flags: self.budget_flags(session)
                 | self.extension_flags(session, channel)
                 | self.delivery_flags(session),
@@ -185,6 +186,7 @@ impl Server {
         self.leave_all_groups(id);
         self.end_guarantees_of_flow(id);
         self.forget_pace(id);
+        self.await_no_longer(id);
         // Its slot, before the session has no holder any more.
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -64,6 +64,12 @@ impl Scene {
             slot: Slot(0),
         };
         self.other.client.send(body, &[self.near.0.as_fd()])
+    }
+
+    fn depart(&mut self) {
+        let request = RequestBody::Depart { session: self.id };
+        let reply = self.holder.client.ask(request);
+        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     }
 
     fn recalled(&mut self) -> Vec<SessionId> {
@@ -175,7 +181,7 @@ fn what_is_held_back_of_a_relay_follows() {
     let Some(Session::Tcp(session)) = scene.holder.stack.remove(scene.slot) else {
         panic!("no session");
     };
-    let memory = SetAside::write(&[&octets]).unwrap();
+    let memory = SetAside::write(octets.len(), [(0, &octets[..])].into_iter()).unwrap();
     let request = RequestBody::Flush {
         session: scene.id,
         capsule: Capsule {
@@ -192,6 +198,49 @@ fn what_is_held_back_of_a_relay_follows() {
     let mut got = vec![0; octets.len()];
     descriptor.read_exact(&mut got).unwrap();
     assert!(got == octets);
+}
+
+/// What its peer sends once the holder has said that it packs does not come to the holder any more, and is there
+/// when the session is.
+#[test]
+fn what_comes_for_a_session_on_its_way_waits_at_the_server() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    for _ in 0..2 {
+        scene.depart();
+    }
+    scene.peer.write_all(b"on its way").unwrap();
+    let mut held = || scene.other.client.counter("stack", "held");
+    await_some("the segment", || (held() > 0).then_some(()));
+    scene.holder.turn();
+    let session = scene.holder.stack.tcp(scene.slot).expect("it is here");
+    assert_eq!(session.connection.readable(), 0);
+    scene
+        .holder
+        .flush(scene.id, scene.slot, AfterFlush::Relay(Reader::Sender));
+    let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
+    descriptor.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut got = [0; 10];
+    descriptor.read_exact(&mut got).unwrap();
+    assert_eq!(&got, b"on its way");
+    let lost = scene.other.client.counter("server", "reinjected-frames");
+    assert_eq!(lost, 0, "none went the long way round");
+}
+
+#[test]
+fn a_holder_that_dies_while_it_packs_loses_its_session() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    scene.depart();
+    scene.peer.write_all(b"for nobody").unwrap();
+    let Scene {
+        holder, mut peer, ..
+    } = scene;
+    drop(holder);
+    let error = peer.read(&mut [0]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
 #[test]

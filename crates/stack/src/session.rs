@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::udp::UdpSession;
 
 /// Version of the capsule format; the first octet of each capsule.
-const CAPSULE_VERSION: u8 = 1;
+const CAPSULE_VERSION: u8 = 2;
 
 /// Octets that a capsule seldom exceeds, stored data aside.
 const STATE_ROOM: usize = 1024;

@@ -2,11 +2,12 @@
 //! without a panic, without an endless loop, and within bounds.
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use bolero::TypeGenerator;
 use bolero::generator::*;
 use portolan_stack::TcpSession;
-use portolan_tcp::{Config, Connection};
+use portolan_tcp::{Config, Connection, Prefix};
 use portolan_types::{FlowKey, Instant, Protocol, SeqNum, SessionId};
 use portolan_wire::tcp::{SackBlock, TcpFlags, TcpHeader, Timestamps};
 
@@ -107,6 +108,8 @@ enum Step {
 #[derive(Debug, TypeGenerator)]
 struct Attack {
     stage: u8,
+    /// What has arrived lies beside the capsule.
+    is_aside: bool,
     #[generator(produce::<Vec<(u16, u8)>>().with().len(0..4usize))]
     changes: Vec<(u16, u8)>,
     /// Written in place of whole words, where lengths and numbers are.
@@ -121,7 +124,12 @@ fn a_damaged_capsule_is_refused_or_harmless() {
     portolan_fuzz::check!(4000)
         .with_type::<Attack>()
         .for_each(|attack| {
-            let mut capsule = genuine(attack.stage).to_capsule();
+            let mut session = genuine(attack.stage);
+            if attack.is_aside {
+                set_aside(&mut session);
+            }
+            let memory = session.connection.prefix().cloned();
+            let mut capsule = session.to_capsule();
             // The control block lies behind and before the octets: aim at its places, too.
             let length = capsule.len();
             for &(at, value) in &attack.changes {
@@ -133,30 +141,46 @@ fn a_damaged_capsule_is_refused_or_harmless() {
                 let at = usize::from(at) % capsule.len();
                 capsule.insert(at, value);
             }
-            drive(&capsule, &attack.steps);
+            drive(&capsule, memory, &attack.steps);
         });
 }
 
 #[test]
 fn a_genuine_capsule_is_accepted_at_every_stage() {
     for stage in 0..4 {
-        let capsule = genuine(stage).to_capsule();
+        let mut session = genuine(stage);
+        let capsule = session.to_capsule();
         assert!(TcpSession::from_capsule(&capsule).is_ok(), "stage {stage}");
+        set_aside(&mut session);
+        let (capsule, memory) = (session.to_capsule(), session.connection.prefix().cloned());
+        assert!(TcpSession::from_parts(&capsule, memory).is_ok());
+        assert!(
+            stage == 3 || TcpSession::from_capsule(&capsule).is_err(),
+            "its memory is missing"
+        );
     }
 }
 
 #[test]
 fn no_octets_make_the_decoder_panic() {
     portolan_fuzz::check!(3000).for_each(|octets| {
-        let mut capsule = vec![1];
+        let mut capsule = vec![2];
         capsule.extend(octets);
-        drive(&capsule, &[]);
-        drive(octets, &[]);
+        drive(&capsule, None, &[]);
+        drive(octets, None, &[]);
     });
 }
 
-fn drive(capsule: &[u8], steps: &[Step]) {
-    let Ok(session) = TcpSession::from_capsule(capsule) else {
+fn set_aside(session: &mut TcpSession) {
+    let mut image = vec![0; session.connection.arrived()];
+    for (at, octets) in session.connection.arrived_pieces() {
+        image[at..at + octets.len()].copy_from_slice(octets);
+    }
+    assert!(session.connection.set_aside(Arc::new(image)), "it fits");
+}
+
+fn drive(capsule: &[u8], memory: Option<Prefix>, steps: &[Step]) {
+    let Ok(session) = TcpSession::from_parts(capsule, memory) else {
         return;
     };
     let mut connection = session.connection;
@@ -225,8 +249,12 @@ fn apply(connection: &mut Connection, now: &mut Instant, buffer: &mut [u8], step
         Step::Shutdown => connection.shutdown_send(*now),
         Step::Close => connection.close(*now),
         Step::Again => {
+            let memory = connection.prefix().cloned();
             let octets = postcard::to_allocvec(connection).expect("connections encode");
             *connection = postcard::from_bytes(&octets).expect("and decode");
+            if let Some(memory) = memory {
+                connection.lead_with(memory);
+            }
         }
     }
 }

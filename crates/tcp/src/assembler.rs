@@ -13,6 +13,8 @@ const MAX_RANGES: usize = 1024;
 struct Range {
     start: SeqNum,
     end: SeqNum,
+    /// The peer was told of all of it.
+    is_told: bool,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -35,11 +37,17 @@ impl Assembler {
             if self.ranges.len() >= MAX_RANGES {
                 return false;
             }
-            self.ranges.insert(first, Range { start, end });
+            let range = Range {
+                start,
+                end,
+                is_told: false,
+            };
+            self.ranges.insert(first, range);
         } else {
             let merged = Range {
                 start: start.min(self.ranges[first].start),
                 end: end.max(self.ranges[last - 1].end),
+                is_told: false,
             };
             self.ranges[first] = merged;
             self.ranges.drain(first + 1..last);
@@ -73,12 +81,22 @@ impl Assembler {
         self.find(start).is_some_and(|r| end.at_or_before(r.end))
     }
 
-    /// Appends the blocks that a SACK option should report, newest first, up to `limit` in all.
-    pub(crate) fn report(&self, blocks: &mut ArrayVec<SackBlock, 4>, limit: usize) {
-        let newest = self.recent.iter().filter_map(|&s| self.find(s));
-        for range in newest.chain(self.ranges.iter().copied()) {
+    /// Appends the blocks that a SACK option should report, up to `limit` in all: the newest first, unless the
+    /// peer knows it, then those that it was not told of. More than fit in one segment may have changed since
+    /// the last.
+    pub(crate) fn report(&mut self, blocks: &mut ArrayVec<SackBlock, 4>, limit: usize) {
+        let is_second = !blocks.is_empty();
+        let recent = || self.recent.iter().filter_map(|&seq| self.find(seq));
+        let all = || self.ranges.iter().copied();
+        // The block behind a D-SACK says where the duplicate lies (RFC 2883 §4).
+        let leads = |range: &Range| is_second || !range.is_told;
+        let is_news = |range: &Range| !range.is_told;
+        let wanted = recent().take(1).filter(leads);
+        let wanted = wanted.chain(recent().filter(is_news));
+        let wanted = wanted.chain(all().filter(is_news));
+        for range in wanted.chain(recent()).chain(all()) {
             if blocks.len() >= limit {
-                return;
+                break;
             }
             let block = SackBlock {
                 start: range.start,
@@ -88,6 +106,15 @@ impl Assembler {
                 blocks.push(block);
             }
         }
+        for range in &mut self.ranges {
+            let is_in = |block: &SackBlock| (block.start, block.end) == (range.start, range.end);
+            range.is_told |= blocks.iter().any(is_in);
+        }
+    }
+
+    /// Is there anything that the peer was not told of?
+    pub(crate) fn has_news(&self) -> bool {
+        self.ranges.iter().any(|range| !range.is_told)
     }
 
     /// Whether the ranges are sorted, disjoint and inside `next..edge`.
@@ -99,6 +126,11 @@ impl Assembler {
                 at = r.end;
                 ok
             })
+    }
+
+    /// Start and end of each range.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (SeqNum, SeqNum)> {
+        self.ranges.iter().map(|range| (range.start, range.end))
     }
 
     /// End of the last range.
@@ -143,8 +175,12 @@ mod tests {
     }
 
     fn blocks(assembler: &Assembler) -> Vec<(u32, u32)> {
+        told(&mut assembler.clone(), 4)
+    }
+
+    fn told(assembler: &mut Assembler, limit: usize) -> Vec<(u32, u32)> {
         let mut blocks = ArrayVec::new();
-        assembler.report(&mut blocks, 4);
+        assembler.report(&mut blocks, limit);
         blocks.iter().map(|b| (b.start.0, b.end.0)).collect()
     }
 
@@ -166,6 +202,37 @@ mod tests {
         assert_eq!(blocks(&a), [(50, 60), (30, 40), (10, 20)]);
         a.insert(SeqNum(20), SeqNum(22));
         assert_eq!(blocks(&a), [(10, 22), (50, 60), (30, 40)]);
+    }
+
+    #[test]
+    fn all_that_changed_is_told_once_whatever_fits_in_one_report() {
+        let mut a = assembler(&[(10, 20), (30, 40), (50, 60), (70, 80), (90, 95)]);
+        assert!(a.has_news());
+        assert_eq!(told(&mut a, 2), [(90, 95), (70, 80)]);
+        assert_eq!(told(&mut a, 2), [(50, 60), (30, 40)]);
+        assert!(a.has_news());
+        assert_eq!(told(&mut a, 2), [(10, 20), (90, 95)]);
+        assert!(!a.has_news());
+        assert_eq!(told(&mut a, 2), [(90, 95), (70, 80)], "as before them");
+        a.insert(SeqNum(40), SeqNum(45));
+        assert_eq!(told(&mut a, 1), [(30, 45)]);
+    }
+
+    #[test]
+    fn the_range_around_a_duplicate_follows_it() {
+        let mut a = assembler(&[(10, 20), (30, 40), (50, 60)]);
+        told(&mut a, 3);
+        a.insert(SeqNum(70), SeqNum(80));
+        a.note(SeqNum(30));
+        let mut blocks = ArrayVec::new();
+        let duplicate = SackBlock {
+            start: SeqNum(32),
+            end: SeqNum(34),
+        };
+        blocks.push(duplicate);
+        a.report(&mut blocks, 3);
+        let starts: Vec<u32> = blocks.iter().map(|block| block.start.0).collect();
+        assert_eq!(starts, [32, 30, 70]);
     }
 
     #[test]

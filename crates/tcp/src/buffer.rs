@@ -49,7 +49,12 @@ impl ByteRing {
 
     /// Makes `count` octets readable that were written after the readable part.
     pub(crate) fn extend(&mut self, count: usize) {
-        self.len = (self.len + count).min(self.span);
+        self.len += count;
+        if self.len > self.span {
+            // Only after a capsule that claims more than it has.
+            self.reserve(self.len);
+            self.span = self.len;
+        }
     }
 
     /// The readable octets `offset..offset + len`, in two pieces.
@@ -64,6 +69,12 @@ impl ByteRing {
             &self.store[start..start + first],
             &self.store[..len - first],
         ]
+    }
+
+    /// One octet of those that were written.
+    pub(crate) fn octet(&self, offset: usize) -> Option<u8> {
+        let is_here = offset < self.span;
+        is_here.then(|| self.store[self.index(offset)])
     }
 
     /// Copies readable octets from `offset` on; returns how many.

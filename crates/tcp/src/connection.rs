@@ -408,22 +408,21 @@ impl Connection {
         self.receive.unread(octets);
     }
 
-    /// All that arrived in order and nobody has read, in pieces.
-    pub fn unread_parts(&self) -> [&[u8]; 3] {
-        self.receive.buffer.parts()
+    /// All that has arrived and nobody has read, each piece with its offset from the next octet; where they
+    /// overlap the later ones count. They span [`Connection::arrived`] octets.
+    pub fn arrived_pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        self.receive.buffer.pieces()
+    }
+
+    /// Octets from the next one that is read to the last one that has arrived, in order or not.
+    pub fn arrived(&self) -> usize {
+        self.receive.buffer.span()
     }
 
     /// The same octets lie in `memory`, too, and are read there from now on; `false` if it has another
     /// number of them.
     pub fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
-        let length = memory.octets().len();
-        match Prefix::new(memory, 0, length) {
-            Some(prefix) if length == self.receive.buffer.len() => {
-                self.receive.buffer.replace(prefix);
-                true
-            }
-            _ => false,
-        }
+        self.receive.set_aside(memory)
     }
 
     /// What is read elsewhere before all that is stored here; it is none of what is encoded.
@@ -441,9 +440,9 @@ impl Connection {
         self.receive.peek(offset, out, self.urgent_place())
     }
 
-    /// Octets in both buffers: unread, out of order, unacknowledged, unsent.
+    /// Octets that are encoded: unread, out of order, unacknowledged, unsent.
     pub fn stored(&self) -> usize {
-        self.receive.buffer.span() + self.send.buffer.span()
+        self.receive.buffer.encoded() + self.send.buffer.span()
     }
 
     /// When text came last.

@@ -11,6 +11,7 @@ use crate::connection::Connection;
 use crate::demux::Demux;
 use crate::ecn::{Codepoint, Ecn};
 use crate::handshake::{Offer, SynSent};
+use crate::receive::AckNeed;
 use crate::send::Chunk;
 use crate::state::State;
 use crate::tally::Event;
@@ -366,6 +367,10 @@ impl Connection {
             _ => flags,
         };
         self.receive.acknowledge(now, text);
+        if !sack.is_empty() && self.receive.has_news() {
+            // Many segments may have come at once, and not all they changed fits here: the next segment goes on.
+            self.receive.want_ack(AckNeed::Now);
+        }
         self.timers.acknowledge = Instant::FAR_FUTURE;
         self.counters.segments_out += 1;
         let (flags, urgent) = match self.urgent_pointer(seq) {

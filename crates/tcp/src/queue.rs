@@ -1,5 +1,5 @@
 //! The receive queue: a ring that takes what arrives and, before it, what an earlier holder of the
-//! session left unread, which is read where it lies.
+//! session left unread, which is read where it lies. What that holder had out of order lies there, too.
 
 use core::fmt;
 use std::sync::Arc;
@@ -7,9 +7,15 @@ use std::sync::Arc;
 use portolan_types::Memory;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::buffer::ByteRing;
+use crate::buffer::{ByteRing, LARGEST};
 
-/// The unread part of a memory that was handed on with the session.
+mod islands;
+
+pub(crate) use islands::Island;
+use islands::Islands;
+
+/// A memory that was handed on with the session, and which part of it is unread: perhaps none, if all it
+/// has came out of order.
 #[derive(Clone)]
 pub struct Prefix {
     memory: Arc<dyn Memory>,
@@ -18,10 +24,10 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// `length` octets of `memory` from `start` on; `None` if it has not as many, or there are none.
+    /// `length` octets of `memory` from `start` on; `None` if it has not as many.
     pub fn new(memory: Arc<dyn Memory>, start: usize, length: usize) -> Option<Prefix> {
         let end = start.checked_add(length)?;
-        let has_them = length > 0 && end <= memory.octets().len();
+        let has_them = end <= memory.octets().len();
         has_them.then_some(Prefix { memory, start, end })
     }
 
@@ -37,6 +43,11 @@ impl Prefix {
     /// How many they are.
     pub fn length(&self) -> usize {
         self.end - self.start
+    }
+
+    /// All that lies in its memory from there on, holes among it.
+    pub fn octets_aside(&self) -> usize {
+        self.memory.octets().len() - self.start
     }
 
     fn octets(&self) -> &[u8] {
@@ -64,6 +75,8 @@ impl fmt::Debug for Prefix {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     prefix: Option<Prefix>,
+    /// In the memory of the prefix.
+    islands: Islands,
     ring: ByteRing,
 }
 
@@ -75,12 +88,23 @@ impl Queue {
 
     /// Octets up to the last one that arrived, in order or not.
     pub(crate) fn span(&self) -> usize {
-        self.before() + self.ring.span()
+        self.before() + self.ring.span().max(self.islands.span())
+    }
+
+    /// Octets that are encoded with the queue.
+    pub(crate) fn encoded(&self) -> usize {
+        self.ring.span()
     }
 
     /// Octets before the ring.
     fn before(&self) -> usize {
         self.prefix.as_ref().map_or(0, Prefix::length)
+    }
+
+    fn memory(&self) -> &[u8] {
+        self.prefix
+            .as_ref()
+            .map_or(&[], |prefix| prefix.memory.octets())
     }
 
     /// Appends to the readable part.
@@ -93,9 +117,36 @@ impl Queue {
         self.ring.write_at(offset - self.before(), data);
     }
 
-    /// Makes `count` octets readable that were written behind the readable part.
+    /// Makes `count` octets readable that arrived behind the readable part.
     pub(crate) fn extend(&mut self, count: usize) {
+        if !self.islands.is_empty() {
+            self.land(count);
+        }
         self.ring.extend(count);
+    }
+
+    /// Copies to the ring what is elsewhere of the next `count` octets.
+    fn land(&mut self, count: usize) {
+        let Queue {
+            prefix: Some(prefix),
+            islands,
+            ring,
+        } = self
+        else {
+            return;
+        };
+        while let Some((offset, island)) = islands.reach(ring.len() + count) {
+            let octets = &prefix.memory.octets()[island.start as usize..island.end as usize];
+            ring.write_at(offset, octets);
+        }
+        self.drop_used_up();
+    }
+
+    /// The memory goes once nothing in it is of use.
+    fn drop_used_up(&mut self) {
+        if self.before() == 0 && self.islands.is_empty() {
+            self.prefix = None;
+        }
     }
 
     /// Copies readable octets from `offset` on; returns how many.
@@ -112,12 +163,11 @@ impl Queue {
 
     /// One octet of those that arrived.
     pub(crate) fn octet(&self, offset: usize) -> Option<u8> {
-        match &self.prefix {
-            Some(prefix) if offset < prefix.length() => prefix.octets().get(offset).copied(),
-            _ => self.ring.slices(offset - self.before(), 1)[0]
-                .first()
-                .copied(),
-        }
+        let Some(behind) = offset.checked_sub(self.before()) else {
+            return self.prefix.as_ref()?.octets().get(offset).copied();
+        };
+        let elsewhere = self.islands.octet(behind, self.memory());
+        elsewhere.or_else(|| self.ring.octet(behind))
     }
 
     /// Drops `count` readable octets at the head.
@@ -125,11 +175,10 @@ impl Queue {
         let first = count.min(self.before());
         if let Some(prefix) = &mut self.prefix {
             prefix.start += first;
-            if prefix.length() == 0 {
-                self.prefix = None;
-            }
+            self.drop_used_up();
         }
         self.ring.consume(count - first);
+        self.islands.shift((count - first) as i64);
     }
 
     /// Puts octets back in front of the head.
@@ -138,52 +187,81 @@ impl Queue {
             if prefix.rewind(data) {
                 return;
             }
-            let prefix = self.prefix.take().expect("looked at above");
-            self.ring.unread(prefix.octets());
+            let octets = prefix.octets();
+            self.ring.unread(octets);
+            self.islands.shift(-(octets.len() as i64));
+            prefix.start = prefix.end;
+            self.drop_used_up();
         }
         self.ring.unread(data);
+        self.islands.shift(-(data.len() as i64));
     }
 
-    /// All that is readable, in pieces.
-    pub(crate) fn parts(&self) -> [&[u8]; 3] {
-        let prefix = self.prefix.as_ref().map_or(&[][..], Prefix::octets);
-        let [first, second] = self.ring.slices(0, self.ring.len());
-        [prefix, first, second]
+    /// All that has arrived, each piece with its offset; where they overlap the later ones count.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let before = self.before();
+        let prefix = self.prefix.as_ref().map(|prefix| (0, prefix.octets()));
+        let [first, second] = self.ring.slices(0, self.ring.span());
+        let ring = [(before, first), (before + first.len(), second)];
+        let islands = self.islands.pieces(self.memory());
+        let islands = islands.map(move |(offset, octets)| (before + offset, octets));
+        prefix.into_iter().chain(ring).chain(islands)
     }
 
     pub(crate) fn prefix(&self) -> Option<&Prefix> {
         self.prefix.as_ref()
     }
 
-    /// Puts octets in front that are not in the ring.
+    /// Puts octets in front that are not in the ring; also those that are out of order may lie there.
     pub(crate) fn lead_with(&mut self, prefix: Prefix) {
         self.prefix = Some(prefix);
+        self.drop_used_up();
     }
 
-    /// All that is readable is read from `prefix` from now on.
-    pub(crate) fn replace(&mut self, prefix: Prefix) {
-        self.consume(self.len());
-        self.prefix = Some(prefix);
+    /// All is read from `memory` from now on, which has a copy: `islands` are what came out of order.
+    pub(crate) fn replace(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        islands: impl Iterator<Item = Island>,
+    ) {
+        let end = self.len();
+        *self = Queue {
+            prefix: Some(Prefix {
+                memory,
+                start: 0,
+                end,
+            }),
+            islands: Islands::new(end, islands),
+            ring: ByteRing::default(),
+        };
     }
 
     /// Drops everything and its memory.
     pub(crate) fn release(&mut self) {
         *self = Queue::default();
     }
+
+    /// Whether the octets that lie elsewhere do.
+    pub(crate) fn is_consistent(&self) -> bool {
+        let readable = self.ring.len();
+        self.islands.is_consistent(readable, self.memory()) && self.span() <= LARGEST
+    }
 }
 
-/// Encodes as its ring: what is read elsewhere travels by itself.
+/// Encodes as its ring, and where octets out of order lie: what is read elsewhere travels by itself.
 impl Serialize for Queue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.ring.serialize(serializer)
+        (&self.ring, &self.islands).serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Queue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Queue, D::Error> {
+        let (ring, islands) = Deserialize::deserialize(deserializer)?;
         Ok(Queue {
             prefix: None,
-            ring: ByteRing::deserialize(deserializer)?,
+            islands,
+            ring,
         })
     }
 }

@@ -2,16 +2,17 @@
 //! an acknowledgement is due.
 
 use core::time::Duration;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use portolan_types::{Instant, SeqNum};
+use portolan_types::{Instant, Memory, SeqNum};
 use portolan_wire::tcp::SackBlock;
 use serde::{Deserialize, Serialize};
 
 use crate::assembler::Assembler;
 use crate::buffer::LARGEST;
 use crate::config::Config;
-use crate::queue::Queue;
+use crate::queue::{Island, Queue};
 use crate::rtt::RttEstimator;
 use crate::tally::{Event, Tally};
 use crate::urgent::{Place, Span, Urgent};
@@ -453,6 +454,11 @@ impl Receiver {
         self.need == AckNeed::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
     }
 
+    /// Is there anything out of order that the peer was not told of?
+    pub(crate) fn has_news(&self) -> bool {
+        self.assembler.has_news()
+    }
+
     /// The SACK option of the next acknowledgement, at most `limit` blocks.
     pub(crate) fn sack_blocks(
         &mut self,
@@ -619,9 +625,25 @@ impl Receiver {
         self.fin.is_some_and(|fin| self.nxt.after(fin))
     }
 
+    /// All that has arrived lies in `memory`, too, and is read there from now on; `false` if it has another
+    /// number of octets.
+    pub(crate) fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
+        let fits = memory.octets().len() == self.buffer.span();
+        if fits {
+            let (behind, next) = (self.buffer.len() as u32, self.nxt);
+            let ranges = self.assembler.ranges();
+            let islands = ranges.map(|(start, end)| Island {
+                start: behind + (start - next),
+                end: behind + (end - next),
+            });
+            self.buffer.replace(memory, islands);
+        }
+        fits
+    }
+
     /// Gives memory back when all was read.
     pub(crate) fn slim(&mut self) {
-        if self.buffer.span() == 0 {
+        if self.buffer.len() == 0 {
             self.buffer.release();
         }
         self.assembler.clear();
@@ -707,6 +729,7 @@ impl Receiver {
             && self.tuning.copied.max(self.tuning.space) <= 1 << 40
             && self.nxt.at_or_after(self.acknowledged)
             && self.assembler.is_consistent(self.nxt, self.edge)
+            && self.buffer.is_consistent()
             && self.buffer.len() + beyond <= self.buffer.span()
             && fin
     }

@@ -2,6 +2,8 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod flow;
 mod handle;
 mod instant;

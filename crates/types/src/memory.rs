@@ -1,5 +1,6 @@
 //! Octets that lie somewhere, and stay as they are.
 
+use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt::Debug;
 
@@ -9,4 +10,14 @@ pub trait Memory: Debug + Send + Sync {
 
     /// For whoever made it, and knows more of it.
     fn as_any(&self) -> &dyn Any;
+}
+
+impl Memory for Vec<u8> {
+    fn octets(&self) -> &[u8] {
+        self
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }

@@ -17,15 +17,15 @@ fn moves() -> u64 {
     moves.map_or(60, |text| text.parse().expect("a number"))
 }
 
-/// Octets between two moves: under the loss of this test the path takes some tens of milliseconds
-/// for them.
-const BLOCK: u64 = 256 << 10;
+/// Octets between two moves. Under the loss of this test the path takes 45 ms for those that the kernel's
+/// stack receives and 10 ms for those that it sends: it loses whole segments of TSO, fewer and longer ones.
+const WAYS: [(&str, u64); 2] = [("send", 256 << 10), ("receive", 1 << 20)];
 
 /// Of the throughput at rest: what holds also where other work takes most of the cores.
 const LEAST: f64 = 0.25;
 
 /// Seconds that all blocks took.
-fn play(bed: &Bed, way: &str, movement: &str) -> f64 {
+fn play(bed: &Bed, (way, block): (&str, u64), movement: &str) -> f64 {
     let endpoint = bed.endpoint(PORT);
     let arguments = |role: &str| {
         let mut all = vec![
@@ -34,7 +34,7 @@ fn play(bed: &Bed, way: &str, movement: &str) -> f64 {
             endpoint.ip().to_string(),
         ];
         all.extend([endpoint.port().to_string(), way.to_owned()]);
-        all.extend([moves(), BLOCK].map(|number| number.to_string()));
+        all.extend([moves(), block].map(|number| number.to_string()));
         all.push(movement.to_owned());
         all
     };
@@ -65,10 +65,10 @@ fn a_busy_stream_whose_session_moves_is_exact() {
         delay: Duration::from_micros(500),
         ..Impairment::default()
     });
-    for way in ["send", "receive"] {
-        let at_rest = play(&bed, way, "rest");
+    for (way, block) in WAYS {
+        let at_rest = play(&bed, (way, block), "rest");
         let before = (cached(&bed), carried(&bed));
-        let moving = play(&bed, way, "move");
+        let moving = play(&bed, (way, block), "move");
         let came_back = cached(&bed) - before.0;
         let kibibytes = (carried(&bed) - before.1) / 1024 / came_back.max(1);
         let ratio = at_rest / moving;

@@ -8,7 +8,7 @@ use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, Requ
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::shm::SetAside;
 use portolan_sys::{clock, descriptor, shm};
-use portolan_tcp::{Connection, Events, Prefix};
+use portolan_tcp::{Connection, Events};
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
@@ -235,15 +235,19 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
         return;
     }
     let slot = socket.slot();
+    if let Some(session) = setup.session.filter(|_| !process.lock().is_local(slot)) {
+        // If the server does not want to wait for it, some of its packets go the long way round.
+        let _ = process.control.call(RequestBody::Depart { session }, &[]);
+    }
     let mut core = process.lock();
-    core.attend_last(clock::now());
-    set_aside(&mut core, slot);
-    // What came while that was written is not much.
-    core.attend_last(clock::now());
+    let now = clock::now();
+    core.take_in_all(now);
+    // It does not answer any more: that is for the server, where its row points.
     let Some((id, parcel)) = pack(&mut core, slot) else {
         return;
     };
     core.let_go(slot);
+    core.send_out(now);
     let (then, phase) = match to {
         Destination::Relay => (AfterFlush::Relay(Reader::Sender), Phase::Relayed),
         Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::Away),
@@ -274,19 +278,12 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     drop(setup);
 }
 
-/// Unread octets that are many go to the next holder in a memory of their own, which nobody copies.
-fn set_aside(core: &mut Core, slot: Slot) {
-    if let Some(session) = core.stack.tcp(slot) {
-        set_unread_aside(&mut session.connection);
-    }
-}
-
-/// If that is not possible they go in the capsule.
-fn set_unread_aside(connection: &mut Connection) {
-    let parts = connection.unread_parts();
-    let length: usize = parts.iter().map(|part| part.len()).sum();
+/// What has arrived and nobody has read goes to the next holder in a memory of its own, which nobody copies, if
+/// it is much. If that is not possible it goes in the capsule.
+fn set_aside(connection: &mut Connection) {
+    let length = connection.arrived();
     let is_worth_it = length >= shm::WORTH_SETTING_ASIDE || connection.prefix().is_some();
-    if is_worth_it && let Ok(memory) = SetAside::write(&parts) {
+    if is_worth_it && let Ok(memory) = SetAside::write(length, connection.arrived_pieces()) {
         connection.set_aside(Arc::new(memory));
     }
 }
@@ -307,10 +304,7 @@ impl Parcel {
     }
 
     pub(super) fn of(session: &mut TcpSession) -> Option<Parcel> {
-        let is_here = |prefix: &Prefix| !prefix.memory().as_any().is::<SetAside>();
-        if session.connection.prefix().is_some_and(is_here) {
-            set_unread_aside(&mut session.connection);
-        }
+        set_aside(&mut session.connection);
         let unread = match session.connection.prefix() {
             Some(prefix) => {
                 let memory = prefix.memory().as_any().downcast_ref::<SetAside>()?;

@@ -157,7 +157,7 @@ fn unread_octets_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it(
     let mut library = hostile_library(&path);
     let octets: Vec<u8> = (0..600_000).map(|index| (index % 251) as u8).collect();
     let (id, genuine, near) = session(&bed, &mut library);
-    let memory = SetAside::write(&[&octets]).unwrap();
+    let memory = SetAside::write(octets.len(), [(0, &octets[..])].into_iter()).unwrap();
     let capsule = Capsule {
         state: Blob::Inline(genuine),
         unread: Some(Stretch {

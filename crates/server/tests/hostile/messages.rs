@@ -30,6 +30,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             session,
             slot: SLOT,
         },
+        RequestBody::Depart { session },
         RequestBody::Flush {
             session,
             capsule: Blob::Inline(vec![1, 2, 3]).into(),

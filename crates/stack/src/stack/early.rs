@@ -6,9 +6,9 @@ use portolan_proto::filter::RecordHeader;
 use portolan_types::Generation;
 
 /// Frames that wait at one slot.
-pub(super) const AT_A_SLOT: usize = 64;
+pub(super) const AT_A_SLOT: usize = 2048;
 /// Octets of all frames that wait.
-pub(super) const IN_ALL: usize = 1 << 20;
+pub(super) const IN_ALL: usize = 4 << 20;
 
 /// A slot that is promised to a session.
 #[derive(Debug, Default)]

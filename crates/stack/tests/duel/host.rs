@@ -1,6 +1,7 @@
 //! A host: two holders of sessions, as a program and the server are, and the filter before them.
 
 use core::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::metastate::RouteKind::Unicast;
@@ -118,15 +119,19 @@ impl Host {
         let Some(Session::Tcp(session)) = self.holders[row.holder].remove(row.slot) else {
             panic!("the row names no session: {row:?}");
         };
-        let read = |capsule: &[u8]| TcpSession::from_capsule(capsule).expect("a genuine capsule");
-        let session = read(&session.to_capsule());
-        // Its buffers begin at their heads, unlike those of the first.
+        let mut session = at_the_next(&session);
+        // Its buffers begin at their heads now, unlike those of the first.
         let capsule = session.to_capsule();
         assert_eq!(
-            read(&capsule).to_capsule(),
+            at_the_next(&session).to_capsule(),
             capsule,
             "what was read differs"
         );
+        // Every other time what has arrived travels beside the capsule.
+        if self.generation.is_multiple_of(2) {
+            set_aside(&mut session);
+            session = at_the_next(&session);
+        }
         self.hold(now, 1 - row.holder, session);
     }
 
@@ -331,4 +336,18 @@ fn routes(own: IpAddr, peer: IpAddr) -> Routes {
             neighbours: vec![neighbour],
         },
     )
+}
+
+fn set_aside(session: &mut TcpSession) {
+    let mut image = vec![0; session.connection.arrived()];
+    for (at, octets) in session.connection.arrived_pieces() {
+        image[at..at + octets.len()].copy_from_slice(octets);
+    }
+    assert!(session.connection.set_aside(Arc::new(image)), "it fits");
+}
+
+/// The session as another process gets it, with the memory in which it has octets.
+fn at_the_next(session: &TcpSession) -> TcpSession {
+    let prefix = session.connection.prefix().cloned();
+    TcpSession::from_parts(&session.to_capsule(), prefix).expect("a genuine capsule")
 }

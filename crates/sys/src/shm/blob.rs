@@ -87,23 +87,23 @@ pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Octets, BlobReadError> 
 
 /// Puts `octets` into a sealed memfd.
 pub fn write_blob(octets: &[u8]) -> Result<OwnedFd, BlobWriteError> {
-    write_parts(&[octets])
+    write_pieces(octets.len(), [(0, octets)].into_iter())
 }
 
-/// The same for octets that lie in pieces.
-pub(super) fn write_parts(parts: &[&[u8]]) -> Result<OwnedFd, BlobWriteError> {
-    let length = parts.iter().map(|part| part.len()).sum();
+/// The same for pieces that have their places among `length` octets.
+pub(super) fn write_pieces<'a>(
+    length: usize,
+    pieces: impl Iterator<Item = (usize, &'a [u8])>,
+) -> Result<OwnedFd, BlobWriteError> {
     if length > MAX_CAPSULE {
         return Err(BlobWriteError::TooLarge(length));
     }
     let fd = create("portolan-blob", length)?;
-    let mut at = 0;
-    for part in parts {
+    for (at, piece) in pieces {
         let mut done = 0;
-        while done < part.len() {
-            done += pwrite(&fd, &part[done..], at + done as u64)?;
+        while done < piece.len() {
+            done += pwrite(&fd, &piece[done..], (at + done) as u64)?;
         }
-        at += part.len() as u64;
     }
     seal(&fd, SealFlags::WRITE)?;
     Ok(fd)

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_types::Memory;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-use super::blob::{BlobReadError, BlobWriteError, Octets, map_all, write_parts};
+use super::blob::{BlobReadError, BlobWriteError, Octets, map_all, write_pieces};
 
 /// Fewer octets travel in the capsule with less ado.
 pub const WORTH_SETTING_ASIDE: usize = 16 * 1024;
@@ -20,9 +20,12 @@ pub struct SetAside {
 }
 
 impl SetAside {
-    /// Puts `parts`, one behind the other, into a memfd and seals it.
-    pub fn write(parts: &[&[u8]]) -> Result<SetAside, BlobWriteError> {
-        let fd = write_parts(parts)?;
+    /// Puts `pieces` into a memfd of `length` octets, each where it says, one after the other; and seals it.
+    pub fn write<'a>(
+        length: usize,
+        pieces: impl Iterator<Item = (usize, &'a [u8])>,
+    ) -> Result<SetAside, BlobWriteError> {
+        let fd = write_pieces(length, pieces)?;
         let octets = map_all(&fd).map_err(|_| BlobWriteError::Write(Errno::NOMEM))?;
         Ok(SetAside { fd, octets })
     }
@@ -87,13 +90,18 @@ mod tests {
 
     #[test]
     fn octets_that_are_set_aside_are_there_for_the_next_and_fixed() {
-        let written = SetAside::write(&[b"ab", b"", b"cde"]).unwrap();
+        let pieces: [(usize, &[u8]); 4] = [(0, b"ab"), (2, b""), (2, b"xxcde"), (2, b"cd")];
+        let written = SetAside::write(8, pieces.into_iter()).unwrap();
         let opened = SetAside::open(written.descriptor().unwrap()).unwrap();
         drop(written);
-        assert_eq!(opened.octets(), b"abcde");
+        assert_eq!(
+            opened.octets(),
+            b"abcdcde\0",
+            "what is written later counts"
+        );
         assert_eq!(pwrite(&opened, b"x", 0), Err(Errno::PERM));
         assert_eq!(ftruncate(&opened, 0), Err(Errno::PERM));
-        assert_eq!(&*opened.into_octets(), b"abcde");
+        assert_eq!(&*opened.into_octets(), b"abcdcde\0");
     }
 
     #[test]

@@ -1,24 +1,9 @@
 //! A queue reads the same wherever its octets lie.
 
-use core::any::Any;
-
 use super::*;
 
-#[derive(Debug)]
-struct Elsewhere(Vec<u8>);
-
-impl Memory for Elsewhere {
-    fn octets(&self) -> &[u8] {
-        &self.0
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
 fn elsewhere(octets: &[u8], start: usize, length: usize) -> Option<Prefix> {
-    Prefix::new(Arc::new(Elsewhere(octets.to_vec())), start, length)
+    Prefix::new(Arc::new(octets.to_vec()), start, length)
 }
 
 /// "cdef" elsewhere, "gh" in the ring.
@@ -32,8 +17,32 @@ fn queue() -> Queue {
 fn all(queue: &Queue) -> Vec<u8> {
     let mut out = vec![0; queue.len()];
     assert_eq!(queue.copy_out(0, &mut out), queue.len());
-    assert_eq!(queue.parts().concat(), out);
+    assert_eq!(image(queue)[..queue.len()], out);
     out
+}
+
+/// What somebody else would get.
+fn image(queue: &Queue) -> Vec<u8> {
+    let mut image = vec![b'.'; queue.span()];
+    for (at, octets) in queue.pieces() {
+        image[at..at + octets.len()].copy_from_slice(octets);
+    }
+    image
+}
+
+fn island(start: u32, end: u32) -> Island {
+    Island { start, end }
+}
+
+/// "ab" to be read, a hole of two, "ef", a hole of one, "hij".
+fn disordered() -> Queue {
+    let mut queue = Queue::default();
+    queue.push(b"ab");
+    queue.write_at(4, b"ef");
+    queue.write_at(7, b"hij");
+    let memory = Arc::new(image(&queue));
+    queue.replace(memory, [island(4, 6), island(7, 10)].into_iter());
+    queue
 }
 
 #[test]
@@ -87,31 +96,111 @@ fn other_octets_that_are_put_back_come_first() {
 }
 
 #[test]
-fn all_that_is_readable_moves_elsewhere_and_the_rest_stays() {
-    let mut queue = queue();
-    queue.write_at(7, b"j");
-    let octets = queue.parts().concat();
-    queue.replace(elsewhere(&octets, 0, octets.len()).unwrap());
-    assert_eq!((queue.len(), queue.span()), (6, 8));
-    queue.write_at(6, b"i");
-    queue.extend(2);
-    assert_eq!(all(&queue), b"cdefghij");
+fn octets_out_of_order_stay_elsewhere_until_the_stream_reaches_them() {
+    let mut queue = disordered();
+    assert_eq!((queue.len(), queue.span(), queue.encoded()), (2, 10, 0));
+    assert_eq!(queue.octet(5), Some(b'f'));
+    assert_eq!(queue.octet(9), Some(b'j'));
+    queue.write_at(2, b"cd");
+    queue.extend(4);
+    assert_eq!(all(&queue), b"abcdef");
+    queue.consume(5);
+    assert_eq!((queue.len(), queue.span()), (1, 5));
+    assert_eq!(queue.octet(4), Some(b'j'));
+    queue.unread(b"e");
+    queue.write_at(2, b"g");
+    assert_eq!(image(&queue), b"efghij");
+    queue.extend(4);
+    assert_eq!(all(&queue), b"efghij");
+    assert!(queue.prefix().is_none(), "nothing is left in the memory");
+}
+
+#[test]
+fn octets_out_of_order_keep_their_places_when_others_are_put_back() {
+    let mut queue = disordered();
+    queue.consume(1);
+    queue.unread(b"zzz");
+    assert_eq!((queue.len(), queue.span()), (4, 12));
+    assert!(queue.is_consistent());
+    queue.write_at(4, b"cd");
+    queue.extend(4);
+    assert_eq!(all(&queue), b"zzzbcdef");
+}
+
+#[test]
+fn what_comes_first_counts() {
+    let mut queue = disordered();
+    queue.write_at(2, b"CDEFGHIJK");
+    assert_eq!(image(&queue), b"abCDefGhijK");
+    queue.extend(9);
+    assert_eq!(all(&queue), b"abCDefGhijK");
+}
+
+#[test]
+fn a_stream_may_stop_in_the_midst_of_them() {
+    let mut queue = disordered();
+    queue.write_at(2, b"cd");
+    queue.extend(3);
+    assert_eq!(all(&queue), b"abcde");
+    assert_eq!(queue.span(), 10);
+    queue.extend(1);
+    assert_eq!(all(&queue), b"abcdef");
+}
+
+#[test]
+fn they_go_on_to_the_next_holder() {
+    let mut queue = disordered();
+    queue.consume(1);
+    let encoded = postcard::to_allocvec(&queue).unwrap();
+    let prefix = queue.prefix().unwrap().clone();
+    let mut next: Queue = postcard::from_bytes(&encoded).unwrap();
+    assert!(!next.is_consistent(), "their memory is missing");
+    next.lead_with(prefix);
+    assert!(next.is_consistent());
+    assert_eq!(image(&next), image(&queue));
+    let memory: Vec<u8> = image(&next);
+    next.replace(Arc::new(memory), [island(3, 5), island(6, 9)].into_iter());
+    assert_eq!(image(&next), image(&queue));
+    next.write_at(1, b"cd");
+    next.extend(4);
+    assert_eq!(all(&next), b"bcdef");
+}
+
+#[test]
+fn those_that_lie_elsewhere_than_they_can_are_noticed() {
+    let queue = |islands: &[(u32, u32)]| {
+        let mut queue = Queue::default();
+        queue.push(b"ab");
+        let memory = Arc::new(b"ab..efghij".to_vec());
+        queue.replace(
+            memory,
+            islands.iter().map(|&(start, end)| island(start, end)),
+        );
+        queue
+    };
+    assert!(queue(&[(4, 6), (7, 10)]).is_consistent());
+    for islands in [
+        &[(2, 4)][..],
+        &[(0, 4)],
+        &[(4, 4)],
+        &[(6, 4)],
+        &[(4, 11)],
+        &[(4, u32::MAX)],
+        &[(7, 10), (4, 6)],
+        &[(4, 6), (6, 8)],
+    ] {
+        assert!(!queue(islands).is_consistent(), "{islands:?}");
+    }
 }
 
 #[test]
 fn a_prefix_lies_within_its_memory() {
-    for (start, length) in [
-        (0, 0),
-        (0, 4),
-        (3, 1),
-        (4, 0),
-        (usize::MAX, 2),
-        (2, usize::MAX),
-    ] {
+    for (start, length) in [(0, 4), (3, 1), (4, 0), (usize::MAX, 2), (2, usize::MAX)] {
         assert!(
             elsewhere(b"abc", start, length).is_none(),
             "{start} {length}"
         );
     }
     assert!(elsewhere(b"abc", 2, 1).is_some());
+    assert!(elsewhere(b"abc", 3, 0).is_some());
 }

@@ -1,0 +1,107 @@
+//! Octets that came out of order to an earlier holder of the session, and lie in the memory that was
+//! handed on. They are copied once the stream reaches them, if that is while the session is here.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::buffer::LARGEST;
+
+/// A stretch of the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Island {
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+}
+
+impl Island {
+    fn octets(self, memory: &[u8]) -> &[u8] {
+        &memory[self.start as usize..self.end as usize]
+    }
+}
+
+/// Sorted and disjoint. Offsets count from the start of the ring.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Islands {
+    all: VecDeque<Island>,
+    /// Where the octet would lie in the memory that is the ring's first.
+    base: i64,
+}
+
+impl Islands {
+    /// The ring begins behind the first `base` octets of the memory.
+    pub(super) fn new(base: usize, all: impl Iterator<Item = Island>) -> Islands {
+        Islands {
+            all: all.collect(),
+            base: base as i64,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// `count` octets have left the ring at its head, or, if negative, come back there.
+    pub(super) fn shift(&mut self, count: i64) {
+        if !self.all.is_empty() {
+            self.base += count;
+        }
+    }
+
+    /// Offset of the end of the last one; zero if there is none.
+    pub(super) fn span(&self) -> usize {
+        self.all.back().map_or(0, |last| self.offset(last.end))
+    }
+
+    fn offset(&self, position: u32) -> usize {
+        usize::try_from(i64::from(position) - self.base).unwrap_or(0)
+    }
+
+    /// Each with its offset.
+    pub(super) fn pieces<'a>(
+        &'a self,
+        memory: &'a [u8],
+    ) -> impl Iterator<Item = (usize, &'a [u8])> {
+        self.all
+            .iter()
+            .map(move |island| (self.offset(island.start), island.octets(memory)))
+    }
+
+    /// The octet at `offset`, if it lies in one of them.
+    pub(super) fn octet(&self, offset: usize, memory: &[u8]) -> Option<u8> {
+        self.pieces(memory)
+            .find_map(|(start, octets)| octets.get(offset.checked_sub(start)?).copied())
+    }
+
+    /// Takes out what begins before `offset`: which part of it lies before there, and its own offset.
+    pub(super) fn reach(&mut self, offset: usize) -> Option<(usize, Island)> {
+        let &first = self.all.front()?;
+        let begin = self.offset(first.start);
+        if begin >= offset {
+            return None;
+        }
+        let rest = self.offset(first.end).saturating_sub(offset) as u32;
+        let end = first.end - rest;
+        if rest == 0 {
+            self.all.pop_front();
+        } else {
+            self.all[0].start = end;
+        }
+        Some((begin, Island { end, ..first }))
+    }
+
+    /// Are they in the memory, in their order, and behind the `readable` octets of the ring?
+    pub(super) fn is_consistent(&self, readable: usize, memory: &[u8]) -> bool {
+        if self.base.unsigned_abs() > LARGEST as u64 {
+            return false;
+        }
+        let mut at = self.base + readable as i64;
+        self.all.iter().all(|island| {
+            let ok = i64::from(island.start) > at
+                && island.end > island.start
+                && island.end as usize <= memory.len();
+            at = i64::from(island.end);
+            ok
+        })
+    }
+}
