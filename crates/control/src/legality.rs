@@ -45,7 +45,9 @@ impl Command {
             RequestBody::Listen { .. } => Command::Listen,
             RequestBody::Accepted { .. } => Command::Accept,
             RequestBody::Cache { .. } => Command::Cache,
-            RequestBody::Depart { .. } | RequestBody::Flush { .. } => Command::Flush,
+            RequestBody::Depart { .. } | RequestBody::Stay { .. } | RequestBody::Flush { .. } => {
+                Command::Flush
+            }
             RequestBody::Release { .. } => Command::Release,
             RequestBody::Disconnect { .. } => Command::Disconnect,
             RequestBody::Twin { .. } => Command::Twin,

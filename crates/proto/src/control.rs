@@ -117,6 +117,8 @@ pub enum RequestBody {
     /// A cached TCP session is about to be flushed: its packets go to the server from now on, and wait there.
     /// Reply: `Done`, after which nothing new comes to the process for it.
     Depart { session: SessionId },
+    /// It could not be packed, and stays. No reply.
+    Stay { session: SessionId },
     /// Returns a cached session. The capsule of a local one is empty: all is in its memory. Reply:
     /// `Done`, after which the server holds it.
     Flush {

@@ -294,6 +294,7 @@ impl Server {
                 Ok(Answer::Silence)
             }
             RequestBody::Depart { session } => self.depart(channel, session),
+            RequestBody::Stay { session } => Ok(self.stay(channel, session)),
             RequestBody::Flush {
                 session,
                 capsule,

@@ -55,6 +55,15 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
+    /// `Stay`: it does not come, and its packets go where it is again.
+    pub fn stay(&mut self, channel: ChannelId, id: SessionId) -> Answer {
+        if self.registry.admit(channel, Command::Flush, id).is_ok() {
+            self.await_no_longer(id);
+            self.renew_rows(id);
+        }
+        Answer::Silence
+    }
+
     /// The session does not come: what has waited for it is nobody's.
     pub fn await_no_longer(&mut self, id: SessionId) {
         let session = self.registry.session_mut(id);

@@ -229,6 +229,20 @@ fn what_comes_for_a_session_on_its_way_waits_at_the_server() {
 }
 
 #[test]
+fn a_session_that_could_not_be_packed_goes_on_where_it_is() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut scene = scene(&bed);
+    scene.depart();
+    scene.peer.write_all(b"retransmitted, ").unwrap();
+    let session = scene.id;
+    scene.holder.client.send(RequestBody::Stay { session }, &[]);
+    scene.peer.write_all(b"and sent").unwrap();
+    let got = scene.holder.read(scene.slot, 23);
+    assert_eq!(got, b"retransmitted, and sent");
+}
+
+#[test]
 fn a_holder_that_dies_while_it_packs_loses_its_session() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);

@@ -94,6 +94,8 @@ struct Entry {
     door: Door,
     /// Its doorway from now on, as soon as nothing of it waits in the one it has.
     next_door: Door,
+    /// It sends nothing.
+    is_mute: bool,
     expected: Option<Box<NextHeaders>>,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
@@ -184,6 +186,7 @@ impl Stack {
             is_pending: false,
             door: Door::MAIN,
             next_door: Door::MAIN,
+            is_mute: false,
             expected: None,
             scheduled: Instant::FAR_FUTURE,
         }));
@@ -328,6 +331,21 @@ impl Stack {
             entry.is_pending = true;
             self.pending.push_back(slot.0);
         }
+    }
+
+    /// The session, which is about to leave, sends nothing more from here.
+    pub fn mute(&mut self, slot: Slot) {
+        if let Some(entry) = self.entry(slot.0) {
+            entry.is_mute = true;
+        }
+    }
+
+    /// It stays.
+    pub fn unmute(&mut self, slot: Slot) {
+        if let Some(entry) = self.entry(slot.0) {
+            entry.is_mute = false;
+        }
+        self.touch(slot);
     }
 
     /// The application changed an IP option of the session: build its next header anew.
@@ -565,6 +583,10 @@ impl Stack {
         let Some(entry) = entry_of(&mut self.places, slot) else {
             return;
         };
+        if entry.is_mute {
+            entry.is_pending = false;
+            return;
+        }
         if !entry.enter(wire) {
             return self.doors.wait(entry.door, slot);
         }

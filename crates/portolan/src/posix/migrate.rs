@@ -18,8 +18,8 @@ use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
 use crate::core::{Arrival, Core};
 use crate::locals;
-use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::process::{CoreGuard, Process};
+use crate::socket::{Phase, Setup, Socket};
 use crate::table::{self, File};
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
@@ -223,6 +223,30 @@ pub(super) enum Destination {
     Shelf,
 }
 
+/// What comes for a session that leaves goes to the server from now on, and all that has come is in it. It sends
+/// nothing more from here: its row is not this process's any more.
+fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> {
+    let mut core = process.lock();
+    let (Some(session), false) = (setup.session, core.is_local(slot)) else {
+        return core;
+    };
+    core.attend(clock::now());
+    core.stack.mute(slot);
+    drop(core);
+    // If the server does not want to wait for it, some of its packets go the long way round.
+    let _ = process.control.call(RequestBody::Depart { session }, &[]);
+    let mut core = process.lock();
+    core.take_in_all(clock::now());
+    core
+}
+
+/// It cannot be packed, for want of descriptors or memory, and goes on here.
+fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
+    core.stack.unmute(slot);
+    let stay = |session| RequestBody::Stay { session };
+    core.outbox.extend(setup.session.map(stay));
+}
+
 /// Returns a TCP session that is here. If the server does not take it, it is lost.
 pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
     let may_be_here = || socket.phase() == Phase::Cached && socket.protocol == Protocol::Tcp;
@@ -235,19 +259,12 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
         return;
     }
     let slot = socket.slot();
-    if let Some(session) = setup.session.filter(|_| !process.lock().is_local(slot)) {
-        // If the server does not want to wait for it, some of its packets go the long way round.
-        let _ = process.control.call(RequestBody::Depart { session }, &[]);
-    }
-    let mut core = process.lock();
-    let now = clock::now();
-    core.take_in_all(now);
-    // It does not answer any more: that is for the server, where its row points.
+    let mut core = depart(process, &setup, slot);
     let Some((id, parcel)) = pack(&mut core, slot) else {
-        return;
+        return stay(&mut core, &setup, slot);
     };
     core.let_go(slot);
-    core.send_out(now);
+    core.send_out(clock::now());
     let (then, phase) = match to {
         Destination::Relay => (AfterFlush::Relay(Reader::Sender), Phase::Relayed),
         Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::Away),

@@ -89,10 +89,13 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
             refused(&mut hostile, body, &[]);
             asked += 1;
         }
-        // This one is not answered.
-        hostile
-            .client
-            .send(RequestBody::Accepted { session: id }, &[]);
+        // These are not answered.
+        for body in [
+            RequestBody::Accepted { session: id },
+            RequestBody::Stay { session: id },
+        ] {
+            hostile.client.send(body, &[]);
+        }
     }
     let counted = counter(&path, "server", "refused-requests") - before;
     assert_eq!(counted, asked);

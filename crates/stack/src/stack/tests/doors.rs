@@ -75,6 +75,20 @@ fn a_full_doorway_stops_its_own_sessions_only() {
 }
 
 #[test]
+fn a_session_that_is_about_to_leave_sends_nothing_unless_it_stays() {
+    let mut a = Stack::new(now());
+    let (leaving, _other) = (connecting(&mut a), connecting(&mut a));
+    a.mute(leaving);
+    let mut wire = TwoDoors::default();
+    a.output(now(), &known(), &mut wire);
+    assert_eq!(wire.frames.len(), 1, "the other's");
+    assert!(!a.has_output());
+    a.unmute(leaving);
+    a.output(now(), &known(), &mut wire);
+    assert_eq!(wire.frames.len(), 2);
+}
+
+#[test]
 fn a_session_leaves_a_doorway_when_nothing_waits_there() {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
