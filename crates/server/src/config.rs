@@ -22,6 +22,7 @@ mod tests;
 
 use cpu::CpuClass;
 pub use delivery::DeliveryConfig;
+use delivery::check_ring_size;
 pub use demux::DemuxConfig;
 pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
@@ -169,10 +170,8 @@ pub enum ConfigError {
     TooManyInterfaces(usize),
     #[error("interface {0:?} is named twice")]
     RepeatedInterface(String),
-    #[error("`delivery.direct_ring_size` {0} is not a power of two between 256 KiB and 1 GiB")]
-    DirectRingSize(u32),
-    #[error("`ring_size` {0} is not a power of two between 64 KiB and 1 GiB")]
-    RingSize(u32),
+    #[error("`{key}` {octets} is not a power of two between 256 KiB and 1 GiB")]
+    RingSize { key: &'static str, octets: u32 },
     #[error("`ephemeral_ports` {0}-{1} is empty or reaches below port 1024")]
     EphemeralPorts(u16, u16),
     #[error("`congestion` {0:?} is unknown; there are cubic, reno and bbr")]
@@ -228,9 +227,7 @@ impl Config {
 
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_interfaces()?;
-        if !self.ring_size.is_power_of_two() || !(64 << 10..=1 << 30).contains(&self.ring_size) {
-            return Err(ConfigError::RingSize(self.ring_size));
-        }
+        check_ring_size("ring_size", self.ring_size)?;
         let [first, last] = self.ephemeral_ports;
         if first > last || first < FIRST_UNPRIVILEGED_PORT {
             return Err(ConfigError::EphemeralPorts(first, last));

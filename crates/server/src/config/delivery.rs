@@ -33,10 +33,14 @@ impl Default for DeliveryConfig {
 
 impl DeliveryConfig {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let size = self.direct_ring_size;
-        match size.is_power_of_two() && RING_SIZES.contains(&size) {
-            true => Ok(()),
-            false => Err(ConfigError::DirectRingSize(size)),
-        }
+        check_ring_size("delivery.direct_ring_size", self.direct_ring_size)
+    }
+}
+
+/// The server and its programs map as much as is asked for, so that it must be what the kernel makes.
+pub(super) fn check_ring_size(key: &'static str, octets: u32) -> Result<(), ConfigError> {
+    match octets.is_power_of_two() && RING_SIZES.contains(&octets) {
+        true => Ok(()),
+        false => Err(ConfigError::RingSize { key, octets }),
     }
 }

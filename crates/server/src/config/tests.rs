@@ -98,6 +98,8 @@ fn wrong_values_are_refused_by_name() {
     for (text, named) in [
         ("ring_size = 5000000", "ring_size"),
         ("ring_size = 4096", "ring_size"),
+        ("ring_size = 131072", "ring_size"),
+        ("[delivery]\ndirect_ring_size = 131072", "direct_ring_size"),
         ("ephemeral_ports = [300, 400]", "ephemeral_ports"),
         ("ephemeral_ports = [9000, 8000]", "ephemeral_ports"),
         ("congestion = 'bbr9'", "bbr9"),
