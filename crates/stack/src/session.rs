@@ -87,6 +87,10 @@ impl TcpSession {
         };
         if let Some(unread) = unread {
             session.connection.lead_with(unread);
+            if session.connection.prefix().is_none() {
+                // There is nothing in it for this one.
+                return Err(BadCapsule::Inconsistent);
+            }
         }
         session
             .connection

@@ -234,6 +234,7 @@ impl Queue {
             islands: Islands::new(end, islands),
             ring: ByteRing::default(),
         };
+        self.drop_used_up();
     }
 
     /// Drops everything and its memory.
