@@ -1,5 +1,9 @@
 //! A byte ring that grows by doubling. It owns octets, knows nothing of sequence numbers, and may
 //! hold octets beyond its readable part (data that arrived out of order).
+//!
+//! A stream goes round and round through all of a ring. One that once was large would touch new memory with
+//! every octet and never find it in a cache, so the ring's circle becomes smaller with what it holds; its
+//! memory does not.
 
 use core::fmt;
 
@@ -12,8 +16,9 @@ pub(crate) const LARGEST: usize = 1 << 26;
 
 #[derive(Clone, Default)]
 pub(crate) struct ByteRing {
-    /// Its length is zero or a power of two.
     store: Vec<u8>,
+    /// Where octets wrap: zero or a power of two, and not more than the store has.
+    circle: usize,
     head: usize,
     /// Readable octets from `head`.
     len: usize,
@@ -41,7 +46,7 @@ impl ByteRing {
         let end = offset + data.len();
         self.reserve(end);
         let start = self.index(offset);
-        let first = data.len().min(self.store.len() - start);
+        let first = data.len().min(self.circle - start);
         self.store[start..start + first].copy_from_slice(&data[..first]);
         self.store[..data.len() - first].copy_from_slice(&data[first..]);
         self.span = self.span.max(end);
@@ -64,7 +69,7 @@ impl ByteRing {
             return [&[], &[]];
         }
         let start = self.index(offset);
-        let first = len.min(self.store.len() - start);
+        let first = len.min(self.circle - start);
         [
             &self.store[start..start + first],
             &self.store[..len - first],
@@ -92,12 +97,13 @@ impl ByteRing {
         self.len -= count;
         self.span -= count;
         self.head = if self.span == 0 { 0 } else { self.index(count) };
+        self.narrow();
     }
 
     /// Puts octets back in front of the head.
     pub(crate) fn unread(&mut self, data: &[u8]) {
         self.reserve(self.span + data.len());
-        self.head = self.index(self.store.len() - data.len());
+        self.head = self.index(self.circle - data.len());
         self.len += data.len();
         self.span += data.len();
         self.write_at(0, data);
@@ -109,18 +115,36 @@ impl ByteRing {
     }
 
     fn index(&self, offset: usize) -> usize {
-        (self.head + offset) & (self.store.len().wrapping_sub(1))
+        (self.head + offset) & (self.circle.wrapping_sub(1))
     }
 
     fn reserve(&mut self, needed: usize) {
-        if needed > self.store.len() {
-            self.grow(needed);
+        if needed > self.circle {
+            self.widen(needed.next_power_of_two().max(SMALLEST));
+        }
+    }
+
+    /// Halves the circle if all octets are in its first half, and as many more would still fit.
+    fn narrow(&mut self) {
+        let half = self.circle / 2;
+        if half >= SMALLEST && self.span <= half / 2 && self.head + self.span <= half {
+            self.circle = half;
         }
     }
 
     #[cold]
-    fn grow(&mut self, needed: usize) {
-        let mut store = vec![0; needed.next_power_of_two().max(SMALLEST)];
+    fn widen(&mut self, circle: usize) {
+        if circle > self.store.len() {
+            self.grow(circle);
+        } else {
+            let wrapped = (self.head + self.span).saturating_sub(self.circle);
+            self.store.copy_within(..wrapped, self.circle);
+        }
+        self.circle = circle;
+    }
+
+    fn grow(&mut self, size: usize) {
+        let mut store = vec![0; size];
         let [a, b] = self.slices(0, self.span);
         store[..a.len()].copy_from_slice(a);
         store[a.len()..a.len() + b.len()].copy_from_slice(b);
@@ -200,6 +224,48 @@ mod tests {
             }
         }
         assert!(ring.len() > SMALLEST);
+    }
+
+    #[test]
+    fn a_ring_that_holds_little_goes_round_in_little_memory() {
+        let mut ring = ring(&[&[0; 1 << 20]]);
+        ring.consume((1 << 20) - 100);
+        let mut sent = 0u32;
+        for _ in 0..3 << 10 {
+            ring.push(&[7; 1000]);
+            ring.consume(1000);
+            sent += 1000;
+        }
+        assert!(sent > 2 << 20);
+        assert_eq!((ring.circle, ring.store.len()), (SMALLEST, 1 << 20));
+    }
+
+    #[test]
+    fn octets_are_the_same_in_a_circle_that_narrows_and_widens() {
+        let mut ring = ByteRing::default();
+        let (mut next_in, mut next_out) = (0u32, 0u32);
+        let mut circles = 0;
+        for step in 0..4000usize {
+            let before = ring.circle;
+            // Fills and drains by turns, out of step with the sizes.
+            let (taken, given) = if step / 97 % 2 == 0 {
+                (911, 307)
+            } else {
+                (293, 1201)
+            };
+            let data: Vec<u8> = (0..taken).map(|i| (next_in + i) as u8).collect();
+            next_in += taken;
+            ring.push(&data);
+            let mut out = vec![0; given];
+            let count = ring.copy_out(0, &mut out);
+            ring.consume(count);
+            for octet in &out[..count] {
+                assert_eq!(*octet, next_out as u8);
+                next_out += 1;
+            }
+            circles += u32::from(ring.circle != before);
+        }
+        assert!(circles > 100, "{circles}");
     }
 
     #[test]
