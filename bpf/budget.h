@@ -25,14 +25,9 @@
 			__sync_fetch_and_add(&suffered->what, 1);                                  \
 	} while (0)
 
-static __always_inline __u32 budget_of(const struct flow_row *row)
-{
-	return row->flags >> ROW_BUDGET_SHIFT & ROW_BUDGET_MASK;
-}
-
 static __always_inline bool is_budgeted(const struct flow_row *row)
 {
-	return budget_of(row) != 0;
+	return row->budget != 0;
 }
 
 /* What a device, or its offload, has put together counts as what it was. */
@@ -84,7 +79,7 @@ __noinline int exceeds_budget(struct __sk_buff *skb, const struct flow_row *row)
 
 	if (!row)
 		return 0;
-	index = budget_of(row);
+	index = row->budget;
 	budget = bpf_map_lookup_elem(&budgets, &index);
 	if (!budget)
 		return 0;

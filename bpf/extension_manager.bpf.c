@@ -37,7 +37,7 @@ int extension_receive(struct __sk_buff *skb)
 		if (exceeds_budget(skb, &work->row))
 			return TC_ACT_SHOT;
 		/* It is paid for. */
-		work->row.flags &= (1 << ROW_BUDGET_SHIFT) - 1;
+		work->row.budget = 0;
 	}
 	if (!find_chain(work, work->key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
 								  EVENT_UDP_RECEIVE))

@@ -16,7 +16,7 @@ struct linear_row {
 	struct flow_row row;
 };
 
-_Static_assert(sizeof(struct linear_row) == 68, "LinearRow");
+_Static_assert(sizeof(struct linear_row) == 72, "LinearRow");
 
 /* As many as `flows` if they are searched, else 1. */
 struct {

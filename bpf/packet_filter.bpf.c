@@ -158,7 +158,10 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	}
 	if (piece.is_fragment)
 		flags |= RECORD_FRAGMENT;
-	verdict = deliver(skb, row, key.protocol, flags, interface);
+	if (row->flags & ROW_RAW)
+		verdict = deliver_raw(skb, row, interface);
+	else
+		verdict = deliver(skb, row, key.protocol, flags, interface);
 	/* The kernel keeps its own path MTU and redirect state. */
 	return parsed == PARSED_ICMP_ERROR ? TC_ACT_UNSPEC : verdict;
 }

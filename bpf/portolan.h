@@ -31,6 +31,9 @@ struct flow_row {
 	__u16 class;
 	/* Its own, of those that the channel's owner has beside the channel's; 0: that one. */
 	__u32 ring;
+	/* What may be received for it; 0 for all. */
+	__u16 budget;
+	__u16 reserved;
 };
 
 /* Several sockets have the binding: look for senders, and for members on a broadcast. */
@@ -45,9 +48,8 @@ struct flow_row {
 #define ROW_EXTENDED_SENDING 16
 /* Its frames go by the tap, whether the owner sleeps or not. */
 #define ROW_BY_TAP 32
-/* The bits from here up to 15 are the row's budget, 0 for none. */
-#define ROW_BUDGET_SHIFT 6
-#define ROW_BUDGET_MASK 0x3ff
+/* A port of a transport that the channel's owner runs himself: frames come as they are. */
+#define ROW_RAW 64
 
 /* Any address of IPv6 is all zeros, of IPv4 ::ffff:0.0.0.0. */
 struct binding_key {
@@ -160,7 +162,7 @@ struct losses {
 	__u64 early;
 };
 
-#define BUDGETS (ROW_BUDGET_MASK + 1)
+#define BUDGETS 1024
 
 /* Highest priority: never dropped early. */
 #define PRIORITY_LAST 7
@@ -230,7 +232,6 @@ struct filter_settings {
 struct handle_row {
 	__u64 nonce;
 	struct flow_row row;
-	__u32 reserved;
 };
 
 /* Extensions of all programs; numbers are from 1 on. */
@@ -316,7 +317,7 @@ struct holders {
 };
 
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
-_Static_assert(sizeof(struct flow_row) == 20, "FlowRow");
+_Static_assert(sizeof(struct flow_row) == 24, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
 _Static_assert(sizeof(struct raw_key) == 4, "RawKey");
 _Static_assert(sizeof(struct share_key) == 24, "ShareKey");

@@ -1,7 +1,7 @@
 /*
- * Protocols of a program's own, above Ethernet or above IP, beside TCP and UDP of the same host. A flow has all frames of
- * one EtherType, or all packets of one IP protocol, and sends such frames; what goes through it are whole Ethernet
- * frames.
+ * Protocols of a program's own, above Ethernet, above IP, or at a port of TCP or UDP, beside TCP and UDP of the same
+ * host. A flow has all frames of one EtherType, or all packets of one IP protocol, or those for one port, and sends such
+ * frames; what goes through it are whole Ethernet frames.
  *
  * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
  * a program that runs without it, which it has to look at once:
@@ -12,7 +12,9 @@
  *
  *     EINVAL        the stacks of this host live by that protocol; or the frame has no Ethernet header
  *     EPERM         this user may not have it ([[raw]] in the server's configuration)
- *     EADDRINUSE    another program has it
+ *     EADDRINUSE    another program has it, or the kernel has the port
+ *     EACCES        the port is below 1024, and this program may not bind such
+ *     EADDRNOTAVAIL the address is none of a device that Portolan serves
  *     ENOBUFS       this program has too many
  *     ENETDOWN      there is no server
  *     ECONNRESET    the server has gone, and with it whatever delivers frames
@@ -25,6 +27,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #ifdef __cplusplus
@@ -39,6 +42,17 @@ extern "C" {
 PORTOLAN_WEAK int portolan_raw_ethertype(uint16_t number);
 PORTOLAN_WEAK int portolan_raw_protocol(uint8_t number);
 
+/*
+ * As above, for a transport of one's own at a port of TCP or UDP, as `protocol` says (IPPROTO_TCP, IPPROTO_UDP): the
+ * kernel and other programs have the other ports. `local` is as of bind: any address of this host or one, port 0 for an
+ * ephemeral one. What comes is as it came over the wire, fragments and segments that the device has put together
+ * included, and ICMP errors about what was sent from there.
+ */
+PORTOLAN_WEAK int portolan_raw_port(int protocol, const struct sockaddr *local, socklen_t length);
+
+/* Where that is, as getsockname says it; EOPNOTSUPP of other flows. */
+PORTOLAN_WEAK int portolan_raw_name(int flow, struct sockaddr *local, socklen_t *length);
+
 /* Gives it up, when no other thread is in a call for it any more. */
 PORTOLAN_WEAK int portolan_raw_close(int flow);
 
@@ -50,7 +64,8 @@ PORTOLAN_WEAK ssize_t portolan_raw_recv(int flow, void *frame, size_t size, int 
 
 /*
  * Sends a whole frame; waits while the device is busy. The source's MAC address must be that of a device that Portolan
- * serves, and the source address of a packet one of this host; else the kernel drops the frame and counts it.
+ * serves, and the source address of a packet one of this host, its source port the flow's; else the kernel drops the
+ * frame and counts it.
  */
 PORTOLAN_WEAK int portolan_raw_send(int flow, const void *frame, size_t length);
 

@@ -95,7 +95,6 @@ impl HandleTable {
         let row = HandleRow {
             nonce: given.nonce,
             row: given.row,
-            reserved: 0,
         };
         self.rows.set(&given.index.into(), &row)
     }

@@ -56,9 +56,9 @@ impl Arguments {
     }
 }
 
-/// An unconnected UDP socket listens, as ss(8) sees it.
+/// An unconnected UDP socket listens, as ss(8) sees it; so does a transport that a program runs at a port.
 fn is_listening(session: &SessionReport) -> bool {
-    matches!(session.state.as_str(), "LISTEN" | "UNCONN")
+    matches!(session.state.as_str(), "LISTEN" | "UNCONN" | "RAW")
 }
 
 const HEAD: [&str; 7] = [

@@ -1,4 +1,5 @@
-//! Raw flows: protocols of a program's own, above Ethernet or above IP, beside TCP and UDP of the same host (PX §2).
+//! Raw flows: protocols of a program's own, above Ethernet, above IP, or at a port of TCP or UDP, beside TCP and UDP of
+//! the same host (PX §2).
 //!
 //! A flow has all frames that its [`Guard`] tells from others, and sends such frames; the filters in the kernel see to
 //! both. What goes through it are whole Ethernet frames. [`layers`] has the pieces to build and to read them with, and
@@ -67,26 +68,31 @@ impl RawFlow {
     ///
     /// # Errors
     /// `INVAL`: the stacks of this host live by it. `PERM`: this user may not have it (`[[raw]]` in the server's
-    /// configuration). `ADDRINUSE`: another program has it. `NOBUFS`: this program has too many. `NETDOWN`: there is
-    /// no server.
+    /// configuration). `ADDRINUSE`: another program has it, or the kernel has the port. `ACCES`: the port is below
+    /// 1024, and this program may not bind such. `ADDRNOTAVAIL`: the address is none of a device that Portolan
+    /// serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
     pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
         let _inside = inside::enter();
         let process = Process::start().map_err(|_| Errno::NETDOWN)?;
         let slot = process.lock().inboxes.open();
-        let flow = RawFlow {
+        let mut flow = RawFlow {
             process,
             guard,
             slot,
         };
         let request = RequestBody::ClaimProtocol { guard, slot };
         match process.control.call(request, &[]) {
-            Ok((ReplyBody::Done, _)) => Ok(flow),
+            Ok((ReplyBody::Claimed { guard }, _)) => {
+                flow.guard = guard;
+                Ok(flow)
+            }
             Ok((ReplyBody::Error { errno }, _)) => Err(Errno::from_raw_os_error(errno)),
             Ok(_) => Err(Errno::PROTO),
             Err(Lost) => Err(Errno::NETDOWN),
         }
     }
 
+    /// What it has: a port with its number.
     pub fn guard(&self) -> Guard {
         self.guard
     }
@@ -128,8 +134,8 @@ impl RawFlow {
     }
 
     /// Sends a frame: its Ethernet header with what else belongs to the head, and a payload. The source's MAC address
-    /// must be that of a device that Portolan serves, and the source address of a packet one of this host; else the
-    /// kernel drops the frame and counts it. Waits while the device is busy.
+    /// must be that of a device that Portolan serves, and the source address of a packet one of this host, its source port
+    /// the flow's; else the kernel drops the frame and counts it. Waits while the device is busy.
     ///
     /// # Errors
     /// `INVAL`: the head is no Ethernet header.
@@ -225,12 +231,12 @@ impl Drop for RawFlow {
             return;
         }
         self.process.lock().inboxes.close(self.slot);
-        let guard = self.guard;
+        let (guard, slot) = (self.guard, self.slot);
         // Without a server there is nobody who would keep it.
         let _ = self
             .process
             .control
-            .tell(RequestBody::UnclaimProtocol { guard }, &[]);
+            .tell(RequestBody::UnclaimProtocol { guard, slot }, &[]);
     }
 }
 

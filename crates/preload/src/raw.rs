@@ -7,10 +7,12 @@ use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use libc::c_int;
+use libc::{c_int, sockaddr, socklen_t};
+use portolan::raw::layers::types::Protocol;
 use portolan::raw::{Guard, RawFlow};
 use rustix::io::Errno;
 
+use crate::address;
 use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
 
 /// `struct portolan_hop`
@@ -49,6 +51,21 @@ own! {
     /// `int portolan_raw_protocol(uint8_t)`
     fn portolan_raw_protocol(number: u8) -> c_int {
         open(Guard::IpProtocol(number))
+    }
+
+    /// `int portolan_raw_port(int, const struct sockaddr *, socklen_t)`
+    fn portolan_raw_port(protocol: c_int, local: *const sockaddr, length: socklen_t) -> c_int {
+        let number = u8::try_from(protocol).ok();
+        let protocol = number.and_then(Protocol::from_number).ok_or(Errno::PROTONOSUPPORT)?;
+        open(Guard::Port { protocol, local: address::to_bind(local, length)? })
+    }
+
+    /// `int portolan_raw_name(int, struct sockaddr *, socklen_t *)`
+    fn portolan_raw_name(flow: c_int, local: *mut sockaddr, length: *mut socklen_t) -> c_int {
+        match find(flow)?.guard() {
+            Guard::Port { local: name, .. } => address::store(name, local, length).map(|()| 0),
+            Guard::EtherType(_) | Guard::IpProtocol(_) => Err(Errno::OPNOTSUPP),
+        }
     }
 
     /// `int portolan_raw_close(int)`

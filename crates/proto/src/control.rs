@@ -160,10 +160,11 @@ pub enum RequestBody {
     /// What is behind a descriptor this process did not open? The packet carries the fd, which is
     /// the proof; needs no `Hello`. Reply: `Probed`.
     Probe,
-    /// Has all that is of a protocol come to the process, at a slot of its raw flows. Reply: `Done` or `Error`.
+    /// Has all that is of a protocol come to the process, at a slot of its raw flows. Reply: `Claimed` or
+    /// `Error`.
     ClaimProtocol { guard: Guard, slot: Slot },
-    /// Gives the protocol up. No reply.
-    UnclaimProtocol { guard: Guard },
+    /// Gives the protocol up that comes to that slot. No reply.
+    UnclaimProtocol { guard: Guard, slot: Slot },
     /// Guarantees; needs no `Hello`. Reply: `Qos`.
     Qos(QosRequest),
     /// Protocol extensions. Reply: `Extension`.
@@ -445,6 +446,10 @@ pub enum ReplyBody {
     Doorways(Doorways),
     /// The packet carries the kernel socket.
     Twin,
+    /// The program has it: a port with its number.
+    Claimed {
+        guard: Guard,
+    },
     /// On that device.
     Joined {
         interface: u32,

@@ -35,6 +35,9 @@ pub struct FlowRow {
     pub class: u16,
     /// Its own, of those that the channel's owner has beside the channel's; 0: that one.
     pub ring: u32,
+    /// In the table of budgets; 0: none.
+    pub budget: u16,
+    pub reserved: u16,
 }
 
 impl FlowRow {
@@ -50,8 +53,8 @@ impl FlowRow {
     pub const EXTENDED_SENDING: u16 = 16;
     /// Its frames go by the tap, whether the owner sleeps or not.
     pub const BY_TAP: u16 = 32;
-    /// The bits from here up to 15 are the number of the row's budget, 0 for none.
-    pub const BUDGET_SHIFT: u16 = 6;
+    /// A port of a transport that the channel's owner runs himself: frames come as they are.
+    pub const RAW: u16 = 64;
 }
 
 /// Rows of the table of budgets; the first is no budget.
@@ -142,16 +145,18 @@ impl RawKey {
     const ETHERTYPE: u8 = 1;
     const IP_PROTOCOL: u8 = 2;
 
-    pub fn new(guard: Guard) -> RawKey {
+    /// None for a port, which is in the binding table.
+    pub fn new(guard: Guard) -> Option<RawKey> {
         let (kind, number) = match guard {
             Guard::EtherType(number) => (RawKey::ETHERTYPE, number),
             Guard::IpProtocol(number) => (RawKey::IP_PROTOCOL, number.into()),
+            Guard::Port { .. } => return None,
         };
-        RawKey {
+        Some(RawKey {
             kind,
             reserved: 0,
             number: number.to_be_bytes(),
-        }
+        })
     }
 }
 
@@ -320,7 +325,6 @@ pub struct LinearRow {
 pub struct HandleRow {
     pub nonce: u64,
     pub row: FlowRow,
-    pub reserved: u32,
 }
 
 /// Handles that one host can give out.
@@ -346,9 +350,9 @@ pub struct Holders {
 const _: () = assert!(size_of::<Holders>() == 48);
 const _: () = assert!(size_of::<FilterSettings>() == 8);
 const _: () = assert!(size_of::<HandleRow>() == 32);
-const _: () = assert!(size_of::<LinearRow>() == 68);
+const _: () = assert!(size_of::<LinearRow>() == 72);
 const _: () = assert!(size_of::<FilterKey>() == 40);
-const _: () = assert!(size_of::<FlowRow>() == 20);
+const _: () = assert!(size_of::<FlowRow>() == 24);
 const _: () = assert!(size_of::<FilterTap>() == 8);
 const _: () = assert!(size_of::<BindingKey>() == 20);
 const _: () = assert!(size_of::<RawKey>() == 4);

@@ -1,7 +1,9 @@
-//! Raw flows: protocols that a program runs itself, above Ethernet or above IP.
+//! Raw flows: protocols that a program runs itself, above Ethernet, above IP, or at a port of TCP or UDP.
 
 use core::fmt;
+use core::net::SocketAddr;
 
+use portolan_types::Protocol;
 use serde::{Deserialize, Serialize};
 
 /// What tells the packets of such a protocol from all others. One program of a host has it at a time.
@@ -11,6 +13,13 @@ pub enum Guard {
     EtherType(u16),
     /// Packets of this protocol over IPv4 and IPv6 that are whole and for this host.
     IpProtocol(u8),
+    /// Packets of TCP or UDP for this address, or for any of this host's, and port, in fragments too, and ICMP
+    /// errors about what was sent from there. Port 0 asks for an ephemeral one; `::` is for IPv4, too.
+    Port {
+        protocol: Protocol,
+        #[serde(with = "portolan_types::endpoint")]
+        local: SocketAddr,
+    },
 }
 
 /// Below are lengths (IEEE 802.3).
@@ -28,6 +37,8 @@ impl Guard {
                 number >= LEAST_ETHERTYPE && !KERNELS_ETHERTYPES.contains(&number)
             }
             Guard::IpProtocol(number) => !STACKS_PROTOCOLS.contains(&number),
+            // Whose it is the table of ports knows.
+            Guard::Port { .. } => true,
         }
     }
 }
@@ -37,6 +48,7 @@ impl fmt::Display for Guard {
         match self {
             Guard::EtherType(number) => write!(f, "ethertype {number:#06x}"),
             Guard::IpProtocol(number) => write!(f, "ip protocol {number}"),
+            Guard::Port { protocol, local } => write!(f, "{protocol} port {local}"),
         }
     }
 }

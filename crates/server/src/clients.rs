@@ -316,8 +316,8 @@ impl Server {
                 Ok(Answer::Silence)
             }
             RequestBody::ClaimProtocol { guard, slot } => self.claim_protocol(channel, guard, slot),
-            RequestBody::UnclaimProtocol { guard } => {
-                self.unclaim_protocol(channel, guard);
+            RequestBody::UnclaimProtocol { guard, slot } => {
+                self.unclaim_protocol(channel, guard, slot);
                 Ok(Answer::Silence)
             }
             RequestBody::RefuseRing { session } => {

@@ -282,7 +282,8 @@ impl Server {
         let row = FlowRow {
             channel: channel.0,
             slot: slot.0,
-            flags: flags | self.budget_flags(session) | self.extension_flags(session, channel),
+            flags: flags | self.extension_flags(session, channel),
+            budget: self.budget_of(session),
             ..FlowRow::default()
         };
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {

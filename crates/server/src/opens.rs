@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
-use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
+use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Process, Session};
 use portolan_proto::control::{
     DescriptorEvent, Early, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
 };
@@ -99,15 +99,9 @@ impl Server {
         slot: Slot,
         descriptor: NewDescriptor,
     ) -> Result<Answer, Detour> {
-        if is_scoped(wish.local.ip()) && scope_of(wish.local) == 0 {
-            return Err(Errno::INVAL.into());
-        }
-        self.check_local(wish.protocol, wish.local.ip())?;
+        self.check_local(wish.protocol, wish.local)?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        let port = wish.local.port();
-        if port != 0 && port < FIRST_UNPRIVILEGED_PORT && !process.low_ports {
-            return Err(Errno::ACCES.into());
-        }
+        check_port(process, wish.local.port())?;
         let claim = Claim {
             protocol: wish.protocol,
             local: wish.local,
@@ -521,7 +515,11 @@ impl Server {
     }
 
     /// May a session of Portolan's have this local address?
-    fn check_local(&self, protocol: Protocol, address: IpAddr) -> Result<(), Detour> {
+    pub fn check_local(&self, protocol: Protocol, local: SocketAddr) -> Result<(), Detour> {
+        let address = local.ip();
+        if is_scoped(address) && scope_of(local) == 0 {
+            return Err(Errno::INVAL.into());
+        }
         if address.is_unspecified() {
             return Ok(());
         }
@@ -560,6 +558,14 @@ impl Server {
         let fds = socket.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
     }
+}
+
+/// `ip_unprivileged_port_start` as it is by default.
+pub fn check_port(process: &Process, port: u16) -> Result<(), Errno> {
+    if port != 0 && port < FIRST_UNPRIVILEGED_PORT && !process.low_ports {
+        return Err(Errno::ACCES);
+    }
+    Ok(())
 }
 
 pub fn any_of(address: IpAddr) -> IpAddr {

@@ -3,14 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use portolan_control::Errno;
-use portolan_proto::control::ReplyBody;
-use portolan_proto::filter::{FlowRow, RawKey};
+use portolan_bpf::TableError;
+use portolan_control::{Claim, ClaimId, Errno};
+use portolan_proto::control::{ReplyBody, Reuse};
+use portolan_proto::filter::{BindingKey, FlowRow, RawKey};
 use portolan_proto::raw::Guard;
-use portolan_types::{ChannelId, Slot};
+use portolan_proto::report::{Mapping, SessionFigures, SessionReport};
+use portolan_types::{ChannelId, Protocol, SessionId, Slot, canonical};
 use tracing::{error, info};
 
 use crate::clients::Answer;
+use crate::opens::{Detour, check_port};
+use crate::reports::reported;
+use crate::reservation::Reservation;
 use crate::server::Server;
 
 /// Protocols that one process may have.
@@ -20,10 +25,20 @@ const PER_PROCESS: usize = 64;
 pub struct RawFlows(BTreeMap<Guard, Owner>);
 
 /// Whose a protocol is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Owner {
     channel: ChannelId,
     slot: Slot,
+    /// If it is at a port.
+    port: Option<Port>,
+}
+
+/// A port that nobody else has, nor the kernel.
+#[derive(Debug)]
+struct Port {
+    claim: ClaimId,
+    /// Never read from: what the kernel hears there ends there.
+    _reservation: Reservation,
 }
 
 impl RawFlows {
@@ -41,10 +56,11 @@ impl Server {
         slot: Slot,
     ) -> Result<Answer, Errno> {
         let process = self.registry.process(channel).ok_or(Errno::BADF)?;
+        let (pid, uid) = (process.pid, process.uid);
         if !guard.is_free() {
             return Err(Errno::INVAL);
         }
-        if !self.may_run(process.uid, guard) {
+        if !self.may_run(uid, guard) {
             return Err(Errno::PERM);
         }
         if self.raw_flows.0.contains_key(&guard) {
@@ -53,22 +69,88 @@ impl Server {
         if self.raw_flows.of(channel).len() >= PER_PROCESS {
             return Err(Errno::NOBUFS);
         }
-        let owner = Owner { channel, slot };
-        if let Err(failure) = self.filter.claim(&RawKey::new(guard), self.raw_row(owner)) {
+        let (guard, port) = self.take_port(channel, guard)?;
+        let owner = Owner {
+            channel,
+            slot,
+            port,
+        };
+        let written = self.write_raw(guard, &owner);
+        self.raw_flows.0.insert(guard, owner);
+        if let Err(failure) = written {
             error!(%failure, "the packet filter does not take a protocol");
+            self.give_up(guard);
             return Err(Errno::NOBUFS);
         }
-        info!(pid = process.pid, %guard, "protocol of a program's own");
-        self.raw_flows.0.insert(guard, owner);
+        info!(pid, %guard, "protocol of a program's own");
         self.counters.raw_flows += 1;
-        Ok(ReplyBody::Done.into())
+        Ok(ReplyBody::Claimed { guard }.into())
     }
 
-    fn raw_row(&self, owner: Owner) -> FlowRow {
+    /// Takes the port of a guard that is at one, here and in the kernel; answers the guard with its number.
+    fn take_port(
+        &mut self,
+        channel: ChannelId,
+        guard: Guard,
+    ) -> Result<(Guard, Option<Port>), Errno> {
+        let Guard::Port { protocol, local } = guard else {
+            return Ok((guard, None));
+        };
+        let local = canonical(local);
+        // What is for a loopback address no filter sees.
+        if local.ip().is_loopback() {
+            return Err(Errno::ADDRNOTAVAIL);
+        }
+        self.check_local(protocol, local)
+            .map_err(|detour| match detour {
+                Detour::Error(errno) => errno,
+                Detour::Kernel(_) => Errno::ADDRNOTAVAIL,
+            })?;
+        let process = self.registry.process(channel).ok_or(Errno::BADF)?;
+        check_port(process, local.port())?;
+        let (claim, local, reservation) = self.reserve(Claim {
+            protocol,
+            local,
+            reuse: Reuse::default(),
+            v6_only: false,
+            uid: process.uid,
+        })?;
+        reservation.shrink();
+        let port = Port {
+            claim,
+            _reservation: reservation,
+        };
+        Ok((Guard::Port { protocol, local }, Some(port)))
+    }
+
+    fn write_raw(&self, guard: Guard, owner: &Owner) -> Result<(), TableError> {
+        let row = self.raw_row(guard, owner);
+        match RawKey::new(guard) {
+            Some(key) => self.filter.claim(&key, row),
+            None => bindings_of(guard).try_for_each(|key| self.filter.bind(&key, row)),
+        }
+    }
+
+    fn erase_raw(&self, guard: Guard) -> Result<(), TableError> {
+        match RawKey::new(guard) {
+            Some(key) => self.filter.unclaim(&key),
+            None => bindings_of(guard).try_for_each(|key| self.filter.unbind(&key)),
+        }
+    }
+
+    fn raw_row(&self, guard: Guard, owner: &Owner) -> FlowRow {
+        let flags = match guard {
+            Guard::EtherType(_) | Guard::IpProtocol(_) => 0,
+            Guard::Port { protocol, .. } => match protocol {
+                Protocol::Tcp => FlowRow::RAW | FlowRow::DELEGATED,
+                Protocol::Udp => FlowRow::RAW,
+            },
+        };
         FlowRow {
             channel: owner.channel.0,
             slot: owner.slot.0,
-            flags: self.budget_flags_of_channel(owner.channel),
+            flags,
+            budget: self.budget_of_channel(owner.channel),
             ..FlowRow::default()
         }
     }
@@ -76,10 +158,7 @@ impl Server {
     /// Budgets of processes have changed.
     pub fn renew_raw_rows(&self) {
         for (guard, owner) in &self.raw_flows.0 {
-            if let Err(failure) = self
-                .filter
-                .claim(&RawKey::new(*guard), self.raw_row(*owner))
-            {
+            if let Err(failure) = self.write_raw(*guard, owner) {
                 error!(%failure, %guard, "the packet filter keeps an old row");
             }
         }
@@ -89,9 +168,10 @@ impl Server {
         uid == 0 || self.config.raw.iter().any(|rule| rule.allows(uid, guard))
     }
 
-    pub fn unclaim_protocol(&mut self, channel: ChannelId, guard: Guard) {
+    /// Another flow of the process may have that protocol.
+    pub fn unclaim_protocol(&mut self, channel: ChannelId, guard: Guard, slot: Slot) {
         let owner = self.raw_flows.0.get(&guard);
-        if owner.is_some_and(|owner| owner.channel == channel) {
+        if owner.is_some_and(|owner| (owner.channel, owner.slot) == (channel, slot)) {
             self.give_up(guard);
         }
     }
@@ -104,9 +184,43 @@ impl Server {
     }
 
     fn give_up(&mut self, guard: Guard) {
-        self.raw_flows.0.remove(&guard);
-        if let Err(failure) = self.filter.unclaim(&RawKey::new(guard)) {
+        let owner = self.raw_flows.0.remove(&guard);
+        if let Err(failure) = self.erase_raw(guard) {
             error!(%failure, "a protocol stays with a program that gave it up");
         }
+        if let Some(port) = owner.and_then(|owner| owner.port) {
+            self.ports.release(port.claim);
+        }
     }
+
+    /// Those at ports, as `portolan ss` shows them.
+    pub fn report_raw_ports(&self) -> impl Iterator<Item = SessionReport> + '_ {
+        self.raw_flows.0.iter().filter_map(|(guard, owner)| {
+            let Guard::Port { protocol, local } = *guard else {
+                return None;
+            };
+            let process = self.registry.process(owner.channel)?;
+            Some(SessionReport {
+                session: SessionId(0),
+                protocol,
+                local,
+                remote: None,
+                holder: reported(process),
+                state: "RAW".to_owned(),
+                migrations: 0,
+                mapping: Mapping::Shared,
+                figures: SessionFigures::default(),
+            })
+        })
+    }
+}
+
+/// Where the filters find a port's row; none for what is not at a port.
+fn bindings_of(guard: Guard) -> impl Iterator<Item = BindingKey> {
+    let port = match guard {
+        Guard::Port { protocol, local } => Some((protocol, local)),
+        Guard::EtherType(_) | Guard::IpProtocol(_) => None,
+    };
+    port.into_iter()
+        .flat_map(|(protocol, local)| BindingKey::of(protocol, local, false))
 }

@@ -1,7 +1,7 @@
 //! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
 //! libraries claim.
 
-use portolan_control::{Errno, Holder, Phase, Session};
+use portolan_control::{Errno, Holder, Phase, Process, Session};
 use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
@@ -30,7 +30,8 @@ impl Server {
             }
             report
         };
-        let reports: Vec<SessionReport> = self.registry.sessions().map(show).collect();
+        let sessions = self.registry.sessions().map(show);
+        let reports: Vec<SessionReport> = sessions.chain(self.report_raw_ports()).collect();
         let (list, fd) = pack(encode(&reports))?;
         let fds = fd.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::Sessions(list), fds))
@@ -97,10 +98,7 @@ impl Server {
             _ => None,
         };
         match channel.and_then(|channel| self.registry.process(channel)) {
-            Some(process) => ReportedHolder::Process {
-                pid: process.pid,
-                program: process.program.clone(),
-            },
+            Some(process) => reported(process),
             None if session.phase == Phase::Relayed => ReportedHolder::Relayed,
             None => ReportedHolder::Server,
         }
@@ -140,8 +138,7 @@ impl Server {
             add(&mut claimed, &ends.statistics.counters());
             add(&mut sum, &claimed);
             if let Some(process) = self.registry.process(*channel) {
-                let (pid, program) = (process.pid, process.program.clone());
-                let holder = ReportedHolder::Process { pid, program };
+                let holder = reported(process);
                 counters.extend(self.losses_of(*channel, &holder));
                 holders.push((holder, claimed));
             }
@@ -198,6 +195,13 @@ impl Server {
             },
         })
         .into()
+    }
+}
+
+pub fn reported(process: &Process) -> ReportedHolder {
+    ReportedHolder::Process {
+        pid: process.pid,
+        program: process.program.clone(),
     }
 }
 

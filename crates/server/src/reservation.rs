@@ -69,6 +69,12 @@ impl Reservation {
         Some((fd, remote.try_into().ok()?))
     }
 
+    /// Nobody reads from it: what the kernel delivers there takes as little memory as can be.
+    pub fn shrink(&self) {
+        // The kernel raises it to the least that it allows.
+        let _ = sockopt::set_socket_recv_buffer_size(&self.fd, 1);
+    }
+
     pub fn is_v6(&self) -> bool {
         self.is_v6
     }

@@ -120,14 +120,14 @@ impl Server {
             channel: channel.0,
             slot: slot.0,
             generation: generation.0,
-            flags: self.budget_flags(session)
-                | self.extension_flags(session, channel)
-                | self.delivery_flags(session),
+            flags: self.extension_flags(session, channel) | self.delivery_flags(session),
             class: self.class_in_row(session),
             ring: match session.holder {
                 Holder::Process(..) => self.ring_of(session.id),
                 Holder::Server(_) | Holder::None => 0,
             },
+            budget: self.budget_of(session),
+            reserved: 0,
         })
     }
 

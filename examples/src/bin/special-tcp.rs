@@ -1,19 +1,23 @@
-//! A TCP of its own beside the host's: the library's TCP machine over IP protocol 253, put together by the program
-//! itself from the layers, for one service and with its own parameters: BBR, and no timestamps, which leaves 12 octets
-//! more to each segment. (PX §2: TCP-special beside TCP-standard.)
+//! A TCP of its own beside the host's: the library's TCP machine, put together by the program itself from the layers, for
+//! one service and with its own parameters: BBR, and no timestamps, which leaves 12 octets more to each segment. (PX §2:
+//! TCP-special beside TCP-standard.) Over IP protocol 253 between two such programs
 //!
 //!     special-tcp serve
 //!     special-tcp send ADDRESS OCTETS
 //!
-//! Both ends tell how many octets they have sent or received, and their sum. IPv4 only.
+//! who both tell how many octets they have sent or received, and their sum; or at one port of TCP, for the whole world:
+//!
+//!     special-tcp offer PORT OCTETS
+//!
+//! answers HTTP with so many octets, to one client after the other. IPv4 only.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant as Clock};
 
 use portolan::raw::layers::now;
 use portolan::raw::layers::tcp::{Config, CongestionKind, Connection, Segment};
-use portolan::raw::layers::types::{MacAddr, SeqNum};
+use portolan::raw::layers::types::{MacAddr, Protocol, SeqNum};
 use portolan::raw::layers::wire::checksum::{Offload, Sum, verify};
 use portolan::raw::layers::wire::ethernet::{EtherType, EthernetHeader};
 use portolan::raw::layers::wire::ipv4::{HEADER_LEN as IP_HEADER, Ipv4Header};
@@ -30,6 +34,9 @@ const CHUNK: usize = 64 << 10;
 /// Frames taken in before anything is answered.
 const BATCH: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(30);
+/// More than this no question has.
+const QUESTION_MAX: usize = 8 << 10;
+const QUESTION_END: &[u8] = b"\r\n\r\n";
 
 /// How the packets of one connection go to the other end.
 struct Way {
@@ -37,6 +44,7 @@ struct Way {
     next_mac: MacAddr,
     own: Ipv4Addr,
     other: Ipv4Addr,
+    protocol: u8,
     mtu: u32,
 }
 
@@ -55,6 +63,7 @@ impl Way {
                 next_mac: hop.next_mac,
                 own,
                 other,
+                protocol: protocol_of(flow),
                 mtu: hop.mtu,
             }),
             IpAddr::V6(_) => Err(Errno::AFNOSUPPORT),
@@ -74,7 +83,7 @@ impl Way {
     }
 
     fn pseudo_header(&self, length: usize) -> Sum {
-        Sum::pseudo_header(self.own.into(), self.other.into(), PROTOCOL, length)
+        Sum::pseudo_header(self.own.into(), self.other.into(), self.protocol, length)
     }
 
     fn send(&self, flow: &RawFlow, segment: &Segment<'_>) -> Result<(), Errno> {
@@ -96,7 +105,7 @@ impl Way {
             more_fragments: false,
             fragment_offset: 0,
             ttl: 64,
-            protocol: PROTOCOL,
+            protocol: self.protocol,
             source: self.own,
             destination: self.other,
             payload_len: whole as u16,
@@ -112,19 +121,31 @@ impl Way {
     }
 }
 
+fn protocol_of(flow: &RawFlow) -> u8 {
+    match flow.guard() {
+        Guard::Port { protocol, .. } => protocol.number(),
+        Guard::EtherType(_) | Guard::IpProtocol(_) => PROTOCOL,
+    }
+}
+
 /// A sound segment and the way back to its sender; its hop tells the MTU, which nothing in it does.
-fn parse(frame: &[u8]) -> Option<Received> {
+fn parse(protocol: u8, frame: &[u8]) -> Option<Received> {
     let (ethernet, packet) = EthernetHeader::parse(frame).ok()?;
     let (ip, segment) = Ipv4Header::parse(packet).ok()?;
+    // To a port come ICMP errors about what was sent from there, too, and fragments.
+    if ip.protocol != protocol || ip.is_fragment() {
+        return None;
+    }
     let way = Way {
         own_mac: ethernet.destination,
         next_mac: ethernet.source,
         own: ip.destination,
         other: ip.source,
+        protocol,
         mtu: 0,
     };
     let pseudo = way.pseudo_header(segment.len());
-    if !verify(pseudo, segment, CHECKSUM_AT, Offload::Complete) {
+    if !verify(pseudo, segment, CHECKSUM_AT, Offload::MayBePartial) {
         return None;
     }
     let (header, length) = TcpHeader::parse(segment).ok()?;
@@ -177,7 +198,7 @@ fn drive(
 }
 
 fn take(way: &Way, connection: &mut Connection, frame: &[u8]) {
-    if let Some(received) = parse(frame)
+    if let Some(received) = parse(way.protocol, frame)
         && received.way.other == way.other
         && received.header.source_port == connection.remote_port()
     {
@@ -226,20 +247,25 @@ fn send(flow: &RawFlow, address: Ipv4Addr, octets: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Receives one stream after the other; whoever comes meanwhile is not heard, and tries again.
-fn serve(flow: &RawFlow) -> Result<(), Errno> {
+/// Has one client after the other served; whoever comes meanwhile is not heard, and tries again.
+fn serve(
+    flow: &RawFlow,
+    port: u16,
+    mut service: impl FnMut(&RawFlow, &Way, &mut Connection) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     println!("serving");
     loop {
-        let Some(syn) = parse(&flow.recv(None)?.octets) else {
+        let Some(syn) = parse(protocol_of(flow), &flow.recv(None)?.octets) else {
             continue;
         };
-        if syn.header.flags.0 != TcpFlags::SYN.0 || syn.header.destination_port != PORT {
+        let flags = syn.header.flags.0 & !(TcpFlags::ECE.0 | TcpFlags::CWR.0);
+        if flags != TcpFlags::SYN.0 || syn.header.destination_port != port {
             continue;
         }
         let way = Way::find(flow, syn.way.other)?;
         let mut connection =
             Connection::accept(&way.config(), &syn.header, initial_sequence(), now());
-        if let Err(errno) = receive(flow, &way, &mut connection) {
+        if let Err(errno) = service(flow, &way, &mut connection) {
             eprintln!("special-tcp: {}: {errno}", way.other);
         }
     }
@@ -269,17 +295,77 @@ fn receive(flow: &RawFlow, way: &Way, connection: &mut Connection) -> Result<(),
     Ok(())
 }
 
+/// The head of an answer, and behind it the stream.
+fn answer(octets: u64, position: u64, room: usize) -> Vec<u8> {
+    let head = format!("HTTP/1.0 200 OK\r\nContent-Length: {octets}\r\n\r\n");
+    let head = head.as_bytes();
+    let end = head.len() as u64 + octets;
+    (position..end.min(position + room as u64))
+        .map(|at| match head.get(at as usize) {
+            Some(&octet) => octet,
+            None => octet(at - head.len() as u64),
+        })
+        .collect()
+}
+
+/// Reads a question to its end, and answers it.
+fn reply(flow: &RawFlow, way: &Way, connection: &mut Connection, octets: u64) -> Result<(), Errno> {
+    let mut question = Vec::new();
+    let mut chunk = vec![0; CHUNK];
+    let mut sent = 0;
+    drive(flow, way, connection, |connection| {
+        let count = connection.recv(now(), &mut chunk);
+        question.extend_from_slice(&chunk[..count]);
+        question.truncate(QUESTION_MAX);
+        let is_asked = question
+            .windows(QUESTION_END.len())
+            .any(|octets| octets == QUESTION_END);
+        let is_over = connection.is_receive_finished();
+        if !is_asked {
+            return is_over || question.len() == QUESTION_MAX;
+        }
+        loop {
+            let rest = answer(octets, sent, connection.send_space().min(CHUNK));
+            if rest.is_empty() {
+                break;
+            }
+            sent += connection.send(now(), &rest) as u64;
+        }
+        if answer(octets, sent, 1).is_empty() && !connection.is_send_closed() {
+            connection.shutdown_send(now());
+        }
+        connection.is_flushed() && is_over
+    })
+}
+
+fn run(words: &[&str]) -> Result<(), Errno> {
+    let own = || RawFlow::open(Guard::IpProtocol(PROTOCOL));
+    let number = |word: &str| word.parse::<u64>().map_err(|_| Errno::INVAL);
+    match words {
+        ["serve"] => serve(&own()?, PORT, receive),
+        ["send", address, octets] => {
+            let address = address.parse().map_err(|_| Errno::INVAL)?;
+            send(&own()?, address, number(octets)?)
+        }
+        ["offer", port, octets] => {
+            let port = port.parse().map_err(|_| Errno::INVAL)?;
+            let octets = number(octets)?;
+            let flow = RawFlow::open(Guard::Port {
+                protocol: Protocol::Tcp,
+                local: SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
+            })?;
+            serve(&flow, port, |flow, way, connection| {
+                reply(flow, way, connection, octets)
+            })
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let done = RawFlow::open(Guard::IpProtocol(PROTOCOL)).and_then(|flow| match words[..] {
-        ["serve"] => serve(&flow),
-        ["send", address, octets] => match (address.parse(), octets.parse()) {
-            (Ok(address), Ok(octets)) => send(&flow, address, octets),
-            _ => Err(Errno::INVAL),
-        },
-        _ => Err(Errno::INVAL),
-    });
+    let done = run(&words);
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(errno) => {

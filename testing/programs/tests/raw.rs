@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
-use portolan_netns::Impairment;
-use portolan_programs::{bed, client, counter, eventually, impaired_bed, public_programs};
+use portolan_netns::{Daemon, Impairment, Ready};
+use portolan_programs::{
+    PYTHON, bed, client, counter, eventually, file, impaired_bed, public_programs,
+};
 
 const CALLS: u64 = 2_000;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -31,8 +33,12 @@ fn command(bed: &Bed, side: Side, name: &str, words: &[&str]) -> Command {
 
 /// One that has its protocol when this returns.
 fn serve(bed: &Bed, side: Side, name: &str) -> Background {
+    serve_with(bed, side, name, &["serve"])
+}
+
+fn serve_with(bed: &Bed, side: Side, name: &str, words: &[&str]) -> Background {
     let before = counter(bed, side, "server", "raw-flows-opened");
-    let server = Background::start(&mut command(bed, side, name, &["serve"])).unwrap();
+    let server = Background::start(&mut command(bed, side, name, words)).unwrap();
     let opened = || counter(bed, side, "server", "raw-flows-opened") > before;
     assert!(eventually(Duration::from_secs(10), opened));
     server
@@ -66,16 +72,16 @@ fn active_messages_run_handlers_over_ethernet() {
     client(&bed, Stack::Kernel, "ping", &["-c1", "-W5", &address]);
 }
 
-/// Compiles the example of the guide as a user would.
-fn greetings(bed: &Bed) -> String {
-    let program = bed.file("greetings");
+/// Compiles a program in C as a user would.
+fn compiled(bed: &Bed, source: &str) -> String {
+    let program = bed.file("program");
     let mut compiler = Command::new("cc");
     compiler
         .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"])
         .arg("-D_POSIX_C_SOURCE=200809L")
         .args(["-I", &format!("{ROOT}/include"), "-o"])
         .arg(&program)
-        .arg(format!("{ROOT}/docs/examples/greetings.c"));
+        .arg(format!("{ROOT}/{source}"));
     run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
     program.display().to_string()
 }
@@ -83,7 +89,7 @@ fn greetings(bed: &Bed) -> String {
 #[test]
 fn a_program_in_c_has_a_protocol_of_its_own() {
     let bed = bed();
-    let program = greetings(&bed);
+    let program = compiled(&bed, "docs/examples/greetings.c");
     let on = |side, stack, words: &[&str]| {
         let mut command = bed.command(side, stack, &program);
         command.args(words);
@@ -195,4 +201,209 @@ fn a_tcp_of_ones_own_carries_a_stream_over_a_lossy_wire() {
     assert_eq!(received.trim_end_matches(" wrong 0"), sent);
     let dropped = |name| counter(&bed, Side::Client, "transmit", name);
     assert_eq!(dropped("drop_protocol") + dropped("drop_foreign"), 0);
+}
+
+const SPECIAL_PORT: u16 = 7081;
+const STANDARD_PORT: u16 = 7082;
+const PAGE: u64 = 4_000_000;
+
+/// The stream that `special-tcp` sends.
+fn stream(octets: u64) -> Vec<u8> {
+    let octet = |at: u64| (at ^ at >> 8 ^ at >> 16) as u8;
+    (0..octets).map(octet).collect()
+}
+
+/// What a command of a host's kernel stack fetches by HTTP.
+fn fetch(bed: &Bed, port: u16) -> Vec<u8> {
+    let page = bed.file("page");
+    let url = format!("http://{}/page", bed.endpoint(port));
+    let page_name = page.display().to_string();
+    let words = ["-sS", "--max-time", "60", "-o", &page_name, &url];
+    client(bed, Stack::Kernel, "curl", &words);
+    std::fs::read(page).unwrap()
+}
+
+/// TCP-standard on the same host: nginx on Portolan's sockets.
+fn nginx(bed: &Bed) -> Background {
+    let text = format!(
+        "user root; daemon off; master_process off; pid {}; error_log stderr;\nevents {{}}\n\
+         http {{ access_log off; server {{ listen {}; location / {{ return 200 standard; }} }} }}\n",
+        bed.file("nginx.pid").display(),
+        bed.endpoint(STANDARD_PORT),
+    );
+    let config = file(bed, "nginx.conf", text);
+    let words = ["-c", &config];
+    bed.serve(Stack::Portolan, STANDARD_PORT, "/usr/sbin/nginx", &words)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// What the kernel of the server host would say of a port that is not its own.
+fn complaints(bed: &Bed) -> Daemon {
+    let mut tcpdump = bed.command(Side::Server, Stack::Kernel, "tcpdump");
+    let filter =
+        format!("(icmp[0] = 3) or (tcp[tcpflags] & tcp-rst != 0 and src port {SPECIAL_PORT})");
+    tcpdump.args(["-i", INTERFACE, "-nl", "--immediate-mode", &filter]);
+    Daemon::start(tcpdump, Ready::Line("listening on".to_owned()))
+}
+
+/// The peer is the kernel's TCP; the same host's other ports have the standard one.
+#[test]
+fn a_tcp_of_ones_own_has_one_port_and_the_standard_one_has_the_others() {
+    let bed = bed();
+    let complaints = complaints(&bed);
+    let words = [&SPECIAL_PORT.to_string(), &PAGE.to_string()];
+    let words = ["offer", words[0].as_str(), words[1].as_str()];
+    let _special = serve_with(&bed, Side::Server, "special-tcp", &words);
+    let _standard = nginx(&bed);
+    for _ in 0..2 {
+        assert!(fetch(&bed, SPECIAL_PORT) == stream(PAGE));
+        assert_eq!(fetch(&bed, STANDARD_PORT), b"standard");
+    }
+    assert!(counter(&bed, Side::Server, "receive", "delivered_raw") > 10);
+    let said = complaints.output();
+    assert!(!said.contains("Flags [R"), "{said}");
+    // Nobody there any more: the kernel says so, which the capture would have shown before.
+    drop(_special);
+    let refused = || {
+        let _ = run(&mut nobody_there(&bed));
+        complaints.output().contains("Flags [R")
+    };
+    assert!(eventually(Duration::from_secs(10), refused));
+}
+
+fn nobody_there(bed: &Bed) -> Command {
+    let mut command = bed.command(Side::Client, Stack::Kernel, "curl");
+    let url = format!("http://{}/", bed.endpoint(SPECIAL_PORT));
+    command.args(["-sS", "--max-time", "5", &url]);
+    command
+}
+
+#[test]
+fn a_udp_of_ones_own_talks_to_the_kernels_without_checksums() {
+    let bed = bed();
+    let complaints = complaints(&bed);
+    let port = SPECIAL_PORT.to_string();
+    let _echo = serve_with(&bed, Side::Server, "unchecked-udp", &["echo", &port]);
+    let script = format!(
+        "import socket\n\
+         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+         s.settimeout(10)\n\
+         for i in range(100):\n\
+         \x20   s.sendto(b'%d' % i, ('{}', {port}))\n\
+         \x20   assert s.recv(100) == b'%d' % i\n\
+         print('all')",
+        bed.endpoint(0).ip(),
+    );
+    let said = client(&bed, Stack::Kernel, PYTHON, &["-c", &script]);
+    assert_eq!(said.trim(), "all");
+    let endpoint = bed.endpoint(SPECIAL_PORT).to_string();
+    let words = ["call", &endpoint, "100"];
+    let said = run(&mut command(&bed, Side::Client, "unchecked-udp", &words)).unwrap();
+    assert_eq!(said.trim(), "100 of 100 came back");
+    assert!(!complaints.output().contains("unreachable"));
+}
+
+fn listed(bed: &Bed) -> Vec<String> {
+    let text = bed.portolan(Side::Server, &["ss", "-l"]).unwrap();
+    let raw = text.lines().filter(|line| line.contains(" RAW "));
+    raw.map(str::to_owned).collect()
+}
+
+/// Binds the port as an ordinary program does; the errno's name if it cannot.
+fn bind(bed: &Bed, stack: Stack) -> String {
+    let script = format!(
+        "import socket, errno\n\
+         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+         try:\n\
+         \x20   s.bind(('', {SPECIAL_PORT}))\n\
+         \x20   print('bound')\n\
+         except OSError as e:\n\
+         \x20   print(errno.errorcode[e.errno])"
+    );
+    let mut python = bed.command(Side::Server, stack, PYTHON);
+    run(python.args(["-c", &script])).unwrap().trim().to_owned()
+}
+
+#[test]
+fn a_port_is_one_programs_is_listed_and_is_free_when_that_is_killed() {
+    let bed = bed();
+    let port = SPECIAL_PORT.to_string();
+    let words = ["echo", port.as_str()];
+    let echo = serve_with(&bed, Side::Server, "unchecked-udp", &words);
+    let lines = listed(&bed);
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains(&format!("0.0.0.0:{port}")), "{lines:?}");
+    assert!(lines[0].contains("unchecked-udp"), "{lines:?}");
+    let second = run(&mut command(&bed, Side::Server, "unchecked-udp", &words));
+    assert!(failure(second).contains("in use"));
+    for stack in [Stack::Kernel, Stack::Portolan] {
+        assert_eq!(bind(&bed, stack), "EADDRINUSE");
+    }
+    echo.signal(rustix::process::Signal::KILL).unwrap();
+    let free = || listed(&bed).is_empty();
+    assert!(eventually(Duration::from_secs(10), free));
+    for stack in [Stack::Kernel, Stack::Portolan] {
+        assert_eq!(bind(&bed, stack), "bound");
+    }
+}
+
+#[test]
+fn users_have_the_ports_that_a_rule_gives_them_and_low_ones_by_their_capability() {
+    let mut bed = Bed::bare(portolan_netns::Bed::veth()).unwrap();
+    bed.set_settings(&format!(
+        "[[raw]]\nuser = \"{FRIEND}\"\nudp_ports = [{SPECIAL_PORT}, 81]\ntcp_ports = [80]\n"
+    ));
+    bed.start_daemon(Side::Server).unwrap();
+    let program = public_programs(&bed).join("unchecked-udp");
+    std::fs::copy(example(&bed, "unchecked-udp"), &program).unwrap();
+    let as_user = |user: &str, port: u16, more: &[&str]| {
+        let mut command = bed.command(Side::Server, Stack::Kernel, "setpriv");
+        command
+            .args(["--reuid", user, "--regid", user, "--clear-groups"])
+            .args(more)
+            .arg(&program)
+            .args(["echo", &port.to_string()]);
+        command
+    };
+    for (user, port, reason) in [
+        (STRANGER, SPECIAL_PORT, "not permitted"),
+        (FRIEND, SPECIAL_PORT + 1, "not permitted"),
+        // That rule is for TCP.
+        (FRIEND, 80, "not permitted"),
+        (FRIEND, 0, "not permitted"),
+        (FRIEND, 81, "denied"),
+    ] {
+        let refused = failure(run(&mut as_user(user, port, &[])));
+        assert!(refused.contains(reason), "{user} {port}: {refused}");
+    }
+    let opened = |count| {
+        let is_open = || counter(&bed, Side::Server, "server", "raw-flows-opened") == count;
+        assert!(eventually(Duration::from_secs(10), is_open));
+    };
+    let _own = Background::start(&mut as_user(FRIEND, SPECIAL_PORT, &[])).unwrap();
+    opened(1);
+    let capability = "+net_bind_service";
+    let capable = ["--inh-caps", capability, "--ambient-caps", capability];
+    let _low = Background::start(&mut as_user(FRIEND, 81, &capable)).unwrap();
+    opened(2);
+}
+
+#[test]
+fn a_program_in_c_has_a_port_of_its_own() {
+    let bed = bed();
+    let program = compiled(&bed, "testing/programs/fixtures/raw_port.c");
+    let mut serve = bed.command(Side::Server, Stack::Portolan, &program);
+    let mut server = Background::start_with_output(serve.stdout(Stdio::piped())).unwrap();
+    let mut lines = BufReader::new(server.output().unwrap()).lines();
+    let port = lines.next().unwrap().unwrap();
+    let script = format!(
+        "import socket\n\
+         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+         s.settimeout(10)\n\
+         s.sendto(b'there', ('{}', {port}))\n\
+         print(s.recv(100).decode())",
+        bed.endpoint(0).ip(),
+    );
+    let said = client(&bed, Stack::Kernel, PYTHON, &["-c", &script]);
+    assert_eq!(said.trim(), "there");
 }

@@ -61,9 +61,7 @@ pub(super) fn row(channel: ChannelId) -> FlowRow {
         channel: channel.0,
         slot: 77,
         generation: 5,
-        flags: 0,
-        class: 0,
-        ring: 0,
+        ..FlowRow::default()
     }
 }
 

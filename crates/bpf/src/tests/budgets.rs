@@ -14,7 +14,7 @@ const BUDGET: u16 = 5;
 
 fn with_budget(channel: ChannelId) -> FlowRow {
     FlowRow {
-        flags: BUDGET << FlowRow::BUDGET_SHIFT,
+        budget: BUDGET,
         ..row(channel)
     }
 }

@@ -1,22 +1,29 @@
 //! Protocols that programs run themselves: who gets their frames, and who may send them.
 
-use portolan_proto::filter::{RawKey, RecordHeader};
+use portolan_proto::filter::{BindingKey, FlowRow, RawKey, RecordHeader};
 use portolan_proto::raw::Guard;
-use portolan_types::{FlowKey, MacAddr, Protocol};
+use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
+use portolan_wire::icmp::Cause;
 
 use super::bed::{
-    Bed, CHANNEL, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC, flows, outcome, row,
+    Bed, CHANNEL, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC, any_address, flows,
+    outcome, row,
 };
+use super::fragments::piece;
 use super::frames::Frame;
 
 const ETHERTYPE: Guard = Guard::EtherType(0x88b5);
 const PROTOCOL: Guard = Guard::IpProtocol(253);
 
+fn key(guard: Guard) -> RawKey {
+    RawKey::new(guard).unwrap()
+}
+
 /// A bed on which the channel has both protocols.
 fn bed() -> Bed {
     let bed = Bed::new();
     for guard in [ETHERTYPE, PROTOCOL] {
-        bed.filter.claim(&RawKey::new(guard), row(CHANNEL)).unwrap();
+        bed.filter.claim(&key(guard), row(CHANNEL)).unwrap();
     }
     bed
 }
@@ -116,14 +123,13 @@ fn only_whoever_has_a_protocol_sends_it() {
         assert_eq!(sent(&bed, own), outcome(REDIRECT, &["sent"]));
     }
     for guard in [ETHERTYPE, PROTOCOL] {
-        let key = RawKey::new(guard);
-        bed.filter.claim(&key, row(OTHER_CHANNEL)).unwrap();
+        bed.filter.claim(&key(guard), row(OTHER_CHANNEL)).unwrap();
     }
     for foreign in [&frame, &packet] {
         assert_eq!(sent(&bed, foreign), outcome(SHOT, &["drop_foreign"]));
     }
     for guard in [ETHERTYPE, PROTOCOL] {
-        bed.filter.unclaim(&RawKey::new(guard)).unwrap();
+        bed.filter.unclaim(&key(guard)).unwrap();
     }
     assert_eq!(sent(&bed, &frame), outcome(SHOT, &["drop_not_ip"]));
     assert_eq!(sent(&bed, &packet), outcome(SHOT, &["drop_protocol"]));
@@ -140,4 +146,90 @@ fn sources_are_this_hosts() {
     packet.source.set_ip("10.0.0.9".parse().unwrap());
     let packet = packet.around(253, b"own");
     assert_eq!(sent(&bed, &packet), outcome(SHOT, &["drop_source_address"]));
+}
+
+/// At a port of both families, of any address.
+fn bed_at_port(protocol: Protocol, channel: ChannelId) -> Bed {
+    let bed = Bed::new();
+    for flow in flows(protocol) {
+        let delegated = match protocol {
+            Protocol::Tcp => FlowRow::DELEGATED,
+            Protocol::Udp => 0,
+        };
+        let row = FlowRow {
+            flags: FlowRow::RAW | delegated,
+            ..row(channel)
+        };
+        let key = BindingKey::new(protocol, any_address(&flow));
+        bed.filter.bind(&key, row).unwrap();
+    }
+    bed
+}
+
+fn transports() -> [Protocol; 2] {
+    [Protocol::Tcp, Protocol::Udp]
+}
+
+#[test]
+fn what_is_for_a_port_comes_as_it_is_to_whoever_has_it() {
+    for protocol in transports() {
+        let bed = bed_at_port(protocol, CHANNEL);
+        bed.set_doorbell(portolan_proto::filter::Doorbell::ASLEEP_ON_TAP);
+        for flow in flows(protocol) {
+            let frame = Frame::received(&flow).build();
+            assert_eq!(received(&bed, &frame), outcome(SHOT, &["delivered_raw"]));
+            let (header, copy) = &bed.records()[0];
+            assert_eq!(copy, &frame);
+            assert_eq!((header.slot, header.flags), (77, RecordHeader::RAW));
+            let mut other = Frame::received(&flow);
+            other.destination.set_port(81);
+            let unclaimed = outcome(UNSPEC, &["pass_unclaimed"]);
+            assert_eq!(received(&bed, &other.build()), unclaimed);
+        }
+    }
+}
+
+#[test]
+fn fragments_for_a_port_come_after_their_first() {
+    let bed = bed_at_port(Protocol::Udp, CHANNEL);
+    for flow in flows(Protocol::Udp) {
+        for frame in [piece(&flow, 9, 0, true), piece(&flow, 9, 64, false)] {
+            assert_eq!(received(&bed, &frame), outcome(SHOT, &["delivered_raw"]));
+            assert_eq!(bed.records()[0].1, frame, "{flow}");
+        }
+    }
+}
+
+#[test]
+fn errors_about_what_was_sent_from_a_port_come_there_and_to_the_kernel() {
+    for protocol in transports() {
+        let bed = bed_at_port(protocol, CHANNEL);
+        for flow in flows(protocol) {
+            let error = Frame::sent(&flow, OWN_MAC).build_error_about(Cause::PortUnreachable);
+            assert_eq!(received(&bed, &error), outcome(UNSPEC, &["delivered_raw"]));
+            assert_eq!(bed.records()[0].1, error, "{flow}");
+        }
+    }
+}
+
+#[test]
+fn only_whoever_has_a_port_sends_from_there() {
+    for protocol in transports() {
+        let own = bed_at_port(protocol, CHANNEL);
+        let others = bed_at_port(protocol, OTHER_CHANNEL);
+        for flow in flows(protocol) {
+            let frame = Frame::sent(&flow, OWN_MAC);
+            let octets = frame.build();
+            assert_eq!(sent(&own, &octets), outcome(REDIRECT, &["sent"]));
+            assert_eq!(sent(&others, &octets), outcome(SHOT, &["drop_foreign"]));
+            let mut elsewhere = frame.clone();
+            elsewhere.source.set_port(81);
+            let nobodys = outcome(SHOT, &["drop_no_flow"]);
+            assert_eq!(sent(&own, &elsewhere.build()), nobodys);
+            let mut forged = frame;
+            forged.source.set_ip(flow.remote.ip());
+            let not_ours = outcome(SHOT, &["drop_source_address"]);
+            assert_eq!(sent(&own, &forged.build()), not_ours);
+        }
+    }
 }

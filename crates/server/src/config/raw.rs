@@ -4,6 +4,7 @@ use portolan_proto::qos::Scope;
 use portolan_proto::qos::text;
 use portolan_proto::raw::Guard;
 use portolan_sys::accounts;
+use portolan_types::Protocol;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
@@ -19,13 +20,33 @@ pub struct RawRule {
     ethertypes: Vec<u16>,
     #[serde(default)]
     protocols: Vec<u8>,
+    /// 0 lets have ephemeral ones.
+    #[serde(default)]
+    tcp_ports: Vec<u16>,
+    #[serde(default)]
+    udp_ports: Vec<u16>,
 }
 
 impl RawRule {
     pub fn allows(&self, uid: u32, guard: Guard) -> bool {
-        self.user == uid && self.guards().any(|allowed| allowed == guard)
+        self.user == uid && self.names(guard)
     }
 
+    fn names(&self, guard: Guard) -> bool {
+        match guard {
+            Guard::EtherType(number) => self.ethertypes.contains(&number),
+            Guard::IpProtocol(number) => self.protocols.contains(&number),
+            Guard::Port { protocol, local } => {
+                let ports = match protocol {
+                    Protocol::Tcp => &self.tcp_ports,
+                    Protocol::Udp => &self.udp_ports,
+                };
+                ports.contains(&local.port())
+            }
+        }
+    }
+
+    /// What must not be the host's.
     fn guards(&self) -> impl Iterator<Item = Guard> {
         let ethertypes = self.ethertypes.iter().copied().map(Guard::EtherType);
         ethertypes.chain(self.protocols.iter().copied().map(Guard::IpProtocol))

@@ -1,7 +1,7 @@
 //! Receive budgets: which session has which, and what the filter's table says of them. The filter keeps them (ADR 11).
 
 use portolan_control::{Process, Session};
-use portolan_proto::filter::{BUDGETS, Budget, FlowRow};
+use portolan_proto::filter::{BUDGETS, Budget};
 use portolan_proto::qos::{QosReport, Receive, ReceiveReport, Scope};
 use portolan_types::{ChannelId, SessionId};
 use tracing::warn;
@@ -62,10 +62,10 @@ impl Budgets {
         uid == 0 || self.0.iter().filter(|held| held.uid == uid).count() < PER_USER
     }
 
-    /// Of the first that is meant, as the flags of rows say it; 0 for none.
-    fn flags(&self, is_meant: impl Fn(&Held) -> bool) -> u16 {
+    /// Of the first that is meant, as rows say it; 0 for none.
+    fn index_of(&self, is_meant: impl Fn(&Held) -> bool) -> u16 {
         let held = self.0.iter().find(|held| is_meant(held));
-        held.map_or(0, |held| held.index << FlowRow::BUDGET_SHIFT)
+        held.map_or(0, |held| held.index)
     }
 
     fn free_index(&self) -> Option<u16> {
@@ -166,8 +166,8 @@ impl Server {
         report.receive = reported.collect();
     }
 
-    /// The budget of a session, as the flags of its rows say it.
-    pub fn budget_flags(&self, session: &Session) -> u16 {
+    /// The budget of a session, as its rows say it.
+    pub fn budget_of(&self, session: &Session) -> u16 {
         if self.qos.receive.0.is_empty() {
             return 0;
         }
@@ -175,15 +175,19 @@ impl Server {
         let listener = session.listener.and_then(|id| self.registry.session(id));
         let owner = session.owner().or_else(|| listener?.owner());
         let process = owner.and_then(|channel| self.registry.process(channel));
-        self.qos.receive.flags(|held| held.is_for(session, process))
+        self.qos
+            .receive
+            .index_of(|held| held.is_for(session, process))
     }
 
     /// The budget of what a process has besides its sessions.
-    pub fn budget_flags_of_channel(&self, channel: ChannelId) -> u16 {
+    pub fn budget_of_channel(&self, channel: ChannelId) -> u16 {
         let Some(process) = self.registry.process(channel) else {
             return 0;
         };
-        self.qos.receive.flags(|held| held.is_for_all_of(process))
+        self.qos
+            .receive
+            .index_of(|held| held.is_for_all_of(process))
     }
 
     pub(super) fn end_budget_of(&mut self, flow: &Scope) {
