@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const EXTENSIONS: [&str; 5] = ["echo", "forward", "rally", "values", "video"];
+const EXTENSIONS: [&str; 6] = ["echo", "forward", "messages", "rally", "values", "video"];
 
 fn main() {
     // Asked at run time: the built script may have come from another checkout.

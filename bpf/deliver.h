@@ -206,6 +206,22 @@ static __always_inline bool goes_by_tap(const struct flow_row *row, const struct
 	return row->flags & ROW_BY_TAP || load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP;
 }
 
+/*
+ * A frame of a protocol of its owner's own. By the ring, awake or not: the tap has no room for who sent it. Global as
+ * above.
+ */
+__noinline int deliver_raw(struct __sk_buff *skb, const struct flow_row *row, __u32 interface)
+{
+	const struct delivery delivery = { .flags = RECORD_RAW, .interface = interface };
+
+	if (!row)
+		return TC_ACT_UNSPEC;
+	if (is_budgeted(row) && exceeds_budget(skb, row))
+		return TC_ACT_SHOT;
+	deliver_by_ring(skb, row, &delivery);
+	return TC_ACT_SHOT;
+}
+
 /* Answers what becomes of the frame: dropped (its copy lives on), or redirected. */
 static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row *row,
 				   __u8 protocol, __u16 flags, __u32 interface)

@@ -10,6 +10,7 @@
 #ifndef EXTENSION_H
 #define EXTENSION_H
 
+#include <stdbool.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -105,10 +106,10 @@ struct {
 	__type(value, __u32);
 } managers SEC(".maps");
 
-/* Has the managers see to a packet that a row claims; returns only if they cannot. */
+/* Has the managers see to what a row claims; returns only if they cannot. */
 static __always_inline void raise_received(struct __sk_buff *skb, const struct flow_row *row,
 					   const struct filter_key *key, __u16 flags,
-					   __u32 interface)
+					   __u32 interface, __u8 event)
 {
 	__u32 zero = 0;
 	struct extension_work *work = bpf_map_lookup_elem(&extension_work, &zero);
@@ -119,7 +120,14 @@ static __always_inline void raise_received(struct __sk_buff *skb, const struct f
 	work->key = *key;
 	work->flags = flags;
 	work->interface = interface;
+	work->event = event;
 	bpf_tail_call(skb, &managers, MANAGER_RECEIVE);
+}
+
+/* Is it of a protocol of its owner's own? */
+static __always_inline bool is_raw(const struct extension_work *work)
+{
+	return work->event == EVENT_ETHERNET_RECEIVE || work->event == EVENT_IP_RECEIVE;
 }
 
 /* Has the managers see to a packet that its channel may send; returns only if they cannot. */

@@ -16,14 +16,31 @@
 #include "forward.h"
 #include "maps.h"
 #include "reply.h"
+#include "reply_raw.h"
 #include "view.h"
 
 static __always_inline int give_to_owner(struct __sk_buff *skb, const struct extension_work *work)
 {
+	if (is_raw(work))
+		return deliver_raw(skb, &work->row, work->interface);
 	return deliver(skb, &work->row, work->key.protocol, work->flags, work->interface);
 }
 
-/* UDP.PacketRecv and TCP.PacketRecv. */
+static __always_inline enum shown show_what_came(struct __sk_buff *skb,
+						 struct extension_work *work,
+						 struct portolan_view *view)
+{
+	switch (work->event) {
+	case EVENT_ETHERNET_RECEIVE:
+		return show_frame(skb, work, view);
+	case EVENT_IP_RECEIVE:
+		return show_packet(skb, work, view);
+	default:
+		return show(skb, RECEIVED, work, view);
+	}
+}
+
+/* PacketRecv of UDP, TCP, Ethernet and IP. */
 SEC("tc")
 int extension_receive(struct __sk_buff *skb)
 {
@@ -39,10 +56,9 @@ int extension_receive(struct __sk_buff *skb)
 		/* It is paid for. */
 		work->row.budget = 0;
 	}
-	if (!find_chain(work, work->key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
-								  EVENT_UDP_RECEIVE))
+	if (!find_chain(work, work->event))
 		return give_to_owner(skb, work);
-	switch (show(skb, RECEIVED, work, view)) {
+	switch (show_what_came(skb, work, view)) {
 	case SHOWN:
 		call_next(skb, work, view);
 		count(extension_passed);
@@ -93,14 +109,14 @@ int extension_apply(struct __sk_buff *skb)
 		count(extension_delivered);
 		return give_to_owner(skb, work);
 	case PORTOLAN_REPLY:
-		if (reply(skb, work, view)) {
+		if (is_raw(work) ? reply_raw(skb, work, view) : reply(skb, work, view)) {
 			account(statistics, replied);
 			count(extension_replied);
 			return bpf_redirect(work->interface, 0);
 		}
 		break;
 	case PORTOLAN_FORWARD:
-		if (forward(skb, work, view)) {
+		if (!is_raw(work) && forward(skb, work, view)) {
 			account(statistics, forwarded);
 			count(extension_forwarded);
 			return bpf_redirect_neigh(work->interface, NULL, 0, 0);

@@ -62,33 +62,22 @@ static __always_inline bool may_be_ours(const struct filter_key *key)
 }
 
 /*
- * By the ring, awake or not: the tap has no room for who sent it. Global, so that the verifier looks
- * at it once.
- */
-__noinline int deliver_raw(struct __sk_buff *skb, const struct flow_row *row, __u32 interface)
-{
-	const struct delivery delivery = { .flags = RECORD_RAW, .interface = interface };
-
-	if (!row)
-		return TC_ACT_UNSPEC;
-	if (is_budgeted(row) && exceeds_budget(skb, row))
-		return TC_ACT_SHOT;
-	deliver_by_ring(skb, row, &delivery);
-	return TC_ACT_SHOT;
-}
-
-/*
  * A frame of neither IPv4 nor IPv6 may be a program's own; else it is the kernel's, for that reason.
- * Global as above.
+ * Global, so that the verifier looks at it once.
  */
 __noinline int filter_frame(struct __sk_buff *skb, __u32 reason)
 {
+	const struct filter_key key = { .local_port = skb->protocol };
 	struct flow_row *row = find_raw_frame(skb);
 
-	if (row)
-		return deliver_raw(skb, row, skb->ifindex);
-	count(reason);
-	return TC_ACT_UNSPEC;
+	if (!row) {
+		count(reason);
+		return TC_ACT_UNSPEC;
+	}
+	if (row->flags & ROW_EXTENDED)
+		raise_received(skb, row, &key, RECORD_RAW, skb->ifindex,
+			       EVENT_ETHERNET_RECEIVE);
+	return deliver_raw(skb, row, skb->ifindex);
 }
 
 /*
@@ -103,10 +92,13 @@ __noinline int filter_protocol(struct __sk_buff *skb, const struct filter_key *k
 	if (!key)
 		return TC_ACT_UNSPEC;
 	row = find_raw_packet(key);
-	if (row && is_local(&key->local))
-		return deliver_raw(skb, row, interface);
-	count(receive_pass_protocol);
-	return TC_ACT_UNSPEC;
+	if (!row || !is_local(&key->local)) {
+		count(receive_pass_protocol);
+		return TC_ACT_UNSPEC;
+	}
+	if (row->flags & ROW_EXTENDED && skb->ifindex == interface)
+		raise_received(skb, row, key, RECORD_RAW, interface, EVENT_IP_RECEIVE);
+	return deliver_raw(skb, row, interface);
 }
 
 /*
@@ -154,7 +146,9 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		if (piece.is_fragment)
 			count(extension_unseen);
 		else
-			raise_received(skb, row, &key, flags, interface);
+			raise_received(skb, row, &key, flags, interface,
+				       key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
+								     EVENT_UDP_RECEIVE);
 	}
 	if (piece.is_fragment)
 		flags |= RECORD_FRAGMENT;

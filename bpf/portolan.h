@@ -239,7 +239,10 @@ struct handle_row {
 /* Handlers of one event of one endpoint. */
 #define CHAIN_MAX 8
 
-/* What an endpoint is guarded by: the port of a channel's sessions. */
+/*
+ * What an endpoint is guarded by: the port of a channel's sessions; or a protocol of its own, by the IP protocol
+ * alone, or with protocol 0 by the EtherType in the port's place.
+ */
 struct guard_key {
 	__u32 channel;
 	__be16 port;
@@ -251,6 +254,8 @@ struct guard_key {
 #define EVENT_TCP_RECEIVE 2
 #define EVENT_UDP_SEND 3
 #define EVENT_TCP_SEND 4
+#define EVENT_ETHERNET_RECEIVE 5
+#define EVENT_IP_RECEIVE 6
 
 /* Extensions in the order in which they are called. */
 struct chain {

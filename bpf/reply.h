@@ -24,28 +24,25 @@
 #define REPLY_HOPS 64
 
 struct reply_v4 {
-	struct ethhdr eth;
 	struct iphdr ip;
 	struct udphdr udp;
-} __attribute__((packed));
+};
 
 struct reply_v6 {
-	struct ethhdr eth;
 	struct ipv6hdr ip;
 	struct udphdr udp;
-} __attribute__((packed));
+};
 
-/* The frame as it came is overwritten only when everything has been read. */
-static __always_inline bool turn_ethernet(struct __sk_buff *skb, struct ethhdr *eth)
+static __always_inline bool turn_ethernet(struct __sk_buff *skb)
 {
-	struct ethhdr came;
+	struct ethhdr came, eth;
 
 	if (bpf_skb_load_bytes(skb, 0, &came, sizeof(came)))
 		return false;
-	__builtin_memcpy(eth->h_dest, came.h_source, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, came.h_dest, ETH_ALEN);
-	eth->h_proto = came.h_proto;
-	return true;
+	__builtin_memcpy(eth.h_dest, came.h_source, ETH_ALEN);
+	__builtin_memcpy(eth.h_source, came.h_dest, ETH_ALEN);
+	eth.h_proto = came.h_proto;
+	return bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0) == 0;
 }
 
 /* The handler may have written behind what it answers. */
@@ -90,48 +87,57 @@ static __always_inline struct udphdr udp_of(const struct extension_work *work,
 	};
 }
 
+/* The header before so many octets of the packet's protocol. */
+static __always_inline struct iphdr v4_of(const struct extension_work *work, __u32 length)
+{
+	struct iphdr ip = {
+		.version = 4,
+		.ihl = 5,
+		.tot_len = bpf_htons(sizeof(struct iphdr) + length),
+		.frag_off = bpf_htons(IPV4_DONT_FRAGMENT),
+		.ttl = REPLY_HOPS,
+		.protocol = work->key.protocol,
+		.saddr = work->key.local.words[3],
+		.daddr = work->key.remote.words[3],
+	};
+
+	ip.check = ~fold((__u64)bpf_htons(0x4500) + ip.tot_len + ip.frag_off +
+			 bpf_htons(REPLY_HOPS << 8 | work->key.protocol) + ip.saddr + ip.daddr);
+	return ip;
+}
+
+static __always_inline struct ipv6hdr v6_of(const struct extension_work *work, __u32 length)
+{
+	struct ipv6hdr ip = {
+		.version = 6,
+		.payload_len = bpf_htons(length),
+		.nexthdr = work->key.protocol,
+		.hop_limit = REPLY_HOPS,
+	};
+
+	__builtin_memcpy(&ip.saddr, &work->key.local, sizeof(ip.saddr));
+	__builtin_memcpy(&ip.daddr, &work->key.remote, sizeof(ip.daddr));
+	return ip;
+}
+
 static __always_inline bool write_v4(struct __sk_buff *skb, const struct extension_work *work,
 				     struct portolan_view *view)
 {
-	struct reply_v4 headers = {
-		.ip = {
-			.version = 4,
-			.ihl = 5,
-			.tot_len = bpf_htons(sizeof(struct iphdr) + sizeof(struct udphdr) +
-					     view->length),
-			.frag_off = bpf_htons(IPV4_DONT_FRAGMENT),
-			.ttl = REPLY_HOPS,
-			.protocol = IPPROTO_UDP,
-			.saddr = work->key.local.words[3],
-			.daddr = work->key.remote.words[3],
-		},
-	};
+	struct reply_v4 headers = { .ip = v4_of(work, sizeof(struct udphdr) + view->length) };
 
-	headers.ip.check = ~fold((__u64)bpf_htons(0x4500) + headers.ip.tot_len +
-				 headers.ip.frag_off + bpf_htons(REPLY_HOPS << 8 | IPPROTO_UDP) +
-				 headers.ip.saddr + headers.ip.daddr);
 	headers.udp = udp_of(work, view);
-	return turn_ethernet(skb, &headers.eth) &&
-	       bpf_skb_store_bytes(skb, 0, &headers, sizeof(headers), 0) == 0;
+	return turn_ethernet(skb) &&
+	       bpf_skb_store_bytes(skb, ETH_HLEN, &headers, sizeof(headers), 0) == 0;
 }
 
 static __always_inline bool write_v6(struct __sk_buff *skb, const struct extension_work *work,
 				     struct portolan_view *view)
 {
-	struct reply_v6 headers = {
-		.ip = {
-			.version = 6,
-			.payload_len = bpf_htons(sizeof(struct udphdr) + view->length),
-			.nexthdr = IPPROTO_UDP,
-			.hop_limit = REPLY_HOPS,
-		},
-	};
+	struct reply_v6 headers = { .ip = v6_of(work, sizeof(struct udphdr) + view->length) };
 
-	__builtin_memcpy(&headers.ip.saddr, &work->key.local, sizeof(headers.ip.saddr));
-	__builtin_memcpy(&headers.ip.daddr, &work->key.remote, sizeof(headers.ip.daddr));
 	headers.udp = udp_of(work, view);
-	return turn_ethernet(skb, &headers.eth) &&
-	       bpf_skb_store_bytes(skb, 0, &headers, sizeof(headers), 0) == 0;
+	return turn_ethernet(skb) &&
+	       bpf_skb_store_bytes(skb, ETH_HLEN, &headers, sizeof(headers), 0) == 0;
 }
 
 /* False if the answer is none that may be sent. */
@@ -139,7 +145,8 @@ static __always_inline bool reply(struct __sk_buff *skb, const struct extension_
 				  struct portolan_view *view)
 {
 	const bool is_v4 = is_ipv4(&work->key.local);
-	const __u32 headers = is_v4 ? sizeof(struct reply_v4) : sizeof(struct reply_v6);
+	const __u32 headers =
+		ETH_HLEN + (is_v4 ? sizeof(struct reply_v4) : sizeof(struct reply_v6));
 	__u32 length = view->length;
 
 	if (length > PORTOLAN_PAYLOAD || work->key.protocol != IPPROTO_UDP)

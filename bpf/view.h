@@ -173,6 +173,64 @@ static __always_inline enum shown show_segment(struct __sk_buff *skb, struct cur
 	return show_payload(skb, offset, end - offset, view) ? SHOWN : NOT_SHOWN;
 }
 
+/* What only transports have. */
+static __always_inline void show_no_transport(const struct extension_work *work,
+					      struct portolan_view *view)
+{
+	view->interface = work->interface;
+	view->local_port = 0;
+	view->remote_port = 0;
+	view->to_port = 0;
+	view->from_port = 0;
+	view->tcp_flags = 0;
+	view->sequence = 0;
+	view->acknowledgment = 0;
+}
+
+static __always_inline void show_station(__u8 *end, const __u8 *mac)
+{
+	__builtin_memset(end, 0, sizeof(union address));
+	__builtin_memcpy(end, mac, ETH_ALEN);
+}
+
+/* A frame of an EtherType of its owner's own: both stations, and what follows the header. */
+static __always_inline enum shown show_frame(struct __sk_buff *skb,
+					     const struct extension_work *work,
+					     struct portolan_view *view)
+{
+	struct ethhdr eth;
+
+	if (skb->len < sizeof(eth) || bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+		return NOT_SHOWN;
+	show_no_transport(work, view);
+	view->flags = PORTOLAN_ETHERNET;
+	view->local_port = bpf_ntohs(eth.h_proto);
+	view->protocol = 0;
+	view->hop_limit = 0;
+	view->traffic_class = 0;
+	show_station(view->local, eth.h_dest);
+	show_station(view->remote, eth.h_source);
+	return show_payload(skb, sizeof(eth), skb->len - sizeof(eth), view) ? SHOWN : NOT_SHOWN;
+}
+
+/* A packet of an IP protocol of its owner's own. */
+static __always_inline enum shown show_packet(struct __sk_buff *skb,
+					      const struct extension_work *work,
+					      struct portolan_view *view)
+{
+	struct cursor cursor = frame_of(skb);
+	__u32 length, end;
+
+	cursor.at += ETH_HLEN;
+	length = show_ip(&cursor, &work->key, view, &end);
+	if (length == 0 || skb->gso_size || end < ETH_HLEN + length || end > skb->len)
+		return NOT_SHOWN;
+	show_ends(work, view);
+	show_no_transport(work, view);
+	length += ETH_HLEN;
+	return show_payload(skb, length, end - length, view) ? SHOWN : NOT_SHOWN;
+}
+
 static __always_inline enum shown show(struct __sk_buff *skb, const enum direction direction,
 				       struct extension_work *work, struct portolan_view *view)
 {

@@ -317,6 +317,7 @@ impl Bed {
     pub fn words(&self, stack: Stack, program: &str) -> Vec<PathBuf> {
         let program = match program {
             "portolan-traffic" => self.tools.traffic.clone(),
+            "portolan-owner" => self.tools.owner.clone(),
             other => other.into(),
         };
         match stack {

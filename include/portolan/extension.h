@@ -12,7 +12,8 @@
  *     clang -O2 -target bpf -mcpu=v3 -I include -c echo.c -o echo.o
  *     portolan ext install echo.o --udp 7
  *
- * It is called for each packet that comes to an endpoint of its owner's, or, if it is a
+ * It is called for each packet that comes to an endpoint of its owner's, for each frame of a protocol of its owner's own
+ * (an EtherType, an IP protocol), or, if it is a
  * PORTOLAN_SEND_HANDLER, that the owner sends from there. It never has the packet itself:
  * the view is a copy, and the server, which links the extension into the packet filter, writes all
  * that says whose a packet is. It calls only the functions below, and has only its own maps.
@@ -31,7 +32,9 @@ enum portolan_verdict {
 	PORTOLAN_PASS = 0,
 	/* The packet ends here. */
 	PORTOLAN_CONSUME = 1,
-	/* `length` octets of `payload` go back to who sent the packet, which ends here (UDP). */
+	/*
+	 * `length` octets of `payload` go back to who sent the packet, which ends here (UDP, protocols of one's own).
+	 */
 	PORTOLAN_REPLY = 2,
 	/* To the owner, past the handlers that would follow. */
 	PORTOLAN_DELIVER = 3,
@@ -47,6 +50,12 @@ enum portolan_verdict {
 #define PORTOLAN_IPV6 1
 /* All of the payload is here, and its checksum is right. */
 #define PORTOLAN_CHECKED 2
+/*
+ * A frame of an EtherType of one's own: both ends are stations of the link, whose addresses are in the first six
+ * octets; `local` is what the frame was sent to, which may be a group. `local_port` is the EtherType. The payload is all
+ * that follows the Ethernet header, with what the sender padded it by.
+ */
+#define PORTOLAN_ETHERNET 4
 
 /*
  * One packet, at one event. Numbers are in the machine's byte order, addresses in the network's;
@@ -63,7 +72,7 @@ struct portolan_view {
 	__u8 remote[16];
 	__u16 local_port;
 	__u16 remote_port;
-	/* As IP numbers them. */
+	/* As IP numbers them; what is behind the IP header of one of one's own, without ports, is payload. */
 	__u8 protocol;
 	__u8 hop_limit;
 	__u8 traffic_class;

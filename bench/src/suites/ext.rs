@@ -15,6 +15,8 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7007;
 
 static ECHO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/echo.o"));
+static MESSAGES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/messages.o"));
+static VALUES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/values.o"));
 static RALLY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/rally.o"));
 
 const FIG_5: &str =
@@ -62,6 +64,8 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         )
         .of_paper(FIG_5),
     ];
+    cases.extend(message_cases(count / 4));
+    cases.extend(value_cases(count / 4));
     cases.extend(video_cases(effort));
     cases.extend([
         Case::of_portolan(
@@ -77,6 +81,43 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         }),
     ]);
     cases
+}
+
+/// Active messages over Ethernet, whose handlers run in the filter or in a program.
+fn message_cases(count: usize) -> [Case; 3] {
+    let time = |name, measure: fn(&Bed, usize) -> Result<f64, MeasureError>| {
+        Case::of_portolan(name, "us", Better::Lower, move |bed| measure(bed, count))
+    };
+    [
+        Case::of_portolan(
+            "px-messages-filter",
+            "of program",
+            Better::Lower,
+            move |bed| Ok(messages_by_handler(bed, count)? / messages_by_program(bed, count)?),
+        )
+        .of_paper(FIG_5),
+        time("px-messages-filter-us", messages_by_handler),
+        time("px-messages-program-us", messages_by_program),
+    ]
+}
+
+/// A key-value server: the handler in the filter, or a program on sockets. Who asks sleeps on the kernel's.
+fn value_cases(count: usize) -> [Case; 3] {
+    [
+        Case::of_portolan("px-values-filter", "of kernel", Better::Lower, move |bed| {
+            Ok(values_by_handler(bed, count)? / values_by_program(bed, Stack::Kernel, count)?)
+        })
+        .of_paper(FIG_5),
+        Case::of_portolan("px-values-filter-us", "us", Better::Lower, move |bed| {
+            values_by_handler(bed, count)
+        }),
+        Case::new(
+            "px-values-program-us",
+            "us",
+            Better::Lower,
+            move |bed, stack| values_by_program(bed, stack, count),
+        ),
+    ]
 }
 
 /// From one stream to thirty.
@@ -135,6 +176,50 @@ fn by_threads(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     owner.args(["threaded-rally", &local, &end]);
     owner.args(["--count", &count.to_string()]);
     number("portolan-owner", &run(&mut owner)?, &["p50_us"])
+}
+
+fn messages_by_handler(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    let path = written(bed, "messages.o", MESSAGES)?;
+    let mut owner = bed.own_command(Side::Server);
+    owner.args(["ext", "install"]).arg(path);
+    let _owner = Background::start(owner.args(["--ethertype", "0x88b5"]))?;
+    call(bed, count)
+}
+
+fn messages_by_program(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    let _station = Background::start(bed.owner_command(Side::Server).arg("station"))?;
+    call(bed, count)
+}
+
+/// Calls until somebody answers, and then so often.
+fn call(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    let address = bed.endpoint(0).ip().to_string();
+    let mut owner = bed.owner_command(Side::Client);
+    owner.args(["call", &address, "--count", &count.to_string()]);
+    number("portolan-owner", &run(&mut owner)?, &["p50_us"])
+}
+
+fn values_by_handler(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    let path = written(bed, "values.o", VALUES)?;
+    let end = bed.endpoint(PORT).to_string();
+    let mut owner = bed.owner_command(Side::Server);
+    let _owner = Background::start(owner.args(["values", &end]).arg(path))?;
+    ask(bed, count)
+}
+
+fn values_by_program(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureError> {
+    let end = bed.endpoint(PORT).to_string();
+    let mut server = bed.command(Side::Server, stack, "portolan-owner");
+    let _server = Background::start(server.args(["values-by-socket", &end]))?;
+    ask(bed, count)
+}
+
+/// Asks until somebody answers, and then so often.
+fn ask(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+    let end = bed.endpoint(PORT).to_string();
+    let mut client = bed.command(Side::Client, Stack::Kernel, "portolan-owner");
+    client.args(["ask", &end, "--count", &count.to_string()]);
+    number("portolan-owner", &run(&mut client)?, &["p50_us"])
 }
 
 /// Both ends are programs on the kernel's sockets that sleep.

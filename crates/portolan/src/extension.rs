@@ -63,6 +63,16 @@ pub fn install(
     object: Object,
 ) -> Result<Extension, Refused> {
     let (protocol, guards) = guards_of(sockets)?;
+    let event = Event::of(protocol, object.code.direction);
+    install_on(event, guards, (name, priority), object)
+}
+
+pub(crate) fn install_on(
+    event: Event,
+    guards: Vec<Guard>,
+    (name, priority): (&str, u8),
+    object: Object,
+) -> Result<Extension, Refused> {
     let shapes: Vec<(String, u32, u32)> = object
         .code
         .maps
@@ -71,7 +81,7 @@ pub fn install(
         .collect();
     let wish = Wish {
         name: name.to_owned(),
-        event: Event::of(protocol, object.code.direction),
+        event,
         guards,
         priority,
         code: object.code,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::extension::{self, Event};
 pub use portolan_proto::raw::Guard;
 use portolan_stack::{Frame, NextHop};
 use portolan_sys::clock;
@@ -22,9 +23,11 @@ pub use rustix::io::Errno;
 
 use crate::control::Lost;
 use crate::core::Core;
+use crate::extension::{Extension, Object, install_on};
 pub use crate::inboxes::Received;
 use crate::inside;
 use crate::process::{CoreGuard, Process};
+use crate::qos::Refused;
 use crate::wait::{Sleep, Waiter, Woken};
 
 /// The library's own layers, for use in others.
@@ -154,6 +157,27 @@ impl RawFlow {
             payload: [head, payload],
         });
         Ok(())
+    }
+
+    /// Has the handler of an object called for what comes, in the packet filter: Ethernet.PacketRecv, or IP.PacketRecv.
+    /// The flow gets what handlers leave to it. Of several handlers the one with the lowest `priority` comes first.
+    ///
+    /// # Errors
+    /// What the server or the kernel's verifier says; `BADF`: it is the parent's.
+    pub fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
+        if let Err(errno) = self.check_owner() {
+            return Err(Refused::new(errno, "the flow is another process's"));
+        }
+        let event = match self.guard {
+            Guard::EtherType(_) => Event::EthernetReceive,
+            Guard::IpProtocol(_) => Event::IpReceive,
+            Guard::Port { .. } => {
+                let reason = "a flow at a port raises no event";
+                return Err(Refused::new(Errno::INVAL, reason));
+            }
+        };
+        let guards = vec![extension::Guard::Raw(self.guard)];
+        install_on(event, guards, (name, priority), object)
     }
 
     /// Where packets to `destination` go first, as the kernel's routes and neighbours say; waits until the neighbour

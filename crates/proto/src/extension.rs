@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::Blob;
 use crate::qos::Refusal;
+use crate::raw;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtensionRequest {
@@ -63,14 +64,20 @@ pub enum Event {
     /// What the owner sends from the port.
     UdpSend,
     TcpSend,
+    /// Frames of an EtherType of the owner's own.
+    EthernetReceive,
+    /// Packets of an IP protocol of the owner's own.
+    IpReceive,
 }
 
 impl Event {
-    pub const ALL: [Event; 4] = [
+    pub const ALL: [Event; 6] = [
         Event::UdpReceive,
         Event::TcpReceive,
         Event::UdpSend,
         Event::TcpSend,
+        Event::EthernetReceive,
+        Event::IpReceive,
     ];
 
     pub fn of(protocol: Protocol, direction: Direction) -> Event {
@@ -82,16 +89,20 @@ impl Event {
         }
     }
 
-    pub const fn protocol(self) -> Protocol {
+    /// None where there are no ports.
+    pub const fn protocol(self) -> Option<Protocol> {
         match self {
-            Event::UdpReceive | Event::UdpSend => Protocol::Udp,
-            Event::TcpReceive | Event::TcpSend => Protocol::Tcp,
+            Event::UdpReceive | Event::UdpSend => Some(Protocol::Udp),
+            Event::TcpReceive | Event::TcpSend => Some(Protocol::Tcp),
+            Event::EthernetReceive | Event::IpReceive => None,
         }
     }
 
     pub const fn direction(self) -> Direction {
         match self {
-            Event::UdpReceive | Event::TcpReceive => Direction::Receive,
+            Event::UdpReceive | Event::TcpReceive | Event::EthernetReceive | Event::IpReceive => {
+                Direction::Receive
+            }
             Event::UdpSend | Event::TcpSend => Direction::Send,
         }
     }
@@ -107,6 +118,8 @@ impl Event {
             Event::TcpReceive => "TCP.PacketRecv",
             Event::UdpSend => "UDP.PacketSend",
             Event::TcpSend => "TCP.PacketSend",
+            Event::EthernetReceive => "Ethernet.PacketRecv",
+            Event::IpReceive => "IP.PacketRecv",
         }
     }
 
@@ -117,6 +130,8 @@ impl Event {
             Event::TcpReceive => 2,
             Event::UdpSend => 3,
             Event::TcpSend => 4,
+            Event::EthernetReceive => 5,
+            Event::IpReceive => 6,
         }
     }
 }
@@ -126,6 +141,8 @@ impl Event {
 pub enum Guard {
     /// The port of this session.
     Session(SessionId),
+    /// A protocol that the owner runs itself.
+    Raw(raw::Guard),
 }
 
 /// Which packets a handler is written for: what it is shown, and may decide, differs.
@@ -225,6 +242,7 @@ pub struct ExtensionReport {
     pub pid: u32,
     pub uid: u32,
     pub event: Event,
+    /// Or EtherTypes, or IP protocols, as the event has them.
     pub ports: Vec<u16>,
     pub priority: u8,
     pub standing: Standing,

@@ -19,6 +19,7 @@ use portolan_proto::extension::{
 };
 use portolan_proto::filter::FlowRow;
 use portolan_proto::qos::Refusal;
+use portolan_proto::raw;
 use portolan_sys::unix::Credentials;
 use portolan_types::{ChannelId, Instant, SessionId};
 use rustix::io::Errno;
@@ -47,7 +48,7 @@ pub struct Extensions {
 
 /// What there is of an extension beside its place in the table.
 struct Installed {
-    sessions: Vec<SessionId>,
+    guards: Vec<Guard>,
     name: String,
     pid: u32,
     event: Event,
@@ -67,7 +68,7 @@ struct Wish {
 /// Where an extension is to go.
 #[derive(Clone, Debug)]
 struct Place {
-    sessions: Vec<SessionId>,
+    guards: Vec<Guard>,
     name: String,
     event: Event,
     entry: Entry,
@@ -125,12 +126,20 @@ fn guard_key(session: &Session, channel: ChannelId, event: Event) -> GuardKey {
     }
 }
 
-fn sessions_of(guards: &[Guard]) -> Vec<SessionId> {
-    let session = |guard: &Guard| {
-        let Guard::Session(session) = guard;
-        *session
+/// What raises an event for a protocol of a process's own, and where; none for one at a port.
+fn raw_guard_key(guard: raw::Guard, channel: ChannelId) -> Option<(Event, GuardKey)> {
+    let (event, port, protocol) = match guard {
+        raw::Guard::EtherType(number) => (Event::EthernetReceive, number, 0),
+        raw::Guard::IpProtocol(number) => (Event::IpReceive, 0, number),
+        raw::Guard::Port { .. } => return None,
     };
-    guards.iter().map(session).collect()
+    let key = GuardKey {
+        channel: channel.0,
+        port: port.to_be_bytes(),
+        protocol,
+        event: event.number(),
+    };
+    Some((event, key))
 }
 
 impl Server {
@@ -200,13 +209,12 @@ impl Server {
                 "only a process with sockets on Portolan has extensions",
             );
         };
-        let sessions = sessions_of(&guards);
-        let keys = self.admit_guards(owner, &sessions, event)?;
+        let keys = self.admit_guards(owner, &guards, event)?;
         self.admit_user(&credentials, event, &keys)?;
         let room = self.extensions.table.has_room(owner, uid);
         room.or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
         let place = Some(Place {
-            sessions,
+            guards,
             name,
             event,
             entry: Entry {
@@ -229,17 +237,17 @@ impl Server {
     /// Does the configuration let the user?
     fn admit_user(&self, user: &Credentials, event: Event, keys: &[GuardKey]) -> Outcome<()> {
         let config = &self.extensions.config;
-        let port = |key: &GuardKey| u16::from_be_bytes(key.port);
+        let port = |key: &GuardKey| event.protocol().map(|_| key.number());
         let denied = keys
             .iter()
-            .map(port)
-            .find(|&port| !config.allows(user, event, port));
+            .find(|key| !config.allows(user, event, port(key)));
         match denied {
-            Some(port) => refuse(
+            Some(key) => refuse(
                 libc::EPERM,
                 format!(
-                    "[[extension.allow]] does not let you have {} on port {port}",
-                    event.name()
+                    "[[extension.allow]] does not let you have {} on {}",
+                    event.name(),
+                    key.number()
                 ),
             ),
             None => Ok(()),
@@ -250,16 +258,19 @@ impl Server {
     fn admit_guards(
         &self,
         channel: ChannelId,
-        sessions: &[SessionId],
+        guards: &[Guard],
         event: Event,
     ) -> Outcome<Vec<GuardKey>> {
-        if sessions.is_empty() || sessions.len() > Extension::GUARDS_MAX {
+        if guards.is_empty() || guards.len() > Extension::GUARDS_MAX {
             let most = Extension::GUARDS_MAX;
             return refuse(libc::EINVAL, format!("an extension has 1 to {most} guards"));
         }
         let mut keys = Vec::new();
-        for session in sessions {
-            let key = self.admit_guard(channel, *session, event)?;
+        for guard in guards {
+            let key = match *guard {
+                Guard::Session(session) => self.admit_session(channel, session, event)?,
+                Guard::Raw(guard) => self.admit_raw(channel, guard, event)?,
+            };
             if !keys.contains(&key) {
                 keys.push(key);
             }
@@ -267,7 +278,21 @@ impl Server {
         Ok(keys)
     }
 
-    fn admit_guard(&self, channel: ChannelId, id: SessionId, event: Event) -> Outcome<GuardKey> {
+    fn admit_raw(&self, channel: ChannelId, guard: raw::Guard, event: Event) -> Outcome<GuardKey> {
+        if !self.has_protocol(channel, guard) {
+            return refuse(libc::EPERM, "a guard is no protocol of this process");
+        }
+        match raw_guard_key(guard, channel) {
+            Some((raised, key)) if raised == event => Ok(key),
+            Some(_) => refuse(
+                libc::EINVAL,
+                format!("{guard} does not raise {}", event.name()),
+            ),
+            None => refuse(libc::EINVAL, format!("{guard} raises no event")),
+        }
+    }
+
+    fn admit_session(&self, channel: ChannelId, id: SessionId, event: Event) -> Outcome<GuardKey> {
         let session = self.registry.session(id);
         let Some(session) = session.filter(|session| session.is_user(channel)) else {
             return refuse(libc::EPERM, "a guard is no endpoint of this process");
@@ -277,8 +302,10 @@ impl Server {
             Event::UdpReceive | Event::UdpSend => (true, "UDP's sockets"),
             Event::TcpReceive => (is_listener, "TCP's listeners"),
             Event::TcpSend => (true, "TCP's sockets"),
+            Event::EthernetReceive => (false, "flows of EtherTypes"),
+            Event::IpReceive => (false, "flows of IP protocols"),
         };
-        if session.protocol != event.protocol() || !is_raised {
+        if Some(session.protocol) != event.protocol() || !is_raised {
             return refuse(
                 libc::EINVAL,
                 format!("{} is raised by {whose}", event.name()),
@@ -353,7 +380,7 @@ impl Server {
         ready: Ready,
     ) -> Outcome<(ExtensionReply, Vec<std::os::fd::OwnedFd>)> {
         let Place {
-            sessions,
+            guards,
             name,
             event,
             entry,
@@ -363,7 +390,7 @@ impl Server {
             Some(asker) if asker.channel == Some(owner) => asker.credentials.pid,
             _ => return refuse(libc::ESRCH, "its owner has gone"),
         };
-        let keys = self.admit_guards(owner, &sessions, event)?;
+        let keys = self.admit_guards(owner, &guards, event)?;
         self.extensions.has_memory(owner, ready.cost.memory)?;
         let number = self
             .extensions
@@ -390,7 +417,7 @@ impl Server {
         self.extensions.installed.insert(
             number,
             Installed {
-                sessions,
+                guards,
                 name,
                 pid,
                 event,
@@ -433,6 +460,7 @@ impl Server {
         for id in ids {
             self.renew_rows(id);
         }
+        self.renew_raw_rows();
     }
 
     /// What the rows of a session say of its extensions.
@@ -447,22 +475,32 @@ impl Server {
         };
         let has_some = |event: &Event| {
             let key = guard_key(session, channel, *event);
-            event.protocol() == session.protocol && table.chain(&key).is_some()
+            event.protocol() == Some(session.protocol) && table.chain(&key).is_some()
         };
         let with_some = Event::ALL.iter().filter(|event| has_some(event));
         with_some.map(flag).fold(0, |flags, flag| flags | flag)
     }
 
+    /// The same of the row of a protocol of a process's own.
+    pub fn raw_extension_flags(&self, guard: raw::Guard, channel: ChannelId) -> u16 {
+        match raw_guard_key(guard, channel) {
+            Some((_, key)) if self.extensions.table.chain(&key).is_some() => FlowRow::EXTENDED,
+            _ => 0,
+        }
+    }
+
     /// Another channel gets a listener's SYNs from now on: its extensions go there, too.
     pub fn move_extensions_of(&mut self, id: SessionId) {
         let installed = self.extensions.installed.iter();
-        let its: Vec<(u16, Event, Vec<SessionId>)> = installed
-            .filter(|(_, one)| one.sessions.contains(&id) && one.event == Event::TcpReceive)
-            .map(|(number, one)| (*number, one.event, one.sessions.clone()))
+        let its: Vec<(u16, Event, Vec<Guard>)> = installed
+            .filter(|(_, one)| {
+                one.guards.contains(&Guard::Session(id)) && one.event == Event::TcpReceive
+            })
+            .map(|(number, one)| (*number, one.event, one.guards.clone()))
             .collect();
-        for (number, event, sessions) in its {
+        for (number, event, guards) in its {
             let owner = self.extensions.table.entry(number).map(|entry| entry.owner);
-            let keys = owner.map(|owner| self.admit_guards(owner, &sessions, event));
+            let keys = owner.map(|owner| self.admit_guards(owner, &guards, event));
             let Some(Ok(keys)) = keys else {
                 continue;
             };
@@ -509,8 +547,12 @@ impl Server {
 
     /// The session's port is nobody's any more.
     pub fn end_extensions_of(&mut self, id: SessionId) {
-        let of_session = |installed: &Installed| installed.sessions.contains(&id);
-        self.end_extensions(of_session);
+        self.end_extensions(|one| one.guards.contains(&Guard::Session(id)));
+    }
+
+    /// The protocol is nobody's any more.
+    pub fn end_extensions_of_protocol(&mut self, guard: raw::Guard) {
+        self.end_extensions(|one| one.guards.contains(&Guard::Raw(guard)));
     }
 
     /// Its owner has gone.
@@ -609,11 +651,7 @@ impl Server {
             pid: installed.pid,
             uid: entry.uid,
             event: installed.event,
-            ports: entry
-                .keys
-                .iter()
-                .map(|key| u16::from_be_bytes(key.port))
-                .collect(),
+            ports: entry.keys.iter().map(GuardKey::number).collect(),
             priority: entry.priority,
             standing: installed.standing,
             cost: installed.cost,

@@ -140,7 +140,9 @@ impl Server {
 
     fn raw_row(&self, guard: Guard, owner: &Owner) -> FlowRow {
         let flags = match guard {
-            Guard::EtherType(_) | Guard::IpProtocol(_) => 0,
+            Guard::EtherType(_) | Guard::IpProtocol(_) => {
+                self.raw_extension_flags(guard, owner.channel)
+            }
             Guard::Port { protocol, .. } => match protocol {
                 Protocol::Tcp => FlowRow::RAW | FlowRow::DELEGATED,
                 Protocol::Udp => FlowRow::RAW,
@@ -155,7 +157,12 @@ impl Server {
         }
     }
 
-    /// Budgets of processes have changed.
+    pub fn has_protocol(&self, channel: ChannelId, guard: Guard) -> bool {
+        let owner = self.raw_flows.0.get(&guard);
+        owner.is_some_and(|owner| owner.channel == channel)
+    }
+
+    /// Budgets of processes have changed, or extensions have come or gone.
     pub fn renew_raw_rows(&self) {
         for (guard, owner) in &self.raw_flows.0 {
             if let Err(failure) = self.write_raw(*guard, owner) {
@@ -185,6 +192,7 @@ impl Server {
 
     fn give_up(&mut self, guard: Guard) {
         let owner = self.raw_flows.0.remove(&guard);
+        self.end_extensions_of_protocol(guard);
         if let Err(failure) = self.erase_raw(guard) {
             error!(%failure, "a protocol stays with a program that gave it up");
         }

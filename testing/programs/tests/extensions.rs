@@ -8,7 +8,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_netns::Namespace;
-use portolan_programs::{PYTHON, bed, client, eventually, file};
+use portolan_programs::{PYTHON, bed, client, counter, eventually, file};
 use serde_json::Value;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -534,4 +534,96 @@ except TimeoutError:
     let mut said: Vec<&str> = said.lines().collect();
     said.sort_unstable();
     assert_eq!(said, ["handler True", "owner False"]);
+}
+
+/// Echoes by a raw socket of the kernel's, and prints what comes back without its IP header.
+const RAW: &str = "import socket, sys
+family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+s = socket.socket(family, socket.SOCK_RAW, 253)
+s.settimeout(0.1)
+for _ in range(100):
+    s.sendto(b'own protocol', (sys.argv[1], 0))
+    try:
+        heard = s.recv(2048)
+        print(heard[0 if family == socket.AF_INET6 else 20:].decode(), end='')
+        sys.exit()
+    except TimeoutError:
+        pass
+sys.exit('no answer')";
+
+/// Sends an active message to all stations of the link, and one to who has answered.
+const BROADCAST: &str = "import socket, sys
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88b5))
+s.bind(('eth0', 0x88b5))
+s.settimeout(5)
+own = s.getsockname()[4]
+station = b'\\xff' * 6
+for _ in range(2):
+    s.send(station + own + b'\\x88\\xb5' + b'\\0\\1' + bytes(12))
+    while (heard := s.recv(2048))[:6] != own or heard[14] != 0x80:
+        pass
+    station, before = heard[6:12], station
+    print(station == before, station[0] & 1)";
+
+fn install_for(bed: &Bed, object: &str, words: &[&str]) -> Background {
+    let mut owner = bed.own_command(Side::Server);
+    owner.args(["ext", "install", object]).args(words);
+    let owner = Background::start(&mut owner).unwrap();
+    assert!(eventually(PATIENCE, || extensions(bed, &["list"]).len() == 1));
+    owner
+}
+
+#[test]
+fn active_messages_are_handled_in_the_filter_without_waking_anybody() {
+    const CALLS: u64 = 2_000;
+    let bed = bed();
+    let source = std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/messages.c"));
+    let object = compile(&bed, "messages.c", &source.unwrap());
+    let owner = install_for(
+        &bed,
+        &object.display().to_string(),
+        &["--ethertype", "0x88b5"],
+    );
+    let program = bed.tools().beside("active-messages").display().to_string();
+    let mut caller = bed.command(Side::Client, Stack::Kernel, &program);
+    let address = bed.endpoint(0).ip().to_string();
+    caller.args(["call", &address, &CALLS.to_string()]);
+    let said = run(&mut caller).unwrap();
+    let sum = CALLS * (CALLS + 1) / 2;
+    assert!(said.contains(&format!("sum {sum}\n")), "{said}");
+    let listed = extensions(&bed, &["list"])[0].clone();
+    assert_eq!(listed["event"], "Ethernet.PacketRecv");
+    assert_eq!(listed["ports"][0], 0x88b5);
+    let (_, said) = ext(&bed, &["list"]);
+    assert!(said.contains("0x88b5"), "{said}");
+    let counted = extensions(&bed, &["stats"])[0].clone();
+    assert_eq!(counted["replied"], CALLS + 1);
+    assert_eq!(counter(&bed, Side::Server, "receive", "delivered_raw"), 0);
+    let heard = client(&bed, Stack::Kernel, PYTHON, &["-c", BROADCAST]);
+    assert_eq!(heard, "False 0\nTrue 0");
+    drop(owner);
+    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
+}
+
+#[test]
+fn packets_of_an_ip_protocol_are_handled_in_the_filter() {
+    let bed = bed();
+    let object = compile(&bed, "echo.c", block("c", "Write `echo.c`"));
+    let _owner = install_for(&bed, &object.display().to_string(), &["--protocol", "253"]);
+    let v4 = bed.endpoint(0).ip().to_string();
+    assert_eq!(
+        client(&bed, Stack::Kernel, PYTHON, &["-c", RAW, &v4]),
+        "own protocol"
+    );
+    let bed = bed.over_ipv6();
+    let v6 = bed.endpoint(0).ip().to_string();
+    assert_eq!(
+        client(&bed, Stack::Kernel, PYTHON, &["-c", RAW, &v6]),
+        "own protocol"
+    );
+    let listed = extensions(&bed, &["list"])[0].clone();
+    assert_eq!(
+        (&listed["event"], &listed["ports"][0]),
+        (&"IP.PacketRecv".into(), &253.into())
+    );
 }

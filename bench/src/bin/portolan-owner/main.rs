@@ -1,10 +1,13 @@
 //! Programs that own protocol extensions and share maps with them, for benchmarks and tests.
 #![forbid(unsafe_code)]
 
+mod keys;
+mod messages;
+
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use portolan::extension::thread::{Chain, Datagram, Verdict};
@@ -13,6 +16,9 @@ use portolan_bench::film::Film;
 
 /// Why an owner cannot do what it was asked.
 type Failure = Box<dyn std::error::Error>;
+
+/// Until somebody is there who answers.
+const TRIES: u32 = 100;
 
 #[derive(Parser)]
 #[command(
@@ -61,6 +67,26 @@ enum Command {
         remote: SocketAddr,
         #[arg(long, default_value_t = 10_000)]
         count: u64,
+    },
+    /// Serves the same keys by a socket.
+    ValuesBySocket {
+        local: SocketAddr,
+        #[arg(long, default_value_t = 1000)]
+        count: u32,
+    },
+    /// Asks for keys, one after the other, and prints the median time that an answer took.
+    Ask {
+        remote: SocketAddr,
+        #[arg(long, default_value_t = 10_000)]
+        count: u32,
+    },
+    /// Active messages: answers them until it is killed, as `messages.c` does.
+    Station,
+    /// Sends active messages to the station with that address, and prints the median time that an answer took.
+    Call {
+        address: IpAddr,
+        #[arg(long, default_value_t = 10_000)]
+        count: u32,
     },
     /// Hands each frame of a film over once, for `video.c` to send it to all of an audience.
     Video {
@@ -114,6 +140,10 @@ fn main() -> ExitCode {
             remote,
             count,
         } => threaded_rally(local, remote, count),
+        Command::ValuesBySocket { local, count } => keys::serve(local, count),
+        Command::Ask { remote, count } => keys::ask(remote, count),
+        Command::Station => messages::serve(),
+        Command::Call { address, count } => messages::call(address, count),
         Command::Video {
             local,
             first,
@@ -322,6 +352,19 @@ fn mapped(address: IpAddr) -> [u8; 16] {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
+}
+
+/// The middle one of some times, as a command prints it.
+fn print_median(mut times: Vec<Duration>) {
+    times.sort_unstable();
+    let median = times
+        .get(times.len() / 2)
+        .map_or(0.0, Duration::as_secs_f64)
+        * 1e6;
+    println!(
+        "{}",
+        serde_json::json!({ "round_trips": times.len(), "p50_us": median })
+    );
 }
 
 fn padded<const N: usize>(text: &str) -> [u8; N] {

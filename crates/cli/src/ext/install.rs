@@ -1,12 +1,14 @@
-//! `portolan ext install`: owns a port for as long as it runs, and the extension with it.
+//! `portolan ext install`: owns a port, or a protocol, for as long as it runs, and the extension with it.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use portolan::extension::Port;
+use portolan::extension::{Extension, Object, Port};
 use portolan::qos::Refused;
+use portolan::raw::{Errno, Guard, RawFlow};
 
 use super::{Arguments, json_of, read, readable, words_of};
 use crate::exit::{Failure, print};
@@ -17,9 +19,8 @@ const VARIABLE: &str = "PORTOLAN_SOCKET";
 pub struct Wish {
     /// What clang made of it.
     object: PathBuf,
-    /// The UDP port whose packets it is for.
-    #[arg(long, value_name = "PORT")]
-    udp: u16,
+    #[command(flatten)]
+    endpoint: Endpoint,
     /// The address of the port.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     address: IpAddr,
@@ -31,15 +32,90 @@ pub struct Wish {
     priority: u8,
 }
 
+/// Whose packets it is for.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+struct Endpoint {
+    /// A UDP port.
+    #[arg(long, value_name = "PORT")]
+    udp: Option<u16>,
+    /// An EtherType of your own: the frames that have it.
+    #[arg(long, value_name = "NUMBER", value_parser = ethertype)]
+    ethertype: Option<u16>,
+    /// An IP protocol of your own.
+    #[arg(long, value_name = "NUMBER")]
+    protocol: Option<u8>,
+}
+
+/// Usually said in hexadecimal.
+fn ethertype(word: &str) -> Result<u16, std::num::ParseIntError> {
+    match word.strip_prefix("0x") {
+        Some(digits) => u16::from_str_radix(digits, 16),
+        None => word.parse(),
+    }
+}
+
+/// What is had as long as the command runs.
+enum Own {
+    Port(Port, SocketAddr),
+    Protocol(RawFlow),
+}
+
+impl Own {
+    fn take(wish: &Wish) -> Result<Own, Refused> {
+        let endpoint = &wish.endpoint;
+        let ethertype = endpoint.ethertype.map(Guard::EtherType);
+        let protocol = endpoint.protocol.map(Guard::IpProtocol);
+        match ethertype.or(protocol) {
+            Some(guard) => match RawFlow::open(guard) {
+                Ok(flow) => Ok(Own::Protocol(flow)),
+                Err(errno) => Err(Refused::new(errno, format!("cannot have {guard}: {errno}"))),
+            },
+            None => {
+                let local = SocketAddr::new(wish.address, endpoint.udp.unwrap_or_default());
+                Ok(Own::Port(Port::open(local)?, local))
+            }
+        }
+    }
+
+    fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
+        match self {
+            Own::Port(port, _) => port.install(name, priority, object),
+            Own::Protocol(flow) => flow.install(name, priority, object),
+        }
+    }
+
+    /// Takes what the extension leaves to its owner, until the server goes.
+    fn discard(&self) -> Errno {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            let taken = match self {
+                Own::Port(port, _) => port.receive(&mut buffer).map(drop),
+                Own::Protocol(flow) => flow.recv(None).map(drop),
+            };
+            match taken {
+                Ok(()) | Err(Errno::INTR) => {}
+                Err(errno) => return errno,
+            }
+        }
+    }
+}
+
+impl fmt::Display for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Own::Port(_, local) => write!(f, "UDP {local}"),
+            Own::Protocol(flow) => write!(f, "{}", flow.guard()),
+        }
+    }
+}
+
 pub fn run(arguments: &Arguments, wish: &Wish) -> Result<(), Failure> {
     pass_on_socket(arguments)?;
     let object = read(&wish.object)?;
-    let local = SocketAddr::new(wish.address, wish.udp);
-    let port = Port::open(local).map_err(refused)?;
+    let own = Own::take(wish).map_err(refused)?;
     let name = wish.name();
-    let extension = port
-        .install(&name, wish.priority, object)
-        .map_err(refused)?;
+    let extension = own.install(&name, wish.priority, object).map_err(refused)?;
     let cost = extension.cost();
     if arguments.json {
         print(serde_json::json!({
@@ -50,11 +126,11 @@ pub fn run(arguments: &Arguments, wish: &Wish) -> Result<(), Failure> {
     } else {
         let number = extension.number();
         print(format!(
-            "extension {number}, {name}, on UDP {local}: {}",
+            "extension {number}, {name}, on {own}: {}",
             words_of(cost)
         ))?;
     }
-    discard(&port)
+    Err(Failure::NoServer(own.discard().into()))
 }
 
 /// The library finds the server by the environment.
@@ -71,17 +147,6 @@ fn pass_on_socket(arguments: &Arguments) -> Result<(), Failure> {
         .env(VARIABLE, socket)
         .exec()
         .into())
-}
-
-/// Takes what the extension leaves to its owner, until the server goes.
-fn discard(port: &Port) -> Result<(), Failure> {
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match port.receive(&mut buffer) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(Failure::NoServer(errno.into())),
-        }
-    }
 }
 
 impl Wish {

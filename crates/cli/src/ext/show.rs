@@ -1,6 +1,6 @@
 //! What extensions there are, and what they did.
 
-use portolan_proto::extension::ExtensionReport;
+use portolan_proto::extension::{Event, ExtensionReport};
 
 use super::{Arguments, json_of};
 use crate::exit::{Failure, print};
@@ -99,7 +99,11 @@ fn show(head: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
 }
 
 fn ports(extension: &ExtensionReport) -> String {
-    let ports: Vec<String> = extension.ports.iter().map(u16::to_string).collect();
+    let shown = |number: &u16| match extension.event {
+        Event::EthernetReceive => format!("{number:#06x}"),
+        _ => number.to_string(),
+    };
+    let ports: Vec<String> = extension.ports.iter().map(shown).collect();
     ports.join(",")
 }
 

@@ -9,7 +9,8 @@ pub const EXTENSIONS: u16 = 256;
 /// Handlers of one event of one endpoint.
 pub const CHAIN_MAX: usize = 8;
 
-/// What an endpoint is guarded by.
+/// What an endpoint is guarded by: a port; or the IP protocol alone; or, with protocol 0, an EtherType in the port's
+/// place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GuardKey {
@@ -17,6 +18,16 @@ pub struct GuardKey {
     pub port: [u8; 2],
     pub protocol: u8,
     pub event: u8,
+}
+
+impl GuardKey {
+    /// The port, EtherType or IP protocol.
+    pub fn number(&self) -> u16 {
+        match u16::from_be_bytes(self.port) {
+            0 => self.protocol.into(),
+            port => port,
+        }
+    }
 }
 
 /// Extensions in the order in which they are called.

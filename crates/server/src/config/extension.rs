@@ -51,20 +51,20 @@ impl Default for ExtensionConfig {
 }
 
 impl ExtensionConfig {
-    /// Root may in any case.
-    pub fn allows(&self, user: &Credentials, event: Event, port: u16) -> bool {
+    /// Root may in any case. Protocols without ports are those that `[[raw]]` lets the user have.
+    pub fn allows(&self, user: &Credentials, event: Event, port: Option<u16>) -> bool {
         let rules = &self.allow;
         user.uid == 0 || rules.is_empty() || rules.iter().any(|r| r.allows(user, event, port))
     }
 }
 
 impl ExtensionRule {
-    fn allows(&self, user: &Credentials, event: Event, port: u16) -> bool {
+    fn allows(&self, user: &Credentials, event: Event, port: Option<u16>) -> bool {
         let [first, last] = self.ports;
         self.user.is_none_or(|uid| uid == user.uid)
             && self.group.is_none_or(|gid| gid == user.gid)
             && (self.events.is_empty() || self.events.contains(&event))
-            && (first..=last).contains(&port)
+            && port.is_none_or(|port| (first..=last).contains(&port))
     }
 }
 

@@ -12,6 +12,7 @@ use portolan_proto::extension::{
     MapDefinition, MapKind, Relocation, Standing,
 };
 use portolan_proto::qos::Refusal;
+use portolan_proto::raw;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::net::{self, AddressFamily, SendFlags, SocketType};
 
@@ -891,4 +892,99 @@ fn a_listeners_segments_are_its_owners_to_handle_and_nobody_elses() {
     ask(&mut library.client, ExtensionRequest::Remove { number });
     assert!(connect(local));
     victim.assert_unharmed();
+}
+
+const OWN: raw::Guard = raw::Guard::EtherType(0x88b5);
+const OWN_IP: raw::Guard = raw::Guard::IpProtocol(253);
+
+fn claim(client: &mut Client, guard: raw::Guard) {
+    let request = RequestBody::ClaimProtocol {
+        guard,
+        slot: Slot(9),
+    };
+    let reply = client.ask(request);
+    assert!(matches!(reply, ReplyBody::Claimed { .. }), "{reply:?}");
+}
+
+/// Neither what is sent to others nor what the host lives by is anybody's to look at.
+#[test]
+fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
+    let bed = Bed::veth();
+    let rule = format!(
+        "[[raw]]\nuser = \"{NOBODY}\"\nethertypes = [0x88b5]\nprotocols = [253]\nudp_ports = [7777]\n"
+    );
+    let configuration = Configuration::new(&bed.a, &rule);
+    let _server = configuration.start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut other = Library::start(&path);
+    claim(&mut other.client, raw::Guard::EtherType(0x88b6));
+    let mut hostile = Owner::start(&path);
+    let at_port = raw::Guard::Port {
+        protocol: Protocol::Udp,
+        local: "0.0.0.0:7777".parse().unwrap(),
+    };
+    for guard in [OWN, OWN_IP, at_port] {
+        claim(&mut hostile.library.client, guard);
+    }
+    let session = Guard::Session(hostile.session);
+    for (guard, event, errno) in [
+        (
+            Guard::Raw(raw::Guard::EtherType(0x88b6)),
+            Event::EthernetReceive,
+            libc::EPERM,
+        ),
+        (
+            Guard::Raw(raw::Guard::EtherType(0x0800)),
+            Event::EthernetReceive,
+            libc::EPERM,
+        ),
+        (
+            Guard::Raw(raw::Guard::EtherType(0x0806)),
+            Event::EthernetReceive,
+            libc::EPERM,
+        ),
+        (
+            Guard::Raw(raw::Guard::IpProtocol(6)),
+            Event::IpReceive,
+            libc::EPERM,
+        ),
+        (
+            Guard::Raw(raw::Guard::IpProtocol(89)),
+            Event::IpReceive,
+            libc::EPERM,
+        ),
+        (Guard::Raw(OWN), Event::IpReceive, libc::EINVAL),
+        (Guard::Raw(OWN), Event::UdpReceive, libc::EINVAL),
+        (Guard::Raw(OWN_IP), Event::EthernetReceive, libc::EINVAL),
+        (Guard::Raw(at_port), Event::UdpReceive, libc::EINVAL),
+        (session, Event::EthernetReceive, libc::EINVAL),
+        (session, Event::IpReceive, libc::EINVAL),
+    ] {
+        let wish = Extension {
+            event,
+            guards: vec![guard],
+            ..hostile.wish(always(CONSUME))
+        };
+        let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
+        let reason = refusal.reason;
+        assert_eq!(refusal.errno, errno, "{guard:?} {event:?}: {reason}");
+    }
+    // A flow that is closed takes its handler along.
+    let wish = Extension {
+        event: Event::EthernetReceive,
+        guards: vec![Guard::Raw(OWN)],
+        ..hostile.wish(always(REPLY))
+    };
+    let reply = hostile.ask(ExtensionRequest::Install(wish));
+    assert!(
+        matches!(reply, ExtensionReply::Installed { .. }),
+        "{reply:?}"
+    );
+    let request = RequestBody::UnclaimProtocol {
+        guard: OWN,
+        slot: Slot(9),
+    };
+    hostile.library.client.send(request, &[]);
+    assert_eq!(list(&mut hostile.library.client), []);
+    assert_serves_others(&bed, &path);
 }

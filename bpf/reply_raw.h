@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * Turns a frame of a protocol of its owner's own into the answer to it. It goes to the station that the frame came from,
+ * and is from this host; the kind of frame stays what it is.
+ */
+#ifndef REPLY_RAW_H
+#define REPLY_RAW_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <bpf/bpf_helpers.h>
+
+#include "extension.h"
+#include "lookup.h"
+#include "maps.h"
+#include "reply.h"
+
+/* Addresses of groups, broadcast among them. */
+#define GROUP_BIT 1
+
+static __always_inline bool station_of(__u32 ifindex, __u8 *mac)
+{
+	__u32 zero = 0;
+	const struct interface_table *table = bpf_map_lookup_elem(&interfaces, &zero);
+
+	if (!table)
+		return false;
+	for (int i = 0; i < MAX_INTERFACES; i++) {
+		if (table->entries[i].ifindex != ifindex)
+			continue;
+		__builtin_memcpy(mac, table->entries[i].mac, ETH_ALEN);
+		return true;
+	}
+	return false;
+}
+
+/* A frame to a group is answered by one station, from its own address. */
+static __always_inline bool answer_station(struct __sk_buff *skb,
+					   const struct extension_work *work, struct ethhdr *eth)
+{
+	struct ethhdr came;
+
+	if (bpf_skb_load_bytes(skb, 0, &came, sizeof(came)) || came.h_source[0] & GROUP_BIT)
+		return false;
+	__builtin_memcpy(eth->h_dest, came.h_source, ETH_ALEN);
+	eth->h_proto = came.h_proto;
+	return station_of(work->interface, eth->h_source);
+}
+
+static __always_inline __u32 headers_of(const struct extension_work *work)
+{
+	if (work->event == EVENT_ETHERNET_RECEIVE)
+		return ETH_HLEN;
+	return ETH_HLEN +
+	       (is_ipv4(&work->key.local) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+}
+
+static __always_inline bool write_headers(struct __sk_buff *skb,
+					  const struct extension_work *work, __u32 length)
+{
+	struct ethhdr eth;
+
+	if (!answer_station(skb, work, &eth) || bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0))
+		return false;
+	if (work->event == EVENT_ETHERNET_RECEIVE)
+		return true;
+	if (is_ipv4(&work->key.local)) {
+		struct iphdr ip = v4_of(work, length);
+
+		return bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0) == 0;
+	} else {
+		struct ipv6hdr ip = v6_of(work, length);
+
+		return bpf_skb_store_bytes(skb, ETH_HLEN, &ip, sizeof(ip), 0) == 0;
+	}
+}
+
+/* False if the answer is none that may be sent. */
+static __always_inline bool reply_raw(struct __sk_buff *skb, const struct extension_work *work,
+				      struct portolan_view *view)
+{
+	const __u32 headers = headers_of(work);
+	__u32 length = view->length;
+
+	if (length > PORTOLAN_PAYLOAD)
+		return false;
+	if (skb->len != headers + length && bpf_skb_change_tail(skb, headers + length, 0))
+		return false;
+	if (!write_headers(skb, work, length))
+		return false;
+	asm volatile("" : "+r"(length));
+	if (length > 0 && length <= PORTOLAN_PAYLOAD &&
+	    bpf_skb_store_bytes(skb, headers, view->payload, length, 0))
+		return false;
+	if (work->row.class)
+		skb->priority = priority_of(work->row.class);
+	return true;
+}
+
+#endif
