@@ -19,7 +19,7 @@ mod syns;
 mod transfer;
 
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -138,7 +138,7 @@ enum Command {
     },
     /// Sends SYNs at a steady rate, and nothing else. Needs root.
     Syns {
-        address: SocketAddrV4,
+        address: SocketAddr,
         /// SYNs per second.
         #[arg(long)]
         rate: f64,

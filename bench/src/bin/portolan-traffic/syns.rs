@@ -1,12 +1,14 @@
-//! A flood of SYNs that nobody will acknowledge: from addresses of the range that is set aside for
-//! benchmarks (RFC 2544, 198.18.0.0/15).
+//! A flood of SYNs that nobody will acknowledge: from addresses of the ranges that are set aside for
+//! benchmarks (RFC 2544, 198.18.0.0/15; RFC 5180, 2001:2::/48).
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZero;
 use std::time::Duration;
 
 use portolan_wire::checksum::Sum;
+use portolan_wire::ipv4::{self, Ipv4Header};
+use portolan_wire::ipv6::{self, Ipv6Header};
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketType, sendto, socket};
 use serde::Serialize;
 
@@ -20,42 +22,91 @@ pub struct Report {
 /// With it, what is sent begins with the IP header.
 const IPPROTO_RAW: u32 = 255;
 
-pub fn flood(to: SocketAddrV4, per_second: f64, duration: Duration) -> io::Result<Report> {
+const TCP: u8 = 6;
+const HOPS: u8 = 64;
+
+pub fn flood(to: SocketAddr, per_second: f64, duration: Duration) -> io::Result<Report> {
     let protocol = NonZero::new(IPPROTO_RAW).map(Protocol::from_raw);
-    let raw = socket(AddressFamily::INET, SocketType::RAW, protocol)?;
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let raw = socket(family, SocketType::RAW, protocol)?;
+    // Of a raw socket the port would be a protocol.
+    let host = SocketAddr::new(to.ip(), 0);
     let syns = steadily(per_second, duration, |number| {
-        let packet = syn(source(number), to, number as u32);
-        sendto(&raw, &packet, SendFlags::empty(), &to)?;
+        let packet = packet(source(number, to.ip()), to, number as u32);
+        sendto(&raw, &packet, SendFlags::empty(), &host)?;
         Ok(())
     })?;
     Ok(Report { syns })
 }
 
 /// Another endpoint each time.
-fn source(number: u64) -> SocketAddrV4 {
-    let [high, low] = (number as u16).to_be_bytes();
+fn source(number: u64, to: IpAddr) -> SocketAddr {
+    let low = number as u16;
+    let [high, last] = low.to_be_bytes();
     let port = 1024 + (number % 60_000) as u16;
-    SocketAddrV4::new(Ipv4Addr::new(198, 18, high, low), port)
+    let address = match to {
+        IpAddr::V4(_) => Ipv4Addr::new(198, 18, high, last).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, low).into(),
+    };
+    SocketAddr::new(address, port)
 }
 
-/// A SYN without options. The kernel fills in the IP header's checksum.
-fn syn(from: SocketAddrV4, to: SocketAddrV4, sequence: u32) -> [u8; 40] {
-    let mut packet = [0; 40];
-    packet[0] = 0x45;
-    packet[3] = 40;
-    packet[8] = 64;
-    packet[9] = 6;
-    packet[12..16].copy_from_slice(&from.ip().octets());
-    packet[16..20].copy_from_slice(&to.ip().octets());
-    packet[20..22].copy_from_slice(&from.port().to_be_bytes());
-    packet[22..24].copy_from_slice(&to.port().to_be_bytes());
-    packet[24..28].copy_from_slice(&sequence.to_be_bytes());
-    packet[32] = 5 << 4;
-    packet[33] = 2;
-    packet[34..36].copy_from_slice(&[0xff, 0xff]);
-    let (source, destination) = ((*from.ip()).into(), (*to.ip()).into());
-    let pseudo_header = Sum::pseudo_header(source, destination, 6, 20);
-    let checksum = pseudo_header.over(&packet[20..]).checksum();
-    packet[36..38].copy_from_slice(&checksum.to_be_bytes());
+/// A SYN without options. The kernel fills in the checksum of an IPv4 header.
+fn packet(from: SocketAddr, to: SocketAddr, sequence: u32) -> Vec<u8> {
+    let segment = syn(from, to, sequence);
+    let payload_len = segment.len() as u16;
+    let mut packet = match (from.ip(), to.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let mut header = vec![0; ipv4::HEADER_LEN];
+            Ipv4Header {
+                traffic_class: 0,
+                identification: 0,
+                dont_fragment: false,
+                more_fragments: false,
+                fragment_offset: 0,
+                ttl: HOPS,
+                protocol: TCP,
+                source,
+                destination,
+                payload_len,
+            }
+            .emit(&mut header);
+            header
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            let mut header = vec![0; ipv6::HEADER_LEN];
+            Ipv6Header {
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: HOPS,
+                protocol: TCP,
+                source,
+                destination,
+                payload_len,
+                fragment: None,
+            }
+            .emit(&mut header);
+            header
+        }
+        _ => return Vec::new(),
+    };
+    packet.extend(segment);
     packet
+}
+
+fn syn(from: SocketAddr, to: SocketAddr, sequence: u32) -> [u8; 20] {
+    let mut segment = [0; 20];
+    segment[0..2].copy_from_slice(&from.port().to_be_bytes());
+    segment[2..4].copy_from_slice(&to.port().to_be_bytes());
+    segment[4..8].copy_from_slice(&sequence.to_be_bytes());
+    segment[12] = 5 << 4;
+    segment[13] = 2;
+    segment[14..16].copy_from_slice(&[0xff, 0xff]);
+    let pseudo_header = Sum::pseudo_header(from.ip(), to.ip(), TCP, segment.len());
+    let checksum = pseudo_header.over(&segment).checksum();
+    segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+    segment
 }
