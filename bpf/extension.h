@@ -106,10 +106,10 @@ struct {
 	__type(value, __u32);
 } managers SEC(".maps");
 
-/* Has the managers see to what a row claims; returns only if they cannot. */
-static __always_inline void raise_received(struct __sk_buff *skb, const struct flow_row *row,
-					   const struct filter_key *key, __u16 flags,
-					   __u32 interface, __u8 event)
+/* Has a manager see to what a row claims; returns only if it cannot. */
+static __always_inline void raise_to(struct __sk_buff *skb, const __u32 manager,
+				     const struct flow_row *row, const struct filter_key *key,
+				     __u16 flags, __u32 interface, __u8 event)
 {
 	__u32 zero = 0;
 	struct extension_work *work = bpf_map_lookup_elem(&extension_work, &zero);
@@ -121,7 +121,15 @@ static __always_inline void raise_received(struct __sk_buff *skb, const struct f
 	work->flags = flags;
 	work->interface = interface;
 	work->event = event;
-	bpf_tail_call(skb, &managers, MANAGER_RECEIVE);
+	bpf_tail_call(skb, &managers, manager);
+}
+
+/* Has the extensions of an endpoint see to what a row claims; returns only if they cannot. */
+static __always_inline void raise_received(struct __sk_buff *skb, const struct flow_row *row,
+					   const struct filter_key *key, __u16 flags,
+					   __u32 interface, __u8 event)
+{
+	raise_to(skb, MANAGER_RECEIVE, row, key, flags, interface, event);
 }
 
 /* Is it of a protocol of its owner's own? */

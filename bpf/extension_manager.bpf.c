@@ -8,23 +8,15 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
-#include "budget.h"
 #include "chain.h"
 #include "counters.h"
-#include "deliver.h"
 #include "extension.h"
 #include "forward.h"
 #include "maps.h"
+#include "owner.h"
 #include "reply.h"
 #include "reply_raw.h"
 #include "view.h"
-
-static __always_inline int give_to_owner(struct __sk_buff *skb, const struct extension_work *work)
-{
-	if (is_raw(work))
-		return deliver_raw(skb, &work->row, work->interface);
-	return deliver(skb, &work->row, work->key.protocol, work->flags, work->interface);
-}
 
 static __always_inline enum shown show_what_came(struct __sk_buff *skb,
 						 struct extension_work *work,
@@ -50,12 +42,8 @@ int extension_receive(struct __sk_buff *skb)
 
 	if (!work || !view)
 		return TC_ACT_SHOT;
-	if (is_budgeted(&work->row)) {
-		if (exceeds_budget(skb, &work->row))
-			return TC_ACT_SHOT;
-		/* It is paid for. */
-		work->row.budget = 0;
-	}
+	if (!is_paid(skb, work))
+		return TC_ACT_SHOT;
 	if (!find_chain(work, work->event))
 		return give_to_owner(skb, work);
 	switch (show_what_came(skb, work, view)) {

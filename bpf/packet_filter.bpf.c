@@ -13,6 +13,7 @@
 #include "counters.h"
 #include "deliver.h"
 #include "extension.h"
+#include "flood.h"
 #include "fragments.h"
 #include "groups.h"
 #include "linear.h"
@@ -149,6 +150,9 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 			raise_received(skb, row, &key, flags, interface,
 				       key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
 								     EVENT_UDP_RECEIVE);
+	} else if (origin == FROM_NETWORK && may_be_flooding(row, &key, flags) &&
+		   !piece.is_fragment) {
+		raise_to(skb, MANAGER_SYN, row, &key, flags, interface, EVENT_TCP_RECEIVE);
 	}
 	if (piece.is_fragment)
 		flags |= RECORD_FRAGMENT;

@@ -305,7 +305,46 @@ struct extension_run {
 #define MANAGER_APPLY 1
 #define MANAGER_SEND 2
 #define MANAGER_APPLY_SENT 3
-#define MANAGERS 4
+#define MANAGER_SYN 4
+#define MANAGERS 5
+
+/* With what the SYNs to a listener are answered while they are a flood. Reserved octets are zero. */
+struct flood {
+	/* SipHash's key, as octets. */
+	__u64 secret[2];
+	/* SYNs that were, or would have been but for FLOOD_FULL. */
+	__u64 met;
+	__u16 window;
+	/* The largest segment that the listener wants; 0: what the path takes. */
+	__u16 max_segment;
+	/* Of windows; FLOOD_NO_SCALE if they are not scaled. */
+	__u8 scale;
+	__u8 flags;
+	__u8 traffic_class;
+	__u8 hop_limit;
+	/* SYNs that have fewer left are the owner's. */
+	__u8 least_hops;
+	__u8 reserved[7];
+};
+
+#define FLOOD_NO_SCALE 0xff
+#define FLOOD_TIMESTAMPS 1
+#define FLOOD_SACK 2
+#define FLOOD_ECN 4
+#define FLOOD_DONT_FRAGMENT 8
+/* As many connections as may be wait to be accepted: SYNs are dropped. */
+#define FLOOD_FULL 16
+
+struct path_key {
+	__u32 prefix;
+	union address address;
+};
+
+/* The way back to a peer; interface 0 if SYNs that seem to come from there are not answered here. */
+struct return_path {
+	__u32 interface;
+	__u32 mtu;
+};
 
 #define HOLDERS_MAX 8
 
@@ -343,5 +382,8 @@ _Static_assert(sizeof(struct chain) == 20, "Chain");
 _Static_assert(sizeof(struct extension_control) == 16, "ExtensionControl");
 _Static_assert(sizeof(struct extension_statistics) == 112, "ExtensionStatistics");
 _Static_assert(sizeof(struct extension_run) == 16, "ExtensionRun");
+_Static_assert(sizeof(struct flood) == 40, "Flood");
+_Static_assert(sizeof(struct path_key) == 20, "PathKey");
+_Static_assert(sizeof(struct return_path) == 8, "ReturnPath");
 
 #endif

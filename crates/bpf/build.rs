@@ -19,6 +19,7 @@ fn main() {
         "transmit_filter",
         "extension_manager",
         "sending_manager",
+        "syn_answer",
         "holders",
     ] {
         compile(&sources, program, &out);

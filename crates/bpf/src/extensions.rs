@@ -7,7 +7,7 @@ use std::sync::Arc;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use portolan_proto::extension::layout::{
     Chain, ExtensionControl, ExtensionStatistics, GuardKey, MANAGER_APPLY, MANAGER_APPLY_SENT,
-    MANAGER_RECEIVE, MANAGER_SEND,
+    MANAGER_RECEIVE, MANAGER_SEND, MANAGER_SYN,
 };
 use portolan_proto::extension::{MapDefinition, MapKind};
 use zerocopy::{FromBytes, IntoBytes};
@@ -44,6 +44,7 @@ impl Extensions {
             (MANAGER_APPLY, "extension_apply"),
             (MANAGER_SEND, "extension_send"),
             (MANAGER_APPLY_SENT, "extension_apply_sent"),
+            (MANAGER_SYN, "answer_syn"),
         ] {
             let program = objects.program(name)?;
             managers

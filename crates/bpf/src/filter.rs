@@ -17,6 +17,7 @@ use crate::channel::{ChannelMaps, Maps};
 use crate::counters::{self, Counter};
 use crate::error::{AttachError, ChannelError, LoadError, TableError};
 use crate::extensions::Extensions;
+use crate::floods::Floods;
 use crate::handles::HandleTable;
 use crate::hook::Hook;
 use crate::linear::LinearTable;
@@ -59,6 +60,8 @@ pub struct Filter {
     workshop: Arc<Workshop>,
     /// What programs install in the packets' path.
     pub extensions: Extensions,
+    /// Whose SYNs are a flood.
+    pub floods: Floods,
     counters: MapHandle,
     /// What `local_addresses` holds.
     addresses: HashMap<IpAddr, u8>,
@@ -106,6 +109,7 @@ impl Filter {
             budgets: Table::of(objects, "budgets")?,
             workshop: Arc::new(Workshop::of(objects, limits)?),
             extensions: Extensions::of(objects)?,
+            floods: Floods::of(objects)?,
             counters: objects.map("counters")?,
             addresses: HashMap::new(),
             tap_of: HashMap::new(),

@@ -8,6 +8,7 @@ mod counters;
 mod error;
 mod extensions;
 mod filter;
+mod floods;
 mod handles;
 mod holders;
 mod hook;

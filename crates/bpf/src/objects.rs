@@ -1,4 +1,4 @@
-//! The four compiled objects, loaded so that they share one set of maps.
+//! The five compiled objects, loaded so that they share one set of maps.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -32,6 +32,11 @@ static SENDING_MANAGER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     "/sending_manager.bpf.o"
 )));
 
+static SYN_ANSWER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/syn_answer.bpf.o"
+)));
+
 /// The map of the constants in `bpf/settings.h`.
 const SETTINGS: &str = ".rodata.settings";
 
@@ -55,6 +60,7 @@ pub(crate) struct Objects {
     transmit_filter: Object,
     extension_manager: Object,
     sending_manager: Object,
+    syn_answer: Object,
 }
 
 impl Objects {
@@ -67,11 +73,14 @@ impl Objects {
             .map_err(refused("managers of extensions"))?;
         let sending_manager = load_beside(&packet_filter, SENDING_MANAGER)
             .map_err(refused("managers of what is sent"))?;
+        let syn_answer =
+            load_beside(&packet_filter, SYN_ANSWER).map_err(refused("answers to SYNs"))?;
         Ok(Objects {
             packet_filter,
             transmit_filter,
             extension_manager,
             sending_manager,
+            syn_answer,
         })
     }
 
@@ -98,6 +107,7 @@ impl Objects {
             .chain(self.transmit_filter.progs_mut())
             .chain(self.extension_manager.progs_mut())
             .chain(self.sending_manager.progs_mut())
+            .chain(self.syn_answer.progs_mut())
     }
 
     fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
@@ -106,6 +116,7 @@ impl Objects {
             .chain(self.transmit_filter.progs())
             .chain(self.extension_manager.progs())
             .chain(self.sending_manager.progs())
+            .chain(self.syn_answer.progs())
     }
 }
 

@@ -5,6 +5,7 @@ mod active;
 mod attach;
 mod bed;
 mod budgets;
+mod floods;
 mod fragments;
 mod frames;
 mod groups;

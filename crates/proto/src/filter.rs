@@ -330,6 +330,70 @@ pub struct HandleRow {
 /// Handles that one host can give out.
 pub const HANDLES: u32 = 1 << 16;
 
+/// With what the SYNs to a listener are answered by the packet filter, while they are a flood.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Flood {
+    /// Of the port's cookies.
+    pub secret: [u8; 16],
+    /// SYNs that were, or would have been but for [`Flood::FULL`].
+    pub met: u64,
+    pub window: u16,
+    /// The largest segment that the listener wants; 0: what the path takes.
+    pub max_segment: u16,
+    /// Of windows, or [`Flood::NO_SCALE`].
+    pub scale: u8,
+    pub flags: u8,
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+    /// SYNs that have fewer hops left are the owner's.
+    pub least_hops: u8,
+    pub reserved: [u8; 7],
+}
+
+impl Flood {
+    pub const NO_SCALE: u8 = 0xff;
+    pub const TIMESTAMPS: u8 = 1;
+    pub const SACK: u8 = 2;
+    pub const ECN: u8 = 4;
+    pub const DONT_FRAGMENT: u8 = 8;
+    /// As many connections as may be wait to be accepted: SYNs are dropped.
+    pub const FULL: u8 = 16;
+}
+
+/// Key of the table of return paths: an address, and how many of its bits count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PathKey {
+    pub prefix: u32,
+    pub address: [u8; 16],
+}
+
+impl PathKey {
+    pub fn new(address: IpAddr, prefix: u8) -> PathKey {
+        let before = if address.is_ipv4() { 96 } else { 0 };
+        PathKey {
+            prefix: before + u32::from(prefix),
+            address: mapped(address),
+        }
+    }
+}
+
+/// The way back to a peer; interface 0 if the filter does not answer SYNs that seem to come from there.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct ReturnPath {
+    pub interface: u32,
+    pub mtu: u32,
+}
+
+/// Entries of the table of return paths.
+pub const RETURN_PATHS: usize = 16_384;
+
 /// Processes that one look for holders can name.
 pub const HOLDERS_MAX: usize = 8;
 
@@ -365,6 +429,9 @@ const _: () = assert!(size_of::<TapStamp>() == 12);
 const _: () = assert!(size_of::<Doorbell>() == 24);
 const _: () = assert!(size_of::<Budget>() == 72);
 const _: () = assert!(size_of::<Losses>() == 24);
+const _: () = assert!(size_of::<Flood>() == 40);
+const _: () = assert!(size_of::<PathKey>() == 20);
+const _: () = assert!(size_of::<ReturnPath>() == 8);
 
 /// An address as the filter's tables hold it.
 pub fn mapped(address: IpAddr) -> [u8; 16] {
@@ -395,6 +462,17 @@ impl BindingKey {
             protocol: protocol.number(),
             reserved: 0,
         }
+    }
+
+    /// Is what comes for the flow's local endpoint for a socket with this binding?
+    pub fn is_for(&self, flow: &FlowKey) -> bool {
+        let any = match flow.local.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        [flow.local.ip(), any]
+            .map(|ip| BindingKey::new(flow.protocol, SocketAddr::new(ip, flow.local.port())))
+            .contains(self)
     }
 
     /// The keys of a socket's binding: one that is bound to any IPv6 address has IPv4's, too,

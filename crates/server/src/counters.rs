@@ -78,6 +78,8 @@ counters! {
     cookies_sent = "syn-cookies-sent",
     cookies_taken = "syn-cookies-accepted",
     cookies_bad = "syn-cookies-refused",
+    /// Floods of SYNs that were left to the packet filter.
+    floods = "syn-floods",
     fast_opens = "fast-opens-with-text",
     fast_accepts = "fast-opens-accepted",
     fast_open_refused = "fast-open-cookies-refused",

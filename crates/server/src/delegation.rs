@@ -66,6 +66,7 @@ impl Server {
             back_until: None,
         });
         self.counters.delegations += 1;
+        self.end_floods_of(id);
         self.aim_listener(id);
         self.move_extensions_of(id);
         debug!(session = id.0, channel = channel.0, "handshakes delegated");
@@ -262,6 +263,7 @@ impl Server {
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.delegate = None;
             self.cookie_clock.note(self.now);
+            self.end_floods_of(id);
             self.aim_listener(id);
             self.move_extensions_of(id);
             debug!(session = id.0, "handshakes taken back");

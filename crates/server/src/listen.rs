@@ -24,6 +24,7 @@ use tracing::{debug, warn};
 
 use crate::clients::Answer;
 use crate::delegation::Delegate;
+use crate::pace::Pace;
 use crate::server::{Server, Source, random_u64};
 use crate::sessions::NewDescriptor;
 
@@ -65,6 +66,8 @@ pub struct Listener {
     pub delegate: Option<Delegate>,
     /// Of the processes that do, or did.
     pub lent_secret: Option<Secret>,
+    /// Of the SYNs that were not kept.
+    pub pace: Pace,
 }
 
 impl Listener {
@@ -240,6 +243,7 @@ impl Server {
                 is_for_children: false,
                 delegate: None,
                 lent_secret: None,
+                pace: Pace::default(),
             },
         );
         self.open_port(id, local);
@@ -332,6 +336,7 @@ impl Server {
         };
         if let Some(session) = self.registry.session(id) {
             self.close_port(id, session.local);
+            self.review_floods_of(id);
         }
         let unaccepted = listener.handshakes.iter().chain(&listener.ready);
         for &id in unaccepted.chain(&listener.offered) {
@@ -379,7 +384,10 @@ impl Server {
             return;
         };
         match listener.backlog.on_syn(self.sysctls.values().cookies) {
-            SynVerdict::Drop => self.counters.syn_dropped += 1,
+            SynVerdict::Drop => {
+                self.counters.syn_dropped += 1;
+                self.note_unkept(listener_id, &flow);
+            }
             SynVerdict::Cookie => self.send_cookie(listener_id, &flow, header),
             SynVerdict::Open => self.open_handshake(listener_id, flow, (header, payload), isn),
         }
@@ -546,6 +554,7 @@ impl Server {
         }
         listener.backlog.queued();
         listener.ready.push_back(id);
+        self.review_floods_of(listener_id);
         self.set_phase(id, Phase::Offered);
         self.announce(listener_id);
     }
@@ -651,6 +660,7 @@ impl Server {
         };
         if let Some(listener) = self.listeners.get_mut(&listener_id) {
             listener.has_accepted(id);
+            self.review_floods_of(listener_id);
             self.admit_callers(listener_id);
         }
     }

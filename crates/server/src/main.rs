@@ -12,6 +12,7 @@ mod descriptors;
 mod direct;
 mod extensions;
 mod fast_open;
+mod floods;
 mod handles;
 mod instance;
 mod listen;

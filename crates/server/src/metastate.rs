@@ -56,6 +56,9 @@ impl Server {
             .collect();
         self.generation = self.generation.wrapping_add(2);
         self.routes = Routes::new(self.generation, state);
+        if let Err(failure) = self.filter.floods.set_paths(self.routes.return_paths()) {
+            error!(%failure, "the filter keeps old ways back");
+        }
         self.drop_resolved();
     }
 

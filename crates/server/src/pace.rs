@@ -1,4 +1,4 @@
-//! How the server bears a flood of SYNs: while many are answered by cookies it looks at its ring at
+//! How the server bears a flood of SYNs: while many are not kept (answered by cookies, or dropped) it looks at its ring at
 //! intervals instead of being woken for each, and lets others run after each answer. What is waited for by
 //! descriptors is served at once as ever.
 
@@ -9,11 +9,11 @@ use portolan_types::Instant;
 /// From one look at the ring to the next.
 const INTERVAL: Duration = Duration::from_micros(500);
 
-/// That many cookies within that time are a flood.
+/// That many within that time are a flood.
 const MANY: u32 = 16;
 const WINDOW: Duration = Duration::from_millis(8);
 
-/// Cookies of late.
+/// SYNs of late that were not kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     since: Instant,
@@ -23,7 +23,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A SYN was answered by a cookie.
+    /// A SYN was not kept.
     pub fn note(&mut self, now: Instant) {
         if now.since(self.since) > WINDOW {
             self.since = now;
@@ -35,14 +35,19 @@ impl Pace {
         }
     }
 
+    /// Are they many now?
+    pub fn is_flood(&self, now: Instant) -> bool {
+        now < self.until
+    }
+
     /// When to look at the ring again, if not when it rings.
     pub fn next_look(&self, now: Instant) -> Option<Instant> {
-        (now < self.until).then_some(now + INTERVAL)
+        self.is_flood(now).then_some(now + INTERVAL)
     }
 
     /// Others go first: an answer takes as long as a round trip of theirs.
     pub fn give_way(&self, now: Instant) {
-        if now < self.until {
+        if self.is_flood(now) {
             std::thread::yield_now();
         }
     }

@@ -259,7 +259,7 @@ impl Server {
         if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
             self.counters.cookies_sent += 1;
             self.cookie_clock.note(self.now);
-            self.pace.note(self.now);
+            self.note_unkept(listener, flow);
             self.pace.give_way(self.now);
         }
     }

@@ -39,6 +39,7 @@ use crate::config::Config;
 use crate::counters::Counters;
 use crate::direct::{self, Directs};
 use crate::extensions::Extensions;
+use crate::floods::Floods;
 use crate::instance::Instance;
 use crate::listen::Listener;
 use crate::locals::Locals;
@@ -167,6 +168,8 @@ pub struct Server {
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
     pub(crate) pace: Pace,
+    /// Listeners whose SYNs the packet filter answers.
+    pub(crate) floods: Floods,
     pub(crate) early: EarlyFragments,
     /// Fast Open cookies that peers granted.
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
@@ -297,6 +300,7 @@ impl Server {
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
             pace: Pace::default(),
+            floods: Floods::default(),
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
             qos: Qos::new(&config),
@@ -473,6 +477,7 @@ impl Server {
             self.drive_recalls(),
             self.drive_relays(),
             self.drive_delegations(),
+            self.drive_floods(),
             self.drive_callers(),
             self.drive_bells(),
             self.drive_leaving_classes(),

@@ -2,7 +2,8 @@
 //! server does this for its listeners, and a library for those that are delegated to it (ADR 15).
 
 use portolan_proto::control::HandshakeOptions;
-use portolan_tcp::cookie::{self, Decoded};
+use portolan_proto::filter::Flood;
+use portolan_tcp::cookie::{self, Decoded, Terms};
 use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
 use portolan_tcp::{
     ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config, Connection, ListenAnswer, judge_at_listener, reset_for,
@@ -177,6 +178,29 @@ pub fn answer_by_cookie(
     now: Instant,
 ) -> TcpHeader {
     cookie::syn_ack(secret, flow, syn, config, now)
+}
+
+/// With what the packet filter answers the SYNs of a listener as [`answer_by_cookie`] would.
+pub fn flood(base: &Config, options: &HandshakeOptions, secret: &Secret) -> Flood {
+    let mut config = base.clone();
+    tune_config(&mut config, options);
+    let terms = Terms::of(&config);
+    let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+    Flood {
+        secret: secret.0,
+        window: terms.window,
+        max_segment: options.max_segment.unwrap_or(0),
+        scale: terms.scale.unwrap_or(Flood::NO_SCALE),
+        flags: flag(terms.timestamps, Flood::TIMESTAMPS)
+            | flag(terms.sack, Flood::SACK)
+            | flag(terms.ecn, Flood::ECN)
+            | flag(options.ip.discovery.forbids_routers(), Flood::DONT_FRAGMENT),
+        // TCP decides on the two low bits for each segment.
+        traffic_class: options.ip.tos & !3,
+        hop_limit: options.ip.ttl,
+        least_hops: options.ip.min_ttl,
+        ..Flood::default()
+    }
 }
 
 /// Of a connection that a SYN opens.

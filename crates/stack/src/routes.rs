@@ -1,8 +1,9 @@
 //! Look-ups on metastate: which device, next hop, source address and MTU a destination has.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
+use portolan_proto::filter::{PathKey, RETURN_PATHS, ReturnPath};
 use portolan_proto::metastate::{Interface, Metastate, Route, RouteKind};
 use portolan_types::{MacAddr, is_scoped};
 
@@ -71,15 +72,34 @@ impl Routes {
             .ok_or(NoRoute)
     }
 
+    /// What the packet filter is to know of [`Routes::path`]: where answers go that it makes itself. None if
+    /// there are too many.
+    pub fn return_paths(&self) -> HashMap<PathKey, ReturnPath> {
+        let mut paths = HashMap::new();
+        if self.state.routes.len() > RETURN_PATHS {
+            return paths;
+        }
+        let routes = self.state.routes.iter();
+        for route in routes.filter(|route| route.kind != RouteKind::Refuse) {
+            let Some(device) = self.interface(route.interface) else {
+                continue;
+            };
+            let is_ours = device.managed && route.kind == RouteKind::Unicast;
+            let path = ReturnPath {
+                interface: if is_ours { device.index } else { 0 },
+                mtu: mtu_of(route, device),
+            };
+            let key = PathKey::new(route.destination, route.prefix);
+            paths.entry(key).or_insert(path);
+        }
+        paths
+    }
+
     fn path_by(&self, route: &Route, destination: IpAddr) -> Option<Path> {
         if route.kind == RouteKind::Refuse {
             return None;
         }
-        let interface = self
-            .state
-            .interfaces
-            .iter()
-            .find(|i| i.index == route.interface && i.up)?;
+        let interface = self.interface(route.interface)?;
         Some(Path {
             interface: interface.index,
             managed: interface.managed,
@@ -88,9 +108,7 @@ impl Routes {
             source: route
                 .source
                 .or_else(|| self.address_near(interface.index, destination)),
-            mtu: route
-                .mtu
-                .map_or(interface.mtu, |mtu| mtu.min(interface.mtu)),
+            mtu: mtu_of(route, interface),
             mac: interface.mac,
         })
     }
@@ -188,6 +206,11 @@ impl Routes {
     }
 }
 
+fn mtu_of(route: &Route, interface: &Interface) -> u32 {
+    let limit = route.mtu.unwrap_or(u32::MAX);
+    limit.min(interface.mtu)
+}
+
 /// RFC 6724 §5, of two of one device the greater: rules 2 (scope), 6 (label), 8 (longest prefix).
 fn source_preference(source: Ipv6Addr, destination: Ipv6Addr) -> (bool, bool, u32) {
     let is_narrow = |address: Ipv6Addr| is_scoped(address.into());
@@ -246,6 +269,34 @@ mod tests {
             metric: 0,
             mtu: None,
             kind: RouteKind::Unicast,
+        }
+    }
+
+    #[test]
+    fn the_filter_is_told_of_the_routes_that_paths_take() {
+        let paths = host().return_paths();
+        let of = |address, prefix| paths.get(&PathKey::new(ip(address), prefix)).copied();
+        let by_managed = Some(ReturnPath {
+            interface: 2,
+            mtu: 1500,
+        });
+        assert_eq!(of("10.0.0.0", 24), by_managed);
+        assert_eq!(of("0.0.0.0", 0), by_managed, "the other's device is down");
+        assert_eq!(paths.len(), 2);
+    }
+
+    #[test]
+    fn the_filter_answers_nobody_who_is_not_reached_through_it() {
+        let mut host = host();
+        host.state.interfaces[1].up = true;
+        host.state.routes.push(Route {
+            kind: RouteKind::Local,
+            ..route("10.0.0.1", 32, None, 2)
+        });
+        let paths = host.return_paths();
+        for (address, prefix) in [("0.0.0.0", 0), ("10.0.0.1", 32)] {
+            let path = paths[&PathKey::new(ip(address), prefix)];
+            assert_eq!(path.interface, 0, "{address}");
         }
     }
 

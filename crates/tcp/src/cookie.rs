@@ -30,6 +30,38 @@ const ECN: u32 = 1 << 5;
 const OUTER: u8 = 3;
 const INNER: u8 = 4;
 
+/// What the answers to all SYNs of a listener have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Terms {
+    pub window: u16,
+    /// None if windows are not scaled.
+    pub scale: Option<u8>,
+    pub timestamps: bool,
+    pub sack: bool,
+    pub ecn: bool,
+}
+
+impl Terms {
+    pub fn of(config: &Config) -> Terms {
+        let offer = Terms::offer(config);
+        let clamp = config
+            .window_clamp
+            .map_or(u16::MAX, |clamp| clamp.min(0xffff) as u16);
+        Terms {
+            window: (config.receive_buffer.min(0xffff) as u16).min(clamp),
+            scale: offer.scale,
+            timestamps: offer.timestamps,
+            sack: offer.sack,
+            ecn: config.ecn != EcnMode::Off,
+        }
+    }
+
+    fn offer(config: &Config) -> Offer {
+        let scale = Receiver::new(config).wanted_scale(config.window_clamp);
+        Offer::new(config, scale)
+    }
+}
+
 /// What a cookie said of the peer's SYN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Decoded {
@@ -57,7 +89,8 @@ impl Decoded {
     }
 }
 
-/// The SYN+ACK that answers `syn` without keeping anything. `flow` is seen from this host.
+/// The SYN+ACK that answers `syn` without keeping anything. `flow` is seen from this host. In a flood
+/// the packet filter answers the same (`bpf/syn_answer.bpf.c`).
 pub fn syn_ack(
     secret: &Secret,
     flow: &FlowKey,
@@ -65,8 +98,7 @@ pub fn syn_ack(
     config: &Config,
     now: Instant,
 ) -> TcpHeader {
-    let scale = Receiver::new(config).wanted_scale(config.window_clamp);
-    let mut offer = Offer::new(config, scale).answering(&syn.options);
+    let mut offer = Terms::offer(config).answering(&syn.options);
     offer.ecn = Ecn::accepts(config.ecn, syn);
     if !offer.timestamps {
         // Nothing to carry them in.
@@ -86,10 +118,6 @@ pub fn syn_ack(
             echo: peer.value,
         });
     let flags = TcpFlags::SYN.with(TcpFlags::ACK);
-    let window = config.receive_buffer.min(0xffff) as u16;
-    let clamp = config
-        .window_clamp
-        .map_or(u16::MAX, |clamp| clamp.min(0xffff) as u16);
     TcpHeader {
         source_port: syn.destination_port,
         destination_port: syn.source_port,
@@ -99,7 +127,7 @@ pub fn syn_ack(
             true => flags.with(Ecn::syn_flags(true)),
             false => flags,
         },
-        window: window.min(clamp),
+        window: Terms::of(config).window,
         urgent: 0,
         options: TcpOptions {
             mss: Some(offer.mss),

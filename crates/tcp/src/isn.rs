@@ -1,7 +1,7 @@
 //! Initial sequence numbers and timestamp offsets that nobody off the path can guess (RFC 6528,
 //! RFC 7323 §5.4).
 
-use core::hash::{Hash, Hasher};
+use core::net::SocketAddr;
 
 use portolan_types::{FlowKey, Instant, SeqNum};
 use siphasher::sip::SipHasher24;
@@ -17,10 +17,26 @@ impl core::fmt::Debug for Secret {
 }
 
 impl Secret {
+    /// SipHash over the flow as the packet filter's tables name it, and what else there is:
+    /// `bpf/cookie.h` does the same.
     pub(crate) fn hash(&self, domain: u8, flow: &FlowKey, extra: u32) -> u64 {
-        let mut hasher = SipHasher24::new_with_key(&self.0);
-        (domain, flow, extra).hash(&mut hasher);
-        hasher.finish()
+        let mut message = [0; 48];
+        message[..16].copy_from_slice(&address(flow.local));
+        message[16..32].copy_from_slice(&address(flow.remote));
+        message[32..34].copy_from_slice(&flow.local.port().to_be_bytes());
+        message[34..36].copy_from_slice(&flow.remote.port().to_be_bytes());
+        message[36] = flow.protocol.number();
+        message[40] = domain;
+        message[44..].copy_from_slice(&extra.to_le_bytes());
+        SipHasher24::new_with_key(&self.0).hash(&message)
+    }
+}
+
+/// IPv4's as IPv4-mapped IPv6.
+fn address(endpoint: SocketAddr) -> [u8; 16] {
+    match endpoint {
+        SocketAddr::V4(v4) => v4.ip().to_ipv6_mapped().octets(),
+        SocketAddr::V6(v6) => v6.ip().octets(),
     }
 }
 

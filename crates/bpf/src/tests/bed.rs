@@ -33,6 +33,9 @@ pub(super) const OTHER_CHANNEL: ChannelId = ChannelId(2);
 
 const RING_SIZE: u32 = 1024 * 1024;
 
+/// By how much a program may make a frame longer.
+const GROWTH: usize = 64;
+
 pub(super) struct Bed {
     pub filter: Filter,
     objects: RefCell<Objects>,
@@ -145,7 +148,7 @@ impl Bed {
         context: &mut Context,
     ) -> (Outcome, Vec<u8>) {
         self.newly_counted();
-        let mut left = vec![0; frame.len()];
+        let mut left = vec![0; frame.len() + GROWTH];
         let verdict = self.test_run(program, frame, context, 1, Some(&mut left)).0;
         let outcome = Outcome {
             verdict,
@@ -219,7 +222,7 @@ impl Bed {
         frame: &[u8],
         context: &mut Context,
         repeat: u32,
-        left: Option<&mut [u8]>,
+        left: Option<&mut Vec<u8>>,
     ) -> (i32, Duration) {
         let mut objects = self.objects.borrow_mut();
         let program = objects
@@ -227,16 +230,20 @@ impl Bed {
             .find(|candidate| candidate.name() == program)
             .unwrap();
         let mut context_left = context.0;
+        let mut nothing = Vec::new();
+        let left = left.unwrap_or(&mut nothing);
         let input = ProgramInput {
             data_in: Some(frame),
             context_in: Some(&mut context.0),
             context_out: Some(&mut context_left),
             repeat,
-            data_out: left,
+            data_out: Some(left.as_mut_slice()).filter(|left| !left.is_empty()),
             ..ProgramInput::default()
         };
         let output = program.test_run(input).unwrap();
         let (verdict, duration) = (output.return_value as i32, output.duration);
+        let length = output.data.map_or(0, |data| data.len());
+        left.truncate(length);
         context.0 = context_left;
         (verdict, duration)
     }

@@ -115,6 +115,8 @@ pub const MANAGER_RECEIVE: u32 = 0;
 pub const MANAGER_APPLY: u32 = 1;
 pub const MANAGER_SEND: u32 = 2;
 pub const MANAGER_APPLY_SENT: u32 = 3;
+/// Not of extensions: it answers floods of SYNs.
+pub const MANAGER_SYN: u32 = 4;
 
 const _: () = assert!(size_of::<GuardKey>() == 8);
 const _: () = assert!(size_of::<Chain>() == 20);

@@ -1,0 +1,98 @@
+//! The tables by which the packet filter answers floods of SYNs.
+
+use std::collections::HashMap;
+
+use portolan_proto::filter::{BindingKey, FilterKey, Flood, PathKey, RETURN_PATHS, ReturnPath};
+use portolan_types::FlowKey;
+
+use crate::error::{LoadError, TableError};
+use crate::objects::Objects;
+use crate::table::Table;
+
+/// What is answered, for whom, and which way.
+pub struct Floods {
+    floods: Table<BindingKey, Flood>,
+    count: Table<u32, u32>,
+    spared: Table<FilterKey, u8>,
+    paths: Table<PathKey, ReturnPath>,
+    /// What `paths` holds.
+    known_paths: HashMap<PathKey, ReturnPath>,
+    /// What `floods` holds.
+    known: HashMap<BindingKey, Flood>,
+}
+
+impl Floods {
+    pub(crate) fn of(objects: &Objects) -> Result<Floods, LoadError> {
+        Ok(Floods {
+            floods: Table::of(objects, "floods")?,
+            count: Table::of(objects, "flood_count")?,
+            spared: Table::of(objects, "spared_flows")?,
+            paths: Table::of(objects, "return_paths")?,
+            known_paths: HashMap::new(),
+            known: HashMap::new(),
+        })
+    }
+
+    /// Has the filter answer the SYNs to a listener from now on, or otherwise than before. What it has
+    /// met stays counted, but for what passes meanwhile.
+    pub fn set(&mut self, binding: &BindingKey, flood: &Flood) -> Result<(), TableError> {
+        if self.known.get(binding) == Some(flood) {
+            return Ok(());
+        }
+        let next = Flood {
+            met: self.met(binding),
+            ..*flood
+        };
+        self.floods.set(binding, &next)?;
+        self.known.insert(*binding, *flood);
+        self.note_count()
+    }
+
+    /// Leaves the SYNs to the listener's owner.
+    pub fn end(&mut self, binding: &BindingKey) -> Result<(), TableError> {
+        if self.known.remove(binding).is_some() {
+            self.floods.remove(binding)?;
+            self.note_count()?;
+        }
+        Ok(())
+    }
+
+    fn note_count(&self) -> Result<(), TableError> {
+        // Bounded by the size of the table.
+        self.count.set(&0, &(self.known.len() as u32))
+    }
+
+    /// SYNs of a listener that the filter has dealt with since it is flooded.
+    pub fn met(&self, binding: &BindingKey) -> u64 {
+        self.floods.read(binding).map_or(0, |flood| flood.met)
+    }
+
+    /// Leaves the SYNs of a flow to its owner, who knows it.
+    pub fn spare(&self, flow: &FlowKey) -> Result<(), TableError> {
+        self.spared.set(&FilterKey::new(flow), &1)
+    }
+
+    pub fn spare_no_more(&self, flow: &FlowKey) -> Result<(), TableError> {
+        self.spared.remove(&FilterKey::new(flow))
+    }
+
+    /// The ways back to peers, in place of those set before; if there are too many, none.
+    pub fn set_paths(&mut self, paths: HashMap<PathKey, ReturnPath>) -> Result<(), TableError> {
+        let wanted = match paths.len() > RETURN_PATHS {
+            true => HashMap::new(),
+            false => paths,
+        };
+        for key in self.known_paths.keys() {
+            if !wanted.contains_key(key) {
+                self.paths.remove(key)?;
+            }
+        }
+        for (key, path) in &wanted {
+            if self.known_paths.get(key) != Some(path) {
+                self.paths.set(key, path)?;
+            }
+        }
+        self.known_paths = wanted;
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! Listeners under a flood of SYNs (ADR 22): while many of a listener's SYNs are answered by cookies,
+//! the packet filter answers them, as the listener's owner would. What is decided here is when, and
+//! with what.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use portolan_proto::filter::{BindingKey, Flood};
+use portolan_stack::CookieUse;
+use portolan_stack::passive::flood;
+use portolan_types::{FlowKey, Instant, Protocol, SessionId};
+use tracing::{debug, warn};
+
+use crate::server::Server;
+
+/// From one look at floods to the next.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// With fewer SYNs meanwhile a flood is over: half as many as make one (`pace`).
+const FEW: u64 = 100;
+
+/// The listeners' bindings that are flooded.
+#[derive(Debug, Default)]
+pub struct Floods {
+    next_look: Option<Instant>,
+    /// SYNs of each up to the last look.
+    met: HashMap<BindingKey, u64>,
+}
+
+impl Server {
+    /// A SYN to the listener was answered by a cookie, or dropped.
+    pub fn note_unkept(&mut self, id: SessionId, flow: &FlowKey) {
+        let now = self.now;
+        self.pace.note(now);
+        let Some(listener) = self.listeners.get_mut(&id) else {
+            return;
+        };
+        listener.pace.note(now);
+        if listener.pace.is_flood(now) {
+            self.begin_flood(id, flow);
+        }
+    }
+
+    fn begin_flood(&mut self, id: SessionId, flow: &FlowKey) {
+        let binding = self
+            .bindings_of(id)
+            .into_iter()
+            .find(|binding| binding.is_for(flow));
+        let Some(binding) = binding.filter(|binding| !self.floods.met.contains_key(binding)) else {
+            return;
+        };
+        if self.sysctls.values().cookies == CookieUse::Never {
+            return;
+        }
+        if self.aim_flood(&binding) {
+            debug!(session = id.0, "SYNs are a flood");
+            self.counters.floods += 1;
+            self.floods.met.insert(binding, 0);
+            self.floods.next_look.get_or_insert(self.now + LOOK);
+        }
+    }
+
+    fn bindings_of(&self, id: SessionId) -> Vec<BindingKey> {
+        let session = self.registry.session(id);
+        session.map_or_else(Vec::new, |session| {
+            BindingKey::of(Protocol::Tcp, session.local, session.v6_only).collect()
+        })
+    }
+
+    /// Tells the filter what the listeners of a binding answer with now. False if they are left to
+    /// answer themselves.
+    fn aim_flood(&mut self, binding: &BindingKey) -> bool {
+        let told = match self.flood_of(binding) {
+            Some(flood) => self.filter.floods.set(binding, &flood).map(|()| true),
+            None => self.filter.floods.end(binding).map(|()| false),
+        };
+        told.unwrap_or_else(|error| {
+            warn!(%error, "the filter does not answer a flood");
+            false
+        })
+    }
+
+    /// Which of several listeners a SYN is for, the filter cannot tell: they must agree, and all have room.
+    fn flood_of(&self, binding: &BindingKey) -> Option<Flood> {
+        let port = u16::from_be_bytes(binding.local_port);
+        let members: Vec<SessionId> = self
+            .listening_ports
+            .get(&port)?
+            .iter()
+            .copied()
+            .filter(|id| self.bindings_of(*id).contains(binding))
+            .collect();
+        let (first, others) = members.split_first()?;
+        let flood = self.answers_of(*first)?;
+        let is_full = flood.flags & Flood::FULL != 0;
+        let is_common = others.iter().all(|id| self.answers_of(*id) == Some(flood));
+        (others.is_empty() || is_common && !is_full).then_some(flood)
+    }
+
+    fn answers_of(&self, id: SessionId) -> Option<Flood> {
+        let listener = self.listeners.get(&id)?;
+        let secret = match listener.delegate {
+            Some(_) => listener.lent_secret.as_ref()?,
+            None => &self.secret,
+        };
+        let mut flood = flood(&self.base_config(), &listener.options, secret);
+        if !listener.has_room() {
+            flood.flags |= Flood::FULL;
+        }
+        Some(flood)
+    }
+
+    /// Something about the listener has changed, which may be gone.
+    pub fn review_floods_of(&mut self, id: SessionId) {
+        if self.floods.met.is_empty() {
+            return;
+        }
+        for binding in self.bindings_of(id) {
+            self.review_flood(&binding);
+        }
+    }
+
+    fn review_flood(&mut self, binding: &BindingKey) {
+        if self.floods.met.contains_key(binding) && !self.aim_flood(binding) {
+            self.floods.met.remove(binding);
+        }
+    }
+
+    /// The listener's owner answers what comes next, whatever it is.
+    pub fn end_floods_of(&mut self, id: SessionId) {
+        for binding in self.bindings_of(id) {
+            self.end_flood(&binding);
+        }
+    }
+
+    fn end_flood(&mut self, binding: &BindingKey) {
+        if self.floods.met.remove(binding).is_some()
+            && let Err(error) = self.filter.floods.end(binding)
+        {
+            warn!(%error, "the filter goes on answering a flood");
+        }
+    }
+
+    /// Ends the floods that are over. Returns when to come back.
+    pub fn drive_floods(&mut self) -> Option<Instant> {
+        let due = self.floods.next_look?;
+        if due > self.now {
+            return Some(due);
+        }
+        self.sysctls.refresh(self.now);
+        let bindings: Vec<BindingKey> = self.floods.met.keys().copied().collect();
+        for binding in bindings {
+            self.look_at_flood(&binding);
+        }
+        let is_over = self.floods.met.is_empty();
+        self.floods.next_look = (!is_over).then_some(self.now + LOOK);
+        self.floods.next_look
+    }
+
+    fn look_at_flood(&mut self, binding: &BindingKey) {
+        let met = self.filter.floods.met(binding);
+        let before = self.floods.met.insert(*binding, met).unwrap_or(0);
+        let is_never = self.sysctls.values().cookies == CookieUse::Never;
+        if is_never || met.saturating_sub(before) < FEW {
+            debug!(met, "SYNs are no flood any more");
+            return self.end_flood(binding);
+        }
+        self.cookie_clock.note(self.now);
+        self.review_flood(binding);
+    }
+}

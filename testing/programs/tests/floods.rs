@@ -1,0 +1,155 @@
+//! Floods of SYNs at one program's port (ADR 22): the packet filter answers them by cookies, of which the
+//! port's owner makes connections.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
+use portolan_programs::{PYTHON, bed, counter, eventually};
+use rustix::process::Signal;
+
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
+const PORT: u16 = 7095;
+const PROMPTLY: Duration = Duration::from_secs(5);
+
+/// Serves in one of the ways of the fixture, with so many connections that may wait.
+fn start(bed: &Bed, way: &str, backlog: &str) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command
+        .args([SERVER, way])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .arg(backlog);
+    bed.serve_command(PORT, "delegated.py", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// More SYNs a second than an honest host sends, from hosts that do not exist.
+fn flood(bed: &Bed) -> Background {
+    let client = bed.client.address.to_string();
+    let back = match bed.client.address.is_ipv4() {
+        true => "198.18.0.0/15",
+        false => "2001:2::/48",
+    };
+    let route = ["route", "replace", back, "via", &client];
+    run(bed.namespace(Side::Server).exec("ip").args(route)).expect("a route back");
+    let to = bed.endpoint(PORT).to_string();
+    let mut flood = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
+    flood.args(["syns", &to, "--rate", "5000", "--seconds", "60"]);
+    Background::start(&mut flood).expect("it starts")
+}
+
+fn filtered(bed: &Bed, name: &str) -> u64 {
+    counter(bed, Side::Server, "receive", name)
+}
+
+fn served(bed: &Bed, name: &str) -> u64 {
+    counter(bed, Side::Server, "server", name)
+}
+
+fn set_cookies(bed: &Bed, number: &str) {
+    let set = || fs::write("/proc/sys/net/ipv4/tcp_syncookies", number).expect("it is ours");
+    bed.namespace(Side::Server).enter(set);
+}
+
+fn echo(bed: &Bed) {
+    let mut stream = connect(bed, PORT);
+    exchange(&mut stream, 20, 50_000);
+    assert_ends_in_order(stream);
+}
+
+fn await_answers(bed: &Bed, more: u64) {
+    let before = filtered(bed, "answered_syn");
+    let answered = || filtered(bed, "answered_syn") - before;
+    assert!(eventually(PROMPTLY * 3, || answered() >= more));
+}
+
+/// Does the filter answer no more?
+fn is_over(bed: &Bed) -> bool {
+    let before = filtered(bed, "answered_syn");
+    std::thread::sleep(Duration::from_millis(50));
+    filtered(bed, "answered_syn") == before
+}
+
+/// What ten clients do in the middle of it, whoever performs the handshakes.
+fn assert_clients_get_in(bed: &Bed) {
+    for _ in 0..10 {
+        echo(bed);
+    }
+}
+
+#[test]
+fn clients_get_in_by_cookies_that_the_filter_made() {
+    for bed in [bed(), bed().over_ipv6()] {
+        let _server = start(&bed, "blocking", "8");
+        let flooding = flood(&bed);
+        await_answers(&bed, 3000);
+        assert_clients_get_in(&bed);
+        assert!(served(&bed, "syn-cookies-accepted") >= 10);
+        let (here, there) = (
+            served(&bed, "syn-cookies-sent"),
+            filtered(&bed, "answered_syn"),
+        );
+        assert!(
+            here < there / 4,
+            "{here} by the server, {there} by the filter"
+        );
+        drop(flooding);
+        assert!(eventually(PROMPTLY, || is_over(&bed)));
+        echo(&bed);
+        assert!(is_over(&bed), "that was no flood");
+    }
+}
+
+#[test]
+fn a_host_that_wants_no_cookies_has_none() {
+    let bed = bed();
+    set_cookies(&bed, "0");
+    let _server = start(&bed, "blocking", "8");
+    let _flood = flood(&bed);
+    let dropped = || served(&bed, "syns-dropped-queue-full");
+    assert!(eventually(PROMPTLY, || dropped() > 1000));
+    assert_eq!(filtered(&bed, "answered_syn"), 0);
+}
+
+#[test]
+fn a_host_that_always_wants_them_has_them_whatever_the_backlog() {
+    let bed = bed();
+    set_cookies(&bed, "2");
+    let _server = start(&bed, "blocking", "4096");
+    let _flood = flood(&bed);
+    await_answers(&bed, 1000);
+    assert_clients_get_in(&bed);
+    // It changes its mind.
+    set_cookies(&bed, "0");
+    assert!(eventually(PROMPTLY, || is_over(&bed)));
+}
+
+#[test]
+fn while_nobody_accepts_the_filter_drops_and_then_answers_again() {
+    let bed = bed();
+    let server = start(&bed, "late", "2");
+    let open = |_| {
+        let mut stream = connect(&bed, PORT);
+        stream.write_all(b"early").expect("it takes octets");
+        stream
+    };
+    let streams: Vec<TcpStream> = (0..3).map(open).collect();
+    let _flood = flood(&bed);
+    let dropped = || filtered(&bed, "drop_syn");
+    assert!(eventually(PROMPTLY * 2, || dropped() > 1000));
+    assert_eq!(filtered(&bed, "answered_syn"), 0);
+    server.signal(Signal::USR1).expect("it runs");
+    for mut stream in streams {
+        let mut early = [0; 5];
+        stream.read_exact(&mut early).expect("what was sent");
+        assert_eq!(&early, b"early");
+        assert_ends_in_order(stream);
+    }
+    await_answers(&bed, 1000);
+    assert_clients_get_in(&bed);
+}
