@@ -20,13 +20,31 @@ struct {
 	__type(value, struct handle_row);
 } handles SEC(".maps");
 
+static __always_inline struct enclosed *enclosed_in_v6(struct cursor *cursor)
+{
+	struct ipv6hdr *ip = cursor->at;
+	struct enclosed_v6 *enclosed = (void *)(ip + 1);
+
+	if ((void *)(ip + 1) > cursor->end)
+		return NULL;
+	if (((ip->priority << 4 | ip->flow_lbl[0] >> 4) & DSCP_MASK) != settings.marker)
+		return NULL;
+	return encloses_handle_v6(cursor) ? &enclosed->option : NULL;
+}
+
 /* What the packet encloses, if it is a whole TCP segment that is marked so. */
 static __always_inline struct enclosed *enclosed_in(struct cursor *cursor)
 {
 	struct ethhdr *eth = cursor->at;
 	struct iphdr *ip = (void *)(eth + 1);
 
-	if ((void *)(ip + 1) > cursor->end || eth->h_proto != bpf_htons(ETH_P_IP))
+	if ((void *)(ip + 1) > cursor->end)
+		return NULL;
+	if (eth->h_proto == bpf_htons(ETH_P_IPV6)) {
+		cursor->at = ip;
+		return enclosed_in_v6(cursor);
+	}
+	if (eth->h_proto != bpf_htons(ETH_P_IP))
 		return NULL;
 	if ((ip->tos & DSCP_MASK) != settings.marker || ip->frag_off & bpf_htons(IPV4_FRAGMENT))
 		return NULL;

@@ -317,7 +317,14 @@ static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct 
 #define OPTION_ENCLOSED 158
 #define DSCP_MASK 0xfc
 
-/* A handle for active demultiplexing (MS §VI), as it follows an IPv4 header. */
+/* RFC 4727: an experimental option; who does not know it skips it. */
+#define OPTION_ENCLOSED_V6 0x1e
+#define OPTION_PAD_N 1
+
+/*
+ * A handle for active demultiplexing (MS §VI), as it follows an IPv4 header. IPv6's options count their
+ * length without type and length.
+ */
 struct enclosed {
 	__u8 type;
 	__u8 length;
@@ -325,7 +332,17 @@ struct enclosed {
 	__be32 nonce[2];
 };
 
+/* A destination options header with nothing but that, and two octets of padding before. */
+struct enclosed_v6 {
+	__u8 next;
+	__u8 length;
+	__u8 pad;
+	__u8 pad_length;
+	struct enclosed option;
+};
+
 _Static_assert(sizeof(struct enclosed) == 12, "the option of a handle");
+_Static_assert(sizeof(struct enclosed_v6) == 16, "the header of a handle");
 
 /* Has an IPv4 header that option, and no other? */
 static __always_inline bool encloses_handle(const struct cursor *cursor)
@@ -336,6 +353,34 @@ static __always_inline bool encloses_handle(const struct cursor *cursor)
 	return settings.marker && (const void *)(enclosed + 1) <= cursor->end && ip->ihl == 8 &&
 	       ip->version == 4 && ip->protocol == IPPROTO_TCP &&
 	       enclosed->type == OPTION_ENCLOSED && enclosed->length == sizeof(*enclosed);
+}
+
+/* Is the first header behind an IPv6 header that one? */
+static __always_inline bool encloses_handle_v6(const struct cursor *cursor)
+{
+	const struct ipv6hdr *ip = cursor->at;
+	const struct enclosed_v6 *enclosed = (const void *)(ip + 1);
+
+	return settings.marker && (const void *)(enclosed + 1) <= cursor->end &&
+	       ip->nexthdr == IPPROTO_DSTOPTS && enclosed->next == IPPROTO_TCP &&
+	       enclosed->length == 1 && enclosed->pad == OPTION_PAD_N &&
+	       enclosed->pad_length == 0 && enclosed->option.type == OPTION_ENCLOSED_V6 &&
+	       enclosed->option.length == sizeof(struct enclosed) - 2;
+}
+
+/*
+ * Leaves the cursor at the transport header. Of extension headers one with a handle is sent, and no other.
+ */
+static __always_inline enum parsed parse_ipv6_sent(struct cursor *cursor, struct filter_key *key)
+{
+	bool encloses = encloses_handle_v6(cursor);
+	enum parsed parsed = parse_ipv6(cursor, key, SENT);
+
+	if (encloses) {
+		key->protocol = IPPROTO_TCP;
+		cursor->at += sizeof(struct enclosed_v6);
+	}
+	return parsed;
 }
 
 /*
@@ -363,7 +408,7 @@ static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filt
 		return PARSED_FLOW;
 	}
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return parse_ipv6(cursor, key, SENT);
+		return parse_ipv6_sent(cursor, key);
 	return PARSED_NOT_IP;
 }
 

@@ -3,14 +3,19 @@
 
 use portolan_stack::TcpSession;
 use portolan_types::{FlowKey, Handle};
+use portolan_wire::demux::{ENCLOSED_V4_LEN, ENCLOSED_V6_LEN};
 use tracing::warn;
 
 use crate::server::{Server, random_u64};
 
 impl Server {
-    /// Is a connection to offer them? Over IPv6 nothing encloses any.
-    pub fn wants_handles(&self, flow: &FlowKey) -> bool {
-        self.config.demux.active && flow.local.is_ipv4()
+    /// What a handle would take of each packet of a connection; 0 if it is to offer none.
+    pub fn handle_room(&self, flow: &FlowKey) -> u16 {
+        match (self.config.demux.active, flow.local.is_ipv4()) {
+            (false, _) => 0,
+            (true, true) => ENCLOSED_V4_LEN as u16,
+            (true, false) => ENCLOSED_V6_LEN as u16,
+        }
     }
 
     /// The session goes to the process that its row names: its peer may name the row itself from now on. The filter

@@ -429,7 +429,7 @@ impl Server {
         let base = self.base_config();
         let config = passive_config(&base, &options, (&path, flow), &self.secret);
         Some(TcpConfig {
-            demux: self.wants_handles(flow),
+            handle_room: self.handle_room(flow),
             ..config
         })
     }

@@ -529,7 +529,7 @@ impl Server {
     /// Parameters of a connection over `path`.
     pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
         TcpConfig {
-            demux: self.wants_handles(flow),
+            handle_room: self.handle_room(flow),
             ..path_config(&self.base_config(), path, flow, &self.secret)
         }
     }

@@ -6,7 +6,9 @@ use portolan_proto::ip::IpOptions;
 use portolan_tcp::Codepoint;
 use portolan_types::{Handle, MacAddr, Protocol, Slot};
 use portolan_wire::checksum::Sum;
-use portolan_wire::demux::{ENCLOSED_LEN, enclose};
+use portolan_wire::demux::{
+    DESTINATION_OPTIONS, ENCLOSED_V4_LEN, ENCLOSED_V6_LEN, enclose_v4, enclose_v6,
+};
 use portolan_wire::ethernet::{self, EtherType};
 use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::vnet::{self, Gso, VnetHeader};
@@ -23,8 +25,10 @@ const UDP: usize = udp::HEADER_LEN;
 /// In the seventh octet of an IPv4 header: path MTU discovery, RFC 1191.
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// Longest head of a frame: virtio-net, Ethernet, IPv6, TCP with all options.
-pub(crate) const HEAD_MAX: usize = VNET + ETHERNET + IPV6 + TCP_MAX;
+/// The same without the transport header: virtio-net, Ethernet, IPv6 with a handle.
+const TEMPLATE_MAX: usize = VNET + ETHERNET + IPV6 + ENCLOSED_V6_LEN;
+/// Longest head of a frame, with all options of TCP.
+pub(crate) const HEAD_MAX: usize = TEMPLATE_MAX + TCP_MAX;
 
 /// A frame to send: headers (virtio-net header first), then the payload in two pieces.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +84,7 @@ pub(crate) enum Cut {
 /// The part of the head that all packets between two addresses share, with its checksums summed.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
-    octets: [u8; VNET + ETHERNET + IPV6],
+    octets: [u8; TEMPLATE_MAX],
     length: usize,
     /// One's complement sum of addresses and protocol (the pseudo header without its length).
     pseudo_sum: u32,
@@ -88,6 +92,8 @@ pub(crate) struct Template {
     header_sum: u32,
     source: IpAddr,
     is_ipv4: bool,
+    /// The device leaves packets like these as they are: each goes as it is to be on the wire.
+    is_final: bool,
 }
 
 impl Template {
@@ -105,7 +111,7 @@ impl Template {
             Protocol::Tcp => options.tos & !3,
             Protocol::Udp => options.tos,
         };
-        let mut octets = [0; VNET + ETHERNET + IPV6];
+        let mut octets = [0; TEMPLATE_MAX];
         octets[VNET..VNET + 6].copy_from_slice(&destination_mac.0);
         octets[VNET + 6..VNET + 12].copy_from_slice(&source_mac.0);
         let (ethertype, ip) = octets[VNET + 12..].split_at_mut(2);
@@ -145,6 +151,7 @@ impl Template {
             header_sum,
             source,
             is_ipv4,
+            is_final: false,
         })
     }
 
@@ -152,21 +159,47 @@ impl Template {
         self.source
     }
 
-    /// The same with a handle in its first option, and marked so. `None` over IPv6, where few devices cut packets with
-    /// options, and if the application has chosen a traffic class.
+    /// The same with a handle in its first option, or header, and marked so. `None` if the application has chosen a
+    /// traffic class.
     pub(crate) fn enclosing(&self, handle: Handle) -> Option<Template> {
+        match self.is_ipv4 {
+            true => self.enclosing_v4(handle),
+            false => self.enclosing_v6(handle),
+        }
+    }
+
+    fn enclosing_v4(&self, handle: Handle) -> Option<Template> {
         let mut enclosing = self.clone();
-        let end = self.length + ENCLOSED_LEN;
         let ip = &mut enclosing.octets[VNET + ETHERNET..];
-        if !self.is_ipv4 || ip[1] != 0 {
+        if ip[1] != 0 {
             return None;
         }
         ip[0] = 0x48;
         ip[1] = handle.marker;
-        ip[IPV4..][..ENCLOSED_LEN].copy_from_slice(&enclose(handle));
-        enclosing.header_sum = sum(&ip[..IPV4 + ENCLOSED_LEN]);
-        enclosing.length = end;
+        ip[IPV4..][..ENCLOSED_V4_LEN].copy_from_slice(&enclose_v4(handle));
+        enclosing.header_sum = sum(&ip[..IPV4 + ENCLOSED_V4_LEN]);
+        enclosing.length += ENCLOSED_V4_LEN;
         Some(enclosing)
+    }
+
+    fn enclosing_v6(&self, handle: Handle) -> Option<Template> {
+        let mut enclosing = self.clone();
+        let ip = &mut enclosing.octets[VNET + ETHERNET..];
+        if ip[0] != 0x60 || ip[1] != 0 {
+            return None;
+        }
+        ip[0] |= handle.marker >> 4;
+        ip[1] = handle.marker << 4;
+        ip[6] = DESTINATION_OPTIONS;
+        ip[IPV6..][..ENCLOSED_V6_LEN].copy_from_slice(&enclose_v6(handle));
+        enclosing.length += ENCLOSED_V6_LEN;
+        enclosing.is_final = true;
+        Some(enclosing)
+    }
+
+    /// Whether a segment of so much payload can be sent so.
+    pub(crate) fn takes(&self, payload: usize, segment_size: u16) -> bool {
+        !self.is_final || !is_cut(payload, segment_size)
     }
 
     /// Head of a TCP segment; `segment_size` other than 0 asks the device to cut the payload.
@@ -174,17 +207,22 @@ impl Template {
         &self,
         head: &'a mut [u8; HEAD_MAX],
         header: &TcpHeader,
-        payload: usize,
+        payload: [&[u8]; 2],
         segment_size: u16,
         codepoint: Codepoint,
     ) -> &'a [u8] {
+        let [first, second] = payload;
+        let payload = first.len() + second.len();
         let tcp_length = header.emit(&mut head[self.length..]);
         let end = self.length + tcp_length;
         self.fill(head, tcp_length + payload, tcp::CHECKSUM_AT);
         if codepoint != Codepoint::NotEct {
             self.mark(head, codepoint);
         }
-        if segment_size != 0 && payload > usize::from(segment_size) {
+        if self.is_final {
+            VnetHeader::NONE.emit(head);
+            complete(&mut head[self.length..end], [first, second]);
+        } else if is_cut(payload, segment_size) {
             let gso = if self.is_ipv4 { Gso::TcpV4 } else { Gso::TcpV6 };
             let start = to_u16(self.length - VNET);
             VnetHeader::segments(gso, to_u16(end - VNET), start, segment_size).emit(head);
@@ -260,12 +298,24 @@ impl Template {
             let checksum = !fold(self.header_sum + u32::from(total));
             ip[10..12].copy_from_slice(&checksum.to_be_bytes());
         } else {
-            ip[4..6].copy_from_slice(&to_u16(transport_length).to_be_bytes());
+            let length = self.length - VNET - ETHERNET - IPV6 + transport_length;
+            ip[4..6].copy_from_slice(&to_u16(length).to_be_bytes());
         }
         let start = fold(self.pseudo_sum + u32::from(to_u16(transport_length)));
         let at = self.length + checksum_at;
         head[at..at + 2].copy_from_slice(&start.to_be_bytes());
     }
+}
+
+fn is_cut(payload: usize, segment_size: u16) -> bool {
+    segment_size != 0 && payload > usize::from(segment_size)
+}
+
+/// The checksum of a TCP segment that has been started by its pseudo header.
+fn complete(tcp: &mut [u8], payload: [&[u8]; 2]) {
+    let [first, second] = payload;
+    let checksum = Sum::default().over(tcp).over(first).over(second).checksum();
+    tcp[tcp::CHECKSUM_AT..][..2].copy_from_slice(&checksum.to_be_bytes());
 }
 
 /// Lengths here come from MTU-bounded or GSO-bounded segments; a larger one saturates and is
@@ -286,4 +336,75 @@ fn fold(mut sum: u32) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_types::SeqNum;
+    use portolan_wire::checksum::{Offload, verify};
+    use portolan_wire::ipv6::Ipv6Header;
+    use portolan_wire::tcp::TcpFlags;
+
+    use super::*;
+
+    const HANDLE: Handle = Handle {
+        index: 7,
+        nonce: 8,
+        marker: 0x0c,
+    };
+
+    fn enclosing(source: &str, destination: &str) -> Template {
+        let template = Template::new(
+            Protocol::Tcp,
+            source.parse().unwrap(),
+            destination.parse().unwrap(),
+            MacAddr([2; 6]),
+            MacAddr([4; 6]),
+            IpOptions::default(),
+        );
+        template.unwrap().enclosing(HANDLE).unwrap()
+    }
+
+    fn header() -> TcpHeader {
+        TcpHeader {
+            source_port: 1,
+            destination_port: 2,
+            seq: SeqNum(3),
+            ack: SeqNum(4),
+            flags: TcpFlags::ACK,
+            window: 5,
+            urgent: 0,
+            options: Default::default(),
+        }
+    }
+
+    #[test]
+    fn over_ipv6_no_device_has_to_do_with_a_segment_that_encloses_a_handle() {
+        let template = enclosing("fd00::1", "fd00::2");
+        let mut head = [0xee; HEAD_MAX];
+        let payload: [&[u8]; 2] = [b"odd", b"even"];
+        let head = template.tcp_head(&mut head, &header(), payload, 1400, Codepoint::Ect0);
+        let mut vnet = [0xff; VNET];
+        VnetHeader::NONE.emit(&mut vnet);
+        assert_eq!(head[..VNET], vnet);
+        let packet = [&head[VNET + ETHERNET..], &payload.concat()].concat();
+        assert_eq!(packet[6], DESTINATION_OPTIONS);
+        assert_eq!(packet[IPV6..][..ENCLOSED_V6_LEN], enclose_v6(HANDLE));
+        let (ip, segment) = Ipv6Header::parse(&packet).unwrap();
+        assert_eq!((ip.protocol, ip.traffic_class), (6, 0x0c | 2));
+        let pseudo = Sum::pseudo_header(ip.source.into(), ip.destination.into(), 6, segment.len());
+        let is_right = verify(pseudo, segment, tcp::CHECKSUM_AT, Offload::Complete);
+        assert!(is_right && segment.ends_with(b"oddeven"));
+    }
+
+    #[test]
+    fn what_a_device_is_to_cut_encloses_nothing_over_ipv6() {
+        let [v4, v6] = [
+            enclosing("10.0.0.1", "10.0.0.2"),
+            enclosing("fd00::1", "fd00::2"),
+        ];
+        assert!(v6.takes(1400, 1400) && v6.takes(3000, 0));
+        assert!(!v6.takes(1401, 1400));
+        assert!(v4.takes(1401, 1400));
+    }
 }

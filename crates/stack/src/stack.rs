@@ -630,11 +630,10 @@ impl Stack {
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
             tell(self.observer, Step::Headers);
-            let length = segment.payload[0].len() + segment.payload[1].len();
-            let head = way.template_for(segment.handle).tcp_head(
+            let head = way.template_for(&segment).tcp_head(
                 &mut head,
                 &segment.header,
-                length,
+                segment.payload,
                 segment.segment_size,
                 segment.codepoint,
             );
@@ -750,7 +749,7 @@ pub fn send_segment(
     let mut head = [0; HEAD_MAX];
     let head = way
         .template
-        .tcp_head(&mut head, header, 0, 0, Codepoint::NotEct);
+        .tcp_head(&mut head, header, [&[], &[]], 0, Codepoint::NotEct);
     wire.transmit(&Frame {
         head,
         payload: [&[], &[]],

@@ -5,6 +5,7 @@ use core::net::IpAddr;
 
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
 use portolan_proto::metastate::RouteKind;
+use portolan_tcp::Segment;
 use portolan_types::{Handle, MacAddr, Protocol};
 use portolan_wire::{ipv4, ipv6};
 
@@ -142,9 +143,9 @@ impl Way {
         kept.as_mut().ok_or(NoWay::NoRoute)
     }
 
-    /// The template for a packet that is to enclose a handle, or none.
-    pub(crate) fn template_for(&mut self, handle: Option<Handle>) -> &Template {
-        let Some(handle) = handle else {
+    /// The template for a segment, which is to enclose a handle or none.
+    pub(crate) fn template_for(&mut self, segment: &Segment<'_>) -> &Template {
+        let Some(handle) = segment.handle else {
             return &self.template;
         };
         if self
@@ -158,6 +159,8 @@ impl Way {
             .enclosing
             .as_ref()
             .and_then(|(_, template)| template.as_ref());
+        let length = segment.payload[0].len() + segment.payload[1].len();
+        let enclosing = enclosing.filter(|template| template.takes(length, segment.segment_size));
         enclosing.unwrap_or(&self.template)
     }
 

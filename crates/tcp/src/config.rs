@@ -82,8 +82,8 @@ pub struct Config {
     pub timestamps: bool,
     pub sack: bool,
     pub window_scaling: bool,
-    /// Tells the peer that handles are understood.
-    pub demux: bool,
+    /// Octets that a handle takes of each packet; 0: the peer is not told that handles are understood.
+    pub handle_room: u16,
     /// Bound of the advertised window, from the first on.
     pub window_clamp: Option<u32>,
     /// Added to the millisecond clock in the timestamp option, so that it tells nothing of uptime.
@@ -105,7 +105,7 @@ impl Default for Config {
             timestamps: true,
             sack: true,
             window_scaling: true,
-            demux: false,
+            handle_room: 0,
             window_clamp: None,
             timestamp_offset: 0,
         }

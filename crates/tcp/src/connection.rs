@@ -15,7 +15,7 @@ use crate::buffer::LARGEST;
 use crate::chrono::Chronometer;
 use crate::config::{Config, CongestionKind, Options, OrphanWait};
 use crate::cookie;
-use crate::demux::{Demux, ENCLOSED_LEN, Edge};
+use crate::demux::{Demux, Edge};
 use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::events::Events;
@@ -316,7 +316,10 @@ impl Connection {
         self.receive.start_tuning();
         self.scaling = agreement.scaling;
         self.sack = agreement.sack;
-        self.demux = agreement.demux.then(Demux::default);
+        self.demux = match agreement.handle_room {
+            0 => None,
+            room => Some(Demux::with_room(room)),
+        };
         self.timestamps = peer
             .options
             .timestamps
@@ -839,7 +842,7 @@ impl Connection {
 
     fn without_options(&self, payload: u16) -> u32 {
         let timestamps = if self.timestamps.is_some() { 12 } else { 0 };
-        let handle = self.demux.as_ref().map_or(0, |_| ENCLOSED_LEN);
+        let handle = self.demux.as_ref().map_or(0, Demux::room);
         let options = timestamps + handle;
         u32::from(payload).max(48 + options) - options
     }

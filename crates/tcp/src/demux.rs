@@ -2,14 +2,13 @@
 //! state of both directions; whose handle it is, and whether it is good, is decided elsewhere.
 
 use portolan_types::{Handle, SeqNum};
-use portolan_wire::demux::DemuxOption;
+use portolan_wire::demux::{DemuxOption, ENCLOSED_V6_LEN};
 use serde::{Deserialize, Serialize};
-
-/// Octets of the IP option that encloses a handle.
-pub(crate) const ENCLOSED_LEN: u32 = portolan_wire::demux::ENCLOSED_LEN as u32;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Demux {
+    /// Octets that a handle takes of each packet.
+    room: u16,
     phase: Phase,
     /// This side's, while the peer may use it.
     own: Option<Handle>,
@@ -21,6 +20,9 @@ pub(crate) struct Demux {
     /// Packets with options seem to get lost.
     is_barren: bool,
 }
+
+/// Of either IP version.
+const ROOM_MAX: u16 = ENCLOSED_V6_LEN as u16;
 
 /// MS Fig. 9.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -43,6 +45,17 @@ pub(crate) struct Edge {
 }
 
 impl Demux {
+    pub(crate) fn with_room(room: u16) -> Demux {
+        Demux {
+            room,
+            ..Demux::default()
+        }
+    }
+
+    pub(crate) fn room(&self) -> u32 {
+        self.room.into()
+    }
+
     /// Transition A: the session has an exclusive receiver.
     pub(crate) fn advertise(&mut self, handle: Handle, edge: Edge) {
         self.sequence = self.sequence.wrapping_add(1);
@@ -120,7 +133,7 @@ impl Demux {
 
     /// Does it ask for nothing that a peer could not ask for?
     pub(crate) fn is_sound(&self) -> bool {
-        self.peers.is_none_or(Handle::has_local_marker)
+        self.room <= ROOM_MAX && self.peers.is_none_or(Handle::has_local_marker)
     }
 
     /// What packets to the peer enclose.

@@ -3,7 +3,7 @@
 
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
-use portolan_wire::demux::{DemuxOption, ENCLOSED_LEN};
+use portolan_wire::demux::DemuxOption;
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions};
 use serde::{Deserialize, Serialize};
 
@@ -73,8 +73,8 @@ pub(crate) struct Offer {
     pub(crate) sack: bool,
     /// Asks for, or agrees to, explicit congestion notification.
     pub(crate) ecn: bool,
-    /// Active demultiplexing.
-    pub(crate) demux: bool,
+    /// Active demultiplexing: octets that a handle takes, or 0.
+    pub(crate) handle_room: u16,
 }
 
 /// What both sides agreed on.
@@ -88,7 +88,7 @@ pub(crate) struct Agreement {
     pub(crate) scaling: bool,
     pub(crate) timestamps: bool,
     pub(crate) sack: bool,
-    pub(crate) demux: bool,
+    pub(crate) handle_room: u16,
 }
 
 impl Offer {
@@ -100,7 +100,7 @@ impl Offer {
             timestamps: config.timestamps,
             sack: config.sack,
             ecn: config.ecn == EcnMode::Request,
-            demux: config.demux,
+            handle_room: config.handle_room,
         }
     }
 
@@ -110,7 +110,10 @@ impl Offer {
             scale: self.scale.filter(|_| peer.window_scale.is_some()),
             timestamps: self.timestamps && peer.timestamps.is_some(),
             sack: self.sack && peer.sack_permitted,
-            demux: self.demux && peer.demux == Some(DemuxOption::Able),
+            handle_room: match peer.demux {
+                Some(DemuxOption::Able) => self.handle_room,
+                _ => 0,
+            },
             ..self
         }
     }
@@ -123,15 +126,14 @@ impl Offer {
         let theirs = peer.mss.unwrap_or(self.assumed_mss);
         let room = self.mss.min(theirs).max(MIN_MSS);
         let timestamps = if ours.timestamps { TIMESTAMP_OCTETS } else { 0 };
-        let handle = if ours.demux { ENCLOSED_LEN as u16 } else { 0 };
         Agreement {
-            mss: room - timestamps - handle,
+            mss: room - timestamps - ours.handle_room,
             send_scale: scales.map_or(0, |(_, theirs)| theirs.min(MAX_SCALE)),
             receive_scale: scales.map_or(0, |(ours, _)| ours),
             scaling: scales.is_some(),
             timestamps: ours.timestamps,
             sack: ours.sack,
-            demux: ours.demux,
+            handle_room: ours.handle_room,
         }
     }
 }

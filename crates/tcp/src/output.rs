@@ -454,7 +454,7 @@ impl Connection {
             flags = flags.with(Ecn::syn_flags(answer));
         }
         // There is no room for both, and who does not answer may stumble over this, too.
-        let is_able = offer.demux && (answer || self.send.retries == 0);
+        let is_able = offer.handle_room > 0 && (answer || self.send.retries == 0);
         TcpHeader {
             source_port: self.local_port,
             destination_port: self.remote_port,

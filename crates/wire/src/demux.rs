@@ -1,13 +1,22 @@
 //! Active demultiplexing (MS §VI, Fig. 8): what tells a peer where a connection's receiver is, as an option of TCP,
-//! and what brings that back in front of each packet, as an option of IPv4.
+//! and what brings that back in front of each packet, as an option of IPv4 or as a destination options header of IPv6.
 
 use portolan_types::Handle;
 
 /// Octets of the option that encloses a handle; always the first of its header.
-pub const ENCLOSED_LEN: usize = 12;
+pub const ENCLOSED_V4_LEN: usize = 12;
+/// Octets of the header that does over IPv6; always the first behind the IPv6 header.
+pub const ENCLOSED_V6_LEN: usize = 16;
 
 /// RFC 4727 §3.2: an experimental option, copied to fragments.
-const ENCLOSED: u8 = 158;
+const ENCLOSED_V4: u8 = 158;
+/// RFC 4727 §3.4: an experimental option; who does not know it skips it.
+const ENCLOSED_V6: u8 = 0x1e;
+/// The header that precedes a destination options header says so.
+pub const DESTINATION_OPTIONS: u8 = 60;
+const TCP: u8 = 6;
+/// RFC 8200 §4.2.
+const PAD_N: u8 = 1;
 
 /// RFC 6994: what shares the experimental kind with others. Not registered.
 pub(crate) const EXPERIMENT: [u8; 2] = *b"PL";
@@ -17,13 +26,29 @@ const ADVERTISE_LEN: usize = 16;
 const REVOKE_LEN: usize = 5;
 
 /// The option of an IPv4 header that brings a handle back.
-pub fn enclose(handle: Handle) -> [u8; ENCLOSED_LEN] {
-    let mut option = [0; ENCLOSED_LEN];
-    option[0] = ENCLOSED;
-    option[1] = ENCLOSED_LEN as u8;
-    option[2..4].copy_from_slice(&handle.index.to_be_bytes());
-    option[4..].copy_from_slice(&handle.nonce.to_be_bytes());
+pub fn enclose_v4(handle: Handle) -> [u8; ENCLOSED_V4_LEN] {
+    let mut option = [0; ENCLOSED_V4_LEN];
+    option[0] = ENCLOSED_V4;
+    option[1] = ENCLOSED_V4_LEN as u8;
+    put(handle, &mut option[2..]);
     option
+}
+
+/// The destination options header that does, before a TCP segment. Padding comes first, so that the nonce is aligned.
+pub fn enclose_v6(handle: Handle) -> [u8; ENCLOSED_V6_LEN] {
+    let mut header = [0; ENCLOSED_V6_LEN];
+    header[0] = TCP;
+    header[1] = (ENCLOSED_V6_LEN / 8 - 1) as u8;
+    header[2] = PAD_N;
+    header[4] = ENCLOSED_V6;
+    header[5] = (ENCLOSED_V6_LEN - 6) as u8;
+    put(handle, &mut header[6..]);
+    header
+}
+
+fn put(handle: Handle, out: &mut [u8]) {
+    out[..2].copy_from_slice(&handle.index.to_be_bytes());
+    out[2..].copy_from_slice(&handle.nonce.to_be_bytes());
 }
 
 /// An option of TCP.
@@ -143,6 +168,10 @@ mod tests {
         let octets = [
             158, 12, 1, 2, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
         ];
-        assert_eq!(enclose(HANDLE), octets);
+        assert_eq!(enclose_v4(HANDLE), octets);
+        let octets = [
+            6, 1, 1, 0, 0x1e, 10, 1, 2, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
+        ];
+        assert_eq!(enclose_v6(HANDLE), octets);
     }
 }

@@ -25,6 +25,13 @@ fn bed(wire: portolan_netns::Bed, settings: [&str; 2]) -> Bed {
     bed
 }
 
+fn family(bed: Bed, is_v6: bool) -> Bed {
+    match is_v6 {
+        true => bed.over_ipv6(),
+        false => bed,
+    }
+}
+
 fn echo(bed: &Bed) -> Background {
     let endpoint = bed.endpoint(PORT).to_string();
     bed.serve(Stack::Portolan, PORT, TRAFFIC, &["echo", "tcp", &endpoint])
@@ -44,14 +51,16 @@ fn received(bed: &Bed, side: Side, name: &str) -> u64 {
 
 #[test]
 fn packets_between_two_hosts_that_want_it_need_no_search() {
-    let bed = bed(portolan_netns::Bed::veth(), [ACTIVE; 2]);
-    let _echo = echo(&bed);
-    run(&mut ping(&bed, 2000)).unwrap();
-    for side in [Side::Client, Side::Server] {
-        let taken = received(&bed, side, "handle_taken");
-        assert!(taken >= 1900, "{taken} on the {side} host");
-        assert_eq!(received(&bed, side, "handle_stale"), 0);
-        assert_eq!(counter(&bed, side, "server", "handles-given"), 1);
+    for is_v6 in [false, true] {
+        let bed = family(bed(portolan_netns::Bed::veth(), [ACTIVE; 2]), is_v6);
+        let _echo = echo(&bed);
+        run(&mut ping(&bed, 2000)).unwrap();
+        for side in [Side::Client, Side::Server] {
+            let taken = received(&bed, side, "handle_taken");
+            assert!(taken >= 1900, "{taken} on the {side} host");
+            assert_eq!(received(&bed, side, "handle_stale"), 0);
+            assert_eq!(counter(&bed, side, "server", "handles-given"), 1);
+        }
     }
 }
 
@@ -81,11 +90,13 @@ fn streams_in_large_segments_and_over_a_path_with_faults_are_exact() {
         loss: 0.01,
         ..Impairment::default()
     };
-    for wire in [
-        portolan_netns::Bed::veth(),
-        portolan_netns::Bed::impaired(faults),
+    for (wire, is_v6) in [
+        (portolan_netns::Bed::veth(), false),
+        (portolan_netns::Bed::veth(), true),
+        (portolan_netns::Bed::impaired(faults), false),
+        (portolan_netns::Bed::impaired(faults), true),
     ] {
-        let bed = bed(wire, [ACTIVE; 2]);
+        let bed = family(bed(wire, [ACTIVE; 2]), is_v6);
         let endpoint = bed.endpoint(PORT).to_string();
         let _mirror = bed
             .serve(Stack::Portolan, PORT, TRAFFIC, &["mirror", &endpoint])
@@ -111,22 +122,28 @@ fn forger(bed: &Bed) -> Steps {
 
 #[test]
 fn forged_replayed_and_stale_handles_harm_nobody() {
-    let bed = bed(portolan_netns::Bed::veth(), [ACTIVE; 2]);
-    let _echo = echo(&bed);
-    let mut forger = forger(&bed);
+    for is_v6 in [false, true] {
+        let bed = bed(portolan_netns::Bed::veth(), [ACTIVE; 2]);
+        forge_and_replay(&family(bed, is_v6));
+    }
+}
+
+fn forge_and_replay(bed: &Bed) {
+    let _echo = echo(bed);
+    let mut forger = forger(bed);
     // All its octets come back in order, or it would wait for ever.
-    run(&mut ping(&bed, 20_000)).unwrap();
+    run(&mut ping(bed, 20_000)).unwrap();
     forger.await_line("forged");
     let server = Side::Server;
     // The last segments cross the connection's end.
-    let stale = received(&bed, server, "handle_stale");
+    let stale = received(bed, server, "handle_stale");
     assert!((TIMES..TIMES + 4).contains(&stale), "{stale}");
-    let foreign = counter(&bed, server, "stack", "drop-foreign-peer");
+    let foreign = counter(bed, server, "stack", "drop-foreign-peer");
     assert_eq!(foreign, TIMES);
     // The connection has ended: its handle leads nowhere.
     forger.go_on();
     forger.await_line("replayed");
-    assert_eq!(received(&bed, server, "handle_stale") - stale, TIMES);
+    assert_eq!(received(bed, server, "handle_stale") - stale, TIMES);
 }
 
 /// The least p99 of a connection's round trips during a few floods of a kind at another program's connection, and how

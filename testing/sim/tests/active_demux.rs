@@ -18,7 +18,7 @@ const HANDLE: Handle = Handle {
 
 fn able() -> Config {
     Config {
-        demux: true,
+        handle_room: 12,
         ..Config::default()
     }
 }

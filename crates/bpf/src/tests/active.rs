@@ -2,7 +2,7 @@
 
 use portolan_proto::filter::{FilterSettings, FlowRow};
 use portolan_types::{ChannelId, FlowKey, Handle, Protocol};
-use portolan_wire::demux::enclose;
+use portolan_wire::demux::{enclose_v4, enclose_v6};
 
 use super::bed::{Bed, CHANNEL, OTHER_CHANNEL, OWN_MAC, REDIRECT, SHOT, UNSPEC};
 use super::bed::{flows, outcome, row};
@@ -23,6 +23,13 @@ fn tcp_flow() -> FlowKey {
     flows(Protocol::Tcp)[0]
 }
 
+/// The same flow from another port of the peer's.
+fn from_port(flow: FlowKey, port: u16) -> FlowKey {
+    let mut other = flow;
+    other.remote.set_port(port);
+    other
+}
+
 /// Aims the flow and gives it a handle.
 fn given(bed: &Bed, flow: &FlowKey, row: FlowRow, nonce: u64) -> Handle {
     bed.filter.aim(flow, row).unwrap();
@@ -36,11 +43,20 @@ fn given(bed: &Bed, flow: &FlowKey, row: FlowRow, nonce: u64) -> Handle {
 
 fn enclosing(frame: &Frame, handle: Handle) -> Vec<u8> {
     let mut octets = frame.build();
+    if frame.source.is_ipv6() {
+        octets[14] |= handle.marker >> 4;
+        octets[15] = handle.marker << 4;
+        let length = u16::from_be_bytes([octets[18], octets[19]]) + 16;
+        octets[18..20].copy_from_slice(&length.to_be_bytes());
+        octets[20] = 60;
+        octets.splice(54..54, enclose_v6(handle));
+        return octets;
+    }
     octets[14] = 0x48;
     octets[15] = handle.marker;
     let total = u16::from_be_bytes([octets[16], octets[17]]) + 12;
     octets[16..18].copy_from_slice(&total.to_be_bytes());
-    octets.splice(34..34, enclose(handle));
+    octets.splice(34..34, enclose_v4(handle));
     octets
 }
 
@@ -51,27 +67,30 @@ fn receive(bed: &Bed, frame: &[u8]) -> super::bed::Outcome {
 #[test]
 fn a_handle_leads_to_its_owners_ring_without_a_look_at_the_flow() {
     let bed = active_bed();
-    let handle = given(&bed, &tcp_flow(), row(CHANNEL), NONCE);
-    // Nobody's flow: it is the session that looks at the peer.
-    let stranger = FlowKey {
-        remote: "10.0.0.2:1".parse().unwrap(),
-        ..tcp_flow()
-    };
-    for flow in [tcp_flow(), stranger] {
-        let frame = enclosing(&Frame::received(&flow), handle);
-        let taken = outcome(SHOT, &["handle_taken", "delivered"]);
-        assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
-        let records = bed.records();
-        let (header, copy) = &records[0];
-        assert_eq!((header.slot, header.generation), (77, 5));
-        assert_eq!(copy, &frame);
+    for own in flows(Protocol::Tcp) {
+        let handle = given(&bed, &own, row(CHANNEL), NONCE);
+        // The other is nobody's flow: it is the session that looks at the peer.
+        for flow in [own, from_port(own, 1)] {
+            let frame = enclosing(&Frame::received(&flow), handle);
+            let taken = outcome(SHOT, &["handle_taken", "delivered"]);
+            assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
+            let records = bed.records();
+            let (header, copy) = &records[0];
+            assert_eq!((header.slot, header.generation), (77, 5));
+            assert_eq!(copy, &frame);
+        }
     }
 }
 
 #[test]
 fn a_forged_or_replayed_handle_is_looked_up_as_if_it_were_not_there() {
+    for flow in flows(Protocol::Tcp) {
+        forge_and_replay(flow);
+    }
+}
+
+fn forge_and_replay(flow: FlowKey) {
     let bed = active_bed();
-    let flow = tcp_flow();
     let handle = given(&bed, &flow, row(CHANNEL), NONCE);
     let forged = [
         Handle {
@@ -103,10 +122,7 @@ fn a_forged_or_replayed_handle_is_looked_up_as_if_it_were_not_there() {
     let passed = outcome(UNSPEC, &["handle_stale", "pass_unclaimed"]);
     assert_eq!(sorted(receive(&bed, &replayed)), sorted(passed));
     // Nor does it when its place is given to another.
-    let other = FlowKey {
-        remote: "10.0.0.2:2".parse().unwrap(),
-        ..flow
-    };
+    let other = from_port(flow, 2);
     let next = given(&bed, &other, row(CHANNEL), NONCE + 2);
     assert_eq!(next.index, handle.index);
     let passed = outcome(UNSPEC, &["handle_stale", "pass_unclaimed"]);
@@ -139,8 +155,13 @@ fn a_handle_stays_good_while_its_owner_stays() {
 #[test]
 fn a_receiver_that_is_not_alone_is_not_found_by_a_handle() {
     let bed = active_bed();
-    let flow = tcp_flow();
-    for flags in [FlowRow::SHARED, FlowRow::DEALT] {
+    let [v4, v6] = flows(Protocol::Tcp);
+    for (flow, flags) in [
+        (v4, FlowRow::SHARED),
+        (v4, FlowRow::DEALT),
+        (v6, FlowRow::SHARED),
+        (v6, FlowRow::DEALT),
+    ] {
         let shared = FlowRow {
             flags,
             ..row(CHANNEL)
@@ -235,6 +256,66 @@ fn a_handle_is_the_only_option_that_is_sent() {
         bed.run("transmit_filter", &good),
         outcome(SHOT, &["drop_foreign"])
     );
+}
+
+#[test]
+fn over_ipv6_what_is_not_marked_whole_and_first_is_looked_up() {
+    let bed = active_bed();
+    let flow = flows(Protocol::Tcp)[1];
+    let handle = given(&bed, &flow, row(CHANNEL), NONCE);
+    let good = enclosing(&Frame::received(&flow), handle);
+    let spoilt = |at: usize, octet: u8| {
+        let mut frame = good.clone();
+        frame[at] = octet;
+        frame
+    };
+    for (at, octet) in [
+        // No marker, and another one.
+        (15, 0),
+        (15, 0x80),
+        // Other padding, another option, another length.
+        (56, 0),
+        (57, 1),
+        (58, 0x3e),
+        (59, 8),
+    ] {
+        let found = outcome(SHOT, &["delivered"]);
+        assert_eq!(receive(&bed, &spoilt(at, octet)), found, "{at}: {octet}");
+    }
+    let taken = outcome(SHOT, &["handle_taken", "delivered"]);
+    let marked = spoilt(15, good[15] | 0x30);
+    assert_eq!(sorted(receive(&bed, &marked)), sorted(taken));
+    // UDP has no handles.
+    let unclaimed = outcome(UNSPEC, &["pass_unclaimed"]);
+    assert_eq!(receive(&bed, &spoilt(54, 17)), unclaimed);
+}
+
+#[test]
+fn a_handle_is_the_only_extension_header_that_is_sent() {
+    let flow = flows(Protocol::Tcp)[1];
+    let handle = Handle {
+        index: 0,
+        nonce: NONCE,
+        marker: MARKER,
+    };
+    let good = enclosing(&Frame::sent(&flow, OWN_MAC), handle);
+    let send = |bed: &Bed, frame: &[u8]| bed.run("transmit_filter", frame);
+    let bed = active_bed();
+    bed.filter.aim(&flow, row(CHANNEL)).unwrap();
+    assert_eq!(send(&bed, &good), outcome(REDIRECT, &["sent"]));
+    // A routing header in its place or behind it, a longer one, another option.
+    for (at, octet) in [(20, 43), (54, 43), (54, 17), (55, 2), (58, 0xc2), (59, 8)] {
+        let mut frame = good.clone();
+        frame[at] = octet;
+        let dropped = outcome(SHOT, &["drop_protocol"]);
+        assert_eq!(send(&bed, &frame), dropped, "{at}: {octet}");
+    }
+    // Nobody encloses one in another's name, and nobody at all where handles mean nothing.
+    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    assert_eq!(send(&bed, &good), outcome(SHOT, &["drop_foreign"]));
+    let without = Bed::new();
+    without.filter.aim(&flow, row(CHANNEL)).unwrap();
+    assert_eq!(send(&without, &good), outcome(SHOT, &["drop_protocol"]));
 }
 
 /// In what order counters stand does not matter.
