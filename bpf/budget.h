@@ -13,6 +13,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "context.h"
 #include "counters.h"
 #include "maps.h"
 
@@ -31,11 +32,11 @@ static __always_inline bool is_budgeted(const struct flow_row *row)
 }
 
 /* What a device, or its offload, has put together counts as what it was. */
-static __always_inline __u64 packets_of(struct __sk_buff *skb)
+static __always_inline __u64 packets_of(hook_context *packet)
 {
-	__u64 size = skb->gso_size;
+	__u64 size = segment_size_of(packet);
 
-	return size ? (skb->len + size - 1) / size : 1;
+	return size ? (length_of(packet) + size - 1) / size : 1;
 }
 
 static __always_inline bool goes_early(const struct flow_row *row, const struct budget *budget)
@@ -70,7 +71,7 @@ static __always_inline bool has_room(__u64 *paid, __u64 now, __u64 burst)
 /*
  * Whether the frame is to be dropped, and counts it. Global, so that the verifier looks at it once.
  */
-__noinline int exceeds_budget(struct __sk_buff *skb, const struct flow_row *row)
+__noinline int exceeds_budget(hook_context *packet, const struct flow_row *row)
 {
 	__u64 now = bpf_ktime_get_ns() << 6;
 	struct budget *budget;
@@ -83,7 +84,7 @@ __noinline int exceeds_budget(struct __sk_buff *skb, const struct flow_row *row)
 	budget = bpf_map_lookup_elem(&budgets, &index);
 	if (!budget)
 		return 0;
-	packets = packets_of(skb);
+	packets = packets_of(packet);
 	if (goes_early(row, budget)) {
 		__sync_fetch_and_add(&budget->early, packets);
 		charge_loss(row->channel, early);
@@ -98,7 +99,7 @@ __noinline int exceeds_budget(struct __sk_buff *skb, const struct flow_row *row)
 		return 1;
 	}
 	__sync_fetch_and_add(&budget->packets_paid, packets * budget->packet_price);
-	__sync_fetch_and_add(&budget->octets_paid, skb->len * budget->octet_price >> 14);
+	__sync_fetch_and_add(&budget->octets_paid, length_of(packet) * budget->octet_price >> 14);
 	__sync_fetch_and_add(&budget->passed, packets);
 	return 0;
 }

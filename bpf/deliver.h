@@ -18,6 +18,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "budget.h"
+#include "context.h"
 #include "counters.h"
 #include "maps.h"
 
@@ -29,9 +30,9 @@
 
 /*
  * One reservation of a constant size, as the verifier of Linux 6.1 demands, and one copy behind the
- * octets that the frame lacks. The copy cannot fail: length is the skb's own.
+ * octets that the frame lacks. The copy cannot fail: length is the packet's own.
  */
-static __always_inline struct record_header *copy(struct __sk_buff *skb, void *ring,
+static __always_inline struct record_header *copy(hook_context *packet, void *ring,
 						  const __u64 size, __u64 length,
 						  const __u32 missing)
 {
@@ -43,21 +44,21 @@ static __always_inline struct record_header *copy(struct __sk_buff *skb, void *r
 	frame = (__u8 *)(record + 1);
 	if (missing) {
 		__builtin_memset(frame, 0, ETH_HLEN);
-		*(__be16 *)(frame + 12) = skb->protocol;
+		*(__be16 *)(frame + 12) = protocol_of(packet);
 		frame += ETH_HLEN;
 	}
-	bpf_skb_load_bytes(skb, 0, frame, length);
+	load_octets(packet, frame, length);
 	return record;
 }
 
 #define COPY_IF_FITS(size)                                                                         \
 	do {                                                                                       \
 		if (length <= (size) - sizeof(struct record_header) - missing)                     \
-			return copy(skb, ring, size, length, missing);                             \
+			return copy(packet, ring, size, length, missing);                             \
 	} while (0)
 
 /* length is in 1..=LARGEST_RECORD - sizeof(struct record_header) - missing. */
-static __always_inline struct record_header *copy_in_class(struct __sk_buff *skb, void *ring,
+static __always_inline struct record_header *copy_in_class(hook_context *packet, void *ring,
 							   __u64 length, const __u32 missing)
 {
 	COPY_IF_FITS(256);
@@ -68,7 +69,7 @@ static __always_inline struct record_header *copy_in_class(struct __sk_buff *skb
 	COPY_IF_FITS(9 * 1024);
 	COPY_IF_FITS(16 * 1024);
 	COPY_IF_FITS(32 * 1024);
-	return copy(skb, ring, LARGEST_RECORD, length, missing);
+	return copy(packet, ring, LARGEST_RECORD, length, missing);
 }
 
 /* Submits a record and wakes the owner if it sleeps. */
@@ -91,18 +92,18 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 }
 
 /* The stamp takes the place of addresses that the owner has no use for. */
-static __always_inline int deliver_on_tap(struct __sk_buff *skb, const struct tap_stamp *stamp,
+static __always_inline int deliver_on_tap(hook_context *packet, const struct tap_stamp *stamp,
 					  __u32 channel, struct doorbell *doorbell)
 {
 	struct channel *entry = bpf_map_lookup_elem(&channels, &channel);
 
 	if (!entry || !entry->tap_ifindex) {
 		count(receive_drop_no_channel);
-		return TC_ACT_SHOT;
+		return VERDICT_DROP;
 	}
-	if (bpf_skb_store_bytes(skb, 0, stamp, sizeof(*stamp), 0)) {
+	if (store_octets(packet, stamp, sizeof(*stamp))) {
 		count(receive_drop_no_channel);
-		return TC_ACT_SHOT;
+		return VERDICT_DROP;
 	}
 	__sync_fetch_and_add(&doorbell->delivered, 1);
 	__sync_fetch_and_add(&doorbell->by_tap, 1);
@@ -134,12 +135,12 @@ static __always_inline struct doorbell *doorbell_of(const struct flow_row *row)
  * Copies the frame into the row's ring, whose budget allows it. Global, so that the verifier looks at it once
  * and not for every way that leads here. Answers 0.
  */
-__noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row,
+__noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
 			       const struct delivery *delivery)
 {
 	struct record_header *record;
 	struct doorbell *doorbell;
-	__u64 length = skb->len;
+	__u64 length = length_of(packet);
 	__u32 number;
 	void *ring;
 
@@ -157,9 +158,9 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		return 0;
 	}
 	if (delivery->missing)
-		record = copy_in_class(skb, ring, length, ETH_HLEN);
+		record = copy_in_class(packet, ring, length, ETH_HLEN);
 	else
-		record = copy_in_class(skb, ring, length, 0);
+		record = copy_in_class(packet, ring, length, 0);
 	if (!record) {
 		__sync_fetch_and_add(&doorbell->overflow, 1);
 		charge_loss(row->channel, ring_full);
@@ -167,7 +168,7 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		return 0;
 	}
 	record->length = length + delivery->missing;
-	record->gso_size = skb->gso_size;
+	record->gso_size = segment_size_of(packet);
 	record->flags = delivery->flags;
 	record->slot = row->slot;
 	record->generation = row->generation;
@@ -183,6 +184,8 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
 		count(receive_delivered_raw);
 	else if (delivery->flags & RECORD_COPY)
 		count(receive_delivered_copy);
+	else if (HOOK_IS_DRIVERS)
+		count(receive_delivered_in_driver);
 	else if (row->ring)
 		count(receive_delivered_direct);
 	else
@@ -194,10 +197,10 @@ __noinline int deliver_by_ring(struct __sk_buff *skb, const struct flow_row *row
  * A frame that the device was to cut must come whole: the tap would cut it, and the owner counts
  * frames. TCP's it takes whole.
  */
-static __always_inline bool may_go_by_tap(struct __sk_buff *skb, __u8 protocol, __u16 flags)
+static __always_inline bool may_go_by_tap(hook_context *packet, __u8 protocol, __u16 flags)
 {
 	return !(flags & (RECORD_ICMP_ERROR | RECORD_HELD)) &&
-	       !(protocol == IPPROTO_UDP && skb->gso_size);
+	       !(protocol == IPPROTO_UDP && segment_size_of(packet));
 }
 
 /* Where its owner sleeps, or where the session is to have each frame (MB §4.1: IPC). */
@@ -210,38 +213,38 @@ static __always_inline bool goes_by_tap(const struct flow_row *row, const struct
  * A frame of a protocol of its owner's own. By the ring, awake or not: the tap has no room for who sent it. Global as
  * above.
  */
-__noinline int deliver_raw(struct __sk_buff *skb, const struct flow_row *row, __u32 interface)
+__noinline int deliver_raw(hook_context *packet, const struct flow_row *row, __u32 interface)
 {
 	const struct delivery delivery = { .flags = RECORD_RAW, .interface = interface };
 
 	if (!row)
-		return TC_ACT_UNSPEC;
-	if (is_budgeted(row) && exceeds_budget(skb, row))
-		return TC_ACT_SHOT;
-	deliver_by_ring(skb, row, &delivery);
-	return TC_ACT_SHOT;
+		return VERDICT_PASS;
+	if (is_budgeted(row) && exceeds_budget(packet, row))
+		return VERDICT_DROP;
+	deliver_by_ring(packet, row, &delivery);
+	return VERDICT_DROP;
 }
 
 /* Answers what becomes of the frame: dropped (its copy lives on), or redirected. */
-static __always_inline int deliver(struct __sk_buff *skb, const struct flow_row *row,
+static __always_inline int deliver(hook_context *packet, const struct flow_row *row,
 				   __u8 protocol, __u16 flags, __u32 interface)
 {
 	struct doorbell *doorbell = doorbell_of(row);
 	const struct delivery delivery = { .flags = flags, .interface = interface };
 
-	if (is_budgeted(row) && exceeds_budget(skb, row))
-		return TC_ACT_SHOT;
-	if (doorbell && may_go_by_tap(skb, protocol, flags) && goes_by_tap(row, doorbell)) {
+	if (is_budgeted(row) && exceeds_budget(packet, row))
+		return VERDICT_DROP;
+	if (doorbell && may_go_by_tap(packet, protocol, flags) && goes_by_tap(row, doorbell)) {
 		struct tap_stamp stamp = {
 			.slot = row->slot,
 			.generation = row->generation,
 			.flags = flags,
 			.ifindex = interface > 0xffff ? 0 : interface,
 		};
-		return deliver_on_tap(skb, &stamp, row->channel, doorbell);
+		return deliver_on_tap(packet, &stamp, row->channel, doorbell);
 	}
-	deliver_by_ring(skb, row, &delivery);
-	return TC_ACT_SHOT;
+	deliver_by_ring(packet, row, &delivery);
+	return VERDICT_DROP;
 }
 
 #endif

@@ -16,11 +16,11 @@
 #include "flood.h"
 #include "fragments.h"
 #include "groups.h"
-#include "linear.h"
 #include "lookup.h"
 #include "maps.h"
 #include "parse.h"
 #include "raw.h"
+#include "search.h"
 #include "settings.h"
 
 /* What the server injects may be for a loopback address, which no frame of a network is. */
@@ -28,11 +28,6 @@ enum origin {
 	FROM_NETWORK,
 	FROM_SERVER,
 };
-
-static __always_inline struct flow_row *find_owner(const struct filter_key *key)
-{
-	return settings.algorithm == ALGORITHM_LINEAR ? find_linear(key) : find_flow(key);
-}
 
 /* The row that claims a packet with ports; counts why if there is none. */
 static __always_inline struct flow_row *claim(const struct filter_key *key,

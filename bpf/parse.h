@@ -16,6 +16,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "context.h"
 #include "portolan.h"
 #include "settings.h"
 
@@ -102,16 +103,13 @@ static __always_inline void set_piece(struct piece *piece, const struct fragment
 	piece->is_later = fragment->offset_and_more & bpf_htons(IPV6_FRAGMENT_OFFSET);
 }
 
-static __always_inline struct cursor frame_of(struct __sk_buff *skb)
+static __always_inline struct cursor frame_of(hook_context *packet)
 {
-	if (skb->data + USUAL_HEADERS > skb->data_end) {
-		__u32 length = skb->len;
-
-		bpf_skb_pull_data(skb, length < PULL_HEADERS ? length : PULL_HEADERS);
-	}
+	if (packet->data + USUAL_HEADERS > packet->data_end)
+		make_linear(packet, PULL_HEADERS);
 	return (struct cursor){
-		.at = (void *)(unsigned long)skb->data,
-		.end = (void *)(unsigned long)skb->data_end,
+		.at = (void *)(unsigned long)packet->data,
+		.end = (void *)(unsigned long)packet->data_end,
 	};
 }
 
@@ -282,10 +280,10 @@ static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct fi
 }
 
 /* The flow of a frame that comes from the network. */
-static __always_inline enum parsed parse_received(struct __sk_buff *skb, struct filter_key *key,
+static __always_inline enum parsed parse_received(hook_context *packet, struct filter_key *key,
 						  struct piece *piece)
 {
-	struct cursor cursor = frame_of(skb);
+	struct cursor cursor = frame_of(packet);
 	struct ethhdr *eth = cursor.at;
 	enum parsed parsed;
 

@@ -50,6 +50,8 @@ struct flow_row {
 #define ROW_BY_TAP 32
 /* A port of a transport that the channel's owner runs himself: frames come as they are. */
 #define ROW_RAW 64
+/* It may be delivered before the kernel makes a buffer of the frame, where a device has that hook. */
+#define ROW_IN_DRIVER 128
 
 /* Any address of IPv6 is all zeros, of IPv4 ::ffff:0.0.0.0. */
 struct binding_key {

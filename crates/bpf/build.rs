@@ -16,6 +16,7 @@ fn main() {
     println!("cargo::rerun-if-changed={}", sdk.display());
     for program in [
         "packet_filter",
+        "driver_filter",
         "transmit_filter",
         "extension_manager",
         "sending_manager",

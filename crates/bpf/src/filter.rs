@@ -15,6 +15,7 @@ use portolan_types::{ChannelId, FlowKey};
 
 use crate::channel::{ChannelMaps, Maps};
 use crate::counters::{self, Counter};
+use crate::driver::{self, DriverError, DriverHook, DriverLink};
 use crate::error::{AttachError, ChannelError, LoadError, TableError};
 use crate::extensions::Extensions;
 use crate::floods::Floods;
@@ -39,7 +40,10 @@ pub struct Limits {
 pub struct Filter {
     packet_filter: OwnedFd,
     inject_filter: OwnedFd,
+    driver_filter: OwnedFd,
+    generic_filter: OwnedFd,
     hooks: HashMap<u32, Hook>,
+    driver_links: HashMap<u32, DriverLink>,
 
     flows: Table<FilterKey, FlowRow>,
     /// The same flows, where packets are compared with each of them.
@@ -92,7 +96,10 @@ impl Filter {
         Ok(Filter {
             packet_filter: objects.program("packet_filter")?,
             inject_filter: objects.program("inject_filter")?,
+            driver_filter: objects.program("driver_filter")?,
+            generic_filter: objects.program("generic_filter")?,
             hooks: HashMap::new(),
+            driver_links: HashMap::new(),
             flows: Table::of(objects, "flows")?,
             linear,
             handles,
@@ -126,8 +133,54 @@ impl Filter {
         Ok(())
     }
 
+    /// Puts the packet filter into the device's driver, too, by the first of these hooks that it has: the sessions
+    /// whose rows say so are served there. A program of another's stays.
+    pub fn attach_driver(
+        &mut self,
+        ifindex: u32,
+        hooks: &[DriverHook],
+    ) -> Result<DriverHook, DriverError> {
+        self.driver_links.remove(&ifindex);
+        let mut first = None;
+        for &hook in hooks {
+            let program = match hook {
+                DriverHook::Native => &self.driver_filter,
+                DriverHook::Generic => &self.generic_filter,
+            };
+            match DriverLink::attach(program.as_fd(), ifindex, hook) {
+                Ok(link) => {
+                    self.driver_links.insert(ifindex, link);
+                    return Ok(hook);
+                }
+                Err(error @ (DriverError::InUse | DriverError::Vlan)) => return Err(error),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or(DriverError::NotNative))
+    }
+
+    /// How the filter is in the device's driver, if it is.
+    pub fn driver_hook(&self, ifindex: u32) -> Option<DriverHook> {
+        self.driver_links.get(&ifindex).map(|link| link.hook)
+    }
+
+    /// Takes the filter out of the drivers of devices on which VLAN devices have been made. Answers whose.
+    pub fn leave_drivers_with_vlans(&mut self) -> Vec<u32> {
+        let with_vlans = self
+            .driver_links
+            .keys()
+            .copied()
+            .filter(|ifindex| driver::has_vlans(*ifindex));
+        let left: Vec<u32> = with_vlans.collect();
+        for ifindex in &left {
+            self.driver_links.remove(ifindex);
+        }
+        left
+    }
+
     /// Takes the packet filter off a device; does nothing where it is not attached.
     pub fn detach_interface(&mut self, ifindex: u32) -> Result<(), AttachError> {
+        self.driver_links.remove(&ifindex);
         match self.hooks.remove(&ifindex) {
             Some(hook) => hook.detach(self.packet_filter.as_fd()),
             None => Ok(()),

@@ -5,6 +5,7 @@
 
 mod channel;
 mod counters;
+mod driver;
 mod error;
 mod extensions;
 mod filter;
@@ -24,6 +25,7 @@ mod tests;
 
 pub use channel::ChannelMaps;
 pub use counters::{Counter, counter_names};
+pub use driver::{DriverError, DriverHook};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
 pub use extensions::{Extensions, Linkage};
 pub use filter::{Filter, Limits};

@@ -18,6 +18,10 @@ static PACKET_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     env!("OUT_DIR"),
     "/packet_filter.bpf.o"
 )));
+static DRIVER_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("OUT_DIR"),
+    "/driver_filter.bpf.o"
+)));
 static TRANSMIT_FILTER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     env!("OUT_DIR"),
     "/transmit_filter.bpf.o"
@@ -57,6 +61,7 @@ fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32>
 
 pub(crate) struct Objects {
     packet_filter: Object,
+    driver_filter: Object,
     transmit_filter: Object,
     extension_manager: Object,
     sending_manager: Object,
@@ -67,6 +72,8 @@ impl Objects {
     pub(crate) fn load(limits: &Limits, settings: &FilterSettings) -> Result<Objects, LoadError> {
         let packet_filter =
             load_packet_filter(limits, settings).map_err(refused("packet filter"))?;
+        let driver_filter = load_beside(&packet_filter, DRIVER_FILTER)
+            .map_err(refused("packet filter for drivers"))?;
         let transmit_filter =
             load_beside(&packet_filter, TRANSMIT_FILTER).map_err(refused("transmit filter"))?;
         let extension_manager = load_beside(&packet_filter, EXTENSION_MANAGER)
@@ -77,6 +84,7 @@ impl Objects {
             load_beside(&packet_filter, SYN_ANSWER).map_err(refused("answers to SYNs"))?;
         Ok(Objects {
             packet_filter,
+            driver_filter,
             transmit_filter,
             extension_manager,
             sending_manager,
@@ -104,6 +112,7 @@ impl Objects {
     pub(crate) fn programs_mut(&mut self) -> impl Iterator<Item = libbpf_rs::ProgramMut<'_>> {
         self.packet_filter
             .progs_mut()
+            .chain(self.driver_filter.progs_mut())
             .chain(self.transmit_filter.progs_mut())
             .chain(self.extension_manager.progs_mut())
             .chain(self.sending_manager.progs_mut())
@@ -113,6 +122,7 @@ impl Objects {
     fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
         self.packet_filter
             .progs()
+            .chain(self.driver_filter.progs())
             .chain(self.transmit_filter.progs())
             .chain(self.extension_manager.progs())
             .chain(self.sending_manager.progs())

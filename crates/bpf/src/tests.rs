@@ -5,6 +5,7 @@ mod active;
 mod attach;
 mod bed;
 mod budgets;
+mod driver;
 mod floods;
 mod fragments;
 mod frames;

@@ -121,6 +121,10 @@ fn figures(session: &SessionReport) -> String {
         "" => traffic,
         mapping => format!("{traffic} mapping:{mapping}"),
     };
+    let traffic = match session.delivery.name() {
+        "" => traffic,
+        delivery => format!("{traffic} delivery:{delivery}"),
+    };
     if session.protocol == Protocol::Udp || is_listening(session) {
         return traffic;
     }
@@ -160,7 +164,8 @@ fn json(session: &SessionReport) -> Result<serde_json::Value, serde_json::Error>
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use portolan_proto::report::{Mapping, SharedReason};
+    use portolan_proto::control::Delivery;
+    use portolan_proto::report::{DeliveryReport, Mapping, SharedReason};
     use portolan_types::SessionId;
 
     use super::*;
@@ -178,6 +183,7 @@ mod tests {
             state: "ESTAB".into(),
             migrations: 1,
             mapping: Mapping::Shared,
+            delivery: DeliveryReport::As(Delivery::Shm),
             figures: SessionFigures {
                 send_queue: 5,
                 srtt_us: 1_250,
@@ -228,6 +234,19 @@ mod tests {
         assert!(with(Mapping::Direct).contains(" mapping:direct "));
         let refused = Mapping::Refused(SharedReason::ProcessLimit);
         assert!(with(refused).contains(" mapping:shared(process-limit) "));
+    }
+
+    #[test]
+    fn a_form_that_is_not_the_usual_one_is_shown_and_where_it_cannot_be() {
+        let by = |delivery| {
+            figures(&SessionReport {
+                delivery,
+                ..established()
+            })
+        };
+        assert!(!by(DeliveryReport::As(Delivery::Shm)).contains("delivery"));
+        assert!(by(DeliveryReport::As(Delivery::ShmIpf)).contains(" delivery:shm-ipf "));
+        assert!(by(DeliveryReport::NotInDriver).contains(" delivery:shm(no-driver-hook) "));
     }
 
     #[test]

@@ -53,8 +53,15 @@ fn describe_sessions(status: &StatusReport) -> String {
     }
 }
 
-/// Its time only where somebody has the kernel count it.
+/// Its time only where somebody has the kernel count it, drivers only where they are to have it.
 fn describe_filter(filter: &FilterReport) -> String {
+    let hooks = filter.driver_hooks.iter();
+    hooks.fold(describe_algorithm(filter), |text, hook| {
+        format!("{text}\nin driver   {}: {}", hook.interface, hook.state)
+    })
+}
+
+fn describe_algorithm(filter: &FilterReport) -> String {
     match filter.nanoseconds.checked_div(filter.runs) {
         Some(mean) => format!("{}, {mean} ns per packet", filter.algorithm),
         None => filter.algorithm.clone(),
@@ -68,6 +75,8 @@ fn duration(seconds: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use portolan_proto::report::DriverHookReport;
+
     use super::*;
 
     #[test]
@@ -84,6 +93,7 @@ mod tests {
                 algorithm: "hash".into(),
                 runs: 0,
                 nanoseconds: 0,
+                driver_hooks: Vec::new(),
             },
         };
         assert_eq!(
@@ -99,7 +109,26 @@ mod tests {
             algorithm: "linear".into(),
             runs: 10,
             nanoseconds: 2_509,
+            driver_hooks: Vec::new(),
         };
         assert_eq!(describe_filter(&filter), "linear, 250 ns per packet");
+    }
+
+    #[test]
+    fn drivers_that_are_to_have_the_filter_are_shown() {
+        let hook = |interface: &str, state: &str| DriverHookReport {
+            interface: interface.into(),
+            state: state.into(),
+        };
+        let filter = FilterReport {
+            algorithm: "hash".into(),
+            runs: 0,
+            nanoseconds: 0,
+            driver_hooks: vec![hook("eth0", "native"), hook("eth1", "none: why")],
+        };
+        assert_eq!(
+            describe_filter(&filter),
+            "hash\nin driver   eth0: native\nin driver   eth1: none: why"
+        );
     }
 }

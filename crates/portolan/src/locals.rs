@@ -7,12 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use portolan_local::{Local, Stream, Wake, WakeBy, Wish};
+use portolan_local::{Local, Stream};
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::{Chime, Rope};
-use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
@@ -30,8 +29,6 @@ pub(crate) struct Locals {
     ends: Vec<Option<Held>>,
     count: usize,
     hot: Vec<Slot>,
-    /// How those are armed that are not hot.
-    armed: WakeBy,
     ropes: HashMap<u64, Weak<Rope<Hidden>>>,
     /// Ends whose peers' bells the server is to be asked for.
     strangers: Vec<(SessionId, Slot)>,
@@ -64,7 +61,6 @@ impl Locals {
             ends: Vec::new(),
             count: 0,
             hot: Vec::new(),
-            armed: WakeBy::default(),
             ropes: HashMap::new(),
             strangers: Vec::new(),
             looked_at_all: Instant::ZERO,
@@ -137,45 +133,18 @@ impl Locals {
         pollfd(self.chime.as_fd().as_raw_fd(), libc::POLLIN)
     }
 
-    /// A peer has woken us.
-    pub(crate) fn hear(&mut self, by: WakeBy) {
-        if by == WakeBy::Bell {
-            self.chime.silence();
-        }
+    /// The bell was rung.
+    pub(crate) fn hear(&mut self) {
+        self.chime.silence();
         self.was_rung = true;
     }
 
-    /// Are there ends, and not too many to sleep on besides a word of one's own?
-    pub(crate) fn fit_on_words(&self) -> bool {
-        (1..word::MOST).contains(&self.count)
-    }
-
-    /// What all ends wish for.
-    pub(crate) fn wishes(&self) -> Vec<Wish> {
-        self.iter().map(|(_, _, end)| end.wish()).collect()
-    }
-
-    /// All ends are to be armed like that.
-    fn arm_by(&mut self, by: WakeBy) {
-        if std::mem::replace(&mut self.armed, by) == by {
-            return;
-        }
-        for (held, slot) in self.ends.iter_mut().zip(0..) {
-            if let Some(held) = held
-                && !std::mem::replace(&mut held.is_hot, true)
-            {
-                self.hot.push(Slot(slot));
-            }
-        }
-    }
-
-    /// Wakes the peer of `slot`, if it is not awake by now. True if it is here, too.
-    fn ring(&mut self, slot: Slot, wake: Wake) -> bool {
-        if wake.holder() == self.number {
+    /// Rings the bell with that number for the peer of `slot`. True if it is our own.
+    fn ring(&mut self, slot: Slot, number: u64) -> bool {
+        if number == self.number {
             return true;
         }
-        let (Some(number), Some(Some(held))) = (wake.bell(), self.ends.get_mut(slot.0 as usize))
-        else {
+        let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) else {
             return false;
         };
         if held.rope.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -244,8 +213,8 @@ impl Core {
         let Some(held) = self.locals.heat(slot) else {
             return self.stack.touch(slot);
         };
-        if let Some(wake) = held.end.publish()
-            && self.locals.ring(slot, wake)
+        if let Some(number) = held.end.publish()
+            && self.locals.ring(slot, number)
         {
             // The other end is here, too.
             self.locals.was_rung = true;
@@ -311,15 +280,14 @@ impl Core {
 
     /// The ends in use wish to be woken. False if something came meanwhile, and it is no time to
     /// sleep.
-    pub(crate) fn arm_locals(&mut self, by: WakeBy) -> bool {
+    pub(crate) fn arm_locals(&mut self) -> bool {
         let mut has_news = false;
-        self.locals.arm_by(by);
         for slot in std::mem::take(&mut self.locals.hot) {
             let Some(Some(held)) = self.locals.ends.get_mut(slot.0 as usize) else {
                 continue;
             };
             held.is_hot = false;
-            held.end.arm(by);
+            held.end.arm();
             let events = held.end.look(clock::now());
             if events != Events::NONE {
                 has_news = true;

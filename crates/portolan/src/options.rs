@@ -32,9 +32,8 @@ const SO_CONCURRENT_SERVER: i32 = 0x5043;
 /// does; -1, the server chooses (ADR 15).
 const SO_DELEGATE: i32 = 0x5044;
 
-/// Portolan's own: how packets reach the session, as [`DELIVERIES`] numbers them; -1, as is usual (ADR 13).
+/// Portolan's own: how packets reach the session, as [`Delivery::ALL`] numbers them; -1, as is usual (ADR 13).
 const SO_DELIVERY: i32 = 0x5045;
-const DELIVERIES: [Delivery; 3] = [Delivery::Shm, Delivery::Ipc, Delivery::Server];
 
 /// Portolan's own: more than 0, the session's frames come by a ring of its own; 0, by that of all; -1, as is usual (ADR 20).
 const SO_DIRECT: i32 = 0x5046;
@@ -467,7 +466,7 @@ impl Options {
     /// How packets are to reach the session, if that was said.
     pub(crate) fn delivery(&self) -> Option<Delivery> {
         let number = usize::try_from(self.int(SOL_SOCKET, SO_DELIVERY)?).ok()?;
-        DELIVERIES.get(number).copied()
+        Delivery::ALL.get(number).copied()
     }
 
     /// By which ring the session's frames are to come, if that was said.

@@ -212,7 +212,7 @@ impl HandshakeOptions {
 
 /// How the packets of a session reach its holder (MB §4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Delivery {
     /// By the ring in shared memory; by the tap only while it sleeps.
     #[default]
@@ -221,16 +221,25 @@ pub enum Delivery {
     Ipc,
     /// To the server, which does the work and relays. Of TCP only.
     Server,
+    /// As `Shm`, by a filter in the device's driver (XDP) where the server has one there.
+    ShmIpf,
 }
 
 impl Delivery {
-    pub const ALL: [Delivery; 3] = [Delivery::Shm, Delivery::Ipc, Delivery::Server];
+    /// In the order of their numbers in `SO_DELIVERY`.
+    pub const ALL: [Delivery; 4] = [
+        Delivery::Shm,
+        Delivery::Ipc,
+        Delivery::Server,
+        Delivery::ShmIpf,
+    ];
 
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Delivery::Shm => "shm",
             Delivery::Ipc => "ipc",
             Delivery::Server => "server",
+            Delivery::ShmIpf => "shm-ipf",
         }
     }
 

@@ -55,6 +55,8 @@ impl FlowRow {
     pub const BY_TAP: u16 = 32;
     /// A port of a transport that the channel's owner runs himself: frames come as they are.
     pub const RAW: u16 = 64;
+    /// It may be delivered before the kernel makes a buffer of the frame, where a device has that hook (XDP).
+    pub const IN_DRIVER: u16 = 128;
 }
 
 /// Rows of the table of budgets; the first is no budget.

@@ -7,6 +7,8 @@ use portolan_types::{Protocol, SessionId};
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+use crate::control::Delivery;
+
 /// One session as the server knows it; the figures come from its holder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionReport {
@@ -20,6 +22,7 @@ pub struct SessionReport {
     /// How often it went to a process or came back from one.
     pub migrations: u32,
     pub mapping: Mapping,
+    pub delivery: DeliveryReport,
     pub figures: SessionFigures,
 }
 
@@ -60,6 +63,26 @@ impl Mapping {
             Mapping::Refused(SharedReason::HostLimit) => "shared(host-limit)",
             Mapping::Refused(SharedReason::Delivery) => "shared(delivery)",
             Mapping::Refused(SharedReason::NotMade) => "shared(not-made)",
+        }
+    }
+}
+
+/// How a session's packets reach the process that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeliveryReport {
+    As(Delivery),
+    /// By the ring: it was to be by a filter in the driver, which no managed device has.
+    NotInDriver,
+}
+
+impl DeliveryReport {
+    /// As `portolan ss` shows it; nothing for what is usual.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeliveryReport::As(Delivery::Shm) => "",
+            DeliveryReport::As(form) => form.name(),
+            DeliveryReport::NotInDriver => "shm(no-driver-hook)",
         }
     }
 }
@@ -181,4 +204,13 @@ pub struct FilterReport {
     pub algorithm: String,
     pub runs: u64,
     pub nanoseconds: u64,
+    /// Of the devices that are to have one; empty where nothing is wished.
+    pub driver_hooks: Vec<DriverHookReport>,
+}
+
+/// The packet filter in a device's driver: `native`, `generic`, or `none` and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverHookReport {
+    pub interface: String,
+    pub state: String,
 }

@@ -172,6 +172,10 @@ pub enum ConfigError {
     RepeatedInterface(String),
     #[error("`{key}` {octets} is not a power of two between 256 KiB and 1 GiB")]
     RingSize { key: &'static str, octets: u32 },
+    #[error(
+        "`delivery.form` is \"shm-ipf\", which needs a hook in the driver, but `delivery.xdp` is \"off\""
+    )]
+    NoDriverHook,
     #[error("`ephemeral_ports` {0}-{1} is empty or reaches below port 1024")]
     EphemeralPorts(u16, u16),
     #[error("`congestion` {0:?} is unknown; there are cubic, reno and bbr")]

@@ -58,6 +58,8 @@ counters! {
     direct_host_limit = "direct-refused-host-limit",
     direct_delivery = "direct-refused-delivery",
     direct_not_made = "direct-refused-not-made",
+    /// Devices that were to have the packet filter in their driver, and have it not.
+    driver_hooks_refused = "driver-hooks-refused",
     /// Handles that processes were given for their sessions (active demultiplexing).
     handles_given = "handles-given",
     /// Sessions without one, since all were given.

@@ -1,10 +1,13 @@
 //! How packets reach the sessions that processes hold: as a session has chosen, or its listener, else as the
 //! configuration says.
 
+use portolan_bpf::{AttachError, DriverError};
 use portolan_control::{Holder, Session};
 use portolan_proto::control::Delivery;
 use portolan_proto::filter::FlowRow;
+use portolan_proto::report::{DeliveryReport, DriverHookReport};
 use portolan_types::SessionId;
+use tracing::{info, warn};
 
 use crate::server::Server;
 
@@ -19,12 +22,85 @@ impl Server {
 
     /// What the session's row says of it. The server's own packets come as they always do.
     pub fn delivery_flags(&self, session: &Session) -> u16 {
-        let chosen = self.deliveries.get(&session.id).copied();
-        let form = chosen.unwrap_or(self.config.delivery.form);
-        let is_elsewhere = matches!(session.holder, Holder::Process(..));
-        match form {
-            Delivery::Ipc if is_elsewhere => FlowRow::BY_TAP,
-            Delivery::Ipc | Delivery::Shm | Delivery::Server => 0,
+        if !matches!(session.holder, Holder::Process(..)) {
+            return 0;
         }
+        match self.form_of(session.id) {
+            Delivery::Ipc => FlowRow::BY_TAP,
+            Delivery::ShmIpf => FlowRow::IN_DRIVER,
+            Delivery::Shm | Delivery::Server => 0,
+        }
+    }
+
+    pub(crate) fn form_of(&self, id: SessionId) -> Delivery {
+        let chosen = self.deliveries.get(&id).copied();
+        chosen.unwrap_or(self.config.delivery.form)
+    }
+
+    /// As `portolan ss` shows it: a form that needs the drivers' hook is another where no device has it.
+    pub fn delivery_of(&self, id: SessionId) -> DeliveryReport {
+        match self.form_of(id) {
+            Delivery::ShmIpf if self.has_driver_hook() => DeliveryReport::As(Delivery::ShmIpf),
+            Delivery::ShmIpf => DeliveryReport::NotInDriver,
+            form => DeliveryReport::As(form),
+        }
+    }
+
+    fn has_driver_hook(&self) -> bool {
+        let managed = self.managed.iter();
+        managed
+            .map(|ifindex| self.filter.driver_hook(*ifindex))
+            .any(|hook| hook.is_some())
+    }
+
+    /// Puts the packet filter on a device, and before it into its driver where that is wished. Without the latter,
+    /// frames come as in `shm`.
+    pub fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
+        self.filter.attach_interface(ifindex)?;
+        let wish = self.config.delivery.xdp();
+        self.driver_refusals.remove(&ifindex);
+        if wish.is_empty() {
+            return Ok(());
+        }
+        match self.filter.attach_driver(ifindex, wish) {
+            Ok(hook) => info!(
+                ifindex,
+                hook = hook.name(),
+                "the packet filter is in the driver, too"
+            ),
+            Err(refusal) => {
+                warn!(ifindex, %refusal, "no packet filter in the driver: shm-ipf is as shm there");
+                self.counters.driver_hooks_refused += 1;
+                self.driver_refusals.insert(ifindex, refusal.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// VLAN devices may have been made on a device since: what is tagged for them is not a session's.
+    pub fn review_driver_hooks(&mut self) {
+        for ifindex in self.filter.leave_drivers_with_vlans() {
+            let refusal = DriverError::Vlan;
+            warn!(ifindex, %refusal, "the packet filter has left the driver");
+            self.counters.driver_hooks_refused += 1;
+            self.driver_refusals.insert(ifindex, refusal.to_string());
+        }
+    }
+
+    /// What `portolan status` shows of it, for each device if anything is wished.
+    pub fn report_driver_hooks(&self) -> Vec<DriverHookReport> {
+        let links = self.managed.iter().filter_map(|&ifindex| {
+            let state = match (
+                self.filter.driver_hook(ifindex),
+                self.driver_refusals.get(&ifindex),
+            ) {
+                (Some(hook), _) => hook.name().to_owned(),
+                (None, Some(refusal)) => format!("none: {refusal}"),
+                (None, None) => return None,
+            };
+            let interface = self.qos.device(ifindex);
+            Some(DriverHookReport { interface, state })
+        });
+        links.collect()
     }
 }

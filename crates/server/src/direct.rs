@@ -140,8 +140,7 @@ impl Server {
 
     /// Each of its packets is a message, which no ring holds.
     fn is_mapped_by_tap(&self, id: SessionId) -> bool {
-        let chosen = self.deliveries.get(&id).copied();
-        chosen.unwrap_or(self.config.delivery.form) == Delivery::Ipc
+        self.form_of(id) == Delivery::Ipc
     }
 
     fn refuse_ring(&mut self, id: SessionId, reason: SharedReason) -> Errno {

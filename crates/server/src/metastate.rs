@@ -36,6 +36,7 @@ impl Server {
                 self.publish();
                 let there = self.monitor.devices();
                 self.on_devices(&there);
+                self.review_driver_hooks();
             }
             Ok(false) => {}
             Err(failure) => error!(%failure, "routes may be out of date"),

@@ -46,6 +46,11 @@ impl Qos {
             policies: config.qos.policy.clone(),
         }
     }
+
+    /// The name of a managed device.
+    pub fn device(&self, ifindex: u32) -> String {
+        self.transmit.device(ifindex)
+    }
 }
 
 /// Who asks.

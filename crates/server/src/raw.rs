@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 
 use portolan_bpf::TableError;
 use portolan_control::{Claim, ClaimId, Errno};
-use portolan_proto::control::{ReplyBody, Reuse};
+use portolan_proto::control::{Delivery, ReplyBody, Reuse};
 use portolan_proto::filter::{BindingKey, FlowRow, RawKey};
 use portolan_proto::raw::Guard;
-use portolan_proto::report::{Mapping, SessionFigures, SessionReport};
+use portolan_proto::report::{DeliveryReport, Mapping, SessionFigures, SessionReport};
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, canonical};
 use tracing::{error, info};
 
@@ -217,6 +217,7 @@ impl Server {
                 state: "RAW".to_owned(),
                 migrations: 0,
                 mapping: Mapping::Shared,
+                delivery: DeliveryReport::As(Delivery::Shm),
                 figures: SessionFigures::default(),
             })
         })

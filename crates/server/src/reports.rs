@@ -72,6 +72,7 @@ impl Server {
             state,
             migrations: session.migrations,
             mapping: self.directs.mapping_of(session.id),
+            delivery: self.delivery_of(session.id),
             figures,
         }
     }
@@ -192,6 +193,7 @@ impl Server {
                 algorithm: self.config.filter.algorithm.name().to_owned(),
                 runs: run_time.runs,
                 nanoseconds: run_time.nanoseconds,
+                driver_hooks: self.report_driver_hooks(),
             },
         })
         .into()

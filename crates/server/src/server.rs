@@ -195,6 +195,8 @@ pub struct Server {
     pub(crate) fars: HashMap<SessionId, Far>,
     /// Sessions that have chosen how packets reach them.
     pub(crate) deliveries: HashMap<SessionId, Delivery>,
+    /// Why a device has no filter in its driver that was to have one.
+    pub(crate) driver_refusals: HashMap<u32, String>,
     /// Of sessions that have chosen one (`SO_PRIORITY`).
     pub(crate) priorities: HashMap<SessionId, u8>,
     /// Rings of sessions that have one of their own.
@@ -318,6 +320,7 @@ impl Server {
             flows: HashMap::new(),
             fars: HashMap::new(),
             deliveries: HashMap::new(),
+            driver_refusals: HashMap::new(),
             priorities: HashMap::new(),
             directs: Directs::new(config.limits.processes),
             reservations: HashMap::new(),
@@ -342,8 +345,8 @@ impl Server {
         server.start_cpu(instance);
         // The tables are right before the first packet meets the filter.
         server.publish();
-        for &ifindex in &server.managed {
-            server.filter.attach_interface(ifindex)?;
+        for ifindex in server.managed.clone() {
+            server.filter_device(ifindex)?;
         }
         if let Err(refused) = server.apply_policies() {
             server.stop();

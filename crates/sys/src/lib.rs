@@ -30,7 +30,6 @@ pub mod thread;
 pub mod traffic;
 pub mod unix;
 pub mod wait;
-pub mod word;
 
 #[cfg(test)]
 mod testing;

@@ -17,7 +17,7 @@ fn in_fresh_namespace(test: impl FnOnce() + Send) {
 }
 
 /// The output of a command of the host, run in this thread's namespace.
-fn run(command: &str) -> String {
+pub(super) fn run(command: &str) -> String {
     let mut words = command.split(' ');
     let output = Command::new(words.next().unwrap())
         .args(words)

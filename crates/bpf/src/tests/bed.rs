@@ -140,6 +140,23 @@ impl Bed {
         self.run_and_see(program, frame, context).0
     }
 
+    /// As [`Bed::run`], for a program at XDP, where a frame has no context but the device it came by.
+    pub(super) fn run_in_driver(&self, program: &str, frame: &[u8]) -> Outcome {
+        self.newly_counted();
+        let mut objects = self.objects.borrow_mut();
+        let mut programs = objects.programs_mut();
+        let program = programs.find(|candidate| candidate.name() == program);
+        let input = ProgramInput {
+            data_in: Some(frame),
+            ..ProgramInput::default()
+        };
+        let verdict = program.unwrap().test_run(input).unwrap().return_value as i32;
+        Outcome {
+            verdict,
+            counted: self.newly_counted(),
+        }
+    }
+
     /// Also answers what the program left of the frame.
     pub(super) fn run_and_see(
         &self,

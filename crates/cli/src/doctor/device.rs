@@ -86,15 +86,24 @@ fn state(name: &str, link: &Value) -> Check {
     }
 }
 
-/// An XDP program sees packets before Portolan's filter does.
+/// What Portolan's own programs are called (`bpf/driver_filter.bpf.c`), with the hook that each is for.
+const DRIVER_FILTERS: [(&str, &str); 2] =
+    [("driver_filter", "native"), ("generic_filter", "generic")];
+
+/// Another's XDP program sees packets before Portolan's filter does.
 fn xdp(name: &str, link: &Value) -> Check {
     let title = format!("{name} XDP");
-    match link.get("xdp") {
-        None => Check::ok(title, "no program"),
-        Some(program) => Check::warn(
+    let Some(xdp) = link.get("xdp") else {
+        return Check::ok(title, "no program");
+    };
+    let program = &xdp["prog"];
+    let mut ours = DRIVER_FILTERS.iter();
+    match ours.find(|(own, _)| program["name"] == *own) {
+        Some((_, hook)) => Check::ok(title, format!("Portolan's filter, {hook} (shm-ipf)")),
+        None => Check::warn(
             title,
-            format!("program {}", program["prog"]["id"]),
-            "it runs before Portolan's filter: packets it takes never reach Portolan",
+            format!("program {}", program["id"]),
+            "it runs before Portolan's filter: packets it takes never reach Portolan, and shm-ipf is as shm",
         ),
     }
 }
@@ -127,6 +136,9 @@ fn missing_offloads(features: &str) -> Vec<&'static str> {
     OFFLOADS.into_iter().filter(is_off).collect()
 }
 
+/// By which Portolan's filters are told from others.
+const HANDLE: &str = "handle 0x706f7274 ";
+
 /// Other programs on the same hook live with ours: it lets pass what is not Portolan's.
 fn qdisc(name: &str) -> Check {
     let title = format!("{name} clsact");
@@ -134,13 +146,14 @@ fn qdisc(name: &str) -> Check {
         Ok(filters) => filters,
         Err(error) => return Check::warn(title, error, "run doctor as root"),
     };
+    // Each filter has a line more, without a handle, for its priority.
     let programs: Vec<_> = filters
         .lines()
-        .filter_map(|line| line.split(" bpf ").nth(1))
+        .filter(|line| line.contains(" bpf ") && line.contains(" handle "))
         .collect();
     let foreign = programs
         .iter()
-        .filter(|program| !program.contains("portolan"))
+        .filter(|program| !program.contains(HANDLE))
         .count();
     if foreign > 0 {
         return Check::warn(
@@ -172,6 +185,17 @@ mod tests {
             missing_offloads(features),
             ["tcp-segmentation-offload", "generic-receive-offload"]
         );
+    }
+
+    #[test]
+    fn a_filter_of_ours_in_the_driver_is_told_from_another() {
+        let link =
+            |name: &str| serde_json::json!({"xdp": {"mode": 1, "prog": {"id": 7, "name": name}}});
+        let ours = xdp("eth0", &link("driver_filter"));
+        assert_eq!(ours.verdict, super::super::Verdict::Ok);
+        assert_eq!(ours.detail, "Portolan's filter, native (shm-ipf)");
+        let other = xdp("eth0", &link("katran"));
+        assert_eq!(other.verdict, super::super::Verdict::Warn);
     }
 
     #[test]

@@ -252,7 +252,7 @@ fn name(scope: &Scope) -> String {
 mod tests {
     use std::time::Instant;
 
-    use portolan_proto::report::SessionFigures;
+    use portolan_proto::report::{DeliveryReport, SessionFigures};
     use portolan_types::SessionId;
 
     use super::*;
@@ -270,6 +270,7 @@ mod tests {
             state: "UNCONN".into(),
             migrations: 0,
             mapping: Default::default(),
+            delivery: DeliveryReport::As(Default::default()),
             figures: SessionFigures {
                 octets_in,
                 ..Default::default()

@@ -111,7 +111,6 @@ fn poll_once(
         kernel: &mut kernel,
         deadline,
         mask,
-        begins_again: None,
     };
     let woken = process.wait(sleep, |core, _| {
         let mut count = 0;
@@ -358,7 +357,6 @@ fn wait_once(
         kernel: &mut kernel,
         deadline,
         mask,
-        begins_again: None,
     };
     let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(core, events);

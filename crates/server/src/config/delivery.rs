@@ -1,5 +1,6 @@
 //! How packets reach the sessions of processes.
 
+use portolan_bpf::DriverHook;
 use portolan_proto::control::{Delivery, MappingChoice};
 use serde::Deserialize;
 
@@ -18,6 +19,19 @@ pub struct DeliveryConfig {
     pub direct_per_process: u32,
     /// Octets of each, a power of two.
     pub direct_ring_size: u32,
+    /// By which hooks the packet filter goes into the drivers of devices; if not said, by any if the form wants it.
+    pub xdp: Option<Xdp>,
+}
+
+/// The hooks that a device may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Xdp {
+    Off,
+    Native,
+    Generic,
+    /// Native where its driver has it.
+    Any,
 }
 
 impl Default for DeliveryConfig {
@@ -27,13 +41,30 @@ impl Default for DeliveryConfig {
             mapping: MappingChoice::default(),
             direct_per_process: 8,
             direct_ring_size: 1 << 20,
+            xdp: None,
         }
     }
 }
 
 impl DeliveryConfig {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if self.form == Delivery::ShmIpf && self.xdp().is_empty() {
+            return Err(ConfigError::NoDriverHook);
+        }
         check_ring_size("delivery.direct_ring_size", self.direct_ring_size)
+    }
+
+    /// The hooks in the order in which they are tried.
+    pub fn xdp(&self) -> &'static [DriverHook] {
+        match (self.xdp, self.form) {
+            (Some(Xdp::Off), _) => &[],
+            (Some(Xdp::Native), _) => &[DriverHook::Native],
+            (Some(Xdp::Generic), _) => &[DriverHook::Generic],
+            (Some(Xdp::Any), _) | (None, Delivery::ShmIpf) => {
+                &[DriverHook::Native, DriverHook::Generic]
+            }
+            (None, Delivery::Shm | Delivery::Ipc | Delivery::Server) => &[],
+        }
     }
 }
 

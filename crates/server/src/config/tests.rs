@@ -1,5 +1,7 @@
 //! A wrong configuration is refused with a message that names what is wrong.
 
+use portolan_bpf::DriverHook;
+
 use super::*;
 
 fn parse(text: &str) -> Result<Config, String> {
@@ -187,4 +189,20 @@ fn only_a_code_point_for_local_use_marks_handles() {
         let text = format!("interfaces = ['eth0']\n[demux]\nmarker = {marker}");
         assert!(refused(&text).contains("demux.marker"), "{marker}");
     }
+}
+
+#[test]
+fn a_filter_in_the_driver_is_wished_by_the_form_or_by_itself() {
+    let hooks = |text| parse(text).unwrap().delivery.xdp();
+    assert!(hooks("").is_empty());
+    let both = [DriverHook::Native, DriverHook::Generic];
+    assert_eq!(hooks("[delivery]\nform = 'shm-ipf'"), both);
+    assert_eq!(hooks("[delivery]\nxdp = 'any'"), both);
+    let generic = [DriverHook::Generic];
+    assert_eq!(
+        hooks("[delivery]\nform = 'shm-ipf'\nxdp = 'generic'"),
+        generic
+    );
+    let error = refused("interfaces = ['eth0']\n[delivery]\nform = 'shm-ipf'\nxdp = 'off'");
+    assert!(error.contains("delivery.xdp"), "{error}");
 }

@@ -178,7 +178,7 @@ impl Server {
         self.qos.groups.follow(before, ifindex);
         self.managed.remove(&before);
         self.managed.insert(ifindex);
-        if let Err(failure) = self.filter.attach_interface(ifindex) {
+        if let Err(failure) = self.filter_device(ifindex) {
             error!(%failure, "a device that has come back is not filtered");
         }
         self.publish();

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
+/*
+ * The packet filter integrated with the driver (MB §4.1, SHM-IPF): the same code at XDP, where the
+ * kernel has made no buffer of the frame yet. It serves the sessions that are to be served here,
+ * and of their packets the plain ones; all else goes on to the packet filter at tc, untouched.
+ */
+#define IN_DRIVER
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <bpf/bpf_helpers.h>
+
+#include "context.h"
+#include "counters.h"
+#include "deliver.h"
+#include "lookup.h"
+#include "maps.h"
+#include "search.h"
+#include "parse.h"
+#include "settings.h"
+
+/* Whether the kernel may have put packets together before they come here. */
+enum hook {
+	HOOK_NATIVE,
+	HOOK_GENERIC,
+};
+
+static __always_inline int leave(enum counter reason)
+{
+	count(reason);
+	return XDP_PASS;
+}
+
+static __always_inline bool is_mac(const __u8 *a, const __u8 *b)
+{
+	for (int i = 0; i < ETH_ALEN; i++)
+		if (a[i] != b[i])
+			return false;
+	return true;
+}
+
+/* The kernel's own judgement (pkt_type) comes later: is the frame for this device alone? */
+static __always_inline bool is_for_station(struct xdp_md *packet)
+{
+	struct ethhdr *eth = (void *)(unsigned long)packet->data;
+	struct interface_table *table;
+	__u32 zero = 0;
+
+	table = bpf_map_lookup_elem(&interfaces, &zero);
+	if (!table || (void *)(eth + 1) > (void *)(unsigned long)packet->data_end)
+		return false;
+	for (int i = 0; i < MAX_INTERFACES; i++) {
+		const struct interface *entry = &table->entries[i];
+
+		if (entry->ifindex == 0)
+			return false;
+		if (entry->ifindex == packet->ingress_ifindex)
+			return is_mac(entry->mac, eth->h_dest);
+	}
+	return false;
+}
+
+/*
+ * Longer than the device takes: several packets that came as one. Where they are so few that they
+ * are not, TCP's owner does not care; of datagrams see `enum hook`.
+ */
+static __always_inline bool is_large(struct xdp_md *packet)
+{
+	__u32 length = bpf_xdp_get_buff_len(packet) - ETH_HLEN;
+
+	return bpf_check_mtu(packet, 0, &length, 0, 0) != 0;
+}
+
+static __always_inline bool is_in_one_buffer(struct xdp_md *packet)
+{
+	return packet->data_end - packet->data == bpf_xdp_get_buff_len(packet);
+}
+
+/* A tap takes no frame that lies in several buffers. */
+static __always_inline int deliver_or_leave(struct xdp_md *packet, const struct flow_row *row,
+					    __u8 protocol, __u16 flags)
+{
+	struct doorbell *doorbell = doorbell_of(row);
+
+	if (row->flags & ROW_EXTENDED)
+		return leave(driver_left_extended);
+	if (doorbell && goes_by_tap(row, doorbell) && !is_in_one_buffer(packet))
+		return leave(driver_left_piecemeal);
+	return deliver(packet, row, protocol, flags, packet->ingress_ifindex);
+}
+
+/* The row that claims a packet with ports, if its session is to be served here. */
+static __always_inline struct flow_row *find_served(const struct filter_key *key, __u16 *flags)
+{
+	struct flow_row *row = find_owner(key);
+
+	if (!row) {
+		row = find_binding(key);
+		*flags = RECORD_BINDING;
+	}
+	if (!row || !(row->flags & ROW_IN_DRIVER))
+		return NULL;
+	return *flags && !is_local(&key->local) ? NULL : row;
+}
+
+static __always_inline int filter(struct xdp_md *packet, const enum hook hook)
+{
+	struct filter_key key = {};
+	struct piece piece = {};
+	struct flow_row *row;
+	__u16 flags = 0;
+
+	if (!is_for_station(packet))
+		return leave(driver_left_not_to_host);
+	if (is_large(packet))
+		return leave(driver_left_large);
+	if (parse_received(packet, &key, &piece) != PARSED_FLOW || piece.is_fragment)
+		return leave(driver_left_other);
+	row = find_served(&key, &flags);
+	if (!row)
+		return leave(driver_left_unclaimed);
+	if (hook == HOOK_GENERIC && key.protocol == IPPROTO_UDP)
+		return leave(driver_left_datagram);
+	return deliver_or_leave(packet, row, key.protocol, flags);
+}
+
+SEC("xdp.frags")
+int driver_filter(struct xdp_md *packet)
+{
+	return filter(packet, HOOK_NATIVE);
+}
+
+/*
+ * For devices whose drivers have no such hook: the kernel runs it after it has put packets together.
+ * Not for several buffers: of a program that takes those, Linux 6.18 copies each frame into an skb
+ * that has forgotten how long its link header is, and nothing at tc finds its way in that.
+ */
+SEC("xdp")
+int generic_filter(struct xdp_md *packet)
+{
+	return filter(packet, HOOK_GENERIC);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
