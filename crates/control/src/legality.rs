@@ -54,6 +54,8 @@ impl Command {
             RequestBody::Group { .. } => Command::Group,
             RequestBody::Claim { .. }
             | RequestBody::Surrender { .. }
+            | RequestBody::Flooded { .. }
+            | RequestBody::Spare { .. }
             | RequestBody::EndDelegation { .. } => Command::Serve,
             _ => return None,
         })

@@ -4,11 +4,11 @@
 
 use std::os::fd::AsFd;
 
-use portolan_proto::control::{DescriptorEvent, HandshakeOptions};
+use portolan_proto::control::{DescriptorEvent, HandshakeOptions, RequestBody};
 use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::passive::Rules;
-use portolan_stack::{Delegation, Met, Stack, TcpSession};
+use portolan_stack::{Delegation, FloodReport, Met, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
@@ -162,13 +162,19 @@ impl Core {
         self.send_out(now);
     }
 
-    /// Sends what handshakes answer without a session, tells of connections that wait, and sees to it
-    /// that those which were reset go.
+    /// Sends what handshakes answer without a session, tells of connections that wait and of floods, and
+    /// sees to it that those which were reset go.
     pub(crate) fn attend_delegations(&mut self) {
         for known in &mut self.delegations.0 {
             known.handshakes.answer(&self.routes, &mut self.channel);
             self.orphans.extend(known.handshakes.ending());
             known.announce();
+            let listener = known.id;
+            let reports = known.handshakes.flood_reports().into_iter();
+            self.outbox.extend(reports.map(|report| match report {
+                FloodReport::Spare(flows) => RequestBody::Spare { listener, flows },
+                FloodReport::Flooded(queue) => RequestBody::Flooded { listener, queue },
+            }));
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
 use crate::extension::{ExtensionReply, ExtensionRequest};
@@ -92,6 +92,18 @@ pub enum RequestBody {
     /// A connection of such a listener that nobody has accepted yet: the server holds it from then on.
     /// No reply.
     Surrender { listener: SessionId, capsule: Blob },
+    /// SYNs to such a listener are a flood, which the packet filter is to answer (ADR 22), or its queue is
+    /// another than it was told to be. No reply.
+    Flooded {
+        listener: SessionId,
+        queue: AcceptQueue,
+    },
+    /// Flows to such a listener that are known to the process: the packet filter is to leave them to it.
+    /// No reply.
+    Spare {
+        listener: SessionId,
+        flows: Vec<FlowKey>,
+    },
     /// The process performs the listener's handshakes no longer. Reply: `Done` or `Error`.
     EndDelegation { listener: SessionId },
     /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays so.
@@ -257,6 +269,13 @@ pub enum MappingChoice {
     Shared,
     /// Those of each session by its own, as long as there are some.
     Direct,
+}
+
+/// May one more connection wait to be accepted?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AcceptQueue {
+    HasRoom,
+    Full,
 }
 
 /// When an accepted session goes to a process.

@@ -284,6 +284,8 @@ impl Server {
             RequestBody::Surrender { listener, capsule } => {
                 self.surrender(channel, listener, (capsule, fds.pop()))
             }
+            RequestBody::Flooded { listener, queue } => self.flooded(channel, listener, queue),
+            RequestBody::Spare { listener, flows } => self.spare(channel, listener, &flows),
             RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),

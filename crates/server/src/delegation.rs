@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{Blob, ReplyBody};
+use portolan_proto::control::{AcceptQueue, Blob, ReplyBody};
 use portolan_proto::encode;
 use portolan_stack::TcpSession;
 use portolan_stack::passive::Rules;
@@ -30,6 +30,8 @@ pub struct Delegate {
     pub channel: ChannelId,
     /// Where the port's segments go there.
     pub slot: Slot,
+    /// As it said last.
+    pub queue: AcceptQueue,
     /// It was asked to end it, and until when it may take.
     back_until: Option<Instant>,
 }
@@ -63,6 +65,7 @@ impl Server {
         listener.delegate = Some(Delegate {
             channel,
             slot,
+            queue: AcceptQueue::HasRoom,
             back_until: None,
         });
         self.counters.delegations += 1;
@@ -109,7 +112,7 @@ impl Server {
                 .is_none_or(|delegate| delegate.channel == channel && delegate.back_until.is_none())
     }
 
-    fn is_delegate(&self, id: SessionId, channel: ChannelId) -> bool {
+    pub fn is_delegate(&self, id: SessionId, channel: ChannelId) -> bool {
         let listener = self.listeners.get(&id);
         let delegate = listener.and_then(|listener| listener.delegate);
         delegate.is_some_and(|delegate| delegate.channel == channel)
@@ -160,7 +163,7 @@ impl Server {
     }
 
     /// The flow that a library names: one to the listener's own endpoint, that nobody has.
-    fn flow_of(
+    pub fn flow_of(
         &self,
         listener: SessionId,
         local: SocketAddr,

@@ -5,18 +5,21 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use portolan_control::{Command, Errno};
+use portolan_proto::control::AcceptQueue;
 use portolan_proto::filter::{BindingKey, Flood};
-use portolan_stack::CookieUse;
 use portolan_stack::passive::flood;
-use portolan_types::{FlowKey, Instant, Protocol, SessionId};
+use portolan_stack::{CookieUse, SOMAXCONN};
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId};
 use tracing::{debug, warn};
 
+use crate::clients::Answer;
 use crate::server::Server;
 
 /// From one look at floods to the next.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// With fewer SYNs meanwhile a flood is over: half as many as make one (`pace`).
+/// With fewer SYNs meanwhile a flood is over: half as many as make one (`Surge`).
 const FEW: u64 = 100;
 
 /// The listeners' bindings that are flooded.
@@ -25,7 +28,20 @@ pub struct Floods {
     next_look: Option<Instant>,
     /// SYNs of each up to the last look.
     met: HashMap<BindingKey, u64>,
+    /// By delegated listeners.
+    spared: HashMap<SessionId, Spared>,
 }
+
+/// Flows to a delegated listener of which the filter knows no rows.
+#[derive(Debug, Default)]
+struct Spared {
+    flows: Vec<FlowKey>,
+    /// There are others, which found no place: the filter must not answer for the listener.
+    is_incomplete: bool,
+}
+
+/// What both queues of a listener hold, and as many that have left them.
+const SPARED_MAX: usize = 4 * SOMAXCONN as usize;
 
 impl Server {
     /// A SYN to the listener was answered by a cookie, or dropped.
@@ -35,28 +51,87 @@ impl Server {
         let Some(listener) = self.listeners.get_mut(&id) else {
             return;
         };
-        listener.pace.note(now);
-        if listener.pace.is_flood(now) {
-            self.begin_flood(id, flow);
+        listener.surge.note(now);
+        if listener.surge.is_flood(now) {
+            let mut bindings = self.bindings_of(id).into_iter();
+            if let Some(binding) = bindings.find(|binding| binding.is_for(flow)) {
+                self.begin_flood(&binding);
+            }
         }
     }
 
-    fn begin_flood(&mut self, id: SessionId, flow: &FlowKey) {
-        let binding = self
-            .bindings_of(id)
-            .into_iter()
-            .find(|binding| binding.is_for(flow));
-        let Some(binding) = binding.filter(|binding| !self.floods.met.contains_key(binding)) else {
-            return;
-        };
-        if self.sysctls.values().cookies == CookieUse::Never {
-            return;
-        }
-        if self.aim_flood(&binding) {
-            debug!(session = id.0, "SYNs are a flood");
+    fn begin_flood(&mut self, binding: &BindingKey) {
+        let is_never = self.sysctls.values().cookies == CookieUse::Never;
+        let is_known = self.floods.met.contains_key(binding);
+        if !is_never && !is_known && self.aim_flood(binding) {
+            debug!(?binding, "SYNs are a flood");
             self.counters.floods += 1;
-            self.floods.met.insert(binding, 0);
+            self.floods.met.insert(*binding, 0);
             self.floods.next_look.get_or_insert(self.now + LOOK);
+        }
+    }
+
+    /// `Flooded`: as a delegate says.
+    pub fn flooded(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        queue: AcceptQueue,
+    ) -> Result<Answer, Errno> {
+        self.check_delegate(channel, id)?;
+        let listener = self.listeners.get_mut(&id);
+        if let Some(delegate) = listener.and_then(|listener| listener.delegate.as_mut()) {
+            delegate.queue = queue;
+        }
+        self.review_floods_of(id);
+        for binding in self.bindings_of(id) {
+            self.begin_flood(&binding);
+        }
+        Ok(Answer::Silence)
+    }
+
+    /// `Spare`: as a delegate says. What it says of others' flows is not heeded.
+    pub fn spare(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        flows: &[FlowKey],
+    ) -> Result<Answer, Errno> {
+        self.check_delegate(channel, id)?;
+        for flow in flows {
+            if let Ok(flow) = self.flow_of(id, flow.local, flow.remote) {
+                self.spare_flow(id, flow);
+            }
+        }
+        self.floods.next_look.get_or_insert(self.now + LOOK);
+        Ok(Answer::Silence)
+    }
+
+    fn check_delegate(&self, channel: ChannelId, id: SessionId) -> Result<(), Errno> {
+        self.registry.admit(channel, Command::Serve, id)?;
+        match self.is_delegate(id, channel) {
+            true => Ok(()),
+            false => Err(Errno::PERM),
+        }
+    }
+
+    fn spare_flow(&mut self, id: SessionId, flow: FlowKey) {
+        let spared = self.floods.spared.entry(id).or_default();
+        let has_room = spared.flows.len() < SPARED_MAX;
+        if has_room && self.filter.floods.spare(&flow).is_ok() {
+            spared.flows.push(flow);
+        } else {
+            spared.is_incomplete = true;
+        }
+    }
+
+    /// No flood needs to know of the listener's connections any more.
+    fn forget_spared(&mut self, id: SessionId) {
+        let spared = self.floods.spared.remove(&id).unwrap_or_default();
+        for flow in spared.flows {
+            if let Err(error) = self.filter.floods.spare_no_more(&flow) {
+                warn!(%error, "a flow stays spared");
+            }
         }
     }
 
@@ -103,8 +178,16 @@ impl Server {
             Some(_) => listener.lent_secret.as_ref()?,
             None => &self.secret,
         };
+        let spared = self.floods.spared.get(&id);
+        if spared.is_some_and(|spared| spared.is_incomplete) {
+            return None;
+        }
+        let has_room = match listener.delegate {
+            Some(delegate) => delegate.queue == AcceptQueue::HasRoom,
+            None => listener.has_room(),
+        };
         let mut flood = flood(&self.base_config(), &listener.options, secret);
-        if !listener.has_room() {
+        if !has_room {
             flood.flags |= Flood::FULL;
         }
         Some(flood)
@@ -131,6 +214,7 @@ impl Server {
         for binding in self.bindings_of(id) {
             self.end_flood(&binding);
         }
+        self.forget_spared(id);
     }
 
     fn end_flood(&mut self, binding: &BindingKey) {
@@ -152,9 +236,20 @@ impl Server {
         for binding in bindings {
             self.look_at_flood(&binding);
         }
+        self.look_at_spared();
         let is_over = self.floods.met.is_empty();
         self.floods.next_look = (!is_over).then_some(self.now + LOOK);
         self.floods.next_look
+    }
+
+    fn look_at_spared(&mut self) {
+        let listeners: Vec<SessionId> = self.floods.spared.keys().copied().collect();
+        for id in listeners {
+            let mut bindings = self.bindings_of(id).into_iter();
+            if !bindings.any(|binding| self.floods.met.contains_key(&binding)) {
+                self.forget_spared(id);
+            }
+        }
     }
 
     fn look_at_flood(&mut self, binding: &BindingKey) {

@@ -13,7 +13,7 @@ use portolan_proto::control::{
 };
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_stack::passive::{self, passive_config};
-use portolan_stack::{Backlog, CookieUse, SynVerdict, TcpSession};
+use portolan_stack::{Backlog, CookieUse, Surge, SynVerdict, TcpSession};
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, Connection};
@@ -24,7 +24,6 @@ use tracing::{debug, warn};
 
 use crate::clients::Answer;
 use crate::delegation::Delegate;
-use crate::pace::Pace;
 use crate::server::{Server, Source, random_u64};
 use crate::sessions::NewDescriptor;
 
@@ -67,7 +66,7 @@ pub struct Listener {
     /// Of the processes that do, or did.
     pub lent_secret: Option<Secret>,
     /// Of the SYNs that were not kept.
-    pub pace: Pace,
+    pub surge: Surge,
 }
 
 impl Listener {
@@ -243,7 +242,7 @@ impl Server {
                 is_for_children: false,
                 delegate: None,
                 lent_secret: None,
-                pace: Pace::default(),
+                surge: Surge::default(),
             },
         );
         self.open_port(id, local);

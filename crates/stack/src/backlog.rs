@@ -1,6 +1,7 @@
 //! Accept and SYN queues of one listener, as numbers: what to do with a SYN or a completed
 //! handshake. The sessions themselves lie elsewhere.
 
+use portolan_proto::control::AcceptQueue;
 use serde::{Deserialize, Serialize};
 
 /// Linux's default `net.core.somaxconn`.
@@ -65,6 +66,13 @@ impl Backlog {
     /// `sk_acceptq_is_full`: one more than the backlog may wait.
     pub fn is_full(&self) -> bool {
         self.waiting > self.limit
+    }
+
+    pub fn accept_queue(&self) -> AcceptQueue {
+        match self.is_full() {
+            true => AcceptQueue::Full,
+            false => AcceptQueue::HasRoom,
+        }
     }
 
     pub fn handshake_started(&mut self) {

@@ -2,6 +2,8 @@
 //! the port come here without a row of their own, and are told apart by their flows. A connection
 //! that is accepted gets a row, and leaves; what is still on its way by the port's row follows it.
 
+mod flood;
+
 use std::collections::{HashMap, VecDeque};
 
 use core::time::Duration;
@@ -13,7 +15,7 @@ use portolan_tcp::{Config, Connection, Events, StateName};
 use portolan_types::{FlowKey, Generation, Instant, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 
-use crate::backlog::{Backlog, SynVerdict};
+use crate::backlog::{Backlog, CookieUse, SynVerdict};
 use crate::counters::Fate;
 use crate::frame::Wire;
 use crate::packet::{Drop, Packet, Transport};
@@ -24,6 +26,9 @@ use crate::passive::{
 use crate::routes::Routes;
 use crate::session::{Session, TcpSession};
 use crate::stack::{Input, Stack, send_segment};
+
+pub use flood::FloodReport;
+use flood::FloodReports;
 
 /// How long segments may come by the port's row for a connection that has one of its own.
 const FOLLOW_FOR: Duration = Duration::from_secs(2);
@@ -55,6 +60,7 @@ pub struct Delegation {
     options: HandshakeOptions,
     backlog: Backlog,
     clock: CookieClock,
+    flood: FloodReports,
     flows: HashMap<FlowKey, Slot>,
     stages: HashMap<Slot, Stage>,
     ready: VecDeque<Slot>,
@@ -73,6 +79,7 @@ impl Delegation {
             options,
             backlog: Backlog::new(backlog),
             clock: CookieClock::default(),
+            flood: FloodReports::default(),
             flows: HashMap::new(),
             stages: HashMap::new(),
             ready: VecDeque::new(),
@@ -133,7 +140,11 @@ impl Delegation {
         segment: (&TcpHeader, &[u8]),
     ) {
         let (header, payload) = segment;
-        match self.clock.judge(now, &flow, header, [&self.secret]) {
+        let clock = match self.flood.is_told() {
+            true => CookieClock::ALWAYS,
+            false => self.clock,
+        };
+        match clock.judge(now, &flow, header, [&self.secret]) {
             Knock::Noise => stack.counters.count(Fate::Unclaimed),
             Knock::Syn => self.on_syn((stack, routes), now, flow, header),
             Knock::Cookie(decoded) => {
@@ -145,6 +156,8 @@ impl Delegation {
                 stack.counters.count(Fate::CookieTaken);
                 let slot = self.enter(stack, now, flow, connection);
                 self.queue(stack, now, slot);
+                let queue = self.backlog.accept_queue();
+                self.flood.note_opened(now, flow, queue);
             }
             Knock::Stray { is_forgery } => {
                 stack.counters.count(match is_forgery {
@@ -166,6 +179,11 @@ impl Delegation {
         syn: &TcpHeader,
     ) {
         let verdict = self.backlog.on_syn(self.rules.cookies);
+        if verdict != SynVerdict::Open && self.rules.cookies != CookieUse::Never {
+            let known = self.flows.keys().copied();
+            let queue = self.backlog.accept_queue();
+            self.flood.note_unkept(now, queue, known);
+        }
         if verdict == SynVerdict::Drop {
             return stack.counters.count(Fate::SynDropped);
         }
@@ -186,6 +204,7 @@ impl Delegation {
         let slot = self.enter(stack, now, flow, connection);
         self.stages.insert(slot, Stage::Handshake);
         self.backlog.handshake_started();
+        self.flood.note_kept(now, flow);
     }
 
     /// None without a way to the peer.
@@ -284,6 +303,7 @@ impl Delegation {
     pub fn accept(&mut self, stack: &mut Stack, now: Instant) -> Option<(Slot, Box<TcpSession>)> {
         let slot = self.ready.pop_front()?;
         self.backlog.accepted();
+        self.flood.note_queue(now, self.backlog.accept_queue());
         self.stages.remove(&slot);
         match stack.take(slot)? {
             Session::Tcp(session) => {
@@ -332,6 +352,11 @@ impl Delegation {
         if self.answers.len() < ANSWERS_MAX {
             self.answers.push((flow, answer));
         }
+    }
+
+    /// What the server is to hear of a flood.
+    pub fn flood_reports(&mut self) -> Vec<FloodReport> {
+        self.flood.take()
     }
 
     /// Sends what is answered without a session.

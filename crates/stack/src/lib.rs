@@ -27,12 +27,13 @@ mod pmtu;
 mod routes;
 mod session;
 mod stack;
+mod surge;
 mod udp;
 mod way;
 
 pub use backlog::{Backlog, CookieUse, SOMAXCONN, SynVerdict};
 pub use counters::{COUNTERS, counter_names};
-pub use delegation::{Delegation, Met};
+pub use delegation::{Delegation, FloodReport, Met};
 pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};
 pub use frame::{Door, Frame, Wire};
 pub use membership::Memberships;
@@ -41,6 +42,7 @@ pub use portolan_proto::ip::{IpOptions, MtuDiscovery};
 pub use routes::{NoRoute, Path, Routes};
 pub use session::{BadCapsule, Session, TcpSession};
 pub use stack::{Input, SendError, Sending, Stack, Step, send_segment};
+pub use surge::Surge;
 pub use udp::{
     Checksums, Datagram, DatagramError, ErrorCause, MulticastOptions, Reports, UdpSession, V6Sizes,
 };

@@ -16,11 +16,30 @@ const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py
 const PORT: u16 = 7095;
 const PROMPTLY: Duration = Duration::from_secs(5);
 
+/// Who performs the handshakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Server,
+    Program,
+}
+
+impl By {
+    /// What it counts of cookies.
+    fn counted(self, bed: &Bed, name: &str) -> u64 {
+        match self {
+            By::Server => served(bed, name),
+            By::Program => counter(bed, Side::Server, "stack", name),
+        }
+    }
+}
+
 /// Serves in one of the ways of the fixture, with so many connections that may wait.
-fn start(bed: &Bed, way: &str, backlog: &str) -> Background {
+fn start(bed: &Bed, by: By, way: &str, backlog: &str) -> Background {
     let endpoint = bed.endpoint(PORT);
     let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    let delegate = if by == By::Program { "1" } else { "0" };
     command
+        .env("PORTOLAN_DELEGATE", delegate)
         .args([SERVER, way])
         .args([endpoint.ip().to_string(), endpoint.port().to_string()])
         .arg(backlog);
@@ -82,26 +101,34 @@ fn assert_clients_get_in(bed: &Bed) {
     }
 }
 
+fn assert_clients_get_in_by_cookies(bed: &Bed, by: By) {
+    let _server = start(bed, by, "blocking", "8");
+    let flooding = flood(bed);
+    await_answers(bed, 3000);
+    assert_clients_get_in(bed);
+    let taken = || by.counted(bed, "syn-cookies-accepted");
+    assert!(eventually(PROMPTLY, || taken() >= 10), "{by:?}");
+    let here = by.counted(bed, "syn-cookies-sent");
+    let there = filtered(bed, "answered_syn");
+    assert!(here < there / 4, "{here} by {by:?}, {there} by the filter");
+    drop(flooding);
+    assert!(eventually(PROMPTLY, || is_over(bed)));
+    echo(bed);
+    assert!(is_over(bed), "that was no flood");
+}
+
 #[test]
 fn clients_get_in_by_cookies_that_the_filter_made() {
+    assert_clients_get_in_by_cookies(&bed(), By::Server);
+    assert_clients_get_in_by_cookies(&bed().over_ipv6(), By::Server);
+}
+
+#[test]
+fn a_program_that_performs_its_handshakes_takes_the_filters_cookies() {
     for bed in [bed(), bed().over_ipv6()] {
-        let _server = start(&bed, "blocking", "8");
-        let flooding = flood(&bed);
-        await_answers(&bed, 3000);
-        assert_clients_get_in(&bed);
-        assert!(served(&bed, "syn-cookies-accepted") >= 10);
-        let (here, there) = (
-            served(&bed, "syn-cookies-sent"),
-            filtered(&bed, "answered_syn"),
-        );
-        assert!(
-            here < there / 4,
-            "{here} by the server, {there} by the filter"
-        );
-        drop(flooding);
-        assert!(eventually(PROMPTLY, || is_over(&bed)));
-        echo(&bed);
-        assert!(is_over(&bed), "that was no flood");
+        assert_clients_get_in_by_cookies(&bed, By::Program);
+        assert_eq!(served(&bed, "syn-cookies-sent"), 0, "the server saw none");
+        assert_eq!(served(&bed, "connections-claimed"), 11);
     }
 }
 
@@ -109,7 +136,7 @@ fn clients_get_in_by_cookies_that_the_filter_made() {
 fn a_host_that_wants_no_cookies_has_none() {
     let bed = bed();
     set_cookies(&bed, "0");
-    let _server = start(&bed, "blocking", "8");
+    let _server = start(&bed, By::Server, "blocking", "8");
     let _flood = flood(&bed);
     let dropped = || served(&bed, "syns-dropped-queue-full");
     assert!(eventually(PROMPTLY, || dropped() > 1000));
@@ -120,7 +147,7 @@ fn a_host_that_wants_no_cookies_has_none() {
 fn a_host_that_always_wants_them_has_them_whatever_the_backlog() {
     let bed = bed();
     set_cookies(&bed, "2");
-    let _server = start(&bed, "blocking", "4096");
+    let _server = start(&bed, By::Server, "blocking", "4096");
     let _flood = flood(&bed);
     await_answers(&bed, 1000);
     assert_clients_get_in(&bed);
@@ -131,18 +158,23 @@ fn a_host_that_always_wants_them_has_them_whatever_the_backlog() {
 
 #[test]
 fn while_nobody_accepts_the_filter_drops_and_then_answers_again() {
-    let bed = bed();
-    let server = start(&bed, "late", "2");
+    for by in [By::Server, By::Program] {
+        assert_drops_and_then_answers(&bed(), by);
+    }
+}
+
+fn assert_drops_and_then_answers(bed: &Bed, by: By) {
+    let server = start(bed, by, "late", "2");
     let open = |_| {
-        let mut stream = connect(&bed, PORT);
+        let mut stream = connect(bed, PORT);
         stream.write_all(b"early").expect("it takes octets");
         stream
     };
     let streams: Vec<TcpStream> = (0..3).map(open).collect();
-    let _flood = flood(&bed);
-    let dropped = || filtered(&bed, "drop_syn");
+    let _flood = flood(bed);
+    let dropped = || filtered(bed, "drop_syn");
     assert!(eventually(PROMPTLY * 2, || dropped() > 1000));
-    assert_eq!(filtered(&bed, "answered_syn"), 0);
+    assert_eq!(filtered(bed, "answered_syn"), 0);
     server.signal(Signal::USR1).expect("it runs");
     for mut stream in streams {
         let mut early = [0; 5];
@@ -150,6 +182,6 @@ fn while_nobody_accepts_the_filter_drops_and_then_answers_again() {
         assert_eq!(&early, b"early");
         assert_ends_in_order(stream);
     }
-    await_answers(&bed, 1000);
-    assert_clients_get_in(&bed);
+    await_answers(bed, 1000);
+    assert_clients_get_in(bed);
 }

@@ -4,7 +4,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use portolan_netns::Bed;
-use portolan_proto::control::{Blob, HandshakeOptions, ReplyBody, RequestBody, Reuse, SessionRef};
+use portolan_proto::control::{
+    AcceptQueue, Blob, HandshakeOptions, ReplyBody, RequestBody, Reuse, SessionRef,
+};
 use portolan_proto::extension::{Event, Extension, ExtensionReply, ExtensionRequest, Guard};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
@@ -173,6 +175,30 @@ fn forged_surrenders_are_refused_and_counted() {
     };
     assert_eq!(refused(&mut hostile, surrender, &[]), PERM);
     assert_eq!(counter(&path, "server", "capsules-refused"), 3);
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (plain, _near, _) = listen(&mut hostile, 4002, None);
+    let flow = portolan_types::FlowKey {
+        protocol: Protocol::Tcp,
+        local: a(4002),
+        remote: b(9),
+    };
+    for (listener, errno) in [(plain, PERM), (SessionId(77), BADF)] {
+        let queue = AcceptQueue::Full;
+        let flooded = RequestBody::Flooded { listener, queue };
+        assert_eq!(refused(&mut hostile, flooded, &[]), errno);
+        let flows = vec![flow];
+        let spare = RequestBody::Spare { listener, flows };
+        assert_eq!(refused(&mut hostile, spare, &[]), errno);
+    }
+    assert_eq!(counter(&path, "server", "syn-floods"), 0);
     assert_serves_others(&bed, &path);
 }
 

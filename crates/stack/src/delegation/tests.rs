@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use portolan_proto::control::AcceptQueue;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route, RouteKind};
 use portolan_types::{MacAddr, Protocol, SeqNum};
 
@@ -300,4 +301,75 @@ fn what_belongs_to_no_connection_is_reset() {
     another.hear();
     another.answer();
     assert_eq!(another.state(client), StateName::Closed);
+}
+
+/// A listener of two with as many handshakes under way, and a flood.
+fn flooded() -> Pair {
+    let mut pair = Pair::new(2);
+    for port in 1..40 {
+        pair.connect(port);
+        pair.hear();
+    }
+    pair
+}
+
+fn spared(reports: &[FloodReport]) -> Vec<u16> {
+    let flows = reports.iter().flat_map(|report| match report {
+        FloodReport::Spare(flows) => flows.as_slice(),
+        FloodReport::Flooded(_) => &[],
+    });
+    let mut ports: Vec<u16> = flows.map(|flow| flow.remote.port()).collect();
+    ports.sort_unstable();
+    ports
+}
+
+#[test]
+fn a_flood_is_told_once_and_behind_the_flows_that_are_known() {
+    let mut pair = flooded();
+    let reports = pair.delegation.flood_reports();
+    assert_eq!(spared(&reports), [1, 2]);
+    let told = FloodReport::Flooded(AcceptQueue::HasRoom);
+    assert_eq!(reports.last(), Some(&told));
+    assert_eq!(reports.iter().filter(|report| **report == told).count(), 1);
+    pair.connect(100);
+    pair.hear();
+    assert!(pair.delegation.flood_reports().is_empty());
+}
+
+#[test]
+fn what_a_few_clients_do_is_no_flood() {
+    let mut pair = Pair::new(1);
+    for port in 1..10 {
+        pair.open(port);
+    }
+    assert!(pair.delegation.flood_reports().is_empty());
+}
+
+#[test]
+fn in_a_flood_connections_that_come_by_cookies_are_spared_and_a_full_queue_is_told() {
+    let mut pair = flooded();
+    pair.delegation.flood_reports();
+    let last = pair.connect(1000);
+    pair.hear();
+    pair.answer();
+    pair.hear();
+    assert_eq!(pair.state(last), StateName::Established);
+    let reports = pair.delegation.flood_reports();
+    assert!(spared(&reports).contains(&3), "{reports:?}");
+    let full = FloodReport::Flooded(AcceptQueue::Full);
+    assert!(reports.contains(&full), "{reports:?}");
+    pair.delegation.accept(&mut pair.own, now()).unwrap();
+    let has_room = [FloodReport::Flooded(AcceptQueue::HasRoom)];
+    assert_eq!(pair.delegation.flood_reports(), has_room);
+}
+
+#[test]
+fn where_cookies_are_never_sent_no_flood_is_told_of() {
+    let mut pair = Pair::new(2);
+    pair.delegation.rules.cookies = CookieUse::Never;
+    for port in 1..40 {
+        pair.connect(port);
+        pair.hear();
+    }
+    assert!(pair.delegation.flood_reports().is_empty());
 }

@@ -1,0 +1,89 @@
+//! What the server is told of a flood of SYNs at a delegated port, so that the packet filter answers it
+//! (ADR 22): that there is one, which flows the filter must leave alone, and whether there is room.
+
+use core::time::Duration;
+
+use portolan_proto::control::AcceptQueue;
+use portolan_types::{FlowKey, Instant};
+
+use crate::surge::Surge;
+
+/// The server ends floods by itself, and tells nobody: another is told of again after that time.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Flows that one report names.
+const FLOWS_MAX: usize = 512;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FloodReport {
+    /// Connections that the filter knows no rows of.
+    Spare(Vec<FlowKey>),
+    Flooded(AcceptQueue),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct FloodReports {
+    surge: Surge,
+    /// When it was told last, and how the queue was.
+    told: Option<(Instant, AcceptQueue)>,
+    pending: Vec<FloodReport>,
+}
+
+impl FloodReports {
+    /// There are cookies about that were not made here.
+    pub(super) fn is_told(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// A SYN was not kept; `known` are the connections that are.
+    pub(super) fn note_unkept(
+        &mut self,
+        now: Instant,
+        queue: AcceptQueue,
+        known: impl Iterator<Item = FlowKey>,
+    ) {
+        self.surge.note(now);
+        if !self.surge.is_flood(now) || self.is_fresh(now) {
+            return;
+        }
+        let known: Vec<FlowKey> = known.collect();
+        let reports = known.chunks(FLOWS_MAX);
+        self.pending
+            .extend(reports.map(|flows| FloodReport::Spare(flows.to_vec())));
+        self.tell(now, queue);
+    }
+
+    fn is_fresh(&self, now: Instant) -> bool {
+        self.told.is_some_and(|(at, _)| now.since(at) < AGAIN)
+    }
+
+    /// A SYN was kept. Those that come after a while were not the filter's to answer.
+    pub(super) fn note_kept(&mut self, now: Instant, flow: FlowKey) {
+        if self.is_fresh(now) {
+            self.pending.push(FloodReport::Spare(vec![flow]));
+        }
+    }
+
+    /// A connection came by a cookie, the filter's perhaps.
+    pub(super) fn note_opened(&mut self, now: Instant, flow: FlowKey, queue: AcceptQueue) {
+        if self.is_told() {
+            self.pending.push(FloodReport::Spare(vec![flow]));
+            self.note_queue(now, queue);
+        }
+    }
+
+    pub(super) fn note_queue(&mut self, now: Instant, queue: AcceptQueue) {
+        if self.told.is_some_and(|(_, told)| told != queue) {
+            self.tell(now, queue);
+        }
+    }
+
+    fn tell(&mut self, now: Instant, queue: AcceptQueue) {
+        self.told = Some((now, queue));
+        self.pending.push(FloodReport::Flooded(queue));
+    }
+
+    pub(super) fn take(&mut self) -> Vec<FloodReport> {
+        core::mem::take(&mut self.pending)
+    }
+}

@@ -1,0 +1,59 @@
+//! When SYNs that are not kept (answered by cookies, or dropped) are so many that they are a flood.
+
+use core::time::Duration;
+
+use portolan_types::Instant;
+
+/// That many within that time are a flood.
+const MANY: u32 = 16;
+const WINDOW: Duration = Duration::from_millis(8);
+
+/// SYNs of late that were not kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Surge {
+    since: Instant,
+    count: u32,
+    /// There is a flood.
+    until: Instant,
+}
+
+impl Surge {
+    /// A SYN was not kept.
+    pub fn note(&mut self, now: Instant) {
+        if now.since(self.since) > WINDOW {
+            self.since = now;
+            self.count = 0;
+        }
+        self.count += 1;
+        if self.count >= MANY {
+            self.until = now + WINDOW;
+        }
+    }
+
+    /// Are they many now?
+    pub fn is_flood(&self, now: Instant) -> bool {
+        now < self.until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SYNs at that rate for a second: is there a flood at its end, and soon after?
+    fn flooded(per_second: u64) -> [bool; 2] {
+        let mut surge = Surge::default();
+        let mut now = Instant::from_millis(1000);
+        for _ in 0..per_second {
+            now += Duration::from_secs(1) / per_second as u32;
+            surge.note(now);
+        }
+        [now, now + WINDOW].map(|now| surge.is_flood(now))
+    }
+
+    #[test]
+    fn many_syns_are_a_flood_that_ends_when_they_do() {
+        assert_eq!(flooded(500), [false, false]);
+        assert_eq!(flooded(20_000), [true, false]);
+    }
+}
