@@ -14,7 +14,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use portolan_proto::control::{ReplyBody, RequestBody};
 pub use portolan_proto::extension::Cost;
 use portolan_proto::extension::{
-    Code, Event, Extension as Wish, ExtensionReply, ExtensionRequest, Guard,
+    Code, Direction, Event, Extension as Wish, ExtensionReply, ExtensionRequest, Guard,
 };
 pub use portolan_sys::map::Map;
 use portolan_types::Protocol;
@@ -144,6 +144,24 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
         guards.push(Guard::Session(session));
     }
     Ok((protocol, guards))
+}
+
+/// Tells the server of a handler in a thread, which `portolan ext list` shows from then on.
+fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(), Refused> {
+    let (protocol, guards) = guards_of(&[socket])?;
+    let Some(&guard) = guards.first() else {
+        return Err(unexpected());
+    };
+    let request = ExtensionRequest::Announce {
+        name: name.to_owned(),
+        event: Event::of(protocol, Direction::Receive),
+        guard,
+        priority,
+    };
+    match ask(request)? {
+        (ExtensionReply::Announced { .. }, _) => Ok(()),
+        _ => Err(unexpected()),
+    }
 }
 
 fn ask(request: ExtensionRequest) -> Result<(ExtensionReply, Vec<OwnedFd>), Refused> {

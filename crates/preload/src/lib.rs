@@ -29,4 +29,5 @@ mod socket;
 mod splice;
 mod stdio;
 mod table;
+mod thread;
 mod time;

@@ -10,9 +10,10 @@ use std::{
 const PAGE: &str = include_str!("../../../docs/reference/symbols.md");
 const BY_NUMBER: &str = include_str!("../src/number.rs");
 
-const HEADERS: [&str; 2] = [
+const HEADERS: [&str; 3] = [
     include_str!("../../../include/portolan/qos.h"),
     include_str!("../../../include/portolan/raw.h"),
+    include_str!("../../../include/portolan/thread.h"),
 ];
 
 /// Names for the library's own use, which libc does not have.

@@ -18,6 +18,14 @@ pub enum ExtensionRequest {
     /// Admits as `Install` does and forgets it again; needs no `Hello`, and no guard. Reply:
     /// `Checked` or `Refused`.
     Check(Code),
+    /// A handler that runs in a thread of the process: it is listed for as long as the process has the endpoint. Reply:
+    /// `Announced` or `Refused`.
+    Announce {
+        name: String,
+        event: Event,
+        guard: Guard,
+        priority: u8,
+    },
     /// Reply: `Removed` or `Refused`.
     Remove { number: u16 },
     /// Reply: `List`.
@@ -32,6 +40,9 @@ pub enum ExtensionReply {
         cost: Cost,
     },
     Checked(Cost),
+    Announced {
+        number: u16,
+    },
     Removed,
     /// An encoded list of [`ExtensionReport`].
     List(Blob),
@@ -245,11 +256,29 @@ pub struct ExtensionReport {
     /// Or EtherTypes, or IP protocols, as the event has them.
     pub ports: Vec<u16>,
     pub priority: u8,
+    pub placement: Placement,
     pub standing: Standing,
     pub cost: Cost,
     /// Nanoseconds that one run may take.
     pub limit: u64,
     pub statistics: layout::ExtensionStatistics,
+}
+
+/// Where a handler runs (PX §3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Placement {
+    Filter,
+    /// Of its owner's: what it costs is its owner's, and counted nowhere.
+    Thread,
+}
+
+impl Placement {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Placement::Filter => "filter",
+            Placement::Thread => "thread",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 //! its own, and called by the managers in the packet filter (ADR 14).
 
 mod loader;
+mod threaded;
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use portolan_proto::encode;
 use portolan_proto::extension::layout::GuardKey;
 use portolan_proto::extension::{
     Code, Cost, Direction, Event, Extension, ExtensionReply, ExtensionReport, ExtensionRequest,
-    Guard, Standing,
+    Guard, Placement, Standing,
 };
 use portolan_proto::filter::FlowRow;
 use portolan_proto::qos::Refusal;
@@ -26,6 +27,7 @@ use rustix::io::Errno;
 use tracing::{info, warn};
 
 use self::loader::{Done, Loader, Order, Ready};
+use self::threaded::ThreadedHandlers;
 use crate::clients::{Answer, ClientId};
 use crate::config::ExtensionConfig;
 use crate::listen::pack;
@@ -39,6 +41,7 @@ pub struct Extensions {
     table: Table,
     installed: BTreeMap<u16, Installed>,
     pub loader: Loader,
+    threaded: ThreadedHandlers,
     /// Octets of maps that processes were given; they may keep them for as long as they live.
     memory: HashMap<ChannelId, u64>,
     domain: Domain,
@@ -94,6 +97,7 @@ impl Extensions {
             table: Table::default(),
             installed: BTreeMap::new(),
             loader: Loader::start(linkage, config.instructions)?,
+            threaded: ThreadedHandlers::default(),
             memory: HashMap::new(),
             domain: Domain::of_handlers(processors),
             config,
@@ -160,6 +164,15 @@ impl Server {
                     code,
                 )
             }
+            ExtensionRequest::Announce {
+                name,
+                event,
+                guard,
+                priority,
+            } => match self.announce_handler(client, (name, priority), guard, event) {
+                Ok(announced) => return ReplyBody::Extension(announced).into(),
+                Err(refusal) => Err(refusal),
+            },
             ExtensionRequest::Remove { number } => {
                 match self.remove_extension_for(client, number) {
                     Ok(()) => return ReplyBody::Extension(ExtensionReply::Removed).into(),
@@ -511,7 +524,12 @@ impl Server {
     }
 
     fn remove_extension_for(&mut self, client: ClientId, number: u16) -> Outcome<()> {
-        let uid = self.clients.get(&client).map(|asker| asker.credentials.uid);
+        let asker = self.clients.get(&client);
+        let channel = asker.and_then(|asker| asker.channel);
+        let uid = asker.map(|asker| asker.credentials.uid);
+        if channel.is_some_and(|channel| self.extensions.threaded.remove(channel, number)) {
+            return Ok(());
+        }
         let owner = self.extensions.table.entry(number).map(|entry| entry.uid);
         match (uid, owner) {
             (Some(uid), Some(owner)) if uid == 0 || uid == owner => {
@@ -547,17 +565,20 @@ impl Server {
 
     /// The session's port is nobody's any more.
     pub fn end_extensions_of(&mut self, id: SessionId) {
+        self.extensions.threaded.end_at(Guard::Session(id));
         self.end_extensions(|one| one.guards.contains(&Guard::Session(id)));
     }
 
     /// The protocol is nobody's any more.
     pub fn end_extensions_of_protocol(&mut self, guard: raw::Guard) {
+        self.extensions.threaded.end_at(Guard::Raw(guard));
         self.end_extensions(|one| one.guards.contains(&Guard::Raw(guard)));
     }
 
     /// Its owner has gone.
     pub fn end_extensions_of_channel(&mut self, channel: ChannelId) {
         self.extensions.memory.remove(&channel);
+        self.extensions.threaded.end_of(channel);
         let entries = self.extensions.table.entries();
         let numbers: Vec<u16> = entries
             .filter(|(_, entry)| entry.owner == channel)
@@ -627,13 +648,16 @@ impl Server {
     fn list_extensions(&mut self, client: ClientId) -> Answer {
         self.look_at_extensions();
         let uid = self.clients.get(&client).map(|asker| asker.credentials.uid);
-        let shows = |entry: &Entry| uid == Some(0) || uid == Some(entry.uid);
-        let table = &self.extensions.table;
-        let reports: Vec<ExtensionReport> = table
-            .entries()
-            .filter(|(_, entry)| shows(entry))
-            .filter_map(|(number, entry)| self.report_extension(number, entry))
-            .collect();
+        let shows = |of: u32| uid == Some(0) || uid == Some(of);
+        let in_filter = self.extensions.table.entries();
+        let in_filter = in_filter
+            .filter(|(_, entry)| shows(entry.uid))
+            .filter_map(|(number, entry)| self.report_extension(number, entry));
+        let in_threads = self.extensions.threaded.all();
+        let in_threads = in_threads
+            .filter(|(_, one)| shows(one.uid))
+            .map(|(number, one)| one.report(number));
+        let reports: Vec<ExtensionReport> = in_filter.chain(in_threads).collect();
         match pack(encode(&reports)) {
             Ok((blob, fd)) => Answer::Reply(
                 ReplyBody::Extension(ExtensionReply::List(blob)),
@@ -653,6 +677,7 @@ impl Server {
             event: installed.event,
             ports: entry.keys.iter().map(GuardKey::number).collect(),
             priority: entry.priority,
+            placement: Placement::Filter,
             standing: installed.standing,
             cost: installed.cost,
             limit: self.extensions.config.time_limit_ns,

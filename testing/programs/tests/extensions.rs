@@ -8,7 +8,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_netns::Namespace;
-use portolan_programs::{PYTHON, bed, client, counter, eventually, file};
+use portolan_programs::{PYTHON, Steps, bed, client, counter, eventually, file};
 use serde_json::Value;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -527,13 +527,70 @@ except TimeoutError:
     let bed = bed();
     let local = bed.endpoint(7012);
     let mut owner = bed.owner_command(Side::Server);
-    let _owner = Background::start(owner.args(["threaded", &local.to_string()])).unwrap();
+    let owner = Background::start(owner.args(["threaded", &local.to_string()])).unwrap();
     assert_eq!(ask(&bed, "7012", "hello"), "hello");
     let words = ["-c", ASK_FOR, &local.ip().to_string(), "7012"];
     let said = client(&bed, Stack::Kernel, PYTHON, &words);
     let mut said: Vec<&str> = said.lines().collect();
     said.sort_unstable();
     assert_eq!(said, ["handler True", "owner False"]);
+    let listed = extensions(&bed, &["list"]);
+    let names: Vec<&str> = listed
+        .iter()
+        .filter_map(|one| one["name"].as_str())
+        .collect();
+    assert_eq!(names, ["handler", "handler", "echo"]);
+    for one in &listed {
+        assert_eq!(
+            (&one["placement"], &one["event"]),
+            (&"thread".into(), &"UDP.PacketRecv".into())
+        );
+        assert_eq!(one["ports"][0], 7012);
+    }
+    // What they do nobody counts, and they are nobody else's to remove.
+    assert!(extensions(&bed, &["stats"]).is_empty());
+    assert_eq!(
+        ext(&bed, &["remove", &listed[0]["number"].to_string()]).0,
+        4
+    );
+    drop(owner);
+    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
+}
+
+#[test]
+fn a_program_in_c_places_handlers_in_a_thread() {
+    const ASK_FOR: &str = "import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(5)
+for words in b'-nobody', b'handler', b'+owner':
+    s.sendto(words, (sys.argv[1], 7013))
+print(s.recv(2048).decode(), end='')";
+    let bed = bed();
+    let program = bed.file("handlers").display().to_string();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"]);
+    compiler
+        .arg("-D_POSIX_C_SOURCE=200809L")
+        .arg(format!("-I{ROOT}/include"));
+    let source = format!("{ROOT}/testing/programs/fixtures/handlers_in_a_thread.c");
+    run(compiler.args(["-o", &program, &source])).unwrap_or_else(|error| panic!("{error}"));
+    let address = bed.endpoint(0).ip().to_string();
+    let mut owner = bed.command(Side::Server, Stack::Portolan, &program);
+    let mut owner = Steps::start(owner.args([&address, "7013"]));
+    owner.await_line("ready");
+    let listed = extensions(&bed, &["list"]);
+    let said = |what: &str| {
+        listed
+            .iter()
+            .map(|one| one[what].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(said("name"), ["choose", "shout"]);
+    assert_eq!(said("placement"), ["thread", "thread"]);
+    let answer = client(&bed, Stack::Kernel, PYTHON, &["-c", ASK_FOR, &address]);
+    assert_eq!(answer, "HANDLER!");
+    owner.await_line("+owner from 1, 3 seen, -1 dropped");
+    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
 }
 
 /// Echoes by a raw socket of the kernel's, and prints what comes back without its IP header.

@@ -257,7 +257,7 @@ fn forward(
 fn threaded(local: SocketAddr) -> Result<(), Failure> {
     let begins = |datagram: &Datagram, with: u8| datagram.payload.first() == Some(&with);
     let chain = Chain::default()
-        .with(2, |_| Verdict::Reply)
+        .with_named("echo", 2, |_| Verdict::Reply)
         .with(1, move |datagram| match begins(datagram, b'+') {
             true => Verdict::Deliver,
             false => Verdict::Pass,

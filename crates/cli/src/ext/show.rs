@@ -1,6 +1,6 @@
 //! What extensions there are, and what they did.
 
-use portolan_proto::extension::{Event, ExtensionReport};
+use portolan_proto::extension::{Event, ExtensionReport, Placement};
 
 use super::{Arguments, json_of};
 use crate::exit::{Failure, print};
@@ -21,12 +21,21 @@ pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(),
             extension.priority.to_string(),
             extension.pid.to_string(),
             extension.uid.to_string(),
+            extension.placement.name().to_owned(),
             extension.standing.name().to_owned(),
         ]
     };
     let rows: Vec<_> = extensions.iter().map(row).collect();
     let head = [
-        "Number", "Name", "Event", "Ports", "Priority", "Pid", "Uid", "State",
+        "Number",
+        "Name",
+        "Event",
+        "Ports",
+        "Priority",
+        "Pid",
+        "Uid",
+        "Placement",
+        "State",
     ];
     show(&head, &rows)
 }
@@ -36,7 +45,10 @@ pub fn statistics(
     extensions: &[ExtensionReport],
     number: Option<u16>,
 ) -> Result<(), Failure> {
-    let is_meant = |one: &&ExtensionReport| number.is_none_or(|number| number == one.number);
+    // What those in threads do is counted nowhere.
+    let is_meant = |one: &&ExtensionReport| {
+        one.placement == Placement::Filter && number.is_none_or(|number| number == one.number)
+    };
     let extensions: Vec<_> = extensions.iter().filter(is_meant).collect();
     if let (Some(number), true) = (number, extensions.is_empty()) {
         return Err(Failure::Refused(format!("you have no extension {number}")));
@@ -121,6 +133,7 @@ fn identity(extension: &ExtensionReport) -> serde_json::Value {
         "priority": extension.priority,
         "pid": extension.pid,
         "uid": extension.uid,
+        "placement": extension.placement.name(),
         "state": extension.standing.name(),
         "cost": json_of(extension.cost),
     })

@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::{Extension, Object, install};
+use super::{Extension, Object, announce, guards_of, install};
 use crate::posix::{self, Answer};
 use crate::qos::Refused;
 
@@ -31,6 +32,18 @@ impl Port {
             Answer::Failed(errno) => Err(refused(errno, &format!("cannot listen on {local}"))),
             Answer::NotOurs => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
         }
+    }
+
+    /// Takes over a socket of this program that is bound to a UDP port of Portolan's.
+    pub fn of_socket(socket: RawFd) -> Result<Port, Refused> {
+        match guards_of(&[socket])? {
+            (Protocol::Udp, _) => Ok(Port { fd: socket }),
+            (Protocol::Tcp, _) => Err(Refused::new(Errno::INVAL, "the socket is none of UDP")),
+        }
+    }
+
+    pub(super) fn announce(&self, name: &str, priority: u8) -> Result<(), Refused> {
+        announce(self.fd, name, priority)
     }
 
     fn take(local: SocketAddr, kind: i32) -> Result<Port, Refused> {

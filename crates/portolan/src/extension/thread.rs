@@ -6,13 +6,15 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use portolan_sys::thread::spawn_masked;
 use rustix::io::Errno;
 
 use super::Port;
+use crate::qos::Refused;
 
 /// What is passed waits for its owner, so many datagrams at most.
 const INBOX: usize = 1024;
@@ -49,7 +51,13 @@ type Handler = Box<dyn FnMut(&mut Datagram) -> Verdict + Send>;
 /// Handlers of one port, in the order in which they are called.
 #[derive(Default)]
 pub struct Chain {
-    handlers: Vec<(u8, Handler)>,
+    handlers: Vec<Placed>,
+}
+
+struct Placed {
+    name: String,
+    priority: u8,
+    handler: Handler,
 }
 
 impl Chain {
@@ -57,14 +65,30 @@ impl Chain {
     /// first.
     #[must_use]
     pub fn with(
+        self,
+        priority: u8,
+        handler: impl FnMut(&mut Datagram) -> Verdict + Send + 'static,
+    ) -> Chain {
+        self.with_named("handler", priority, handler)
+    }
+
+    /// The same, with the name that `portolan ext list` shows.
+    #[must_use]
+    pub fn with_named(
         mut self,
+        name: &str,
         priority: u8,
         handler: impl FnMut(&mut Datagram) -> Verdict + Send + 'static,
     ) -> Chain {
         let place = self
             .handlers
-            .partition_point(|(other, _)| *other <= priority);
-        self.handlers.insert(place, (priority, Box::new(handler)));
+            .partition_point(|other| other.priority <= priority);
+        let placed = Placed {
+            name: name.to_owned(),
+            priority,
+            handler: Box::new(handler),
+        };
+        self.handlers.insert(place, placed);
         self
     }
 
@@ -72,7 +96,7 @@ impl Chain {
         let decisions = self
             .handlers
             .iter_mut()
-            .map(|(_, handler)| handler(datagram));
+            .map(|placed| (placed.handler)(datagram));
         let mut decided = decisions.filter(|verdict| *verdict != Verdict::Pass);
         decided.next().unwrap_or(Verdict::Deliver)
     }
@@ -84,6 +108,8 @@ pub struct Threaded {
     inbox: Receiver<Datagram>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// A forked child has not the thread.
+    owner: u32,
 }
 
 #[derive(Default)]
@@ -95,9 +121,13 @@ struct Shared {
 }
 
 impl Port {
-    /// Has handlers in a thread of their own called for what comes.
-    pub fn handle_in_thread(self, chain: Chain) -> Result<Threaded, Errno> {
-        self.receive_within(LOOK_UP)?;
+    /// Has handlers in a thread of their own called for what comes. Signals are other threads' to handle.
+    pub fn handle_in_thread(self, chain: Chain) -> Result<Threaded, Refused> {
+        let failed = |errno: Errno| Refused::new(errno, format!("no thread for handlers: {errno}"));
+        self.receive_within(LOOK_UP).map_err(failed)?;
+        for placed in &chain.handlers {
+            self.announce(&placed.name, placed.priority)?;
+        }
         let shared = Arc::new(Shared::default());
         let (outbox, inbox) = sync_channel(INBOX);
         let work = Work {
@@ -106,12 +136,12 @@ impl Port {
             outbox,
             shared: Arc::clone(&shared),
         };
-        let thread = std::thread::Builder::new().name("portolan-handler".to_owned());
-        let thread = thread.spawn(move || work.run()).map_err(|_| Errno::AGAIN)?;
+        let thread = spawn_masked("portolan-handler", move || work.run());
         Ok(Threaded {
             inbox,
             shared,
-            thread: Some(thread),
+            thread: Some(thread.map_err(|_| failed(Errno::AGAIN))?),
+            owner: std::process::id(),
         })
     }
 }
@@ -121,6 +151,19 @@ impl Threaded {
     /// server has gone.
     pub fn receive(&self) -> Option<Datagram> {
         self.inbox.recv().ok()
+    }
+
+    /// The same, for as long as `timeout`.
+    ///
+    /// # Errors
+    /// `AGAIN`: nothing came in time. `CONNRESET`: the server has gone.
+    pub fn receive_within(&self, timeout: Duration) -> Result<Datagram, Errno> {
+        self.inbox
+            .recv_timeout(timeout)
+            .map_err(|error| match error {
+                RecvTimeoutError::Timeout => Errno::AGAIN,
+                RecvTimeoutError::Disconnected => Errno::CONNRESET,
+            })
     }
 
     /// Datagrams that were lost because the owner did not fetch them.
@@ -137,7 +180,11 @@ impl Threaded {
 impl Drop for Threaded {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
+        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == thread::current().id();
+        if let Some(thread) = self.thread.take()
+            && self.owner == std::process::id()
+            && !is_own(&thread)
+        {
             // A handler that panicked has said so.
             let _ = thread.join();
         }
