@@ -515,7 +515,7 @@ impl Server {
     }
 
     /// May a session of Portolan's have this local address?
-    pub fn check_local(&self, protocol: Protocol, local: SocketAddr) -> Result<(), Detour> {
+    fn check_local(&self, protocol: Protocol, local: SocketAddr) -> Result<(), Detour> {
         let address = local.ip();
         if is_scoped(address) && scope_of(local) == 0 {
             return Err(Errno::INVAL.into());

@@ -9,11 +9,11 @@ use portolan_proto::control::{Delivery, ReplyBody, Reuse};
 use portolan_proto::filter::{BindingKey, FlowRow, RawKey};
 use portolan_proto::raw::Guard;
 use portolan_proto::report::{DeliveryReport, Mapping, SessionFigures, SessionReport};
-use portolan_types::{ChannelId, Protocol, SessionId, Slot, canonical};
+use portolan_types::{ChannelId, Protocol, SessionId, Slot, canonical, is_scoped, scope_of};
 use tracing::{error, info};
 
 use crate::clients::Answer;
-use crate::opens::{Detour, check_port};
+use crate::opens::check_port;
 use crate::reports::reported;
 use crate::reservation::Reservation;
 use crate::server::Server;
@@ -97,15 +97,15 @@ impl Server {
             return Ok((guard, None));
         };
         let local = canonical(local);
-        // What is for a loopback address no filter sees.
-        if local.ip().is_loopback() {
+        let address = local.ip();
+        if is_scoped(address) && scope_of(local) == 0 {
+            return Err(Errno::INVAL);
+        }
+        // Nothing else comes by the filter for this host alone.
+        let is_managed = self.managed_addresses.get(&address) == Some(&true);
+        if !address.is_unspecified() && !is_managed {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        self.check_local(protocol, local)
-            .map_err(|detour| match detour {
-                Detour::Error(errno) => errno,
-                Detour::Kernel(_) => Errno::ADDRNOTAVAIL,
-            })?;
         let process = self.registry.process(channel).ok_or(Errno::BADF)?;
         check_port(process, local.port())?;
         let (claim, local, reservation) = self.reserve(Claim {
