@@ -161,7 +161,7 @@ fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
         .arg("rally")
         .args([local, bed.endpoint(PORT)].map(|end| end.to_string()));
     owner.arg(object).args(["--count", &count.to_string()]);
-    number("portolan-owner", &run(&mut owner)?, &["mean_us"])
+    number("portolan-owner", &run(&mut owner)?, &["p50_us"])
 }
 
 /// Both ends are handlers in threads of their programs, which sleep between two datagrams.

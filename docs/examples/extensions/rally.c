@@ -1,13 +1,25 @@
-/* Sends each datagram back as often as the owner says, and notes when the first and the last came. */
+/* Sends each datagram back as often as the owner says, and sorts the times between two that came by their length. */
 #include <portolan/extension.h>
+
+/* Of 16 ns each; the last one has all that took longer. */
+#define LENGTHS 4096
 
 struct rally {
 	__u64 left;
-	__u64 began;
-	__u64 ended;
+	__u64 last;
 };
 
 PORTOLAN_MAP(rallies, PORTOLAN_ARRAY, __u32, struct rally, 1);
+PORTOLAN_MAP(lengths, PORTOLAN_ARRAY, __u32, __u64, LENGTHS);
+
+static inline void note(__u64 time)
+{
+	__u32 length = time < LENGTHS * 16 ? time / 16 : LENGTHS - 1;
+	__u64 *times = portolan_find(&lengths, &length);
+
+	if (times)
+		*times += 1;
+}
 
 PORTOLAN_HANDLER int volley(struct portolan_view *view)
 {
@@ -16,9 +28,9 @@ PORTOLAN_HANDLER int volley(struct portolan_view *view)
 
 	if (!rally || rally->left == 0)
 		return PORTOLAN_DELIVER;
-	if (!rally->began)
-		rally->began = view->time;
-	rally->ended = view->time;
+	if (rally->last)
+		note(view->time - rally->last);
+	rally->last = view->time;
 	rally->left -= 1;
 	return rally->left ? PORTOLAN_REPLY : PORTOLAN_DELIVER;
 }

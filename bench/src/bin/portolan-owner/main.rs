@@ -33,7 +33,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Has `rally.c` play with whoever sends back, and prints the mean time there and back.
+    /// Has `rally.c` play with whoever sends back, and prints the median time there and back.
     Rally {
         local: SocketAddr,
         remote: SocketAddr,
@@ -177,23 +177,39 @@ fn rally(local: SocketAddr, remote: SocketAddr, object: &Path, count: u64) -> Re
     let extension = install(&port, "rally", object)?;
     let rallies = map(&extension, "rallies")?;
     // One more: the first is only there for its time.
-    let start = [count + 1, 0, 0].map(u64::to_ne_bytes);
+    let start = [count + 1, 0].map(u64::to_ne_bytes);
     rallies.set(&[0; 4], start.as_flattened())?;
     port.send(b"8 octets", remote)?;
     port.receive(&mut [0; 64])?;
-    let end = rallies.get(&[0; 4])?;
-    let word = |at: usize| {
-        end.chunks_exact(8)
-            .nth(at)
-            .and_then(|word| word.try_into().ok())
-    };
-    let [began, ended] = [1, 2].map(|at| word(at).map_or(0, u64::from_ne_bytes));
-    let mean = (ended - began) as f64 / count as f64 / 1000.0;
+    let median = median_length(map(&extension, "lengths")?)?;
     println!(
         "{}",
-        serde_json::json!({ "round_trips": count, "mean_us": mean })
+        serde_json::json!({ "round_trips": count, "p50_us": median })
     );
     Ok(())
+}
+
+/// How many lengths `rally.c` tells apart, and how many nanoseconds each stands for.
+const LENGTHS: u32 = 4096;
+const LENGTH_NS: f64 = 16.0;
+
+/// Microseconds; the middle of the length that the median has.
+fn median_length(lengths: &Map) -> Result<f64, Failure> {
+    let count = |length: u32| -> Result<u64, Failure> {
+        let octets = lengths.get(&length.to_ne_bytes())?;
+        Ok(u64::from_ne_bytes(octets.as_slice().try_into()?))
+    };
+    let counts: Vec<u64> = (0..LENGTHS).map(count).collect::<Result<_, _>>()?;
+    let half = counts.iter().sum::<u64>() / 2;
+    let mut below = 0;
+    let median = counts.iter().position(|times| {
+        below += times;
+        below > half
+    });
+    match median {
+        Some(length) if length + 1 < counts.len() => Ok((length as f64 + 0.5) * LENGTH_NS / 1e3),
+        _ => Err("half of the round trips took longer than can be told".into()),
+    }
 }
 
 fn values(local: SocketAddr, object: &Path, count: u32) -> Result<(), Failure> {
