@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use portolan_proto::local::{End, Side, flags, holder, wants};
 use portolan_sys::shm::Rings;
+use portolan_sys::word::{self, Scope, Word};
 use portolan_tcp::{
     CongestionKind, EVENTS_MAX, Edges, Error, Events, Figures, Options, OutOfBand, StateName,
 };
@@ -47,6 +48,66 @@ struct Mark {
     at: u64,
     /// The program took the octet out of band.
     taken: bool,
+}
+
+/// What wakes the holder of an end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WakeBy {
+    #[default]
+    Bell,
+    /// It sleeps on the words of its ends, and hears no bell.
+    Word,
+}
+
+impl WakeBy {
+    const fn bits(self) -> u32 {
+        match self {
+            WakeBy::Bell => 0,
+            WakeBy::Word => wants::ON_WORD,
+        }
+    }
+}
+
+/// Of a peer that slept: whom it belongs to, and how it is woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the peer may sleep"]
+pub enum Wake {
+    /// By this bell.
+    Bell(u64),
+    /// It was on its word, and has been; its bell would have been this.
+    Word(u64),
+}
+
+impl Wake {
+    /// The bell to ring.
+    pub fn bell(self) -> Option<u64> {
+        match self {
+            Wake::Bell(number) => Some(number),
+            Wake::Word(_) => None,
+        }
+    }
+
+    /// Whose it is, as the number of a bell.
+    pub fn holder(self) -> u64 {
+        let (Wake::Bell(number) | Wake::Word(number)) = self;
+        number
+    }
+}
+
+/// What an end has wished when it was armed. Who sleeps on it keeps the memory, whatever becomes of the end.
+#[derive(Debug)]
+pub struct Wish {
+    rings: Arc<Rings>,
+    side: Side,
+    bits: u32,
+}
+
+impl Wish {
+    /// Changes when the wish is fulfilled.
+    pub fn word(&self) -> Word<'_> {
+        let wants = &self.rings.ends().of(self.side).bell.0.wants;
+        Word::new(wants, self.bits, Scope::Shared)
+    }
 }
 
 /// One end, and what it knows of the other.
@@ -262,10 +323,8 @@ impl Local {
 
     // ---- what the peer is told ----
 
-    /// Lets the peer see what this end has done. Returns whose bell is to be rung, if the peer sleeps
-    /// and waits for it.
-    #[must_use = "the peer may sleep"]
-    pub fn publish(&mut self) -> Option<u64> {
+    /// Lets the peer see what this end has done, and wakes it, but for its bell, if it sleeps and waits for it.
+    pub fn publish(&mut self) -> Option<Wake> {
         let before = std::mem::replace(&mut self.published, self.own);
         if before == self.own {
             return None;
@@ -298,30 +357,47 @@ impl Local {
         self.queued() * 3 <= self.limit_of(sender, self.mine()) * 2
     }
 
-    /// Takes the peer's wish away and says whose bell fulfils it.
-    fn wake(&self, due: u32) -> Option<u64> {
+    /// Takes the peer's wish away and says what fulfils it.
+    fn wake(&self, due: u32) -> Option<Wake> {
         // Either this side sees the wish, or the peer, who looks once more after it has wished, sees
         // what was published.
         fence(SeqCst);
         let bell = &self.theirs().bell.0;
-        if bell.wants.load(Relaxed) & due == 0 || bell.wants.fetch_and(!due, AcqRel) & due == 0 {
+        if bell.wants.load(Relaxed) & due == 0 {
             return None;
         }
+        let wished = bell.wants.fetch_and(!due, AcqRel);
         let number = bell.number.load(Acquire);
-        (number != holder::NONE).then_some(number)
+        if wished & due == 0 || number == holder::NONE {
+            None
+        } else if wished & wants::ON_WORD == 0 {
+            Some(Wake::Bell(number))
+        } else {
+            word::wake(&bell.wants, Scope::Shared);
+            Some(Wake::Word(number))
+        }
     }
 
     // ---- sleeping ----
 
     /// Wishes to be woken for what this end waits for; who then looks and finds nothing may sleep.
-    pub fn arm(&self) {
+    pub fn arm(&self, by: WakeBy) {
         pause();
-        let bell = &self.mine().bell.0;
-        let wanted = self.wanted();
-        if bell.wants.load(Relaxed) & wanted != wanted {
-            bell.wants.fetch_or(wanted, Relaxed);
+        let wants = &self.mine().bell.0.wants;
+        let wished = self.wanted() | by.bits();
+        if wants.load(Relaxed) != wished {
+            wants.store(wished, Relaxed);
         }
         fence(SeqCst);
+    }
+
+    /// What [`Local::arm`] has wished for who sleeps on words.
+    pub fn wish(&self) -> Wish {
+        Wish {
+            rings: Arc::clone(&self.rings),
+            side: self.side,
+            bits: self.wanted() | WakeBy::Word.bits(),
+        }
     }
 
     /// Has the peer fulfilled a wish, or was there none?

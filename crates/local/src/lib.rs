@@ -4,7 +4,7 @@
 mod end;
 mod stream;
 
-pub use end::Local;
+pub use end::{Local, Wake, WakeBy, Wish};
 pub use stream::Stream;
 
 #[cfg(test)]

@@ -12,8 +12,10 @@ use std::time::Duration;
 use portolan_fuzz::check;
 use portolan_proto::local::{RING_MIN, Side, holder};
 use portolan_sys::shm::Rings;
+use portolan_sys::word;
 use portolan_tcp::{Error, Events, OutOfBand, StateName};
 use portolan_types::Instant;
+use rustix::io::Errno;
 
 use super::*;
 
@@ -230,15 +232,15 @@ fn buffers_bound_what_may_lie_between_two_ends() {
 fn a_sleeper_is_rung_for_once() {
     let (mut a, b) = pair();
     b.give_to(7);
-    b.arm();
+    b.arm(WakeBy::Bell);
     assert!(!b.was_rung());
     a.send(NOW, b"x");
-    assert_eq!(a.publish(), Some(7));
+    assert_eq!(a.publish(), Some(Wake::Bell(7)));
     assert!(b.was_rung());
     a.send(NOW, b"y");
     assert_eq!(a.publish(), None, "it knows");
     b.give_to(holder::NONE);
-    b.arm();
+    b.arm(WakeBy::Bell);
     a.send(NOW, b"z");
     assert_eq!(a.publish(), None, "nobody is there");
 }
@@ -370,7 +372,7 @@ impl Sleeper {
             if let Some(done) = done {
                 return done;
             }
-            self.end.arm();
+            self.end.arm(WakeBy::Bell);
             if self.end.look(NOW) != Events::NONE {
                 continue;
             }
@@ -380,6 +382,90 @@ impl Sleeper {
                 Err(RecvTimeoutError::Disconnected) => panic!("the peer is gone"),
             }
         }
+    }
+}
+
+#[test]
+fn who_sleeps_on_its_word_needs_no_bell() {
+    let (mut a, b) = pair();
+    b.give_to(7);
+    b.arm(WakeBy::Word);
+    let wish = b.wish();
+    let still = || std::iter::once(wish.word());
+    std::thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            while !b.was_rung() {
+                let _ = word::sleep_on(still());
+            }
+        });
+        a.send(NOW, b"x");
+        let wake = a.publish();
+        assert_eq!(wake, Some(Wake::Word(7)));
+        assert_eq!(wake.and_then(Wake::bell), None);
+        sleeper.join().unwrap();
+    });
+    drop(b);
+    assert_eq!(word::sleep_on(still()), Err(Errno::AGAIN), "fulfilled");
+}
+
+#[test]
+fn the_next_holder_wishes_anew() {
+    let (mut a, b) = pair();
+    b.give_to(7);
+    b.arm(WakeBy::Word);
+    b.give_to(8);
+    b.arm(WakeBy::Bell);
+    a.send(NOW, b"x");
+    assert_eq!(a.publish(), Some(Wake::Bell(8)));
+}
+
+/// Sleeps on the word of `end` unless a look after the wish finds something.
+fn sleep_on_word(end: &mut Local) {
+    end.arm(WakeBy::Word);
+    if end.look(NOW) == Events::NONE {
+        let wish = end.wish();
+        let slept = word::sleep_on(std::iter::once(wish.word()));
+        assert!(matches!(slept, Ok(()) | Err(Errno::AGAIN)), "{slept:?}");
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_on_words() {
+    const ROUNDS: u32 = 20_000;
+    let (a, b) = pair();
+    a.give_to(2);
+    b.give_to(3);
+    let play = |mut end: Local, mut is_turn: bool| {
+        let mut got = 0;
+        loop {
+            if is_turn {
+                end.send(NOW, b"x");
+                let _ = end.publish();
+            }
+            if got == ROUNDS {
+                return;
+            }
+            while end.recv(NOW, &mut [0; 1]) == 0 {
+                end.look(NOW);
+                if end.readable() == 0 {
+                    sleep_on_word(&mut end);
+                }
+            }
+            got += 1;
+            is_turn = true;
+        }
+    };
+    let (done, is_done) = sync_channel(2);
+    for (end, is_turn) in [(a, true), (b, false)] {
+        let done = done.clone();
+        std::thread::spawn(move || {
+            play(end, is_turn);
+            done.send(()).unwrap();
+        });
+    }
+    for _ in 0..2 {
+        let ended = is_done.recv_timeout(Duration::from_secs(60));
+        ended.expect("no wake-up is lost");
     }
 }
 
@@ -489,7 +575,7 @@ fn a_peer_sees_the_wish_or_the_wisher_what_was_sent() {
                 if end.recv(NOW, &mut [0; 1]) == 1 {
                     break;
                 }
-                end.arm();
+                end.arm(WakeBy::Bell);
                 if end.look(NOW) == Events::NONE {
                     sleep_until_rung(own);
                 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_local::Local;
+use portolan_local::{Local, WakeBy};
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Met, NextHop, Reassembled, Routes, Session, Stack};
@@ -50,7 +50,7 @@ pub(crate) struct Core {
     /// Sessions of closed sockets that no server took over: they end here.
     pub(crate) orphans: Vec<Slot>,
     travellers: Travellers,
-    watch: Watch,
+    pub(crate) watch: Watch,
     /// Streams with octets whose way is watched.
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
@@ -424,8 +424,13 @@ impl Core {
 
     /// Assigns a role to an application thread that is about to sleep; `None` if frames came and
     /// it has to look again. While it sleeps nobody but [`Core::wake`] takes the role back.
-    pub(crate) fn fall_asleep(&mut self, now: Instant, waiter: &Arc<Waiter>) -> Option<Role> {
-        if !self.arm_locals() {
+    pub(crate) fn fall_asleep(
+        &mut self,
+        now: Instant,
+        waiter: &Arc<Waiter>,
+        by: WakeBy,
+    ) -> Option<Role> {
+        if !self.arm_locals(by) {
             return None;
         }
         if self.is_attended() {
@@ -484,7 +489,7 @@ impl Core {
 
     /// May frames come? Also for a while after the last session of packets has left. Where all
     /// sessions are local the channel need not be watched: each descriptor makes a sleep longer.
-    fn expects_frames(&mut self, now: Instant) -> bool {
+    pub(crate) fn expects_frames(&mut self, now: Instant) -> bool {
         if self.has_wire() || self.channel.full().is_any() || self.channel.may_have_received() {
             self.wire_until = now + WIRE_LINGERS;
         }

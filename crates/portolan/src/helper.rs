@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use portolan_local::WakeBy;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_sys::wait::Bell;
 use portolan_sys::{clock, thread, wait};
@@ -120,7 +121,7 @@ impl Process {
             }
             // Programs that wait for local sessions in the library hear of them there.
             let listens = Socket::has_owner() && !core.locals.is_empty();
-            if (listens && !core.arm_locals()) || !core.helper_leads(now, &waiter) {
+            if (listens && !core.arm_locals(WakeBy::Bell)) || !core.helper_leads(now, &waiter) {
                 continue;
             }
             let mut fds = vec![waiter.pollfd()];
@@ -136,7 +137,7 @@ impl Process {
             waiter.wake();
             core.helper_wakes(clock::now());
             if listens {
-                core.locals.hear();
+                core.locals.hear(WakeBy::Bell);
             }
             if core.attended != seen {
                 return seen;

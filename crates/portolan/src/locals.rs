@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use portolan_local::{Local, Stream};
+use portolan_local::{Local, Stream, Wake, WakeBy, Wish};
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::{Chime, Rope};
+use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
@@ -29,6 +30,8 @@ pub(crate) struct Locals {
     ends: Vec<Option<Held>>,
     count: usize,
     hot: Vec<Slot>,
+    /// How those are armed that are not hot.
+    armed: WakeBy,
     ropes: HashMap<u64, Weak<Rope<Hidden>>>,
     /// Ends whose peers' bells the server is to be asked for.
     strangers: Vec<(SessionId, Slot)>,
@@ -61,6 +64,7 @@ impl Locals {
             ends: Vec::new(),
             count: 0,
             hot: Vec::new(),
+            armed: WakeBy::default(),
             ropes: HashMap::new(),
             strangers: Vec::new(),
             looked_at_all: Instant::ZERO,
@@ -133,18 +137,45 @@ impl Locals {
         pollfd(self.chime.as_fd().as_raw_fd(), libc::POLLIN)
     }
 
-    /// The bell was rung.
-    pub(crate) fn hear(&mut self) {
-        self.chime.silence();
+    /// A peer has woken us.
+    pub(crate) fn hear(&mut self, by: WakeBy) {
+        if by == WakeBy::Bell {
+            self.chime.silence();
+        }
         self.was_rung = true;
     }
 
-    /// Rings the bell with that number for the peer of `slot`. True if it is our own.
-    fn ring(&mut self, slot: Slot, number: u64) -> bool {
-        if number == self.number {
+    /// Are there ends, and not too many to sleep on besides a word of one's own?
+    pub(crate) fn fit_on_words(&self) -> bool {
+        (1..word::MOST).contains(&self.count)
+    }
+
+    /// What all ends wish for.
+    pub(crate) fn wishes(&self) -> Vec<Wish> {
+        self.iter().map(|(_, _, end)| end.wish()).collect()
+    }
+
+    /// All ends are to be armed like that.
+    fn arm_by(&mut self, by: WakeBy) {
+        if std::mem::replace(&mut self.armed, by) == by {
+            return;
+        }
+        for (held, slot) in self.ends.iter_mut().zip(0..) {
+            if let Some(held) = held
+                && !std::mem::replace(&mut held.is_hot, true)
+            {
+                self.hot.push(Slot(slot));
+            }
+        }
+    }
+
+    /// Wakes the peer of `slot`, if it is not awake by now. True if it is here, too.
+    fn ring(&mut self, slot: Slot, wake: Wake) -> bool {
+        if wake.holder() == self.number {
             return true;
         }
-        let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) else {
+        let (Some(number), Some(Some(held))) = (wake.bell(), self.ends.get_mut(slot.0 as usize))
+        else {
             return false;
         };
         if held.rope.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -213,8 +244,8 @@ impl Core {
         let Some(held) = self.locals.heat(slot) else {
             return self.stack.touch(slot);
         };
-        if let Some(number) = held.end.publish()
-            && self.locals.ring(slot, number)
+        if let Some(wake) = held.end.publish()
+            && self.locals.ring(slot, wake)
         {
             // The other end is here, too.
             self.locals.was_rung = true;
@@ -280,14 +311,15 @@ impl Core {
 
     /// The ends in use wish to be woken. False if something came meanwhile, and it is no time to
     /// sleep.
-    pub(crate) fn arm_locals(&mut self) -> bool {
+    pub(crate) fn arm_locals(&mut self, by: WakeBy) -> bool {
         let mut has_news = false;
+        self.locals.arm_by(by);
         for slot in std::mem::take(&mut self.locals.hot) {
             let Some(Some(held)) = self.locals.ends.get_mut(slot.0 as usize) else {
                 continue;
             };
             held.is_hot = false;
-            held.end.arm();
+            held.end.arm(by);
             let events = held.end.look(clock::now());
             if events != Events::NONE {
                 has_news = true;

@@ -4,9 +4,12 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::time::Duration;
 
+use portolan_local::{WakeBy, Wish};
+use portolan_sys::word::{self, Scope, Word};
 use portolan_sys::{clock, probes, wait};
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
@@ -23,9 +26,16 @@ use crate::{cancel, inside};
 #[derive(Debug)]
 pub(crate) struct Waiter {
     eventfd: Hidden,
-    is_asleep: AtomicBool,
-    is_signalled: AtomicBool,
+    /// One of those below.
+    state: AtomicU8,
+    /// 1 from a signal on until it wakes; a word to sleep on.
+    signalled: AtomicU32,
 }
+
+const AWAKE: u8 = 0;
+/// It polls the eventfd.
+const POLLING: u8 = 1;
+const ON_WORD: u8 = 2;
 
 thread_local! {
     static MINE: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
@@ -42,8 +52,8 @@ impl Waiter {
             let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
             let waiter = Arc::new(Waiter {
                 eventfd: Hidden::new(eventfd(0, flags)?),
-                is_asleep: AtomicBool::new(false),
-                is_signalled: AtomicBool::new(false),
+                state: AtomicU8::new(AWAKE),
+                signalled: AtomicU32::new(0),
             });
             cancel::note(&waiter);
             *mine = Some(Arc::clone(&waiter));
@@ -59,9 +69,13 @@ impl Waiter {
     /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its
     /// last look and [`Waiter::fall_asleep`]: no signal is lost.
     pub(crate) fn signal(&self) {
-        if self.is_asleep.load(Ordering::Relaxed)
-            && !self.is_signalled.swap(true, Ordering::Relaxed)
-        {
+        let state = self.state.load(Relaxed);
+        if state == AWAKE || self.signalled.swap(1, Relaxed) == 1 {
+            return;
+        }
+        if state == ON_WORD {
+            word::wake(&self.signalled, Scope::Private);
+        } else {
             // Fails only if it is signalled already.
             let _ = write(&self.eventfd, &1_u64.to_ne_bytes());
         }
@@ -72,13 +86,22 @@ impl Waiter {
         pollfd(self.eventfd.as_fd().as_raw_fd(), libc::POLLIN)
     }
 
+    /// Ends the sleep of a thread that sleeps on words.
+    fn word(&self) -> Word<'_> {
+        Word::new(&self.signalled, 0, Scope::Private)
+    }
+
     pub(crate) fn fall_asleep(&self) {
-        self.is_asleep.store(true, Ordering::Relaxed);
+        self.state.store(POLLING, Relaxed);
+    }
+
+    fn fall_asleep_on_word(&self) {
+        self.state.store(ON_WORD, Relaxed);
     }
 
     pub(crate) fn wake(&self) {
-        self.is_asleep.store(false, Ordering::Relaxed);
-        if self.is_signalled.swap(false, Ordering::Relaxed) {
+        let state = self.state.swap(AWAKE, Relaxed);
+        if self.signalled.swap(0, Relaxed) == 1 && state == POLLING {
             // Fails only if there is nothing to read.
             let _ = read(&self.eventfd, &mut [0; 8]);
         }
@@ -99,14 +122,26 @@ pub(crate) struct Sleep<'a> {
     pub(crate) kernel: &'a mut [libc::pollfd],
     pub(crate) deadline: Option<Instant>,
     pub(crate) mask: Option<&'a libc::sigset_t>,
+    /// Says whether a signal would change nothing but that the call begins again after its handler, if that was
+    /// installed with `SA_RESTART`. The kernel may see to it then.
+    pub(crate) begins_again: Option<&'a dyn Fn() -> bool>,
+}
+
+/// What a thread sleeps on.
+enum Berth {
+    /// Its own descriptors: that of its waiter and those that its role has it watch.
+    Descriptors { own: Vec<libc::pollfd>, bell: RawFd },
+    /// Its waiter's word and those of the local ends, which are all the sessions there are.
+    Words(Vec<Wish>),
 }
 
 /// What has ended a sleep.
+#[derive(Default)]
 struct Slept {
     /// A kernel descriptor of the caller has something.
     by_kernel: bool,
     /// A peer in a local session.
-    was_rung: bool,
+    woken: Option<WakeBy>,
 }
 
 impl Sleep<'static> {
@@ -115,6 +150,7 @@ impl Sleep<'static> {
             kernel: &mut [],
             deadline,
             mask: None,
+            begins_again: None,
         }
     }
 }
@@ -166,7 +202,8 @@ impl Process {
                 std::hint::spin_loop();
                 continue;
             }
-            let Some(role) = core.fall_asleep(now, &waiter) else {
+            let by = core.wake_by(now, &sleep);
+            let Some(role) = core.fall_asleep(now, &waiter, by) else {
                 continue;
             };
             let timer = if role == Role::Lead {
@@ -174,18 +211,24 @@ impl Process {
             } else {
                 None
             };
-            let wake_on = core.wake_fds(&waiter, role);
-            let bell = core.locals.pollfd().fd;
-            waiter.fall_asleep();
+            let berth = core.lie_down(&waiter, role, by);
             drop(core);
 
-            let slept = sleep.sleep((&wake_on, bell), earliest(sleep.deadline, timer));
+            let slept = sleep.sleep(&waiter, berth, earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
             waiter.wake();
             core.wake(clock::now(), &waiter, role);
-            if slept.as_ref().is_ok_and(|slept| slept.was_rung) {
-                core.locals.hear();
+            match slept {
+                Ok(Slept {
+                    woken: Some(by), ..
+                }) => core.locals.hear(by),
+                // A kernel or a sandbox without it.
+                Err(Errno::NOSYS | Errno::PERM) if by == WakeBy::Word => {
+                    core.watch.forgo_words();
+                    continue;
+                }
+                _ => {}
             }
             match slept {
                 Ok(Slept {
@@ -206,6 +249,29 @@ impl Process {
 }
 
 impl Core {
+    /// What local sessions are to wake a thread by that is about to sleep. To sleep on words costs less than to poll,
+    /// but nothing else can wake it then: no time, frame or descriptor.
+    fn wake_by(&mut self, now: Instant, sleep: &Sleep<'_>) -> WakeBy {
+        let suffices = sleep.needs_no_poll()
+            && self.watch.may_use_words()
+            && self.locals.fit_on_words()
+            && self.stack.deadline().is_none()
+            && !self.expects_frames(now);
+        if suffices { WakeBy::Word } else { WakeBy::Bell }
+    }
+
+    fn lie_down(&self, waiter: &Waiter, role: Role, by: WakeBy) -> Berth {
+        if by == WakeBy::Word {
+            waiter.fall_asleep_on_word();
+            return Berth::Words(self.locals.wishes());
+        }
+        waiter.fall_asleep();
+        Berth::Descriptors {
+            own: self.wake_fds(waiter, role),
+            bell: self.locals.pollfd().fd,
+        }
+    }
+
     /// Descriptors that end the sleep of a thread in that role.
     fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
         let mut fds = vec![waiter.pollfd()];
@@ -237,29 +303,67 @@ impl Core {
 }
 
 impl Sleep<'_> {
+    /// Has the thread nothing to wait for but sessions, and may the kernel begin the call again?
+    fn needs_no_poll(&self) -> bool {
+        self.kernel.is_empty()
+            && self.deadline.is_none()
+            && self.mask.is_none()
+            && self.begins_again.is_some_and(|begins_again| begins_again())
+    }
+
     fn sleep(
         &mut self,
-        (own, bell): (&[libc::pollfd], RawFd),
+        waiter: &Waiter,
+        berth: Berth,
         deadline: Option<Instant>,
     ) -> Result<Slept, Errno> {
-        let mut all = Vec::with_capacity(own.len() + self.kernel.len());
-        all.extend_from_slice(own);
+        match berth {
+            Berth::Descriptors { own, bell } => self.poll(own, bell, deadline),
+            Berth::Words(wishes) => sleep_on_words(waiter, &wishes),
+        }
+    }
+
+    fn poll(
+        &mut self,
+        mut all: Vec<libc::pollfd>,
+        bell: RawFd,
+        deadline: Option<Instant>,
+    ) -> Result<Slept, Errno> {
+        let own = all.len();
         all.extend_from_slice(self.kernel);
-        let outside = inside::leave();
-        let asleep = layers::enter(Layer::Sleep);
-        let polled = wait::ppoll(&mut all, deadline, self.mask);
-        drop(asleep);
-        probes::wake_up();
-        drop(outside);
-        cancel::hold();
-        polled?;
-        let (own, theirs) = all.split_at(own.len());
+        outside(|| wait::ppoll(&mut all, deadline, self.mask))?;
+        let (own, theirs) = all.split_at(own);
         self.kernel.copy_from_slice(theirs);
+        let is_rung = own.iter().any(|fd| fd.fd == bell && fd.revents != 0);
         Ok(Slept {
             by_kernel: theirs.iter().any(|fd| fd.revents != 0),
-            was_rung: own.iter().any(|fd| fd.fd == bell && fd.revents != 0),
+            woken: is_rung.then_some(WakeBy::Bell),
         })
     }
+}
+
+fn sleep_on_words(waiter: &Waiter, wishes: &[Wish]) -> Result<Slept, Errno> {
+    let words = wishes.iter().map(Wish::word);
+    match outside(|| word::sleep_on(std::iter::once(waiter.word()).chain(words))) {
+        // News from before it slept is news.
+        Ok(()) | Err(Errno::AGAIN) => Ok(Slept {
+            woken: Some(WakeBy::Word),
+            ..Slept::default()
+        }),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Does what sleeps: handlers of signals may run meanwhile, and the thread may be cancelled.
+fn outside<T>(sleep: impl FnOnce() -> T) -> T {
+    let outside = inside::leave();
+    let asleep = layers::enter(Layer::Sleep);
+    let slept = sleep();
+    drop(asleep);
+    probes::wake_up();
+    drop(outside);
+    cancel::hold();
+    slept
 }
 
 pub(crate) fn pollfd(fd: i32, events: i16) -> libc::pollfd {

@@ -48,6 +48,7 @@ struct Sleeper {
 pub(crate) struct Watch {
     asleep: Option<Sleeper>,
     followers: Vec<Arc<Waiter>>,
+    polls_only: bool,
 }
 
 impl Watch {
@@ -80,8 +81,23 @@ impl Watch {
         }
     }
 
+    /// May a leader sleep on words? It would not notice sessions that other threads add.
+    pub(crate) fn may_use_words(&self) -> bool {
+        !self.polls_only && !self.is_led_by(Leader::Application)
+    }
+
+    pub(crate) fn forgo_words(&mut self) {
+        self.polls_only = true;
+    }
+
+    /// Where several threads sleep the leader polls; one that does not yet begins again.
     pub(crate) fn follow(&mut self, waiter: &Arc<Waiter>) {
         self.followers.push(Arc::clone(waiter));
+        if !std::mem::replace(&mut self.polls_only, true)
+            && let Some(leader) = &self.asleep
+        {
+            leader.waiter.signal();
+        }
     }
 
     pub(crate) fn unfollow(&mut self, waiter: &Arc<Waiter>) {

@@ -31,6 +31,8 @@ pub mod wants {
     pub const INPUT: u32 = 1;
     /// To be woken when there is room for a good deal.
     pub const OUTPUT: u32 = 2;
+    /// The holder sleeps on this word itself (a futex), and no bell needs to be rung.
+    pub const ON_WORD: u32 = 4;
 }
 
 /// Values of [`End::holder`] that are no process's bell.
@@ -62,7 +64,8 @@ pub struct Sent {
     pub flags: AtomicU32,
 }
 
-/// What wakes an end. The peer takes a bit of `wants` away and then rings the holder's bell.
+/// What wakes an end. The peer takes a bit of `wants` away and then rings the holder's bell, or wakes who sleeps
+/// on the word.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {

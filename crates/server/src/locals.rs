@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
 
 use portolan_control::{Errno, Holder, Phase};
-use portolan_local::{Local, Stream};
+use portolan_local::{Local, Stream, Wake, WakeBy};
 use portolan_proto::control::{AfterFlush, DescriptorEvent, Early, ReplyBody, Traits};
 use portolan_proto::local::{End, Side, flags, holder};
 use portolan_proto::metastate::RouteKind;
@@ -461,8 +461,8 @@ impl Server {
         {
             let mut end = end.watched.take().unwrap_or_else(|| end.open());
             finish(&mut end);
-            let bell = end.publish();
-            self.ring(bell);
+            let wake = end.publish();
+            self.ring(wake);
         }
         self.forget(id);
     }
@@ -476,8 +476,8 @@ impl Server {
         if end.end().sent.0.flags.load(Acquire) & flags::CLOSED == 0 {
             let mut local = end.open();
             local.abort(self.now);
-            let bell = local.publish();
-            self.ring(bell);
+            let wake = local.publish();
+            self.ring(wake);
         }
         let is_caller = |caller: &Caller| caller.opener == id;
         let mut left = Vec::new();
@@ -516,7 +516,7 @@ impl Server {
                 let Some(end) = self.locals.watched(id) else {
                     return;
                 };
-                end.arm();
+                end.arm(WakeBy::Bell);
                 end.look(now);
                 if end.readable() > 0 || end.is_receive_shut() {
                     self.handshake_done(id);
@@ -533,10 +533,10 @@ impl Server {
         let Some(end) = self.locals.watched(id) else {
             return false;
         };
-        let bell = end.publish();
-        end.arm();
+        let wake = end.publish();
+        end.arm(WakeBy::Bell);
         let has_news = end.look(now) != Events::NONE;
-        self.ring(bell);
+        self.ring(wake);
         has_news
     }
 
@@ -551,9 +551,9 @@ impl Server {
         self.locals.rope.pull();
     }
 
-    /// Rings a bell that an end has asked for.
-    pub fn ring(&self, number: Option<u64>) {
-        match number {
+    /// Rings the bell that an end has asked for, if any.
+    pub fn ring(&self, wake: Option<Wake>) {
+        match wake.and_then(Wake::bell) {
             None | Some(holder::NONE) => {}
             Some(holder::SERVER) => self.locals.rope.pull(),
             Some(number) => {

@@ -30,6 +30,7 @@ pub mod thread;
 pub mod traffic;
 pub mod unix;
 pub mod wait;
+pub mod word;
 
 #[cfg(test)]
 mod testing;

@@ -62,8 +62,13 @@ impl Call<'_> {
         let timeout = (self.timeout)(&self.socket.options());
         let deadline = deadline_after(timeout);
         let _watching = Watching::new(vec![self.socket])?;
+        let begins_again = || so_far().is_none();
         loop {
-            return match self.process.wait(Sleep::until(deadline), &mut attempt) {
+            let sleep = Sleep {
+                begins_again: Some(&begins_again),
+                ..Sleep::until(deadline)
+            };
+            return match self.process.wait(sleep, &mut attempt) {
                 Ok(Woken::Ready(result)) => result,
                 Ok(Woken::TimedOut | Woken::Kernel) => so_far().ok_or(Errno::AGAIN.into()),
                 Err(Errno::INTR) if so_far().is_none() && restarts(deadline) => continue,

@@ -306,6 +306,7 @@ pub(super) fn wait_connected(
             kernel: &mut kernel,
             deadline,
             mask: None,
+            begins_again: None,
         };
         let is_over = || (socket.phase() != Phase::Connecting).then_some(());
         match process.wait(sleep, |_, _| is_over()) {

@@ -130,6 +130,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 kernel: &mut kernel,
                 deadline,
                 mask: None,
+                begins_again: None,
             };
             let _watching = Watching::new(vec![&listener])?;
             let is_over = || (listener.phase() != Phase::Listening).then_some(());

@@ -111,6 +111,7 @@ fn poll_once(
         kernel: &mut kernel,
         deadline,
         mask,
+        begins_again: None,
     };
     let woken = process.wait(sleep, |core, _| {
         let mut count = 0;
@@ -357,6 +358,7 @@ fn wait_once(
         kernel: &mut kernel,
         deadline,
         mask,
+        begins_again: None,
     };
     let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(core, events);
