@@ -11,13 +11,17 @@ use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const SMALLEST: usize = 2048;
+/// From this size on a ring has memory for circles that are so many times larger.
+const LARGE: usize = 256 << 10;
+const SPARE: usize = 4;
 /// More than any buffer may hold; refuses hostile offsets before they become allocations.
 pub(crate) const LARGEST: usize = 1 << 26;
 
 #[derive(Clone, Default)]
 pub(crate) struct ByteRing {
+    /// Has at least what was written; the memory behind is not touched before.
     store: Vec<u8>,
-    /// Where octets wrap: zero or a power of two, and not more than the store has.
+    /// Where octets wrap: zero or a power of two, and not more than there is memory for.
     circle: usize,
     head: usize,
     /// Readable octets from `head`.
@@ -45,11 +49,27 @@ impl ByteRing {
     pub(crate) fn write_at(&mut self, offset: usize, data: &[u8]) {
         let end = offset + data.len();
         self.reserve(end);
+        self.fill(offset);
         let start = self.index(offset);
-        let first = data.len().min(self.circle - start);
-        self.store[start..start + first].copy_from_slice(&data[..first]);
-        self.store[..data.len() - first].copy_from_slice(&data[first..]);
+        let (first, second) = data.split_at(data.len().min(self.circle - start));
+        self.put(start, first);
+        self.put(0, second);
         self.span = self.span.max(end);
+    }
+
+    /// Gives the store all of the first `count` octets from the head on.
+    fn fill(&mut self, count: usize) {
+        let end = self.circle.min(self.head + count);
+        if self.store.len() < end {
+            self.store.resize(end, 0);
+        }
+    }
+
+    /// Writes at an index that the store has or ends at.
+    fn put(&mut self, at: usize, data: &[u8]) {
+        let known = data.len().min(self.store.len() - at);
+        self.store[at..at + known].copy_from_slice(&data[..known]);
+        self.store.extend_from_slice(&data[known..]);
     }
 
     /// Makes `count` octets readable that were written after the readable part.
@@ -58,6 +78,7 @@ impl ByteRing {
         if self.len > self.span {
             // Only after a capsule that claims more than it has.
             self.reserve(self.len);
+            self.fill(self.len);
             self.span = self.len;
         }
     }
@@ -134,20 +155,31 @@ impl ByteRing {
 
     #[cold]
     fn widen(&mut self, circle: usize) {
-        if circle > self.store.len() {
+        if circle > self.store.capacity() {
             self.grow(circle);
         } else {
-            let wrapped = (self.head + self.span).saturating_sub(self.circle);
-            self.store.copy_within(..wrapped, self.circle);
+            self.unwrap();
         }
         self.circle = circle;
     }
 
-    fn grow(&mut self, size: usize) {
-        let mut store = vec![0; size];
+    /// What has wrapped lies behind the circle afterwards, which is to become larger.
+    fn unwrap(&mut self) {
+        let wrapped = (self.head + self.span).saturating_sub(self.circle);
+        if wrapped > 0 {
+            let end = self.store.len().max(self.circle + wrapped);
+            self.store.resize(end, 0);
+            self.store.copy_within(..wrapped, self.circle);
+        }
+    }
+
+    /// Memory for a larger circle. A large one has room to grow in place: what is not touched costs nothing.
+    fn grow(&mut self, circle: usize) {
+        let spare = if circle < LARGE { 1 } else { SPARE };
+        let mut store = Vec::with_capacity((circle * spare).min(LARGEST.max(circle)));
         let [a, b] = self.slices(0, self.span);
-        store[..a.len()].copy_from_slice(a);
-        store[a.len()..a.len() + b.len()].copy_from_slice(b);
+        store.extend_from_slice(a);
+        store.extend_from_slice(b);
         self.store = store;
         self.head = 0;
     }
@@ -266,6 +298,65 @@ mod tests {
             circles += u32::from(ring.circle != before);
         }
         assert!(circles > 100, "{circles}");
+    }
+
+    #[test]
+    fn a_ring_is_what_a_plain_list_of_octets_would_be() {
+        let mut ring = ByteRing::default();
+        // From the head on; what was never written is unknown.
+        let mut list: Vec<Option<u8>> = Vec::new();
+        let mut chance = 0x9e37_79b9_u32;
+        let mut below = |limit: usize| {
+            // Marsaglia's xorshift.
+            chance ^= chance << 13;
+            chance ^= chance >> 17;
+            chance ^= chance << 5;
+            chance as usize % limit
+        };
+        for step in 0..20_000 {
+            let data = vec![step as u8; below(900)];
+            match below(8) {
+                0..3 => {
+                    ring.push(&data);
+                    put(&mut list, ring.len() - data.len(), &data);
+                }
+                3 => {
+                    let offset = ring.len() + below(5000);
+                    ring.write_at(offset, &data);
+                    put(&mut list, offset, &data);
+                }
+                4 => {
+                    let gap = list[ring.len()..].iter().position(Option::is_none);
+                    ring.extend(gap.unwrap_or(list.len() - ring.len()));
+                }
+                5 => {
+                    ring.unread(&data);
+                    list.splice(..0, data.iter().copied().map(Some));
+                }
+                _ => {
+                    let count = below(3000).min(ring.len());
+                    ring.consume(count);
+                    list.drain(..count);
+                }
+            }
+            assert_eq!(ring.span(), list.len());
+            let mut out = vec![0; ring.len()];
+            assert_eq!(ring.copy_out(0, &mut out), out.len());
+            let is_same = |(octet, known): (u8, Option<u8>)| known == Some(octet);
+            assert!(out.into_iter().zip(list.iter().copied()).all(is_same));
+            for offset in ring.len()..ring.span() {
+                let octet = ring.octet(offset);
+                assert!(list[offset].is_none_or(|known| octet == Some(known)));
+            }
+        }
+    }
+
+    fn put(list: &mut Vec<Option<u8>>, offset: usize, data: &[u8]) {
+        let end = list.len().max(offset + data.len());
+        list.resize(end, None);
+        for (place, octet) in list[offset..].iter_mut().zip(data) {
+            *place = Some(*octet);
+        }
     }
 
     #[test]
