@@ -202,7 +202,7 @@ fn node_serves_pages_and_gives_back_what_it_gets() {
     }
 }
 
-/// The primary accepts, and sends each connection to a worker.
+/// The primary accepts, and sends each connection to a worker; one that is killed is replaced.
 #[test]
 fn nodes_cluster_serves_by_its_workers() {
     const WORKERS: usize = 3;
@@ -227,7 +227,22 @@ fn nodes_cluster_serves_by_its_workers() {
             load(&bed, stack, &url(""), (1, header));
         }
         assert_eq!(workers(stack), before);
+        let killed = before.pop_first().expect("a worker");
+        kill(&killed);
+        let all_serve = || {
+            let now = workers(stack);
+            now.len() == WORKERS && !now.contains(&killed) && before.is_subset(&now)
+        };
+        assert!(eventually(SOON, all_serve));
     }
+}
+
+/// Ends a process by force, and waits until its parent has taken note.
+fn kill(process: &str) {
+    let number = process.parse().ok().and_then(Pid::from_raw);
+    kill_process(number.expect("a process"), Signal::KILL).expect("it runs");
+    let entry = Path::new("/proc").join(process);
+    assert!(eventually(SOON, || !entry.exists()));
 }
 
 #[test]
