@@ -6,6 +6,7 @@
 //! memory does not.
 
 use core::fmt;
+use std::sync::Mutex;
 
 use serde::de;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -14,6 +15,12 @@ const SMALLEST: usize = 2048;
 /// From this size on a ring has memory for circles that are so many times larger.
 const LARGE: usize = 256 << 10;
 const SPARE: usize = 4;
+
+/// The memory of a large ring that is no more, for the next one. A session that goes to and fro needs it after each
+/// journey, and from the kernel it would come page by page, each one cleared.
+static LEFT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+/// More is given back.
+const LEFT_MOST: usize = 8 << 20;
 /// More than any buffer may hold; refuses hostile offsets before they become allocations.
 pub(crate) const LARGEST: usize = 1 << 26;
 
@@ -175,13 +182,42 @@ impl ByteRing {
 
     /// Memory for a larger circle. A large one has room to grow in place: what is not touched costs nothing.
     fn grow(&mut self, circle: usize) {
-        let spare = if circle < LARGE { 1 } else { SPARE };
-        let mut store = Vec::with_capacity((circle * spare).min(LARGEST.max(circle)));
+        let mut store = match circle {
+            ..LARGE => Vec::with_capacity(circle),
+            _ => memory(circle),
+        };
         let [a, b] = self.slices(0, self.span);
         store.extend_from_slice(a);
         store.extend_from_slice(b);
         self.store = store;
         self.head = 0;
+    }
+}
+
+impl Drop for ByteRing {
+    fn drop(&mut self) {
+        if (LARGE..=LEFT_MOST).contains(&self.store.capacity()) {
+            leave(std::mem::take(&mut self.store));
+        }
+    }
+}
+
+/// For a large ring. Who finds the memory that was left in another's hands does without.
+fn memory(least: usize) -> Vec<u8> {
+    if let Ok(mut left) = LEFT.try_lock()
+        && left.capacity() >= least
+    {
+        return std::mem::take(&mut *left);
+    }
+    Vec::with_capacity((least * SPARE).min(LARGEST.max(least)))
+}
+
+fn leave(mut store: Vec<u8>) {
+    store.clear();
+    if let Ok(mut left) = LEFT.try_lock()
+        && left.capacity() < store.capacity()
+    {
+        std::mem::swap(&mut *left, &mut store);
     }
 }
 
@@ -298,6 +334,18 @@ mod tests {
             circles += u32::from(ring.circle != before);
         }
         assert!(circles > 100, "{circles}");
+    }
+
+    #[test]
+    fn the_next_ring_gets_the_memory_of_the_last_and_nothing_that_was_in_it() {
+        drop(ring(&[&[7; 2 << 20]]));
+        let mut next = ByteRing::default();
+        next.write_at(300 << 10, b"x");
+        assert_eq!(next.octet(299 << 10), Some(0));
+        next.extend((300 << 10) + 1);
+        let mut out = vec![1; next.len()];
+        next.copy_out(0, &mut out);
+        assert!(out.ends_with(b"\0x") && out.iter().all(|octet| *octet != 7));
     }
 
     #[test]
