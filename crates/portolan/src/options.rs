@@ -158,8 +158,23 @@ impl Options {
             self.values.remove(&(level, name));
             return Ok(());
         }
+        let before = self.tos(protocol);
         self.values.insert((level, name), kept);
+        if self.tos(protocol) != before {
+            let priority = i32::from(priority_of(self.tos(protocol)));
+            let chosen = (SOL_SOCKET, libc::SO_PRIORITY);
+            self.values.insert(chosen, priority.to_ne_bytes().to_vec());
+        }
         Ok(())
+    }
+
+    /// `IP_TOS` as far as the socket may choose it: of a stream the two low bits are TCP's.
+    fn tos(&self, protocol: Protocol) -> u8 {
+        let tos = self.int(IPPROTO_IP, libc::IP_TOS).unwrap_or(0) as u8;
+        match protocol {
+            Protocol::Tcp => tos & !3,
+            Protocol::Udp => tos,
+        }
     }
 
     /// The value Linux would show, but for what needs the session (`TCP_INFO`, `SO_ERROR` …).
@@ -645,6 +660,17 @@ pub(crate) fn is_privileged(level: i32, name: i32, value: &[u8]) -> bool {
         (SOL_SOCKET, libc::SO_PRIORITY) => !(0..=most).contains(&number),
         (SOL_SOCKET, libc::SO_MARK) => number != 0,
         _ => false,
+    }
+}
+
+/// Linux's `rt_tos2priority`, by the bits of RFC 1349: bulk for throughput, interactive for low delay,
+/// between the two for both.
+fn priority_of(tos: u8) -> u8 {
+    match tos & 0x18 {
+        0x08 => 2,
+        0x10 => 6,
+        0x18 => 4,
+        _ => 0,
     }
 }
 

@@ -28,9 +28,9 @@ while True:
     threading.Thread(target=stream, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// A filter of the user's, at egress: frames of priority 5 go no further. The context is as linux/bpf.h has it.
+/// A filter of the user's, at egress: frames of the priorities 5 and 2 go no further. The context is as linux/bpf.h has it.
 const FILTER: &str = "struct frame { unsigned int before[8]; unsigned int priority; };
-__attribute__((section(\"tc\"), used)) int drop(struct frame *frame) { return frame->priority == 5 ? 2 : -1; }
+__attribute__((section(\"tc\"), used)) int drop(struct frame *frame) { return frame->priority == 5 || frame->priority == 2 ? 2 : -1; }
 char _license[] __attribute__((section(\"license\"), used)) = \"GPL\";
 ";
 

@@ -112,3 +112,25 @@ fn a_zero_timeout_means_for_ever() {
         .unwrap();
     assert_eq!(options.receive_timeout(), Some(Duration::from_micros(100)));
 }
+
+#[test]
+fn a_type_of_service_chooses_the_priority_as_linux_does() {
+    let mut options = Options::default();
+    let mut choose = |protocol, level, name, number| {
+        let set = options.set(protocol, level, name, &int(number));
+        set.map(|()| options.priority())
+    };
+    let udp = Protocol::Udp;
+    for (tos, priority) in [(0x08, 2), (0x10, 6), (0x1e, 4), (0xe0, 0), (0x0a, 2)] {
+        let chosen = choose(udp, IPPROTO_IP, libc::IP_TOS, tos);
+        assert_eq!(chosen, Ok(priority), "{tos:#x}");
+    }
+    // One that stays changes nothing, and that of IPv6 never does.
+    assert_eq!(choose(udp, SOL_SOCKET, libc::SO_PRIORITY, 5), Ok(5));
+    assert_eq!(choose(udp, IPPROTO_IP, libc::IP_TOS, 0x0a), Ok(5));
+    assert_eq!(choose(udp, IPPROTO_IPV6, IPV6_TCLASS, 0x10), Ok(5));
+    // The two low bits of a stream are not the program's.
+    let tcp = Protocol::Tcp;
+    assert_eq!(choose(tcp, IPPROTO_IP, libc::IP_TOS, 0x0b), Ok(5));
+    assert_eq!(choose(tcp, IPPROTO_IP, libc::IP_TOS, 0x10), Ok(6));
+}

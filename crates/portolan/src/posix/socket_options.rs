@@ -53,6 +53,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             count_octets(process, &socket, value)?;
         }
         let told = socket.traits();
+        let told_priority = socket.options().priority();
         if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
             let interface = sending_interface(process, value)?;
             socket.options().keep(level, name, &interface);
@@ -72,7 +73,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             }
             _ => return Ok(()),
         }
-        if (level, name) == (SOL_SOCKET, libc::SO_PRIORITY) {
+        if socket.options().priority() != told_priority {
             let session = socket.setup().session;
             session.inspect(|session| tell_priority(process, &socket, *session));
         }
