@@ -392,9 +392,8 @@ mod tests {
             assert_eq!(ring.copy_out(0, &mut out), out.len());
             let is_same = |(octet, known): (u8, Option<u8>)| known == Some(octet);
             assert!(out.into_iter().zip(list.iter().copied()).all(is_same));
-            for offset in ring.len()..ring.span() {
-                let octet = ring.octet(offset);
-                assert!(list[offset].is_none_or(|known| octet == Some(known)));
+            for (offset, known) in list.iter().enumerate().skip(ring.len()) {
+                assert!(known.is_none() || ring.octet(offset) == *known);
             }
         }
     }
