@@ -12,7 +12,7 @@ use portolan_types::{FlowKey, Protocol};
 
 use crate::common::{Configuration, Library, await_some, control_path, start_server};
 use crate::extensions::{
-    CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, VIEW, always, code, exit,
+    CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, VIEW, always, ask, code, exit,
     filter_counter, list, mov, op, peer, refusal, slow,
 };
 use crate::forgery::{macs, write};
@@ -441,4 +441,85 @@ fn the_configuration_says_who_may_install_what_where() {
         matches!(reply, ExtensionReply::Installed { .. }),
         "{reply:?}"
     );
+}
+
+/// A handler for what a connection of this process's sends.
+fn install_on_connection(victim: &mut Victim, code: Code) -> u16 {
+    let wish = Extension {
+        name: "segments".to_owned(),
+        event: Event::TcpSend,
+        guards: vec![Guard::Session(victim.id)],
+        priority: 0,
+        code: sending(code),
+    };
+    match ask(&mut victim.library.client, ExtensionRequest::Install(wish)) {
+        ExtensionReply::Installed { number, .. } => number,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Writes octets that do not arrive, removes the handler that had them, and has them arrive after all.
+fn lose_and_recover(victim: &mut Victim, path: &Path, code: Code, counted: &str) {
+    use std::io::{Read, Write};
+    const WORDS: &[u8] = b"late";
+    let before = filter_counter(path, counted);
+    let number = install_on_connection(victim, code);
+    victim.library.write(victim.slot, WORDS);
+    await_some("a segment at the handler", || {
+        victim.library.turn();
+        (filter_counter(path, counted) > before).then_some(())
+    });
+    victim.peer.set_nonblocking(true).unwrap();
+    assert!(victim.peer.read(&mut [0; 8]).is_err(), "{counted}");
+    let remove = ExtensionRequest::Remove { number };
+    ask(&mut victim.library.client, remove);
+    // The connection sends again what was lost.
+    let mut heard = Vec::new();
+    await_some("what was lost", || {
+        victim.library.turn();
+        let mut some = [0; 8];
+        let count = victim.peer.read(&mut some).unwrap_or(0);
+        heard.extend_from_slice(&some[..count]);
+        (heard.len() >= WORDS.len()).then_some(())
+    });
+    assert_eq!(heard, WORDS);
+    victim.peer.set_nonblocking(false).unwrap();
+    victim.peer.write_all(WORDS).unwrap();
+    assert_eq!(victim.library.read(victim.slot, WORDS.len()), WORDS);
+}
+
+#[test]
+fn the_segments_of_a_live_connection_are_its_owners_to_handle() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut owner = Victim::start(&bed, &path);
+    let mut bystander = Victim::start(&bed, &path);
+    // What passes is counted and arrives.
+    let number = install_on_connection(&mut owner, always(PASS));
+    for _ in 0..20 {
+        owner.assert_unharmed();
+    }
+    let listed = list(&mut owner.library.client);
+    let [report] = &listed[..] else {
+        panic!("{listed:?}");
+    };
+    let counts = &report.statistics;
+    assert!(
+        counts.runs >= 20 && counts.passed == counts.runs,
+        "{report:?}"
+    );
+    assert!(filter_counter(&path, "sent") >= 20);
+    ask(
+        &mut owner.library.client,
+        ExtensionRequest::Remove { number },
+    );
+    // What ends there is lost, and so is what the event does not have: other payload is UDP's.
+    lose_and_recover(&mut owner, &path, always(CONSUME), "consumed");
+    lose_and_recover(&mut owner, &path, always(REPLACE), "refused");
+    assert_eq!(filter_counter(&path, "replaced"), 0);
+    let consumed = filter_counter(&path, "consumed");
+    let _number = install_on_connection(&mut owner, always(CONSUME));
+    bystander.assert_unharmed();
+    assert_eq!(filter_counter(&path, "consumed"), consumed);
 }
