@@ -41,7 +41,7 @@ const FRAMES: &[(&str, &str)] = &[
     ),
     (
         "drop-parked",
-        "datagrams dropped: too many wait for a neighbour's address",
+        "datagrams dropped: too many wait for a neighbour's address, or one has waited in vain",
     ),
     (
         "drop-not-member",
@@ -122,7 +122,7 @@ pub(crate) enum Fate {
     Held,
     Unclaimed,
     Dropped(Drop),
-    ParkedTooMany,
+    Parked,
     Handshake,
     CookieSent,
     CookieTaken,
@@ -147,7 +147,7 @@ impl Fate {
             Fate::Dropped(Drop::ReceiveBufferFull) => 6,
             Fate::Dropped(Drop::FragmentsOverlap) => 7,
             Fate::Dropped(Drop::FragmentsCrowdedOut) => 8,
-            Fate::ParkedTooMany => 9,
+            Fate::Parked => 9,
             Fate::Dropped(Drop::NotMember) => 10,
             Fate::Held => 11,
             Fate::Dropped(Drop::TooEarly) => 12,

@@ -563,8 +563,9 @@ impl Stack {
 
     /// Nobody says that routes have changed to a holder that sleeps.
     fn look_again(&mut self, now: Instant) {
+        self.give_up_parked(now);
         self.next_look = match self.next_look {
-            _ if self.stalled.is_empty() => None,
+            _ if self.stalled.is_empty() && self.parked.is_empty() => None,
             None => Some((now + LOOK_FIRST, LOOK_FIRST)),
             Some((at, wait)) if at <= now => {
                 let wait = (wait * 2).min(LOOK_LAST);

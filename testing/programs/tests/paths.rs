@@ -49,6 +49,23 @@ fn datagrams_longer_than_the_mtu_arrive_whole_both_ways() {
 }
 
 #[test]
+fn the_first_datagram_to_an_unknown_neighbour_is_sent_once_that_is_known() {
+    each_family(bed(), |bed| {
+        let _echo = echo(bed, Stack::Kernel, PORT);
+        // It is up.
+        assert_eq!(datagrams(bed, Stack::Kernel, "send", &["1"]), "exact");
+        for _ in 0..5 {
+            let mut flush = bed.namespace(Side::Client).exec("ip");
+            run(flush.args(["neigh", "flush", "all"])).expect("all are forgotten");
+            assert_eq!(
+                datagrams(bed, Stack::Portolan, "once", &["1", "2"]),
+                "exact"
+            );
+        }
+    });
+}
+
+#[test]
 fn datagrams_pass_a_narrow_link_in_fragments_and_it_is_known_afterwards() {
     each_family(routed_bed(NARROW), |bed| {
         each_pairing(bed, |bed, Pairing { server, client }| {

@@ -1,6 +1,7 @@
 //! How datagrams leave, and where they wait for a neighbour's address.
 
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 
 use portolan_proto::filter::RecordHeader;
 use portolan_tcp::Events;
@@ -21,6 +22,8 @@ use portolan_proto::ip::{IpOptions, MtuDiscovery};
 
 /// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
 const PARKED_MAX: usize = 64;
+/// How long one waits (Linux: three solicitations, a second apart).
+const PARKED_FOR: Duration = Duration::from_secs(3);
 
 /// A datagram whose next hop has no link-layer address yet.
 #[derive(Debug)]
@@ -29,6 +32,8 @@ pub(super) struct Parked {
     destination: SocketAddr,
     ip: IpOptions,
     data: Vec<u8>,
+    /// From the first look at the clock on.
+    until: Option<Instant>,
 }
 
 /// What one datagram has different from what its session says.
@@ -175,6 +180,7 @@ impl Stack {
                         destination,
                         ip,
                         data: piece.to_vec(),
+                        until: None,
                     },
                 );
             }
@@ -187,9 +193,23 @@ impl Stack {
         self.unresolved.push(next_hop);
         if self.parked.len() == PARKED_MAX {
             self.parked.pop_front();
-            self.counters.count(Fate::ParkedTooMany);
+            self.counters.count(Fate::Parked);
         }
         self.parked.push_back(parked);
+    }
+
+    /// Drops those whose neighbour does not answer.
+    pub(super) fn give_up_parked(&mut self, now: Instant) {
+        for parked in &mut self.parked {
+            parked.until.get_or_insert(now + PARKED_FOR);
+        }
+        while self
+            .parked
+            .pop_front_if(|parked| parked.until.is_some_and(|until| until <= now))
+            .is_some()
+        {
+            self.counters.count(Fate::Parked);
+        }
     }
 
     /// Tries those that wait, now that the routes have changed.

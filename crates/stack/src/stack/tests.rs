@@ -215,6 +215,48 @@ fn a_datagram_waits_until_its_neighbour_is_known() {
 }
 
 #[test]
+fn a_datagram_that_waits_for_a_neighbour_is_looked_after_and_given_up_in_the_end() {
+    let unknown = routes(2, at(A), at(B), false);
+    let parked = || {
+        let mut a = Stack::new(now());
+        let slot = udp(&mut a, at(A));
+        let sent = a.send_datagram(
+            slot,
+            Some(at(B)),
+            [b"x", b""],
+            &Sending::default(),
+            &unknown,
+            &mut Kept::with_room(9),
+        );
+        assert_eq!(sent, Ok(1));
+        a
+    };
+    let mut wire = Kept::with_room(9);
+    let mut a = parked();
+    a.output(now(), &unknown, &mut wire);
+    assert_eq!(a.deadline(), Some(now() + Duration::from_millis(2)));
+    a.output(
+        a.deadline().unwrap(),
+        &routes(4, at(A), at(B), true),
+        &mut wire,
+    );
+    assert_eq!(wire.frames.len(), 1);
+    assert_eq!(a.deadline(), None, "nothing to look for");
+
+    let mut a = parked();
+    let mut time = now();
+    while let Some(next) = {
+        a.output(time, &unknown, &mut wire);
+        a.deadline()
+    } {
+        time = next;
+    }
+    assert!((3..=4).contains(&time.since(now()).as_secs()));
+    a.output(time, &routes(4, at(A), at(B), true), &mut wire);
+    assert_eq!(wire.frames.len(), 1, "it is late");
+}
+
+#[test]
 fn who_waits_for_a_neighbour_looks_again_ever_later() {
     let mut a = Stack::new(now());
     connecting(&mut a);
