@@ -42,8 +42,9 @@ impl Call<'_> {
             let result = attempt(core, now);
             let was_full = core.channel.is_full();
             core.send_out(now);
-            // If the wire has room since the attempt, nobody will tell of it.
-            if result.is_some() || !was_full || core.channel.is_full() {
+            // If the session's way has room since the attempt, nobody will tell of it.
+            let Core { stack, channel, .. } = &mut *core;
+            if result.is_some() || !was_full || !stack.has_room(self.socket.slot(), channel) {
                 return result;
             }
         };
