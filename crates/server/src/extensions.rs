@@ -255,14 +255,14 @@ impl Server {
             .iter()
             .find(|key| !config.allows(user, event, port(key)));
         match denied {
-            Some(key) => refuse(
-                libc::EPERM,
-                format!(
-                    "[[extension.allow]] does not let you have {} on {}",
-                    event.name(),
-                    key.number()
-                ),
-            ),
+            Some(key) => {
+                let place = port(key).map_or_else(String::new, |port| format!(" on port {port}"));
+                let event = event.name();
+                refuse(
+                    libc::EPERM,
+                    format!("[[extension.allow]] does not let you have {event}{place}"),
+                )
+            }
             None => Ok(()),
         }
     }
