@@ -39,6 +39,9 @@ pub struct Instance {
 /// One life of a process or thread: its number, and when it started, in the kernel's clock ticks.
 pub type LifeRecord = (u32, u64);
 
+/// A thread, and what it had before it was given CPU time, as `qos::cpu` records it.
+pub type ThreadRecord = (LifeRecord, String);
+
 /// What the lock file says beside the server's number, one word and its value a line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Record {
@@ -49,6 +52,8 @@ struct Record {
     links: Vec<(String, String)>,
     /// Who has CPU time reserved.
     cpu: Vec<LifeRecord>,
+    /// Those of their threads that are not to become ordinary ones.
+    threads: Vec<ThreadRecord>,
 }
 
 impl Record {
@@ -63,6 +68,7 @@ impl Record {
                     record.links.push((device.to_owned(), before.to_owned()));
                 }
                 Some(("cpu", life)) => record.cpu.extend(parse_life(life)),
+                Some(("thread", thread)) => record.threads.extend(parse_thread(thread)),
                 None if line == MADE_FOLDER => record.made_folder = true,
                 _ => {}
             }
@@ -80,6 +86,8 @@ impl Record {
         lines.extend(links.map(|(device, before)| format!("link {device} {before}")));
         let lives = self.cpu.iter();
         lines.extend(lives.map(|(number, started)| format!("cpu {number} {started}")));
+        let threads = self.threads.iter();
+        lines.extend(threads.map(|((tid, started), had)| format!("thread {tid} {started} {had}")));
         lines.join("\n") + "\n"
     }
 }
@@ -87,6 +95,12 @@ impl Record {
 fn parse_life(text: &str) -> Option<LifeRecord> {
     let (number, started) = text.split_once(' ')?;
     Some((number.parse().ok()?, started.parse().ok()?))
+}
+
+fn parse_thread(text: &str) -> Option<ThreadRecord> {
+    let at = text.match_indices(' ').nth(1)?.0;
+    let (life, had) = text.split_at(at);
+    Some((parse_life(life)?, had[1..].to_owned()))
 }
 
 const MADE_FOLDER: &str = "made-folder";
@@ -148,6 +162,11 @@ impl Instance {
         &self.leftover.cpu
     }
 
+    /// Which of their threads had something else before, or have a weaker form.
+    pub fn leftover_threads(&self) -> &[ThreadRecord] {
+        &self.leftover.threads
+    }
+
     /// For word of what is changed while the server runs.
     pub fn journal(&self) -> Journal {
         self.journal.clone()
@@ -188,8 +207,12 @@ impl Journal {
     }
 
     /// All who have CPU time reserved now.
-    pub fn record_cpu(&self, lives: Vec<LifeRecord>) -> std::io::Result<()> {
-        self.change(|record| record.cpu = lives)
+    pub fn record_cpu(
+        &self,
+        lives: Vec<LifeRecord>,
+        threads: Vec<ThreadRecord>,
+    ) -> std::io::Result<()> {
+        self.change(|record| (record.cpu, record.threads) = (lives, threads))
     }
 
     /// Written first and cut off then: if the server dies in between, lines of the past stay behind, which say
@@ -264,9 +287,12 @@ mod tests {
         let dead = Instance::claim(&socket).unwrap();
         assert_eq!(dead.leftover_ports(), None);
         let journal = dead.journal();
-        journal.record_cpu(vec![(7, 1), (8, 1)]).unwrap();
+        journal.record_cpu(vec![(7, 1), (8, 1)], vec![]).unwrap();
         journal.record_ports("20000-29999,40000").unwrap();
-        journal.record_cpu(vec![(9, 123_456)]).unwrap();
+        let thread = ((10, 5), "0,0 -3 first /a group//b ".to_owned());
+        journal
+            .record_cpu(vec![(9, 123_456)], vec![thread.clone()])
+            .unwrap();
         let text = std::fs::read_to_string(lock_path(&socket)).unwrap();
         drop(dead);
         std::fs::create_dir_all(&folder).unwrap();
@@ -274,6 +300,7 @@ mod tests {
         let next = Instance::claim(&socket).unwrap();
         assert_eq!(next.leftover_ports(), Some("20000-29999,40000"));
         assert_eq!(next.leftover_cpu(), [(9, 123_456)]);
+        assert_eq!(next.leftover_threads(), [thread]);
         drop(next);
         assert!(!folder.exists(), "the dead server had made it");
     }

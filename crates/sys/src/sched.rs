@@ -85,6 +85,52 @@ impl Attributes {
         Attributes { nice, ..self }
     }
 
+    /// As threads are that nobody has given anything.
+    pub fn is_plain(&self) -> bool {
+        (self.policy, self.flags, self.nice) == (SCHED_OTHER, 0, 0)
+    }
+
+    /// Who has this nice value has these attributes instead. One that has since been given another keeps it.
+    pub fn replace_nice(&self, nice: i32, tid: u32) -> Result<(), Errno> {
+        let now = Attributes::of(tid)?;
+        match now.is_ordinary() && now.nice == nice {
+            true => self.apply(tid),
+            false => Ok(()),
+        }
+    }
+
+    /// For whoever comes after this process, by [`Attributes::recorded`].
+    pub fn record(&self) -> String {
+        let numbers = [
+            self.policy.into(),
+            self.flags,
+            self.priority.into(),
+            self.runtime,
+            self.deadline,
+            self.period,
+        ];
+        let numbers = numbers.map(|number: u64| number.to_string()).join(",");
+        format!("{},{numbers}", self.nice)
+    }
+
+    pub fn recorded(text: &str) -> Option<Attributes> {
+        let (nice, numbers) = text.split_once(',')?;
+        let numbers: Result<Vec<u64>, _> = numbers.split(',').map(str::parse).collect();
+        let [policy, flags, priority, runtime, deadline, period] = *numbers.ok()? else {
+            return None;
+        };
+        Some(Attributes {
+            size: SIZE as u32,
+            policy: policy.try_into().ok()?,
+            flags,
+            nice: nice.parse().ok()?,
+            priority: priority.try_into().ok()?,
+            runtime,
+            deadline,
+            period,
+        })
+    }
+
     #[cfg(test)]
     pub(crate) fn fifo(priority: u32) -> Attributes {
         Attributes {
@@ -94,9 +140,12 @@ impl Attributes {
         }
     }
 
-    pub fn apply(mut self, tid: u32) -> Result<(), Errno> {
-        self.size = SIZE as u32;
-        let at = std::ptr::from_ref(&self).expose_provenance();
+    pub fn apply(&self, tid: u32) -> Result<(), Errno> {
+        let sized = Attributes {
+            size: SIZE as u32,
+            ..*self
+        };
+        let at = std::ptr::from_ref(&sized).expose_provenance();
         // SAFETY: the kernel reads as much as `size` says.
         unsafe { raw::syscall(libc::SYS_sched_setattr, [tid as usize, at, 0, 0, 0, 0]) }.map(drop)
     }

@@ -423,13 +423,143 @@ fn what_a_killed_server_gave_the_next_takes_back() {
     let [ended, kept] = &programs;
     let delete = format!("qos del pid {} cpu", ended.pid());
     portolan(&bed, &delete).expect("it is there");
+    kill_daemon(&mut bed);
+    assert!(has_deadline(kept.pid()));
+    start_daemon(&mut bed);
+    assert!(!has_deadline(kept.pid()), "{}", policy(kept.pid()));
+}
+
+fn kill_daemon(bed: &mut Bed) {
     let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
     daemon.signal(Signal::KILL).expect("it is ours");
     assert!(daemon.wait(LONG));
-    assert!(has_deadline(kept.pid()));
+}
+
+fn start_daemon(bed: &mut Bed) {
     bed.start_daemon(Side::Client)
         .unwrap_or_else(|error| panic!("{error}"));
-    assert!(!has_deadline(kept.pid()), "{}", policy(kept.pid()));
+}
+
+#[test]
+fn the_next_server_gives_back_the_nice_value_from_before_a_deadline() {
+    let _alone = alone();
+    let mut bed = bed();
+    let program = start(&bed, "exec nice -n 5 sleep 60");
+    assert!(eventually(LONG, || nice(program.pid()) == Some(5)));
+    reserve(&bed, program.pid(), "--rate 0.1");
+    kill_daemon(&mut bed);
+    assert!(has_deadline(program.pid()));
+    start_daemon(&mut bed);
+    assert!(!has_deadline(program.pid()), "{}", policy(program.pid()));
+    assert_eq!(nice(program.pid()), Some(5));
+}
+
+/// The group in the first version's hierarchy that the server makes for a process's first thread.
+fn own_group(bed: &mut Bed, pid: u32) -> PathBuf {
+    let daemon = bed.daemon(Side::Client).as_ref().expect("it runs");
+    PathBuf::from(format!(
+        "/sys/fs/cgroup/cpu/portolan-{}-{pid}",
+        daemon.pid()
+    ))
+}
+
+/// The path of a process in the first version's `cpu` hierarchy.
+fn cpu_group(pid: u32) -> String {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let own = groups.lines().find_map(|line| line.split_once(":cpu:"));
+    own.map_or_else(String::new, |(_, path)| path.to_owned())
+}
+
+#[test]
+fn the_next_server_puts_threads_back_into_the_groups_from_which_a_killed_one_took_them() {
+    let _alone = alone();
+    let mut bed = bed();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let Some(cgroup) = Cgroup::new("cpu", "killed").filter(|_| cores > 1) else {
+        return;
+    };
+    let [stays, moves, ends] = ["60", "61", "62"].map(|seconds| {
+        let program = start(&bed, &format!("exec sleep {seconds}"));
+        pin(program.pid(), "0");
+        cgroup.admit(program.pid());
+        program
+    });
+    let groups = [&stays, &moves, &ends].map(|program| {
+        reserve(&bed, program.pid(), "--rate 0.1 --period 10ms");
+        own_group(&mut bed, program.pid())
+    });
+    assert!(groups.iter().all(|group| group.is_dir()));
+    assert!(groups[0].ends_with(cpu_group(stays.pid()).trim_start_matches('/')));
+    kill_daemon(&mut bed);
+    cgroup.expel(moves.pid());
+    drop(ends);
+    start_daemon(&mut bed);
+    assert_eq!(cpu_group(stays.pid()), format!("/{}", cgroup.name));
+    assert_eq!(cpu_group(moves.pid()), "/", "somebody has moved it since");
+    assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
+}
+
+/// A group that its owner has filled so that no limit is to be had for it.
+struct Crowded(PathBuf);
+
+impl Crowded {
+    fn new(group: PathBuf) -> Crowded {
+        fs::create_dir(&group).expect("root may make cgroups");
+        let child = group.join("child");
+        fs::create_dir(&child).expect("root may make cgroups");
+        // More than its parent is to have, which the kernel refuses.
+        for (file, value) in [
+            ("cpu.cfs_period_us", "10000"),
+            ("cpu.cfs_quota_us", "10000"),
+        ] {
+            fs::write(child.join(file), value).expect("it may have one CPU");
+        }
+        Crowded(group)
+    }
+}
+
+impl Drop for Crowded {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(self.0.join("child"));
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn the_next_server_gives_back_the_nice_values_that_a_killed_one_took() {
+    let _alone = alone();
+    let mut bed = bed();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if cores == 1 {
+        return;
+    }
+    let programs = ["60", "61"].map(|seconds| {
+        let program = start(&bed, &format!("exec nice -n 5 sleep {seconds}"));
+        assert!(eventually(LONG, || nice(program.pid()) == Some(5)));
+        pin(program.pid(), "0");
+        program
+    });
+    let is_first = Path::new("/sys/fs/cgroup/cpu/tasks").exists();
+    let _crowded = programs.each_ref().map(|program| {
+        let crowded = is_first.then(|| Crowded::new(own_group(&mut bed, program.pid())));
+        reserve(&bed, program.pid(), "--rate 0.3 --period 10ms");
+        crowded
+    });
+    let [kept, changed] = &programs;
+    let form = &reservation(&bed, kept.pid())["form"]["Weaker"];
+    assert!(
+        form["form"]
+            .as_str()
+            .is_some_and(|form| form.contains("nice")),
+        "{form}"
+    );
+    assert!(nice(kept.pid()) < Some(0));
+    kill_daemon(&mut bed);
+    run(Command::new("renice").args(["-n", "7", "-p", &changed.pid().to_string()]))
+        .expect("root may");
+    start_daemon(&mut bed);
+    assert_eq!(nice(kept.pid()), Some(5));
+    assert_eq!(nice(changed.pid()), Some(7), "somebody has chosen it since");
 }
 
 /// All threads of a process run on these only.
@@ -649,12 +779,9 @@ fn servers_of_one_machine_do_not_promise_the_same_time_to_two() {
     assert!(classes.is_ok_and(|text| text.contains("(other servers)")));
 
     // What a dead one had is free at once.
-    let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
-    daemon.signal(Signal::KILL).expect("it is ours");
-    assert!(daemon.wait(LONG));
+    kill_daemon(&mut bed);
     ask(&bed, Side::Server, 10).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(given(&bed, Side::Server), whole);
-    bed.start_daemon(Side::Client)
-        .unwrap_or_else(|error| panic!("{error}"));
+    start_daemon(&mut bed);
     assert!(refusal(ask(&bed, Side::Client, 1)).contains("0 would fit"));
 }

@@ -20,10 +20,10 @@ use tracing::{info, warn};
 use super::scope::Life;
 use super::{Asker, Outcome, refuse};
 use crate::config::Config;
-use crate::instance::{Instance, Journal, LifeRecord};
+use crate::instance::{Instance, Journal, LifeRecord, ThreadRecord};
 use crate::server::Server;
 use crew::crews;
-use keep::{Kept, Terms};
+use keep::{Kept, Left, Terms};
 use ledger::Ledger;
 use reservation::{Reservation, Subject};
 
@@ -55,7 +55,7 @@ pub struct Reservations {
     looked_at: Instant,
     journal: Option<Journal>,
     /// What the journal says.
-    noted: Vec<LifeRecord>,
+    noted: (Vec<LifeRecord>, Vec<ThreadRecord>),
 }
 
 impl Server {
@@ -93,6 +93,11 @@ impl Server {
 
     /// Takes back what a server that died has left to threads.
     pub fn start_cpu(&mut self, instance: &Instance) {
+        let threads = instance.leftover_threads().iter();
+        let left: Vec<Left> = threads
+            .filter_map(|(life, had)| Left::recorded(*life, had))
+            .collect();
+        left.iter().for_each(Left::take_back);
         for &life in instance.leftover_cpu() {
             let life = Life::recorded(life);
             if life.lasts() {
@@ -123,25 +128,28 @@ impl Reservations {
             look_at: Instant::ZERO,
             looked_at: Instant::ZERO,
             journal: None,
-            noted: Vec::new(),
+            noted: (Vec::new(), Vec::new()),
         }
     }
 
-    /// Leaves word of all processes and threads that have something, before they have it.
+    /// Leaves word of all processes and threads that have something, before they have it, and of what some had before.
     fn note(&mut self) {
         let threads = self.all.values().flat_map(|held| &held.threads);
         let mut numbers: Vec<u32> = threads.map(|kept| kept.pid).collect();
         numbers.dedup();
         let lives = numbers.into_iter().filter_map(Life::of);
         let lives: Vec<LifeRecord> = lives.map(Life::record).collect();
-        if lives == self.noted {
+        let threads = self.all.values().flat_map(|held| &held.threads);
+        let threads: Vec<ThreadRecord> = threads.filter_map(Kept::note).collect();
+        let notes = (lives, threads);
+        if notes == self.noted {
             return;
         }
-        self.noted.clone_from(&lives);
+        self.noted.clone_from(&notes);
         let noted = self
             .journal
             .as_ref()
-            .map(|journal| journal.record_cpu(lives));
+            .map(|journal| journal.record_cpu(notes.0, notes.1));
         if let Some(Err(error)) = noted {
             warn!(%error, "reserved CPU time would stay if this server died");
         }
@@ -354,6 +362,18 @@ impl Reservations {
                 reservation.threads[index].keep(terms);
             }
         }
+        self.settle_weakly();
+    }
+
+    /// Those to whom the kernel refuses it have weaker forms.
+    fn settle_weakly(&mut self) {
+        let mut threads = self.all.values().flat_map(|held| &held.threads);
+        if !threads.any(Kept::wants_weaker) {
+            return;
+        }
+        self.note();
+        let threads = self.all.values_mut().flat_map(|held| &mut held.threads);
+        threads.for_each(Kept::keep_weakly);
     }
 
     fn report(&self, id: MemberId) -> CpuReport {

@@ -42,7 +42,17 @@ pub struct Share {
     group: PathBuf,
     /// Where the thread was before.
     before: PathBuf,
+    controller: Controller,
     tid: u32,
+}
+
+/// Whether children of the thread's former group are weighed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Controller {
+    /// As it was found.
+    Found,
+    /// Because a share needs it, and as long as one does.
+    Requested,
 }
 
 /// Threads in groups at the root of the first version's hierarchy: that group's path there, and what was their own.
@@ -66,11 +76,51 @@ pub fn memberships(tid: u32, told: &str) -> String {
 }
 
 impl Share {
-    pub fn give(tid: u32) -> Result<Share, ShareError> {
-        match first::give(tid) {
-            Err(ShareError::NoHierarchy) => second::give(tid),
-            given => given,
+    /// What it would be: nothing is changed before [`Share::begin`].
+    pub fn plan(tid: u32) -> Result<Share, ShareError> {
+        match first::plan(tid) {
+            Err(ShareError::NoHierarchy) => second::plan(tid),
+            planned => planned,
         }
+    }
+
+    pub fn begin(&self) -> Result<(), ShareError> {
+        match self.version {
+            Version::First => first::begin(self),
+            Version::Second => second::begin(self),
+        }
+    }
+
+    /// For whoever comes after this process, by [`Share::adopt`]. No path has two slashes beside each other, nor is there
+    /// an end of line in one of a cgroup's.
+    pub fn record(&self) -> String {
+        let kind = match (self.version, self.controller) {
+            (Version::First, _) => "first",
+            (Version::Second, Controller::Found) => "second",
+            (Version::Second, Controller::Requested) => "second-requested",
+        };
+        format!("{kind} {}//{}", self.group.display(), self.before.display())
+    }
+
+    /// One that a process which died has begun, or was about to. All of them are adopted before the first ends.
+    pub fn adopt(tid: u32, record: &str) -> Option<Share> {
+        let (kind, paths) = record.split_once(' ')?;
+        let (version, controller) = match kind {
+            "first" => (Version::First, Controller::Found),
+            "second" => (Version::Second, Controller::Found),
+            "second-requested" => (Version::Second, Controller::Requested),
+            _ => return None,
+        };
+        let (group, before) = paths.split_once("//")?;
+        let share = Share {
+            version,
+            group: group.into(),
+            before: before.into(),
+            controller,
+            tid,
+        };
+        second::hold_controller(&share);
+        Some(share)
     }
 
     /// As much weight against ordinary threads as a rate, in millionths of a CPU, gives; and no more time than that.
@@ -98,18 +148,37 @@ impl Share {
         }
     }
 
-    /// Back to where it was; a thread that has ended left by itself.
+    /// Back to where it was. A thread that has ended left by itself, and its number may be another's; one that was moved
+    /// elsewhere since stays there.
     pub fn end(&self) {
-        let threads = match self.version {
-            Version::First => "tasks",
-            Version::Second => "cgroup.threads",
-        };
-        let _ = write(&self.before, threads, self.tid);
+        if self.has_thread() {
+            let _ = write(self.home(), self.threads(), self.tid);
+        }
         let _ = fs::remove_dir(&self.group);
         match self.version {
             Version::First => drop(moved().remove(&self.tid)),
-            Version::Second => second::release_controller(&self.before),
+            Version::Second => second::release_controller(self),
         }
+    }
+
+    /// The file that lists a group's threads.
+    fn threads(&self) -> &'static str {
+        match self.version {
+            Version::First => "tasks",
+            Version::Second => "cgroup.threads",
+        }
+    }
+
+    fn has_thread(&self) -> bool {
+        let inside = fs::read_to_string(self.group.join(self.threads())).unwrap_or_default();
+        let number = self.tid.to_string();
+        inside.lines().any(|line| line == number)
+    }
+
+    /// Its former group, or the nearest that is left if somebody has removed that one meanwhile.
+    fn home(&self) -> &Path {
+        let mut groups = self.before.ancestors();
+        groups.find(|group| group.is_dir()).unwrap_or(&self.before)
     }
 }
 

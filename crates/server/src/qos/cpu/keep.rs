@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use portolan_proto::qos::CpuForm;
-use portolan_sys::sched::{self, Attributes, Deadline, Share, Usage};
+use portolan_sys::sched::{self, Attributes, Deadline, Share, ShareError, Usage};
 use rustix::io::Errno;
 use tracing::debug;
 
+use crate::instance::LifeRecord;
 use crate::qos::scope::Life;
 
 /// What a thread is to have.
@@ -40,6 +41,8 @@ pub struct Kept {
     terms: Option<Terms>,
     /// Why it is not `SCHED_DEADLINE` by these terms.
     refusal: Option<String>,
+    /// What is to be tried next, since that was refused.
+    intent: Option<Intent>,
     usage: Usage,
     /// In the last second.
     used: Duration,
@@ -51,6 +54,14 @@ enum Form {
     Deadline,
     Share(Share),
     Nice(i32),
+}
+
+/// Weaker forms: word of them is left before anything is changed, for the next server.
+#[derive(Debug)]
+struct Intent {
+    terms: Terms,
+    /// None: it has one.
+    share: Option<Result<Share, ShareError>>,
 }
 
 /// What was seen of a thread since the last look.
@@ -71,6 +82,7 @@ impl Kept {
             form: Form::None,
             terms: None,
             refusal: None,
+            intent: None,
             usage: Usage::of(tid)?,
             used: Duration::ZERO,
         })
@@ -85,6 +97,7 @@ impl Kept {
         self.used.as_micros() as u64
     }
 
+    /// Where the kernel refuses, [`Kept::keep_weakly`] is due.
     pub fn keep(&mut self, terms: Terms) {
         let is_kept = matches!(self.form, Form::Deadline) && self.has_deadline();
         if is_kept && self.terms == Some(terms) && self.refusal.is_none() {
@@ -92,10 +105,7 @@ impl Kept {
         }
         match terms.deadline().apply(self.tid) {
             Ok(()) => {
-                if let Form::Share(share) = &self.form {
-                    share.end();
-                }
-                self.form = Form::Deadline;
+                self.take_form(Form::Deadline);
                 self.terms = Some(terms);
                 self.refusal = None;
             }
@@ -103,9 +113,57 @@ impl Kept {
             Err(errno) => {
                 self.refusal = Some(reason(errno, self.tid));
                 if !is_kept {
-                    self.keep_weakly(terms);
+                    self.intend(terms);
                 }
             }
+        }
+    }
+
+    fn intend(&mut self, terms: Terms) {
+        let share = match self.form {
+            Form::Share(_) => None,
+            _ => Some(Share::plan(self.tid)),
+        };
+        self.intent = Some(Intent { terms, share });
+    }
+
+    pub fn wants_weaker(&self) -> bool {
+        self.intent.is_some()
+    }
+
+    /// What is to be put back if this server dies, as [`Left::recorded`] reads it.
+    pub fn note(&self) -> Option<(LifeRecord, String)> {
+        let has_share = matches!(self.form, Form::Share(_));
+        let is_weak = has_share || matches!(self.form, Form::Nice(_)) || self.wants_weaker();
+        if self.before.is_plain() && !is_weak {
+            return None;
+        }
+        let nices: Vec<String> = self.nices().map(|nice| nice.to_string()).collect();
+        let share = self.share().map(Share::record);
+        let text = format!(
+            "{} {} {}",
+            self.before.record(),
+            nices.join(","),
+            share.unwrap_or_default()
+        );
+        Some((self.life.record(), text))
+    }
+
+    /// Which it has, or is about to get.
+    fn nices(&self) -> impl Iterator<Item = i32> {
+        let now = match self.form {
+            Form::Nice(nice) => Some(nice),
+            _ => None,
+        };
+        let next = self.intent.as_ref().map(|intent| nice(intent.terms));
+        now.into_iter().chain(next)
+    }
+
+    fn share(&self) -> Option<&Share> {
+        match (&self.form, &self.intent) {
+            (Form::Share(share), _) => Some(share),
+            (_, Some(intent)) => intent.share.as_ref()?.as_ref().ok(),
+            _ => None,
         }
     }
 
@@ -113,28 +171,34 @@ impl Kept {
         Attributes::of(self.tid).is_ok_and(|attributes| attributes.is_deadline())
     }
 
-    fn keep_weakly(&mut self, terms: Terms) {
-        if let Err(error) = self.share(terms) {
+    pub fn keep_weakly(&mut self) {
+        let Some(Intent { terms, share }) = self.intent.take() else {
+            return;
+        };
+        if let Err(error) = self.give_share(share, terms) {
             // Both are told: what the kernel refuses, and why the next weaker form is not to be had either.
             let refusal = self.refusal.take().unwrap_or_default();
             self.refusal = Some(format!("{refusal}; no share of a cgroup: {error}"));
-            if let Form::Share(share) = &self.form {
-                share.end();
-            }
-            self.form = match self.favour(terms) {
-                Ok(nice) => Form::Nice(nice),
-                Err(errno) => {
+            let favoured = self.favour(terms).map_or_else(
+                |errno| {
                     debug!(tid = self.tid, %errno, "no nice value");
                     Form::None
-                }
-            };
+                },
+                Form::Nice,
+            );
+            self.take_form(favoured);
         }
         self.terms = Some(terms);
     }
 
-    fn share(&mut self, terms: Terms) -> Result<(), sched::ShareError> {
-        if !matches!(self.form, Form::Share(_)) {
-            self.form = Form::Share(Share::give(self.tid)?);
+    fn give_share(
+        &mut self,
+        planned: Option<Result<Share, ShareError>>,
+        terms: Terms,
+    ) -> Result<(), ShareError> {
+        if let Some(share) = planned.transpose()? {
+            share.begin()?;
+            self.take_form(Form::Share(share));
         }
         let Form::Share(share) = &self.form else {
             return Ok(());
@@ -151,9 +215,20 @@ impl Kept {
         if !self.before.is_ordinary() {
             return Err(Errno::INVAL);
         }
-        let nice = -((20 * terms.rate_ppm.min(1_000_000)).div_ceil(1_000_000) as i32);
+        let nice = nice(terms);
         self.before.with_nice(nice).apply(self.tid)?;
         Ok(nice)
+    }
+
+    /// What it had of another form it has no more.
+    fn take_form(&mut self, form: Form) {
+        match std::mem::replace(&mut self.form, form) {
+            Form::Share(share) => share.end(),
+            Form::Nice(nice) if !matches!(self.form, Form::Nice(_)) => {
+                let _ = self.before.replace_nice(nice, self.tid);
+            }
+            _ => {}
+        }
     }
 
     /// A form that is none, and why.
@@ -205,7 +280,7 @@ impl Kept {
                 share.end();
                 Ok(())
             }
-            Form::Nice(_) => self.before.apply(self.tid),
+            Form::Nice(nice) => self.before.replace_nice(*nice, self.tid),
         };
         if let Err(errno) = released {
             debug!(tid = self.tid, %errno, "scheduled as it was reserved");
@@ -214,7 +289,60 @@ impl Kept {
     }
 }
 
-/// What another server has given a thread it has no more. What it had before went with that server: it is ordinary.
+/// As much as a rate, in millionths of a CPU, is of one.
+fn nice(terms: Terms) -> i32 {
+    -((20 * terms.rate_ppm.min(1_000_000)).div_ceil(1_000_000) as i32)
+}
+
+/// A thread as a server that died has left it.
+#[derive(Debug)]
+pub struct Left {
+    tid: u32,
+    life: Life,
+    before: Attributes,
+    /// One of them it may have.
+    nices: Vec<i32>,
+    share: Option<Share>,
+}
+
+impl Left {
+    /// All of them are read before anything is taken back of the first.
+    pub fn recorded(life: LifeRecord, text: &str) -> Option<Left> {
+        let (before, rest) = text.split_once(' ')?;
+        let (nices, share) = rest.split_once(' ')?;
+        let (tid, _) = life;
+        Some(Left {
+            tid,
+            life: Life::recorded(life),
+            before: Attributes::recorded(before)?,
+            nices: nices
+                .split(',')
+                .filter_map(|nice| nice.parse().ok())
+                .collect(),
+            share: Share::adopt(tid, share),
+        })
+    }
+
+    /// It is scheduled as before that server.
+    pub fn take_back(&self) {
+        // Its group goes also if it has ended.
+        if let Some(share) = &self.share {
+            share.end();
+        }
+        if !self.life.lasts() {
+            return;
+        }
+        let nices = self.nices.iter();
+        let steps = nices.map(|nice| self.before.replace_nice(*nice, self.tid));
+        for taken in steps.chain([Deadline::revoke(self.tid, &self.before)]) {
+            if let Err(errno) = taken {
+                debug!(tid = self.tid, %errno, "scheduled as it was reserved");
+            }
+        }
+    }
+}
+
+/// What another server has given a thread it has no more. That server left no word of anything before: it is ordinary.
 pub fn take_back(tid: u32) {
     if let Err(errno) = Deadline::revoke(tid, &Attributes::default()) {
         debug!(tid, %errno, "reserved CPU time stays");

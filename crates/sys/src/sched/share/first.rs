@@ -2,30 +2,37 @@
 
 use std::path::Path;
 
-use super::{Quota, Share, ShareError, Version, create, group_of, mount_point, moved, name, write};
+use super::{
+    Controller, Quota, Share, ShareError, Version, create, group_of, mount_point, moved, name,
+    write,
+};
 
 /// The most that `cpu.shares` takes.
 const MOST_SHARES: u64 = 262_144;
 
-pub(super) fn give(tid: u32) -> Result<Share, ShareError> {
-    let has_cpu = |list: &str| list.split(',').any(|name| name == "cpu");
+fn has_cpu(controllers: &str) -> bool {
+    controllers.split(',').any(|name| name == "cpu")
+}
+
+pub(super) fn plan(tid: u32) -> Result<Share, ShareError> {
     let mount = mount_point(|kind, options| kind == "cgroup" && has_cpu(options));
     let mount = mount.ok_or(ShareError::NoHierarchy)?;
     let before = group_of(tid, has_cpu).ok_or(ShareError::NoHierarchy)?;
-    let share = Share {
+    Ok(Share {
         version: Version::First,
         group: mount.join(name(tid)),
         before: mount.join(before.trim_start_matches('/')),
+        controller: Controller::Found,
         tid,
-    };
+    })
+}
+
+pub(super) fn begin(share: &Share) -> Result<(), ShareError> {
+    let before = group_of(share.tid, has_cpu).ok_or(ShareError::NoHierarchy)?;
     create(&share.group)?;
     // Noted first: nobody sees the thread outside its own group.
-    moved().insert(tid, (format!("/{}", name(tid)), before));
-    if let Err(error) = write(&share.group, "tasks", tid) {
-        share.end();
-        return Err(error);
-    }
-    Ok(share)
+    moved().insert(share.tid, (format!("/{}", name(share.tid)), before));
+    write(&share.group, "tasks", share.tid).inspect_err(|_| share.end())
 }
 
 pub(super) fn set_rate(group: &Path, rate_ppm: u32, quota: Quota) -> Result<(), ShareError> {

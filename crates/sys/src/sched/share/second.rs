@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Quota, Share, ShareError, Version, create, group_of, mount_point, name, refused, write,
+    Controller, Quota, Share, ShareError, Version, create, group_of, mount_point, name, refused,
+    write,
 };
 
 /// The most that `cpu.weight` takes.
@@ -20,36 +21,40 @@ fn enabled() -> MutexGuard<'static, BTreeMap<PathBuf, usize>> {
     ENABLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) fn give(tid: u32) -> Result<Share, ShareError> {
+pub(super) fn plan(tid: u32) -> Result<Share, ShareError> {
     let mount = mount_point(|kind, _| kind == "cgroup2").ok_or(ShareError::NoHierarchy)?;
     let own = group_of(tid, str::is_empty).ok_or(ShareError::NoHierarchy)?;
-    give_below(&mount.join(own.trim_start_matches('/')), tid)
+    plan_below(&mount.join(own.trim_start_matches('/')), tid)
 }
 
 /// `own` is the folder of the thread's group.
-pub(super) fn give_below(own: &Path, tid: u32) -> Result<Share, ShareError> {
+pub(super) fn plan_below(own: &Path, tid: u32) -> Result<Share, ShareError> {
     if !lists_cpu(own, "cgroup.controllers")? {
         let group = own.display().to_string();
         return Err(ShareError::NoController { group });
     }
-    let share = Share {
+    let is_on = lists_cpu(own, "cgroup.subtree_control")? && !enabled().contains_key(own);
+    Ok(Share {
         version: Version::Second,
         group: own.join(name(tid)),
         before: own.to_owned(),
+        controller: match is_on {
+            true => Controller::Found,
+            false => Controller::Requested,
+        },
         tid,
-    };
+    })
+}
+
+pub(super) fn begin(share: &Share) -> Result<(), ShareError> {
     create(&share.group)?;
     let made =
-        write(&share.group, "cgroup.type", "threaded").and_then(|()| request_controller(own));
+        write(&share.group, "cgroup.type", "threaded").and_then(|()| request_controller(share));
     if let Err(error) = made {
         let _ = fs::remove_dir(&share.group);
         return Err(error);
     }
-    if let Err(error) = write(&share.group, "cgroup.threads", tid) {
-        share.end();
-        return Err(error);
-    }
-    Ok(share)
+    write(&share.group, "cgroup.threads", share.tid).inspect_err(|_| share.end())
 }
 
 pub(super) fn set_rate(group: &Path, rate_ppm: u32, quota: Quota) -> Result<(), ShareError> {
@@ -63,30 +68,41 @@ pub(super) fn set_rate(group: &Path, rate_ppm: u32, quota: Quota) -> Result<(), 
 }
 
 /// Has the group's children be weighed, if they are not.
-fn request_controller(own: &Path) -> Result<(), ShareError> {
-    let mut enabled = enabled();
-    if let Some(count) = enabled.get_mut(own) {
-        *count += 1;
-        return Ok(());
+fn request_controller(share: &Share) -> Result<(), ShareError> {
+    if share.controller == Controller::Requested && !enabled().contains_key(&share.before) {
+        write(&share.before, "cgroup.subtree_control", "+cpu")?;
     }
-    if !lists_cpu(own, "cgroup.subtree_control")? {
-        write(own, "cgroup.subtree_control", "+cpu")?;
-        enabled.insert(own.to_owned(), 1);
-    }
+    hold_controller(share);
     Ok(())
 }
 
+/// It stays on while a share that requested it lasts.
+pub(super) fn hold_controller(share: &Share) {
+    if share.controller == Controller::Requested {
+        *enabled().entry(share.before.clone()).or_insert(0) += 1;
+    }
+}
+
 /// The last one turns it off, if it was turned on here.
-pub(super) fn release_controller(own: &Path) {
+pub(super) fn release_controller(share: &Share) {
     let mut enabled = enabled();
-    let Some(count) = enabled.get_mut(own) else {
+    let Some(count) = enabled
+        .get_mut(&share.before)
+        .filter(|_| share.controller == Controller::Requested)
+    else {
         return;
     };
     *count -= 1;
     if *count == 0 {
-        enabled.remove(own);
-        let _ = write(own, "cgroup.subtree_control", "-cpu");
+        enabled.remove(&share.before);
+        let _ = write(&share.before, "cgroup.subtree_control", "-cpu");
     }
+}
+
+/// As a process that has just begun.
+#[cfg(test)]
+pub(super) fn forget_controller(own: &Path) {
+    enabled().remove(own);
 }
 
 fn lists_cpu(group: &Path, file: &str) -> Result<bool, ShareError> {

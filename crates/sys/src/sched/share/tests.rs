@@ -38,10 +38,16 @@ impl Drop for Tree {
     }
 }
 
+fn give_below(tree: &Tree, tid: u32) -> Share {
+    let share = second::plan_below(&tree.0, tid).unwrap();
+    share.begin().unwrap();
+    share
+}
+
 #[test]
 fn a_thread_has_a_threaded_group_below_its_own_and_goes_back_in_the_end() {
     let tree = Tree::new("goes", "cpuset cpu memory\n", "");
-    let share = second::give_below(&tree.0, TID).unwrap();
+    let share = give_below(&tree, TID);
     assert_eq!(tree.childs(TID, "cgroup.type"), "threaded");
     assert_eq!(tree.childs(TID, "cgroup.threads"), TID.to_string());
     assert_eq!(tree.has("cgroup.subtree_control"), "+cpu");
@@ -58,8 +64,8 @@ fn a_thread_has_a_threaded_group_below_its_own_and_goes_back_in_the_end() {
 #[test]
 fn the_controller_stays_on_for_children_until_the_last_one_ends() {
     let tree = Tree::new("last", "cpu", "");
-    let one = second::give_below(&tree.0, TID).unwrap();
-    let two = second::give_below(&tree.0, TID + 1).unwrap();
+    let one = give_below(&tree, TID);
+    let two = give_below(&tree, TID + 1);
     one.end();
     assert_eq!(tree.has("cgroup.subtree_control"), "+cpu");
     two.end();
@@ -69,14 +75,76 @@ fn the_controller_stays_on_for_children_until_the_last_one_ends() {
 #[test]
 fn a_controller_that_somebody_else_turned_on_stays_on() {
     let tree = Tree::new("others", "cpu io", "cpu\n");
-    second::give_below(&tree.0, TID).unwrap().end();
+    give_below(&tree, TID).end();
     assert_eq!(tree.has("cgroup.subtree_control"), "cpu\n");
+}
+
+/// As the next process finds it: nothing is known but the records.
+#[test]
+fn shares_of_a_process_that_died_end_by_their_records() {
+    let tree = Tree::new("died", "cpu", "");
+    let records: Vec<String> = [TID, TID + 1]
+        .map(|tid| {
+            let share = second::plan_below(&tree.0, tid).unwrap();
+            // What was only planned ends like what has begun.
+            if tid == TID {
+                share.begin().unwrap();
+            }
+            share.record()
+        })
+        .into();
+    second::forget_controller(&tree.0);
+    let adopted: Vec<Share> = (TID..)
+        .zip(&records)
+        .filter_map(|(tid, record)| Share::adopt(tid, record))
+        .collect();
+    assert_eq!(
+        adopted.iter().map(Share::record).collect::<Vec<_>>(),
+        records
+    );
+    adopted[0].end();
+    assert_eq!(tree.has("cgroup.threads"), TID.to_string());
+    assert_eq!(tree.has("cgroup.subtree_control"), "+cpu");
+    adopted[1].end();
+    assert_eq!(tree.has("cgroup.threads"), TID.to_string(), "it never came");
+    assert_eq!(tree.has("cgroup.subtree_control"), "-cpu");
+}
+
+#[test]
+fn a_thread_whose_group_was_removed_goes_to_the_nearest_that_is_left() {
+    let tree = Tree::new("nearest", "cpu", "cpu");
+    let own = tree.0.join("portolan-1-4711");
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("tasks"), format!("17\n{TID}\n")).unwrap();
+    let record = format!(
+        "first {}//{}/video/decoders",
+        own.display(),
+        tree.0.display()
+    );
+    Share::adopt(TID, &record).unwrap().end();
+    assert_eq!(tree.has("tasks"), TID.to_string());
+}
+
+#[test]
+fn a_thread_that_was_moved_since_stays_where_it_is() {
+    let tree = Tree::new("moved", "cpu", "");
+    let share = give_below(&tree, TID);
+    tree.put(&format!("{}/cgroup.threads", name(TID)), "");
+    share.end();
+    assert_eq!(tree.has("cgroup.threads"), "");
+}
+
+#[test]
+fn a_record_that_is_none_is_nobodys_share() {
+    for record in ["", "first", "first /a/b", "third /a///b", "second"] {
+        assert!(Share::adopt(TID, record).is_none(), "{record}");
+    }
 }
 
 #[test]
 fn a_group_without_the_controller_is_named_and_left_alone() {
     let tree = Tree::new("without", "memory pids", "");
-    let refused = second::give_below(&tree.0, TID).unwrap_err();
+    let refused = second::plan_below(&tree.0, TID).unwrap_err();
     assert!(matches!(refused, ShareError::NoController { .. }));
     assert!(refused.to_string().contains("portolan-share"), "{refused}");
     assert!(!tree.0.join(name(TID)).exists());
@@ -85,7 +153,7 @@ fn a_group_without_the_controller_is_named_and_left_alone() {
 #[test]
 fn a_group_that_ends_meanwhile_is_told() {
     let gone = Path::new("/nowhere/at/all");
-    let refused = second::give_below(gone, TID).unwrap_err();
+    let refused = second::plan_below(gone, TID).unwrap_err();
     assert!(refused.to_string().contains("/nowhere/at/all"), "{refused}");
 }
 
