@@ -162,6 +162,9 @@ impl Server {
                     generation: session.generation.0,
                     ..*record
                 };
+                if self.reopens(&record, frame) {
+                    return;
+                }
                 if let Input::Delivered(slot) = self.stack.input(self.now, &record, frame) {
                     self.on_delivered(slot);
                 }

@@ -12,8 +12,8 @@ use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config, Connection, Events, StateName};
-use portolan_types::{FlowKey, Generation, Instant, SessionId, Slot};
-use portolan_wire::tcp::TcpHeader;
+use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::backlog::{Backlog, CookieUse, SynVerdict};
 use crate::counters::Fate;
@@ -52,6 +52,14 @@ enum Stage {
     Ready,
 }
 
+/// A connection that came by the port's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    slot: Slot,
+    /// Of the peer's SYN: a SYN with another number is of another connection.
+    peer_isn: SeqNum,
+}
+
 /// A listener's connections before they are accepted.
 #[derive(Debug)]
 pub struct Delegation {
@@ -61,11 +69,11 @@ pub struct Delegation {
     backlog: Backlog,
     clock: CookieClock,
     flood: FloodReports,
-    flows: HashMap<FlowKey, Slot>,
+    flows: HashMap<FlowKey, Known>,
     stages: HashMap<Slot, Stage>,
     ready: VecDeque<Slot>,
     /// Accepted; until when their flows are known.
-    leaving: VecDeque<(Instant, FlowKey)>,
+    leaving: VecDeque<(Instant, FlowKey, Known)>,
     answers: Vec<(FlowKey, TcpHeader)>,
     /// Reset, and yet to say so.
     ending: Vec<Slot>,
@@ -115,15 +123,20 @@ impl Delegation {
         let Some(flow) = packet.flow() else {
             return Met::Done;
         };
-        if let Some(&slot) = self.flows.get(&flow) {
-            return deliver(stack, (slot, flow), now, record, frame);
-        }
         let Transport::Tcp {
             header, payload, ..
         } = packet.transport
         else {
             return Met::Done;
         };
+        if let Some(&known) = self.flows.get(&flow) {
+            let met = deliver(stack, (known.slot, flow), now, record, frame);
+            if met == Met::Done || !known.is_before(&header) {
+                return met;
+            }
+            // The connection is over, else the frame would have come by its row.
+            self.flows.remove(&flow);
+        }
         if packet.ttl < self.options.ip.min_ttl {
             stack.counters.count(Fate::Dropped(Drop::TooFar));
             return Met::Done;
@@ -154,7 +167,8 @@ impl Delegation {
                 let config = clamp_for_cookie(config, &self.options);
                 let connection = open_by_cookie(&config, &decoded, segment, now);
                 stack.counters.count(Fate::CookieTaken);
-                let slot = self.enter(stack, now, flow, connection);
+                let peer_isn = header.seq - 1;
+                let slot = self.enter(stack, now, (flow, peer_isn), connection);
                 self.queue(stack, now, slot);
                 let queue = self.backlog.accept_queue();
                 self.flood.note_opened(now, flow, queue);
@@ -201,7 +215,7 @@ impl Delegation {
         let options = (&self.options, self.rules.syn_ack_retries);
         let connection = passive::open(&config, options, syn, isn, now);
         stack.counters.count(Fate::Handshake);
-        let slot = self.enter(stack, now, flow, connection);
+        let slot = self.enter(stack, now, (flow, syn.seq), connection);
         self.stages.insert(slot, Stage::Handshake);
         self.backlog.handshake_started();
         self.flood.note_kept(now, flow);
@@ -223,7 +237,7 @@ impl Delegation {
         &mut self,
         stack: &mut Stack,
         now: Instant,
-        flow: FlowKey,
+        (flow, peer_isn): (FlowKey, SeqNum),
         connection: Connection,
     ) -> Slot {
         let session = TcpSession {
@@ -231,7 +245,7 @@ impl Delegation {
             ..TcpSession::new(SessionId(0), flow, connection)
         };
         let slot = stack.insert(now, Session::Tcp(Box::new(session)));
-        self.flows.insert(flow, slot);
+        self.flows.insert(flow, Known { slot, peer_isn });
         slot
     }
 
@@ -307,7 +321,9 @@ impl Delegation {
         self.stages.remove(&slot);
         match stack.take(slot)? {
             Session::Tcp(session) => {
-                self.leaving.push_back((now + FOLLOW_FOR, session.flow));
+                let known = self.flows.get(&session.flow);
+                let known = known.map(|known| (now + FOLLOW_FOR, session.flow, *known));
+                self.leaving.extend(known);
                 Some((slot, session))
             }
             Session::Udp(_) => None,
@@ -315,10 +331,13 @@ impl Delegation {
     }
 
     fn forget_left(&mut self, now: Instant) {
-        while let Some((until, flow)) = self.leaving.front()
+        while let Some((until, flow, known)) = self.leaving.front()
             && *until <= now
         {
-            self.flows.remove(flow);
+            // By now it may be another connection's.
+            if self.flows.get(flow) == Some(known) {
+                self.flows.remove(flow);
+            }
             self.leaving.pop_front();
         }
     }
@@ -364,6 +383,14 @@ impl Delegation {
         for (flow, answer) in self.answers.drain(..) {
             send_segment(&flow, self.options.ip, &answer, routes, wire);
         }
+    }
+}
+
+impl Known {
+    /// Does the segment open another connection between the same endpoints?
+    fn is_before(&self, header: &TcpHeader) -> bool {
+        let opens = header.flags.contains(TcpFlags::SYN) && !header.flags.contains(TcpFlags::ACK);
+        opens && header.seq != self.peer_isn
     }
 }
 

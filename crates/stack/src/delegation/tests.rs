@@ -100,6 +100,10 @@ impl Pair {
 
     /// A client's SYN goes out.
     fn connect(&mut self, port: u16) -> Slot {
+        self.connect_by(port, SeqNum(u32::from(port)))
+    }
+
+    fn connect_by(&mut self, port: u16, isn: SeqNum) -> Slot {
         let flow = FlowKey {
             protocol: Protocol::Tcp,
             local: SocketAddr::new("10.0.0.2".parse().unwrap(), port),
@@ -109,7 +113,7 @@ impl Pair {
             &Config::default(),
             flow.local.port(),
             flow.remote.port(),
-            SeqNum(u32::from(port)),
+            isn,
             now(),
         );
         let session = TcpSession::new(SessionId(1), flow, connection);
@@ -233,6 +237,33 @@ fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
     assert_eq!(input(&mut pair, later), Met::Done);
     pair.answer();
     assert_eq!(pair.state(client), StateName::Closed, "nobody knows it");
+}
+
+#[test]
+fn a_port_of_the_peer_that_is_used_again_soon_opens_another_connection() {
+    let mut pair = Pair::new(8);
+    let first = pair.open(1000);
+    let (slot, _) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.own.remove(slot);
+    pair.clients.remove(first);
+    pair.connect(1000);
+    pair.hear();
+    assert_eq!(pair.met, Some(Met::Left), "its own SYN once more");
+    let slots: Vec<Slot> = pair.clients.iter().map(|(slot, _)| slot).collect();
+    for slot in slots {
+        pair.clients.remove(slot);
+    }
+
+    let second = pair.connect_by(1000, SeqNum(77_000));
+    pair.hear();
+    pair.answer();
+    pair.hear();
+    assert_eq!(pair.state(second), StateName::Established);
+    let later = now() + FOLLOW_FOR / 2;
+    assert!(pair.delegation.accept(&mut pair.own, later).is_some());
+    // The first one's time is over, not the second's.
+    pair.delegation.forget_left(now() + FOLLOW_FOR);
+    assert_eq!(pair.delegation.flows.len(), 1);
 }
 
 #[test]
