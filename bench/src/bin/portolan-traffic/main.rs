@@ -11,6 +11,7 @@ mod ends;
 mod flows;
 mod gauge;
 mod pace;
+mod phases;
 mod pictures;
 mod ping;
 mod pour;
@@ -104,7 +105,8 @@ enum Command {
     },
     /// Sends datagrams at a steady rate.
     Pace {
-        address: SocketAddr,
+        #[command(flatten)]
+        target: Target,
         /// Datagrams per second.
         #[arg(long)]
         rate: f64,
@@ -119,7 +121,7 @@ enum Command {
         /// From the first on.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Computes for so long with each that comes in odd half-seconds.
+        /// Computes for so long with each that comes in every other half-second.
         #[arg(long, default_value_t = 0)]
         work_us: u64,
     },
@@ -138,7 +140,8 @@ enum Command {
     },
     /// Sends SYNs at a steady rate, and nothing else. Needs root.
     Syns {
-        address: SocketAddr,
+        #[command(flatten)]
+        target: Target,
         /// SYNs per second.
         #[arg(long)]
         rate: f64,
@@ -220,6 +223,23 @@ impl Flows {
         flows::Window {
             skip: Duration::from_secs_f64(self.skip),
             length: Duration::from_secs_f64(self.seconds),
+        }
+    }
+}
+
+#[derive(clap::Args)]
+struct Target {
+    address: SocketAddr,
+    /// Goes there in every other half-second.
+    #[arg(long)]
+    in_turn_with: Option<SocketAddr>,
+}
+
+impl From<Target> for pace::Target {
+    fn from(target: Target) -> pace::Target {
+        pace::Target {
+            to: target.address,
+            while_calm: target.in_turn_with,
         }
     }
 }
@@ -310,12 +330,12 @@ fn run(command: Command) -> io::Result<()> {
             Duration::from_millis(window_ms.max(1)),
         )?),
         Command::Pace {
-            address,
+            target,
             rate,
             size,
             seconds,
         } => print(&pace::send(
-            address,
+            target.into(),
             rate,
             size,
             Duration::from_secs_f64(seconds),
@@ -332,11 +352,11 @@ fn run(command: Command) -> io::Result<()> {
         Command::Screen { address, film } => print(&cinema::show(address, &film)?),
         Command::Audience { address, film } => cinema::attend(address, &film),
         Command::Syns {
-            address,
+            target,
             rate,
             seconds,
         } => print(&syns::flood(
-            address,
+            target.into(),
             rate,
             Duration::from_secs_f64(seconds),
         )?),

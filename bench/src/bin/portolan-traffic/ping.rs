@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use crate::phases::{Phase, Phases, Spread};
+
 /// Round trips before the clock counts.
 const WARM_UP: usize = 500;
 
@@ -26,6 +28,9 @@ pub struct Report {
     pub p99_us: f64,
     pub min_us: f64,
     pub max_us: f64,
+    /// While it is calm, and while it is not.
+    pub calm: Spread,
+    pub busy: Spread,
 }
 
 pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
@@ -169,10 +174,13 @@ fn measure(count: usize, mut round_trip: impl FnMut() -> io::Result<()>) -> io::
         round_trip()?;
     }
     let mut times = Vec::with_capacity(count);
+    let mut phases = Phases::default();
     for _ in 0..count {
         let start = Instant::now();
         round_trip()?;
-        times.push(start.elapsed());
+        let time = start.elapsed();
+        times.push(time);
+        phases.note(time.as_nanos() as u64);
     }
     times.sort_unstable();
     let at = |quantile: f64| {
@@ -191,5 +199,7 @@ fn measure(count: usize, mut round_trip: impl FnMut() -> io::Result<()>) -> io::
         p99_us: at(0.99),
         min_us: at(0.0),
         max_us: at(1.0),
+        calm: phases.spread(Phase::Calm),
+        busy: phases.spread(Phase::Busy),
     })
 }

@@ -12,7 +12,7 @@ use portolan_wire::ipv6::{self, Ipv6Header};
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketType, sendto, socket};
 use serde::Serialize;
 
-use crate::pace::steadily;
+use crate::pace::{Target, steadily};
 
 #[derive(Serialize)]
 pub struct Report {
@@ -25,16 +25,17 @@ const IPPROTO_RAW: u32 = 255;
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
 
-pub fn flood(to: SocketAddr, per_second: f64, duration: Duration) -> io::Result<Report> {
+pub fn flood(target: Target, per_second: f64, duration: Duration) -> io::Result<Report> {
     let protocol = NonZero::new(IPPROTO_RAW).map(Protocol::from_raw);
-    let family = match to {
+    let family = match target.to {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let raw = socket(family, SocketType::RAW, protocol)?;
-    // Of a raw socket the port would be a protocol.
-    let host = SocketAddr::new(to.ip(), 0);
     let syns = steadily(per_second, duration, |number| {
+        let to = target.now();
+        // Of a raw socket the port would be a protocol.
+        let host = SocketAddr::new(to.ip(), 0);
         let packet = packet(source(number, to.ip()), to, number as u32);
         sendto(&raw, &packet, SendFlags::empty(), &host)?;
         Ok(())

@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_proto::qos::{Kind, QosRequest, Receive, Scope};
 use portolan_types::Protocol;
 
-use super::super::{Better, Case, Reach, number};
+use super::super::{Better, Case, number};
 use crate::bed::{Bed, INTERFACE, Side, Stack};
 use crate::process::{Background, run};
 use crate::{Effort, MeasureError};
@@ -103,7 +103,7 @@ impl Crosstalk {
     /// Each consumer has a core: what they compete for is the way there. The sources run ahead of everybody else, so
     /// that they are smooth.
     fn measure(bed: &Bed, stack: Stack, effort: Effort) -> Result<Crosstalk, MeasureError> {
-        let seconds = effort.scaled(8.0).ceil();
+        let seconds = effort.scaled(16.0).ceil();
         let steady = bed.command(Side::Server, stack, "portolan-traffic");
         let busy = bed.neighbour(stack, "portolan-traffic");
         let consumers = [
@@ -120,7 +120,7 @@ impl Crosstalk {
         let both = |field| -> Result<[f64; 2], MeasureError> {
             Ok([
                 of(&steady, &["calm", field])?,
-                of(&steady, &["overloaded", field])?,
+                of(&steady, &["busy", field])?,
             ])
         };
         Ok(Crosstalk {
@@ -212,21 +212,24 @@ impl Flood {
         Ok(bed.serve(stack, FLOODED_PORT, "portolan-traffic", &arguments)?)
     }
 
-    fn start(self, bed: &Bed, at: IpAddr) -> Result<Background, MeasureError> {
-        let to = SocketAddr::new(at, FLOODED_PORT).to_string();
+    /// In every other half-second it goes to a station that is not there.
+    fn start(self, bed: &Bed, nobody: IpAddr) -> Result<Background, MeasureError> {
+        let to = bed.endpoint(FLOODED_PORT).to_string();
+        let nobody = SocketAddr::new(nobody, FLOODED_PORT).to_string();
         let rate = FLOOD_RATE.to_string();
         let mut command = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
         match self {
             Flood::Udp => command.args(["pace", &to, "--size", "64"]),
             Flood::Syn => command.args(["syns", &to]),
         };
-        command.args(["--rate", &rate, "--seconds", "60"]);
+        command.args(["--in-turn-with", &nobody, "--rate", &rate]);
+        command.args(["--seconds", "60"]);
         Ok(Background::start(&mut command)?)
     }
 }
 
-/// Round trips of another program while one is flooded, against those while the flood goes to a station that is not
-/// there.
+/// Round trips of another program while one is flooded, against those while the same flood goes to a station that is
+/// not there, in turns.
 fn flooded(effort: Effort, kind: Flood) -> Case {
     let name = format!("flood-{}-p99-ratio", kind.name());
     let measure = move |bed: &Bed, stack| flood_ratio(bed, stack, kind, effort);
@@ -278,27 +281,14 @@ fn flood_ratio_beside(
         "portolan-traffic",
         &["echo", "tcp", &echo],
     )?;
-    let nobody = nobody(bed)?;
-    let elsewhere = p99_during(bed, stack, kind.start(bed, nobody)?, effort)?;
-    let here = p99_during(bed, stack, kind.start(bed, bed.server.address)?, effort)?;
-    Ok(here / elsewhere)
-}
-
-fn p99_during(
-    bed: &Bed,
-    stack: Stack,
-    _flood: Background,
-    effort: Effort,
-) -> Result<f64, MeasureError> {
+    let _flood = kind.start(bed, nobody(bed)?)?;
     sleep(SETTLE);
-    let echo = bed.endpoint(ECHO_PORT).to_string();
-    let count = (effort.scaled(10_000.0) as usize).to_string();
-    Reach::Wire.traffic(
-        bed,
-        stack,
-        &["ping", "tcp", &echo, "--count", &count],
-        "p99_us",
-    )
+    let count = (effort.scaled(100_000.0) as usize).to_string();
+    let mut ping = bed.command(Side::Client, stack, "portolan-traffic");
+    ping.args(["ping", "tcp", &echo, "--count", &count]);
+    let report = run(&mut ping)?;
+    let p99 = |phases| number("portolan-traffic", &report, &[phases, "p99_us"]);
+    Ok(p99("busy")? / p99("calm")?)
 }
 
 /// An address whose frames the server host hears and leaves alone; and what answers go to the flood's sources is lost

@@ -1,0 +1,89 @@
+//! Half-seconds in turn calm and busy, the same for all programs of this machine: what somebody else does in the busy
+//! ones is told from what the machine does all the time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+const PHASE: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Calm,
+    Busy,
+}
+
+impl Phase {
+    pub fn now() -> Phase {
+        Phase::of(number())
+    }
+
+    fn of(number: u64) -> Phase {
+        match number % 2 {
+            0 => Phase::Calm,
+            _ => Phase::Busy,
+        }
+    }
+}
+
+/// Times, by the phase in which they were noted.
+#[derive(Default)]
+pub struct Phases(BTreeMap<u64, Vec<u64>>);
+
+/// Of the phases of one kind.
+#[derive(Serialize)]
+pub struct Spread {
+    #[serde(skip)]
+    pub count: usize,
+    /// In the median phase: the machine's own pauses fall into some of them.
+    pub p50_us: f64,
+    pub p99_us: f64,
+}
+
+impl Phases {
+    pub fn note(&mut self, nanoseconds: u64) {
+        self.0.entry(number()).or_default().push(nanoseconds);
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.values().map(Vec::len).sum()
+    }
+
+    pub fn spread(&self, kind: Phase) -> Spread {
+        let of_kind = self.0.iter().filter(|(at, _)| Phase::of(**at) == kind);
+        let phases: Vec<Vec<u64>> = of_kind.map(|(_, times)| sorted(times.clone())).collect();
+        let at = |fraction: f64| {
+            let each = phases.iter().map(|times| quantile(times, fraction));
+            quantile(&sorted(each.collect()), 0.5) as f64 / 1e3
+        };
+        Spread {
+            count: phases.iter().map(Vec::len).sum(),
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+        }
+    }
+}
+
+fn sorted(mut times: Vec<u64>) -> Vec<u64> {
+    times.sort_unstable();
+    times
+}
+
+/// 0 of nothing.
+fn quantile(sorted: &[u64], fraction: f64) -> u64 {
+    let index = (sorted.len() as f64 * fraction) as usize;
+    sorted.get(index).copied().unwrap_or_default()
+}
+
+/// Of the phase that it is.
+fn number() -> u64 {
+    nanoseconds() / PHASE.as_nanos() as u64
+}
+
+/// The same for all programs of this machine.
+pub fn nanoseconds() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
