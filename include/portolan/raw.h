@@ -13,7 +13,7 @@
  *     EINVAL        the stacks of this host live by that protocol; or the frame has no Ethernet header
  *     EPERM         this user may not have it ([[raw]] in the server's configuration)
  *     EADDRINUSE    another program has it, or the kernel has the port
- *     EACCES        the port is below 1024, and this program may not bind such
+ *     EACCES        the port is below ip_unprivileged_port_start (1024), and this program may not bind such
  *     EADDRNOTAVAIL the address is none of a device that Portolan serves
  *     ENOBUFS       this program has too many
  *     ENETDOWN      there is no server

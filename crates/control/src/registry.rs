@@ -30,7 +30,7 @@ pub struct Process {
     pub pid: u32,
     pub uid: u32,
     pub program: String,
-    /// May bind ports below 1024 (`CAP_NET_BIND_SERVICE`).
+    /// May bind ports below the first unprivileged one (`CAP_NET_BIND_SERVICE`).
     pub low_ports: bool,
     sessions: u32,
 }

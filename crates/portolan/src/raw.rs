@@ -72,7 +72,7 @@ impl RawFlow {
     /// # Errors
     /// `INVAL`: the stacks of this host live by it. `PERM`: this user may not have it (`[[raw]]` in the server's
     /// configuration). `ADDRINUSE`: another program has it, or the kernel has the port. `ACCES`: the port is below
-    /// 1024, and this program may not bind such. `ADDRNOTAVAIL`: the address is none of a device that Portolan
+    /// `ip_unprivileged_port_start`, and this program may not bind such. `ADDRNOTAVAIL`: the address is none of a device that Portolan
     /// serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
     pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
         let _inside = inside::enter();

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
-use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Process, Session};
+use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
 use portolan_proto::control::{
     DescriptorEvent, Early, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
 };
@@ -21,7 +21,6 @@ use portolan_types::{
 use tracing::debug;
 
 use crate::clients::Answer;
-use crate::config::FIRST_UNPRIVILEGED_PORT;
 use crate::reservation::Reservation;
 use crate::server::{Server, random_u32, random_u64};
 use crate::sessions::NewDescriptor;
@@ -92,6 +91,17 @@ impl Server {
         }
     }
 
+    /// May the process bind the port, as the kernel has it for this namespace?
+    pub fn check_port(&mut self, channel: ChannelId, port: u16) -> Result<(), Errno> {
+        self.sysctls.refresh(self.now);
+        let first = self.sysctls.values().first_unprivileged_port;
+        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
+        match port != 0 && u32::from(port) < first && !process.low_ports {
+            true => Err(Errno::ACCES),
+            false => Ok(()),
+        }
+    }
+
     fn bind_new(
         &mut self,
         channel: ChannelId,
@@ -100,8 +110,8 @@ impl Server {
         descriptor: NewDescriptor,
     ) -> Result<Answer, Detour> {
         self.check_local(wish.protocol, wish.local)?;
+        self.check_port(channel, wish.local.port())?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        check_port(process, wish.local.port())?;
         let claim = Claim {
             protocol: wish.protocol,
             local: wish.local,
@@ -558,14 +568,6 @@ impl Server {
         let fds = socket.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
     }
-}
-
-/// `ip_unprivileged_port_start` as it is by default.
-pub fn check_port(process: &Process, port: u16) -> Result<(), Errno> {
-    if port != 0 && port < FIRST_UNPRIVILEGED_PORT && !process.low_ports {
-        return Err(Errno::ACCES);
-    }
-    Ok(())
 }
 
 pub fn any_of(address: IpAddr) -> IpAddr {

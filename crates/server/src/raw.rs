@@ -13,7 +13,6 @@ use portolan_types::{ChannelId, Protocol, SessionId, Slot, canonical, is_scoped,
 use tracing::{error, info};
 
 use crate::clients::Answer;
-use crate::opens::check_port;
 use crate::reports::reported;
 use crate::reservation::Reservation;
 use crate::server::Server;
@@ -106,8 +105,8 @@ impl Server {
         if !address.is_unspecified() && !is_managed {
             return Err(Errno::ADDRNOTAVAIL);
         }
+        self.check_port(channel, local.port())?;
         let process = self.registry.process(channel).ok_or(Errno::BADF)?;
-        check_port(process, local.port())?;
         let (claim, local, reservation) = self.reserve(Claim {
             protocol,
             local,

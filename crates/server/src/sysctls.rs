@@ -1,5 +1,5 @@
-//! What of TCP the host's administrator has set for the kernel, and Portolan does likewise: whatever a
-//! peer could tell the two by. The configuration file goes before it; sizes of buffers and the choice
+//! What the host's administrator has set for the kernel, and Portolan does likewise: whatever a peer could tell the
+//! two by, and who may bind which ports. The configuration file goes before it; sizes of buffers and the choice
 //! of a congestion controller are Portolan's own and stand there only.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tracing::warn;
 const FRESH: Duration = Duration::from_millis(20);
 
 /// The parameters, and what each says. `docs/reference/configuration.md` lists them.
-const HONOURED: [Honoured; 8] = [
+const HONOURED: [Honoured; 9] = [
     Honoured {
         name: "net/ipv4/tcp_ecn",
         take: |values, number| {
@@ -72,6 +72,12 @@ const HONOURED: [Honoured; 8] = [
             values.syn_ack_retries = retries(number);
         },
     },
+    Honoured {
+        name: "net/ipv4/ip_unprivileged_port_start",
+        take: |values, number| {
+            values.first_unprivileged_port = number;
+        },
+    },
 ];
 
 /// A parameter, and what its number says.
@@ -97,6 +103,8 @@ pub struct Values {
     pub window_scaling: bool,
     pub syn_retries: u8,
     pub syn_ack_retries: u8,
+    /// The kernel takes 65536, too: no port is anybody's.
+    pub first_unprivileged_port: u32,
 }
 
 impl Default for Values {
@@ -110,6 +118,7 @@ impl Default for Values {
             window_scaling: true,
             syn_retries: 6,
             syn_ack_retries: 5,
+            first_unprivileged_port: 1024,
         }
     }
 }
@@ -246,6 +255,7 @@ mod tests {
             ("tcp_window_scaling", 1),
             ("tcp_syn_retries", 6),
             ("tcp_synack_retries", 5),
+            ("ip_unprivileged_port_start", 1024),
         ];
         for (name, number) in defaults {
             assert_eq!(taken(name, number), Values::default(), "{name}");
@@ -264,6 +274,8 @@ mod tests {
         assert!(!taken("tcp_window_scaling", 0).window_scaling);
         assert_eq!(taken("tcp_syn_retries", 2).syn_retries, 2);
         assert_eq!(taken("tcp_synack_retries", 1000).syn_ack_retries, 255);
+        let start = taken("ip_unprivileged_port_start", 1 << 16).first_unprivileged_port;
+        assert_eq!(start, 1 << 16);
     }
 
     #[test]
