@@ -146,8 +146,9 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
     Ok((protocol, guards))
 }
 
-/// Tells the server of a handler in a thread, which `portolan ext list` shows from then on.
-fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(), Refused> {
+/// Tells the server of a handler in a thread, which `portolan ext list` shows from then on. Answers its number, and the
+/// row in which to say what it did.
+fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(u16, u8), Refused> {
     let (protocol, guards) = guards_of(&[socket])?;
     let Some(&guard) = guards.first() else {
         return Err(unexpected());
@@ -159,7 +160,7 @@ fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(), Refused> {
         priority,
     };
     match ask(request)? {
-        (ExtensionReply::Announced { .. }, _) => Ok(()),
+        (ExtensionReply::Announced { number, row }, _) => Ok((number, row)),
         _ => Err(unexpected()),
     }
 }

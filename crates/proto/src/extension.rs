@@ -40,8 +40,10 @@ pub enum ExtensionReply {
         cost: Cost,
     },
     Checked(Cost),
+    /// What the handler did is to be said in that row of the statistics memfd.
     Announced {
         number: u16,
+        row: u8,
     },
     Removed,
     /// An encoded list of [`ExtensionReport`].
@@ -268,7 +270,7 @@ pub struct ExtensionReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
     Filter,
-    /// Of its owner's: what it costs is its owner's, and counted nowhere.
+    /// Of its owner's: what it costs is its owner's, and nothing limits it. What it did its owner says.
     Thread,
 }
 

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::control::Delivery;
+use crate::extension::layout::ExtensionStatistics;
+use crate::raw::Guard;
 
 /// One session as the server knows it; the figures come from its holder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,6 +138,43 @@ pub struct SessionFigures {
     pub events: [u32; 32],
 }
 
+/// A protocol that a program runs itself; the figures come from its library.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RawReport {
+    pub guard: Guard,
+    pub holder: Holder,
+    pub uid: u32,
+    pub channel: u32,
+    pub figures: RawFigures,
+}
+
+/// Live figures of one raw flow. Octets are those of whole frames.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+#[repr(C)]
+pub struct RawFigures {
+    pub octets_in: u64,
+    pub octets_out: u64,
+    pub frames_in: u64,
+    pub frames_out: u64,
+    /// Frames for which there was no room, as too many were unread.
+    pub dropped: u64,
+    /// Octets that nobody has read yet.
+    pub receive_queue: u64,
+}
+
 /// Sessions that fit on a library's statistics page; later ones show no figures.
 pub const STATISTICS_SLOTS: usize = 4096;
 
@@ -156,8 +195,38 @@ pub const COUNTER_SLOTS: usize = 64;
 /// Where the counters lie in the statistics memfd.
 pub const COUNTERS_AT: usize = STATISTICS_SLOTS * size_of::<StatisticsRow>();
 
+/// Raw flows that one process may have, each with a row.
+pub const RAW_ROWS: usize = 64;
+
+/// Where their rows lie in the statistics memfd.
+pub const RAW_AT: usize = COUNTERS_AT + COUNTER_SLOTS * size_of::<u64>();
+
+/// What a library says of one of its raw flows.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RawRow {
+    /// Its slot and one; 0: of none.
+    pub flow: u64,
+    pub figures: RawFigures,
+}
+
+/// Handlers in threads that one process may have, each with a row.
+pub const THREADED_ROWS: usize = 64;
+
+/// Where their rows lie in the statistics memfd.
+pub const THREADED_AT: usize = RAW_AT + RAW_ROWS * size_of::<RawRow>();
+
+/// What a library says of a handler in one of its threads.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ThreadedRow {
+    /// The handler's, as the server gave it.
+    pub number: u64,
+    pub statistics: ExtensionStatistics,
+}
+
 /// Octets of the statistics memfd.
-pub const STATISTICS_SIZE: usize = COUNTERS_AT + COUNTER_SLOTS * size_of::<u64>();
+pub const STATISTICS_SIZE: usize = THREADED_AT + THREADED_ROWS * size_of::<ThreadedRow>();
 
 /// State names as `ss` prints them.
 pub const STATE_NAMES: [&str; 12] = [

@@ -656,7 +656,7 @@ impl Server {
         let in_threads = self.extensions.threaded.all();
         let in_threads = in_threads
             .filter(|(_, one)| shows(one.uid))
-            .map(|(number, one)| one.report(number));
+            .map(|(number, one)| self.report_threaded(number, one));
         let reports: Vec<ExtensionReport> = in_filter.chain(in_threads).collect();
         match pack(encode(&reports)) {
             Ok((blob, fd)) => Answer::Reply(

@@ -547,8 +547,24 @@ except TimeoutError:
         );
         assert_eq!(one["ports"][0], 7012);
     }
-    // What they do nobody counts, and they are nobody else's to remove.
-    assert!(extensions(&bed, &["stats"]).is_empty());
+    // Who is called first, passes on what it does not want; each says what it did.
+    let counted = extensions(&bed, &["stats"]);
+    let of = |at: usize, what: &str| counted[at][what].as_u64().unwrap();
+    assert_eq!(counted.len(), 3);
+    let runs: Vec<u64> = (0..3).map(|at| of(at, "runs")).collect();
+    assert!(
+        runs[0] >= 4 && runs[0] >= runs[1] && runs[1] >= runs[2],
+        "{counted:?}"
+    );
+    let sum = |what: &str| (0..3).map(|at| of(at, what)).sum::<u64>();
+    assert_eq!((sum("consumed"), sum("delivered")), (1, 1), "{counted:?}");
+    assert!(sum("replied") >= 2, "{counted:?}");
+    for one in &counted {
+        assert_eq!(one["placement"], "thread");
+        assert!(one["longest_ns"].as_u64() > Some(0) && one["mean_ns"].as_u64() > Some(0));
+        assert_eq!((&one["limit_ns"], &one["overruns"]), (&0.into(), &0.into()));
+    }
+    // They are nobody else's to remove.
     assert_eq!(
         ext(&bed, &["remove", &listed[0]["number"].to_string()]).0,
         4

@@ -1,6 +1,6 @@
 //! What extensions there are, and what they did.
 
-use portolan_proto::extension::{Event, ExtensionReport, Placement};
+use portolan_proto::extension::{Event, ExtensionReport};
 
 use super::{Arguments, json_of};
 use crate::exit::{Failure, print};
@@ -45,10 +45,7 @@ pub fn statistics(
     extensions: &[ExtensionReport],
     number: Option<u16>,
 ) -> Result<(), Failure> {
-    // What those in threads do is counted nowhere.
-    let is_meant = |one: &&ExtensionReport| {
-        one.placement == Placement::Filter && number.is_none_or(|number| number == one.number)
-    };
+    let is_meant = |one: &&ExtensionReport| number.is_none_or(|number| number == one.number);
     let extensions: Vec<_> = extensions.iter().filter(is_meant).collect();
     if let (Some(number), true) = (number, extensions.is_empty()) {
         return Err(Failure::Refused(format!("you have no extension {number}")));
@@ -75,7 +72,11 @@ pub fn statistics(
             counted.refused,
             counted.skipped,
         ];
-        let names = [extension.number.to_string(), printable(&extension.name)];
+        let names = [
+            extension.number.to_string(),
+            printable(&extension.name),
+            extension.placement.name().to_owned(),
+        ];
         names
             .into_iter()
             .chain(numbers.map(|number| number.to_string()))
@@ -85,6 +86,7 @@ pub fn statistics(
     let head = [
         "Number",
         "Name",
+        "Placement",
         "Runs",
         "Mean-ns",
         "Longest-ns",
@@ -144,6 +146,7 @@ fn details(extension: &ExtensionReport) -> serde_json::Value {
     serde_json::json!({
         "number": extension.number,
         "name": extension.name,
+        "placement": extension.placement.name(),
         "runs": counted.runs,
         "mean_ns": mean(extension),
         "longest_ns": counted.longest,

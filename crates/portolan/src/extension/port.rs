@@ -42,7 +42,7 @@ impl Port {
         }
     }
 
-    pub(super) fn announce(&self, name: &str, priority: u8) -> Result<(), Refused> {
+    pub(super) fn announce(&self, name: &str, priority: u8) -> Result<(u16, u8), Refused> {
         announce(self.fd, name, priority)
     }
 

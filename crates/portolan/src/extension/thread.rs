@@ -10,10 +10,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use portolan_proto::report::ThreadedRow;
+use portolan_sys::clock;
 use portolan_sys::thread::spawn_masked;
 use rustix::io::Errno;
 
 use super::Port;
+use crate::process::Process;
 use crate::qos::Refused;
 
 /// What is passed waits for its owner, so many datagrams at most.
@@ -58,6 +61,66 @@ struct Placed {
     name: String,
     priority: u8,
     handler: Handler,
+    account: Account,
+}
+
+/// What a handler did, and where the server looks for it.
+#[derive(Default)]
+struct Account {
+    place: Option<(&'static Process, u8)>,
+    said: ThreadedRow,
+}
+
+impl Account {
+    /// Opens one for a handler that the server knows by that number.
+    fn open(number: u16, row: u8) -> Account {
+        let account = Account {
+            place: Process::running().map(|process| (process, row)),
+            said: ThreadedRow {
+                number: number.into(),
+                ..ThreadedRow::default()
+            },
+        };
+        account.publish();
+        account
+    }
+
+    fn note_run(&mut self, took: Duration, verdict: Verdict) {
+        let statistics = &mut self.said.statistics;
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        statistics.runs += 1;
+        statistics.time += took;
+        statistics.longest = statistics.longest.max(took);
+        match verdict {
+            Verdict::Pass => statistics.passed += 1,
+            Verdict::Consume => statistics.consumed += 1,
+            Verdict::Reply => statistics.replied += 1,
+            Verdict::Deliver => statistics.delivered += 1,
+        }
+        self.publish();
+    }
+
+    /// The answer that was counted last could not be sent.
+    fn note_refusal(&mut self) {
+        let statistics = &mut self.said.statistics;
+        statistics.replied -= 1;
+        statistics.refused += 1;
+        self.publish();
+    }
+
+    fn publish(&self) {
+        if let Some((process, row)) = self.place {
+            process.statistics.publish_threaded(row, &self.said);
+        }
+    }
+}
+
+/// What a chain decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Decision {
+    verdict: Verdict,
+    /// Position of the handler that did not pass; none if all did.
+    by: Option<usize>,
 }
 
 impl Chain {
@@ -87,18 +150,26 @@ impl Chain {
             name: name.to_owned(),
             priority,
             handler: Box::new(handler),
+            account: Account::default(),
         };
         self.handlers.insert(place, placed);
         self
     }
 
-    fn decide(&mut self, datagram: &mut Datagram) -> Verdict {
-        let decisions = self
-            .handlers
-            .iter_mut()
-            .map(|placed| (placed.handler)(datagram));
-        let mut decided = decisions.filter(|verdict| *verdict != Verdict::Pass);
-        decided.next().unwrap_or(Verdict::Deliver)
+    fn decide(&mut self, datagram: &mut Datagram) -> Decision {
+        for (position, placed) in self.handlers.iter_mut().enumerate() {
+            let called = clock::now();
+            let verdict = (placed.handler)(datagram);
+            placed.account.note_run(clock::now().since(called), verdict);
+            if verdict != Verdict::Pass {
+                let by = Some(position);
+                return Decision { verdict, by };
+            }
+        }
+        Decision {
+            verdict: Verdict::Deliver,
+            by: None,
+        }
     }
 }
 
@@ -122,11 +193,12 @@ struct Shared {
 
 impl Port {
     /// Has handlers in a thread of their own called for what comes. Signals are other threads' to handle.
-    pub fn handle_in_thread(self, chain: Chain) -> Result<Threaded, Refused> {
+    pub fn handle_in_thread(self, mut chain: Chain) -> Result<Threaded, Refused> {
         let failed = |errno: Errno| Refused::new(errno, format!("no thread for handlers: {errno}"));
         self.receive_within(LOOK_UP).map_err(failed)?;
-        for placed in &chain.handlers {
-            self.announce(&placed.name, placed.priority)?;
+        for placed in &mut chain.handlers {
+            let (number, row) = self.announce(&placed.name, placed.priority)?;
+            placed.account = Account::open(number, row);
         }
         let shared = Arc::new(Shared::default());
         let (outbox, inbox) = sync_channel(INBOX);
@@ -219,7 +291,8 @@ impl Work {
     }
 
     fn handle(&mut self, datagram: &mut Datagram) {
-        match self.chain.decide(datagram) {
+        let decision = self.chain.decide(datagram);
+        match decision.verdict {
             Verdict::Consume => {}
             Verdict::Reply => {
                 let sent = datagram
@@ -227,6 +300,10 @@ impl Work {
                     .map(|to| self.port.send(&datagram.payload, to));
                 if !matches!(sent, Some(Ok(()))) {
                     self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                    let decided = decision.by.and_then(|by| self.chain.handlers.get_mut(by));
+                    decided
+                        .into_iter()
+                        .for_each(|one| one.account.note_refusal());
                 }
             }
             Verdict::Pass | Verdict::Deliver => {
@@ -247,7 +324,7 @@ mod tests {
             from: None,
             payload: payload.to_vec(),
         };
-        (chain.decide(&mut datagram), datagram.payload)
+        (chain.decide(&mut datagram).verdict, datagram.payload)
     }
 
     #[test]
@@ -268,5 +345,29 @@ mod tests {
         let mut passing = Chain::default().with(0, adds(b'a', Verdict::Pass));
         assert_eq!(said(&mut passing, b"-"), (Verdict::Deliver, b"-a".to_vec()));
         assert_eq!(said(&mut Chain::default(), b"-").0, Verdict::Deliver);
+    }
+
+    #[test]
+    fn each_handler_has_an_account_of_its_own() {
+        let mut chain = Chain::default()
+            .with(1, |_| Verdict::Pass)
+            .with(2, |datagram| match datagram.payload.as_slice() {
+                b"ask" => Verdict::Reply,
+                _ => Verdict::Consume,
+            })
+            .with(3, |_| Verdict::Deliver);
+        for payload in [&b"ask"[..], b"ask", b"end"] {
+            said(&mut chain, payload);
+        }
+        chain.handlers[1].account.note_refusal();
+        let counted = |at: usize| {
+            let one = &chain.handlers[at].account.said.statistics;
+            [one.runs, one.passed, one.consumed, one.replied, one.refused]
+        };
+        assert_eq!(counted(0), [3, 3, 0, 0, 0]);
+        assert_eq!(counted(1), [3, 0, 1, 1, 1]);
+        assert_eq!(counted(2), [0; 5]);
+        let timed = &chain.handlers[0].account.said.statistics;
+        assert!(timed.time >= timed.longest);
     }
 }

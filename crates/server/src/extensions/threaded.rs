@@ -7,6 +7,7 @@ use portolan_proto::extension::layout::{EXTENSIONS, GuardKey};
 use portolan_proto::extension::{
     Cost, Event, Extension, ExtensionReply, ExtensionReport, Guard, Placement, Standing,
 };
+use portolan_proto::report::{THREADED_ROWS, ThreadedRow};
 use portolan_types::ChannelId;
 
 use super::{Outcome, refuse};
@@ -14,7 +15,7 @@ use crate::clients::ClientId;
 use crate::server::Server;
 
 /// Of one process.
-const PER_PROCESS: usize = 64;
+const PER_PROCESS: usize = THREADED_ROWS;
 
 /// One of them.
 pub(super) struct Threaded {
@@ -26,6 +27,8 @@ pub(super) struct Threaded {
     guard: Guard,
     key: GuardKey,
     priority: u8,
+    /// Where its owner says what it did.
+    row: u8,
 }
 
 /// All of them, by numbers that no handler in the filter has.
@@ -50,8 +53,13 @@ impl ThreadedHandlers {
         is_own
     }
 
-    fn count_of(&self, owner: ChannelId) -> usize {
-        self.0.values().filter(|one| one.owner == owner).count()
+    /// One that no handler of the owner has; none if it has as many as it may.
+    fn free_row(&self, owner: ChannelId) -> Option<u8> {
+        let is_free = |row: &u8| {
+            let mut its = self.0.values().filter(|one| one.owner == owner);
+            its.all(|one| one.row != *row)
+        };
+        (0..PER_PROCESS as u8).find(is_free)
     }
 
     fn enter(&mut self, one: Threaded) -> Option<u16> {
@@ -66,7 +74,10 @@ impl ThreadedHandlers {
 }
 
 impl Threaded {
-    pub(super) fn report(&self, number: u16) -> ExtensionReport {
+    /// `said` is what its owner says of it.
+    fn report(&self, number: u16, said: Option<ThreadedRow>) -> ExtensionReport {
+        // What was there before the handler is another's.
+        let said = said.filter(|row| row.number == u64::from(number));
         ExtensionReport {
             number,
             name: self.name.clone(),
@@ -79,12 +90,20 @@ impl Threaded {
             standing: Standing::Running,
             cost: Cost::default(),
             limit: 0,
-            statistics: Default::default(),
+            statistics: said.map_or_else(Default::default, |row| row.statistics),
         }
     }
 }
 
 impl Server {
+    pub(super) fn report_threaded(&self, number: u16, one: &Threaded) -> ExtensionReport {
+        let ends = self.channels.get(&one.owner);
+        one.report(
+            number,
+            ends.and_then(|ends| ends.statistics.threaded(one.row)),
+        )
+    }
+
     pub(super) fn announce_handler(
         &mut self,
         client: ClientId,
@@ -107,12 +126,12 @@ impl Server {
         let Some(&key) = self.admit_guards(owner, &[guard], event)?.first() else {
             return refuse(libc::EINVAL, "a handler has a guard");
         };
-        if self.extensions.threaded.count_of(owner) >= PER_PROCESS {
+        let Some(row) = self.extensions.threaded.free_row(owner) else {
             return refuse(
                 libc::EDQUOT,
                 format!("the process has {PER_PROCESS} handlers in threads, the most it may have"),
             );
-        }
+        };
         let one = Threaded {
             owner,
             uid: credentials.uid,
@@ -122,9 +141,10 @@ impl Server {
             guard,
             key,
             priority,
+            row,
         };
         match self.extensions.threaded.enter(one) {
-            Some(number) => Ok(ExtensionReply::Announced { number }),
+            Some(number) => Ok(ExtensionReply::Announced { number, row }),
             None => refuse(libc::EDQUOT, "there are too many handlers in threads"),
         }
     }

@@ -5,11 +5,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use portolan_proto::report::{
-    COUNTER_SLOTS, COUNTERS_AT, STATISTICS_SIZE, STATISTICS_SLOTS, StatisticsRow,
+    COUNTER_SLOTS, COUNTERS_AT, RAW_AT, RAW_ROWS, RawFigures, RawRow, STATISTICS_SIZE,
+    STATISTICS_SLOTS, StatisticsRow, THREADED_AT, THREADED_ROWS, ThreadedRow,
 };
 use portolan_types::Slot;
 use rustix::fs::SealFlags;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::{CreateError, MapError, check_size, create, seal};
 use crate::mapping::Mapping;
@@ -17,6 +18,8 @@ use crate::mapping::Mapping;
 const WORD: usize = size_of::<u64>();
 const ROW: usize = size_of::<StatisticsRow>();
 const _: () = assert!(ROW.is_multiple_of(WORD));
+const _: () = assert!(size_of::<RawRow>().is_multiple_of(WORD));
+const _: () = assert!(size_of::<ThreadedRow>().is_multiple_of(WORD));
 
 /// Where the row of `slot` begins, if the memory has one for it.
 fn row_offset(slot: Slot) -> Option<usize> {
@@ -26,6 +29,33 @@ fn row_offset(slot: Slot) -> Option<usize> {
 
 fn counter_offset(index: usize) -> usize {
     COUNTERS_AT + index * WORD
+}
+
+fn raw_offset(row: usize) -> Option<usize> {
+    (row < RAW_ROWS).then_some(RAW_AT + row * size_of::<RawRow>())
+}
+
+fn threaded_offset(row: u8) -> Option<usize> {
+    let row = usize::from(row);
+    (row < THREADED_ROWS).then_some(THREADED_AT + row * size_of::<ThreadedRow>())
+}
+
+fn read<T: FromBytes + IntoBytes>(memory: &Mapping, offset: usize) -> T {
+    let mut value = T::new_zeroed();
+    for (index, chunk) in value.as_mut_bytes().chunks_mut(WORD).enumerate() {
+        let word = memory.u64_at(offset + index * WORD).load(Relaxed);
+        chunk.copy_from_slice(&word.to_ne_bytes());
+    }
+    value
+}
+
+fn write<T: IntoBytes + Immutable>(memory: &Mapping, offset: usize, value: &T) {
+    for (index, chunk) in value.as_bytes().chunks(WORD).enumerate() {
+        let mut word = [0; WORD];
+        word.copy_from_slice(chunk);
+        let place = memory.u64_at(offset + index * WORD);
+        place.store(u64::from_ne_bytes(word), Relaxed);
+    }
 }
 
 /// The server's end, which creates the memory.
@@ -45,13 +75,21 @@ impl StatisticsReader {
 
     /// What the library says of the session at `slot`; all zero if it never said anything.
     pub fn row(&self, slot: Slot) -> Option<StatisticsRow> {
-        let offset = row_offset(slot)?;
-        let mut octets = [0; ROW];
-        for (index, chunk) in octets.chunks_mut(WORD).enumerate() {
-            let word = self.memory.u64_at(offset + index * WORD).load(Relaxed);
-            chunk.copy_from_slice(&word.to_ne_bytes());
-        }
-        StatisticsRow::read_from_bytes(&octets).ok()
+        row_offset(slot).map(|offset| read(&self.memory, offset))
+    }
+
+    /// What the library says of the raw flow at `slot`; all zero if it says nothing.
+    pub fn raw(&self, slot: Slot) -> RawFigures {
+        let flow = u64::from(slot.0) + 1;
+        let offsets = (0..RAW_ROWS).filter_map(raw_offset);
+        let mut rows = offsets.map(|offset| read::<RawRow>(&self.memory, offset));
+        rows.find(|row| row.flow == flow)
+            .map_or_else(RawFigures::default, |row| row.figures)
+    }
+
+    /// What the library says in that row of a handler in a thread.
+    pub fn threaded(&self, row: u8) -> Option<ThreadedRow> {
+        threaded_offset(row).map(|offset| read(&self.memory, offset))
     }
 
     /// What the library says that it counted.
@@ -82,15 +120,22 @@ impl StatisticsWriter {
 
     /// Shows `row` for `slot`; slots beyond the memory show nothing.
     pub fn publish(&self, slot: Slot, row: &StatisticsRow) {
-        let Some(offset) = row_offset(slot) else {
-            return;
-        };
-        for (index, chunk) in row.as_bytes().chunks(WORD).enumerate() {
-            let mut word = [0; WORD];
-            word.copy_from_slice(chunk);
-            self.memory
-                .u64_at(offset + index * WORD)
-                .store(u64::from_ne_bytes(word), Relaxed);
+        if let Some(offset) = row_offset(slot) {
+            write(&self.memory, offset, row);
+        }
+    }
+
+    /// Shows what is said of a raw flow.
+    pub fn publish_raw(&self, index: usize, row: &RawRow) {
+        if let Some(offset) = raw_offset(index) {
+            write(&self.memory, offset, row);
+        }
+    }
+
+    /// Shows what a handler in a thread did, which nobody else writes of.
+    pub fn publish_threaded(&self, index: u8, row: &ThreadedRow) {
+        if let Some(offset) = threaded_offset(index) {
+            write(&self.memory, offset, row);
         }
     }
 
@@ -135,6 +180,43 @@ mod tests {
         assert_eq!(reader.counters()[..], values[..COUNTER_SLOTS]);
         let last = Slot(STATISTICS_SLOTS as u32 - 1);
         assert_eq!(reader.row(last).unwrap().session, 0);
+    }
+
+    #[test]
+    fn raw_flows_are_found_by_their_slots_and_touch_no_handlers_row() {
+        let reader = StatisticsReader::create().unwrap();
+        let writer = StatisticsWriter::map(&reader).unwrap();
+        let figures = RawFigures {
+            dropped: 7,
+            ..RawFigures::default()
+        };
+        let last = RAW_ROWS - 1;
+        let row = RawRow { flow: 1, figures };
+        writer.publish_raw(last, &row);
+        writer.publish_raw(RAW_ROWS, &RawRow { flow: 9, ..row });
+        assert_eq!(reader.raw(Slot(0)), figures);
+        assert_eq!(reader.raw(Slot(8)), RawFigures::default());
+        assert_eq!(reader.threaded(0).unwrap().number, 0);
+        assert_eq!(reader.counters()[COUNTER_SLOTS - 1], 0);
+    }
+
+    #[test]
+    fn a_handlers_row_crosses() {
+        let reader = StatisticsReader::create().unwrap();
+        let writer = StatisticsWriter::map(&reader).unwrap();
+        let mut row = ThreadedRow {
+            number: 256,
+            ..ThreadedRow::default()
+        };
+        row.statistics.runs = 3;
+        let last = THREADED_ROWS as u8 - 1;
+        writer.publish_threaded(last, &row);
+        writer.publish_threaded(last + 1, &row);
+        let read = reader.threaded(last).unwrap();
+        assert_eq!((read.number, read.statistics.runs), (256, 3));
+        assert_eq!(reader.threaded(0).unwrap().number, 0);
+        assert!(reader.threaded(last + 1).is_none());
+        assert_eq!(reader.raw(Slot(0)), RawFigures::default());
     }
 
     #[test]
