@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
-use portolan_proto::report::{CounterReport, SessionReport};
+use portolan_proto::report::{CounterReport, RawReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_sys::shm::unpack as unpack_blob;
 use portolan_sys::unix::Connection;
@@ -40,6 +40,14 @@ impl ServerAddress {
     pub fn sessions(&self) -> Result<Vec<SessionReport>, Failure> {
         self.ask_for(RequestBody::ListSessions, |reply| match reply {
             ReplyBody::Sessions(list) => Some(list),
+            _ => None,
+        })
+    }
+
+    /// All protocols that programs run themselves.
+    pub fn raw_flows(&self) -> Result<Vec<RawReport>, Failure> {
+        self.ask_for(RequestBody::ListRawFlows, |reply| match reply {
+            ReplyBody::RawFlows(list) => Some(list),
             _ => None,
         })
     }

@@ -1,6 +1,9 @@
-//! `portolan ss`: the sessions, in the manner of ss(8).
+//! `portolan ss`: the sessions, and protocols of programs' own, in the manner of ss(8).
 
-use portolan_proto::report::{Holder, SessionFigures, SessionReport};
+mod raw;
+
+use portolan_proto::raw::Guard;
+use portolan_proto::report::{Holder, RawReport, SessionFigures, SessionReport};
 use portolan_tcp::EVENTS;
 use portolan_types::Protocol;
 
@@ -19,6 +22,9 @@ pub struct Arguments {
     /// UDP sessions.
     #[arg(short, long)]
     udp: bool,
+    /// Protocols that programs run themselves: of an EtherType, of an IP protocol, or at a port.
+    #[arg(short = 'w', long)]
+    raw: bool,
     /// Listening sessions only.
     #[arg(short, long)]
     listening: bool,
@@ -36,11 +42,17 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut sessions = arguments.server.sessions()?;
     sessions.retain(|session| arguments.wants(session));
+    let mut flows = arguments.server.raw_flows()?;
+    flows.retain(|flow| arguments.wants_raw(flow));
     if arguments.json {
         let sessions: Vec<_> = sessions.iter().map(json).collect::<Result<_, _>>()?;
-        return print_json(&sessions);
+        let all: Vec<_> = sessions
+            .into_iter()
+            .chain(flows.iter().map(raw::json))
+            .collect();
+        return print_json(&all);
     }
-    for line in table(&sessions, arguments.info) {
+    for line in table(&sessions, &flows, arguments.info) {
         print(line)?;
     }
     Ok(())
@@ -48,17 +60,34 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 impl Arguments {
     fn wants(&self, session: &SessionReport) -> bool {
-        let protocol = match session.protocol {
-            Protocol::Tcp => self.tcp || !self.udp,
-            Protocol::Udp => self.udp || !self.tcp,
+        self.wants_protocol(session.protocol) && (!self.listening || is_listening(session))
+    }
+
+    /// Whoever has a protocol of his own listens.
+    fn wants_raw(&self, flow: &RawReport) -> bool {
+        match flow.guard {
+            _ if self.raw => true,
+            Guard::Port { protocol, .. } => self.wants_protocol(protocol),
+            Guard::EtherType(_) | Guard::IpProtocol(_) => self.wants_all(),
+        }
+    }
+
+    fn wants_protocol(&self, protocol: Protocol) -> bool {
+        let is_named = match protocol {
+            Protocol::Tcp => self.tcp,
+            Protocol::Udp => self.udp,
         };
-        protocol && (!self.listening || is_listening(session))
+        is_named || self.wants_all()
+    }
+
+    fn wants_all(&self) -> bool {
+        !(self.tcp || self.udp || self.raw)
     }
 }
 
-/// An unconnected UDP socket listens, as ss(8) sees it; so does a transport that a program runs at a port.
+/// An unconnected UDP socket listens, as ss(8) sees it.
 fn is_listening(session: &SessionReport) -> bool {
-    matches!(session.state.as_str(), "LISTEN" | "UNCONN" | "RAW")
+    matches!(session.state.as_str(), "LISTEN" | "UNCONN")
 }
 
 const HEAD: [&str; 7] = [
@@ -71,14 +100,22 @@ const HEAD: [&str; 7] = [
     "Holder",
 ];
 
-fn table(sessions: &[SessionReport], info: bool) -> Vec<String> {
-    let rows: Vec<_> = sessions.iter().map(cells).collect();
+fn table(sessions: &[SessionReport], flows: &[RawReport], info: bool) -> Vec<String> {
+    let rows = sessions
+        .iter()
+        .map(cells)
+        .chain(flows.iter().map(raw::cells));
+    let rows: Vec<_> = rows.collect();
+    let figures = sessions
+        .iter()
+        .map(figures)
+        .chain(flows.iter().map(raw::figures));
     let mut aligned = lines(&HEAD, &rows).into_iter();
     let mut table: Vec<_> = aligned.next().into_iter().collect();
-    for (line, session) in aligned.zip(sessions) {
+    for (line, figures) in aligned.zip(figures) {
         table.push(line);
         if info {
-            table.push(format!("\t {}", figures(session)));
+            table.push(format!("\t {figures}"));
         }
     }
     table
@@ -89,11 +126,6 @@ fn cells(session: &SessionReport) -> Vec<String> {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
     };
-    let holder = match &session.holder {
-        Holder::Server => "server".to_owned(),
-        Holder::Relayed => "relayed".to_owned(),
-        Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
-    };
     vec![
         netid.to_owned(),
         session.state.clone(),
@@ -103,8 +135,16 @@ fn cells(session: &SessionReport) -> Vec<String> {
         session
             .remote
             .map_or_else(|| "*".to_owned(), |remote| remote.to_string()),
-        holder,
+        shown(&session.holder),
     ]
+}
+
+fn shown(holder: &Holder) -> String {
+    match holder {
+        Holder::Server => "server".to_owned(),
+        Holder::Relayed => "relayed".to_owned(),
+        Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
+    }
 }
 
 fn figures(session: &SessionReport) -> String {
@@ -204,7 +244,7 @@ mod tests {
 
     #[test]
     fn sessions_stand_under_their_heads() {
-        let lines = table(&[established(), unconnected()], false);
+        let lines = table(&[established(), unconnected()], &[], false);
         assert_eq!(
             lines,
             [
@@ -217,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_figures_of_a_tcp_session_follow_its_line() {
-        let lines = table(&[established()], true);
+        let lines = table(&[established()], &[], true);
         assert!(lines[2].contains("rtt:1.250/0.000"), "{}", lines[2]);
         assert!(lines[2].contains("retrans:0"));
     }
@@ -273,6 +313,7 @@ mod tests {
                 holder: hostile,
                 ..established()
             }],
+            &[],
             false,
         );
         assert!(lines[1].ends_with("1,x?[2J"));
@@ -294,5 +335,35 @@ mod tests {
         assert_eq!(wanted(&["-t"]), [true, false]);
         assert_eq!(wanted(&["-u"]), [false, true]);
         assert_eq!(wanted(&["-tul"]), [false, true]);
+        assert_eq!(wanted(&["-w"]), [false, false]);
+    }
+
+    #[test]
+    fn protocols_of_ones_own_are_shown_beside_what_they_stand_for() {
+        let flow = |guard| RawReport {
+            guard,
+            holder: Holder::Server,
+            uid: 0,
+            channel: 1,
+            figures: Default::default(),
+        };
+        let port = Guard::Port {
+            protocol: Protocol::Udp,
+            local: "0.0.0.0:9".parse().unwrap(),
+        };
+        let flows = [flow(Guard::EtherType(0x88b5)), flow(port)];
+        let wanted = |flags: &[&str]| {
+            let line = Line::parse_from([&["ss"], flags].concat());
+            [0, 1].map(|at: usize| line.arguments.wants_raw(&flows[at]))
+        };
+        assert_eq!(wanted(&[]), [true, true]);
+        assert_eq!(wanted(&["-l"]), [true, true]);
+        assert_eq!(wanted(&["-t"]), [false, false]);
+        assert_eq!(wanted(&["-u"]), [false, true]);
+        assert_eq!(wanted(&["-w"]), [true, true]);
+        let lines = table(&[established()], &flows, true);
+        assert_eq!(lines.len(), 7);
+        assert!(lines[3].starts_with("eth   RAW"), "{}", lines[3]);
+        assert!(lines[6].contains("channel:1"), "{}", lines[6]);
     }
 }

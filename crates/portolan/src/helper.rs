@@ -224,6 +224,9 @@ impl Process {
         for (slot, id, end) in core.locals.iter() {
             self.statistics.publish(slot, &report::stream_row(id, end));
         }
+        for (row, figures) in core.inboxes.rows() {
+            self.statistics.publish_raw(row, &figures);
+        }
         self.statistics.publish_counters(&core.stack.counters());
     }
 }

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::report::{RAW_ROWS, RawFigures, RawRow};
 use portolan_types::Slot;
 
 use crate::wait::Waiter;
 
 /// Octets that wait for one flow; what comes beyond is dropped.
-const ROOM: usize = 1 << 20;
+const ROOM: u64 = 1 << 20;
 
 /// A frame as it came.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +30,9 @@ pub(crate) struct Inboxes {
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     frames: VecDeque<Received>,
-    octets: usize,
-    dropped: u64,
+    figures: RawFigures,
+    /// Of the statistics memfd; none if all are taken.
+    row: Option<usize>,
     readers: Vec<Arc<Waiter>>,
     /// No frame can reach it any more.
     is_cut_off: bool,
@@ -41,8 +43,19 @@ impl Inboxes {
     pub(crate) fn open(&mut self) -> Slot {
         let slot = self.next;
         self.next += 1;
-        self.by_slot.insert(slot, Inbox::default());
+        let is_free = |row: &usize| self.by_slot.values().all(|inbox| inbox.row != Some(*row));
+        let inbox = Inbox {
+            row: (0..RAW_ROWS).find(is_free),
+            ..Inbox::default()
+        };
+        self.by_slot.insert(slot, inbox);
         Slot(slot)
+    }
+
+    /// What the flows did, each with its row of the statistics memfd.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, RawRow)> + '_ {
+        let inboxes = self.by_slot.iter();
+        inboxes.filter_map(|(slot, inbox)| inbox.row(Slot(*slot)))
     }
 
     pub(crate) fn close(&mut self, slot: Slot) {
@@ -73,11 +86,14 @@ impl Inboxes {
 
 impl Inbox {
     fn take_in(&mut self, interface: u32, frame: &[u8]) {
-        if self.octets + frame.len() > ROOM {
-            self.dropped += 1;
+        let length = frame.len() as u64;
+        if self.figures.receive_queue + length > ROOM {
+            self.figures.dropped += 1;
             return;
         }
-        self.octets += frame.len();
+        self.figures.receive_queue += length;
+        self.figures.frames_in += 1;
+        self.figures.octets_in += length;
         self.frames.push_back(Received {
             interface,
             octets: frame.to_vec(),
@@ -91,12 +107,26 @@ impl Inbox {
 
     pub(crate) fn next(&mut self) -> Option<Received> {
         let received = self.frames.pop_front()?;
-        self.octets -= received.octets.len();
+        self.figures.receive_queue -= received.octets.len() as u64;
         Some(received)
     }
 
+    /// What the flow at `slot`, whose inbox this is, did.
+    pub(crate) fn row(&self, slot: Slot) -> Option<(usize, RawRow)> {
+        let row = RawRow {
+            flow: u64::from(slot.0) + 1,
+            figures: self.figures,
+        };
+        Some((self.row?, row))
+    }
+
+    pub(crate) fn note_sent(&mut self, octets: usize) {
+        self.figures.frames_out += 1;
+        self.figures.octets_out += octets as u64;
+    }
+
     pub(crate) fn dropped(&self) -> u64 {
-        self.dropped
+        self.figures.dropped
     }
 
     pub(crate) fn is_cut_off(&self) -> bool {
@@ -139,6 +169,26 @@ mod tests {
         assert_eq!(read.filter(|r| r.octets == frame).count(), 16);
         inboxes.deliver(&record(slot), &frame);
         assert!(inboxes.get(slot).unwrap().next().is_some());
+    }
+
+    #[test]
+    fn each_flow_has_a_row_of_its_own_while_there_are_some() {
+        let mut inboxes = Inboxes::default();
+        let slots: Vec<Slot> = (0..=RAW_ROWS).map(|_| inboxes.open()).collect();
+        assert_eq!(inboxes.rows().count(), RAW_ROWS);
+        inboxes.close(slots[3]);
+        let late = inboxes.open();
+        inboxes.deliver(&record(late), &[0; 60]);
+        inboxes.get(late).unwrap().note_sent(70);
+        let (_, row) = inboxes.rows().find(|(row, _)| *row == 3).unwrap();
+        assert_eq!(row.flow, u64::from(late.0) + 1);
+        let figures = row.figures;
+        assert_eq!((figures.frames_in, figures.octets_in), (1, 60));
+        assert_eq!((figures.frames_out, figures.octets_out), (1, 70));
+        assert_eq!(figures.receive_queue, 60);
+        inboxes.get(late).unwrap().next().unwrap();
+        let (_, row) = inboxes.rows().find(|(row, _)| *row == 3).unwrap();
+        assert_eq!(row.figures.receive_queue, 0);
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub use rustix::io::Errno;
 use crate::control::Lost;
 use crate::core::Core;
 use crate::extension::{Extension, Object, install_on};
+use crate::inboxes::Inbox;
 pub use crate::inboxes::Received;
 use crate::inside;
 use crate::process::{CoreGuard, Process};
@@ -156,6 +157,10 @@ impl RawFlow {
             head: &PLAIN,
             payload: [head, payload],
         });
+        if let Some(inbox) = core.inboxes.get(self.slot) {
+            inbox.note_sent(head.len() + payload.len());
+            self.publish(inbox);
+        }
         Ok(())
     }
 
@@ -218,7 +223,15 @@ impl RawFlow {
         let inbox = core.inboxes.get(self.slot)?;
         let received = inbox.next().map(Ok);
         let end = inbox.is_cut_off().then_some(Err(Errno::CONNRESET));
+        self.publish(inbox);
         received.or(end)
+    }
+
+    /// Where the server can read it: a program with nothing but raw flows has no thread that does so for all.
+    fn publish(&self, inbox: &Inbox) {
+        if let Some((row, figures)) = inbox.row(self.slot) {
+            self.process.statistics.publish_raw(row, &figures);
+        }
     }
 
     fn await_room<'a>(&'a self, core: CoreGuard<'a>) -> Result<CoreGuard<'a>, Errno> {

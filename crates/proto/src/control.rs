@@ -183,6 +183,8 @@ pub enum RequestBody {
     Extension(ExtensionRequest),
     /// For commands; needs no `Hello`. Reply: `Sessions`.
     ListSessions,
+    /// For commands; needs no `Hello`. Reply: `RawFlows`.
+    ListRawFlows,
     /// For commands; needs no `Hello`. Reply: `Counters`.
     ReadCounters,
     /// For commands; needs no `Hello`. Reply: `Status`.
@@ -486,6 +488,8 @@ pub enum ReplyBody {
     Probed(Option<Probed>),
     /// An encoded list of [`SessionReport`](crate::report::SessionReport).
     Sessions(Blob),
+    /// An encoded list of [`RawReport`](crate::report::RawReport).
+    RawFlows(Blob),
     /// An encoded list of [`CounterReport`](crate::report::CounterReport).
     Counters(Blob),
     Status(StatusReport),

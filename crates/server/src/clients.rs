@@ -201,6 +201,7 @@ impl Server {
             RequestBody::Share { session } => self.share(id, session, &fds),
             RequestBody::Probe => self.probe(id, fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
+            RequestBody::ListRawFlows => self.list_raw_flows(),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
             RequestBody::Qos(request) => Ok(self.qos(id, request)),
@@ -336,6 +337,7 @@ impl Server {
             | RequestBody::Share { .. }
             | RequestBody::Probe
             | RequestBody::ListSessions
+            | RequestBody::ListRawFlows
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus
             | RequestBody::Direct { .. }

@@ -5,20 +5,22 @@ use std::collections::BTreeMap;
 
 use portolan_bpf::TableError;
 use portolan_control::{Claim, ClaimId, Errno};
-use portolan_proto::control::{Delivery, ReplyBody, Reuse};
+use portolan_proto::control::{ReplyBody, Reuse};
+use portolan_proto::encode;
 use portolan_proto::filter::{BindingKey, FlowRow, RawKey};
 use portolan_proto::raw::Guard;
-use portolan_proto::report::{DeliveryReport, Mapping, SessionFigures, SessionReport};
-use portolan_types::{ChannelId, Protocol, SessionId, Slot, canonical, is_scoped, scope_of};
+use portolan_proto::report::{RAW_ROWS, RawReport};
+use portolan_types::{ChannelId, Protocol, Slot, canonical, is_scoped, scope_of};
 use tracing::{error, info};
 
 use crate::clients::Answer;
+use crate::listen::pack;
 use crate::reports::reported;
 use crate::reservation::Reservation;
 use crate::server::Server;
 
 /// Protocols that one process may have.
-const PER_PROCESS: usize = 64;
+const PER_PROCESS: usize = RAW_ROWS;
 
 #[derive(Debug, Default)]
 pub struct RawFlows(BTreeMap<Guard, Owner>);
@@ -200,25 +202,26 @@ impl Server {
         }
     }
 
-    /// Those at ports, as `portolan ss` shows them.
-    pub fn report_raw_ports(&self) -> impl Iterator<Item = SessionReport> + '_ {
-        self.raw_flows.0.iter().filter_map(|(guard, owner)| {
-            let Guard::Port { protocol, local } = *guard else {
-                return None;
-            };
-            let process = self.registry.process(owner.channel)?;
-            Some(SessionReport {
-                session: SessionId(0),
-                protocol,
-                local,
-                remote: None,
-                holder: reported(process),
-                state: "RAW".to_owned(),
-                migrations: 0,
-                mapping: Mapping::Shared,
-                delivery: DeliveryReport::As(Delivery::Shm),
-                figures: SessionFigures::default(),
-            })
+    /// All of them, for `portolan ss`.
+    pub fn list_raw_flows(&self) -> Result<Answer, Errno> {
+        let flows = self.raw_flows.0.iter();
+        let reports: Vec<RawReport> = flows
+            .filter_map(|(guard, owner)| self.report_raw(*guard, owner))
+            .collect();
+        let (list, fd) = pack(encode(&reports))?;
+        let fds = fd.into_iter().collect();
+        Ok(Answer::Reply(ReplyBody::RawFlows(list), fds))
+    }
+
+    fn report_raw(&self, guard: Guard, owner: &Owner) -> Option<RawReport> {
+        let process = self.registry.process(owner.channel)?;
+        let ends = self.channels.get(&owner.channel);
+        Some(RawReport {
+            guard,
+            holder: reported(process),
+            uid: process.uid,
+            channel: owner.channel.0,
+            figures: ends.map_or_else(Default::default, |ends| ends.statistics.raw(owner.slot)),
         })
     }
 }

@@ -30,8 +30,7 @@ impl Server {
             }
             report
         };
-        let sessions = self.registry.sessions().map(show);
-        let reports: Vec<SessionReport> = sessions.chain(self.report_raw_ports()).collect();
+        let reports: Vec<SessionReport> = self.registry.sessions().map(show).collect();
         let (list, fd) = pack(encode(&reports))?;
         let fds = fd.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::Sessions(list), fds))

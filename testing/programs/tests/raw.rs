@@ -309,6 +309,47 @@ fn listed(bed: &Bed) -> Vec<String> {
     raw.map(str::to_owned).collect()
 }
 
+/// Those that `portolan ss` shows as JSON.
+fn raw_flows(bed: &Bed) -> Vec<serde_json::Value> {
+    let text = bed.portolan(Side::Server, &["ss", "-w", "--json"]).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn flows_of_every_kind_are_listed_with_their_owners_and_what_they_did() {
+    let bed = bed();
+    let _messages = serve(&bed, Side::Server, "active-messages");
+    let mut special = command(&bed, Side::Server, "special-tcp", &["serve"]);
+    let _special = Background::start_with_output(special.stdout(Stdio::null())).unwrap();
+    let port = SPECIAL_PORT.to_string();
+    let echo = serve_with(&bed, Side::Server, "unchecked-udp", &["echo", &port]);
+    call(&bed, 100).unwrap();
+    let of = |protocol: &str| {
+        let flows = raw_flows(&bed);
+        flows.into_iter().find(|flow| flow["protocol"] == protocol)
+    };
+    let heard = || {
+        let frames = of("Ethernet").map(|flow| flow["figures"]["frames_in"].as_u64());
+        frames.flatten() > Some(100) && of("Ip").is_some()
+    };
+    assert!(eventually(Duration::from_secs(10), heard));
+    let messages = of("Ethernet").unwrap();
+    assert_eq!(messages["guard"]["number"], 0x88b5);
+    assert_eq!(messages["guard"]["text"], "ethertype 0x88b5");
+    assert!(messages["figures"]["frames_out"].as_u64() > Some(100));
+    assert_eq!(messages["figures"]["dropped"], 0);
+    let holder = &messages["holder"]["Process"];
+    assert_eq!(holder["program"], "active-messages");
+    let udp = of("Udp").unwrap();
+    assert_eq!(udp["guard"]["number"], SPECIAL_PORT);
+    assert_eq!(udp["holder"]["Process"]["pid"], echo.pid());
+    assert_ne!(udp["channel"], messages["channel"]);
+    let text = bed.portolan(Side::Server, &["ss", "-i"]).unwrap();
+    assert!(text.contains("eth   RAW"), "{text}");
+    assert!(text.contains("ip    RAW"), "{text}");
+    assert!(text.contains(" dropped:0 "), "{text}");
+}
+
 /// Binds the port as an ordinary program does; the errno's name if it cannot.
 fn bind(bed: &Bed, stack: Stack) -> String {
     let script = format!(
