@@ -4,7 +4,7 @@
 //! handed to [`Channel::transmit`] is lost: what a tap does not take at once waits in its backlog, and
 //! the doorway is full until it is gone.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -22,6 +22,8 @@ use crate::table::Hidden;
 pub(crate) struct Channel {
     main: Doorway<OwnedFd>,
     others: BTreeMap<Door, Doorway<Hidden>>,
+    /// Those to come: full until then.
+    awaited: BTreeSet<Door>,
     chosen: Door,
     inlet: Inlet,
     ring_fd: OwnedFd,
@@ -65,6 +67,7 @@ impl Channel {
         Channel {
             main: Doorway::new(tap),
             others: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             chosen: Door::MAIN,
             inlet,
             ring_fd,
@@ -78,6 +81,17 @@ impl Channel {
     pub(crate) fn open_door(&mut self, door: Door, tap: OwnedFd) {
         let tap = TapIo::new(Hidden::new(tap));
         self.others.insert(door, Doorway::new(tap));
+        self.awaited.remove(&door);
+    }
+
+    /// Will have one more doorway.
+    pub(crate) fn await_door(&mut self, door: Door) {
+        self.awaited.insert(door);
+    }
+
+    /// That one does not come: who waits for it goes by the main one. False if it is there.
+    pub(crate) fn stop_awaiting(&mut self, door: Door) -> bool {
+        self.awaited.remove(&door)
     }
 
     /// Nothing goes through that doorway any more; false if something still waits there.
@@ -248,6 +262,7 @@ impl Wire for Channel {
     fn is_full(&self) -> bool {
         match self.others.get(&self.chosen) {
             Some(doorway) => doorway.is_full(),
+            None if self.awaited.contains(&self.chosen) => true,
             None => self.main.is_full(),
         }
     }

@@ -4,10 +4,10 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_proto::control::{Doorways, RequestBody};
+use portolan_proto::control::{DoorwayState, Doorways, RequestBody};
 use portolan_proto::qos::Scope;
 use portolan_stack::{Door, Session};
-use portolan_types::{Protocol, Slot};
+use portolan_types::{Instant, Protocol, Slot};
 
 use crate::core::Core;
 
@@ -15,8 +15,10 @@ use crate::core::Core;
 #[derive(Debug, Default)]
 pub(crate) struct DoorPlan {
     main_burst: Option<u32>,
-    /// Those that are open, flows before ports.
+    /// Those that are open or awaited, flows before ports.
     open: Vec<Open>,
+    /// New ones of which the server waits to hear that their sessions go through them.
+    entered: Vec<Door>,
     /// No session is to go there any more; what waits there goes first.
     leaving: Vec<Door>,
 }
@@ -41,15 +43,20 @@ impl DoorPlan {
 
 impl Core {
     /// The server's list of doorways, with the taps of those that are new.
-    pub(crate) fn set_doorways(&mut self, doorways: Doorways, taps: Vec<OwnedFd>) {
+    pub(crate) fn set_doorways(&mut self, now: Instant, doorways: Doorways, taps: Vec<OwnedFd>) {
         let mut taps = taps.into_iter();
         let mut open = Vec::new();
         for doorway in doorways.others {
             let door = Door(doorway.number);
-            if doorway.is_new
-                && let Some(tap) = taps.next()
-            {
-                self.channel.open_door(door, tap);
+            match doorway.state {
+                DoorwayState::Awaited => self.channel.await_door(door),
+                DoorwayState::New => {
+                    if let Some(tap) = taps.next() {
+                        self.channel.open_door(door, tap);
+                        self.doors.entered.push(door);
+                    }
+                }
+                DoorwayState::Open => {}
             }
             open.push(Open {
                 scope: doorway.scope,
@@ -60,15 +67,31 @@ impl Core {
         open.sort_by_key(|open| !matches!(open.scope, Scope::Flow(_)));
         self.doors.main_burst = doorways.main_burst;
         for before in std::mem::replace(&mut self.doors.open, open) {
-            if self.doors.open.iter().all(|open| open.door != before.door) {
+            let stays = self.doors.open.iter().any(|open| open.door == before.door);
+            if !stays && !self.channel.stop_awaiting(before.door) {
                 self.doors.leaving.push(before.door);
             }
         }
+        self.choose_doors(now);
+    }
+
+    fn choose_doors(&mut self, now: Instant) {
         let slots: Vec<Slot> = self.stack.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             self.choose_door(slot);
         }
-        self.close_doors();
+        // Who has waited for his doorway goes on.
+        self.send_out(now);
+    }
+
+    /// There is no server any more that would open one.
+    pub(crate) fn stop_awaiting_doors(&mut self, now: Instant) {
+        let Core { doors, channel, .. } = self;
+        let before = doors.open.len();
+        doors.open.retain(|open| !channel.stop_awaiting(open.door));
+        if doors.open.len() != before {
+            self.choose_doors(now);
+        }
     }
 
     /// Finds the session's doorway, when it has come, got another peer, or the doorways have changed.
@@ -83,7 +106,8 @@ impl Core {
         self.stack.set_door(slot, door);
     }
 
-    /// Lets go of doorways through which nothing goes any more.
+    /// Tells the server which doorways their sessions go through, and lets go of those through which nothing goes any
+    /// more.
     pub(crate) fn close_doors(&mut self) {
         let Core {
             stack,
@@ -92,6 +116,13 @@ impl Core {
             outbox,
             ..
         } = self;
+        doors.entered.retain(|&door| {
+            let is_used = !stack.approaches_door(door);
+            if is_used {
+                outbox.push(RequestBody::DoorwayEntered { number: door.0 });
+            }
+            !is_used
+        });
         doors.leaving.retain(|&door| {
             let stays = stack.uses_door(door) || !channel.close_door(door);
             if !stays {

@@ -6,6 +6,7 @@
 //! leader and does all the work; nothing to do until that thread has left.
 
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -168,13 +169,17 @@ impl Process {
         let outside = inside::leave();
         let _ = wait::ppoll(&mut fds, deadline, None);
         drop(outside);
-        if fds.pop().is_some_and(|alert| alert.revents != 0) && self.alert.silence() {
+        if fds.pop().is_some_and(|alert| alert.revents != 0) {
             self.hear_server();
         }
         fds
     }
 
     fn hear_server(&self) {
+        let hearing = self.hearing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.alert.silence() {
+            return;
+        }
         let Ok((
             ReplyBody::Recalled {
                 sessions,
@@ -185,20 +190,39 @@ impl Process {
         else {
             return;
         };
+        if has_doorways {
+            self.fetch_doorways();
+        }
+        drop(hearing);
         for session in sessions {
             posix::yield_session(self, session);
         }
-        if has_doorways
-            && let Ok((ReplyBody::Doorways(doorways), taps)) =
-                self.control.call(RequestBody::Doorways, &[])
+    }
+
+    /// The server rings before it hands over a session that is to wait for its doorway; whoever receives the session looks
+    /// here before anything of it is sent. While the helper has silenced the bell and hears, this waits for it.
+    pub(crate) fn hear_of_doorways(&self) {
+        let _hearing = self.hearing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.alert.is_rung() {
+            self.fetch_doorways();
+        }
+    }
+
+    fn fetch_doorways(&self) {
+        if let Ok((ReplyBody::Doorways(doorways), taps)) =
+            self.control.call(RequestBody::Doorways, &[])
         {
-            self.lock().set_doorways(doorways, taps);
+            self.lock().set_doorways(clock::now(), doorways, taps);
         }
     }
 
     /// Ends all sessions once no packet can reach them any more.
     fn look_for_server(&self) {
-        if self.control.has_hung_up() && self.is_cut_off() {
+        if !self.control.has_hung_up() {
+            return;
+        }
+        self.lock().stop_awaiting_doors(clock::now());
+        if self.is_cut_off() {
             self.lock().end_all(clock::now());
         }
     }

@@ -38,6 +38,8 @@ pub(crate) struct Process {
     pub(crate) statistics: StatisticsWriter,
     /// Rings when the server wants sessions back.
     pub(crate) alert: Bell,
+    /// Held while what it rang for is fetched and done.
+    pub(crate) hearing: Mutex<()>,
     pub(crate) helper: helper::Post,
     /// Who holds it runs with the priority of who waits (ADR 2).
     core: PiMutex<Core>,
@@ -246,6 +248,7 @@ impl Process {
             mapping: mapping_from_environment().unwrap_or(parameters.mapping),
             statistics,
             alert: Bell::from_fd(table::hide(alert)),
+            hearing: Mutex::new(()),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
             core: PiMutex::new(core),

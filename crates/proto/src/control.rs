@@ -124,6 +124,8 @@ pub enum RequestBody {
     Recalls,
     /// Which doorways has the process, and for what? Reply: `Doorways`.
     Doorways,
+    /// All sessions of that doorway go through it, and nothing of them waits elsewhere. No reply.
+    DoorwayEntered { number: u8 },
     /// Nothing goes through that doorway any more. No reply.
     DoorwayClosed { number: u8 },
     /// A cached TCP session is about to be flushed: its packets go to the server from now on, and wait there.
@@ -520,10 +522,19 @@ impl Doorways {
 pub struct Doorway {
     /// From 1 on.
     pub number: u8,
-    pub is_new: bool,
+    pub state: DoorwayState,
     /// A flow or a port.
     pub scope: Scope,
     pub burst: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DoorwayState {
+    /// It is being made: its sessions wait for it.
+    Awaited,
+    /// Its tap comes with this message.
+    New,
+    Open,
 }
 
 /// What libraries are told once.

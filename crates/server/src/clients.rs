@@ -292,6 +292,10 @@ impl Server {
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
             RequestBody::Recalls => Ok(self.take_recalls(channel)),
             RequestBody::Doorways => Ok(self.doorways(channel)),
+            RequestBody::DoorwayEntered { number } => {
+                self.doorway_entered(channel, number);
+                Ok(Answer::Silence)
+            }
             RequestBody::DoorwayClosed { number } => {
                 self.doorway_closed(channel, number);
                 Ok(Answer::Silence)

@@ -102,6 +102,8 @@ counters! {
     guarantees_restored = "guarantees-restored",
     /// Reservations of flows and ports whose sessions share their process's doorway: it has too many.
     doorways_refused = "doorways-refused",
+    /// Doorways that were not there, or not in use, after a second: their sessions shared their process's until then.
+    doorways_late = "doorways-late",
     bad_capsules = "capsules-refused",
     time_wait_evicted = "time-wait-evictions",
     wire_overflow = "tap-backlog-drops",

@@ -16,7 +16,7 @@ use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal, Scope};
 use portolan_sys::unix::Credentials;
-use portolan_types::SessionId;
+use portolan_types::{Instant, SessionId};
 
 use crate::clients::{Answer, ClientId};
 use crate::config::{Config, Policy};
@@ -31,6 +31,8 @@ pub struct Qos {
     receive: receive::Budgets,
     cpu: cpu::Reservations,
     whereabouts: moves::Whereabouts,
+    /// No process's patience with a doorway ends before.
+    doorways_due: Option<Instant>,
     /// Of the configuration.
     policies: Vec<Policy>,
 }
@@ -43,6 +45,7 @@ impl Qos {
             receive: receive::Budgets::default(),
             cpu: cpu::Reservations::new(config),
             whereabouts: moves::Whereabouts::default(),
+            doorways_due: None,
             policies: config.qos.policy.clone(),
         }
     }

@@ -487,6 +487,7 @@ impl Server {
             self.drive_cpu(),
             self.drive_extensions(),
             self.drive_cgroups(),
+            self.drive_doorways(),
             self.drive_links(),
         ]
         .into_iter()

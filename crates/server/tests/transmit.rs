@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{Client, Library, await_some, control_path, start_server_with, unpack};
 use portolan_netns::{Bed, Daemon, Namespace};
-use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Doorway, DoorwayState, Reader, ReplyBody, RequestBody};
 use portolan_proto::qos::{
     Algorithm, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
     Refusal, Scope, Slack, Transmit,
@@ -678,14 +678,11 @@ fn a_flow_has_its_class_until_it_ends() {
     let flow = library.stack.tcp(slot).unwrap().flow;
     let scope = Scope::Flow(flow);
     done(&mut library.client, bits(&scope, 10));
-    library.write(slot, &[7; 20_000]);
-    let mut octets = [0; 20_000];
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| std::io::Read::read_exact(&mut peer, &mut octets).unwrap());
-        while !reader.is_finished() {
-            library.turn();
-        }
+    // The process says nothing of its doorway.
+    await_some("the end of patience", || {
+        (library.client.counter("server", "doorways-late") == 1).then_some(())
     });
+    pass(&mut library, slot, &mut peer);
     let report = show(&mut library.client);
     assert!(report.transmit[0].traffic.octets > 20_000, "{report:?}");
     assert_eq!(report.transmit[0].traffic.drops, 0);
@@ -698,6 +695,81 @@ fn a_flow_has_its_class_until_it_ends() {
     await_some("the flow's class to go", || {
         show(&mut client).transmit.is_empty().then_some(())
     });
+}
+
+/// Sends 20,000 octets, which arrive.
+fn pass(library: &mut Library, slot: Slot, peer: &mut std::net::TcpStream) {
+    let mut octets = [0; 20_000];
+    library.write(slot, &octets);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| std::io::Read::read_exact(peer, &mut octets).unwrap());
+        while !reader.is_finished() {
+            library.turn();
+        }
+    });
+}
+
+/// The doorways of a process, as it fetches them.
+fn doorways(library: &mut Library) -> Vec<Doorway> {
+    match library.client.ask_with(RequestBody::Doorways, &[]) {
+        (ReplyBody::Doorways(doorways), _) => doorways.others,
+        (reply, _) => panic!("{reply:?}"),
+    }
+}
+
+#[test]
+fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_doorway() {
+    let host = Host::start("enters", "");
+    let listener = host
+        .bed
+        .b
+        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
+    let mut library = Library::start(&control_path(&host.bed.a));
+    let (_, _near, slot) = library.open((Bed::B4, 9000).into());
+    let (mut peer, _) = listener.accept().unwrap();
+    let scope = Scope::Flow(library.stack.tcp(slot).unwrap().flow);
+    done(&mut library.client, bits(&scope, 10));
+    pass(&mut library, slot, &mut peer);
+    let before = show(&mut library.client).transmit[0].traffic.octets;
+    let is_late = library.client.counter("server", "doorways-late") > 0;
+    assert!(before < 20_000 || is_late, "{before}");
+
+    let new = await_some("the doorway", || {
+        let list = doorways(&mut library);
+        list.into_iter().find(|one| one.state == DoorwayState::New)
+    });
+    assert_eq!(new.scope, scope);
+    let number = new.number;
+    library
+        .client
+        .send(RequestBody::DoorwayEntered { number }, &[]);
+    assert_eq!(doorways(&mut library)[0].state, DoorwayState::Open);
+    pass(&mut library, slot, &mut peer);
+    let after = show(&mut library.client).transmit[0].traffic.octets;
+    assert!(after >= before + 20_000, "{after}");
+}
+
+#[test]
+fn a_process_hears_of_a_doorway_before_it_has_the_session_that_is_to_wait_for_it() {
+    let host = Host::start("arrives", "");
+    let mut library = Library::start(&control_path(&host.bed.a));
+    let scope = Scope::Port {
+        protocol: Protocol::Udp,
+        port: 7001,
+    };
+    done(&mut host.client(), bits(&scope, 5));
+    let is_rung = |library: &Library| {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut alert = [PollFd::new(&library.alert, PollFlags::IN)];
+        poll(&mut alert, Some(&Timespec::default())).unwrap() > 0
+    };
+    assert!(!is_rung(&library));
+    library.bind(Protocol::Udp, (Bed::A4, 7001).into(), Slot(0));
+    assert!(is_rung(&library));
+    let list = doorways(&mut library);
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0].scope, scope);
+    assert_ne!(list[0].state, DoorwayState::Open);
 }
 
 #[test]

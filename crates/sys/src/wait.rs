@@ -71,6 +71,16 @@ impl Bell {
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
     }
 
+    /// As [`Bell::silence`], but it rings on.
+    pub fn is_rung(&self) -> bool {
+        let mut fds = [libc::pollfd {
+            fd: self.fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
+    }
+
     /// Silences it; true if it rang.
     pub fn silence(&self) -> bool {
         read(&self.fd, &mut [0; 8]).is_ok()

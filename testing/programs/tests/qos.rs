@@ -2,6 +2,7 @@
 //! process that do not wait for each other.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::process::Stdio;
 use std::thread::sleep;
 use std::time::Duration;
@@ -19,6 +20,8 @@ const PORT: u16 = 7302;
 /// Local port of the sender that has a rate.
 const SLOW_PORT: u16 = 7303;
 const SECONDS: f64 = 3.0;
+/// Windows of the receiver's report in a second.
+const WINDOWS: usize = 5;
 /// For what comes soon on a machine that is not busy.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -45,6 +48,17 @@ class Sender:
         s.connect(to)
         if protocol == "tcp":
             s.sendall(struct.pack(">H", tag))
+        if local:
+            self.fill()
+
+    def fill(self):
+        # All that goes, before its doorway can be there.
+        self.socket.setblocking(False)
+        try:
+            while time.monotonic() < end:
+                self.send()
+        except BlockingIOError:
+            self.socket.setblocking(True)
 
     def send(self):
         if protocol == "tcp":
@@ -83,8 +97,6 @@ def poll(senders, flags):
             ready.clear()
 
 senders = [Sender(1, int(slow_port)), Sender(2, 0)]
-# What is sent before the slow one's doorway is there holds up the other for as long as it takes (ADR 11).
-time.sleep(0.3)
 if how == "threads":
     threads = [threading.Thread(target=sender.stream) for sender in senders]
     for t in threads: t.start()
@@ -150,10 +162,21 @@ impl Received {
 
     /// After the first second, in Mb/s.
     fn rate(&self, tag: u64) -> f64 {
+        self.rate_in(tag, WINDOWS..(SECONDS as usize) * WINDOWS)
+    }
+
+    /// That in which something came of it first.
+    fn first_window(&self, tag: u64) -> usize {
+        let first = self.sender(tag)["first_ms"].as_f64().expect("a number");
+        first as usize * WINDOWS / 1000
+    }
+
+    /// In these windows of 200 ms.
+    fn rate_in(&self, tag: u64, range: Range<usize>) -> f64 {
         let windows = self.sender(tag)["octets"].as_array().expect("a list");
-        let steady = &windows[5.min(windows.len())..];
-        let octets: f64 = steady.iter().filter_map(Value::as_f64).sum();
-        octets * 8.0 / (SECONDS - 1.0) / 1e6
+        let octets = windows.iter().take(range.end).skip(range.start);
+        let octets: f64 = octets.filter_map(Value::as_f64).sum();
+        octets * 8.0 / range.len() as f64 * WINDOWS as f64 / 1e6
     }
 
     fn lost(&self, tag: u64) -> u64 {
@@ -200,6 +223,10 @@ fn assert_apart(received: &Received) {
     let (slow, other) = (received.rate(SLOW), received.rate(OTHER));
     assert!((1.6..2.2).contains(&slow), "{slow} of 2 Mb/s");
     assert!(other > 5.0 * slow, "{other} beside {slow} Mb/s");
+    // From the first octet on: nothing goes into the slow class by the way that both would share.
+    let first = received.first_window(OTHER);
+    let at_first = received.rate_in(OTHER, first..first + WINDOWS);
+    assert!(at_first > other / 2.0, "{at_first} at first, then {other}");
 }
 
 #[test]
@@ -228,6 +255,27 @@ fn what_has_a_rate_does_not_stop_others_of_one_thread_that_polls() {
 #[test]
 fn a_child_sends_at_the_rate_of_what_it_has_inherited() {
     assert_apart(&two_senders(&shaped_bed(), Protocol::Tcp, "child"));
+}
+
+/// What the slow one has sent before stays in the class in which it is.
+#[test]
+fn a_rate_for_what_is_under_way_does_not_stop_another_of_its_process() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let bed = shaped_bed();
+        let receiver = receiver(&bed);
+        let _senders = start_two(&bed, protocol, "threads", SECONDS + 2.0);
+        sleep(Duration::from_secs(1));
+        reserve_port(&bed, protocol);
+        let received = Received::from(&bed, receiver);
+        // The second that begins when both have sent for some time, and ends before they have to stop.
+        let range = 2 * WINDOWS..3 * WINDOWS;
+        let (slow, other) = (
+            received.rate_in(SLOW, range.clone()),
+            received.rate_in(OTHER, range),
+        );
+        assert!(slow < 10.0, "{slow} of 2 Mb/s and what was on its way");
+        assert!(other > 20.0, "{other} beside {slow} Mb/s");
+    }
 }
 
 #[test]

@@ -142,6 +142,7 @@ pub(super) fn install(
     if !stays {
         socket.leave_to_server();
     }
+    process.hear_of_doorways();
     let mut core = process.lock();
     let now = clock::now();
     core.put(now, slot, arrival);

@@ -115,6 +115,7 @@ fn retarget(
     remote: Option<SocketAddr>,
     generation: Generation,
 ) {
+    process.hear_of_doorways();
     let mut core = process.lock();
     if let Some(session) = core.stack.udp(slot) {
         session.local = local;

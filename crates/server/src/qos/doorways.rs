@@ -1,18 +1,29 @@
 //! Doorways: where something is reserved for a flow or a port, the process that has such sessions gets a tap
 //! for them beside its own (ADR 11). The thread that makes channels makes them; the process is told by its
 //! alert, fetches the list, and says when nothing goes through one any more.
+//!
+//! What goes into a slow class by the process's own tap would hold up all others. So the sessions of a doorway that is
+//! being made wait for it in the process, which hears of it before it has them; and those that were there when
+//! something was reserved for them come into their class when the process says that they go through the doorway.
+//! Neither lasts longer than [`PATIENCE`].
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use portolan_bpf::Filter;
-use portolan_control::Holder;
-use portolan_proto::control::{Doorway, Doorways, ReplyBody};
+use portolan_control::{Holder, Session};
+use portolan_proto::control::{Doorway, DoorwayState, Doorways, ReplyBody};
 use portolan_proto::qos::Scope;
 use portolan_sys::tap::Tap;
-use portolan_types::{ChannelId, SessionId};
+use portolan_types::{ChannelId, Instant, SessionId};
 use tracing::{error, warn};
 
 use super::transmit::Class;
 use crate::clients::Answer;
 use crate::server::Server;
+
+/// The kernel takes milliseconds for a tap, tens of them when it is busy.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Those of one process.
 #[derive(Debug, Default)]
@@ -28,6 +39,18 @@ struct Entry {
     scope: Scope,
     class: Class,
     stage: Stage,
+    meanwhile: Meanwhile,
+    /// Until then; none if that is over.
+    patience: Option<Instant>,
+}
+
+/// What sessions do that are to go through a doorway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meanwhile {
+    /// They are in their class, and wait in their process until it has the doorway.
+    Wait,
+    /// They are in no class until they go through it: they were there before it.
+    GoOn,
 }
 
 #[derive(Debug)]
@@ -58,9 +81,26 @@ impl DoorwaySet {
     }
 
     fn of_scope(&mut self, scope: &Scope) -> Option<&mut Entry> {
-        let is_leaving = |entry: &Entry| matches!(entry.stage, Stage::Leaving(_));
         let mut entries = self.doorways.iter_mut();
-        entries.find(|entry| entry.scope == *scope && !is_leaving(entry))
+        entries.find(|entry| entry.is_for(scope))
+    }
+
+    /// Ends patience where it is due; returns for how many, and when the next is.
+    fn lose_patience(&mut self, now: Instant) -> (u64, Option<Instant>) {
+        let mut lost = 0;
+        for entry in &mut self.doorways {
+            if entry.patience.is_some_and(|until| until <= now) {
+                entry.patience = None;
+                lost += 1;
+            }
+        }
+        (
+            lost,
+            self.doorways
+                .iter()
+                .filter_map(|entry| entry.patience)
+                .min(),
+        )
     }
 
     /// The taps that are still the process's, to be destroyed with it.
@@ -74,20 +114,68 @@ impl DoorwaySet {
     }
 }
 
-impl Server {
-    /// A session has come to a process: it may need a doorway there.
-    pub(crate) fn note_arrival(&mut self, id: SessionId, channel: ChannelId) {
-        let Some(session) = self.registry.session(id) else {
-            return;
-        };
-        if let Some((scope, class)) = self.own_reservation(session) {
-            let scope = scope.clone();
-            self.open_doorway(channel, scope, class);
+impl Entry {
+    fn is_for(&self, scope: &Scope) -> bool {
+        self.scope == *scope && !matches!(self.stage, Stage::Leaving(_))
+    }
+
+    /// What the process is told. Of one that is late it hears when it is there.
+    fn state(&self) -> Option<DoorwayState> {
+        match self.stage {
+            Stage::Ordered => self.patience.map(|_| DoorwayState::Awaited),
+            Stage::Made(_) => Some(DoorwayState::New),
+            Stage::Handed(_) => Some(DoorwayState::Open),
+            Stage::Leaving(_) => None,
         }
     }
 
-    /// Reservations have changed: makes doorways that are missing, and has those go that are not wanted.
-    pub(super) fn refresh_doorways(&mut self) {
+    /// Shares the tap with the process.
+    fn hand_over(&mut self) -> std::io::Result<Option<OwnedFd>> {
+        let Stage::Made(tap) = &self.stage else {
+            return Ok(None);
+        };
+        let fd = tap.fd.try_clone()?;
+        if let Stage::Made(tap) = std::mem::replace(&mut self.stage, Stage::Ordered) {
+            self.stage = Stage::Handed(tap);
+        }
+        if self.meanwhile == Meanwhile::Wait {
+            self.patience = None;
+        }
+        Ok(Some(fd))
+    }
+}
+
+impl Server {
+    /// A session has come to a process: it may need a doorway there.
+    pub(crate) fn note_arrival(&mut self, id: SessionId, channel: ChannelId) {
+        if let Some((scope, class)) = self.doorway_for(id) {
+            self.open_doorway(channel, (scope, class), Meanwhile::Wait);
+        }
+    }
+
+    fn doorway_for(&self, id: SessionId) -> Option<(Scope, Class)> {
+        let session = self.registry.session(id)?;
+        let (scope, class) = self.own_reservation(session)?;
+        Some((scope.clone(), class))
+    }
+
+    /// Is the session one of those that are in no class until they go through their doorway?
+    pub(super) fn goes_on_as_before(&self, session: &Session, channel: ChannelId) -> bool {
+        let set = self.channels.get(&channel).map(|entry| &entry.doorways);
+        let goes_on =
+            |entry: &&Entry| entry.meanwhile == Meanwhile::GoOn && entry.patience.is_some();
+        set.is_some_and(|set| {
+            let mut going = set.doorways.iter().filter(goes_on);
+            going.any(|entry| {
+                self.own_reservation(session)
+                    .is_some_and(|(scope, _)| entry.is_for(scope))
+            })
+        })
+    }
+
+    /// Reservations have changed, that of `anew` being new to sessions that are there: makes doorways that are missing,
+    /// and has those go that are not wanted.
+    pub(super) fn refresh_doorways(&mut self, anew: Option<&Scope>) {
         let held = |session: &portolan_control::Session| match session.holder {
             Holder::Process(channel, _) => Some((session.id, channel)),
             _ => None,
@@ -98,7 +186,13 @@ impl Server {
             self.close_doorways(channel);
         }
         for (id, channel) in sessions {
-            self.note_arrival(id, channel);
+            if let Some((scope, class)) = self.doorway_for(id) {
+                let meanwhile = match anew == Some(&scope) {
+                    true => Meanwhile::GoOn,
+                    false => Meanwhile::Wait,
+                };
+                self.open_doorway(channel, (scope, class), meanwhile);
+            }
         }
     }
 
@@ -112,7 +206,12 @@ impl Server {
         }
     }
 
-    fn open_doorway(&mut self, channel: ChannelId, scope: Scope, class: Class) {
+    fn open_doorway(
+        &mut self,
+        channel: ChannelId,
+        (scope, class): (Scope, Class),
+        meanwhile: Meanwhile,
+    ) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
@@ -131,13 +230,45 @@ impl Server {
             self.counters.doorways_refused += 1;
             return;
         };
+        let until = self.now + PATIENCE;
         set.doorways.push(Entry {
             number,
             scope,
             class,
             stage: Stage::Ordered,
+            meanwhile,
+            patience: Some(until),
         });
+        let due = &mut self.qos.doorways_due;
+        *due = due.map_or(Some(until), |due| Some(due.min(until)));
         self.spares.order_doorway(channel, number);
+        self.tell_of_doorways(channel);
+    }
+
+    /// Looks for doorways that are late when it is time. Returns when to come back.
+    pub fn drive_doorways(&mut self) -> Option<Instant> {
+        if self.qos.doorways_due? > self.now {
+            return self.qos.doorways_due;
+        }
+        let (mut late, mut next) = (Vec::new(), None);
+        for (channel, entry) in &mut self.channels {
+            let (lost, due) = entry.doorways.lose_patience(self.now);
+            self.counters.doorways_late += lost;
+            late.extend((lost > 0).then_some(*channel));
+            next = [next, due].into_iter().flatten().min();
+        }
+        self.qos.doorways_due = next;
+        for channel in late {
+            self.tell_of_doorways(channel);
+            self.classify_sessions_of(channel);
+        }
+        next
+    }
+
+    fn classify_sessions_of(&mut self, channel: ChannelId) {
+        for id in self.sessions_owned_by(channel) {
+            self.renew_rows(id);
+        }
     }
 
     /// The thread has made a doorway, or could not.
@@ -158,13 +289,18 @@ impl Server {
         }
     }
 
+    /// It could not be made: its sessions share their process's.
     fn drop_doorway(&mut self, channel: ChannelId, number: u8) {
-        if let Some(entry) = self.channels.get_mut(&channel) {
-            entry
-                .doorways
-                .doorways
-                .retain(|entry| entry.number != number);
-        }
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        entry
+            .doorways
+            .doorways
+            .retain(|entry| entry.number != number);
+        self.counters.doorways_refused += 1;
+        self.tell_of_doorways(channel);
+        self.classify_sessions_of(channel);
     }
 
     /// Has those go for which nothing is reserved any more.
@@ -180,8 +316,12 @@ impl Server {
             }
             match doorway.stage {
                 // What comes from the thread for it is destroyed then.
-                Stage::Ordered => continue,
+                Stage::Ordered => {
+                    has_news = true;
+                    continue;
+                }
                 Stage::Made(tap) => {
+                    has_news = true;
                     unused.push(tap);
                     continue;
                 }
@@ -225,33 +365,42 @@ impl Server {
         set.has_news = false;
         let (mut others, mut taps) = (Vec::new(), Vec::new());
         for entry in &mut set.doorways {
-            let is_new = matches!(entry.stage, Stage::Made(_));
-            let stage = std::mem::replace(&mut entry.stage, Stage::Ordered);
-            entry.stage = match stage {
-                Stage::Made(tap) => match tap.fd.try_clone() {
-                    Ok(fd) => {
-                        taps.push(fd);
-                        Stage::Handed(tap)
-                    }
-                    Err(failure) => {
-                        error!(%failure, "cannot share a doorway");
-                        Stage::Made(tap)
-                    }
-                },
-                stage => stage,
+            let Some(state) = entry.state() else {
+                continue;
             };
-            if let Stage::Handed(_) = entry.stage {
-                others.push(Doorway {
-                    number: entry.number,
-                    is_new,
-                    scope: entry.scope.clone(),
-                    burst: entry.class.terms.burst,
-                });
+            match entry.hand_over() {
+                Ok(tap) => taps.extend(tap),
+                Err(failure) => {
+                    error!(%failure, "cannot share a doorway");
+                    continue;
+                }
             }
+            others.push(Doorway {
+                number: entry.number,
+                state,
+                scope: entry.scope.clone(),
+                burst: entry.class.terms.burst,
+            });
         }
         let main_burst = set.main_burst;
         let doorways = Doorways { main_burst, others };
         Answer::Reply(ReplyBody::Doorways(doorways), taps)
+    }
+
+    /// `DoorwayEntered`.
+    pub fn doorway_entered(&mut self, channel: ChannelId, number: u8) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let is_it = |entry: &&mut Entry| {
+            entry.number == number
+                && entry.patience.is_some()
+                && matches!(entry.stage, Stage::Handed(_))
+        };
+        if let Some(entry) = entry.doorways.doorways.iter_mut().find(is_it) {
+            entry.patience = None;
+            self.classify_sessions_of(channel);
+        }
     }
 
     /// `DoorwayClosed`.
@@ -267,7 +416,7 @@ impl Server {
         {
             self.destroy_doorway(tap);
             // What was reserved again meanwhile may need its number.
-            self.refresh_doorways();
+            self.refresh_doorways(None);
         }
     }
 }

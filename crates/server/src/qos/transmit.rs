@@ -318,6 +318,10 @@ impl Server {
     /// Has what a scope covers sent in the class that it now has.
     fn tell_covered(&mut self, scope: &Scope) {
         self.scope_has_changed(scope);
+        // First: what is to go through a doorway does not go into its class before.
+        if let Scope::Flow(_) | Scope::Port { .. } = scope {
+            self.refresh_doorways(Some(scope));
+        }
         let covered: Vec<SessionId> = self
             .registry
             .sessions()
@@ -339,9 +343,6 @@ impl Server {
             .collect();
         for channel in channels {
             self.tell_channel(channel);
-        }
-        if let Scope::Flow(_) | Scope::Port { .. } = scope {
-            self.refresh_doorways();
         }
     }
 

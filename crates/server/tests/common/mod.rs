@@ -207,6 +207,8 @@ pub struct Library {
     pub ring: Ring,
     pub tap: Tap,
     pub metastate: MetastateReader,
+    /// Rings when the server has something to say.
+    pub alert: OwnedFd,
     /// What came with `Welcome` beside the tap, as it came.
     pub maps: Maps,
     routes: Routes,
@@ -248,7 +250,7 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
         };
-        let [tap, ring, doorbell, metastate, statistics, _alert, _bell] =
+        let [tap, ring, doorbell, metastate, statistics, alert, _bell] =
             <[OwnedFd; 7]>::try_from(fds).unwrap();
         Library {
             client,
@@ -256,6 +258,7 @@ impl Library {
             ring: Ring::map(&ring, ring_size as usize).unwrap(),
             tap: Tap(TapIo::new(tap)),
             metastate: MetastateReader::map(&metastate).unwrap(),
+            alert,
             maps: Maps {
                 ring,
                 doorbell,

@@ -79,6 +79,12 @@ impl Stack {
             .any(|entry| entry.door == door || entry.next_door == door)
     }
 
+    /// Is a session to go through that doorway of which something waits in another?
+    pub fn approaches_door(&self, door: Door) -> bool {
+        self.entries()
+            .any(|entry| entry.next_door == door && entry.door != door)
+    }
+
     /// Could a datagram of the session be sent? If not, it changes to be writable when one can.
     pub fn has_room(&mut self, slot: Slot, wire: &mut impl Wire) -> bool {
         let Some(entry) = self.entry(slot.0) else {

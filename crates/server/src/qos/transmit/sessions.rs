@@ -98,6 +98,7 @@ impl Server {
         }
         let class = match session.holder {
             Holder::Server(_) => self.class_over(session),
+            Holder::Process(channel, _) if self.goes_on_as_before(session, channel) => None,
             _ => self.class_of(session),
         };
         class.map_or(0, |class| class.minor.0)
