@@ -100,11 +100,12 @@ struct Crosstalk {
 }
 
 impl Crosstalk {
-    /// Each consumer has a core: what they compete for is the way there. The sources run ahead of everybody else, so
-    /// that they are smooth.
+    /// Each consumer has a core: what they compete for is the way there. The sources and the steady consumer run ahead
+    /// of everybody else, as what has guarantees does (NE §5.1).
     fn measure(bed: &Bed, stack: Stack, effort: Effort) -> Result<Crosstalk, MeasureError> {
         let seconds = effort.scaled(16.0).ceil();
-        let steady = bed.command(Side::Server, stack, "portolan-traffic");
+        let mut steady = bed.command(Side::Server, stack, "chrt");
+        steady.args(["--fifo", "1"]).arg(&bed.tools().traffic);
         let busy = bed.neighbour(stack, "portolan-traffic");
         let consumers = [
             consumer(bed, steady, STEADY_PORT, seconds, Duration::ZERO)?,
