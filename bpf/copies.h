@@ -7,13 +7,16 @@
  * Where a destination is on the network, the kernel's routes and neighbours say. They are asked with
  * the verdict of a program, and one that clones has only one: so a clone comes to the transmit filter
  * once more, by its tap, with a mark that nobody else can set, and has a verdict of its own there.
- * The last copy is the datagram itself.
+ * The last copy is the datagram itself. Of a kind of frame that is its owner's own, a copy names its station: it leaves at
+ * once.
  */
 #ifndef COPIES_H
 #define COPIES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_endian.h>
@@ -25,11 +28,36 @@
 #include "rewrite.h"
 #include "send.h"
 
-/* Writes a destination into the datagram; the key says what is there. */
-static __always_inline bool aim_at(struct __sk_buff *skb, struct extension_work *work,
-				   const struct portolan_destination *destination)
+/* To a station of the link; any that is, since its owner could send there himself. */
+static __always_inline bool aim_at_station(struct __sk_buff *skb,
+					   const struct portolan_destination *destination)
 {
-	const struct layout at = layout_of(&work->key);
+	return bpf_skb_store_bytes(skb, offsetof(struct ethhdr, h_dest), destination->address,
+				   ETH_ALEN, 0) == 0;
+}
+
+/* To a host that has the protocol, too. */
+static __always_inline bool aim_at_host(struct __sk_buff *skb, struct extension_work *work,
+					const struct portolan_destination *destination)
+{
+	const struct layout at = layout_of(&work->key, 0);
+	union address to;
+
+	__builtin_memcpy(&to, destination->address, sizeof(to));
+	if (!may_be_sent_to(&work->key, &to) ||
+	    !change_destination(skb, &at, &work->key.remote, &to))
+		return false;
+	work->key.remote = to;
+	if (work->is_numbered)
+		identify(skb, &work->key);
+	return true;
+}
+
+/* To a port of a host. The key says what is there. */
+static __always_inline bool aim_at_port(struct __sk_buff *skb, struct extension_work *work,
+					const struct portolan_destination *destination)
+{
+	const struct layout at = layout_of(&work->key, 0);
 	struct ends before = {
 		.addresses = { work->key.local, work->key.remote },
 		.ports = { .source = work->key.local_port, .destination = work->key.remote_port },
@@ -46,6 +74,20 @@ static __always_inline bool aim_at(struct __sk_buff *skb, struct extension_work 
 	if (work->is_numbered)
 		identify(skb, &work->key);
 	return true;
+}
+
+/* Writes a destination into the packet. */
+static __always_inline bool aim_at(struct __sk_buff *skb, struct extension_work *work,
+				   const struct portolan_destination *destination)
+{
+	switch (work->event) {
+	case EVENT_ETHERNET_SEND:
+		return aim_at_station(skb, destination);
+	case EVENT_IP_SEND:
+		return aim_at_host(skb, work, destination);
+	default:
+		return aim_at_port(skb, work, destination);
+	}
 }
 
 static __always_inline void account_copy(const struct extension_work *work)
@@ -84,6 +126,8 @@ struct copying {
 	struct __sk_buff *skb;
 	/* Turns that make clones. */
 	__u32 clones;
+	/* Where those for stations of the link leave; 0 for others, whose way the kernel is asked for. */
+	__u32 egress;
 };
 
 static long clone_in_turn(__u32 turn, struct copying *copying)
@@ -92,7 +136,11 @@ static long clone_in_turn(__u32 turn, struct copying *copying)
 
 	if (turn >= copying->clones)
 		return 1;
-	if (make_copy(skb, turn) == 0)
+	if (make_copy(skb, turn))
+		return 0;
+	if (copying->egress)
+		bpf_clone_redirect(skb, copying->egress, 0);
+	else
 		bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
 	return 0;
 }
@@ -101,24 +149,30 @@ static long clone_in_turn(__u32 turn, struct copying *copying)
 static __always_inline bool may_copy(const struct extension_work *work,
 				     const struct portolan_sending *sending)
 {
-	return work->key.protocol == IPPROTO_UDP && sending->copies > 0 &&
-	       sending->copies <= PORTOLAN_COPIES;
+	return (work->key.protocol == IPPROTO_UDP || has_no_transport(work)) &&
+	       sending->copies > 0 && sending->copies <= PORTOLAN_COPIES;
 }
 
 static __always_inline int send_copies(struct __sk_buff *skb, const struct extension_work *work,
 				       const struct portolan_sending *sending)
 {
-	struct copying copying = { .skb = skb, .clones = sending->copies - 1 };
-	__u32 egress = work->interface;
+	const bool is_of_link = is_of_ethernet(work);
+	const __u32 egress = work->interface;
+	struct copying copying = {
+		.skb = skb,
+		.clones = sending->copies - 1,
+		.egress = is_of_link ? egress : 0,
+	};
 
 	classify(skb, work->row.class);
-	skb->mark = MARK_COPY;
+	if (!is_of_link)
+		skb->mark = MARK_COPY;
 	bpf_loop(PORTOLAN_COPIES, clone_in_turn, &copying, 0);
 	skb->mark = 0;
 	if (make_copy(skb, copying.clones))
 		return TC_ACT_SHOT;
 	count(transmit_sent);
-	return bpf_redirect_neigh(egress, NULL, 0, 0);
+	return is_of_link ? bpf_redirect(egress, 0) : bpf_redirect_neigh(egress, NULL, 0, 0);
 }
 
 #endif

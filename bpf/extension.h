@@ -45,6 +45,8 @@ struct extension_work {
 	__u32 number;
 	/* What is sent needs a number of its own for each receiver. */
 	__u32 is_numbered;
+	/* Octets between the IP header and the transport's: a handle. */
+	__u32 options;
 };
 
 struct {
@@ -132,16 +134,28 @@ static __always_inline void raise_received(struct __sk_buff *skb, const struct f
 	raise_to(skb, MANAGER_RECEIVE, row, key, flags, interface, event);
 }
 
-/* Is it of a protocol of its owner's own? */
+/* Does its owner, who runs the protocol himself, get frames as they are? */
 static __always_inline bool is_raw(const struct extension_work *work)
 {
-	return work->event == EVENT_ETHERNET_RECEIVE || work->event == EVENT_IP_RECEIVE;
+	return work->flags & RECORD_RAW;
+}
+
+static __always_inline bool is_of_ethernet(const struct extension_work *work)
+{
+	return work->event == EVENT_ETHERNET_RECEIVE || work->event == EVENT_ETHERNET_SEND;
+}
+
+/* Is all that it has behind Ethernet's header, or IP's, its owner's business? */
+static __always_inline bool has_no_transport(const struct extension_work *work)
+{
+	return is_of_ethernet(work) || work->event == EVENT_IP_RECEIVE ||
+	       work->event == EVENT_IP_SEND;
 }
 
 /* Has the managers see to a packet that its channel may send; returns only if they cannot. */
 static __always_inline void raise_sent(struct __sk_buff *skb, const struct flow_row *row,
 				       const struct filter_key *key, __u32 egress,
-				       bool is_numbered)
+				       bool is_numbered, __u8 event)
 {
 	__u32 zero = 0;
 	struct extension_work *work = bpf_map_lookup_elem(&extension_work, &zero);
@@ -152,6 +166,7 @@ static __always_inline void raise_sent(struct __sk_buff *skb, const struct flow_
 	work->key = *key;
 	work->interface = egress;
 	work->is_numbered = is_numbered;
+	work->event = event;
 	bpf_tail_call(skb, &managers, MANAGER_SEND);
 }
 

@@ -16,6 +16,7 @@
 #include "owner.h"
 #include "reply.h"
 #include "reply_raw.h"
+#include "send.h"
 #include "view.h"
 
 static __always_inline enum shown show_what_came(struct __sk_buff *skb,
@@ -24,7 +25,7 @@ static __always_inline enum shown show_what_came(struct __sk_buff *skb,
 {
 	switch (work->event) {
 	case EVENT_ETHERNET_RECEIVE:
-		return show_frame(skb, work, view);
+		return show_frame(skb, RECEIVED, work, view);
 	case EVENT_IP_RECEIVE:
 		return show_packet(skb, work, view);
 	default:
@@ -97,14 +98,16 @@ int extension_apply(struct __sk_buff *skb)
 		count(extension_delivered);
 		return give_to_owner(skb, work);
 	case PORTOLAN_REPLY:
-		if (is_raw(work) ? reply_raw(skb, work, view) : reply(skb, work, view)) {
+		if (has_no_transport(work) ? reply_raw(skb, work, view) :
+					     reply(skb, work, view)) {
+			classify(skb, work->row.class);
 			account(statistics, replied);
 			count(extension_replied);
 			return bpf_redirect(work->interface, 0);
 		}
 		break;
 	case PORTOLAN_FORWARD:
-		if (!is_raw(work) && forward(skb, work, view)) {
+		if (!has_no_transport(work) && forward(skb, work, view)) {
 			account(statistics, forwarded);
 			count(extension_forwarded);
 			return bpf_redirect_neigh(work->interface, NULL, 0, 0);

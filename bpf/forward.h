@@ -68,7 +68,7 @@ static __always_inline bool take_hop(struct __sk_buff *skb, const struct layout 
 static __always_inline bool forward(struct __sk_buff *skb, const struct extension_work *work,
 				    const struct portolan_view *view)
 {
-	const struct layout at = layout_of(&work->key);
+	const struct layout at = layout_of(&work->key, work->options);
 	struct ends before = {
 		.addresses = { work->key.remote, work->key.local },
 		.ports = { .source = work->key.remote_port, .destination = work->key.local_port },

@@ -142,8 +142,9 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		if (piece.is_fragment)
 			count(extension_unseen);
 		else
-			raise_received(skb, row, &key, flags, interface,
-				       key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
+			raise_received(skb, row, &key,
+				       row->flags & ROW_RAW ? flags | RECORD_RAW : flags,
+				       interface, key.protocol == IPPROTO_TCP ? EVENT_TCP_RECEIVE :
 								     EVENT_UDP_RECEIVE);
 	} else if (origin == FROM_NETWORK && may_be_flooding(row, &key, flags) &&
 		   !piece.is_fragment) {

@@ -258,6 +258,8 @@ struct guard_key {
 #define EVENT_TCP_SEND 4
 #define EVENT_ETHERNET_RECEIVE 5
 #define EVENT_IP_RECEIVE 6
+#define EVENT_ETHERNET_SEND 7
+#define EVENT_IP_SEND 8
 
 /* Extensions in the order in which they are called. */
 struct chain {

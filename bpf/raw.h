@@ -31,13 +31,17 @@ static __always_inline struct flow_row *find_raw_packet(const struct filter_key 
 	return find_raw(RAW_IP_PROTOCOL, bpf_htons(key->protocol));
 }
 
-static __always_inline enum sender raw_sender(__u8 kind, __be16 number, __u32 channel)
+/* Whether the channel has the protocol; if so, its row. */
+static __always_inline enum sender raw_sender(__u8 kind, __be16 number, struct flow_row *sender)
 {
 	const struct flow_row *row = find_raw(kind, number);
 
 	if (!row)
 		return SENDER_UNKNOWN;
-	return row->channel == channel ? SENDER_OWNER : SENDER_FOREIGN;
+	if (row->channel != sender->channel)
+		return SENDER_FOREIGN;
+	*sender = *row;
+	return SENDER_OWNER;
 }
 
 #endif

@@ -18,19 +18,21 @@
 #include <bpf/bpf_helpers.h>
 
 #include "extension.h"
+#include "payload.h"
 #include "reply.h"
 #include "rewrite.h"
 
+/* Of what is behind the IP header. */
 static __always_inline bool set_ip_length(struct __sk_buff *skb, const struct layout *at,
-					  __u32 udp_length)
+					  __u32 length)
 {
 	const __u32 length_v4 = ETH_HLEN + offsetof(struct iphdr, tot_len);
-	__be16 before, after = bpf_htons(udp_length);
+	__be16 before, after = bpf_htons(length);
 
 	if (at->width != 4)
 		return bpf_skb_store_bytes(skb, ETH_HLEN + offsetof(struct ipv6hdr, payload_len),
 					   &after, sizeof(after), 0) == 0;
-	after = bpf_htons(sizeof(struct iphdr) + udp_length);
+	after = bpf_htons(sizeof(struct iphdr) + length);
 	return bpf_skb_load_bytes(skb, length_v4, &before, sizeof(before)) == 0 &&
 	       bpf_skb_store_bytes(skb, length_v4, &after, sizeof(after), 0) == 0 &&
 	       bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check), before, after,
@@ -41,26 +43,26 @@ static __always_inline bool set_ip_length(struct __sk_buff *skb, const struct la
 static __always_inline bool replace(struct __sk_buff *skb, const struct extension_work *work,
 				    struct portolan_view *view)
 {
-	const struct layout at = layout_of(&work->key);
-	const __u32 headers = at.transport + sizeof(struct udphdr);
-	__u32 length = view->length;
-	struct udphdr udp = {
-		.source = work->key.local_port,
-		.dest = work->key.remote_port,
-		.len = bpf_htons(sizeof(udp) + length),
-	};
+	const struct layout at = layout_of(&work->key, 0);
+	struct udphdr udp;
 
-	if (length > PORTOLAN_PAYLOAD || work->key.protocol != IPPROTO_UDP || skb->gso_size)
+	if (work->key.protocol != IPPROTO_UDP || skb->gso_size ||
+	    !put_payload(skb, at.transport + sizeof(udp), view))
 		return false;
-	udp.check = reply_checksum(work, view, udp.len);
-	if (skb->len != headers + length && bpf_skb_change_tail(skb, headers + length, 0))
+	udp = udp_of(work, view);
+	return set_ip_length(skb, &at, sizeof(udp) + view->length) &&
+	       bpf_skb_store_bytes(skb, at.transport, &udp, sizeof(udp), 0) == 0;
+}
+
+/* The same of a protocol of its owner's own, which sees to its own checksums. */
+static __always_inline bool replace_raw(struct __sk_buff *skb, const struct extension_work *work,
+					struct portolan_view *view)
+{
+	const struct layout at = layout_of(&work->key, 0);
+
+	if (skb->gso_size || !put_payload(skb, headers_of(work), view))
 		return false;
-	if (!set_ip_length(skb, &at, sizeof(udp) + length) ||
-	    bpf_skb_store_bytes(skb, at.transport, &udp, sizeof(udp), 0))
-		return false;
-	asm volatile("" : "+r"(length));
-	return length == 0 || (length <= PORTOLAN_PAYLOAD &&
-			       bpf_skb_store_bytes(skb, headers, view->payload, length, 0) == 0);
+	return is_of_ethernet(work) || set_ip_length(skb, &at, view->length);
 }
 
 #endif

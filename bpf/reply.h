@@ -19,6 +19,7 @@
 #include "extension.h"
 #include "lookup.h"
 #include "parse.h"
+#include "payload.h"
 #include "sum.h"
 
 #define REPLY_HOPS 64
@@ -147,21 +148,10 @@ static __always_inline bool reply(struct __sk_buff *skb, const struct extension_
 	const bool is_v4 = is_ipv4(&work->key.local);
 	const __u32 headers =
 		ETH_HLEN + (is_v4 ? sizeof(struct reply_v4) : sizeof(struct reply_v6));
-	__u32 length = view->length;
 
-	if (length > PORTOLAN_PAYLOAD || work->key.protocol != IPPROTO_UDP)
+	if (work->key.protocol != IPPROTO_UDP || !put_payload(skb, headers, view))
 		return false;
-	if (skb->len != headers + length && bpf_skb_change_tail(skb, headers + length, 0))
-		return false;
-	if (is_v4 ? !write_v4(skb, work, view) : !write_v6(skb, work, view))
-		return false;
-	asm volatile("" : "+r"(length));
-	if (length > 0 && length <= PORTOLAN_PAYLOAD &&
-	    bpf_skb_store_bytes(skb, headers, view->payload, length, 0))
-		return false;
-	if (work->row.class)
-		skb->priority = priority_of(work->row.class);
-	return true;
+	return is_v4 ? write_v4(skb, work, view) : write_v6(skb, work, view);
 }
 
 #endif

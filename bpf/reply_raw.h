@@ -16,6 +16,7 @@
 #include "extension.h"
 #include "lookup.h"
 #include "maps.h"
+#include "payload.h"
 #include "reply.h"
 
 /* Addresses of groups, broadcast among them. */
@@ -50,14 +51,6 @@ static __always_inline bool answer_station(struct __sk_buff *skb,
 	return station_of(work->interface, eth->h_source);
 }
 
-static __always_inline __u32 headers_of(const struct extension_work *work)
-{
-	if (work->event == EVENT_ETHERNET_RECEIVE)
-		return ETH_HLEN;
-	return ETH_HLEN +
-	       (is_ipv4(&work->key.local) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
-}
-
 static __always_inline bool write_headers(struct __sk_buff *skb,
 					  const struct extension_work *work, __u32 length)
 {
@@ -65,7 +58,7 @@ static __always_inline bool write_headers(struct __sk_buff *skb,
 
 	if (!answer_station(skb, work, &eth) || bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0))
 		return false;
-	if (work->event == EVENT_ETHERNET_RECEIVE)
+	if (is_of_ethernet(work))
 		return true;
 	if (is_ipv4(&work->key.local)) {
 		struct iphdr ip = v4_of(work, length);
@@ -82,22 +75,7 @@ static __always_inline bool write_headers(struct __sk_buff *skb,
 static __always_inline bool reply_raw(struct __sk_buff *skb, const struct extension_work *work,
 				      struct portolan_view *view)
 {
-	const __u32 headers = headers_of(work);
-	__u32 length = view->length;
-
-	if (length > PORTOLAN_PAYLOAD)
-		return false;
-	if (skb->len != headers + length && bpf_skb_change_tail(skb, headers + length, 0))
-		return false;
-	if (!write_headers(skb, work, length))
-		return false;
-	asm volatile("" : "+r"(length));
-	if (length > 0 && length <= PORTOLAN_PAYLOAD &&
-	    bpf_skb_store_bytes(skb, headers, view->payload, length, 0))
-		return false;
-	if (work->row.class)
-		skb->priority = priority_of(work->row.class);
-	return true;
+	return put_payload(skb, headers_of(work), view) && write_headers(skb, work, view->length);
 }
 
 #endif

@@ -24,7 +24,7 @@ struct ends {
 	struct ports ports;
 };
 
-/* Where things are in a packet that is shown: its headers have no options. */
+/* Where things are in a packet that is shown: its headers have no options but a handle. */
 struct layout {
 	__u32 addresses;
 	/* Of each. */
@@ -34,7 +34,8 @@ struct layout {
 	__u32 checksum;
 };
 
-static __always_inline struct layout layout_of(const struct filter_key *key)
+/* `options` is how many octets of options there are behind the IP header. */
+static __always_inline struct layout layout_of(const struct filter_key *key, __u32 options)
 {
 	const __u32 check = key->protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
 							   offsetof(struct udphdr, check);
@@ -44,15 +45,15 @@ static __always_inline struct layout layout_of(const struct filter_key *key)
 			.addresses = ETH_HLEN + offsetof(struct iphdr, saddr),
 			.width = 4,
 			.hops = ETH_HLEN + offsetof(struct iphdr, ttl),
-			.transport = ETH_HLEN + sizeof(struct iphdr),
-			.checksum = ETH_HLEN + sizeof(struct iphdr) + check,
+			.transport = ETH_HLEN + sizeof(struct iphdr) + options,
+			.checksum = ETH_HLEN + sizeof(struct iphdr) + options + check,
 		};
 	return (struct layout){
 		.addresses = ETH_HLEN + offsetof(struct ipv6hdr, saddr),
 		.width = 16,
 		.hops = ETH_HLEN + offsetof(struct ipv6hdr, hop_limit),
-		.transport = ETH_HLEN + sizeof(struct ipv6hdr),
-		.checksum = ETH_HLEN + sizeof(struct ipv6hdr) + check,
+		.transport = ETH_HLEN + sizeof(struct ipv6hdr) + options,
+		.checksum = ETH_HLEN + sizeof(struct ipv6hdr) + options + check,
 	};
 }
 
@@ -96,6 +97,21 @@ static __always_inline bool change_addresses(struct __sk_buff *skb, const struct
 	return bpf_l4_csum_replace(skb, at->checksum, 0, difference, flags) == 0 &&
 	       bpf_skb_store_bytes(skb, at->addresses, after->addresses, sizeof(after->addresses),
 				   0) == 0;
+}
+
+/* Of a protocol that has no ports; what it has of checksums itself nobody here knows. */
+static __always_inline bool change_destination(struct __sk_buff *skb, const struct layout *at,
+					       const union address *before,
+					       const union address *after)
+{
+	__be32 to = after->words[3];
+
+	if (at->width != 4)
+		return bpf_skb_store_bytes(skb, at->addresses + sizeof(*after), after,
+					   sizeof(*after), 0) == 0;
+	return bpf_l3_csum_replace(skb, ETH_HLEN + offsetof(struct iphdr, check),
+				   before->words[3], to, sizeof(to)) == 0 &&
+	       bpf_skb_store_bytes(skb, at->addresses + sizeof(to), &to, sizeof(to), 0) == 0;
 }
 
 static __always_inline bool change_ports(struct __sk_buff *skb, const struct layout *at,

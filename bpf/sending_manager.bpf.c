@@ -27,10 +27,17 @@ static __always_inline enum shown show_sent(struct __sk_buff *skb, struct extens
 {
 	sending->copies = 0;
 	__builtin_memset(sending->destinations, 0, sizeof(sending->destinations));
-	return show(skb, SENT, work, &sending->view);
+	switch (work->event) {
+	case EVENT_ETHERNET_SEND:
+		return show_frame(skb, SENT, work, &sending->view);
+	case EVENT_IP_SEND:
+		return show_packet(skb, work, &sending->view);
+	default:
+		return show(skb, SENT, work, &sending->view);
+	}
 }
 
-/* UDP.PacketSend and TCP.PacketSend. */
+/* PacketSend of UDP, TCP, Ethernet and IP. */
 SEC("tc")
 int extension_send(struct __sk_buff *skb)
 {
@@ -40,7 +47,7 @@ int extension_send(struct __sk_buff *skb)
 
 	if (!work || !sending)
 		return TC_ACT_SHOT;
-	if (!find_chain(work, work->key.protocol == IPPROTO_TCP ? EVENT_TCP_SEND : EVENT_UDP_SEND))
+	if (!find_chain(work, work->event))
 		return send_on(skb, work);
 	if (show_sent(skb, work, sending) == SHOWN) {
 		call_next(skb, work, &sending->view);
@@ -85,7 +92,8 @@ int extension_apply_sent(struct __sk_buff *skb)
 		count(extension_sent);
 		return send_on(skb, work);
 	case PORTOLAN_REPLACE:
-		if (replace(skb, work, &sending->view)) {
+		if (has_no_transport(work) ? replace_raw(skb, work, &sending->view) :
+					     replace(skb, work, &sending->view)) {
 			account(statistics, replaced);
 			count(extension_replaced);
 			return send_on(skb, work);

@@ -50,17 +50,22 @@ static __always_inline __u32 egress_of(const __u8 *mac)
 static __always_inline int send_raw_frame(struct __sk_buff *skb, const struct ethhdr *eth,
 					  const struct tap *tap)
 {
-	enum sender sender = raw_sender(RAW_ETHERTYPE, eth->h_proto, tap->channel);
+	const struct filter_key key = { .local_port = eth->h_proto };
+	struct flow_row sender = { .channel = tap->channel };
+	enum sender who = raw_sender(RAW_ETHERTYPE, eth->h_proto, &sender);
 	__u32 egress;
 
-	if (sender == SENDER_UNKNOWN)
+	if (who == SENDER_UNKNOWN)
 		DROP(not_ip);
-	if (sender == SENDER_FOREIGN)
+	if (who == SENDER_FOREIGN)
 		DROP(foreign);
 	egress = egress_of(eth->h_source);
 	if (!egress)
 		DROP(source_mac);
-	return send(skb, egress, tap->class);
+	sender.class = tap->class;
+	if (sender.flags & ROW_EXTENDED_SENDING)
+		raise_sent(skb, &sender, &key, egress, false, EVENT_ETHERNET_SEND);
+	return send(skb, egress, sender.class);
 }
 
 /* The same of an IP packet, whose source is to be this host. */
@@ -68,17 +73,22 @@ static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct f
 					   const struct piece *piece, const struct tap *tap,
 					   __u32 egress)
 {
-	enum sender sender = raw_sender(RAW_IP_PROTOCOL, bpf_htons(key->protocol), tap->channel);
+	bool is_numbered = needs_identification(skb, key, piece);
+	struct flow_row sender = { .channel = tap->channel };
+	enum sender who = raw_sender(RAW_IP_PROTOCOL, bpf_htons(key->protocol), &sender);
 
-	if (sender == SENDER_UNKNOWN)
+	if (who == SENDER_UNKNOWN)
 		DROP(protocol);
-	if (sender == SENDER_FOREIGN)
+	if (who == SENDER_FOREIGN)
 		DROP(foreign);
 	if (!is_local(&key->local))
 		DROP(source_address);
-	if (needs_identification(skb, key, piece))
+	if (is_numbered)
 		identify(skb, key);
-	return send(skb, egress, tap->class);
+	sender.class = tap->class;
+	if (sender.flags & ROW_EXTENDED_SENDING)
+		raise_sent(skb, &sender, key, egress, is_numbered, EVENT_IP_SEND);
+	return send(skb, egress, sender.class);
 }
 
 /* A copy that a manager has made of what had been found good. The kernel knows where it goes. */
@@ -127,7 +137,8 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	if (is_numbered)
 		identify(skb, key);
 	if (sender.flags & ROW_EXTENDED_SENDING)
-		raise_sent(skb, &sender, key, egress, is_numbered);
+		raise_sent(skb, &sender, key, egress, is_numbered,
+			   key->protocol == IPPROTO_TCP ? EVENT_TCP_SEND : EVENT_UDP_SEND);
 	return send(skb, egress, sender.class);
 }
 

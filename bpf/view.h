@@ -26,30 +26,45 @@ enum shown {
 	SPOILT,
 };
 
-/* The IP header, if it is of the plain kind; 0 for others, else its length. `end` is the packet's. */
+/*
+ * The IP header, if it is of the plain kind, or encloses a handle and nothing else; 0 for others, else its length with
+ * that. `end` is the packet's.
+ */
 static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_key *key,
 				     struct portolan_view *view, __u32 *end)
 {
 	if (is_ipv4(&key->local)) {
 		struct iphdr *ip = cursor->at;
+		__u32 length = sizeof(*ip);
 
-		if ((void *)(ip + 1) > cursor->end || ip->ihl != 5)
+		if ((void *)(ip + 1) > cursor->end)
 			return 0;
+		if (ip->ihl != 5) {
+			if (!encloses_handle(cursor))
+				return 0;
+			length += sizeof(struct enclosed);
+		}
 		view->flags = 0;
 		view->hop_limit = ip->ttl;
 		view->traffic_class = ip->tos;
 		*end = ETH_HLEN + bpf_ntohs(ip->tot_len);
-		return sizeof(*ip);
+		return length;
 	} else {
 		struct ipv6hdr *ip = cursor->at;
+		__u32 length = sizeof(*ip);
 
-		if ((void *)(ip + 1) > cursor->end || ip->nexthdr != key->protocol)
+		if ((void *)(ip + 1) > cursor->end)
 			return 0;
+		if (ip->nexthdr != key->protocol) {
+			if (!encloses_handle_v6(cursor))
+				return 0;
+			length += sizeof(struct enclosed_v6);
+		}
 		view->flags = PORTOLAN_IPV6;
 		view->hop_limit = ip->hop_limit;
 		view->traffic_class = ip->priority << 4 | ip->flow_lbl[0] >> 4;
 		*end = ETH_HLEN + sizeof(*ip) + bpf_ntohs(ip->payload_len);
-		return sizeof(*ip);
+		return length;
 	}
 }
 
@@ -194,7 +209,7 @@ static __always_inline void show_station(__u8 *end, const __u8 *mac)
 }
 
 /* A frame of an EtherType of its owner's own: both stations, and what follows the header. */
-static __always_inline enum shown show_frame(struct __sk_buff *skb,
+static __always_inline enum shown show_frame(struct __sk_buff *skb, const enum direction direction,
 					     const struct extension_work *work,
 					     struct portolan_view *view)
 {
@@ -208,8 +223,8 @@ static __always_inline enum shown show_frame(struct __sk_buff *skb,
 	view->protocol = 0;
 	view->hop_limit = 0;
 	view->traffic_class = 0;
-	show_station(view->local, eth.h_dest);
-	show_station(view->remote, eth.h_source);
+	show_station(view->local, direction == RECEIVED ? eth.h_dest : eth.h_source);
+	show_station(view->remote, direction == RECEIVED ? eth.h_source : eth.h_dest);
 	return show_payload(skb, sizeof(eth), skb->len - sizeof(eth), view) ? SHOWN : NOT_SHOWN;
 }
 
@@ -241,8 +256,9 @@ static __always_inline enum shown show(struct __sk_buff *skb, const enum directi
 	length = show_ip(&cursor, &work->key, view, &end);
 	if (length == 0)
 		return NOT_SHOWN;
-	cursor.at += length == sizeof(struct iphdr) ? sizeof(struct iphdr) :
-						      sizeof(struct ipv6hdr);
+	work->options = length - (is_ipv4(&work->key.local) ? sizeof(struct iphdr) :
+							      sizeof(struct ipv6hdr));
+	cursor.at += length;
 	show_ends(work, view);
 	if (work->key.protocol == IPPROTO_UDP)
 		return show_datagram(skb, &cursor, ETH_HLEN + length, direction, work,

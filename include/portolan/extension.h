@@ -13,7 +13,7 @@
  *     portolan ext install echo.o --udp 7
  *
  * It is called for each packet that comes to an endpoint of its owner's, for each frame of a protocol of its owner's own
- * (an EtherType, an IP protocol), or, if it is a
+ * (an EtherType, an IP protocol, a transport at a port), or, if it is a
  * PORTOLAN_SEND_HANDLER, that the owner sends from there. It never has the packet itself:
  * the view is a copy, and the server, which links the extension into the packet filter, writes all
  * that says whose a packet is. It calls only the functions below, and has only its own maps.
@@ -40,9 +40,9 @@ enum portolan_verdict {
 	PORTOLAN_DELIVER = 3,
 	/* On to `to` and `to_port`, as it came, but from here and from `from_port`. */
 	PORTOLAN_FORWARD = 4,
-	/* Of what is sent: `length` octets of `payload` go in its stead (UDP). */
+	/* Of what is sent: `length` octets of `payload` go in its stead (UDP, protocols of one's own). */
 	PORTOLAN_REPLACE = 5,
-	/* Of what is sent: to each of `destinations`, in place of the one it was for (UDP). */
+	/* Of what is sent: to each of `destinations`, in place of the one it was for (as above). */
 	PORTOLAN_COPY = 6,
 };
 
@@ -52,7 +52,7 @@ enum portolan_verdict {
 #define PORTOLAN_CHECKED 2
 /*
  * A frame of an EtherType of one's own: both ends are stations of the link, whose addresses are in the first six
- * octets; `local` is what the frame was sent to, which may be a group. `local_port` is the EtherType. The payload is all
+ * octets; `local` is what the frame was sent to, which may be a group, or of what is sent this host's station. `local_port` is the EtherType. The payload is all
  * that follows the Ethernet header, with what the sender padded it by.
  */
 #define PORTOLAN_ETHERNET 4
@@ -99,7 +99,7 @@ struct portolan_view {
 /* The most that get copies of one datagram. */
 #define PORTOLAN_COPIES 32
 
-/* Who is to get a copy. */
+/* Who is to get a copy: a port of a host; of protocols of one's own a host, or a station in the first six octets. */
 struct portolan_destination {
 	__u8 address[16];
 	__u16 port;

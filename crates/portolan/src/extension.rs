@@ -38,6 +38,11 @@ impl Object {
         object::parse(octets).map(|code| Object { code })
     }
 
+    /// Is it for what comes, or for what is sent?
+    pub(crate) fn direction(&self) -> Direction {
+        self.code.direction
+    }
+
     /// What the server is sent.
     pub fn into_code(self) -> Code {
         self.code

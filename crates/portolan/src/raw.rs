@@ -164,8 +164,8 @@ impl RawFlow {
         Ok(())
     }
 
-    /// Has the handler of an object called for what comes, in the packet filter: Ethernet.PacketRecv, or IP.PacketRecv.
-    /// The flow gets what handlers leave to it. Of several handlers the one with the lowest `priority` comes first.
+    /// Has the handler of an object called for what comes, or for what this flow sends: PacketRecv or PacketSend of
+    /// Ethernet, of IP, or at a port of TCP or UDP. The flow gets what handlers leave to it. Of several handlers the one with the lowest `priority` comes first.
     ///
     /// # Errors
     /// What the server or the kernel's verifier says; `BADF`: it is the parent's.
@@ -173,14 +173,7 @@ impl RawFlow {
         if let Err(errno) = self.check_owner() {
             return Err(Refused::new(errno, "the flow is another process's"));
         }
-        let event = match self.guard {
-            Guard::EtherType(_) => Event::EthernetReceive,
-            Guard::IpProtocol(_) => Event::IpReceive,
-            Guard::Port { .. } => {
-                let reason = "a flow at a port raises no event";
-                return Err(Refused::new(Errno::INVAL, reason));
-            }
-        };
+        let event = Event::of_raw(self.guard, object.direction());
         let guards = vec![extension::Guard::Raw(self.guard)];
         install_on(event, guards, (name, priority), object)
     }

@@ -81,16 +81,21 @@ pub enum Event {
     EthernetReceive,
     /// Packets of an IP protocol of the owner's own.
     IpReceive,
+    /// Of those what the owner sends.
+    EthernetSend,
+    IpSend,
 }
 
 impl Event {
-    pub const ALL: [Event; 6] = [
+    pub const ALL: [Event; 8] = [
         Event::UdpReceive,
         Event::TcpReceive,
         Event::UdpSend,
         Event::TcpSend,
         Event::EthernetReceive,
         Event::IpReceive,
+        Event::EthernetSend,
+        Event::IpSend,
     ];
 
     pub fn of(protocol: Protocol, direction: Direction) -> Event {
@@ -102,12 +107,23 @@ impl Event {
         }
     }
 
+    /// What raises it, in that direction, for a protocol that a program runs itself.
+    pub fn of_raw(guard: raw::Guard, direction: Direction) -> Event {
+        match (guard, direction) {
+            (raw::Guard::EtherType(_), Direction::Receive) => Event::EthernetReceive,
+            (raw::Guard::EtherType(_), Direction::Send) => Event::EthernetSend,
+            (raw::Guard::IpProtocol(_), Direction::Receive) => Event::IpReceive,
+            (raw::Guard::IpProtocol(_), Direction::Send) => Event::IpSend,
+            (raw::Guard::Port { protocol, .. }, direction) => Event::of(protocol, direction),
+        }
+    }
+
     /// None where there are no ports.
     pub const fn protocol(self) -> Option<Protocol> {
         match self {
             Event::UdpReceive | Event::UdpSend => Some(Protocol::Udp),
             Event::TcpReceive | Event::TcpSend => Some(Protocol::Tcp),
-            Event::EthernetReceive | Event::IpReceive => None,
+            Event::EthernetReceive | Event::IpReceive | Event::EthernetSend | Event::IpSend => None,
         }
     }
 
@@ -116,7 +132,9 @@ impl Event {
             Event::UdpReceive | Event::TcpReceive | Event::EthernetReceive | Event::IpReceive => {
                 Direction::Receive
             }
-            Event::UdpSend | Event::TcpSend => Direction::Send,
+            Event::UdpSend | Event::TcpSend | Event::EthernetSend | Event::IpSend => {
+                Direction::Send
+            }
         }
     }
 
@@ -133,6 +151,8 @@ impl Event {
             Event::TcpSend => "TCP.PacketSend",
             Event::EthernetReceive => "Ethernet.PacketRecv",
             Event::IpReceive => "IP.PacketRecv",
+            Event::EthernetSend => "Ethernet.PacketSend",
+            Event::IpSend => "IP.PacketSend",
         }
     }
 
@@ -145,6 +165,8 @@ impl Event {
             Event::TcpSend => 4,
             Event::EthernetReceive => 5,
             Event::IpReceive => 6,
+            Event::EthernetSend => 7,
+            Event::IpSend => 8,
         }
     }
 }
@@ -154,7 +176,7 @@ impl Event {
 pub enum Guard {
     /// The port of this session.
     Session(SessionId),
-    /// A protocol that the owner runs itself.
+    /// A protocol that the owner runs itself, a transport at a port among them.
     Raw(raw::Guard),
 }
 

@@ -130,20 +130,27 @@ fn guard_key(session: &Session, channel: ChannelId, event: Event) -> GuardKey {
     }
 }
 
-/// What raises an event for a protocol of a process's own, and where; none for one at a port.
-fn raw_guard_key(guard: raw::Guard, channel: ChannelId) -> Option<(Event, GuardKey)> {
-    let (event, port, protocol) = match guard {
-        raw::Guard::EtherType(number) => (Event::EthernetReceive, number, 0),
-        raw::Guard::IpProtocol(number) => (Event::IpReceive, 0, number),
-        raw::Guard::Port { .. } => return None,
+/// Where a protocol of a process's own raises an event.
+fn raw_guard_key(guard: raw::Guard, channel: ChannelId, event: Event) -> GuardKey {
+    let (port, protocol) = match guard {
+        raw::Guard::EtherType(number) => (number, 0),
+        raw::Guard::IpProtocol(number) => (0, number),
+        raw::Guard::Port { protocol, local } => (local.port(), protocol.number()),
     };
-    let key = GuardKey {
+    GuardKey {
         channel: channel.0,
         port: port.to_be_bytes(),
         protocol,
         event: event.number(),
-    };
-    Some((event, key))
+    }
+}
+
+/// What rows say of handlers for what comes, or for what is sent.
+const fn flag_of(direction: Direction) -> u16 {
+    match direction {
+        Direction::Receive => FlowRow::EXTENDED,
+        Direction::Send => FlowRow::EXTENDED_SENDING,
+    }
 }
 
 impl Server {
@@ -295,13 +302,12 @@ impl Server {
         if !self.has_protocol(channel, guard) {
             return refuse(libc::EPERM, "a guard is no protocol of this process");
         }
-        match raw_guard_key(guard, channel) {
-            Some((raised, key)) if raised == event => Ok(key),
-            Some(_) => refuse(
+        match Event::of_raw(guard, event.direction()) == event {
+            true => Ok(raw_guard_key(guard, channel, event)),
+            false => refuse(
                 libc::EINVAL,
                 format!("{guard} does not raise {}", event.name()),
             ),
-            None => refuse(libc::EINVAL, format!("{guard} raises no event")),
         }
     }
 
@@ -315,8 +321,8 @@ impl Server {
             Event::UdpReceive | Event::UdpSend => (true, "UDP's sockets"),
             Event::TcpReceive => (is_listener, "TCP's listeners"),
             Event::TcpSend => (true, "TCP's sockets"),
-            Event::EthernetReceive => (false, "flows of EtherTypes"),
-            Event::IpReceive => (false, "flows of IP protocols"),
+            Event::EthernetReceive | Event::EthernetSend => (false, "flows of EtherTypes"),
+            Event::IpReceive | Event::IpSend => (false, "flows of IP protocols"),
         };
         if Some(session.protocol) != event.protocol() || !is_raised {
             return refuse(
@@ -482,10 +488,7 @@ impl Server {
         if table.is_empty() {
             return 0;
         }
-        let flag = |event: &Event| match event.direction() {
-            Direction::Receive => FlowRow::EXTENDED,
-            Direction::Send => FlowRow::EXTENDED_SENDING,
-        };
+        let flag = |event: &Event| flag_of(event.direction());
         let has_some = |event: &Event| {
             let key = guard_key(session, channel, *event);
             event.protocol() == Some(session.protocol) && table.chain(&key).is_some()
@@ -496,10 +499,12 @@ impl Server {
 
     /// The same of the row of a protocol of a process's own.
     pub fn raw_extension_flags(&self, guard: raw::Guard, channel: ChannelId) -> u16 {
-        match raw_guard_key(guard, channel) {
-            Some((_, key)) if self.extensions.table.chain(&key).is_some() => FlowRow::EXTENDED,
-            _ => 0,
-        }
+        let flag = |direction: Direction| {
+            let key = raw_guard_key(guard, channel, Event::of_raw(guard, direction));
+            let chain = self.extensions.table.chain(&key);
+            chain.map_or(0, |_| flag_of(direction))
+        };
+        flag(Direction::Receive) | flag(Direction::Send)
     }
 
     /// Another channel gets a listener's SYNs from now on: its extensions go there, too.

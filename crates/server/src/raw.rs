@@ -140,10 +140,8 @@ impl Server {
     }
 
     fn raw_row(&self, guard: Guard, owner: &Owner) -> FlowRow {
-        let flags = match guard {
-            Guard::EtherType(_) | Guard::IpProtocol(_) => {
-                self.raw_extension_flags(guard, owner.channel)
-            }
+        let of_guard = match guard {
+            Guard::EtherType(_) | Guard::IpProtocol(_) => 0,
             Guard::Port { protocol, .. } => match protocol {
                 Protocol::Tcp => FlowRow::RAW | FlowRow::DELEGATED,
                 Protocol::Udp => FlowRow::RAW,
@@ -152,7 +150,7 @@ impl Server {
         FlowRow {
             channel: owner.channel.0,
             slot: owner.slot.0,
-            flags,
+            flags: of_guard | self.raw_extension_flags(guard, owner.channel),
             budget: self.budget_of_channel(owner.channel),
             ..FlowRow::default()
         }

@@ -114,7 +114,7 @@ fn show(head: &[&str], rows: &[Vec<String>]) -> Result<(), Failure> {
 
 fn ports(extension: &ExtensionReport) -> String {
     let shown = |number: &u16| match extension.event {
-        Event::EthernetReceive => format!("{number:#06x}"),
+        Event::EthernetReceive | Event::EthernetSend => format!("{number:#06x}"),
         _ => number.to_string(),
     };
     let ports: Vec<String> = extension.ports.iter().map(shown).collect();

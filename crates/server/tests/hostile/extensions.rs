@@ -956,7 +956,7 @@ fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
         (Guard::Raw(OWN), Event::IpReceive, libc::EINVAL),
         (Guard::Raw(OWN), Event::UdpReceive, libc::EINVAL),
         (Guard::Raw(OWN_IP), Event::EthernetReceive, libc::EINVAL),
-        (Guard::Raw(at_port), Event::UdpReceive, libc::EINVAL),
+        (Guard::Raw(at_port), Event::TcpReceive, libc::EINVAL),
         (session, Event::EthernetReceive, libc::EINVAL),
         (session, Event::IpReceive, libc::EINVAL),
     ] {

@@ -16,6 +16,7 @@ mod guarantees;
 mod locals;
 mod memory;
 mod messages;
+mod own_protocols;
 mod raw;
 mod sending;
 mod snooping;

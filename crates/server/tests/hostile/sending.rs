@@ -19,20 +19,20 @@ use crate::forgery::{macs, write};
 use crate::frames::{Forgery, MARK};
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
-const REPLACE: i32 = 5;
-const COPY: i32 = 6;
+pub const REPLACE: i32 = 5;
+pub const COPY: i32 = 6;
 
 /// Behind the view.
-const COPIES: i16 = VIEW;
-const DESTINATIONS: i16 = VIEW + 8;
-const DESTINATION: i16 = 24;
+pub const COPIES: i16 = VIEW;
+pub const DESTINATIONS: i16 = VIEW + 8;
+pub const DESTINATION: i16 = 24;
 
 /// Where a view says whom a packet is from.
-const LOCAL: i16 = 16;
-const LOCAL_PORT: i16 = 48;
+pub const LOCAL: i16 = 16;
+pub const LOCAL_PORT: i16 = 48;
 const FROM_PORT: i16 = 98;
 
-fn sending(code: Code) -> Code {
+pub fn sending(code: Code) -> Code {
     Code {
         direction: Direction::Send,
         ..code
