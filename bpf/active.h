@@ -72,6 +72,11 @@ static __always_inline bool resolve(const struct enclosed *enclosed, struct flow
 		count(receive_handle_not_exclusive);
 		return false;
 	}
+	/* Those see it on its way from the flow. */
+	if (row->flags & ROW_EXTENDED) {
+		count(receive_handle_extended);
+		return false;
+	}
 	count(receive_handle_taken);
 	return true;
 }

@@ -1,5 +1,7 @@
 //! Packets that enclose the handle of their receiver (MS §VI-B).
 
+use portolan_proto::extension::Event;
+use portolan_proto::extension::layout::{Chain, GuardKey};
 use portolan_proto::filter::{FilterSettings, FlowRow};
 use portolan_types::{ChannelId, FlowKey, Handle, Protocol};
 use portolan_wire::demux::{enclose_v4, enclose_v6};
@@ -79,6 +81,43 @@ fn a_handle_leads_to_its_owners_ring_without_a_look_at_the_flow() {
             assert_eq!((header.slot, header.generation), (77, 5));
             assert_eq!(copy, &frame);
         }
+    }
+}
+
+/// They are called where the flow is found; here is a chain for it, of one that is not there.
+#[test]
+fn handlers_see_what_a_handle_would_have_led_past_them() {
+    for own in flows(Protocol::Tcp) {
+        let bed = active_bed();
+        let extended = FlowRow {
+            flags: FlowRow::EXTENDED,
+            ..row(CHANNEL)
+        };
+        let handle = given(&bed, &own, extended, NONCE);
+        let frame = enclosing(&Frame::received(&own), handle);
+        let nobodys = outcome(SHOT, &["handle_extended", "delivered"]);
+        assert_eq!(sorted(receive(&bed, &frame)), sorted(nobodys));
+        let key = GuardKey {
+            channel: CHANNEL.0,
+            port: own.local.port().to_be_bytes(),
+            protocol: own.protocol.number(),
+            event: Event::TcpReceive.number(),
+        };
+        let mut chain = Chain {
+            count: 1,
+            ..Chain::default()
+        };
+        chain.numbers[0] = 1;
+        bed.filter.extensions.guard(&key, &chain).unwrap();
+        // It was shown, and left to the owner: not "unseen".
+        let shown = outcome(SHOT, &["handle_extended", "passed", "delivered"]);
+        assert_eq!(sorted(receive(&bed, &frame)), sorted(shown));
+        let records = bed.records();
+        assert_eq!(records.last().unwrap().1, frame);
+        // The same flow, when its handlers have gone.
+        bed.filter.aim(&own, row(CHANNEL)).unwrap();
+        let taken = outcome(SHOT, &["handle_taken", "delivered"]);
+        assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
     }
 }
 
