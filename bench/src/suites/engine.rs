@@ -3,6 +3,7 @@
 //! kernel's stack cannot be run under it, so it has no column here.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use super::{Better, Case, number};
@@ -21,7 +22,7 @@ const STEPS: [(&str, &str, &str); 3] = [
 const SIZES: [(usize, usize); 2] = [(1448, 10_000), (65_160, 2_000)];
 
 /// `rep movsb` would count one instruction for each octet that memcpy moves.
-const COPY_BY_VECTORS: &str = "glibc.cpu.x86_rep_movsb_threshold=1000000";
+pub(super) const COPY_BY_VECTORS: &str = "glibc.cpu.x86_rep_movsb_threshold=1000000";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let sizes = if effort.quick {
@@ -36,7 +37,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
                 format!("engine-{name}-{size}"),
                 "instr",
                 Better::Lower,
-                move |bed| instructions(bed, (size, segments), Path::Fast, (function, count)),
+                move |bed| instructions(bed, (size, segments), Way::Fast, (function, count)),
             ));
         }
     }
@@ -45,14 +46,14 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         "engine-turn-1".to_owned(),
         "instr",
         Better::Lower,
-        |bed| instructions(bed, (1, 10_000), Path::Fast, ("count_turn", "turns")),
+        |bed| instructions(bed, (1, 10_000), Way::Fast, ("count_turn", "turns")),
     ));
     cases
 }
 
 /// Which way received segments go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Path {
+pub(super) enum Way {
     /// Where their headers are as expected.
     Fast,
     Standard,
@@ -62,24 +63,37 @@ pub(super) enum Path {
 pub(super) fn instructions(
     bed: &Bed,
     (size, segments): (usize, usize),
-    path: Path,
+    way: Way,
     (function, count): (&str, &str),
 ) -> Result<f64, MeasureError> {
     let log = bed.file("callgrind");
     let mut valgrind = Command::new("valgrind");
     valgrind
+        .args(count_in(&format!("*{function}*"), &log))
         .env("GLIBC_TUNABLES", COPY_BY_VECTORS)
-        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-        .arg(format!("--log-file={}", log.display()))
-        .arg(format!("--toggle-collect=*{function}*"))
         .arg(&bed.tools().engine)
         .args([&segments.to_string(), "--size", &size.to_string()]);
-    if path == Path::Standard {
+    if way == Way::Standard {
         valgrind.arg("--apart");
     }
     let report = run(&mut valgrind)?;
     let steps = number("portolan-engine", &report, &[count])?;
-    let output = fs::read_to_string(&log).map_err(|source| MeasureError::File {
+    Ok(collected(&log)? / steps)
+}
+
+/// Arguments of valgrind: counts within the function.
+pub(super) fn count_in(function: &str, log: &Path) -> [String; 4] {
+    [
+        "--tool=callgrind".to_owned(),
+        "--callgrind-out-file=/dev/null".to_owned(),
+        format!("--log-file={}", log.display()),
+        format!("--toggle-collect={function}"),
+    ]
+}
+
+/// What was counted.
+pub(super) fn collected(log: &Path) -> Result<f64, MeasureError> {
+    let output = fs::read_to_string(log).map_err(|source| MeasureError::File {
         path: log.display().to_string(),
         source,
     })?;
@@ -88,7 +102,7 @@ pub(super) fn instructions(
         .find_map(|line| line.split("Collected :").nth(1)?.trim().parse::<f64>().ok());
     match collected {
         // None at all are what a program without symbols has.
-        Some(instructions) if instructions > 0.0 => Ok(instructions / steps),
+        Some(instructions) if instructions > 0.0 => Ok(instructions),
         _ => Err(MeasureError::Output {
             program: "valgrind",
             output,

@@ -217,13 +217,21 @@ impl Core {
         }
         self.attended += 1;
         !socket.has_error()
-            && self.stack.tcp(socket.slot()).is_some_and(|session| {
-                let connection = &session.connection;
-                connection.readable() == 0
-                    && !connection.is_at_mark()
-                    && !connection.is_receive_finished()
-                    && connection.error().is_none()
-            })
+            && match self.stack.get(socket.slot()) {
+                Some(Session::Tcp(session)) => {
+                    let connection = &session.connection;
+                    connection.readable() == 0
+                        && !connection.is_at_mark()
+                        && !connection.is_receive_finished()
+                        && connection.error().is_none()
+                }
+                Some(Session::Udp(session)) => {
+                    session.queue.is_empty()
+                        && session.error.is_none()
+                        && session.path_mtu.is_none()
+                }
+                None => false,
+            }
     }
 
     /// Sends what sessions have to send.

@@ -55,12 +55,8 @@ enum Command {
     Ping {
         protocol: Transport,
         address: SocketAddr,
-        #[arg(long, default_value_t = 1)]
-        size: usize,
-        #[arg(long, default_value_t = 10_000)]
-        count: usize,
-        #[arg(long)]
-        spin: bool,
+        #[command(flatten)]
+        plan: ping::Plan,
     },
     /// Joins each connection with one of its own to another endpoint.
     Relay { address: SocketAddr, to: SocketAddr },
@@ -277,17 +273,13 @@ fn run(command: Command) -> io::Result<()> {
         Command::Ping {
             protocol: Transport::Tcp,
             address,
-            size,
-            count,
-            spin,
-        } => print(&ping::ping_tcp(address, size, count, spin)?),
+            plan,
+        } => print(&ping::ping_tcp(address, plan)?),
         Command::Ping {
             protocol: Transport::Udp,
             address,
-            size,
-            count,
-            spin,
-        } => print(&ping::ping_udp(address, size, count, spin)?),
+            plan,
+        } => print(&ping::ping_udp(address, plan)?),
         Command::Relay { address, to } => relay::relay(address, to),
         Command::Sink { address } => bulk::sink(address),
         Command::Bulk {

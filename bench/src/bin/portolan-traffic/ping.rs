@@ -9,9 +9,6 @@ use serde::Serialize;
 
 use crate::phases::{Phase, Phases, Spread};
 
-/// Round trips before the clock counts.
-const WARM_UP: usize = 500;
-
 /// Tries of the first datagram: the server may still be starting.
 const FIRST_TRIES: usize = 100;
 
@@ -19,6 +16,22 @@ const FIRST_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// A datagram that is not answered for so long ends the run.
 const LOST: Duration = Duration::from_secs(2);
+
+/// How many round trips, and of what.
+#[derive(Clone, Copy, clap::Args)]
+pub struct Plan {
+    /// Octets of a message.
+    #[arg(long, default_value_t = 1)]
+    size: usize,
+    #[arg(long, default_value_t = 10_000)]
+    count: usize,
+    /// Round trips before the clock counts.
+    #[arg(long, default_value_t = 500)]
+    warm_up: usize,
+    /// Polls instead of waiting.
+    #[arg(long)]
+    spin: bool,
+}
 
 /// Round-trip times in microseconds.
 #[derive(Serialize)]
@@ -46,10 +59,10 @@ pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> 
     }
 }
 
-pub fn ping_tcp(address: SocketAddr, size: usize, count: usize, spin: bool) -> io::Result<Report> {
-    let mut peer = Peer::new(TcpStream::connect(address)?, spin)?;
-    let mut message = vec![b'p'; size];
-    measure(count, || {
+pub fn ping_tcp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
+    let mut peer = Peer::new(TcpStream::connect(address)?, plan.spin)?;
+    let mut message = vec![b'p'; plan.size];
+    measure(plan, || {
         peer.send(&message)?;
         peer.receive(&mut message)
     })
@@ -65,18 +78,18 @@ pub fn echo_udp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> 
     }
 }
 
-pub fn ping_udp(address: SocketAddr, size: usize, count: usize, spin: bool) -> io::Result<Report> {
+pub fn ping_udp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     let unspecified: SocketAddr = match address {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),
     };
     let socket = UdpSocket::bind(unspecified)?;
     socket.connect(address)?;
-    let mut message = vec![b'p'; size];
+    let mut message = vec![b'p'; plan.size];
     reach(&socket, &mut message)?;
-    socket.set_nonblocking(spin)?;
+    socket.set_nonblocking(plan.spin)?;
     socket.set_read_timeout(Some(LOST))?;
-    measure(count, || {
+    measure(plan, || {
         retry(|| socket.send(&message), |_| false)?;
         let sent = Instant::now();
         retry(
@@ -169,10 +182,11 @@ fn is_idle(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-fn measure(count: usize, mut round_trip: impl FnMut() -> io::Result<()>) -> io::Result<Report> {
-    for _ in 0..WARM_UP {
+fn measure(plan: Plan, mut round_trip: impl FnMut() -> io::Result<()>) -> io::Result<Report> {
+    for _ in 0..plan.warm_up {
         round_trip()?;
     }
+    let count = plan.count;
     let mut times = Vec::with_capacity(count);
     let mut phases = Phases::default();
     for _ in 0..count {

@@ -1,10 +1,11 @@
-//! Direct mapping (BR §3.2): sessions with rings of their own beside sessions that share one, by the round trips and by
-//! the time that the protocol takes for a message and its answer.
+//! Direct mapping (BR §3.2): sessions with rings of their own beside sessions that share one, by the round trips, by
+//! the time that the protocol takes for a message and its answer, and by the instructions of the receiver.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use super::super::engine::{COPY_BY_VECTORS, collected, count_in};
 use super::super::{Better, Case, number};
 use super::SETTLE;
 use crate::bed::{Bed, Side, Stack};
@@ -19,6 +20,12 @@ const MAPPINGS: [(&str, &str); 2] = [("shared", "0"), ("direct", "1")];
 
 /// What a direct mapping spared the paper's receiver.
 const PROTOCOLS: [(&str, &str); 2] = [("tcp", "-20 %"), ("udp", "-41 %")];
+
+/// Takes what has come out of the rings, and gives it to its sessions.
+const RECEIVER: &str = "portolan::core::Core::receive";
+
+/// Round trips whose instructions are counted.
+const COUNTED: usize = 2_000;
 
 /// Round trips that no measurement outlasts.
 const ENDLESS: &str = "100000000";
@@ -38,30 +45,59 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
                 round_trip,
             ));
             let work = move |bed: &Bed| work(bed, value, protocol, time);
-            let case = Case::of_portolan(format!("{name}-work"), "ns", Better::Lower, work);
-            cases.push(match mapping {
+            let receive = move |bed: &Bed| instructions(bed, value, protocol);
+            let costs = [
+                Case::of_portolan(format!("{name}-work"), "ns", Better::Lower, work),
+                Case::of_portolan(format!("{name}-receive"), "instr", Better::Lower, receive),
+            ];
+            cases.extend(costs.map(|case| match mapping {
                 "direct" => case.of_paper(paper),
                 _ => case,
-            });
+            }));
         }
     }
     cases
 }
 
 fn echo(bed: &Bed, value: &str, protocol: &str) -> Result<Background, MeasureError> {
-    let endpoint = bed.endpoint(PORT).to_string();
     let mut command = bed.command(Side::Server, Stack::Portolan, TRAFFIC);
-    command.env("PORTOLAN_DIRECT", value).stdout(Stdio::null());
-    command.args(["echo", protocol, &endpoint, "--spin"]);
+    command.args(["echo", protocol, &bed.endpoint(PORT).to_string(), "--spin"]);
+    start(bed, value, protocol, command)
+}
+
+fn start(
+    bed: &Bed,
+    value: &str,
+    protocol: &str,
+    mut echo: Command,
+) -> Result<Background, MeasureError> {
+    echo.env("PORTOLAN_DIRECT", value).stdout(Stdio::null());
     if protocol == "tcp" {
-        return Ok(bed.serve_command(PORT, TRAFFIC, &mut command)?);
+        return Ok(bed.serve_command(PORT, TRAFFIC, &mut echo)?);
     }
-    let echo = Background::start(&mut command)?;
+    let echo = Background::start(&mut echo)?;
     sleep(SETTLE);
     Ok(echo)
 }
 
-fn pings(bed: &Bed, protocol: &str, count: &str) -> std::process::Command {
+/// What the echo's library executes for each message to get it from its ring to its session. The echo sleeps: who spins
+/// looks more often than something comes.
+fn instructions(bed: &Bed, value: &str, protocol: &str) -> Result<f64, MeasureError> {
+    let log = bed.file("callgrind");
+    let mut valgrind = bed.command(Side::Server, Stack::Portolan, "valgrind");
+    valgrind.env("GLIBC_TUNABLES", COPY_BY_VECTORS);
+    valgrind
+        .args(count_in(RECEIVER, &log))
+        .arg(&bed.tools().traffic);
+    valgrind.args(["echo", protocol, &bed.endpoint(PORT).to_string()]);
+    let echo = start(bed, value, protocol, valgrind)?;
+    let mut command = pings(bed, protocol, &COUNTED.to_string());
+    run(command.args(["--warm-up", "0"]))?;
+    drop(echo);
+    Ok(collected(&log)? / COUNTED as f64)
+}
+
+fn pings(bed: &Bed, protocol: &str, count: &str) -> Command {
     let endpoint = bed.endpoint(PORT).to_string();
     let mut command = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
     command.args(["ping", protocol, &endpoint, "--count", count, "--spin"]);

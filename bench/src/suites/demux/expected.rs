@@ -2,7 +2,7 @@
 //! segment costs on the standard one, beside the rows of the suite `engine`, which are of the fast one.
 
 use super::super::conns::counted;
-use super::super::engine::{Path, instructions};
+use super::super::engine::{Way, instructions};
 use super::super::{Better, Case, Reach};
 use crate::bed::{Bed, Stack};
 use crate::{Effort, MeasureError};
@@ -34,11 +34,11 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             format!("br-standard-{step}-{SIZE}"),
             "instr",
             Better::Lower,
-            move |bed| instructions(bed, (SIZE, SEGMENTS), Path::Standard, (function, field)),
+            move |bed| instructions(bed, (SIZE, SEGMENTS), Way::Standard, (function, field)),
         ));
     }
     for size in [1, SIZE] {
-        for (name, path) in [("fast", Path::Fast), ("standard", Path::Standard)] {
+        for (name, path) in [("fast", Way::Fast), ("standard", Way::Standard)] {
             let counted = ("count_datagram", "datagrams");
             cases.push(Case::of_portolan(
                 format!("br-{name}-datagram-{size}"),

@@ -30,6 +30,15 @@ impl Call<'_> {
         self.socket.is_nonblocking() || self.flags & libc::MSG_DONTWAIT != 0
     }
 
+    /// The lock for [`Call::complete`], unless who does not wait would get nothing anyhow.
+    pub(super) fn lock_to_receive(&self) -> Result<CoreGuard<'static>, Stop> {
+        let mut core = self.process.lock();
+        match self.never_waits() && core.has_nothing_for(self.socket) {
+            true => Err(Errno::AGAIN.into()),
+            false => Ok(core),
+        }
+    }
+
     /// Makes attempts until one gives a result, the first with what has come by now. When it may
     /// wait no longer, the result is what was done `so_far`, if anything was.
     pub(super) fn complete<T>(

@@ -135,11 +135,7 @@ fn receive_tcp(
         flags,
         timeout: Options::receive_timeout,
     };
-    let mut core = process.lock();
-    if call.never_waits() && core.has_nothing_for(socket) {
-        return Err(Errno::AGAIN.into());
-    }
-    let length = call.complete(core, attempt, || some(done.get()))?;
+    let length = call.complete(call.lock_to_receive()?, attempt, || some(done.get()))?;
     let came = came.get();
     Ok(Received {
         length,

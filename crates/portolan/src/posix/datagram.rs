@@ -154,7 +154,7 @@ pub(super) fn receive_udp(
         flags,
         timeout: Options::receive_timeout,
     };
-    call.complete(process.lock(), attempt, || None)
+    call.complete(call.lock_to_receive()?, attempt, || None)
 }
 
 /// No datagram: a size that would have fitted.
