@@ -72,6 +72,14 @@ pub fn install(
     install_on(event, guards, (name, priority), object)
 }
 
+/// Has the server admit the handler of an object as [`install`] does, and forget it again.
+pub fn check(object: Object) -> Result<Cost, Refused> {
+    match ask(ExtensionRequest::Check(object.code))? {
+        (ExtensionReply::Checked(cost), _) => Ok(cost),
+        _ => Err(unexpected()),
+    }
+}
+
 pub(crate) fn install_on(
     event: Event,
     guards: Vec<Guard>,

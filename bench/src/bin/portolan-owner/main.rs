@@ -3,6 +3,7 @@
 
 mod keys;
 mod messages;
+mod turnover;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -58,6 +59,8 @@ enum Command {
         #[arg(long, default_value_t = 7100)]
         back: u16,
     },
+    /// Has an extension come and go as fast as it can, when its input says so.
+    TurnOver { local: SocketAddr, object: PathBuf },
     /// Answers by handlers in a thread: what begins with `+` is left to the owner, who answers `owner`,
     /// what begins with `-` to nobody, and the rest is sent back.
     Threaded { local: SocketAddr },
@@ -134,6 +137,7 @@ fn main() -> ExitCode {
             object,
             back,
         } => forward(protocol, front, to, &object, back),
+        Command::TurnOver { local, object } => turnover::turn_over(local, &object),
         Command::Threaded { local } => threaded(local),
         Command::ThreadedRally {
             local,
