@@ -2,9 +2,10 @@
 //! arrives, with its argument. No IP, no TCP; a frame of an EtherType of its own carries one message.
 //!
 //!     active-messages serve
-//!     active-messages call ADDRESS COUNT
+//!     active-messages call ADDRESS COUNT [OBJECT]
 //!
 //! `call` reaches the station that has an IP address, has it add up 1 to COUNT, and tells how long a call took.
+//! OBJECT has a handler for what it sends (`Ethernet.PacketSend`).
 
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use portolan::raw::layers::types::MacAddr;
 use portolan::raw::layers::wire::ethernet::{EtherType, EthernetHeader, HEADER_LEN};
 use portolan::raw::{Errno, Guard, RawFlow};
+use portolan_examples::install;
 
 /// For local experiments (IEEE 802).
 const ETHERTYPE: u16 = 0x88b5;
@@ -137,15 +139,23 @@ fn sum_up(flow: &RawFlow, address: IpAddr, count: u32) -> Result<(), Errno> {
     Ok(())
 }
 
+fn parse_and_sum_up(flow: &RawFlow, address: &str, count: &str) -> Result<(), Errno> {
+    match (address.parse(), count.parse()) {
+        (Ok(address), Ok(count)) => sum_up(flow, address, count),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = RawFlow::open(Guard::EtherType(ETHERTYPE)).and_then(|flow| match words[..] {
         ["serve"] => serve(&flow),
-        ["call", address, count] => match (address.parse(), count.parse()) {
-            (Ok(address), Ok(count)) => sum_up(&flow, address, count),
-            _ => Err(Errno::INVAL),
-        },
+        ["call", address, count] => parse_and_sum_up(&flow, address, count),
+        ["call", address, count, object] => {
+            let _handler = install(&flow, object)?;
+            parse_and_sum_up(&flow, address, count)
+        }
         _ => Err(Errno::INVAL),
     });
     match done {

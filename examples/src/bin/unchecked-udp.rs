@@ -2,11 +2,11 @@
 //! touched once less, and a wrong octet is better than none. (PX §2.) All other ports are the host's. IPv4 only (RFC 8200
 //! §8.1 wants checksums).
 //!
-//!     unchecked-udp echo PORT
+//!     unchecked-udp echo PORT [OBJECT]
 //!     unchecked-udp call ADDRESS:PORT COUNT
 //!
 //! `echo` sends back what comes; `call` sends from an ephemeral port, one datagram after the other, and tells what came
-//! back as it was sent. The other end may be any UDP.
+//! back as it was sent. The other end may be any UDP. OBJECT has a handler that comes before the `echo`, or behind it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::process::ExitCode;
@@ -17,6 +17,7 @@ use portolan::raw::layers::wire::ethernet::{EtherType, EthernetHeader};
 use portolan::raw::layers::wire::ipv4::{HEADER_LEN as IP_HEADER, Ipv4Header};
 use portolan::raw::layers::wire::udp::{HEADER_LEN, UdpHeader};
 use portolan::raw::{Errno, Guard, RawFlow};
+use portolan_examples::install;
 
 const ETHERNET: usize = 14;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -103,8 +104,9 @@ fn open(port: u16) -> Result<(RawFlow, u16), Errno> {
     }
 }
 
-fn echo(port: u16) -> Result<(), Errno> {
+fn echo(port: u16, object: Option<&str>) -> Result<(), Errno> {
     let (flow, port) = open(port)?;
+    let _handler = object.map(|object| install(&flow, object)).transpose()?;
     println!("serving {port}");
     loop {
         let frame = flow.recv(None)?.octets;
@@ -140,7 +142,10 @@ fn call(destination: SocketAddrV4, count: u32) -> Result<(), Errno> {
 fn run(words: &[&str]) -> Result<(), Errno> {
     let number = |word: &str| word.parse().map_err(|_| Errno::INVAL);
     match words {
-        ["echo", port] => echo(port.parse().map_err(|_| Errno::INVAL)?),
+        ["echo", port, object @ ..] if object.len() < 2 => {
+            let port = port.parse().map_err(|_| Errno::INVAL)?;
+            echo(port, object.first().copied())
+        }
         ["call", destination, count] => {
             let destination = destination.parse().map_err(|_| Errno::INVAL)?;
             call(destination, number(count)?)

@@ -678,6 +678,70 @@ fn active_messages_are_handled_in_the_filter_without_waking_anybody() {
     assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
 }
 
+/// Has each call add twice as much as its program says.
+const TWICE: &str = "#include <portolan/extension.h>
+struct message { __u16 handler; __u32 sequence; __u64 argument; } __attribute__((packed));
+PORTOLAN_SEND_HANDLER int twice(struct portolan_sending *sending)
+{
+	struct message *message = (void *)sending->view.payload;
+
+	if (sending->view.captured < sizeof(*message) || message->handler != __builtin_bswap16(1))
+		return PORTOLAN_PASS;
+	message->argument = __builtin_bswap64(2 * __builtin_bswap64(message->argument));
+	sending->view.length = sizeof(*message);
+	return PORTOLAN_REPLACE;
+}
+";
+
+#[test]
+fn active_messages_are_changed_in_the_filter_as_they_leave() {
+    const CALLS: u64 = 100;
+    let bed = bed();
+    let object = compile(&bed, "twice.c", TWICE).display().to_string();
+    let program = bed.tools().beside("active-messages").display().to_string();
+    let mut server = bed.command(Side::Server, Stack::Kernel, &program);
+    let _server = Background::start(server.arg("serve")).unwrap();
+    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") == 1;
+    assert!(eventually(PATIENCE, opened));
+    let mut caller = bed.command(Side::Client, Stack::Kernel, &program);
+    let address = bed.endpoint(0).ip().to_string();
+    let said = run(caller.args(["call", &address, &CALLS.to_string(), &object])).unwrap();
+    let sum = CALLS * (CALLS + 1);
+    assert!(said.contains(&format!("sum {sum}\n")), "{said}");
+    let counted = |name| counter(&bed, Side::Client, "extension", name);
+    // The reading of the sum is none of its.
+    assert_eq!((counted("replaced"), counted("sent")), (CALLS, 1));
+}
+
+/// Answers what begins with an exclamation mark.
+const CHOOSY: &str = "#include <portolan/extension.h>
+PORTOLAN_HANDLER int choosy(struct portolan_view *view)
+{
+	return view->payload[0] == '!' ? PORTOLAN_REPLY : PORTOLAN_PASS;
+}
+";
+
+#[test]
+fn a_transport_of_ones_own_gets_what_its_handler_leaves() {
+    const PORT: &str = "7014";
+    let bed = bed();
+    let object = compile(&bed, "choosy.c", CHOOSY).display().to_string();
+    let program = bed.tools().beside("unchecked-udp").display().to_string();
+    let mut owner = bed.command(Side::Server, Stack::Kernel, &program);
+    let _owner = Background::start(owner.args(["echo", PORT, &object])).unwrap();
+    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).len() == 1));
+    let listed = extensions(&bed, &["list"])[0].clone();
+    assert_eq!(listed["event"], "UDP.PacketRecv");
+    assert_eq!(listed["ports"][0], 7014);
+    assert_eq!(ask(&bed, PORT, "!handler"), "!handler");
+    let raw = || counter(&bed, Side::Server, "receive", "delivered_raw");
+    assert_eq!(raw(), 0);
+    assert_eq!(ask(&bed, PORT, "program"), "program");
+    assert!(raw() > 0);
+    let counted = extensions(&bed, &["stats"])[0].clone();
+    assert!(counted["replied"].as_u64() > Some(0) && counted["passed"].as_u64() > Some(0));
+}
+
 #[test]
 fn packets_of_an_ip_protocol_are_handled_in_the_filter() {
     let bed = bed();
