@@ -316,8 +316,9 @@ struct extension_run {
 struct flood {
 	/* SipHash's key, as octets. */
 	__u64 secret[2];
-	/* SYNs that were, or would have been but for FLOOD_FULL. */
-	__u64 met;
+	/* SYNs that were, and that would have been but for FLOOD_FULL. */
+	__u64 answered;
+	__u64 dropped;
 	__u16 window;
 	/* The largest segment that the listener wants; 0: what the path takes. */
 	__u16 max_segment;
@@ -386,7 +387,7 @@ _Static_assert(sizeof(struct chain) == 20, "Chain");
 _Static_assert(sizeof(struct extension_control) == 16, "ExtensionControl");
 _Static_assert(sizeof(struct extension_statistics) == 112, "ExtensionStatistics");
 _Static_assert(sizeof(struct extension_run) == 16, "ExtensionRun");
-_Static_assert(sizeof(struct flood) == 40, "Flood");
+_Static_assert(sizeof(struct flood) == 48, "Flood");
 _Static_assert(sizeof(struct path_key) == 20, "PathKey");
 _Static_assert(sizeof(struct return_path) == 8, "ReturnPath");
 

@@ -217,6 +217,13 @@ static __always_inline void classify_for(struct __sk_buff *skb, const struct flo
 	classify(skb, class_of(row->class, tap ? tap->class : 0));
 }
 
+static __always_inline int drop(struct flood *flood)
+{
+	__sync_fetch_and_add(&flood->dropped, 1);
+	count(receive_drop_syn);
+	return TC_ACT_SHOT;
+}
+
 SEC("tc")
 int answer_syn(struct __sk_buff *skb)
 {
@@ -236,18 +243,14 @@ int answer_syn(struct __sk_buff *skb)
 	path = way_back(&work->key, work->interface);
 	if (!path || !read_syn(skb, &work->key, flood->least_hops, &mine->syn, &offset))
 		return give_to_owner(skb, work);
-	__sync_fetch_and_add(&flood->met, 1);
-	if (flood->flags & FLOOD_FULL) {
-		count(receive_drop_syn);
-		return TC_ACT_SHOT;
-	}
+	if (flood->flags & FLOOD_FULL)
+		return drop(flood);
 	length = make_answer(flood, &work->key, path, mine);
-	if (!write_answer(skb, flood, &work->key, mine, offset, length)) {
-		/* It may be half of each. */
-		count(receive_drop_syn);
-		return TC_ACT_SHOT;
-	}
+	/* It may be half of each. */
+	if (!write_answer(skb, flood, &work->key, mine, offset, length))
+		return drop(flood);
 	classify_for(skb, &work->row);
+	__sync_fetch_and_add(&flood->answered, 1);
 	count(receive_answered_syn);
 	return bpf_redirect_neigh(work->interface, NULL, 0, 0);
 }

@@ -9,6 +9,13 @@ use crate::error::{LoadError, TableError};
 use crate::objects::Objects;
 use crate::table::Table;
 
+/// SYNs of one flood.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FloodSeen {
+    pub answered: u64,
+    pub dropped: u64,
+}
+
 /// What is answered, for whom, and which way.
 pub struct Floods {
     floods: Table<BindingKey, Flood>,
@@ -39,8 +46,10 @@ impl Floods {
         if self.known.get(binding) == Some(flood) {
             return Ok(());
         }
+        let FloodSeen { answered, dropped } = self.seen(binding);
         let next = Flood {
-            met: self.met(binding),
+            answered,
+            dropped,
             ..*flood
         };
         self.floods.set(binding, &next)?;
@@ -63,8 +72,12 @@ impl Floods {
     }
 
     /// SYNs of a listener that the filter has dealt with since it is flooded.
-    pub fn met(&self, binding: &BindingKey) -> u64 {
-        self.floods.read(binding).map_or(0, |flood| flood.met)
+    pub fn seen(&self, binding: &BindingKey) -> FloodSeen {
+        let flood = self.floods.read(binding);
+        flood.map_or_else(FloodSeen::default, |flood| FloodSeen {
+            answered: flood.answered,
+            dropped: flood.dropped,
+        })
     }
 
     /// Leaves the SYNs of a flow to its owner, who knows it.

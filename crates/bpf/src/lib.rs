@@ -29,6 +29,7 @@ pub use driver::{DriverError, DriverHook};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
 pub use extensions::{Extensions, Linkage};
 pub use filter::{Filter, Limits};
+pub use floods::FloodSeen;
 pub use holders::HolderCount;
 pub use load::{Loaded, Refused};
 pub use run_time::RunTime;

@@ -3,7 +3,7 @@
 mod raw;
 
 use portolan_proto::raw::Guard;
-use portolan_proto::report::{Holder, RawReport, SessionFigures, SessionReport};
+use portolan_proto::report::{Holder, ListenerReport, RawReport, SessionFigures, SessionReport};
 use portolan_tcp::EVENTS;
 use portolan_types::Protocol;
 
@@ -87,7 +87,7 @@ impl Arguments {
 
 /// An unconnected UDP socket listens, as ss(8) sees it.
 fn is_listening(session: &SessionReport) -> bool {
-    matches!(session.state.as_str(), "LISTEN" | "UNCONN")
+    session.listener.is_some() || session.state == "UNCONN"
 }
 
 const HEAD: [&str; 7] = [
@@ -165,6 +165,9 @@ fn figures(session: &SessionReport) -> String {
         "" => traffic,
         delivery => format!("{traffic} delivery:{delivery}"),
     };
+    if let Some(listener) = &session.listener {
+        return format!("{traffic}{}", knocks(listener));
+    }
     if session.protocol == Protocol::Udp || is_listening(session) {
         return traffic;
     }
@@ -186,6 +189,28 @@ fn figures(session: &SessionReport) -> String {
     events(figures).fold(line, |line, (name, count)| format!("{line} {name}:{count}"))
 }
 
+/// What came of floods and cookies, if there were any.
+fn knocks(listener: &ListenerReport) -> String {
+    let ListenerReport {
+        is_flooded,
+        filter,
+        cookies,
+    } = listener;
+    let counts = [
+        ("floods", filter.floods),
+        ("syns_answered", filter.answered),
+        ("syns_dropped", filter.dropped),
+        ("cookies_sent", cookies.sent),
+        ("cookies_good", cookies.accepted),
+        ("cookies_bad", cookies.refused),
+    ];
+    let state = if *is_flooded { " flooded" } else { "" };
+    let some = counts.into_iter().filter(|(_, count)| *count != 0);
+    some.fold(state.to_owned(), |line, (name, count)| {
+        format!("{line} {name}:{count}")
+    })
+}
+
 /// What happened at all.
 fn events(figures: &SessionFigures) -> impl Iterator<Item = (&'static str, u32)> {
     let counts = figures.events.into_iter();
@@ -205,7 +230,9 @@ fn json(session: &SessionReport) -> Result<serde_json::Value, serde_json::Error>
 mod tests {
     use clap::Parser;
     use portolan_proto::control::Delivery;
-    use portolan_proto::report::{DeliveryReport, Mapping, SharedReason};
+    use portolan_proto::report::{
+        CookieCounts, DeliveryReport, FloodCounts, Mapping, SharedReason,
+    };
     use portolan_types::SessionId;
 
     use super::*;
@@ -224,6 +251,7 @@ mod tests {
             migrations: 1,
             mapping: Mapping::Shared,
             delivery: DeliveryReport::As(Delivery::Shm),
+            listener: None,
             figures: SessionFigures {
                 send_queue: 5,
                 srtt_us: 1_250,
@@ -287,6 +315,33 @@ mod tests {
         assert!(!by(DeliveryReport::As(Delivery::Shm)).contains("delivery"));
         assert!(by(DeliveryReport::As(Delivery::ShmIpf)).contains(" delivery:shm-ipf "));
         assert!(by(DeliveryReport::NotInDriver).contains(" delivery:shm(no-driver-hook) "));
+    }
+
+    #[test]
+    fn a_listener_shows_that_it_is_flooded_and_what_came_of_cookies() {
+        let with = |listener| {
+            figures(&SessionReport {
+                listener: Some(listener),
+                state: "LISTEN".into(),
+                ..established()
+            })
+        };
+        assert!(with(ListenerReport::default()).ends_with(" cpu_us:0"));
+        let flooded = with(ListenerReport {
+            is_flooded: true,
+            filter: FloodCounts {
+                floods: 1,
+                answered: 4711,
+                dropped: 0,
+            },
+            cookies: CookieCounts {
+                sent: 0,
+                accepted: 10,
+                refused: 3,
+            },
+        });
+        let end = " flooded floods:1 syns_answered:4711 cookies_good:10 cookies_bad:3";
+        assert!(flooded.ends_with(end), "{flooded}");
     }
 
     #[test]

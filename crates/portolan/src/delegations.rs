@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use portolan_proto::control::{DescriptorEvent, HandshakeOptions, RequestBody};
 use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
 use portolan_stack::{Delegation, FloodReport, Met, Stack, TcpSession};
 use portolan_sys::unix;
@@ -42,6 +43,19 @@ impl Delegations {
 
     pub(crate) fn slots(&self) -> Vec<Slot> {
         self.0.iter().map(|known| known.slot).collect()
+    }
+
+    /// What is shown of each.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (Slot, StatisticsRow)> {
+        self.0.iter().map(|known| {
+            let row = StatisticsRow {
+                session: known.id.0,
+                state: 0,
+                reserved: 0,
+                figures: known.handshakes.cookies().figures(),
+            };
+            (known.slot, row)
+        })
     }
 
     fn at(&mut self, slot: Slot) -> Option<&mut Delegated> {

@@ -248,6 +248,9 @@ impl Process {
         for (slot, id, end) in core.locals.iter() {
             self.statistics.publish(slot, &report::stream_row(id, end));
         }
+        for (slot, row) in core.delegations.rows() {
+            self.statistics.publish(slot, &row);
+        }
         for (row, figures) in core.inboxes.rows() {
             self.statistics.publish_raw(row, &figures);
         }

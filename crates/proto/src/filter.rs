@@ -340,8 +340,9 @@ pub const HANDLES: u32 = 1 << 16;
 pub struct Flood {
     /// Of the port's cookies.
     pub secret: [u8; 16],
-    /// SYNs that were, or would have been but for [`Flood::FULL`].
-    pub met: u64,
+    /// SYNs that were, and that would have been but for [`Flood::FULL`].
+    pub answered: u64,
+    pub dropped: u64,
     pub window: u16,
     /// The largest segment that the listener wants; 0: what the path takes.
     pub max_segment: u16,
@@ -431,7 +432,7 @@ const _: () = assert!(size_of::<TapStamp>() == 12);
 const _: () = assert!(size_of::<Doorbell>() == 24);
 const _: () = assert!(size_of::<Budget>() == 72);
 const _: () = assert!(size_of::<Losses>() == 24);
-const _: () = assert!(size_of::<Flood>() == 40);
+const _: () = assert!(size_of::<Flood>() == 48);
 const _: () = assert!(size_of::<PathKey>() == 20);
 const _: () = assert!(size_of::<ReturnPath>() == 8);
 

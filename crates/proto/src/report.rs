@@ -26,6 +26,65 @@ pub struct SessionReport {
     pub mapping: Mapping,
     pub delivery: DeliveryReport,
     pub figures: SessionFigures,
+    /// Of one that listens.
+    pub listener: Option<ListenerReport>,
+}
+
+/// What came of SYNs to a listener, and of cookies. Listeners that share a port share what the packet filter counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListenerReport {
+    /// Its SYNs are a flood now: the packet filter answers them.
+    pub is_flooded: bool,
+    pub filter: FloodCounts,
+    pub cookies: CookieCounts,
+}
+
+/// Floods of SYNs, and what the packet filter made of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FloodCounts {
+    pub floods: u64,
+    /// SYNs that it answered by cookies.
+    pub answered: u64,
+    /// Since as many connections as may be wait to be accepted.
+    pub dropped: u64,
+}
+
+/// What whoever performs a listener's handshakes counts of cookies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CookieCounts {
+    /// SYNs that he answered so himself.
+    pub sent: u64,
+    /// Acknowledgements that brought a good one back, whoever made it.
+    pub accepted: u64,
+    /// Those without one, while cookies are about.
+    pub refused: u64,
+}
+
+impl CookieCounts {
+    pub fn add(&mut self, other: CookieCounts) {
+        self.sent = self.sent.wrapping_add(other.sent);
+        self.accepted = self.accepted.wrapping_add(other.accepted);
+        self.refused = self.refused.wrapping_add(other.refused);
+    }
+
+    /// For the row of a listener, which has no other events. They wrap.
+    pub fn figures(self) -> SessionFigures {
+        let mut figures = SessionFigures::default();
+        let counts = [self.sent, self.accepted, self.refused];
+        for (event, count) in figures.events.iter_mut().zip(counts) {
+            *event = count as u32;
+        }
+        figures
+    }
+
+    pub fn of(figures: &SessionFigures) -> CookieCounts {
+        let [sent, accepted, refused, ..] = figures.events.map(u64::from);
+        CookieCounts {
+            sent,
+            accepted,
+            refused,
+        }
+    }
 }
 
 /// By which ring a session's frames reach the process that holds it.

@@ -263,8 +263,10 @@ impl Server {
     /// The listener's handshakes are the server's again; those that were under way may come by the
     /// cookies that the process sent.
     fn take_handshakes(&mut self, id: SessionId) {
+        let claimed = self.claimed_cookies(id);
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.delegate = None;
+            listener.cookies.add(claimed);
             self.cookie_clock.note(self.now);
             self.end_floods_of(id);
             self.aim_listener(id);

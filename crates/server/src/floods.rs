@@ -5,9 +5,11 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use portolan_bpf::FloodSeen;
 use portolan_control::{Command, Errno};
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::filter::{BindingKey, Flood};
+use portolan_proto::report::{CookieCounts, FloodCounts, ListenerReport};
 use portolan_stack::passive::flood;
 use portolan_stack::{CookieUse, SOMAXCONN};
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId};
@@ -26,10 +28,18 @@ const FEW: u64 = 100;
 #[derive(Debug, Default)]
 pub struct Floods {
     next_look: Option<Instant>,
-    /// SYNs of each up to the last look.
-    met: HashMap<BindingKey, u64>,
+    met: HashMap<BindingKey, Met>,
     /// By delegated listeners.
     spared: HashMap<SessionId, Spared>,
+}
+
+/// SYNs of one flood.
+#[derive(Debug, Default)]
+struct Met {
+    /// Counted for its listeners.
+    counted: FloodSeen,
+    /// All up to the last look.
+    looked: u64,
 }
 
 /// Flows to a delegated listener of which the filter knows no rows.
@@ -66,7 +76,8 @@ impl Server {
         if !is_never && !is_known && self.aim_flood(binding) {
             debug!(?binding, "SYNs are a flood");
             self.counters.floods += 1;
-            self.floods.met.insert(*binding, 0);
+            self.count_floods(binding, |counts| counts.floods += 1);
+            self.floods.met.insert(*binding, Met::default());
             self.floods.next_look.get_or_insert(self.now + LOOK);
         }
     }
@@ -147,7 +158,10 @@ impl Server {
     fn aim_flood(&mut self, binding: &BindingKey) -> bool {
         let told = match self.flood_of(binding) {
             Some(flood) => self.filter.floods.set(binding, &flood).map(|()| true),
-            None => self.filter.floods.end(binding).map(|()| false),
+            None => {
+                self.count_met(binding);
+                self.filter.floods.end(binding).map(|()| false)
+            }
         };
         told.unwrap_or_else(|error| {
             warn!(%error, "the filter does not answer a flood");
@@ -157,19 +171,86 @@ impl Server {
 
     /// Which of several listeners a SYN is for, the filter cannot tell: they must agree, and all have room.
     fn flood_of(&self, binding: &BindingKey) -> Option<Flood> {
-        let port = u16::from_be_bytes(binding.local_port);
-        let members: Vec<SessionId> = self
-            .listening_ports
-            .get(&port)?
-            .iter()
-            .copied()
-            .filter(|id| self.bindings_of(*id).contains(binding))
-            .collect();
+        let members = self.listeners_of(binding);
         let (first, others) = members.split_first()?;
         let flood = self.answers_of(*first)?;
         let is_full = flood.flags & Flood::FULL != 0;
         let is_common = others.iter().all(|id| self.answers_of(*id) == Some(flood));
         (others.is_empty() || is_common && !is_full).then_some(flood)
+    }
+
+    fn listeners_of(&self, binding: &BindingKey) -> Vec<SessionId> {
+        let port = u16::from_be_bytes(binding.local_port);
+        let at_port = self.listening_ports.get(&port).into_iter().flatten();
+        let members = at_port.filter(|id| self.bindings_of(**id).contains(binding));
+        members.copied().collect()
+    }
+
+    fn count_floods(&mut self, binding: &BindingKey, count: impl Fn(&mut FloodCounts)) {
+        for id in self.listeners_of(binding) {
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                count(&mut listener.floods);
+            }
+        }
+    }
+
+    /// Counts for its listeners what the filter has dealt with.
+    fn count_met(&mut self, binding: &BindingKey) {
+        let Some(known) = self.floods.met.get_mut(binding) else {
+            return;
+        };
+        let seen = self.filter.floods.seen(binding);
+        let before = std::mem::replace(&mut known.counted, seen);
+        let answered = seen.answered.saturating_sub(before.answered);
+        let dropped = seen.dropped.saturating_sub(before.dropped);
+        self.count_floods(binding, |counts| {
+            counts.answered += answered;
+            counts.dropped += dropped;
+        });
+    }
+
+    /// SYNs since the last look.
+    fn newly_met(&mut self, binding: &BindingKey) -> u64 {
+        self.count_met(binding);
+        self.floods.met.get_mut(binding).map_or(0, |known| {
+            let all = known.counted.answered + known.counted.dropped;
+            all.saturating_sub(std::mem::replace(&mut known.looked, all))
+        })
+    }
+
+    /// What is shown of a listener; none of others.
+    pub fn report_listener(&mut self, id: SessionId) -> Option<ListenerReport> {
+        if !self.listeners.contains_key(&id) {
+            return None;
+        }
+        let mut is_flooded = false;
+        for binding in self.bindings_of(id) {
+            is_flooded |= self.floods.met.contains_key(&binding);
+            self.count_met(&binding);
+        }
+        let claimed = self.claimed_cookies(id);
+        let listener = self.listeners.get(&id)?;
+        let mut cookies = listener.cookies;
+        cookies.add(claimed);
+        Some(ListenerReport {
+            is_flooded,
+            filter: listener.floods,
+            cookies,
+        })
+    }
+
+    /// What the process says that performs the listener's handshakes.
+    pub fn claimed_cookies(&self, id: SessionId) -> CookieCounts {
+        let delegate = self
+            .listeners
+            .get(&id)
+            .and_then(|listener| listener.delegate);
+        let row = delegate.and_then(|delegate| {
+            let channel = self.channels.get(&delegate.channel)?;
+            channel.statistics.row(delegate.slot)
+        });
+        row.filter(|row| row.session == id.0)
+            .map_or_else(CookieCounts::default, |row| CookieCounts::of(&row.figures))
     }
 
     fn answers_of(&self, id: SessionId) -> Option<Flood> {
@@ -218,6 +299,7 @@ impl Server {
     }
 
     fn end_flood(&mut self, binding: &BindingKey) {
+        self.count_met(binding);
         if self.floods.met.remove(binding).is_some()
             && let Err(error) = self.filter.floods.end(binding)
         {
@@ -253,10 +335,9 @@ impl Server {
     }
 
     fn look_at_flood(&mut self, binding: &BindingKey) {
-        let met = self.filter.floods.met(binding);
-        let before = self.floods.met.insert(*binding, met).unwrap_or(0);
+        let met = self.newly_met(binding);
         let is_never = self.sysctls.values().cookies == CookieUse::Never;
-        if is_never || met.saturating_sub(before) < FEW {
+        if is_never || met < FEW {
             debug!(met, "SYNs are no flood any more");
             return self.end_flood(binding);
         }

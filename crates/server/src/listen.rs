@@ -12,6 +12,7 @@ use portolan_proto::control::{
     Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
 };
 use portolan_proto::filter::{BindingKey, FlowRow};
+use portolan_proto::report::{CookieCounts, FloodCounts};
 use portolan_stack::passive::{self, passive_config};
 use portolan_stack::{Backlog, CookieUse, Surge, SynVerdict, TcpSession};
 use portolan_sys::unix::{self, PairKind, SendError};
@@ -67,6 +68,9 @@ pub struct Listener {
     pub lent_secret: Option<Secret>,
     /// Of the SYNs that were not kept.
     pub surge: Surge,
+    /// Of the handshakes that the server performs, and what those who did before it have claimed.
+    pub cookies: CookieCounts,
+    pub floods: FloodCounts,
 }
 
 impl Listener {
@@ -243,6 +247,8 @@ impl Server {
                 delegate: None,
                 lent_secret: None,
                 surge: Surge::default(),
+                cookies: CookieCounts::default(),
+                floods: FloodCounts::default(),
             },
         );
         self.open_port(id, local);

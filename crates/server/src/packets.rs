@@ -3,6 +3,7 @@
 
 use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::report::CookieCounts;
 use portolan_stack::passive::{Knock, answer_by_cookie, clamp_for_cookie, open_by_cookie, refusal};
 use portolan_stack::{Input, IpOptions, Packet, Reassembled, Transport, send_segment};
 use portolan_tcp::cookie::Decoded;
@@ -236,6 +237,7 @@ impl Server {
             }
             Knock::Stray { is_forgery } => {
                 self.counters.cookies_bad += u64::from(is_forgery);
+                self.count_cookies(listener, |cookies| cookies.refused += u64::from(is_forgery));
                 self.reset(packet, header, payload);
             }
         }
@@ -261,9 +263,16 @@ impl Server {
         let ip = self.handshake_options(listener).ip;
         if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
             self.counters.cookies_sent += 1;
+            self.count_cookies(listener, |cookies| cookies.sent += 1);
             self.cookie_clock.note(self.now);
             self.note_unkept(listener, flow);
             self.pace.give_way(self.now);
+        }
+    }
+
+    fn count_cookies(&mut self, listener: SessionId, count: impl FnOnce(&mut CookieCounts)) {
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            count(&mut listener.cookies);
         }
     }
 
@@ -285,6 +294,7 @@ impl Server {
         let connection = open_by_cookie(&config, decoded, segment, self.now);
         if let Some(id) = self.enter_passive(listener, flow, Phase::Handshake, connection) {
             self.counters.cookies_taken += 1;
+            self.count_cookies(listener, |cookies| cookies.accepted += 1);
             self.handshake_done(id);
         }
     }

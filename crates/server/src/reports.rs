@@ -30,7 +30,11 @@ impl Server {
             }
             report
         };
-        let reports: Vec<SessionReport> = self.registry.sessions().map(show).collect();
+        let mut reports: Vec<SessionReport> = self.registry.sessions().map(show).collect();
+        let ids: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
+        for (report, id) in reports.iter_mut().zip(ids) {
+            report.listener = self.report_listener(id);
+        }
         let (list, fd) = pack(encode(&reports))?;
         let fds = fd.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::Sessions(list), fds))
@@ -73,6 +77,7 @@ impl Server {
             mapping: self.directs.mapping_of(session.id),
             delivery: self.delivery_of(session.id),
             figures,
+            listener: None,
         }
     }
 

@@ -10,6 +10,7 @@ use core::time::Duration;
 
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::report::CookieCounts;
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config, Connection, Events, StateName};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
@@ -69,6 +70,7 @@ pub struct Delegation {
     backlog: Backlog,
     clock: CookieClock,
     flood: FloodReports,
+    cookies: CookieCounts,
     flows: HashMap<FlowKey, Known>,
     stages: HashMap<Slot, Stage>,
     ready: VecDeque<Slot>,
@@ -88,6 +90,7 @@ impl Delegation {
             backlog: Backlog::new(backlog),
             clock: CookieClock::default(),
             flood: FloodReports::default(),
+            cookies: CookieCounts::default(),
             flows: HashMap::new(),
             stages: HashMap::new(),
             ready: VecDeque::new(),
@@ -167,6 +170,7 @@ impl Delegation {
                 let config = clamp_for_cookie(config, &self.options);
                 let connection = open_by_cookie(&config, &decoded, segment, now);
                 stack.counters.count(Fate::CookieTaken);
+                self.cookies.accepted += 1;
                 let peer_isn = header.seq - 1;
                 let slot = self.enter(stack, now, (flow, peer_isn), connection);
                 self.queue(stack, now, slot);
@@ -174,6 +178,7 @@ impl Delegation {
                 self.flood.note_opened(now, flow, queue);
             }
             Knock::Stray { is_forgery } => {
+                self.cookies.refused += u64::from(is_forgery);
                 stack.counters.count(match is_forgery {
                     true => Fate::CookieRefused,
                     false => Fate::Unclaimed,
@@ -209,6 +214,7 @@ impl Delegation {
             let answer = answer_by_cookie(&self.secret, &flow, syn, &config, now);
             self.clock.note(now);
             stack.counters.count(Fate::CookieSent);
+            self.cookies.sent += 1;
             return self.answer_with(flow, answer);
         }
         let isn = first_number(&self.secret, &flow, now);
@@ -307,6 +313,10 @@ impl Delegation {
         if let Some(Session::Tcp(session)) = stack.remove(slot) {
             self.flows.remove(&session.flow);
         }
+    }
+
+    pub fn cookies(&self) -> CookieCounts {
+        self.cookies
     }
 
     pub fn has_ready(&self) -> bool {

@@ -11,6 +11,7 @@ use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
 use portolan_programs::{PYTHON, bed, counter, eventually};
 use rustix::process::Signal;
+use serde_json::Value;
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
 const PORT: u16 = 7095;
@@ -101,6 +102,61 @@ fn assert_clients_get_in(bed: &Bed) {
     }
 }
 
+/// What `portolan ss` shows of the flooded port.
+fn listener(bed: &Bed) -> Value {
+    let text = bed.portolan(Side::Server, &["ss", "-l", "-t", "--json"]);
+    let all: Vec<Value> = serde_json::from_str(&text.expect("the server answers")).expect("JSON");
+    let local = bed.endpoint(PORT).to_string();
+    let own = all.into_iter().find(|session| session["local"] == local);
+    own.map_or(Value::Null, |session| session["listener"].clone())
+}
+
+/// Acknowledges what nobody sent, as who guesses at cookies does.
+const GUESS: &str = r#"
+import ipaddress, random, socket, struct, sys
+own, peer, port = sys.argv[1:]
+own, peer = (ipaddress.ip_address(text).packed for text in (own, peer))
+family = socket.AF_INET if len(own) == 4 else socket.AF_INET6
+s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_TCP)
+s.bind((sys.argv[1], 0))
+for source in range(20000, 20010):
+    fields = [source, int(port), random.getrandbits(32), random.getrandbits(32), 0x5010, 1000]
+    segment = lambda checksum: struct.pack(">HHIIHHHH", *fields, checksum, 0)
+    summed = own + peer + struct.pack(">HH", socket.IPPROTO_TCP, 20) + segment(0)
+    total = sum(struct.unpack(">%dH" % (len(summed) // 2), summed))
+    while total >> 16:
+        total = (total & 0xffff) + (total >> 16)
+    s.sendto(segment(~total & 0xffff), (sys.argv[2], 0))
+"#;
+
+fn guess(bed: &Bed) {
+    let mut command = bed.namespace(Side::Client).exec(PYTHON);
+    let (own, peer) = (bed.client.address, bed.server.address);
+    command.args(["-c", GUESS, &own.to_string(), &peer.to_string()]);
+    run(command.arg(PORT.to_string())).expect("root has raw sockets");
+}
+
+fn assert_listener_shows(bed: &Bed) {
+    let has_come_back = || listener(bed)["cookies"]["accepted"].as_u64() >= Some(10);
+    assert!(eventually(PROMPTLY, has_come_back), "{}", listener(bed));
+    let is_flooded = || listener(bed)["is_flooded"] == true;
+    assert!(eventually(PROMPTLY, is_flooded), "{}", listener(bed));
+    let shown = listener(bed);
+    assert!(
+        shown["filter"]["answered"].as_u64() >= Some(3000),
+        "{shown}"
+    );
+    let refused = |shown: &Value| shown["cookies"]["refused"].as_u64();
+    let before = refused(&shown).expect("a number");
+    guess(bed);
+    let is_counted = || refused(&listener(bed)) >= Some(before + 10);
+    assert!(eventually(PROMPTLY, is_counted), "{}", listener(bed));
+    let line = bed.portolan(Side::Server, &["ss", "-l", "-t", "-i"]);
+    let line = line.expect("the server answers");
+    assert!(line.contains(" syns_answered:"), "{line}");
+    assert!(line.contains(" cookies_good:"), "{line}");
+}
+
 fn assert_clients_get_in_by_cookies(bed: &Bed, by: By) {
     let _server = start(bed, by, "blocking", "8");
     let flooding = flood(bed);
@@ -111,10 +167,18 @@ fn assert_clients_get_in_by_cookies(bed: &Bed, by: By) {
     let here = by.counted(bed, "syn-cookies-sent");
     let there = filtered(bed, "answered_syn");
     assert!(here < there / 4, "{here} by {by:?}, {there} by the filter");
+    assert_listener_shows(bed);
     drop(flooding);
     assert!(eventually(PROMPTLY, || is_over(bed)));
     echo(bed);
     assert!(is_over(bed), "that was no flood");
+    let is_shown = || listener(bed)["is_flooded"] == false;
+    assert!(eventually(PROMPTLY, is_shown), "{}", listener(bed));
+    let shown = listener(bed);
+    assert!(
+        shown["filter"]["answered"].as_u64() >= Some(3000),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -174,6 +238,8 @@ fn assert_drops_and_then_answers(bed: &Bed, by: By) {
     let _flood = flood(bed);
     let dropped = || filtered(bed, "drop_syn");
     assert!(eventually(PROMPTLY * 2, || dropped() > 1000));
+    let shown = listener(bed);
+    assert!(shown["filter"]["dropped"].as_u64() >= Some(1000), "{shown}");
     assert_eq!(filtered(bed, "answered_syn"), 0);
     server.signal(Signal::USR1).expect("it runs");
     for mut stream in streams {

@@ -210,7 +210,8 @@ fn a_syn_of_a_flood_is_answered_as_the_engine_would() {
         assert_eq!(outcome, answered());
         assert_agrees(&terms, &flow, &syn(&flow), began, &answer);
         let binding = BindingKey::new(Protocol::Tcp, any_address(&flow));
-        assert_eq!(bed.filter.floods.met(&binding), 1);
+        let seen = bed.filter.floods.seen(&binding);
+        assert_eq!((seen.answered, seen.dropped), (1, 0));
     }
     assert_eq!(bed.records().len(), 0, "its owner hears of none");
 }

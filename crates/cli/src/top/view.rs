@@ -271,6 +271,7 @@ mod tests {
             migrations: 0,
             mapping: Default::default(),
             delivery: DeliveryReport::As(Default::default()),
+            listener: None,
             figures: SessionFigures {
                 octets_in,
                 ..Default::default()
