@@ -1,11 +1,14 @@
 //! `portolan qos watch`: what was sent, received and computed since the last look, beside what is guaranteed.
 
+mod events;
+
 use std::time::{Duration, Instant};
 
 use portolan_proto::qos::text::{show_rate, show_share};
 use portolan_proto::qos::{ClassTraffic, QosReport};
 use serde::Serialize;
 
+use self::events::Event;
 use super::Arguments;
 use super::show::{class, nothing, print_tables, scope};
 use crate::exit::{Failure, print};
@@ -14,6 +17,7 @@ use crate::table::{lines, printable};
 /// What happened in one interval, per second.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Rates {
+    events: Vec<Event>,
     transmit: Vec<Sent>,
     receive: Vec<Received>,
     cpu: Vec<Computed>,
@@ -57,6 +61,9 @@ pub fn run(arguments: &Arguments, seconds: u32) -> Result<(), Failure> {
         if arguments.json {
             print(serde_json::to_string(&rates)?)?;
         } else {
+            for event in &rates.events {
+                print(event.to_string())?;
+            }
             print_tables(tables(&rates))?;
             print("")?;
         }
@@ -104,6 +111,7 @@ fn rates(before: &QosReport, now: &QosReport, time: Duration) -> Rates {
         }
     };
     Rates {
+        events: events::between(before, now),
         transmit: senders(now).iter().map(sent).collect(),
         receive: receive.collect(),
         cpu: cpu.collect(),
