@@ -9,7 +9,7 @@ use portolan_stack::{Input, IpOptions, Packet, Reassembled, Transport, send_segm
 use portolan_tcp::cookie::Decoded;
 use portolan_tcp::{Config as TcpConfig, Events, StateName};
 use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
-use portolan_wire::tcp::TcpHeader;
+use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::server::Server;
 
@@ -111,6 +111,22 @@ impl Server {
         true
     }
 
+    /// An acknowledgement that was on its way through a process while the peer's FIN came straight here. To answer it, as
+    /// one from the network, would have the peer reset what it has closed.
+    fn is_overtaken(&mut self, slot: Slot, packet: &Packet<'_>) -> bool {
+        let Transport::Tcp {
+            header, payload, ..
+        } = &packet.transport
+        else {
+            return false;
+        };
+        let is_waiting = self
+            .stack
+            .tcp(slot)
+            .is_some_and(|session| session.connection.state() == StateName::TimeWait);
+        is_waiting && payload.is_empty() && header.flags == TcpFlags::ACK
+    }
+
     fn on_delivered(&mut self, slot: Slot) {
         let Some(id) = self.stack.tcp(slot).map(|session| session.id) else {
             return;
@@ -163,7 +179,7 @@ impl Server {
                     generation: session.generation.0,
                     ..*record
                 };
-                if self.reopens(&record, frame) {
+                if self.reopens(&record, frame) || self.is_overtaken(slot, packet) {
                     return;
                 }
                 if let Input::Delivered(slot) = self.stack.input(self.now, &record, frame) {

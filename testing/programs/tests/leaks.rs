@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::run;
-use portolan_programs::{bed, client, eventually, live_sessions};
+use portolan_programs::{bed, client, counter, eventually, live_sessions};
 
 const PORT: u16 = 7011;
 
@@ -72,6 +72,10 @@ fn a_thousand_connections_leave_nothing_behind() {
     );
     assert!(report.contains("\"connections\":1000"), "{report}");
     drop(greet);
+    // A loaded machine may have some of them sent again. When acknowledgements that came late through a process were
+    // answered, a third of the connections ended with one, and a reset.
+    let doubted = counter(&bed, Side::Server, "tcp", "challenge-acks");
+    assert!(doubted < 50, "{doubted}");
     let mut after = Vec::new();
     let settled = eventually(SETTLED, || {
         after = [Side::Client, Side::Server]
