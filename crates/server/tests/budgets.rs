@@ -3,10 +3,10 @@
 mod common;
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
+use common::cgroup::Cgroup;
 use common::{Client, Library, Near, await_some, control_path, start_server};
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{ReplyBody, RequestBody};
@@ -176,49 +176,10 @@ fn a_budget_of_a_process_goes_with_it_and_one_of_a_port_stays() {
     assert_eq!(left[0].scope, port(FLOODED));
 }
 
-/// A cgroup that ends with the test, and the path by which the server knows it.
-struct Cgroup {
-    folder: PathBuf,
-    path: String,
-}
-
-impl Cgroup {
-    /// Of whichever hierarchy this machine has that limits nothing.
-    fn new() -> Cgroup {
-        let name = format!("portolan-test-{}", std::process::id());
-        let hierarchies = ["freezer/", "unified/", ""];
-        let mut paths = hierarchies
-            .map(|hierarchy| format!("/{hierarchy}{name}"))
-            .into_iter();
-        let found = paths.find_map(|path| {
-            let folder = PathBuf::from(format!("/sys/fs/cgroup{path}"));
-            std::fs::create_dir(&folder).ok()?;
-            Some(Cgroup { folder, path })
-        });
-        found.expect("a hierarchy that root may write")
-    }
-
-    fn take_in_this_process(&self) {
-        self.move_this_process(&self.folder);
-    }
-
-    fn move_this_process(&self, folder: &Path) {
-        let pid = std::process::id().to_string();
-        std::fs::write(folder.join("cgroup.procs"), pid).unwrap();
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        self.move_this_process(self.folder.parent().unwrap());
-        let _ = std::fs::remove_dir(&self.folder);
-    }
-}
-
 #[test]
 fn a_process_that_moves_into_a_cgroup_has_its_budget_soon() {
     let mut scene = Scene::new();
-    let cgroup = Cgroup::new();
+    let cgroup = Cgroup::new("budget");
     let scope = Scope::Cgroup(cgroup.path.clone());
     assert_eq!(scene.set(scope, ten_packets()), QosReply::Done);
     assert_eq!(scene.arrive(FLOODED), SENT);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use common::cgroup::Cgroup;
 use common::{Client, Library, await_some, control_path, start_server_with, unpack};
 use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{AfterFlush, Doorway, DoorwayState, Reader, ReplyBody, RequestBody};
@@ -770,6 +771,35 @@ fn a_process_hears_of_a_doorway_before_it_has_the_session_that_is_to_wait_for_it
     assert_eq!(list.len(), 1);
     assert_eq!(list[0].scope, scope);
     assert_ne!(list[0].state, DoorwayState::Open);
+}
+
+#[test]
+fn a_process_that_moves_into_a_cgroup_sends_in_its_class_soon() {
+    let host = Host::start("cgroup", "");
+    let listener = host
+        .bed
+        .b
+        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
+    let mut library = Library::start(&control_path(&host.bed.a));
+    let (_, _near, slot) = library.open((Bed::B4, 9000).into());
+    let (mut peer, _) = listener.accept().unwrap();
+    let cgroup = Cgroup::new("class");
+    let scope = Scope::Cgroup(cgroup.path.clone());
+    done(&mut library.client, bits(&scope, 20));
+    pass(&mut library, slot, &mut peer);
+    let sent = |library: &mut Library| show(&mut library.client).transmit[0].traffic.octets;
+    assert_eq!(sent(&mut library), 0, "it is elsewhere");
+    cgroup.take_in_this_process();
+    await_some("what it sends, in the class", || {
+        pass(&mut library, slot, &mut peer);
+        (sent(&mut library) > 0).then_some(())
+    });
+    drop(cgroup);
+    await_some("what it sends, elsewhere again", || {
+        let before = sent(&mut library);
+        pass(&mut library, slot, &mut peer);
+        (sent(&mut library) == before).then_some(())
+    });
 }
 
 #[test]

@@ -3,6 +3,8 @@
 // Each test program uses its own part.
 #![allow(dead_code)]
 
+pub mod cgroup;
+
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::net::SocketAddr;
