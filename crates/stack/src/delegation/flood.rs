@@ -8,8 +8,12 @@ use portolan_types::{FlowKey, Instant};
 
 use crate::surge::Surge;
 
-/// The server ends floods by itself, and tells nobody: another is told of again after that time.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The server ends floods by itself, and tells nobody: another is told of again after that time, in which the server
+/// looks at floods once.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// For so long SYNs may come that were on their way when a flood was told of.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// Flows that one report names.
 const FLOWS_MAX: usize = 512;
@@ -43,7 +47,7 @@ impl FloodReports {
         known: impl Iterator<Item = FlowKey>,
     ) {
         self.surge.note(now);
-        if !self.surge.is_flood(now) || self.is_fresh(now) {
+        if !self.surge.is_flood(now) || self.was_told_within(AGAIN, now) {
             return;
         }
         let known: Vec<FlowKey> = known.collect();
@@ -53,13 +57,13 @@ impl FloodReports {
         self.tell(now, queue);
     }
 
-    fn is_fresh(&self, now: Instant) -> bool {
-        self.told.is_some_and(|(at, _)| now.since(at) < AGAIN)
+    fn was_told_within(&self, time: Duration, now: Instant) -> bool {
+        self.told.is_some_and(|(at, _)| now.since(at) < time)
     }
 
     /// A SYN was kept. Those that come after a while were not the filter's to answer.
     pub(super) fn note_kept(&mut self, now: Instant, flow: FlowKey) {
-        if self.is_fresh(now) {
+        if self.was_told_within(SETTLED, now) {
             self.pending.push(FloodReport::Spare(vec![flow]));
         }
     }
