@@ -558,6 +558,7 @@ impl Stack {
         while let Some(slot) = self.pending.pop_front() {
             self.output_one(now, slot, routes, wire);
         }
+        self.doors.end_turns();
         self.look_again(now);
     }
 
@@ -649,7 +650,7 @@ impl Stack {
             }
         }
         if entry.is_pending {
-            self.doors.wait_first(entry.door, slot);
+            self.doors.wait_for_next_turn(entry.door, slot);
         }
         let events = self
             .tcp(Slot(slot))

@@ -13,6 +13,8 @@ use crate::frame::{Door, Wire};
 pub(super) struct Doors {
     /// Few, if any.
     waiting: Vec<(Door, VecDeque<u32>)>,
+    /// Who has filled a doorway, and has more to send: they come behind those that wait by then.
+    served: Vec<(Door, u32)>,
 }
 
 impl Doors {
@@ -20,9 +22,15 @@ impl Doors {
         self.at(door).push_back(slot);
     }
 
-    /// It has more to send of what it began.
-    pub(super) fn wait_first(&mut self, door: Door, slot: u32) {
-        self.at(door).push_front(slot);
+    /// It has had its turn, and has more to send. Else who has the largest window would keep the others from the wire.
+    pub(super) fn wait_for_next_turn(&mut self, door: Door, slot: u32) {
+        self.served.push((door, slot));
+    }
+
+    pub(super) fn end_turns(&mut self) {
+        for (door, slot) in std::mem::take(&mut self.served) {
+            self.wait(door, slot);
+        }
     }
 
     fn at(&mut self, door: Door) -> &mut VecDeque<u32> {

@@ -305,13 +305,18 @@ fn what_a_datagram_cannot_do_has_its_own_error() {
     assert_eq!(try_send(Some(B), b""), Err(SendError::Full));
 }
 
+/// A connection that sends segment by segment.
 fn connecting(stack: &mut Stack) -> Slot {
+    let config = Config {
+        gso_max: 0,
+        ..Config::default()
+    };
     let flow = FlowKey {
         protocol: Protocol::Tcp,
         local: at(A),
         remote: at(B),
     };
-    let connection = Connection::connect(&Config::default(), 1000, 2000, SeqNum(1), now());
+    let connection = Connection::connect(&config, 1000, 2000, SeqNum(1), now());
     stack.insert(
         now(),
         Session::Tcp(Box::new(TcpSession::new(SessionId(1), flow, connection))),

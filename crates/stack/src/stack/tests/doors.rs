@@ -125,3 +125,51 @@ fn a_refused_datagram_is_followed_by_news_when_there_is_room() {
 }
 
 const HOUR: core::time::Duration = core::time::Duration::from_secs(3600);
+
+/// One whose handshake is done.
+fn established(a: &mut Stack) -> Slot {
+    let slot = connecting(a);
+    let mut wire = Kept::with_room(2);
+    a.output(now(), &known(), &mut wire);
+    let syn = wire.frames.pop().unwrap();
+    let syn = Packet::parse(received(&syn), &RecordHeader::default()).unwrap();
+    let Transport::Tcp { header, .. } = &syn.transport else {
+        panic!("{syn:?}");
+    };
+    let flow = FlowKey {
+        protocol: Protocol::Tcp,
+        local: at(B),
+        remote: at(A),
+    };
+    let connection = Connection::accept(&Config::default(), header, SeqNum(9), now());
+    let session = TcpSession::new(SessionId(2), flow, connection);
+    let mut b = Stack::new(now());
+    b.insert(now(), Session::Tcp(Box::new(session)));
+    b.output(now(), &routes(2, at(B), at(A), true), &mut wire);
+    a.input(now(), &record(slot, 0), received(&wire.frames[0]));
+    a.output(now(), &known(), &mut wire);
+    slot
+}
+
+#[test]
+fn sessions_take_turns_at_a_full_doorway() {
+    let mut a = Stack::new(now());
+    let slots = [(); 3].map(|()| established(&mut a));
+    for (slot, octet) in slots.into_iter().zip(*b"xyz") {
+        let connection = &mut a.tcp(slot).unwrap().connection;
+        assert_eq!(connection.send(now(), &[octet; 14_000]), 14_000);
+        a.touch(slot);
+    }
+    let mut wire = TwoDoors {
+        is_narrow: true,
+        ..TwoDoors::default()
+    };
+    for _ in 0..6 {
+        wire.full.clear();
+        a.output(now(), &known(), &mut wire);
+    }
+    let last = |(_, frame): &(Door, Vec<u8>)| frame.last().copied();
+    let who: Vec<u8> = wire.frames.iter().filter_map(last).collect();
+    assert_eq!(who[3..], who[..3]);
+    assert!(b"xyz".iter().all(|octet| who.contains(octet)), "{who:?}");
+}
