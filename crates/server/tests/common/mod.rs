@@ -430,9 +430,12 @@ impl Library {
     /// Moves packets once.
     pub fn turn(&mut self) {
         let now: Instant = clock::now();
-        if self.metastate.generation() != self.routes.generation() {
-            let generation = self.metastate.generation();
-            self.routes = Routes::new(generation, self.metastate.read().unwrap());
+        let generation = self.metastate.generation();
+        // None while the server is kept from finishing what it writes.
+        if generation != self.routes.generation()
+            && let Some(metastate) = self.metastate.read()
+        {
+            self.routes = Routes::new(generation, metastate);
         }
         let mut strays = Vec::new();
         while let Some(record) = self.ring.next() {
