@@ -16,6 +16,7 @@ use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
     AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
 };
+use portolan_proto::metastate::Metastate;
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
@@ -425,6 +426,10 @@ impl Library {
         };
         let reply = self.client.ask(body);
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    }
+
+    pub fn metastate(&self) -> Metastate {
+        await_some("metastate", || self.metastate.read())
     }
 
     /// Moves packets once.

@@ -41,7 +41,7 @@ fn flow_of(library: &Library, slot: Slot) -> FlowKey {
 
 /// The MAC addresses of this host's device and of the neighbour on its wire.
 pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
-    let metastate = library.metastate.read().unwrap();
+    let metastate = library.metastate();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
     let peer = metastate.neighbours.iter().find(|n| n.address == Bed::B4);
     (device.mac.0, peer.unwrap().mac.0)

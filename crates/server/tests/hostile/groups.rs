@@ -35,7 +35,7 @@ fn change(action: GroupAction, group: IpAddr, source: Option<IpAddr>) -> GroupCh
 
 /// Asks for a change on the one device that is managed.
 fn ask(library: &mut Library, session: SessionId, change: GroupChange) -> ReplyBody {
-    let metastate = library.metastate.read().unwrap();
+    let metastate = library.metastate();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
     let change = GroupChange {
         interface: device.index,
