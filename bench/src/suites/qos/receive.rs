@@ -101,12 +101,14 @@ struct Crosstalk {
 
 impl Crosstalk {
     /// Each consumer has a core: what they compete for is the way there. The sources and the steady consumer run ahead
-    /// of everybody else, as what has guarantees does (NE §5.1).
+    /// of everybody else, as what has guarantees does (NE §5.1), and the busy one behind: else what it computes would
+    /// keep the kernel's thread for packets from its core.
     fn measure(bed: &Bed, stack: Stack, effort: Effort) -> Result<Crosstalk, MeasureError> {
         let seconds = effort.scaled(16.0).ceil();
         let mut steady = bed.command(Side::Server, stack, "chrt");
         steady.args(["--fifo", "1"]).arg(&bed.tools().traffic);
-        let busy = bed.neighbour(stack, "portolan-traffic");
+        let mut busy = bed.neighbour(stack, "chrt");
+        busy.args(["--idle", "0"]).arg(&bed.tools().traffic);
         let consumers = [
             consumer(bed, steady, STEADY_PORT, seconds, Duration::ZERO)?,
             consumer(bed, busy, BUSY_PORT, seconds, OVERLOAD)?,
