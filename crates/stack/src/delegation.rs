@@ -12,9 +12,9 @@ use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_tcp::isn::Secret;
-use portolan_tcp::{Config, Connection, Events, StateName};
+use portolan_tcp::{Config, Connection, Events, ListenAnswer, StateName, judge_at_listener};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
-use portolan_wire::tcp::{TcpFlags, TcpHeader};
+use portolan_wire::tcp::TcpHeader;
 
 use crate::backlog::{Backlog, CookieUse, SynVerdict};
 use crate::counters::Fate;
@@ -134,7 +134,7 @@ impl Delegation {
         };
         if let Some(&known) = self.flows.get(&flow) {
             let met = deliver(stack, (known.slot, flow), now, record, frame);
-            if met == Met::Done || !known.is_before(&header) {
+            if met == Met::Done || !known.is_followed_by(&header) {
                 return met;
             }
             // The connection is over, else the frame would have come by its row.
@@ -398,9 +398,8 @@ impl Delegation {
 
 impl Known {
     /// Does the segment open another connection between the same endpoints?
-    fn is_before(&self, header: &TcpHeader) -> bool {
-        let opens = header.flags.contains(TcpFlags::SYN) && !header.flags.contains(TcpFlags::ACK);
-        opens && header.seq != self.peer_isn
+    fn is_followed_by(&self, header: &TcpHeader) -> bool {
+        header.seq != self.peer_isn && judge_at_listener(header) == ListenAnswer::Open
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use portolan_types::{Handle, Instant, Memory, SeqNum};
-use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader};
+use portolan_wire::tcp::{MAX_COOKIE, TcpHeader};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::LARGEST;
@@ -22,6 +22,7 @@ use crate::events::Events;
 use crate::fastopen::{Cookie, FastOpen};
 use crate::figures::{Edges, Figures};
 use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
+use crate::listen::{ListenAnswer, judge_at_listener};
 use crate::output::Reset;
 use crate::path_mtu::PathMtu;
 use crate::queue::Prefix;
@@ -651,8 +652,7 @@ impl Connection {
         let old = stamps.is_some_and(|(state, field)| state.is_old(field, now));
         let newer = syn.seq.after(self.receive.nxt)
             || stamps.is_some_and(|(state, field)| state.is_newer(field));
-        let others = TcpFlags::ACK.with(TcpFlags::RST).with(TcpFlags::FIN);
-        let opens = syn.flags.contains(TcpFlags::SYN) && syn.flags.0 & others.0 == 0;
+        let opens = judge_at_listener(syn) == ListenAnswer::Open;
         let fits = matches!(self.state, State::TimeWait(_)) && opens;
         (fits && newer && !old).then(|| self.send.nxt + 0xffff + 2)
     }
