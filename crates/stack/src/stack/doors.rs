@@ -28,9 +28,12 @@ impl Doors {
     }
 
     pub(super) fn end_turns(&mut self) {
-        for (door, slot) in std::mem::take(&mut self.served) {
+        // The list keeps its memory: a full doorway is filled again for each packet that leaves.
+        let mut served = std::mem::take(&mut self.served);
+        for (door, slot) in served.drain(..) {
             self.wait(door, slot);
         }
+        self.served = served;
     }
 
     fn at(&mut self, door: Door) -> &mut VecDeque<u32> {
