@@ -73,11 +73,7 @@ impl Server {
 
     /// A new SYN for a connection in TIME_WAIT ends it (RFC 9293 §3.10.7.4, RFC 6191).
     fn reopens(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
-        let is_waiting = self
-            .stack
-            .tcp(Slot(record.slot))
-            .is_some_and(|session| session.connection.state() == StateName::TimeWait);
-        if !is_waiting {
+        if !self.is_in_time_wait(Slot(record.slot)) {
             return false;
         }
         let Ok(packet) = Packet::parse(frame, record) else {
@@ -120,11 +116,14 @@ impl Server {
         else {
             return false;
         };
-        let is_waiting = self
-            .stack
+        let is_bare = payload.is_empty() && header.flags == TcpFlags::ACK;
+        is_bare && self.is_in_time_wait(slot)
+    }
+
+    fn is_in_time_wait(&mut self, slot: Slot) -> bool {
+        self.stack
             .tcp(slot)
-            .is_some_and(|session| session.connection.state() == StateName::TimeWait);
-        is_waiting && payload.is_empty() && header.flags == TcpFlags::ACK
+            .is_some_and(|session| session.connection.state() == StateName::TimeWait)
     }
 
     fn on_delivered(&mut self, slot: Slot) {
