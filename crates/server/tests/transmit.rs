@@ -8,14 +8,14 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use common::cgroup::Cgroup;
-use common::{Client, Library, await_some, control_path, start_server_with, unpack};
+use common::{Client, Library, Near, await_some, control_path, start_server_with, unpack};
 use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{AfterFlush, Doorway, DoorwayState, Reader, ReplyBody, RequestBody};
 use portolan_proto::qos::{
     Algorithm, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
     Refusal, Scope, Slack, Transmit,
 };
-use portolan_types::{Protocol, Slot};
+use portolan_types::{Protocol, SessionId, Slot};
 use rustix::process::{Signal, Uid};
 
 const MBIT: u64 = 1_000_000;
@@ -46,6 +46,19 @@ impl Host {
             server,
             config,
         }
+    }
+
+    /// A process with one connection, and its peer on the other host.
+    fn connect(&self) -> (Library, (SessionId, Near, Slot), std::net::TcpStream) {
+        let at = (Bed::B4, 9000);
+        let listener = self
+            .bed
+            .b
+            .enter(|| std::net::TcpListener::bind(at).unwrap());
+        let mut library = Library::start(&control_path(&self.bed.a));
+        let session = library.open(at.into());
+        let (peer, _) = listener.accept().unwrap();
+        (library, session, peer)
     }
 
     fn restart(&mut self) {
@@ -669,13 +682,7 @@ fn makes_groups_and_ends() {
 #[test]
 fn a_flow_has_its_class_until_it_ends() {
     let host = Host::start("flow", "");
-    let listener = host
-        .bed
-        .b
-        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
-    let mut library = Library::start(&control_path(&host.bed.a));
-    let (_, near, slot) = library.open((Bed::B4, 9000).into());
-    let (mut peer, _) = listener.accept().unwrap();
+    let (mut library, (_, near, slot), mut peer) = host.connect();
     let flow = library.stack.tcp(slot).unwrap().flow;
     let scope = Scope::Flow(flow);
     done(&mut library.client, bits(&scope, 10));
@@ -721,13 +728,7 @@ fn doorways(library: &mut Library) -> Vec<Doorway> {
 #[test]
 fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_doorway() {
     let host = Host::start("enters", "");
-    let listener = host
-        .bed
-        .b
-        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
-    let mut library = Library::start(&control_path(&host.bed.a));
-    let (_, _near, slot) = library.open((Bed::B4, 9000).into());
-    let (mut peer, _) = listener.accept().unwrap();
+    let (mut library, (_, _near, slot), mut peer) = host.connect();
     let scope = Scope::Flow(library.stack.tcp(slot).unwrap().flow);
     done(&mut library.client, bits(&scope, 10));
     pass(&mut library, slot, &mut peer);
@@ -776,13 +777,7 @@ fn a_process_hears_of_a_doorway_before_it_has_the_session_that_is_to_wait_for_it
 #[test]
 fn a_process_that_moves_into_a_cgroup_sends_in_its_class_soon() {
     let host = Host::start("cgroup", "");
-    let listener = host
-        .bed
-        .b
-        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
-    let mut library = Library::start(&control_path(&host.bed.a));
-    let (_, _near, slot) = library.open((Bed::B4, 9000).into());
-    let (mut peer, _) = listener.accept().unwrap();
+    let (mut library, (_, _near, slot), mut peer) = host.connect();
     let cgroup = Cgroup::new("class");
     let scope = Scope::Cgroup(cgroup.path.clone());
     done(&mut library.client, bits(&scope, 20));
@@ -806,13 +801,7 @@ fn a_process_that_moves_into_a_cgroup_sends_in_its_class_soon() {
 fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
     const OCTETS: usize = 2_000_000;
     let host = Host::start("relayed", "");
-    let listener = host
-        .bed
-        .b
-        .enter(|| std::net::TcpListener::bind((Bed::B4, 9000)).unwrap());
-    let mut library = Library::start(&control_path(&host.bed.a));
-    let (id, near, slot) = library.open((Bed::B4, 9000).into());
-    let (mut peer, _) = listener.accept().unwrap();
+    let (mut library, (id, near, slot), mut peer) = host.connect();
     let flow = library.stack.tcp(slot).unwrap().flow;
     done(&mut library.client, bits(&Scope::Flow(flow), 8));
     library.flush(id, slot, AfterFlush::Relay(Reader::Sender));
