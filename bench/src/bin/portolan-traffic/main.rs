@@ -102,7 +102,7 @@ enum Command {
     /// Sends datagrams at a steady rate.
     Pace {
         #[command(flatten)]
-        target: Target,
+        target: pace::Target,
         /// Datagrams per second.
         #[arg(long)]
         rate: f64,
@@ -137,7 +137,7 @@ enum Command {
     /// Sends SYNs at a steady rate, and nothing else. Needs root.
     Syns {
         #[command(flatten)]
-        target: Target,
+        target: pace::Target,
         /// SYNs per second.
         #[arg(long)]
         rate: f64,
@@ -219,23 +219,6 @@ impl Flows {
         flows::Window {
             skip: Duration::from_secs_f64(self.skip),
             length: Duration::from_secs_f64(self.seconds),
-        }
-    }
-}
-
-#[derive(clap::Args)]
-struct Target {
-    address: SocketAddr,
-    /// Goes there in every other half-second.
-    #[arg(long)]
-    in_turn_with: Option<SocketAddr>,
-}
-
-impl From<Target> for pace::Target {
-    fn from(target: Target) -> pace::Target {
-        pace::Target {
-            to: target.address,
-            while_calm: target.in_turn_with,
         }
     }
 }
@@ -327,7 +310,7 @@ fn run(command: Command) -> io::Result<()> {
             size,
             seconds,
         } => print(&pace::send(
-            target.into(),
+            target,
             rate,
             size,
             Duration::from_secs_f64(seconds),
@@ -348,7 +331,7 @@ fn run(command: Command) -> io::Result<()> {
             rate,
             seconds,
         } => print(&syns::flood(
-            target.into(),
+            target,
             rate,
             Duration::from_secs_f64(seconds),
         )?),

@@ -37,18 +37,24 @@ pub struct Arrivals {
 }
 
 /// Where to send: to somebody all the time, or to somebody else while it is calm.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, clap::Args)]
 pub struct Target {
-    pub to: SocketAddr,
-    pub while_calm: Option<SocketAddr>,
+    address: SocketAddr,
+    /// Goes there in every other half-second.
+    #[arg(long)]
+    in_turn_with: Option<SocketAddr>,
 }
 
 impl Target {
     pub fn now(&self) -> SocketAddr {
-        match (self.while_calm, Phase::now()) {
+        match (self.in_turn_with, Phase::now()) {
             (Some(other), Phase::Calm) => other,
-            _ => self.to,
+            _ => self.address,
         }
+    }
+
+    pub fn is_ipv6(&self) -> bool {
+        self.address.is_ipv6()
     }
 }
 
@@ -75,9 +81,9 @@ pub fn steadily(
 }
 
 pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) -> io::Result<Sent> {
-    let any: SocketAddr = match target.to {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    let any: SocketAddr = match target.is_ipv6() {
+        false => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        true => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(any)?;
     let mut datagram = vec![0x5a; size.max(HEADER)];

@@ -27,9 +27,9 @@ const HOPS: u8 = 64;
 
 pub fn flood(target: Target, per_second: f64, duration: Duration) -> io::Result<Report> {
     let protocol = NonZero::new(IPPROTO_RAW).map(Protocol::from_raw);
-    let family = match target.to {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
+    let family = match target.is_ipv6() {
+        false => AddressFamily::INET,
+        true => AddressFamily::INET6,
     };
     let raw = socket(family, SocketType::RAW, protocol)?;
     let syns = steadily(per_second, duration, |number| {
