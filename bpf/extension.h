@@ -74,7 +74,8 @@ struct {
 /* Chains by what they are installed for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4 * EXTENSIONS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, GUARDS_MAX * EXTENSIONS);
 	__type(key, struct guard_key);
 	__type(value, struct chain);
 } guards SEC(".maps");

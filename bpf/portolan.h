@@ -238,6 +238,8 @@ struct handle_row {
 
 /* Extensions of all programs; numbers are from 1 on. */
 #define EXTENSIONS 256
+/* Of one extension: on a listener one for its process, and one for whoever performs the handshakes. */
+#define GUARDS_MAX (2 * 64)
 /* Handlers of one event of one endpoint. */
 #define CHAIN_MAX 8
 

@@ -5,6 +5,8 @@
 
 #[macro_use]
 mod interpose;
+#[macro_use]
+mod own;
 
 mod address;
 mod background;
@@ -13,6 +15,7 @@ mod control;
 mod descriptors;
 mod environment;
 mod exec;
+mod extension;
 mod file;
 mod io;
 mod memory;

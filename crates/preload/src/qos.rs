@@ -1,8 +1,7 @@
 //! `<portolan/qos.h>`: its structures and `errno` on one side, `portolan::qos` on the other. Unlike all other symbols of
 //! this library these are its own, not libc's.
 
-use std::cell::UnsafeCell;
-use std::ffi::{CStr, c_char};
+use std::ffi::c_char;
 
 use libc::c_int;
 use portolan::qos::{
@@ -11,7 +10,7 @@ use portolan::qos::{
 };
 use rustix::io::Errno;
 
-use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+use crate::own::{invalid, text};
 
 /// `PORTOLAN_PROCESS`
 const PROCESS: c_int = -1;
@@ -141,20 +140,9 @@ impl CpuWish {
     }
 }
 
-macro_rules! own {
-    ($($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
-        $(#[$note])*
-        ///
-        /// # Safety
-        /// The contract of `<portolan/qos.h>`.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            settle(|| -> Result<$result, Refused> { $body })
-        }
-    )* };
-}
-
 own! {
+    "qos.h", Refused;
+
     /// `int portolan_transmit_reserve(int, const struct portolan_transmit *)`
     fn portolan_transmit_reserve(whom: c_int, wish: *const TransmitWish) -> c_int {
         // SAFETY: null, or valid by the contract, and its strings too.
@@ -238,45 +226,6 @@ own! {
     }
 }
 
-/// Longest reason that is kept, with its NUL.
-const REASON_MAX: usize = 512;
-
-thread_local! {
-    /// Nothing that would have to be dropped: a thread may ask until its very end.
-    static REASON: UnsafeCell<[u8; REASON_MAX]> = const { UnsafeCell::new([0; REASON_MAX]) };
-}
-
-/// `const char *portolan_refusal(void)`
-#[unsafe(no_mangle)]
-pub extern "C" fn portolan_refusal() -> *const c_char {
-    REASON.with(|reason| reason.get().cast())
-}
-
-fn note(text: &str) {
-    let length = text.len().min(REASON_MAX - 1);
-    REASON.with(|reason| {
-        // SAFETY: the memory is this thread's own, and no reference into it lives.
-        let reason = unsafe { &mut *reason.get() };
-        reason[..length].copy_from_slice(&text.as_bytes()[..length]);
-        reason[length] = 0;
-    });
-}
-
-fn settle<T: FailureValue>(ask: impl FnOnce() -> Result<T, Refused>) -> T {
-    let outcome = shielded(|| {
-        ask().map_err(|refused| {
-            note(&refused.reason);
-            Refusal::Errno(refused.errno)
-        })
-    });
-    end_if_cancelled();
-    match outcome {
-        Ok(value) => value,
-        Err(Refusal::Errno(errno)) => failed(errno),
-        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
-    }
-}
-
 fn meant(whom: c_int) -> Result<Whom, Refused> {
     match whom {
         PROCESS => Ok(Whom::Process),
@@ -299,18 +248,6 @@ fn options(flags: u32) -> Result<GroupOptions, Refused> {
     })
 }
 
-/// # Safety
-/// `name` is null or a C string.
-unsafe fn text(name: *const c_char) -> Result<Option<String>, Refused> {
-    if name.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: the caller's promise.
-    let name = unsafe { CStr::from_ptr(name) };
-    let name = name.to_str().map_err(|_| invalid("a name is UTF-8"))?;
-    Ok(Some(name.to_owned()))
-}
-
 fn is_zero(reserved: u32) -> Result<(), Refused> {
     match reserved {
         0 => Ok(()),
@@ -331,8 +268,4 @@ fn is_known(algorithm: u32) -> Result<(), Refused> {
 
 fn no_wish() -> Refused {
     Refused::new(Errno::FAULT, "the wish is null")
-}
-
-fn invalid(reason: &str) -> Refused {
-    Refused::new(Errno::INVAL, reason)
 }

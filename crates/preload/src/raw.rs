@@ -4,7 +4,6 @@
 use std::ffi::c_void;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libc::{c_int, sockaddr, socklen_t};
@@ -13,7 +12,7 @@ use portolan::raw::{Guard, RawFlow};
 use rustix::io::Errno;
 
 use crate::address;
-use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+use crate::own::Numbered;
 
 /// `struct portolan_hop`
 #[derive(Clone, Copy)]
@@ -26,23 +25,11 @@ pub struct Hop {
     source: [u8; 16],
 }
 
-/// By their numbers. One that is closed leaves its place to the next.
-static FLOWS: Mutex<Vec<Option<Arc<RawFlow>>>> = Mutex::new(Vec::new());
-
-macro_rules! own {
-    ($($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
-        $(#[$note])*
-        ///
-        /// # Safety
-        /// The contract of `<portolan/raw.h>`.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            settle(|| -> Result<$result, Errno> { $body })
-        }
-    )* };
-}
+pub static FLOWS: Numbered<RawFlow> = Numbered::new();
 
 own! {
+    "raw.h", Errno;
+
     /// `int portolan_raw_ethertype(uint16_t)`
     fn portolan_raw_ethertype(number: u16) -> c_int {
         open(Guard::EtherType(number))
@@ -62,7 +49,7 @@ own! {
 
     /// `int portolan_raw_name(int, struct sockaddr *, socklen_t *)`
     fn portolan_raw_name(flow: c_int, local: *mut sockaddr, length: *mut socklen_t) -> c_int {
-        match find(flow)?.guard() {
+        match FLOWS.find(flow)?.guard() {
             Guard::Port { local: name, .. } => address::store(name, local, length).map(|()| 0),
             Guard::EtherType(_) | Guard::IpProtocol(_) => Err(Errno::OPNOTSUPP),
         }
@@ -70,14 +57,14 @@ own! {
 
     /// `int portolan_raw_close(int)`
     fn portolan_raw_close(flow: c_int) -> c_int {
-        let closed = place(flow).and_then(|place| all().get_mut(place)?.take());
         // Its protocol is given up when no call uses it any more.
-        closed.map(|_| 0).ok_or(Errno::BADF)
+        FLOWS.take(flow)?;
+        Ok(0)
     }
 
     /// `ssize_t portolan_raw_recv(int, void *, size_t, int)`
     fn portolan_raw_recv(flow: c_int, frame: *mut c_void, size: usize, timeout_ms: c_int) -> isize {
-        let flow = find(flow)?;
+        let flow = FLOWS.find(flow)?;
         if frame.is_null() {
             return Err(Errno::FAULT);
         }
@@ -95,7 +82,7 @@ own! {
 
     /// `int portolan_raw_send(int, const void *, size_t)`
     fn portolan_raw_send(flow: c_int, frame: *const c_void, length: usize) -> c_int {
-        let flow = find(flow)?;
+        let flow = FLOWS.find(flow)?;
         if frame.is_null() {
             return Err(Errno::FAULT);
         }
@@ -112,7 +99,7 @@ own! {
         timeout_ms: c_int,
         hop: *mut Hop,
     ) -> c_int {
-        let flow = find(flow)?;
+        let flow = FLOWS.find(flow)?;
         if address.is_null() || hop.is_null() {
             return Err(Errno::FAULT);
         }
@@ -139,45 +126,12 @@ own! {
 
     /// `int64_t portolan_raw_dropped(int)`
     fn portolan_raw_dropped(flow: c_int) -> i64 {
-        find(flow).map(|flow| flow.dropped().cast_signed())
+        FLOWS.find(flow).map(|flow| flow.dropped().cast_signed())
     }
-}
-
-fn settle<T: FailureValue>(ask: impl FnOnce() -> Result<T, Errno>) -> T {
-    let outcome = shielded(|| ask().map_err(Refusal::Errno));
-    end_if_cancelled();
-    match outcome {
-        Ok(value) => value,
-        Err(Refusal::Errno(errno)) => failed(errno),
-        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
-    }
-}
-
-fn all() -> MutexGuard<'static, Vec<Option<Arc<RawFlow>>>> {
-    FLOWS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn place(flow: c_int) -> Option<usize> {
-    usize::try_from(flow).ok()
-}
-
-fn find(flow: c_int) -> Result<Arc<RawFlow>, Errno> {
-    let flows = all();
-    let found = place(flow).and_then(|place| flows.get(place)?.clone());
-    found.ok_or(Errno::BADF)
 }
 
 fn open(guard: Guard) -> Result<c_int, Errno> {
-    let flow = Arc::new(RawFlow::open(guard)?);
-    let mut flows = all();
-    let free = flows.iter().position(Option::is_none);
-    let place = free.unwrap_or(flows.len());
-    let number = c_int::try_from(place).map_err(|_| Errno::MFILE)?;
-    match free {
-        Some(place) => flows[place] = Some(flow),
-        None => flows.push(Some(flow)),
-    }
-    Ok(number)
+    FLOWS.enter(RawFlow::open(guard)?)
 }
 
 /// # Safety

@@ -3,17 +3,16 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use libc::{c_int, sockaddr, socklen_t};
 use portolan::extension::Port;
 use portolan::extension::thread::{Chain, Datagram, Threaded, Verdict};
-use portolan::qos::Refused;
 use rustix::io::Errno;
 
 use crate::address::{self, Encoded};
-use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+use crate::own::{Fault, Numbered};
 
 /// Octets that a handler finds at its payload at least.
 const ROOM: usize = 2048;
@@ -55,29 +54,17 @@ struct Handler {
 unsafe impl Send for Handler {}
 
 /// None when it was stopped.
-type Place = Arc<Mutex<Option<Threaded>>>;
+type Place = Mutex<Option<Threaded>>;
 
-/// By their numbers. One that is stopped leaves its place to the next.
-static THREADS: Mutex<Vec<Option<(u32, Place)>>> = Mutex::new(Vec::new());
-
-macro_rules! own {
-    ($($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
-        $(#[$note])*
-        ///
-        /// # Safety
-        /// The contract of `<portolan/thread.h>`.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            settle(|| -> Result<$result, Errno> { $body })
-        }
-    )* };
-}
+static THREADS: Numbered<Place> = Numbered::new();
 
 own! {
+    "thread.h", Fault;
+
     /// `int portolan_thread_start(int, const struct portolan_thread_handler *, size_t)`
     fn portolan_thread_start(socket: c_int, handlers: *const HandlerWish, count: usize) -> c_int {
         if handlers.is_null() || count == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.into());
         }
         // SAFETY: so many, by the contract.
         let handlers = unsafe { slice::from_raw_parts(handlers, count) };
@@ -85,8 +72,8 @@ own! {
             // SAFETY: by the contract.
             unsafe { wish.join(chain) }
         })?;
-        let port = Port::of_socket(socket).map_err(|refused| refused.errno)?;
-        enter(port.handle_in_thread(chain).map_err(|refused: Refused| refused.errno)?)
+        let threaded = Port::of_socket(socket)?.handle_in_thread(chain)?;
+        Ok(THREADS.enter(Mutex::new(Some(threaded)))?)
     }
 
     /// `ssize_t portolan_thread_recv(int, void *, size_t, struct sockaddr *, socklen_t *, int)`
@@ -99,7 +86,7 @@ own! {
         timeout_ms: c_int,
     ) -> isize {
         if payload.is_null() {
-            return Err(Errno::FAULT);
+            return Err(Errno::FAULT.into());
         }
         address::check_room(from, from_length)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
@@ -114,7 +101,7 @@ own! {
 
     /// `int64_t portolan_thread_dropped(int)`
     fn portolan_thread_dropped(thread: c_int) -> i64 {
-        let place = find(thread)?;
+        let place = THREADS.find(thread)?;
         let threaded = lock(&place);
         let threaded = threaded.as_ref().ok_or(Errno::BADF)?;
         Ok(threaded.dropped().cast_signed())
@@ -122,8 +109,7 @@ own! {
 
     /// `int portolan_thread_stop(int)`
     fn portolan_thread_stop(thread: c_int) -> c_int {
-        let place = find(thread)?;
-        all()[index(thread)?] = None;
+        let place = THREADS.take(thread)?;
         // Who waits for a datagram looks up soon.
         let stopped = lock(&place).take();
         drop(stopped);
@@ -177,22 +163,12 @@ impl Handler {
     }
 }
 
-fn settle<T: FailureValue>(ask: impl FnOnce() -> Result<T, Errno>) -> T {
-    let outcome = shielded(|| ask().map_err(Refusal::Errno));
-    end_if_cancelled();
-    match outcome {
-        Ok(value) => value,
-        Err(Refusal::Errno(errno)) => failed(errno),
-        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
-    }
-}
-
 /// In slices, between which somebody may stop the thread.
 fn receive(thread: c_int, timeout: Option<Duration>) -> Result<Datagram, Errno> {
     let begun = Instant::now();
     loop {
         let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
-        let place = find(thread)?;
+        let place = THREADS.find(thread)?;
         let threaded = lock(&place);
         let wait = left.unwrap_or(LOOK_UP).min(LOOK_UP);
         let received = threaded.as_ref().ok_or(Errno::BADF)?.receive_within(wait);
@@ -203,35 +179,6 @@ fn receive(thread: c_int, timeout: Option<Duration>) -> Result<Datagram, Errno> 
     }
 }
 
-fn all() -> MutexGuard<'static, Vec<Option<(u32, Place)>>> {
-    THREADS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn lock(place: &Place) -> MutexGuard<'_, Option<Threaded>> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn index(thread: c_int) -> Result<usize, Errno> {
-    usize::try_from(thread).map_err(|_| Errno::BADF)
-}
-
-fn find(thread: c_int) -> Result<Place, Errno> {
-    let threads = all();
-    match threads.get(index(thread)?) {
-        Some(Some((owner, place))) if *owner == std::process::id() => Ok(Arc::clone(place)),
-        _ => Err(Errno::BADF),
-    }
-}
-
-fn enter(threaded: Threaded) -> Result<c_int, Errno> {
-    let entry = Some((std::process::id(), Arc::new(Mutex::new(Some(threaded)))));
-    let mut threads = all();
-    let free = threads.iter().position(Option::is_none);
-    let at = free.unwrap_or(threads.len());
-    let number = c_int::try_from(at).map_err(|_| Errno::MFILE)?;
-    match free {
-        Some(at) => threads[at] = entry,
-        None => threads.push(entry),
-    }
-    Ok(number)
 }

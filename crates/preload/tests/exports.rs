@@ -10,7 +10,8 @@ use std::{
 const PAGE: &str = include_str!("../../../docs/reference/symbols.md");
 const BY_NUMBER: &str = include_str!("../src/number.rs");
 
-const HEADERS: [&str; 3] = [
+const HEADERS: [&str; 4] = [
+    include_str!("../../../include/portolan/install.h"),
     include_str!("../../../include/portolan/qos.h"),
     include_str!("../../../include/portolan/raw.h"),
     include_str!("../../../include/portolan/thread.h"),

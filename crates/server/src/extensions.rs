@@ -5,7 +5,7 @@
 mod loader;
 mod threaded;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use portolan_bpf::Linkage;
@@ -287,12 +287,14 @@ impl Server {
         }
         let mut keys = Vec::new();
         for guard in guards {
-            let key = match *guard {
+            let more = match *guard {
                 Guard::Session(session) => self.admit_session(channel, session, event)?,
-                Guard::Raw(guard) => self.admit_raw(channel, guard, event)?,
+                Guard::Raw(guard) => vec![self.admit_raw(channel, guard, event)?],
             };
-            if !keys.contains(&key) {
-                keys.push(key);
+            for key in more {
+                if !keys.contains(&key) {
+                    keys.push(key);
+                }
             }
         }
         Ok(keys)
@@ -311,7 +313,12 @@ impl Server {
         }
     }
 
-    fn admit_session(&self, channel: ChannelId, id: SessionId, event: Event) -> Outcome<GuardKey> {
+    fn admit_session(
+        &self,
+        channel: ChannelId,
+        id: SessionId,
+        event: Event,
+    ) -> Outcome<Vec<GuardKey>> {
         let session = self.registry.session(id);
         let Some(session) = session.filter(|session| session.is_user(channel)) else {
             return refuse(libc::EPERM, "a guard is no endpoint of this process");
@@ -330,15 +337,15 @@ impl Server {
                 format!("{} is raised by {whose}", event.name()),
             );
         }
+        let key = |of| guard_key(session, of, event);
         match self.receiving_channel(session) {
             // Whoever performs the handshakes, what the process sends is its own.
             Some(_) if is_listener && event.direction() == Direction::Send => {
-                Ok(guard_key(session, channel, event))
+                Ok(vec![key(channel)])
             }
-            // Its own, or the server's in its stead.
-            Some(receiver) if is_listener || receiver == channel => {
-                Ok(guard_key(session, receiver, event))
-            }
+            // What comes for connections that the process accepted, and, before, for whoever performs the handshakes.
+            Some(receiver) if is_listener => Ok(vec![key(receiver), key(channel)]),
+            Some(receiver) if receiver == channel => Ok(vec![key(channel)]),
             _ => refuse(
                 libc::EINVAL,
                 "a guard's socket has no port, or is not this process's",
@@ -674,13 +681,14 @@ impl Server {
 
     fn report_extension(&self, number: u16, entry: &Entry) -> Option<ExtensionReport> {
         let installed = self.extensions.installed.get(&number)?;
+        let ports: BTreeSet<u16> = entry.keys.iter().map(GuardKey::number).collect();
         Some(ExtensionReport {
             number,
             name: installed.name.clone(),
             pid: installed.pid,
             uid: entry.uid,
             event: installed.event,
-            ports: entry.keys.iter().map(GuardKey::number).collect(),
+            ports: ports.into_iter().collect(),
             priority: entry.priority,
             placement: Placement::Filter,
             standing: installed.standing,

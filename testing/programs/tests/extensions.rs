@@ -573,6 +573,47 @@ except TimeoutError:
     assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
 }
 
+/// A program in C of the fixtures, as strict as a compiler can be about the headers.
+fn fixture(bed: &Bed, source: &str) -> String {
+    let program = bed.file("program").display().to_string();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"]);
+    compiler
+        .arg("-D_POSIX_C_SOURCE=200809L")
+        .arg(format!("-I{ROOT}/include"));
+    let source = format!("{ROOT}/testing/programs/fixtures/{source}");
+    run(compiler.args(["-o", &program, &source])).unwrap_or_else(|error| panic!("{error}"));
+    program
+}
+
+#[test]
+fn a_program_in_c_keeps_hosts_out_of_connections_that_it_has_accepted() {
+    const CLIENT: &str = "import socket, sys
+s = socket.create_connection((sys.argv[1], 7014), 10)
+for octet in b'a-b!c':
+    s.sendall(bytes([octet]))
+    assert s.recv(1) == bytes([octet])";
+    let bed = bed();
+    let program = fixture(&bed, "gate_keeper.c");
+    let source = std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/gate.c"));
+    let object = compile(&bed, "gate.c", &source.unwrap());
+    let address = bed.endpoint(0).ip().to_string();
+    let mut owner = bed.command(Side::Server, Stack::Portolan, &program);
+    let mut owner = Steps::start(owner.args([&address, "7014"]).arg(object));
+    owner.await_line("ready");
+    let listed = extensions(&bed, &["list"]);
+    let [gate] = listed.as_slice() else {
+        panic!("{listed:?}");
+    };
+    assert_eq!(gate["name"], "gate");
+    assert_eq!(gate["ports"], serde_json::json!([7014]));
+    client(&bed, Stack::Kernel, PYTHON, &["-c", CLIENT, &address]);
+    for octet in ["a", "-", "b", "!", "c"] {
+        owner.await_line(octet);
+    }
+    assert!(extensions(&bed, &["list"]).is_empty());
+}
+
 #[test]
 fn a_program_in_c_places_handlers_in_a_thread() {
     const ASK_FOR: &str = "import socket, sys
@@ -582,14 +623,7 @@ for words in b'-nobody', b'handler', b'+owner':
     s.sendto(words, (sys.argv[1], 7013))
 print(s.recv(2048).decode(), end='')";
     let bed = bed();
-    let program = bed.file("handlers").display().to_string();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"]);
-    compiler
-        .arg("-D_POSIX_C_SOURCE=200809L")
-        .arg(format!("-I{ROOT}/include"));
-    let source = format!("{ROOT}/testing/programs/fixtures/handlers_in_a_thread.c");
-    run(compiler.args(["-o", &program, &source])).unwrap_or_else(|error| panic!("{error}"));
+    let program = fixture(&bed, "handlers_in_a_thread.c");
     let address = bed.endpoint(0).ip().to_string();
     let mut owner = bed.command(Side::Server, Stack::Portolan, &program);
     let mut owner = Steps::start(owner.args([&address, "7013"]));

@@ -1,0 +1,166 @@
+//! `<portolan/install.h>`: numbers and octets on one side, `portolan::extension` on the other.
+
+use std::ffi::{c_char, c_void};
+use std::os::fd::{AsFd, IntoRawFd};
+use std::slice;
+use std::sync::Arc;
+
+use libc::c_int;
+use portolan::extension::{self, Extension, Map, Object};
+use portolan::qos::Refused;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+
+use crate::own::{Fault, Numbered, invalid, text};
+use crate::raw;
+
+/// `struct portolan_wish`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Wish {
+    name: *const c_char,
+    object: *const c_void,
+    length: usize,
+    priority: u32,
+    reserved: u32,
+}
+
+static EXTENSIONS: Numbered<Extension> = Numbered::new();
+
+own! {
+    "install.h", Fault;
+
+    /// `int portolan_extension_install(const struct portolan_wish *, const int *, size_t)`
+    fn portolan_extension_install(wish: *const Wish, sockets: *const c_int, count: usize) -> c_int {
+        if sockets.is_null() || count == 0 {
+            return Err(invalid("for at least one socket").into());
+        }
+        // SAFETY: so many, by the contract.
+        let sockets = unsafe { slice::from_raw_parts(sockets, count) };
+        // SAFETY: by the contract.
+        let (name, priority, object) = unsafe { read(wish) }?;
+        Ok(EXTENSIONS.enter(extension::install(sockets, &name, priority, object)?)?)
+    }
+
+    /// `int portolan_extension_install_raw(const struct portolan_wish *, int)`
+    fn portolan_extension_install_raw(wish: *const Wish, flow: c_int) -> c_int {
+        // SAFETY: by the contract.
+        let (name, priority, object) = unsafe { read(wish) }?;
+        let flow = raw::FLOWS.find(flow)?;
+        Ok(EXTENSIONS.enter(flow.install(&name, priority, object)?)?)
+    }
+
+    /// `int portolan_extension_remove(int)`
+    fn portolan_extension_remove(extension: c_int) -> c_int {
+        // Another thread may be at a map of it.
+        drop(EXTENSIONS.take(extension)?);
+        Ok(0)
+    }
+
+    /// `int portolan_extension_number(int)`
+    fn portolan_extension_number(extension: c_int) -> c_int {
+        Ok(EXTENSIONS.find(extension)?.number().into())
+    }
+
+    /// `int portolan_map_get(int, const char *, const void *, size_t, void *, size_t)`
+    fn portolan_map_get(
+        extension: c_int,
+        map: *const c_char,
+        key: *const c_void,
+        key_size: usize,
+        value: *mut c_void,
+        value_size: usize,
+    ) -> c_int {
+        // SAFETY: by the contract.
+        let (extension, key) = unsafe { (EXTENSIONS.find(extension)?, octets(key, key_size)?) };
+        // SAFETY: by the contract.
+        let found = unsafe { map_of(&extension, map) }?.get(key)?;
+        if value.is_null() {
+            return Err(Errno::FAULT.into());
+        }
+        if value_size != found.len() {
+            return Err(invalid("values of the map have another size").into());
+        }
+        // SAFETY: so much room, by the contract.
+        unsafe { slice::from_raw_parts_mut(value.cast::<u8>(), value_size) }.copy_from_slice(&found);
+        Ok(0)
+    }
+
+    /// `int portolan_map_set(int, const char *, const void *, size_t, const void *, size_t)`
+    fn portolan_map_set(
+        extension: c_int,
+        map: *const c_char,
+        key: *const c_void,
+        key_size: usize,
+        value: *const c_void,
+        value_size: usize,
+    ) -> c_int {
+        let extension = EXTENSIONS.find(extension)?;
+        // SAFETY: by the contract.
+        let (key, value) = unsafe { (octets(key, key_size)?, octets(value, value_size)?) };
+        // SAFETY: by the contract.
+        unsafe { map_of(&extension, map) }?.set(key, value)?;
+        Ok(0)
+    }
+
+    /// `int portolan_map_remove(int, const char *, const void *, size_t)`
+    fn portolan_map_remove(
+        extension: c_int,
+        map: *const c_char,
+        key: *const c_void,
+        key_size: usize,
+    ) -> c_int {
+        let extension = EXTENSIONS.find(extension)?;
+        // SAFETY: by the contract.
+        let key = unsafe { octets(key, key_size) }?;
+        // SAFETY: by the contract.
+        unsafe { map_of(&extension, map) }?.remove(key)?;
+        Ok(0)
+    }
+
+    /// `int portolan_map_descriptor(int, const char *)`
+    fn portolan_map_descriptor(extension: c_int, map: *const c_char) -> c_int {
+        let extension = EXTENSIONS.find(extension)?;
+        // SAFETY: by the contract.
+        let map = unsafe { map_of(&extension, map) }?;
+        Ok(fcntl_dupfd_cloexec(map.as_fd(), 0)?.into_raw_fd())
+    }
+}
+
+/// # Safety
+/// `wish` is null, or points to one whose pointers are null or good for what it says of them.
+unsafe fn read(wish: *const Wish) -> Result<(String, u8, Object), Fault> {
+    if wish.is_null() {
+        return Err(Errno::FAULT.into());
+    }
+    // SAFETY: the caller's promise.
+    let wish = unsafe { wish.read() };
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(wish.name) }?.ok_or_else(|| invalid("an extension has a name"))?;
+    let priority = u8::try_from(wish.priority).map_err(|_| invalid("priorities are 0 to 255"))?;
+    if wish.reserved != 0 {
+        return Err(invalid("what is reserved is to be 0").into());
+    }
+    // SAFETY: the caller's promise.
+    let object = Object::parse(unsafe { octets(wish.object, wish.length) }?);
+    let object = object.map_err(|error| Refused::new(Errno::INVAL, error.to_string()))?;
+    Ok((name, priority, object))
+}
+
+/// # Safety
+/// `start` is null, or so many octets can be read from there for as long as the call lasts.
+unsafe fn octets<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
+    match start.is_null() {
+        true => Err(Errno::FAULT),
+        // SAFETY: the caller's promise.
+        false => Ok(unsafe { slice::from_raw_parts(start.cast::<u8>(), length) }),
+    }
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn map_of(extension: &Arc<Extension>, name: *const c_char) -> Result<&Map, Refused> {
+    // SAFETY: the caller's promise.
+    let name = unsafe { text(name) }?.unwrap_or_default();
+    let found = extension.map(&name);
+    found.ok_or_else(|| Refused::new(Errno::NOENT, format!("there is no map {name:?}")))
+}

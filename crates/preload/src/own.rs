@@ -1,0 +1,161 @@
+//! What functions of this library's own have in common: they are declared in `include/portolan/`, and are not libc's.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libc::c_int;
+use portolan::qos::Refused;
+use rustix::io::Errno;
+
+use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+
+/// Exports functions by the contract of a header, with bodies that fail with something that is a [`Fault`].
+macro_rules! own {
+    ($header:literal, $failure:ty;
+     $($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
+        $(#[$note])*
+        ///
+        /// # Safety
+        #[doc = concat!("The contract of `<portolan/", $header, ">`.")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+            crate::own::settle(|| -> Result<$result, $failure> { $body })
+        }
+    )* };
+}
+
+/// Why a call fails.
+pub enum Fault {
+    Errno(Errno),
+    /// With words that [`portolan_refusal`] has.
+    Refused(Refused),
+}
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Fault {
+        Fault::Errno(errno)
+    }
+}
+
+impl From<Refused> for Fault {
+    fn from(refused: Refused) -> Fault {
+        Fault::Refused(refused)
+    }
+}
+
+/// Longest reason that is kept, with its NUL.
+const REASON_MAX: usize = 512;
+
+thread_local! {
+    /// Nothing that would have to be dropped: a thread may ask until its very end.
+    static REASON: UnsafeCell<[u8; REASON_MAX]> = const { UnsafeCell::new([0; REASON_MAX]) };
+}
+
+/// `const char *portolan_refusal(void)`
+#[unsafe(no_mangle)]
+pub extern "C" fn portolan_refusal() -> *const c_char {
+    REASON.with(|reason| reason.get().cast())
+}
+
+fn note(text: &str) {
+    let length = text.len().min(REASON_MAX - 1);
+    REASON.with(|reason| {
+        // SAFETY: the memory is this thread's own, and no reference into it lives.
+        let reason = unsafe { &mut *reason.get() };
+        reason[..length].copy_from_slice(&text.as_bytes()[..length]);
+        reason[length] = 0;
+    });
+}
+
+pub fn settle<T: FailureValue, F: Into<Fault>>(ask: impl FnOnce() -> Result<T, F>) -> T {
+    let outcome = shielded(|| {
+        ask().map_err(|failure| match failure.into() {
+            Fault::Errno(errno) => {
+                note("");
+                Refusal::Errno(errno)
+            }
+            Fault::Refused(refused) => {
+                note(&refused.reason);
+                Refusal::Errno(refused.errno)
+            }
+        })
+    });
+    end_if_cancelled();
+    match outcome {
+        Ok(value) => value,
+        Err(Refusal::Errno(errno)) => failed(errno),
+        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
+    }
+}
+
+pub fn invalid(reason: &str) -> Refused {
+    Refused::new(Errno::INVAL, reason)
+}
+
+/// A string of the program's; none if it is null.
+///
+/// # Safety
+/// `text` is null or a C string.
+pub unsafe fn text(text: *const c_char) -> Result<Option<String>, Refused> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(text) };
+    let text = text.to_str().map_err(|_| invalid("a name is UTF-8"))?;
+    Ok(Some(text.to_owned()))
+}
+
+/// A thing, and the process that has it.
+type Place<T> = Option<(u32, Arc<T>)>;
+
+/// Things that programs know by numbers. What leaves gives its number to the next; a child of fork has not its parent's.
+pub struct Numbered<T>(Mutex<Vec<Place<T>>>);
+
+impl<T> Numbered<T> {
+    pub const fn new() -> Numbered<T> {
+        Numbered(Mutex::new(Vec::new()))
+    }
+
+    pub fn enter(&self, thing: T) -> Result<c_int, Errno> {
+        let entry = Some((std::process::id(), Arc::new(thing)));
+        let mut all = self.lock();
+        let free = all.iter().position(Option::is_none);
+        let at = free.unwrap_or(all.len());
+        let number = c_int::try_from(at).map_err(|_| Errno::MFILE)?;
+        match free {
+            Some(at) => all[at] = entry,
+            None => all.push(entry),
+        }
+        Ok(number)
+    }
+
+    pub fn find(&self, number: c_int) -> Result<Arc<T>, Errno> {
+        self.at(number, |entry| {
+            entry.as_ref().map(|(_, thing)| Arc::clone(thing))
+        })
+    }
+
+    pub fn take(&self, number: c_int) -> Result<Arc<T>, Errno> {
+        self.at(number, |entry| entry.take().map(|(_, thing)| thing))
+    }
+
+    fn at(
+        &self,
+        number: c_int,
+        look: impl FnOnce(&mut Place<T>) -> Option<Arc<T>>,
+    ) -> Result<Arc<T>, Errno> {
+        let at = usize::try_from(number).map_err(|_| Errno::BADF)?;
+        let mut all = self.lock();
+        let entry = all.get_mut(at).ok_or(Errno::BADF)?;
+        match entry {
+            Some((owner, _)) if *owner == std::process::id() => look(entry).ok_or(Errno::BADF),
+            _ => Err(Errno::BADF),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Place<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
