@@ -77,7 +77,7 @@ fn a_consumer_that_falls_behind_loses_only_its_own() {
         &mut bed.command(Side::Server, Stack::Portolan, "portolan-traffic"),
         &["take", &steady, "--seconds", "3"],
     );
-    // It takes one in each 20 ms of every other half-second, of 160 that come: its ring fills.
+    // It takes no more than one in each 4 ms, of 32 that come, and of 160 in every other half-second: its ring fills.
     let busy = start(
         &mut bed.neighbour(Stack::Portolan, "portolan-traffic"),
         &["take", &busy, "--seconds", "3", "--work-us", "20000"],

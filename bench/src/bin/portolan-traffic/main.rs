@@ -117,7 +117,7 @@ enum Command {
         /// From the first on.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Computes for so long with each that comes in every other half-second.
+        /// Computes for so long with each that comes in every other half-second, and a fifth of that with the others.
         #[arg(long, default_value_t = 0)]
         work_us: u64,
     },

@@ -23,7 +23,7 @@ pub struct Sent {
 pub struct Taken {
     /// Numbers that did not arrive before the last that did.
     pub lost: u64,
-    /// Of what arrived while nobody works, and while somebody may.
+    /// Of what arrived in half-seconds that are calm, and in those that are not.
     pub calm: Arrivals,
     pub busy: Arrivals,
 }
@@ -95,7 +95,7 @@ pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) ->
     Ok(Sent { datagrams })
 }
 
-/// Takes them until some time after the first has come, and works on each for a while when it is not calm.
+/// Takes them until some time after the first has come, and works on each for a while: when it is calm, for a fifth of it.
 pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Taken> {
     let socket = UdpSocket::bind(at)?;
     socket.set_read_timeout(Some(LOOK_UP))?;
@@ -116,9 +116,10 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
             delays.note(nanoseconds().saturating_sub(number_at(&buffer, 8)));
             highest = highest.max(number_at(&buffer, 0));
         }
-        if Phase::now() == Phase::Busy {
-            process(work);
-        }
+        process(match Phase::now() {
+            Phase::Busy => work,
+            Phase::Calm => work / 5,
+        });
     }
     let arrivals = |kind| {
         let delays = delays.spread(kind);

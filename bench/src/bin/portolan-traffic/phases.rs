@@ -9,6 +9,12 @@ use serde::Serialize;
 
 const PHASE: Duration = Duration::from_millis(500);
 
+/// What is noted in one of these is looked at together: short, so that the pauses of a machine that shares its
+/// processors with others fall into some of them, and not into all.
+const WINDOW: Duration = Duration::from_millis(25);
+
+const WINDOWS: u64 = (PHASE.as_nanos() / WINDOW.as_nanos()) as u64;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Calm,
@@ -17,18 +23,18 @@ pub enum Phase {
 
 impl Phase {
     pub fn now() -> Phase {
-        Phase::of(number())
+        Phase::of(window())
     }
 
-    fn of(number: u64) -> Phase {
-        match number % 2 {
+    fn of(window: u64) -> Phase {
+        match window / WINDOWS % 2 {
             0 => Phase::Calm,
             _ => Phase::Busy,
         }
     }
 }
 
-/// Times, by the phase in which they were noted.
+/// Times, by the window in which they were noted.
 #[derive(Default)]
 pub struct Phases(BTreeMap<u64, Vec<u64>>);
 
@@ -37,14 +43,14 @@ pub struct Phases(BTreeMap<u64, Vec<u64>>);
 pub struct Spread {
     #[serde(skip)]
     pub count: usize,
-    /// In the median phase: the machine's own pauses fall into some of them.
+    /// The first quartile of the windows: pauses of the machine lengthen some, and shorten none.
     pub p50_us: f64,
     pub p99_us: f64,
 }
 
 impl Phases {
     pub fn note(&mut self, nanoseconds: u64) {
-        self.0.entry(number()).or_default().push(nanoseconds);
+        self.0.entry(window()).or_default().push(nanoseconds);
     }
 
     pub fn count(&self) -> usize {
@@ -53,13 +59,13 @@ impl Phases {
 
     pub fn spread(&self, kind: Phase) -> Spread {
         let of_kind = self.0.iter().filter(|(at, _)| Phase::of(**at) == kind);
-        let phases: Vec<Vec<u64>> = of_kind.map(|(_, times)| sorted(times.clone())).collect();
+        let windows: Vec<Vec<u64>> = of_kind.map(|(_, times)| sorted(times.clone())).collect();
         let at = |fraction: f64| {
-            let each = phases.iter().map(|times| quantile(times, fraction));
-            quantile(&sorted(each.collect()), 0.5) as f64 / 1e3
+            let each = windows.iter().map(|times| quantile(times, fraction));
+            quantile(&sorted(each.collect()), 0.25) as f64 / 1e3
         };
         Spread {
-            count: phases.iter().map(Vec::len).sum(),
+            count: windows.iter().map(Vec::len).sum(),
             p50_us: at(0.5),
             p99_us: at(0.99),
         }
@@ -77,9 +83,9 @@ fn quantile(sorted: &[u64], fraction: f64) -> u64 {
     sorted.get(index).copied().unwrap_or_default()
 }
 
-/// Of the phase that it is.
-fn number() -> u64 {
-    nanoseconds() / PHASE.as_nanos() as u64
+/// The number of the one that it is.
+fn window() -> u64 {
+    nanoseconds() / WINDOW.as_nanos() as u64
 }
 
 /// The same for all programs of this machine.
