@@ -20,7 +20,7 @@ run: build
 
 test: lint
 	cargo build --workspace
-	cargo test --workspace
+	cargo test --workspace --all-targets
 
 lint: deps
 	cargo fmt --all --check

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::process::Stdio;
+use std::thread;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
@@ -22,7 +23,7 @@ const KERNEL: Pairing = Pairing {
 #[test]
 fn sockets_behave_as_the_kernels_do() {
     let deviations = Deviations::parse(DEVIATIONS);
-    let found = compare(&bed(), &[]);
+    let found = compare(bed, &[]);
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
@@ -30,7 +31,7 @@ fn sockets_behave_as_the_kernels_do() {
 fn datagram_sockets_behave_as_the_kernels_do_over_ipv6() {
     const TOPICS: [&str; 3] = ["udp", "datagram-options", "datagram-paths"];
     let deviations = Deviations::parse(DEVIATIONS).of(&TOPICS);
-    let found = compare(&bed().over_ipv6(), &TOPICS);
+    let found = compare(|| bed().over_ipv6(), &TOPICS);
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
@@ -89,23 +90,35 @@ fn streams_within_one_host_behave_as_the_kernels_do() {
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
-/// Lines that differ from the kernel's, for each pairing; all topics if none is named.
-fn compare(bed: &Bed, topics: &[&str]) -> Vec<String> {
+/// Lines that differ from the kernel's, for each pairing; all topics if none is named. Most of an account is waiting, so
+/// all are taken at once, each on hosts of its own.
+fn compare(bed: impl Fn() -> Bed + Sync, topics: &[&str]) -> Vec<String> {
+    let account = |pairing| {
+        let bed = bed();
+        let_each_error_count(&bed);
+        account(&bed, pairing, topics)
+    };
+    let account = &account;
+    thread::scope(|scope| {
+        let kernel = scope.spawn(move || account(KERNEL));
+        let others = PAIRINGS.map(|pairing| scope.spawn(move || (pairing, account(pairing))));
+        let kernel = kernel.join().expect("an account");
+        assert!(kernel.len() > 100, "{kernel:#?}");
+        let found = others.into_iter().flat_map(|other| {
+            let (pairing, lines) = other.join().expect("an account");
+            let differences = differences(&kernel, &lines).into_iter();
+            differences.map(move |line| format!("{line} ({pairing:?})"))
+        });
+        found.collect()
+    })
+}
+
+fn let_each_error_count(bed: &Bed) {
     for side in [Side::Client, Side::Server] {
-        // Each error counts.
         let limits = ["net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"];
         let mut sysctl = bed.command(side, Stack::Kernel, "sysctl");
         run(sysctl.arg("-qw").args(limits)).expect("the bed's own settings");
     }
-    let kernel = account(bed, KERNEL, topics);
-    assert!(kernel.len() > 100, "{kernel:#?}");
-    let found = PAIRINGS.iter().flat_map(|pairing| {
-        let lines = differences(&kernel, &account(bed, *pairing, topics));
-        lines
-            .into_iter()
-            .map(move |line| format!("{line} ({pairing:?})"))
-    });
-    found.collect()
 }
 
 #[test]
