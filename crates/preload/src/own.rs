@@ -108,10 +108,13 @@ pub unsafe fn text(text: *const c_char) -> Result<Option<String>, Refused> {
 }
 
 /// A thing, and the process that has it.
-type Place<T> = Option<(u32, Arc<T>)>;
+struct Kept<T> {
+    owner: u32,
+    thing: Arc<T>,
+}
 
 /// Things that programs know by numbers. What leaves gives its number to the next; a child of fork has not its parent's.
-pub struct Numbered<T>(Mutex<Vec<Place<T>>>);
+pub struct Numbered<T>(Mutex<Vec<Option<Kept<T>>>>);
 
 impl<T> Numbered<T> {
     pub const fn new() -> Numbered<T> {
@@ -119,7 +122,10 @@ impl<T> Numbered<T> {
     }
 
     pub fn enter(&self, thing: T) -> Result<c_int, Errno> {
-        let entry = Some((std::process::id(), Arc::new(thing)));
+        let entry = Some(Kept {
+            owner: std::process::id(),
+            thing: Arc::new(thing),
+        });
         let mut all = self.lock();
         let free = all.iter().position(Option::is_none);
         let at = free.unwrap_or(all.len());
@@ -132,30 +138,28 @@ impl<T> Numbered<T> {
     }
 
     pub fn find(&self, number: c_int) -> Result<Arc<T>, Errno> {
-        self.at(number, |entry| {
-            entry.as_ref().map(|(_, thing)| Arc::clone(thing))
-        })
+        let mut all = self.lock();
+        let kept = own(&mut all, number)?.as_ref().ok_or(Errno::BADF)?;
+        Ok(Arc::clone(&kept.thing))
     }
 
     pub fn take(&self, number: c_int) -> Result<Arc<T>, Errno> {
-        self.at(number, |entry| entry.take().map(|(_, thing)| thing))
-    }
-
-    fn at(
-        &self,
-        number: c_int,
-        look: impl FnOnce(&mut Place<T>) -> Option<Arc<T>>,
-    ) -> Result<Arc<T>, Errno> {
-        let at = usize::try_from(number).map_err(|_| Errno::BADF)?;
         let mut all = self.lock();
-        let entry = all.get_mut(at).ok_or(Errno::BADF)?;
-        match entry {
-            Some((owner, _)) if *owner == std::process::id() => look(entry).ok_or(Errno::BADF),
-            _ => Err(Errno::BADF),
-        }
+        let kept = own(&mut all, number)?.take().ok_or(Errno::BADF)?;
+        Ok(kept.thing)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Place<T>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Kept<T>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of a thing of this process's.
+fn own<T>(all: &mut [Option<Kept<T>>], number: c_int) -> Result<&mut Option<Kept<T>>, Errno> {
+    let at = usize::try_from(number).map_err(|_| Errno::BADF)?;
+    let place = all.get_mut(at).ok_or(Errno::BADF)?;
+    match place {
+        Some(kept) if kept.owner == std::process::id() => Ok(place),
+        _ => Err(Errno::BADF),
     }
 }

@@ -14,7 +14,7 @@ use portolan_types::{Protocol, SessionId, Slot};
 use std::os::fd::AsFd;
 
 use crate::common::{Library, Near, control_path, start_server, start_server_with};
-use crate::extensions::{CONSUME, always, ask, filter_counter};
+use crate::handlers::{CONSUME, always, ask, filter_counter};
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const PERM: i32 = 1;

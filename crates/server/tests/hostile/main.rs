@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod admission;
 mod capsules;
 mod capture;
 mod delegations;
@@ -13,6 +14,7 @@ mod forgery;
 mod frames;
 mod groups;
 mod guarantees;
+mod handlers;
 mod locals;
 mod memory;
 mod messages;

@@ -18,12 +18,12 @@ use portolan_wire::checksum::Sum;
 
 use crate::capture::Capture;
 use crate::common::{Configuration, await_some, control_path};
-use crate::extensions::{
+use crate::forgery::{macs, write};
+use crate::frames::{Forgery, MARK};
+use crate::handlers::{
     CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, always, ask, code, exit,
     filter_counter, list, mov, op, peer, slow,
 };
-use crate::forgery::{macs, write};
-use crate::frames::{Forgery, MARK};
 use crate::sending::{
     COPIES, COPY, DESTINATION, DESTINATIONS, LOCAL, LOCAL_PORT, REPLACE, sending,
 };
@@ -480,7 +480,7 @@ fn nobody_handles_what_others_send_of_theirs() {
             })
         };
         let request = ExtensionRequest::Install(wish);
-        let refusal = crate::extensions::refusal(ask(&mut stage.owner.library.client, request));
+        let refusal = crate::handlers::refusal(ask(&mut stage.owner.library.client, request));
         assert_eq!(
             refusal.errno, errno,
             "{guard:?} {event:?}: {}",
@@ -494,6 +494,6 @@ fn nobody_handles_what_others_send_of_theirs() {
         ..stage.owner.wish(always(CONSUME))
     };
     let reply = stage.owner.ask(ExtensionRequest::Install(wish));
-    assert_eq!(crate::extensions::refusal(reply).errno, libc::EINVAL);
+    assert_eq!(crate::handlers::refusal(reply).errno, libc::EINVAL);
     stage.victim.assert_unharmed();
 }

@@ -8,7 +8,7 @@ use portolan_proto::raw::Guard;
 use portolan_types::{Protocol, Slot};
 
 use crate::common::{Configuration, Library, await_some, control_path};
-use crate::extensions::Owner;
+use crate::handlers::Owner;
 use crate::{NOBODY, Victim, assert_serves_others, hostile_library, refused};
 
 const PERM: i32 = 1;

@@ -11,12 +11,12 @@ use portolan_proto::extension::{
 use portolan_types::{FlowKey, Protocol};
 
 use crate::common::{Configuration, Library, await_some, control_path, start_server};
-use crate::extensions::{
+use crate::forgery::{macs, write};
+use crate::frames::{Forgery, MARK};
+use crate::handlers::{
     CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, VIEW, always, ask, code, exit,
     filter_counter, list, mov, op, peer, refusal, slow,
 };
-use crate::forgery::{macs, write};
-use crate::frames::{Forgery, MARK};
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
 pub const REPLACE: i32 = 5;
