@@ -150,7 +150,7 @@ fn sending(side: &mut Side, flags: i32, name: &str) {
         match call::send(socket, &octets, libc::MSG_DONTWAIT) {
             Ok(_) => {}
             // What is under way may still make room.
-            Err(_) if call::poll(&[(socket, libc::POLLOUT)], 100).is_ok_and(|(n, _)| n == 0) => {
+            Err(_) if call::poll(&[(socket, libc::POLLOUT)], 300).is_ok_and(|(n, _)| n == 0) => {
                 break;
             }
             Err(_) => {}

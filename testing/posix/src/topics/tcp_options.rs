@@ -95,6 +95,10 @@ fn sent_time(socket: Fd) -> Option<String> {
 /// When octets came, as far as options ask; what is not read has no time.
 fn times(side: &mut Side) {
     let socket = side.connection();
+    // Linux begins to stamp packets a moment after the first socket wants it, in a work queue, and goes on while one does.
+    let first = side.socket(libc::SOCK_DGRAM);
+    call::set_option(first, SOL_SOCKET, libc::SO_TIMESTAMP, &1).expect("on");
+    std::thread::sleep(Duration::from_millis(500));
     // linux/net_tstamp.h: software, received and told.
     const RECEIVED: i32 = 1 << 3 | 1 << 4;
     let rows = [
@@ -106,8 +110,6 @@ fn times(side: &mut Side) {
     for (name, option, value) in rows {
         if side.is_server() {
             let set = told(call::set_option(socket, SOL_SOCKET, option, &value));
-            // Linux begins to stamp packets a moment later, in a work queue.
-            std::thread::sleep(Duration::from_millis(100));
             side.step();
             call::wait_for(socket, libc::POLLIN);
             let mut room = [0; 16];
@@ -129,6 +131,7 @@ fn times(side: &mut Side) {
         }
         side.step();
     }
+    call::close(first).expect("close");
 }
 
 /// Values that Linux keeps in its own units.
