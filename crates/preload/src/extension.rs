@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_void};
 use std::os::fd::{AsFd, IntoRawFd};
 use std::slice;
-use std::sync::Arc;
 
 use libc::c_int;
 use portolan::extension::{self, Extension, Map, Object};
@@ -70,13 +69,14 @@ own! {
         value: *mut c_void,
         value_size: usize,
     ) -> c_int {
+        let extension = EXTENSIONS.find(extension)?;
         // SAFETY: by the contract.
-        let (extension, key) = unsafe { (EXTENSIONS.find(extension)?, octets(key, key_size)?) };
-        // SAFETY: by the contract.
-        let found = unsafe { map_of(&extension, map) }?.get(key)?;
+        let key = unsafe { octets(key, key_size) }?;
         if value.is_null() {
             return Err(Errno::FAULT.into());
         }
+        // SAFETY: by the contract.
+        let found = unsafe { map_of(&extension, map) }?.get(key)?;
         if value_size != found.len() {
             return Err(invalid("values of the map have another size").into());
         }
@@ -149,16 +149,18 @@ unsafe fn read(wish: *const Wish) -> Result<(String, u8, Object), Fault> {
 /// # Safety
 /// `start` is null, or so many octets can be read from there for as long as the call lasts.
 unsafe fn octets<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
-    match start.is_null() {
-        true => Err(Errno::FAULT),
-        // SAFETY: the caller's promise.
-        false => Ok(unsafe { slice::from_raw_parts(start.cast::<u8>(), length) }),
+    if start.is_null() {
+        return Err(Errno::FAULT);
     }
+    // No object is larger.
+    isize::try_from(length).map_err(|_| Errno::INVAL)?;
+    // SAFETY: the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(start.cast::<u8>(), length) })
 }
 
 /// # Safety
 /// `name` is null or a C string.
-unsafe fn map_of(extension: &Arc<Extension>, name: *const c_char) -> Result<&Map, Refused> {
+unsafe fn map_of(extension: &Extension, name: *const c_char) -> Result<&Map, Refused> {
     // SAFETY: the caller's promise.
     let name = unsafe { text(name) }?.unwrap_or_default();
     let found = extension.map(&name);
