@@ -166,7 +166,7 @@ static __always_inline int send_copies(struct __sk_buff *skb, const struct exten
 
 	classify(skb, work->row.class);
 	if (!is_of_link)
-		skb->mark = MARK_COPY;
+		skb->mark = MARK_AGAIN | work->row.class;
 	bpf_loop(PORTOLAN_COPIES, clone_in_turn, &copying, 0);
 	skb->mark = 0;
 	if (make_copy(skb, copying.clones))

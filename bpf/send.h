@@ -9,6 +9,7 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
+#include <linux/pkt_cls.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -16,8 +17,12 @@
 #include "maps.h"
 #include "parse.h"
 
-/* Of a copy on its way back to the transmit filter ("poco"). No frame that a program writes has one. */
-#define MARK_COPY 0x706f636f
+/*
+ * Of a frame on its way back to the transmit filter ("po"), which has found it good, and its class.
+ * No frame that a program writes has one.
+ */
+#define MARK_AGAIN 0x706f0000
+#define MARK_CLASS 0xffff
 
 /* Only the server writes classes: nobody sends in one that is not his. */
 static __always_inline void classify(struct __sk_buff *skb, __u16 class)
@@ -31,6 +36,40 @@ static __always_inline int send(struct __sk_buff *skb, __u32 egress, __u16 class
 	classify(skb, class);
 	count(transmit_sent);
 	return bpf_redirect(egress, 0);
+}
+
+/* The kernel knows where it goes, or finds out. What the kernel forwards to itself loses its class. */
+static __always_inline int send_again(struct __sk_buff *skb, __u32 egress)
+{
+	classify(skb, skb->mark & MARK_CLASS);
+	skb->mark = 0;
+	count(transmit_sent);
+	return bpf_redirect_neigh(egress, NULL, 0, 0);
+}
+
+/* Does it go to no station, since whoever sends it does not know the neighbour's? */
+static __always_inline bool is_unaddressed(const struct __sk_buff *skb)
+{
+	const struct ethhdr *eth = (void *)(long)skb->data;
+	const __u8 *station = eth->h_dest;
+
+	if ((const void *)(eth + 1) > (void *)(long)skb->data_end)
+		return false;
+	return !(*(const __u32 *)station | *(const __u16 *)(station + 4));
+}
+
+/*
+ * Sends an IP packet. Those that the kernel keeps until a neighbour has answered are clones: they do
+ * not count in the tap's buffer meanwhile, which is for all sessions of the channel.
+ */
+static __always_inline int send_packet(struct __sk_buff *skb, __u32 egress, __u16 class)
+{
+	if (!is_unaddressed(skb))
+		return send(skb, egress, class);
+	count(transmit_unaddressed);
+	skb->mark = MARK_AGAIN | class;
+	bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS);
+	return TC_ACT_STOLEN;
 }
 
 /* Will it be cut by the kernel, or may it be by a router? Of IPv6 the kernel numbers fragments. */

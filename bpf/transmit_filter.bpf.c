@@ -88,15 +88,7 @@ static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct f
 	sender.class = tap->class;
 	if (sender.flags & ROW_EXTENDED_SENDING)
 		raise_sent(skb, &sender, key, egress, is_numbered, EVENT_IP_SEND);
-	return send(skb, egress, sender.class);
-}
-
-/* A copy that a manager has made of what had been found good. The kernel knows where it goes. */
-static __always_inline int send_copy(struct __sk_buff *skb, __u32 egress)
-{
-	skb->mark = 0;
-	count(transmit_sent);
-	return bpf_redirect_neigh(egress, NULL, 0, 0);
+	return send_packet(skb, egress, sender.class);
 }
 
 /* A library sends from its flows, from UDP ports that it has bound, and from TCP ports that are delegated to it. */
@@ -139,7 +131,7 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	if (sender.flags & ROW_EXTENDED_SENDING)
 		raise_sent(skb, &sender, key, egress, is_numbered,
 			   key->protocol == IPPROTO_TCP ? EVENT_TCP_SEND : EVENT_UDP_SEND);
-	return send(skb, egress, sender.class);
+	return send_packet(skb, egress, sender.class);
 }
 
 /* The server sends for relayed sessions, too, which keep their classes. */
@@ -178,8 +170,8 @@ int transmit_filter(struct __sk_buff *skb)
 	egress = egress_of(eth->h_source);
 	if (!egress)
 		DROP(source_mac);
-	if (skb->mark == MARK_COPY)
-		return send_copy(skb, egress);
+	if ((skb->mark & ~MARK_CLASS) == MARK_AGAIN)
+		return send_again(skb, egress);
 	if (tap->channel == SERVER_CHANNEL) {
 		if (!is_local(&key.local))
 			DROP(source_address);

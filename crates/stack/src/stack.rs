@@ -20,14 +20,14 @@ use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::{Session, TcpSession};
 use crate::udp::UdpSession;
-use crate::way::{Ends, NextHop, NoWay, Way};
+use crate::way::{Ends, NextHop, Way};
 
 mod datagrams;
 mod doors;
 mod early;
 
-use datagrams::{Parked, deliver_datagrams, hears, report_to_udp};
 pub use datagrams::{SendError, Sending};
+use datagrams::{deliver_datagrams, hears, report_to_udp};
 use doors::Doors;
 use early::Vacancy;
 
@@ -51,7 +51,6 @@ pub struct Stack {
     stalled: Vec<u32>,
     /// When to look whether there is news for them, and how long after that.
     next_look: Option<(Instant, Duration)>,
-    parked: VecDeque<Parked>,
     unresolved: Vec<NextHop>,
     changed: Vec<(Slot, Events)>,
     fragments: Reassembly,
@@ -60,7 +59,7 @@ pub struct Stack {
     /// Frames that waited for a session which did not come.
     released: Vec<Vec<u8>>,
     mtus: PathMtus,
-    /// Generation of the routes that `stalled` and `parked` were tried with.
+    /// Generation of the routes that `stalled` were tried with.
     tried_generation: u32,
     pub(crate) counters: Counters,
     takes_all_apart: bool,
@@ -135,7 +134,6 @@ impl Stack {
             doors: Doors::default(),
             stalled: Vec::new(),
             next_look: None,
-            parked: VecDeque::new(),
             unresolved: Vec::new(),
             changed: Vec::new(),
             fragments: Reassembly::default(),
@@ -552,7 +550,7 @@ impl Stack {
     /// Sends what is due until nothing is left, or only of sessions whose doorways are full.
     pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
         if self.tried_generation != routes.generation() {
-            self.retry_stalled(routes, wire);
+            self.retry_stalled(routes);
         }
         self.admit_waiting(wire);
         while let Some(slot) = self.pending.pop_front() {
@@ -564,9 +562,8 @@ impl Stack {
 
     /// Nobody says that routes have changed to a holder that sleeps.
     fn look_again(&mut self, now: Instant) {
-        self.give_up_parked(now);
         self.next_look = match self.next_look {
-            _ if self.stalled.is_empty() && self.parked.is_empty() => None,
+            _ if self.stalled.is_empty() => None,
             None => Some((now + LOOK_FIRST, LOOK_FIRST)),
             Some((at, wait)) if at <= now => {
                 let wait = (wait * 2).min(LOOK_LAST);
@@ -614,18 +611,17 @@ impl Stack {
             .as_ref()
             .is_some_and(|way| way.is_current(&ends, routes, &self.mtus));
         let way = match Way::current(way, ends, session.ip, routes, &self.mtus) {
-            Ok(way) => {
+            Ok(way) if way.unresolved.is_none() => {
                 if !is_current {
                     let mtu = way.mtu_for(session.ip.discovery);
                     session.connection.set_path_mtu(tcp_payload(mtu, flow));
                 }
                 way
             }
-            Err(no_way) => {
+            missing => {
                 self.stalled.push(slot);
-                if let NoWay::Unresolved(next_hop) = no_way {
-                    self.unresolved.push(next_hop);
-                }
+                let next_hop = missing.ok().and_then(|way| way.unresolved);
+                self.unresolved.extend(next_hop);
                 return;
             }
         };
@@ -720,12 +716,11 @@ impl Stack {
         }
     }
 
-    fn retry_stalled(&mut self, routes: &Routes, wire: &mut impl Wire) {
+    fn retry_stalled(&mut self, routes: &Routes) {
         self.tried_generation = routes.generation();
         for slot in core::mem::take(&mut self.stalled) {
             self.touch(Slot(slot));
         }
-        self.retry_parked(routes, wire);
     }
 }
 
@@ -744,8 +739,8 @@ pub fn send_segment(
         destination: flow.remote.ip(),
         scope: scope_of(flow.remote),
     };
-    let way = Way::find(ends, ip, routes, &PathMtus::default());
-    let Ok(way) = way else {
+    let found = Way::find(ends, ip, routes, &PathMtus::default()).ok();
+    let Some(way) = found.filter(|way| way.unresolved.is_none()) else {
         return false;
     };
     let mut head = [0; HEAD_MAX];

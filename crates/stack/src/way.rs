@@ -11,7 +11,7 @@ use portolan_wire::{ipv4, ipv6};
 
 use crate::frame::Template;
 use crate::pmtu::PathMtus;
-use crate::routes::{NoRoute, Routes};
+use crate::routes::{NoRoute, Path, Routes};
 
 /// Both ends of a packet, and what it carries.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,9 @@ pub(crate) struct Way {
     /// What its first link takes.
     pub(crate) link_mtu: u32,
     pub(crate) template: Template,
+    /// The neighbour whose link-layer address nobody has told yet. The template goes to no station, which
+    /// leaves it to the kernel to find him.
+    pub(crate) unresolved: Option<NextHop>,
     /// The last handle that went with a packet, and the template with it, if there can be one.
     enclosing: Option<(Handle, Option<Template>)>,
 }
@@ -52,8 +55,6 @@ pub(crate) enum NoWay {
     NoRoute,
     /// The destination is this host's, not unicast, or behind a device that is not managed.
     NotOurs,
-    /// Nobody has told the next hop's link-layer address yet.
-    Unresolved(NextHop),
 }
 
 impl Way {
@@ -64,37 +65,14 @@ impl Way {
         routes: &Routes,
         mtus: &PathMtus,
     ) -> Result<Way, NoWay> {
-        let Ends {
-            protocol,
-            source,
-            destination,
-            scope,
-        } = ends;
         let path = routes
-            .path_in(destination, scope)
+            .path_in(ends.destination, ends.scope)
             .map_err(|NoRoute| NoWay::NoRoute)?;
-        if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(destination) {
+        if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(ends.destination) {
             return Err(NoWay::NotOurs);
         }
-        let neighbour =
-            routes
-                .neighbour(path.interface, path.next_hop)
-                .ok_or(NoWay::Unresolved(NextHop {
-                    interface: path.interface,
-                    address: path.next_hop,
-                }))?;
-        let template = Template::new(protocol, source, destination, path.mac, neighbour, ip)
-            .ok_or(NoWay::NoRoute)?;
-        Ok(Way {
-            generation: routes.generation(),
-            mtu_generation: mtus.generation(),
-            destination,
-            scope,
-            mtu: mtus.limit(destination, path.mtu),
-            link_mtu: path.mtu,
-            template,
-            enclosing: None,
-        })
+        let station = routes.neighbour(path.interface, path.next_hop);
+        Way::by(&path, station, ends, ip, routes, mtus)
     }
 
     /// The way to a group, by the device that is named.
@@ -111,17 +89,38 @@ impl Way {
         let (true, Some(group)) = (path.managed, MacAddr::of_group(ends.destination)) else {
             return Err(NoWay::NotOurs);
         };
-        let (source, destination) = (ends.source, ends.destination);
-        let template = Template::new(ends.protocol, source, destination, path.mac, group, ip)
+        Way::by(&path, Some(group), ends, ip, routes, mtus)
+    }
+
+    fn by(
+        path: &Path,
+        station: Option<MacAddr>,
+        ends: Ends,
+        ip: IpOptions,
+        routes: &Routes,
+        mtus: &PathMtus,
+    ) -> Result<Way, NoWay> {
+        let Ends {
+            protocol,
+            source,
+            destination,
+            scope,
+        } = ends;
+        let next = station.unwrap_or_default();
+        let template = Template::new(protocol, source, destination, path.mac, next, ip)
             .ok_or(NoWay::NoRoute)?;
         Ok(Way {
             generation: routes.generation(),
             mtu_generation: mtus.generation(),
             destination,
-            scope: ends.scope,
-            mtu: path.mtu,
+            scope,
+            mtu: mtus.limit(destination, path.mtu),
             link_mtu: path.mtu,
             template,
+            unresolved: station.is_none().then_some(NextHop {
+                interface: path.interface,
+                address: path.next_hop,
+            }),
             enclosing: None,
         })
     }

@@ -7,7 +7,7 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_netns::Impairment;
 use portolan_programs::{
-    PAIRINGS, PYTHON, Pairing, bed, client, each_pairing, impaired_bed, routed_bed,
+    PAIRINGS, PYTHON, Pairing, Steps, bed, client, counter, each_pairing, impaired_bed, routed_bed,
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/datagrams.py");
@@ -62,6 +62,64 @@ fn the_first_datagram_to_an_unknown_neighbour_is_sent_once_that_is_known() {
                 "exact"
             );
         }
+    });
+}
+
+#[test]
+fn what_a_program_sends_before_it_ends_waits_for_its_neighbour_without_it() {
+    const LISTEN: &str = "import socket, sys
+s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[1], int(sys.argv[2])))
+print('ready', flush=True)
+while True:
+    print(s.recv(100).decode(), flush=True)";
+    const SAY_AND_END: &str = "import os, socket, sys
+s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
+s.sendto(b'farewell', (sys.argv[1], int(sys.argv[2])))
+os._exit(0)";
+    each_family(bed(), |bed| {
+        let (address, port) = (bed.server.address.to_string(), PORT.to_string());
+        let mut listener = bed.command(Side::Server, Stack::Kernel, PYTHON);
+        let mut listener = Steps::start(listener.args(["-c", LISTEN, &address, &port]));
+        listener.await_line("ready");
+        let unaddressed = || counter(bed, Side::Client, "transmit", "unaddressed");
+        let before = unaddressed();
+        for _ in 0..5 {
+            let mut flush = bed.namespace(Side::Client).exec("ip");
+            run(flush.args(["neigh", "flush", "all"])).expect("all are forgotten");
+            let arguments = ["-c", SAY_AND_END, &address, &port];
+            client(bed, Stack::Portolan, PYTHON, &arguments);
+            listener.await_line("farewell");
+        }
+        assert!(unaddressed() > before);
+    });
+}
+
+/// What waits for those that are dead does not fill what the sessions of a program have in common.
+#[test]
+fn neighbours_that_do_not_answer_hold_up_nobody_else() {
+    const TRY_BOTH: &str = "import ipaddress, socket, sys, time
+live, port = sys.argv[1], int(sys.argv[2])
+dead = [str(ipaddress.ip_address(live) + n) for n in range(40, 80)]
+family = socket.AF_INET6 if ':' in live else socket.AF_INET
+to_dead, to_live = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
+to_live.connect((live, port))
+to_live.settimeout(10)
+def trip():
+    to_live.send(b'x')
+    to_live.recv(10)
+trip()
+begun = time.monotonic()
+for n in range(3000):
+    to_dead.sendto(bytes(1000), (dead[n % len(dead)], port))
+trip()
+assert time.monotonic() - begun < 2, 'held up'";
+    each_family(bed(), |bed| {
+        let _echo = echo(bed, Stack::Kernel, PORT);
+        assert_eq!(datagrams(bed, Stack::Kernel, "send", &["1"]), "exact");
+        let address = bed.server.address.to_string();
+        let arguments = ["-c", TRY_BOTH, &address, &PORT.to_string()];
+        client(bed, Stack::Portolan, PYTHON, &arguments);
     });
 }
 

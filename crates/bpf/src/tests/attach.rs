@@ -10,7 +10,7 @@ use portolan_types::Protocol;
 
 use super::bed::{Bed, CHANNEL, IFINDEX, row};
 
-fn in_fresh_namespace(test: impl FnOnce() + Send) {
+pub(super) fn in_fresh_namespace(test: impl FnOnce() + Send) {
     let namespace = Namespace::new("filter");
     namespace.ip("link set lo mtu 65536");
     namespace.enter(test);

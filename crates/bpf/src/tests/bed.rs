@@ -21,6 +21,7 @@ use crate::objects::Objects;
 /// Verdicts of linux/pkt_cls.h.
 pub(super) const UNSPEC: i32 = -1;
 pub(super) const SHOT: i32 = 2;
+pub(super) const STOLEN: i32 = 4;
 pub(super) const REDIRECT: i32 = 7;
 
 /// The device that a test run pretends frames to come from: it must exist, so it is lo.
@@ -325,6 +326,12 @@ impl Context {
     pub(super) fn with_gso_size(gso_size: u32) -> Context {
         let mut context = Context::default();
         context.set(176, gso_size);
+        context
+    }
+
+    pub(super) fn with_mark(mark: u32) -> Context {
+        let mut context = Context::default();
+        context.set(8, mark);
         context
     }
 

@@ -3,11 +3,15 @@
 use portolan_proto::filter::{BindingKey, CHOSEN_PRIORITY, FlowRow, SenderKey, TRAFFIC_HANDLE};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 
+use super::attach::in_fresh_namespace;
 use super::bed::{
-    Bed, CHANNEL, Context, IFINDEX, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, any_address,
-    flows, outcome, row,
+    Bed, CHANNEL, Context, IFINDEX, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, STOLEN,
+    any_address, flows, outcome, row,
 };
 use super::frames::Frame;
+
+/// On a frame that comes back to the filter, with its class.
+const MARK_AGAIN: u32 = 0x706f_0000;
 
 fn all_flows() -> impl Iterator<Item = FlowKey> {
     [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(flows)
@@ -349,6 +353,26 @@ fn a_bound_port_has_a_class_also_when_it_is_shared() {
         bed.filter.allow_sender(&sender, 0x13).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x13), "{flow}");
     }
+}
+
+#[test]
+fn what_goes_to_no_station_leaves_by_way_of_the_kernel_in_its_class() {
+    in_fresh_namespace(|| {
+        for flow in all_flows() {
+            let bed = Bed::new();
+            bed.filter.aim(&flow, in_class(0x10)).unwrap();
+            let mut frame = Frame::sent(&flow, OWN_MAC);
+            frame.destination_mac = MacAddr::default();
+            let unaddressed = outcome(STOLEN, &["unaddressed"]);
+            assert_eq!(send(&bed, &frame.build()), unaddressed, "{flow}");
+            let mut again = Context::with_mark(MARK_AGAIN | 0x10);
+            let left = bed.run_with("transmit_filter", &frame.build(), &mut again);
+            assert_eq!(left, sent(), "{flow}");
+            assert_eq!(again.priority(), priority(0x10), "{flow}");
+            frame.source.set_port(81);
+            assert_eq!(send(&bed, &frame.build()), dropped("drop_no_flow"));
+        }
+    });
 }
 
 #[test]

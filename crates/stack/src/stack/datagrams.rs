@@ -1,7 +1,6 @@
-//! How datagrams leave, and where they wait for a neighbour's address.
+//! How datagrams leave, and how they reach their sessions.
 
 use core::net::{IpAddr, SocketAddr};
-use core::time::Duration;
 
 use portolan_proto::filter::RecordHeader;
 use portolan_tcp::Events;
@@ -10,31 +9,14 @@ use portolan_wire::icmp::Cause;
 use portolan_wire::{ipv4, ipv6, udp};
 
 use super::{Entry, Stack, Step, entry_of, tell};
-use crate::counters::Fate;
-use crate::frame::{Cut, Door, Frame, HEAD_MAX, Wire};
+use crate::frame::{Cut, Frame, HEAD_MAX, Wire};
 use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
 use crate::routes::Routes;
 use crate::session::Session;
 use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession, V6Sizes};
-use crate::way::{Ends, NextHop, NoWay, Way};
+use crate::way::{Ends, NoWay, Way};
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
-
-/// Datagrams that wait for a neighbour's address, over all sessions (Linux: `unres_qlen`).
-const PARKED_MAX: usize = 64;
-/// How long one waits (Linux: three solicitations, a second apart).
-const PARKED_FOR: Duration = Duration::from_secs(3);
-
-/// A datagram whose next hop has no link-layer address yet.
-#[derive(Debug)]
-pub(super) struct Parked {
-    source: SocketAddr,
-    destination: SocketAddr,
-    ip: IpOptions,
-    data: Vec<u8>,
-    /// From the first look at the clock on.
-    until: Option<Instant>,
-}
 
 /// What one datagram has different from what its session says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,111 +117,29 @@ impl Stack {
             (found.map(|found| &*way.insert(found)), source)
         };
         let source = SocketAddr::new(source, session.local.port());
-        let unresolved = match found {
-            Ok(found) => {
-                let output = Output {
-                    way: found,
-                    ports: (source.port(), destination.port()),
-                    discovery: session.ip.discovery,
-                    segment: sending.segment,
-                    no_checksum,
-                    v6_sizes: session.v6_sizes,
-                };
-                tell(self.observer, Step::Headers);
-                let done = output.transmit(payload, wire);
-                tell(self.observer, Step::Session);
-                done?;
-                None
-            }
-            Err(NoWay::Unresolved(next_hop)) => Some(next_hop),
-            Err(NoWay::NotOurs) => return Err(SendError::NotOurs),
-            Err(NoWay::NoRoute) => return Err(SendError::NoRoute),
+        let found = found.map_err(|no_way| match no_way {
+            NoWay::NotOurs => SendError::NotOurs,
+            NoWay::NoRoute => SendError::NoRoute,
+        })?;
+        let output = Output {
+            way: found,
+            ports: (source.port(), destination.port()),
+            discovery: session.ip.discovery,
+            segment: sending.segment,
+            no_checksum,
+            v6_sizes: session.v6_sizes,
         };
+        tell(self.observer, Step::Headers);
+        let done = output.transmit(payload, wire);
+        tell(self.observer, Step::Session);
+        done?;
         if !sending.is_usual() || destination.ip().is_multicast() {
             // The next one goes the usual way.
             *way = None;
         }
         session.datagrams_out += 1;
         session.octets_out += length as u64;
-        let ip = session.ip;
-        if let Some(next_hop) = unresolved {
-            let data = payload.concat();
-            let size = match usize::from(sending.segment) {
-                0 => data.len().max(1),
-                size => size,
-            };
-            let mut pieces: Vec<&[u8]> = data.chunks(size).collect();
-            if pieces.is_empty() {
-                pieces.push(&[]);
-            }
-            for piece in pieces {
-                self.park(
-                    next_hop,
-                    Parked {
-                        source,
-                        destination,
-                        ip,
-                        data: piece.to_vec(),
-                        until: None,
-                    },
-                );
-            }
-        }
         Ok(length)
-    }
-
-    /// Like the kernel's, the oldest goes when too many wait.
-    fn park(&mut self, next_hop: NextHop, parked: Parked) {
-        self.unresolved.push(next_hop);
-        if self.parked.len() == PARKED_MAX {
-            self.parked.pop_front();
-            self.counters.count(Fate::Parked);
-        }
-        self.parked.push_back(parked);
-    }
-
-    /// Drops those whose neighbour does not answer.
-    pub(super) fn give_up_parked(&mut self, now: Instant) {
-        for parked in &mut self.parked {
-            parked.until.get_or_insert(now + PARKED_FOR);
-        }
-        while self
-            .parked
-            .pop_front_if(|parked| parked.until.is_some_and(|until| until <= now))
-            .is_some()
-        {
-            self.counters.count(Fate::Parked);
-        }
-    }
-
-    /// Tries those that wait, now that the routes have changed.
-    pub(super) fn retry_parked(&mut self, routes: &Routes, wire: &mut impl Wire) {
-        let mtus = &self.mtus;
-        wire.choose(Door::MAIN);
-        self.parked.retain(|parked| {
-            let ends = Ends {
-                protocol: Protocol::Udp,
-                source: parked.source.ip(),
-                destination: parked.destination.ip(),
-                scope: scope_of(parked.destination),
-            };
-            match Way::find(ends, parked.ip, routes, mtus) {
-                Ok(way) => {
-                    let output = Output {
-                        way: &way,
-                        discovery: parked.ip.discovery,
-                        ports: (parked.source.port(), parked.destination.port()),
-                        segment: 0,
-                        no_checksum: false,
-                        v6_sizes: V6Sizes::default(),
-                    };
-                    // Too long for the path: nobody waits for the answer any more.
-                    let _ = output.transmit([&parked.data, &[]], wire);
-                    false
-                }
-                Err(no_way) => matches!(no_way, NoWay::Unresolved(_)),
-            }
-        });
     }
 }
 

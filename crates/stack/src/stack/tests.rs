@@ -187,73 +187,18 @@ fn a_damaged_datagram_is_dropped() {
 }
 
 #[test]
-fn a_datagram_waits_until_its_neighbour_is_known() {
+fn a_datagram_goes_to_no_station_until_its_neighbour_is_known() {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
-    let mut wire = Kept::with_room(9);
-    let unknown = routes(2, at(A), at(B), false);
-    assert_eq!(
-        a.send_datagram(
-            slot,
-            Some(at(B)),
-            [b"x", b""],
-            &Sending::default(),
-            &unknown,
-            &mut wire
-        ),
-        Ok(1)
-    );
-    assert!(wire.frames.is_empty());
-    let next_hop = NextHop {
-        interface: 2,
-        address: at(B).ip(),
-    };
-    assert_eq!(a.unresolved().collect::<Vec<_>>(), [next_hop]);
-
-    a.output(now(), &routes(4, at(A), at(B), true), &mut wire);
-    assert_eq!(wire.frames.len(), 1);
-}
-
-#[test]
-fn a_datagram_that_waits_for_a_neighbour_is_looked_after_and_given_up_in_the_end() {
-    let unknown = routes(2, at(A), at(B), false);
-    let parked = || {
-        let mut a = Stack::new(now());
-        let slot = udp(&mut a, at(A));
-        let sent = a.send_datagram(
-            slot,
-            Some(at(B)),
-            [b"x", b""],
-            &Sending::default(),
-            &unknown,
-            &mut Kept::with_room(9),
-        );
-        assert_eq!(sent, Ok(1));
-        a
-    };
-    let mut wire = Kept::with_room(9);
-    let mut a = parked();
-    a.output(now(), &unknown, &mut wire);
-    assert_eq!(a.deadline(), Some(now() + Duration::from_millis(2)));
-    a.output(
-        a.deadline().unwrap(),
-        &routes(4, at(A), at(B), true),
-        &mut wire,
-    );
-    assert_eq!(wire.frames.len(), 1);
-    assert_eq!(a.deadline(), None, "nothing to look for");
-
-    let mut a = parked();
-    let mut time = now();
-    while let Some(next) = {
-        a.output(time, &unknown, &mut wire);
-        a.deadline()
-    } {
-        time = next;
-    }
-    assert!((3..=4).contains(&time.since(now()).as_secs()));
-    a.output(time, &routes(4, at(A), at(B), true), &mut wire);
-    assert_eq!(wire.frames.len(), 1, "it is late");
+    let stations = [false, true].map(|known| {
+        let routes = routes(2 + u32::from(known), at(A), at(B), known);
+        let frame = send(&mut a, slot, &routes, &mut Kept::with_room(9));
+        frame[10..16].to_vec()
+    });
+    assert_eq!(stations[0], [0; 6]);
+    assert_ne!(stations[1], [0; 6]);
+    assert_eq!(a.deadline(), None, "the kernel keeps it");
+    assert_eq!(a.unresolved().next(), None, "the kernel asks for it");
 }
 
 #[test]
