@@ -9,6 +9,7 @@ use portolan_control::{Claim, Command, Errno, Holder, Phase};
 use portolan_proto::control::{GroupAction, GroupChange, ReplyBody};
 use portolan_sys::datagram::{self, Arrival};
 use portolan_sys::descriptor::set_socket_option;
+use portolan_sys::socket_filter;
 use portolan_types::{ChannelId, MacAddr, Protocol, SessionId};
 use portolan_wire::ethernet::{self, EtherType, EthernetHeader};
 use portolan_wire::ipv4::{self, Ipv4Header};
@@ -63,7 +64,7 @@ impl Server {
         datagram::announce(reservation, is_v6)?;
         // Of managed devices the packet filter delivers all that is for many.
         let managed: Vec<u32> = self.managed.iter().copied().collect();
-        datagram::only_for_this_host(reservation, &managed)?;
+        socket_filter::only_for_this_host(reservation, &managed)?;
         let off = 0_i32.to_ne_bytes();
         set_socket_option(reservation, libc::IPPROTO_IP, IP_MULTICAST_ALL, &off)?;
         if is_v6 {
@@ -76,7 +77,12 @@ impl Server {
     pub fn give_up_port(&mut self, id: SessionId) -> Option<OwnedFd> {
         let is_udp = self.is_udp(id);
         let reservation = self.drop_reservation(id)?;
-        if is_udp && let Err(errno) = make_ordinary(&reservation) {
+        let made = if is_udp {
+            make_ordinary(&reservation)
+        } else {
+            socket_filter::lift(&reservation)
+        };
+        if let Err(errno) = made {
             warn!(%errno, "a program gets a socket with options of ours");
         }
         Some(reservation.into_fd())
@@ -275,7 +281,8 @@ impl Server {
 
 fn make_ordinary(reservation: &Reservation) -> Result<(), rustix::io::Errno> {
     let is_v6 = reservation.is_v6();
-    datagram::make_ordinary(reservation, is_v6)?;
+    socket_filter::lift(reservation)?;
+    datagram::announce_no_more(reservation, is_v6)?;
     let on = 1_i32.to_ne_bytes();
     set_socket_option(reservation, libc::IPPROTO_IP, IP_MULTICAST_ALL, &on)?;
     if is_v6 {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::registry::Opening;
-use portolan_control::{Claim, Command, Errno, Phase};
+use portolan_control::{Claim, ClaimId, Command, Errno, Phase};
 use portolan_proto::control::{
     Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
 };
@@ -15,6 +15,7 @@ use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_proto::report::{CookieCounts, FloodCounts};
 use portolan_stack::passive::{self, passive_config};
 use portolan_stack::{Backlog, CookieUse, Surge, SynVerdict, TcpSession};
+use portolan_sys::socket_filter;
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, Connection};
@@ -30,6 +31,10 @@ use crate::sessions::NewDescriptor;
 
 /// Connections taken from the kernel's queue in one turn.
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
+
+/// How long a SYN that passed the filter before its port's row stood may take through the kernel's
+/// stack. A SYN that does not arrive is sent again after a second (RFC 6298 §2.1).
+const GUARDED_FOR: Duration = Duration::from_secs(1);
 
 /// A slot that no session has: the row of a listener names nobody.
 const NO_SLOT: Slot = Slot(u32::MAX);
@@ -222,13 +227,12 @@ impl Server {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;
-        let (reservation, token) = self.reservations.get_mut(&id).ok_or(Errno::INVAL)?;
-        reservation.listen(backlog)?;
-        self.ports.listen(claim).map_err(|error| error.errno())?;
-        *token = self
-            .poll
-            .add(&*reservation, Source::Reservation(id), EventFlags::IN)
-            .ok();
+        // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
+        self.open_port(id, local);
+        if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {
+            self.close_port(id, local);
+            return Err(errno);
+        }
         self.registry.replace_cookie(id, descriptor.cookie);
         self.keep_far(id, descriptor.far)?;
         self.set_phase(id, Phase::Listening);
@@ -251,9 +255,44 @@ impl Server {
                 floods: FloodCounts::default(),
             },
         );
-        self.open_port(id, local);
         debug!(session = id.0, %local, backlog, "listening");
         Ok((id, local))
+    }
+
+    /// For connections that come past the filter, as over loopback.
+    fn listen_at_kernel(
+        &mut self,
+        id: SessionId,
+        claim: ClaimId,
+        backlog: u32,
+    ) -> Result<(), Errno> {
+        let (reservation, token) = self.reservations.get_mut(&id).ok_or(Errno::INVAL)?;
+        let managed: Vec<u32> = self.managed.iter().copied().collect();
+        reservation.listen_except_by(&managed, backlog)?;
+        self.guarded.push_back((self.now + GUARDED_FOR, id));
+        self.ports.listen(claim).map_err(|error| error.errno())?;
+        *token = self
+            .poll
+            .add(&*reservation, Source::Reservation(id), EventFlags::IN)
+            .ok();
+        Ok(())
+    }
+
+    /// By now the filter has seen all that reaches the kernel's stack since the port's row stands.
+    /// Returns when to come back.
+    pub fn drive_guarded(&mut self) -> Option<Instant> {
+        while let Some(&(due, id)) = self.guarded.front() {
+            if due > self.now {
+                return Some(due);
+            }
+            self.guarded.pop_front();
+            if let Some((reservation, _)) = self.reservations.get(&id)
+                && let Err(errno) = socket_filter::lift(reservation)
+            {
+                warn!(%errno, session = id.0, "the kernel takes no connections by managed devices");
+            }
+        }
+        None
     }
 
     /// Lets the filter send the port's segments here. Listeners that share a port share the row.

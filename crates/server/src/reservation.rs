@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_control::{Claim, Errno};
+use portolan_sys::socket_filter;
 use portolan_types::Protocol;
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, accept_with, bind, connect, connect_unspec, ipproto,
@@ -44,6 +45,12 @@ impl Reservation {
         })
     }
 
+    /// Listens, but not for connections by these devices until its filter is lifted.
+    pub fn listen_except_by(&self, devices: &[u32], backlog: u32) -> Result<(), Errno> {
+        socket_filter::nothing_by(&self.fd, devices).map_err(errno)?;
+        self.listen(backlog)
+    }
+
     pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
         listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
     }
@@ -65,6 +72,8 @@ impl Reservation {
     /// A connection that reached the port through the kernel.
     pub fn accept(&self) -> Option<(OwnedFd, SocketAddr)> {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC).ok()?;
+        // It has its listener's filter.
+        socket_filter::lift(&fd).ok()?;
         let remote = rustix::net::getpeername(&fd).ok().flatten()?;
         Some((fd, remote.try_into().ok()?))
     }

@@ -204,6 +204,8 @@ pub struct Server {
     pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
+    /// Listeners whose kernel sockets are still kept from connections by managed devices, and until when.
+    pub(crate) guarded: VecDeque<(Instant, SessionId)>,
     pub(crate) sharing: Sharing,
     pub(crate) recalls: HashMap<SessionId, Recall>,
     /// Where active opens go when they are done.
@@ -332,6 +334,7 @@ impl Server {
             relays: HashMap::new(),
             helpings: VecDeque::new(),
             wanted_back: VecDeque::new(),
+            guarded: VecDeque::new(),
             locals,
             dying: HashMap::new(),
             deferred: HashMap::new(),
@@ -474,6 +477,7 @@ impl Server {
             self.ports.expire(self.now),
             self.drive_dying(),
             self.drive_deferred(),
+            self.drive_guarded(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
             self.drive_spares(),

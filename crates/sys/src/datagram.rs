@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use libc::{c_int, cmsghdr, sockaddr_in, sockaddr_in6, sockaddr_storage};
 use rustix::io::Errno;
 
-use crate::descriptor::set_socket_option;
+use crate::descriptor::{number, set_socket_option};
 use crate::raw;
 
 /// Octets for all control messages of one datagram.
@@ -43,14 +43,9 @@ pub fn announce(socket: impl AsFd, is_v6: bool) -> Result<(), Errno> {
     set_all(socket, is_v6, 1)
 }
 
-/// Undoes [`announce`] and [`only_for_this_host`].
-pub fn make_ordinary(socket: impl AsFd, is_v6: bool) -> Result<(), Errno> {
-    let none = 0_i32.to_ne_bytes();
-    let detached = set_socket_option(&socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &none);
-    match detached {
-        Ok(()) | Err(Errno::NOENT) => set_all(socket, is_v6, 0),
-        Err(errno) => Err(errno),
-    }
+/// Undoes [`announce`].
+pub fn announce_no_more(socket: impl AsFd, is_v6: bool) -> Result<(), Errno> {
+    set_all(socket, is_v6, 0)
 }
 
 fn set_all(socket: impl AsFd, is_v6: bool, value: i32) -> Result<(), Errno> {
@@ -68,43 +63,6 @@ fn set_all(socket: impl AsFd, is_v6: bool, value: i32) -> Result<(), Errno> {
         set_socket_option(&socket, libc::IPPROTO_IPV6, name, &on)?;
     }
     Ok(())
-}
-
-/// The socket takes nothing that came by one of these devices to several stations at once.
-pub fn only_for_this_host(socket: impl AsFd, except_by: &[u32]) -> Result<(), Errno> {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    // linux/filter.h: SKF_AD_OFF with SKF_AD_PKTTYPE and SKF_AD_IFINDEX.
-    const PACKET_TYPE: u32 = (-0x1000_i32 + 4) as u32;
-    const INTERFACE: u32 = (-0x1000_i32 + 8) as u32;
-    const PACKET_HOST: u32 = 0;
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let count = u8::try_from(except_by.len()).map_err(|_| Errno::INVAL)?;
-    let mut program = vec![
-        step(LOAD, 0, 0, PACKET_TYPE),
-        step(IF_EQUAL, count + 1, 0, PACKET_HOST),
-        step(LOAD, 0, 0, INTERFACE),
-    ];
-    for (&interface, left) in except_by.iter().zip((0..count).rev()) {
-        program.push(step(IF_EQUAL, left + 1, 0, interface));
-    }
-    program.push(step(RETURN, 0, 0, u32::MAX));
-    program.push(step(RETURN, 0, 0, 0));
-    let filter = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
-    let arguments = [
-        number(socket.as_fd().as_raw_fd()),
-        number(libc::SOL_SOCKET),
-        number(libc::SO_ATTACH_FILTER),
-        (&raw const filter).expose_provenance(),
-        size_of::<libc::sock_fprog>(),
-        0,
-    ];
-    // SAFETY: the kernel copies the program that `filter` describes; both live here.
-    unsafe { raw::syscall(libc::SYS_setsockopt, arguments) }.map(drop)
 }
 
 /// The next datagram; `Errno::AGAIN` if there is none. Never waits, whatever others did to the
@@ -204,11 +162,6 @@ pub fn send(
     ];
     // SAFETY: the message describes live buffers, which sendmsg only reads.
     unsafe { raw::syscall(libc::SYS_sendmsg, arguments) }
-}
-
-/// A number as the kernel takes it.
-fn number(number: c_int) -> usize {
-    number as isize as usize
 }
 
 /// A socket address in C form.
@@ -375,13 +328,5 @@ mod tests {
             assert_eq!((arrival, &buffer[..5]), (expected, &b"hello"[..]));
             assert_eq!(receive(&b, &mut buffer), Err(Errno::AGAIN));
         }
-    }
-
-    #[test]
-    fn what_came_for_this_host_alone_passes_the_socket_filter() {
-        let (a, b) = pair("127.0.0.1:0");
-        only_for_this_host(&b, &[1, 2, 3]).unwrap();
-        a.send_to(b"x", b.local_addr().unwrap()).unwrap();
-        assert_eq!(receive(&b, &mut [0; 4]).unwrap().length, 1);
     }
 }

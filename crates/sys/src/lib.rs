@@ -24,6 +24,7 @@ pub mod ring;
 pub mod sched;
 pub mod shm;
 pub mod signals;
+pub mod socket_filter;
 pub mod sysctl;
 pub mod tap;
 pub mod thread;
