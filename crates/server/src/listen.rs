@@ -33,7 +33,7 @@ use crate::sessions::NewDescriptor;
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
 
 /// How long a SYN that passed the filter before its port's row stood may take through the kernel's
-/// stack. A SYN that does not arrive is sent again after a second (RFC 6298 §2.1).
+/// stack. Its sender repeats one that does not arrive after a second.
 const GUARDED_FOR: Duration = Duration::from_secs(1);
 
 /// A slot that no session has: the row of a listener names nobody.
