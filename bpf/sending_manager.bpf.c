@@ -18,7 +18,8 @@
 
 static __always_inline int send_on(struct __sk_buff *skb, const struct extension_work *work)
 {
-	return send(skb, work->interface, work->row.class);
+	return is_of_ethernet(work) ? send(skb, work->interface, work->row.class) :
+				      send_packet(skb, work->interface, work->row.class);
 }
 
 /* Shows nothing of whom others sent to. */

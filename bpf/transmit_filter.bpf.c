@@ -175,7 +175,7 @@ int transmit_filter(struct __sk_buff *skb)
 	if (tap->channel == SERVER_CHANNEL) {
 		if (!is_local(&key.local))
 			DROP(source_address);
-		return send(skb, egress, class_of(class_at_server(&cursor, &key), tap->class));
+		return send_packet(skb, egress, class_of(class_at_server(&cursor, &key), tap->class));
 	}
 	return send_from_session(skb, &cursor, &key, &piece, tap, egress);
 }

@@ -70,12 +70,18 @@ fn what_a_program_sends_before_it_ends_waits_for_its_neighbour_without_it() {
     const LISTEN: &str = "import socket, sys
 s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
 s.bind((sys.argv[1], int(sys.argv[2])))
+s.settimeout(20)
 print('ready', flush=True)
 while True:
     print(s.recv(100).decode(), flush=True)";
+    // From a port of its own, and from one that two sockets share.
     const SAY_AND_END: &str = "import os, socket, sys
-s = socket.socket(socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET, socket.SOCK_DGRAM)
-s.sendto(b'farewell', (sys.argv[1], int(sys.argv[2])))
+family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+some = [socket.socket(family, socket.SOCK_DGRAM) for _ in range(int(sys.argv[3]))]
+for s in some:
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    s.bind(some[0].getsockname()[:2])
+some[0].sendto(b'farewell', (sys.argv[1], int(sys.argv[2])))
 os._exit(0)";
     each_family(bed(), |bed| {
         let (address, port) = (bed.server.address.to_string(), PORT.to_string());
@@ -83,15 +89,17 @@ os._exit(0)";
         let mut listener = Steps::start(listener.args(["-c", LISTEN, &address, &port]));
         listener.await_line("ready");
         let unaddressed = || counter(bed, Side::Client, "transmit", "unaddressed");
-        let before = unaddressed();
-        for _ in 0..5 {
-            let mut flush = bed.namespace(Side::Client).exec("ip");
-            run(flush.args(["neigh", "flush", "all"])).expect("all are forgotten");
-            let arguments = ["-c", SAY_AND_END, &address, &port];
-            client(bed, Stack::Portolan, PYTHON, &arguments);
-            listener.await_line("farewell");
+        for sharers in ["1", "2"] {
+            let before = unaddressed();
+            for _ in 0..5 {
+                let mut flush = bed.namespace(Side::Client).exec("ip");
+                run(flush.args(["neigh", "flush", "all"])).expect("all are forgotten");
+                let arguments = ["-c", SAY_AND_END, &address, &port, sharers];
+                client(bed, Stack::Portolan, PYTHON, &arguments);
+                listener.await_line("farewell");
+            }
+            assert!(unaddressed() > before, "{sharers}");
         }
-        assert!(unaddressed() > before);
     });
 }
 

@@ -375,6 +375,31 @@ fn what_goes_to_no_station_leaves_by_way_of_the_kernel_in_its_class() {
     });
 }
 
+/// What is sent from a shared port, handlers may see before it leaves.
+#[test]
+fn what_goes_to_no_station_from_a_shared_port_does_so_too() {
+    in_fresh_namespace(|| {
+        for flow in flows(Protocol::Udp) {
+            let bed = Bed::new();
+            let binding = BindingKey::new(flow.protocol, flow.local);
+            let shared = FlowRow {
+                flags: FlowRow::SHARED,
+                ..row(OTHER_CHANNEL)
+            };
+            bed.filter.bind(&binding, shared).unwrap();
+            let sender = SenderKey {
+                binding,
+                channel: CHANNEL.0,
+            };
+            bed.filter.allow_sender(&sender, 0).unwrap();
+            let mut frame = Frame::sent(&flow, OWN_MAC);
+            frame.destination_mac = MacAddr::default();
+            let unaddressed = outcome(STOLEN, &["unaddressed"]);
+            assert_eq!(send(&bed, &frame.build()), unaddressed, "{flow}");
+        }
+    });
+}
+
 #[test]
 fn a_relayed_flow_keeps_its_class() {
     for flow in all_flows() {
