@@ -93,7 +93,8 @@ fn during_flood(bed: &Bed, flood: &mut Steps, port: u16) -> f64 {
     report["p99_us"].as_f64().expect("a number")
 }
 
-/// As [`during_flood`], while programs come, and are killed, one after the other; and how many those were.
+/// As [`during_flood`], while programs come, and are killed, one after the other, some before they are ready and some
+/// after; and how many those were.
 fn while_they_die(
     bed: &Bed,
     flood: &mut Steps,
@@ -103,9 +104,12 @@ fn while_they_die(
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
-            while !is_over.load(Relaxed) {
+            for life in [100, 400].map(Duration::from_millis).iter().cycle() {
+                if is_over.load(Relaxed) {
+                    break;
+                }
                 let mut doomed = Background::start(&mut program()).expect("it starts");
-                thread::sleep(Duration::from_millis(150));
+                thread::sleep(*life);
                 // It may have been refused, and have ended.
                 let _ = doomed.signal(Signal::KILL);
                 doomed.wait(Duration::from_secs(10));
@@ -199,7 +203,7 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
         programs > 5 && owners > 5,
         "{programs} programs, {owners} owners"
     );
-    assert!(installed() - before > 5);
+    assert!(installed() - before > 2);
     assert!(crashing <= BOUND, "{crashing}");
 
     let mut turning = bed.owner_command(Side::Server);

@@ -1,8 +1,8 @@
 //! One thread at a time, also after a fork; and who holds the lock runs as whoever waits for it.
 
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -146,6 +146,7 @@ fn a_waiter_does_not_wait_for_who_keeps_the_holder_from_running() {
     let mutex = Arc::new(PiMutex::new(()));
     let waiting_for = Arc::new(AtomicU32::new(0));
     let is_over = Arc::new(AtomicBool::new(false));
+    let waits_since = Arc::new(OnceLock::new());
     let holder = thread::spawn({
         let (mutex, waiting_for) = (Arc::clone(&mutex), Arc::clone(&waiting_for));
         move || {
@@ -160,14 +161,14 @@ fn a_waiter_does_not_wait_for_who_keeps_the_holder_from_running() {
         thread::yield_now();
     }
     let hog = thread::spawn({
-        let is_over = Arc::clone(&is_over);
+        let (is_over, waits_since) = (Arc::clone(&is_over), Arc::clone(&waits_since));
         move || {
             stay_on_first_cpu();
             Attributes::fifo(10)
                 .apply(own())
                 .expect("tests run as root");
-            let until = Instant::now() + Duration::from_millis(500);
-            while Instant::now() < until && !is_over.load(Relaxed) {}
+            let waited_enough = |since: &Instant| since.elapsed() > Duration::from_millis(500);
+            while !waits_since.get().is_some_and(waited_enough) && !is_over.load(Relaxed) {}
             is_over.swap(true, Relaxed)
         }
     });
@@ -175,6 +176,7 @@ fn a_waiter_does_not_wait_for_who_keeps_the_holder_from_running() {
         Attributes::fifo(20)
             .apply(own())
             .expect("tests run as root");
+        waits_since.set(Instant::now()).unwrap();
         drop(mutex.lock());
         is_over.store(true, Relaxed);
     });
