@@ -1,16 +1,17 @@
-//! Which threads are inside the library, where they may hold locks. A signal handler that ends the
-//! program there must not wait for them; and while one thread forks no other is inside, since the
-//! child would find its locks held, and what they guard half done, for ever.
+//! Which threads are inside the library, where they may hold locks. A signal's handler, which may call what it likes of
+//! the library (POSIX, "Signal Actions"), waits until its thread is outside (ADR 24); one that cannot wait and ends the
+//! program must not wait for the locks. While one thread forks no other is inside, since the child would find its locks
+//! held, and what they guard half done, for ever.
 //!
 //! Under the preload library an allocator may come here while it starts: nothing is allocated.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use portolan_sys::clock;
-use portolan_sys::signals::{self, Mask};
+use portolan_sys::signals::{self, Arrival, Mask};
 
 /// How long a fork waits for threads that are inside. One may wait there for the server's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -29,21 +30,24 @@ static NEXT_COUNT: AtomicUsize = AtomicUsize::new(0);
 static FORK: Mutex<()> = Mutex::new(());
 static IS_FORKING: AtomicBool = AtomicBool::new(false);
 
-/// The program forks in signal handlers: it keeps signals from itself but while it sleeps, and relies upon it that
-/// nothing but a system call is interrupted. From then on none is let through while a thread is inside.
-static FORKS_IN_HANDLERS: AtomicBool = AtomicBool::new(false);
-
 thread_local! {
-    /// The thread sleeps in the library.
-    static IS_ASLEEP: Cell<bool> = const { Cell::new(false) };
-    /// What the program had blocked before signals were held back.
-    static HELD_BACK: Cell<Option<Mask>> = const { Cell::new(None) };
+    static PUT_OFF: Cell<Option<PutOff>> = const { Cell::new(None) };
+    /// Does the kernel begin the call again that handlers have interrupted, which were put off to its last sleep?
+    static BEGINS_AGAIN: Cell<Option<bool>> = const { Cell::new(None) };
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
     /// Where the thread counts.
     static COUNT: Cell<Option<&'static Count>> = const { Cell::new(None) };
-    /// The thread is at `FORK`: waiting for a lock, and waking who waits, are calls that come here.
+    /// The thread waits at `FORK`, which are calls that come here, or forks.
     static IS_AT_FORK: Cell<bool> = const { Cell::new(false) };
     static HELD: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// A signal waits until the thread is outside.
+#[derive(Clone, Copy)]
+struct PutOff {
+    /// What the program had blocked: more is while the signal waits.
+    before: Mask,
+    restarts: bool,
 }
 
 fn count() -> &'static Count {
@@ -57,9 +61,6 @@ fn count() -> &'static Count {
 
 /// Waits while another thread forks. Either sees the other first.
 fn come_in() {
-    if FORKS_IN_HANDLERS.load(Ordering::Relaxed) {
-        HELD_BACK.set(Some(signals::hold_back()));
-    }
     let count = count();
     IS_INSIDE.set(true);
     count.0.fetch_add(1, Ordering::SeqCst);
@@ -72,24 +73,54 @@ fn come_in() {
     }
 }
 
-fn go_out() {
-    IS_INSIDE.set(false);
+/// Answers what was put off, whose handler has run.
+fn go_out() -> Option<PutOff> {
     count().0.fetch_sub(1, Ordering::Release);
-    if let Some(mask) = HELD_BACK.take() {
-        signals::let_through(mask);
+    IS_INSIDE.set(false);
+    // What interrupts this thread sees it so from here on.
+    compiler_fence(Ordering::SeqCst);
+    let_through()
+}
+
+fn let_through() -> Option<PutOff> {
+    let put_off = PUT_OFF.take()?;
+    signals::let_through(put_off.before);
+    Some(put_off)
+}
+
+/// Is the handler of a signal to return at once, since it has interrupted the library? Then the signal comes once more
+/// when the thread is outside, and no other before.
+pub fn put_off(arrival: &Arrival) -> bool {
+    if !IS_INSIDE.get() && !IS_AT_FORK.get() {
+        return false;
     }
+    let Ok(before) = arrival.put_off() else {
+        return false;
+    };
+    PUT_OFF.set(Some(PutOff {
+        before,
+        restarts: arrival.restarts(),
+    }));
+    true
 }
 
-/// What the program has blocked, if more is blocked while the thread is inside.
-pub(crate) fn held_back() -> Option<Mask> {
-    HELD_BACK.get()
+/// Has the last sleep been interrupted by handlers with `SA_RESTART` only, as far as can be told?
+pub(crate) fn handlers_restart() -> bool {
+    BEGINS_AGAIN.get().unwrap_or_else(|| {
+        let before = PUT_OFF.get().map(|put_off| put_off.before);
+        signals::handlers_restart(before)
+    })
 }
 
-fn go(to: Whereabouts) {
+/// Answers what was put off, whose handler has run.
+fn go(to: Whereabouts) -> Option<PutOff> {
     match (IS_AT_FORK.get(), to, IS_INSIDE.get()) {
-        (false, Whereabouts::Inside, false) => come_in(),
+        (false, Whereabouts::Inside, false) => {
+            come_in();
+            None
+        }
         (false, Whereabouts::Outside, true) => go_out(),
-        _ => {}
+        _ => None,
     }
 }
 
@@ -105,47 +136,37 @@ pub struct Passage {
     before: Whereabouts,
 }
 
-impl Passage {
-    fn to(to: Whereabouts) -> Passage {
-        let before = match IS_INSIDE.get() {
-            true => Whereabouts::Inside,
-            false => Whereabouts::Outside,
-        };
-        go(to);
-        Passage { before }
+fn whereabouts() -> Whereabouts {
+    match is_inside() {
+        true => Whereabouts::Inside,
+        false => Whereabouts::Outside,
     }
 }
 
 /// The thread comes into the library.
 pub fn enter() -> Passage {
-    Passage::to(Whereabouts::Inside)
+    let before = whereabouts();
+    go(Whereabouts::Inside);
+    Passage { before }
 }
 
-/// The thread sleeps, without a lock.
-pub(crate) fn leave() -> Nap {
-    IS_ASLEEP.set(true);
+/// The thread sleeps, or becomes another program, without a lock.
+pub fn leave() -> Nap {
+    let before = whereabouts();
+    let ran = go(Whereabouts::Outside);
+    BEGINS_AGAIN.set(ran.map(|ran| ran.restarts));
     Nap {
-        _passage: Passage::to(Whereabouts::Outside),
+        _passage: Passage { before },
+        is_interrupted: ran.is_some(),
     }
 }
 
-/// The thread sleeps until this is dropped.
+/// The thread is outside until this is dropped.
 #[must_use]
-pub(crate) struct Nap {
+pub struct Nap {
     _passage: Passage,
-}
-
-impl Drop for Nap {
-    fn drop(&mut self) {
-        IS_ASLEEP.set(false);
-    }
-}
-
-/// The calling thread is about to fork. If it is in the library it does so in a signal handler.
-pub(crate) fn note_fork() {
-    if IS_ASLEEP.get() || is_inside() {
-        FORKS_IN_HANDLERS.store(true, Ordering::Relaxed);
-    }
+    /// Handlers have run that a sleep would not have put off.
+    pub(crate) is_interrupted: bool,
 }
 
 pub fn is_inside() -> bool {
@@ -158,8 +179,8 @@ impl Drop for Passage {
     }
 }
 
-/// Before a fork: waits until all other threads are outside, and keeps them there. Not for a signal
-/// handler that has interrupted the library.
+/// Before a fork: waits until all other threads are outside, and keeps them there. Until they may go on, handlers
+/// wait as if this thread were inside. Not for a handler that has interrupted the library.
 pub(crate) fn hold_others() {
     if is_inside() {
         return;
@@ -174,31 +195,36 @@ pub(crate) fn hold_others() {
         }
     }
     HELD.replace(Some(held));
-    IS_AT_FORK.set(false);
 }
 
 /// After the fork, in the parent.
 pub(crate) fn let_others_go() {
+    end_fork();
+    if !is_inside() {
+        let_through();
+    }
+}
+
+/// After the fork, in the child: there are no others. The thread is inside until what it inherited is in order.
+pub(crate) fn forget_others() -> Passage {
+    for count in &COUNTS {
+        count.0.store(0, Ordering::Relaxed);
+    }
+    let before = whereabouts();
+    IS_INSIDE.set(true);
+    count().0.store(1, Ordering::Relaxed);
+    end_fork();
+    Passage { before }
+}
+
+fn end_fork() {
     IS_AT_FORK.set(true);
     if let Some(held) = HELD.take() {
         IS_FORKING.store(false, Ordering::SeqCst);
         drop(held);
     }
     IS_AT_FORK.set(false);
-}
-
-/// After the fork, in the child: there are no others.
-pub(crate) fn forget_others() {
-    // Children start anew.
-    FORKS_IN_HANDLERS.store(false, Ordering::Relaxed);
-    IS_ASLEEP.set(false);
-    for count in &COUNTS {
-        count.0.store(0, Ordering::Relaxed);
-    }
-    if is_inside() {
-        count().0.store(1, Ordering::Relaxed);
-    }
-    let_others_go();
+    compiler_fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]

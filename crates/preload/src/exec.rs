@@ -29,7 +29,7 @@ interpose! {
             return Err(Refusal::NotOurs);
         };
         let next = next!(execve: fn(*const c_char, Words, Words) -> c_int);
-        Ok(next(path, arguments, repaired.as_ptr()))
+        Ok(leaving(|| next(path, arguments, repaired.as_ptr())))
     }
 
     /// `int execv(const char *, char *const [])`
@@ -38,7 +38,7 @@ interpose! {
             return Err(Refusal::NotOurs);
         };
         let next = next!(execve: fn(*const c_char, Words, Words) -> c_int);
-        Ok(next(path, arguments, repaired.as_ptr()))
+        Ok(leaving(|| next(path, arguments, repaired.as_ptr())))
     }
 
     /// `int execvp(const char *, char *const [])`
@@ -47,7 +47,7 @@ interpose! {
             return Err(Refusal::NotOurs);
         };
         let next = next!(execvpe: fn(*const c_char, Words, Words) -> c_int);
-        Ok(next(file, arguments, repaired.as_ptr()))
+        Ok(leaving(|| next(file, arguments, repaired.as_ptr())))
     }
 
     /// `int execvpe(const char *, char *const [], char *const [])`
@@ -56,7 +56,7 @@ interpose! {
             return Err(Refusal::NotOurs);
         };
         let next = next!(execvpe: fn(*const c_char, Words, Words) -> c_int);
-        Ok(next(file, arguments, repaired.as_ptr()))
+        Ok(leaving(|| next(file, arguments, repaired.as_ptr())))
     }
 
     /// `int fexecve(int, char *const [], char *const [])`
@@ -65,7 +65,7 @@ interpose! {
             return Err(Refusal::NotOurs);
         };
         let next = next!(fexecve: fn(c_int, Words, Words) -> c_int);
-        Ok(next(fd, arguments, repaired.as_ptr()))
+        Ok(leaving(|| next(fd, arguments, repaired.as_ptr())))
     }
 
     /// `int execveat(int, const char *, char *const [], char *const [], int)`
@@ -80,8 +80,14 @@ interpose! {
             return Err(Refusal::NotOurs);
         };
         let next = next!(execveat: fn(c_int, *const c_char, Words, Words, c_int) -> c_int);
-        Ok(next(directory, path, arguments, repaired.as_ptr(), flags))
+        Ok(leaving(|| next(directory, path, arguments, repaired.as_ptr(), flags)))
     }
+}
+
+/// What takes this program's place: it inherits what signals are blocked, which is to be what the program wants.
+fn leaving(replace: impl FnOnce() -> c_int) -> c_int {
+    let _outside = posix::leave();
+    replace()
 }
 
 /// The environment for the next program, if it has to be another than the given one.

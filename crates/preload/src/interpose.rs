@@ -74,6 +74,11 @@ impl FailureValue for isize {
     const FAILED: Self = -1;
 }
 
+/// A handler's address.
+impl FailureValue for libc::sighandler_t {
+    const FAILED: Self = libc::SIG_ERR;
+}
+
 impl<T> FailureValue for *mut T {
     const FAILED: Self = std::ptr::null_mut();
 }

@@ -28,6 +28,7 @@ mod qos;
 mod raw;
 mod rights;
 mod select;
+mod signal;
 mod socket;
 mod splice;
 mod stdio;

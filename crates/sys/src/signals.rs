@@ -1,10 +1,14 @@
-//! Signals as something to wait for: blocked from interrupting, read from a descriptor.
+//! Signals as something to wait for: blocked from interrupting, read from a descriptor, or put off by their handlers.
 
+use std::ffi::c_void;
+use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
 
 use rustix::io::{Errno, read};
 use rustix::process::Signal;
+
+use crate::raw;
 
 /// The kernel's signals are 1 to 64; libc keeps 32 and 33.
 const LAST: i32 = 64;
@@ -18,26 +22,97 @@ const FAULTS: [i32; 5] = [
     libc::SIGTRAP,
 ];
 
+/// Signals about what a thread does at that very moment: beside its faults, what seccomp(2) traps, abort(3) and the
+/// profiling timer.
+const IMMEDIATE: [i32; 8] = [
+    libc::SIGSEGV,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGSYS,
+    libc::SIGABRT,
+    libc::SIGPROF,
+];
+
+/// libc's own, by which it cancels threads and changes the user of all of them.
+const OF_LIBC: [i32; 2] = [32, 33];
+
+/// May a handler of this signal wait until it suits the thread?
+pub fn may_be_put_off(signal: i32) -> bool {
+    (1..=LAST).contains(&signal) && !IMMEDIATE.contains(&signal) && !OF_LIBC.contains(&signal)
+}
+
 /// Signals that a thread has blocked.
 #[derive(Clone, Copy)]
 pub struct Mask(libc::sigset_t);
 
-/// No handler interrupts the calling thread from now on, but for its own faults. Answers what was blocked before.
-pub fn hold_back() -> Mask {
-    // SAFETY: zeros are the empty set; `set` is a set from then on, and `before` becomes one.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut set);
-        for fault in FAULTS {
-            libc::sigdelset(&mut set, fault);
+/// What the handler of a signal is called with.
+pub struct Arrival {
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut c_void,
+}
+
+impl Arrival {
+    /// # Safety
+    /// The arguments of the handler that calls this, which was installed with `SA_SIGINFO` and has not returned while
+    /// this lives.
+    pub unsafe fn new(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) -> Arrival {
+        Arrival {
+            signal,
+            info,
+            context,
         }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
-        Mask(before)
+    }
+
+    /// The signal comes once more when the calling thread lets it, and until then, once the handler has returned, nothing
+    /// interrupts the thread but what may not be put off. Answers what it had blocked before.
+    ///
+    /// # Errors
+    /// `EAGAIN`: there is no room for one more real-time signal; nothing was done.
+    pub fn put_off(&self) -> Result<Mask, Errno> {
+        self.send_again()?;
+        // SAFETY: the mask in the context is what the kernel takes up when the handler returns. Of libc's set it is only
+        // as long as the kernel's: what follows is something else.
+        unsafe {
+            let kernels = &raw mut (*self.context.cast::<libc::ucontext_t>()).uc_sigmask;
+            let kernels = kernels.cast::<u64>();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            const { assert!(size_of::<libc::sigset_t>() >= size_of::<u64>()) };
+            (&raw mut before).cast::<u64>().write(kernels.read());
+            kernels.write(kernels.read() | all_that_may_be_put_off());
+            Ok(Mask(before))
+        }
+    }
+
+    /// Does the kernel begin a call again that its handler interrupts?
+    pub fn restarts(&self) -> bool {
+        restarts(self.signal)
+    }
+
+    /// With all that is known of it.
+    fn send_again(&self) -> Result<(), Errno> {
+        let number = |number: i32| number as usize;
+        let info = self.info.expose_provenance();
+        // SAFETY: a thread may send itself whatever it has got.
+        unsafe {
+            let (process, thread) = (number(libc::getpid()), number(libc::gettid()));
+            let arguments = [process, thread, number(self.signal), info, 0, 0];
+            raw::syscall(libc::SYS_rt_tgsigqueueinfo, arguments)?;
+        }
+        Ok(())
     }
 }
 
-/// Handlers interrupt it as before; those that were held back run now.
+/// As the kernel has sets: signal 1 is the lowest bit.
+fn all_that_may_be_put_off() -> u64 {
+    (1..=LAST)
+        .filter(|&signal| may_be_put_off(signal))
+        .fold(0, |set, signal| set | 1 << (signal - 1))
+}
+
+/// Handlers interrupt the calling thread as before; those that were put off run now.
 pub fn let_through(mask: Mask) {
     // SAFETY: the mask is a set that the kernel has told.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask.0, null_mut()) };
@@ -53,10 +128,10 @@ fn blocked() -> Mask {
     }
 }
 
-/// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`? `held_back` is what
-/// it has blocked itself, if [`hold_back`] blocks more.
-pub fn handlers_restart(held_back: Option<Mask>) -> bool {
-    let Mask(blocked) = held_back.unwrap_or_else(blocked);
+/// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`? `before` is what
+/// it has blocked itself, if [`Arrival::put_off`] blocks more.
+pub fn handlers_restart(before: Option<Mask>) -> bool {
+    let Mask(blocked) = before.unwrap_or_else(blocked);
     (1..=LAST)
         .filter(|signal| !FAULTS.contains(signal))
         // SAFETY: `blocked` is a set.

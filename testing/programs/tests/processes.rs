@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, bed, client, counter};
+use portolan_programs::{PYTHON, STACKS, bed, client, counter};
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.py");
 const PORT: u16 = 7030;
@@ -173,21 +173,34 @@ if child:
 #[test]
 fn a_handler_may_fork_while_the_program_sleeps() {
     let bed = bed();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/handlers_that_fork.c");
-    let program = bed.file("handlers").display().to_string();
-    let mut compiler = Command::new("cc");
-    compiler.args([
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-std=c11",
-        "-D_XOPEN_SOURCE=700",
-    ]);
-    run(compiler.args(["-o", &program, source])).unwrap_or_else(|error| panic!("{error}"));
     let endpoint = bed.endpoint(PORT);
-    let (address, port) = (endpoint.ip().to_string(), endpoint.port().to_string());
-    let mut command = bed.command(Side::Server, Stack::Portolan, &program);
-    let said =
-        run(command.args([&address, &port, "2000"])).unwrap_or_else(|error| panic!("{error}"));
+    let mut command = compiled(&bed, Stack::Portolan, "handlers_that_fork.c");
+    command.args([endpoint.ip().to_string(), endpoint.port().to_string()]);
+    let said = run(command.arg("2000")).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(said, "forks 2000");
+}
+
+/// What a handler may call it may call at any moment, and is told what it would be.
+#[test]
+fn handlers_use_sockets_while_their_program_does() {
+    let bed = bed();
+    for stack in STACKS {
+        let mut command = compiled(&bed, stack, "handlers_that_use_sockets.c");
+        command.args([bed.client.address.to_string(), PORT.to_string()]);
+        let said = run(command.arg("2000")).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(said, "sum 125250");
+    }
+}
+
+/// A program in C on the server host, which has a minute.
+fn compiled(bed: &Bed, stack: Stack, source: &str) -> Command {
+    let path = format!("{}/fixtures/{source}", env!("CARGO_MANIFEST_DIR"));
+    let program = bed.file(source).with_extension("bin").display().to_string();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Wextra", "-Werror", "-std=c11"]);
+    compiler.args(["-D_GNU_SOURCE", "-o", &program, &path]);
+    run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
+    let mut command = bed.command(Side::Server, stack, "timeout");
+    command.args(["--signal=KILL", "60", &program]);
+    command
 }

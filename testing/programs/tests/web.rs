@@ -80,6 +80,15 @@ fn apache_prefork_restarts_gracefully_under_load() {
             }
             load.join().expect("no request fails");
         });
+        let shown = || {
+            bed.portolan(Side::Server, &["ss"])
+                .expect("the server answers")
+        };
+        assert!(
+            eventually(SOON, || !shown().contains("ESTAB")),
+            "{}",
+            shown()
+        );
     }
 }
 

@@ -22,8 +22,8 @@ use crate::wait::Waiter;
 
 /// Another process is about to have the descriptors.
 pub fn before_fork() {
-    inside::note_fork();
     end_delegations();
+    let _inside = inside::enter();
     for (_, socket) in sockets() {
         socket.share();
     }
@@ -35,6 +35,7 @@ fn end_delegations() {
         && !shares_memory()
         && !inside::is_inside()
     {
+        let _inside = inside::enter();
         delegate::end_all(process);
     }
 }
@@ -51,7 +52,7 @@ pub fn after_fork_in_parent() {
 /// The child has no channel yet; it gets one with its first own session.
 pub fn after_fork_in_child() {
     pi::forget_number();
-    inside::forget_others();
+    let _inside = inside::forget_others();
     own_memory();
     for fd in table::take_hidden() {
         descriptor::close(fd);
@@ -90,12 +91,13 @@ fn part_with_parent(socket: &Arc<Socket>) {
 /// The program ends by itself: its connections are closed in order when the last descriptors go,
 /// and what is still written to them until then arrives.
 pub fn before_exit() {
-    // In a child of vfork the sessions are the parent's. A signal handler may have interrupted a
-    // call with a lock held: then the server finds the descriptors gone, as after a kill.
+    // In a child of vfork the sessions are the parent's. A handler that could not wait may have
+    // interrupted a call with a lock held: then the server finds the descriptors gone, as after a kill.
     if let Some(process) = Process::running()
         && !shares_memory()
         && !inside::is_inside()
     {
+        let _inside = inside::enter();
         for (fd, socket) in sockets() {
             if socket.phase() == Phase::Listening {
                 let mut core = process.lock();

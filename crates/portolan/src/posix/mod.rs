@@ -25,7 +25,7 @@ mod tcp_info;
 mod twin;
 
 pub use crate::cancel::{Shelter, cancelled, expect as expect_cancel, hold, shelter, take_end};
-pub use crate::inside::{Passage, enter, is_inside};
+pub use crate::inside::{Nap, Passage, enter, is_inside, leave, put_off};
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
@@ -41,6 +41,7 @@ pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
 pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
+pub use portolan_sys::signals::{Arrival, may_be_put_off};
 pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;
@@ -197,7 +198,7 @@ impl Drop for Watching<'_> {
 /// Does Linux begin a call again that a signal has interrupted? Not one with a time-out, nor if a
 /// handler does without (signal(7), "Interruption of system calls").
 fn restarts(deadline: Option<Instant>) -> bool {
-    deadline.is_none() && portolan_sys::signals::handlers_restart(crate::inside::held_back())
+    deadline.is_none() && crate::inside::handlers_restart()
 }
 
 /// `SO_RCVTIMEO` and friends, from now on.

@@ -1,0 +1,226 @@
+//! Handlers of signals. One that interrupts the library could call it and wait for what the interrupted call holds; so
+//! the kernel calls [`arrived`] for all of them, which has those wait that can (ADR 24). What the program asks of its
+//! handlers it is told as it said it.
+
+use std::mem;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+
+use libc::{c_int, c_void, sighandler_t, siginfo_t};
+use portolan::posix::{self, Arrival};
+use rustix::io::Errno;
+
+use crate::interpose::{Outcome, Refusal, failed};
+use crate::table::{self, Symbol};
+
+/// Signals are 1 to 64.
+const SIGNALS: usize = 65;
+
+/// What `sigset` takes to block a signal, which is no handler. Not in `libc`.
+const SIG_HOLD: sighandler_t = 2;
+
+type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
+
+/// A handler of the program's.
+struct Wish {
+    function: AtomicUsize,
+    /// [`OURS`] of them, as it asked for them.
+    flags: AtomicI32,
+}
+
+/// Flags that the kernel gets otherwise than the program wants them.
+const OURS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
+
+static WISHES: [Wish; SIGNALS] = [const {
+    Wish {
+        function: AtomicUsize::new(libc::SIG_DFL),
+        flags: AtomicI32::new(0),
+    }
+}; SIGNALS];
+
+/// What the kernel calls in place of the program's handlers. Those that take one argument leave the others where they
+/// are.
+unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: these are what the kernel gave, by `replaced`.
+    let arrival = unsafe { Arrival::new(signal, info, context) };
+    if posix::put_off(&arrival) {
+        return;
+    }
+    let Some(wish) = wish(signal) else {
+        return;
+    };
+    if wish.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
+        // SAFETY: zeros are an action that is the default's.
+        unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
+    }
+    let function = wish.function.load(Ordering::Acquire);
+    // SAFETY: the program said it was a handler, before the kernel was told of this function.
+    let handler: Handler = unsafe { mem::transmute(function) };
+    // SAFETY: by its contract.
+    unsafe { handler(signal, info, context) };
+}
+
+fn is_arrived(function: sighandler_t) -> bool {
+    function == arrived as Handler as sighandler_t
+}
+
+fn wish(signal: c_int) -> Option<&'static Wish> {
+    WISHES.get(usize::try_from(signal).ok()?)
+}
+
+impl Wish {
+    fn note(&self, function: sighandler_t, flags: c_int) {
+        self.function.store(function, Ordering::Release);
+        self.flags.store(flags & OURS, Ordering::Relaxed);
+    }
+
+    fn noted(&self) -> (sighandler_t, c_int) {
+        let function = self.function.load(Ordering::Acquire);
+        (function, self.flags.load(Ordering::Relaxed))
+    }
+}
+
+/// Is it to wait for the library?
+fn is_handler(signal: c_int, function: sighandler_t) -> bool {
+    let is_none = matches!(
+        function,
+        libc::SIG_DFL | libc::SIG_IGN | libc::SIG_ERR | SIG_HOLD
+    );
+    !is_none && !is_arrived(function) && posix::may_be_put_off(signal)
+}
+
+interpose! {
+    /// `int sigaction(int, const struct sigaction *, struct sigaction *)`
+    fn sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int {
+        change(signal, wanted, before)
+    }
+
+    /// `int __sigaction(int, const struct sigaction *, struct sigaction *)`
+    fn __sigaction(signal: c_int, wanted: *const libc::sigaction, before: *mut libc::sigaction) -> c_int {
+        change(signal, wanted, before)
+    }
+
+    /// `sighandler_t signal(int, sighandler_t)`
+    fn signal(number: c_int, wanted: sighandler_t) -> sighandler_t {
+        install(number, wanted, next!(signal: fn(c_int, sighandler_t) -> sighandler_t))
+    }
+
+    /// `sighandler_t bsd_signal(int, sighandler_t)`
+    fn bsd_signal(number: c_int, wanted: sighandler_t) -> sighandler_t {
+        install(number, wanted, next!(bsd_signal: fn(c_int, sighandler_t) -> sighandler_t))
+    }
+
+    /// `sighandler_t ssignal(int, sighandler_t)`
+    fn ssignal(number: c_int, wanted: sighandler_t) -> sighandler_t {
+        install(number, wanted, next!(ssignal: fn(c_int, sighandler_t) -> sighandler_t))
+    }
+
+    /// `sighandler_t sysv_signal(int, sighandler_t)`
+    fn sysv_signal(number: c_int, wanted: sighandler_t) -> sighandler_t {
+        install(number, wanted, next!(sysv_signal: fn(c_int, sighandler_t) -> sighandler_t))
+    }
+
+    /// `sighandler_t __sysv_signal(int, sighandler_t)`
+    fn __sysv_signal(number: c_int, wanted: sighandler_t) -> sighandler_t {
+        install(number, wanted, next!(__sysv_signal: fn(c_int, sighandler_t) -> sighandler_t))
+    }
+
+    /// `sighandler_t sigset(int, sighandler_t)`
+    fn sigset(number: c_int, wanted: sighandler_t) -> sighandler_t {
+        install(number, wanted, next!(sigset: fn(c_int, sighandler_t) -> sighandler_t))
+    }
+}
+
+/// # Safety
+/// The contract of `sigaction`.
+unsafe fn change(
+    signal: c_int,
+    wanted: *const libc::sigaction,
+    before: *mut libc::sigaction,
+) -> Outcome<c_int> {
+    let Some(wish) = wish(signal) else {
+        return Err(Refusal::NotOurs);
+    };
+    let noted = wish.noted();
+    // SAFETY: the caller's promise.
+    let result = unsafe {
+        match wanted.as_ref() {
+            Some(wanted) if is_handler(signal, wanted.sa_sigaction) => {
+                wish.note(wanted.sa_sigaction, wanted.sa_flags);
+                let result = kernels(signal, &replaced(wanted), before);
+                if result != 0 {
+                    wish.note(noted.0, noted.1);
+                }
+                result
+            }
+            _ => kernels(signal, wanted, before),
+        }
+    };
+    // SAFETY: the caller's promise.
+    if let (0, Some(before)) = (result, unsafe { before.as_mut() })
+        && is_arrived(before.sa_sigaction)
+    {
+        before.sa_sigaction = noted.0;
+        before.sa_flags = before.sa_flags & !OURS | noted.1;
+    }
+    Ok(result)
+}
+
+/// The older calls: libc knows what flags and mask each stands for, and the handler is replaced in what it has made.
+///
+/// # Safety
+/// The contract of `signal`, of which `by` is libc's definition or that of another of these.
+unsafe fn install(
+    signal: c_int,
+    wanted: sighandler_t,
+    by: unsafe extern "C-unwind" fn(c_int, sighandler_t) -> sighandler_t,
+) -> Outcome<sighandler_t> {
+    let noted = wish(signal).map(Wish::noted);
+    // SAFETY: the caller's promise; zeros are an action, which is only written.
+    let before = unsafe {
+        let before = by(signal, wanted);
+        let mut made: libc::sigaction = mem::zeroed();
+        if before != libc::SIG_ERR
+            && is_handler(signal, wanted)
+            && kernels(signal, null(), &mut made) == 0
+            && made.sa_sigaction == wanted
+        {
+            change(signal, &made, null_mut())?;
+        }
+        before
+    };
+    Ok(match noted {
+        Some((function, _)) if is_arrived(before) => function,
+        _ => before,
+    })
+}
+
+/// What the kernel is told.
+fn replaced(wanted: &libc::sigaction) -> libc::sigaction {
+    let mut replaced = *wanted;
+    replaced.sa_sigaction = arrived as Handler as sighandler_t;
+    // One that is put off comes twice.
+    replaced.sa_flags = replaced.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
+    replaced
+}
+
+/// libc's `sigaction`, with `errno`.
+///
+/// # Safety
+/// The contract of `sigaction`.
+unsafe fn kernels(
+    signal: c_int,
+    wanted: *const libc::sigaction,
+    before: *mut libc::sigaction,
+) -> c_int {
+    type Call =
+        unsafe extern "C-unwind" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
+    let next = table::next(Symbol::sigaction);
+    if next.is_null() {
+        return failed(Errno::NOSYS);
+    }
+    // SAFETY: libc's definition is a function of this type.
+    let call: Call = unsafe { mem::transmute(next) };
+    // SAFETY: the caller's promise.
+    unsafe { call(signal, wanted, before) }
+}
