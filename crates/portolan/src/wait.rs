@@ -356,7 +356,7 @@ fn sleep_on_words(waiter: &Waiter, wishes: &[Wish]) -> Result<Slept, Errno> {
 
 /// Does what sleeps: handlers of signals may run meanwhile, and the thread may be cancelled. Handlers that were put off
 /// run before, and have interrupted the call.
-fn outside<T>(sleep: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+pub fn outside<T>(sleep: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let outside = inside::leave();
     let asleep = layers::enter(Layer::Sleep);
     let slept = match outside.is_interrupted {

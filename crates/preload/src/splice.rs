@@ -101,10 +101,8 @@ fn await_pipe(pipe: BorrowedFd, what: PollFlags, flags: c_uint) -> Result<(), Er
     let waits =
         flags & libc::SPLICE_F_NONBLOCK == 0 && !fcntl_getfl(pipe)?.contains(OFlags::NONBLOCK);
     let timeout = (!waits).then(Timespec::default);
-    match poll(
-        &mut [PollFd::from_borrowed_fd(pipe, what)],
-        timeout.as_ref(),
-    )? {
+    let mut ends = [PollFd::from_borrowed_fd(pipe, what)];
+    match posix::outside(|| poll(&mut ends, timeout.as_ref()))? {
         0 => Err(Errno::AGAIN),
         _ => Ok(()),
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use libc::{c_int, sockaddr, socklen_t};
 use portolan::extension::Port;
 use portolan::extension::thread::{Chain, Datagram, Threaded, Verdict};
+use portolan::posix;
 use rustix::io::Errno;
 
 use crate::address::{self, Encoded};
@@ -171,7 +172,9 @@ fn receive(thread: c_int, timeout: Option<Duration>) -> Result<Datagram, Errno> 
         let place = THREADS.find(thread)?;
         let threaded = lock(&place);
         let wait = left.unwrap_or(LOOK_UP).min(LOOK_UP);
+        let outside = posix::leave();
         let received = threaded.as_ref().ok_or(Errno::BADF)?.receive_within(wait);
+        drop(outside);
         match received {
             Err(Errno::AGAIN) if left.is_none_or(|left| left > LOOK_UP) => {}
             done => return done,

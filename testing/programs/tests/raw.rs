@@ -133,17 +133,14 @@ fn a_protocol_is_one_programs_and_free_when_that_is_killed() {
 fn serve_when_free(bed: &Bed) -> Background {
     let mut server = None;
     let comes_up = || {
-        let mut candidate = Background::start(&mut command(
-            bed,
-            Side::Server,
-            "active-messages",
-            &["serve"],
-        ))
-        .unwrap();
-        std::thread::sleep(Duration::from_millis(100));
-        let runs = candidate.is_running();
-        server = runs.then_some(candidate);
-        runs
+        let before = counter(bed, Side::Server, "server", "raw-flows-opened");
+        let mut serve = command(bed, Side::Server, "active-messages", &["serve"]);
+        let mut candidate = Background::start(&mut serve).unwrap();
+        let has_opened = || counter(bed, Side::Server, "server", "raw-flows-opened") > before;
+        let is_decided = || has_opened() || !candidate.is_running();
+        assert!(eventually(Duration::from_secs(10), is_decided));
+        server = has_opened().then_some(candidate);
+        server.is_some()
     };
     assert!(eventually(Duration::from_secs(10), comes_up));
     server.unwrap()

@@ -26,6 +26,7 @@ mod twin;
 
 pub use crate::cancel::{Shelter, cancelled, expect as expect_cancel, hold, shelter, take_end};
 pub use crate::inside::{Nap, Passage, enter, is_inside, leave, put_off};
+pub use crate::wait::outside;
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
