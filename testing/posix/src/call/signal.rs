@@ -10,6 +10,9 @@ use std::{
 
 use libc::{c_int, pid_t};
 
+/// Between two looks at a thread.
+const MOMENT: Duration = Duration::from_millis(5);
+
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn count(_signal: c_int) {
@@ -72,11 +75,23 @@ pub fn this_thread() -> pid_t {
     unsafe { libc::gettid() }
 }
 
-/// Sends `signal` to a thread after a while.
+/// Sends `signal` to a thread after a while, once it sleeps: on a busy machine it may not have come to it.
 pub fn kick(target: pid_t, signal: c_int, after: Duration) -> JoinHandle<()> {
     thread::spawn(move || {
         thread::sleep(after);
+        while !sleeps(target) {
+            thread::sleep(MOMENT);
+        }
         // SAFETY: integers only.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), target, signal) };
     })
+}
+
+/// Is the thread asleep (proc(5), the third field of `stat`)?
+fn sleeps(thread: pid_t) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+    let stat = stat.expect("the thread runs");
+    // Its name stands before, in brackets.
+    let state = stat.rsplit(") ").next();
+    state.is_some_and(|state| state.starts_with('S'))
 }

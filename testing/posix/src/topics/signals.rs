@@ -12,6 +12,8 @@ use crate::{
 
 const SOON: Duration = Duration::from_millis(60);
 const LATER: Duration = Duration::from_millis(250);
+/// Far beyond the signal, however busy the machine is.
+const LIMIT: Duration = Duration::from_secs(5);
 
 pub fn run(side: &mut Side) {
     for (flags, name) in [(0, "no restart"), (SA_RESTART, "restart")] {
@@ -77,16 +79,18 @@ fn waiting(side: &mut Side, flags: i32, name: &str) {
         let set = call::epoll_create(0).expect("an epoll");
         call::epoll_control(set, libc::EPOLL_CTL_ADD, socket, libc::EPOLLIN, 0)
             .expect("EPOLL_CTL_ADD");
+        let limit = LIMIT.as_millis() as i32;
         let check = format!("{name}: poll");
-        let got = interrupted(side, flags, &check, || call::poll(&[(socket, POLLIN)], 400));
+        let got = interrupted(side, flags, &check, || {
+            call::poll(&[(socket, POLLIN)], limit)
+        });
         side.report(&check, told(got.map(|(ready, _)| ready)));
         let check = format!("{name}: epoll");
-        let got = interrupted(side, flags, &check, || call::epoll_wait(set, 1, 400));
+        let got = interrupted(side, flags, &check, || call::epoll_wait(set, 1, limit));
         side.report(&check, told(got.map(|found| found.len())));
         let check = format!("{name}: select");
-        let time = Duration::from_millis(400);
         let got = interrupted(side, flags, &check, || {
-            call::select([&[socket], &[], &[]], time)
+            call::select([&[socket], &[], &[]], LIMIT)
         });
         side.report(&check, told(got.map(|(ready, _)| ready)));
     }
@@ -118,8 +122,7 @@ fn timed_receive(side: &mut Side, flags: i32, name: &str) {
     let socket = side.connection();
     if !side.is_server() {
         let time = timeval {
-            // Far beyond the signal, however busy the machine is.
-            tv_sec: 5,
+            tv_sec: LIMIT.as_secs() as libc::time_t,
             tv_usec: 0,
         };
         call::set_option(socket, SOL_SOCKET, libc::SO_RCVTIMEO, &time).expect("SO_RCVTIMEO");
