@@ -8,13 +8,8 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, sighandler_t, siginfo_t};
 use portolan::posix::{self, Arrival};
-use rustix::io::Errno;
 
-use crate::interpose::{Outcome, Refusal, failed};
-use crate::table::{self, Symbol};
-
-/// Signals are 1 to 64.
-const SIGNALS: usize = 65;
+use crate::interpose::{Outcome, Refusal};
 
 /// What `sigset` takes to block a signal, which is no handler. Not in `libc`.
 const SIG_HOLD: sighandler_t = 2;
@@ -30,6 +25,9 @@ struct Wish {
 
 /// Flags that the kernel gets otherwise than the program wants them.
 const OURS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
+
+/// By their numbers, which begin with 1.
+const SIGNALS: usize = posix::LAST_SIGNAL as usize + 1;
 
 static WISHES: [Wish; SIGNALS] = [const {
     Wish {
@@ -50,8 +48,8 @@ unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context
         return;
     };
     if wish.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
-        // SAFETY: zeros are an action that is the default's.
-        unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
+        // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
+        let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
     }
     let function = wish.function.load(Ordering::Acquire);
     // SAFETY: the program said it was a handler, before the kernel was told of this function.
@@ -147,13 +145,13 @@ unsafe fn change(
         match wanted.as_ref() {
             Some(wanted) if is_handler(signal, wanted.sa_sigaction) => {
                 wish.note(wanted.sa_sigaction, wanted.sa_flags);
-                let result = kernels(signal, &replaced(wanted), before);
+                let result = kernels(signal, &replaced(wanted), before)?;
                 if result != 0 {
                     wish.note(noted.0, noted.1);
                 }
                 result
             }
-            _ => kernels(signal, wanted, before),
+            _ => kernels(signal, wanted, before)?,
         }
     };
     // SAFETY: the caller's promise.
@@ -182,7 +180,7 @@ unsafe fn install(
         let mut made: libc::sigaction = mem::zeroed();
         if before != libc::SIG_ERR
             && is_handler(signal, wanted)
-            && kernels(signal, null(), &mut made) == 0
+            && kernels(signal, null(), &mut made)? == 0
             && made.sa_sigaction == wanted
         {
             change(signal, &made, null_mut())?;
@@ -212,15 +210,11 @@ unsafe fn kernels(
     signal: c_int,
     wanted: *const libc::sigaction,
     before: *mut libc::sigaction,
-) -> c_int {
-    type Call =
-        unsafe extern "C-unwind" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
-    let next = table::next(Symbol::sigaction);
-    if next.is_null() {
-        return failed(Errno::NOSYS);
+) -> Outcome<c_int> {
+    // SAFETY: libc's definition is a function of this type; the caller's promise.
+    unsafe {
+        let next =
+            next!(sigaction: fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int);
+        Ok(next(signal, wanted, before))
     }
-    // SAFETY: libc's definition is a function of this type.
-    let call: Call = unsafe { mem::transmute(next) };
-    // SAFETY: the caller's promise.
-    unsafe { call(signal, wanted, before) }
 }

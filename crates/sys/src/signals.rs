@@ -1,7 +1,6 @@
 //! Signals as something to wait for: blocked from interrupting, read from a descriptor, or put off by their handlers.
 
 use std::ffi::c_void;
-use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
 
@@ -11,7 +10,7 @@ use rustix::process::Signal;
 use crate::raw;
 
 /// The kernel's signals are 1 to 64; libc keeps 32 and 33.
-const LAST: i32 = 64;
+pub const LAST: i32 = 64;
 
 /// Signals that the calling thread's own faults raise: no handler of theirs interrupts a wait.
 const FAULTS: [i32; 5] = [
@@ -22,30 +21,36 @@ const FAULTS: [i32; 5] = [
     libc::SIGTRAP,
 ];
 
-/// Signals about what a thread does at that very moment: beside its faults, what seccomp(2) traps, abort(3) and the
-/// profiling timer.
-const IMMEDIATE: [i32; 8] = [
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGTRAP,
-    libc::SIGSYS,
-    libc::SIGABRT,
-    libc::SIGPROF,
-];
+/// Other signals about what a thread does at that very moment: what seccomp(2) traps, abort(3) and the profiling timer.
+const OF_THE_MOMENT: [i32; 3] = [libc::SIGSYS, libc::SIGABRT, libc::SIGPROF];
 
 /// libc's own, by which it cancels threads and changes the user of all of them.
 const OF_LIBC: [i32; 2] = [32, 33];
 
 /// May a handler of this signal wait until it suits the thread?
 pub fn may_be_put_off(signal: i32) -> bool {
-    (1..=LAST).contains(&signal) && !IMMEDIATE.contains(&signal) && !OF_LIBC.contains(&signal)
+    let cannot_wait = [&FAULTS[..], &OF_THE_MOMENT, &OF_LIBC];
+    (1..=LAST).contains(&signal) && !cannot_wait.iter().any(|those| those.contains(&signal))
 }
 
-/// Signals that a thread has blocked.
+/// Signals that a thread has blocked, as the kernel has sets: signal 1 is the lowest bit.
 #[derive(Clone, Copy)]
-pub struct Mask(libc::sigset_t);
+pub struct Mask(u64);
+
+impl Mask {
+    fn all_that_may_be_put_off() -> Mask {
+        let those = (1..=LAST).filter(|&signal| may_be_put_off(signal));
+        Mask(those.fold(0, |set, signal| set | bit(signal)))
+    }
+
+    fn has(self, signal: i32) -> bool {
+        self.0 & bit(signal) != 0
+    }
+}
+
+fn bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
 
 /// What the handler of a signal is called with.
 pub struct Arrival {
@@ -78,10 +83,8 @@ impl Arrival {
         unsafe {
             let kernels = &raw mut (*self.context.cast::<libc::ucontext_t>()).uc_sigmask;
             let kernels = kernels.cast::<u64>();
-            let mut before: libc::sigset_t = std::mem::zeroed();
-            const { assert!(size_of::<libc::sigset_t>() >= size_of::<u64>()) };
-            (&raw mut before).cast::<u64>().write(kernels.read());
-            kernels.write(kernels.read() | all_that_may_be_put_off());
+            let before = kernels.read();
+            kernels.write(before | Mask::all_that_may_be_put_off().0);
             Ok(Mask(before))
         }
     }
@@ -105,37 +108,38 @@ impl Arrival {
     }
 }
 
-/// As the kernel has sets: signal 1 is the lowest bit.
-fn all_that_may_be_put_off() -> u64 {
-    (1..=LAST)
-        .filter(|&signal| may_be_put_off(signal))
-        .fold(0, |set, signal| set | 1 << (signal - 1))
-}
-
 /// Handlers interrupt the calling thread as before; those that were put off run now.
 pub fn let_through(mask: Mask) {
-    // SAFETY: the mask is a set that the kernel has told.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask.0, null_mut()) };
+    change_mask(libc::SIG_SETMASK, Some(mask));
 }
 
 /// What the calling thread has blocked.
 fn blocked() -> Mask {
-    // SAFETY: zeros are the empty set; a null set changes nothing.
-    unsafe {
-        let mut blocked: libc::sigset_t = std::mem::zeroed();
-        libc::pthread_sigmask(libc::SIG_BLOCK, null(), &mut blocked);
-        Mask(blocked)
-    }
+    change_mask(libc::SIG_BLOCK, None)
+}
+
+/// Answers what the calling thread had blocked before.
+fn change_mask(how: i32, set: Option<Mask>) -> Mask {
+    let mut before = 0_u64;
+    let set = set.as_ref().map_or(null(), |Mask(set)| &raw const *set);
+    let (set, old) = (
+        set.expose_provenance(),
+        (&raw mut before).expose_provenance(),
+    );
+    // SAFETY: both are null or the kernel's sets, as long as it is told. It refuses nothing.
+    let _ = unsafe {
+        let arguments = [how as usize, set, old, size_of::<u64>(), 0, 0];
+        raw::syscall(libc::SYS_rt_sigprocmask, arguments)
+    };
+    Mask(before)
 }
 
 /// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`? `before` is what
 /// it has blocked itself, if [`Arrival::put_off`] blocks more.
 pub fn handlers_restart(before: Option<Mask>) -> bool {
-    let Mask(blocked) = before.unwrap_or_else(blocked);
+    let blocked = before.unwrap_or_else(blocked);
     (1..=LAST)
-        .filter(|signal| !FAULTS.contains(signal))
-        // SAFETY: `blocked` is a set.
-        .filter(|&signal| unsafe { libc::sigismember(&blocked, signal) } == 0)
+        .filter(|&signal| !FAULTS.contains(&signal) && !blocked.has(signal))
         .all(restarts)
 }
 
