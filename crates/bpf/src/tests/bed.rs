@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapFlags, ProgramInput, RingBufferBuilder};
-use portolan_proto::filter::{Doorbell, FilterInterface, FilterSettings, FlowRow, RecordHeader};
+use portolan_proto::filter::{
+    BindingKey, Doorbell, FilterInterface, FilterSettings, FlowRow, RecordHeader, SenderKey,
+};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -66,6 +68,22 @@ pub(super) fn row(channel: ChannelId) -> FlowRow {
         slot: 77,
         generation: 5,
         ..FlowRow::default()
+    }
+}
+
+/// Of a port that another channel has, and shares.
+pub(super) fn shared_row() -> FlowRow {
+    FlowRow {
+        flags: FlowRow::SHARED,
+        ..row(OTHER_CHANNEL)
+    }
+}
+
+/// The channel's own right to send from such a port.
+pub(super) fn sender(binding: BindingKey) -> SenderKey {
+    SenderKey {
+        binding,
+        channel: CHANNEL.0,
     }
 }
 

@@ -3,13 +3,13 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use portolan_proto::filter::{
-    BindingKey, FlowRow, MemberKey, RecordHeader, SHARE_BUCKETS, SenderKey, ShareKey, mapped,
+    BindingKey, FlowRow, MemberKey, RecordHeader, SHARE_BUCKETS, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 
 use super::bed::{
     Bed, CHANNEL, IFINDEX, OTHER_CHANNEL, OWN_MAC, REDIRECT, SHOT, UNSPEC, any_address, flows,
-    outcome, row,
+    outcome, row, sender, shared_row,
 };
 use super::fragments::piece;
 use super::frames::Frame;
@@ -199,18 +199,11 @@ fn only_channels_with_a_socket_on_a_shared_binding_send_from_it() {
     for flow in flows(Protocol::Udp) {
         let bed = Bed::new();
         let binding = binding(&flow);
-        let row = FlowRow {
-            flags: FlowRow::SHARED,
-            ..row(OTHER_CHANNEL)
-        };
-        bed.filter.bind(&binding, row).unwrap();
+        bed.filter.bind(&binding, shared_row()).unwrap();
         let frame = Frame::sent(&flow, OWN_MAC).build();
         let foreign = outcome(SHOT, &["drop_foreign"]);
         assert_eq!(bed.run("transmit_filter", &frame), foreign, "{flow}");
-        let sender = SenderKey {
-            binding,
-            channel: CHANNEL.0,
-        };
+        let sender = sender(binding);
         bed.filter.allow_sender(&sender, 0).unwrap();
         let sent = outcome(REDIRECT, &["sent"]);
         assert_eq!(bed.run("transmit_filter", &frame), sent, "{flow}");

@@ -1,12 +1,12 @@
 //! The transmit filter: who may send what.
 
-use portolan_proto::filter::{BindingKey, CHOSEN_PRIORITY, FlowRow, SenderKey, TRAFFIC_HANDLE};
+use portolan_proto::filter::{BindingKey, CHOSEN_PRIORITY, FlowRow, TRAFFIC_HANDLE};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 
 use super::attach::in_fresh_namespace;
 use super::bed::{
     Bed, CHANNEL, Context, IFINDEX, OTHER_CHANNEL, OWN_MAC, Outcome, REDIRECT, SHOT, STOLEN,
-    any_address, flows, outcome, row,
+    any_address, flows, outcome, row, sender, shared_row,
 };
 use super::frames::Frame;
 
@@ -341,16 +341,11 @@ fn a_bound_port_has_a_class_also_when_it_is_shared() {
         bed.filter.bind(&binding, in_class(0x11)).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x11), "{flow}");
         let shared = FlowRow {
-            flags: FlowRow::SHARED,
             class: 0x12,
-            ..row(OTHER_CHANNEL)
+            ..shared_row()
         };
         bed.filter.bind(&binding, shared).unwrap();
-        let sender = SenderKey {
-            binding,
-            channel: CHANNEL.0,
-        };
-        bed.filter.allow_sender(&sender, 0x13).unwrap();
+        bed.filter.allow_sender(&sender(binding), 0x13).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x13), "{flow}");
     }
 }
@@ -382,16 +377,8 @@ fn what_goes_to_no_station_from_a_shared_port_does_so_too() {
         for flow in flows(Protocol::Udp) {
             let bed = Bed::new();
             let binding = BindingKey::new(flow.protocol, flow.local);
-            let shared = FlowRow {
-                flags: FlowRow::SHARED,
-                ..row(OTHER_CHANNEL)
-            };
-            bed.filter.bind(&binding, shared).unwrap();
-            let sender = SenderKey {
-                binding,
-                channel: CHANNEL.0,
-            };
-            bed.filter.allow_sender(&sender, 0).unwrap();
+            bed.filter.bind(&binding, shared_row()).unwrap();
+            bed.filter.allow_sender(&sender(binding), 0).unwrap();
             let mut frame = Frame::sent(&flow, OWN_MAC);
             frame.destination_mac = MacAddr::default();
             let unaddressed = outcome(STOLEN, &["unaddressed"]);
