@@ -6,7 +6,7 @@ pub mod stream;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -91,6 +91,26 @@ pub fn file(bed: &Bed, name: &str, text: impl AsRef<[u8]>) -> String {
     let path = bed.file(name);
     fs::write(&path, text).expect("the bed's directory is writable");
     path.display().to_string()
+}
+
+/// Compiles a program in C, as strictly as a user may want the headers to stand it. `source` is its path in the
+/// repository.
+///
+/// # Panics
+/// If the compiler has anything to say.
+pub fn compiled(bed: &Bed, source: &str) -> String {
+    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let source = Path::new(ROOT).join(source);
+    let name = source.file_stem().expect("a file").to_string_lossy();
+    let program = bed.file(&name).display().to_string();
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"])
+        .arg("-D_POSIX_C_SOURCE=200809L")
+        .args(["-I", &format!("{ROOT}/include"), "-o", &program])
+        .arg(&source);
+    run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
+    program
 }
 
 /// Starts a TCP service on the server host, which listens when this returns.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_netns::Namespace;
-use portolan_programs::{PYTHON, Steps, bed, client, counter, eventually, file};
+use portolan_programs::{PYTHON, Steps, bed, client, compiled, counter, eventually, file};
 use serde_json::Value;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -573,19 +573,6 @@ except TimeoutError:
     assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
 }
 
-/// A program in C of the fixtures, as strict as a compiler can be about the headers.
-fn fixture(bed: &Bed, source: &str) -> String {
-    let program = bed.file("program").display().to_string();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"]);
-    compiler
-        .arg("-D_POSIX_C_SOURCE=200809L")
-        .arg(format!("-I{ROOT}/include"));
-    let source = format!("{ROOT}/testing/programs/fixtures/{source}");
-    run(compiler.args(["-o", &program, &source])).unwrap_or_else(|error| panic!("{error}"));
-    program
-}
-
 #[test]
 fn a_program_in_c_keeps_hosts_out_of_connections_that_it_has_accepted() {
     const CLIENT: &str = "import socket, sys
@@ -594,7 +581,7 @@ for octet in b'a-b!c':
     s.sendall(bytes([octet]))
     assert s.recv(1) == bytes([octet])";
     let bed = bed();
-    let program = fixture(&bed, "gate_keeper.c");
+    let program = compiled(&bed, "testing/programs/fixtures/gate_keeper.c");
     let source = std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/gate.c"));
     let object = compile(&bed, "gate.c", &source.unwrap());
     let address = bed.endpoint(0).ip().to_string();
@@ -623,7 +610,7 @@ for words in b'-nobody', b'handler', b'+owner':
     s.sendto(words, (sys.argv[1], 7013))
 print(s.recv(2048).decode(), end='')";
     let bed = bed();
-    let program = fixture(&bed, "handlers_in_a_thread.c");
+    let program = compiled(&bed, "testing/programs/fixtures/handlers_in_a_thread.c");
     let address = bed.endpoint(0).ip().to_string();
     let mut owner = bed.command(Side::Server, Stack::Portolan, &program);
     let mut owner = Steps::start(owner.args([&address, "7013"]));

@@ -1,14 +1,12 @@
 //! Guarantees as users ask for them: by command, by policy, and by the program itself in C.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::Instant;
 
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
-use portolan_bench::process::{ProcessError, run};
-use portolan_programs::{PYTHON, bed, client, serve};
+use portolan_bench::process::ProcessError;
+use portolan_programs::{PYTHON, bed, client, compiled, serve};
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SINK: &str = "import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
 while True:
@@ -75,18 +73,9 @@ fn the_command_tells_why_it_ends() {
     assert!(report["transmit"].is_array(), "{said}");
 }
 
-/// Compiles the example of the guide as a user would.
-fn example(bed: &Bed) -> PathBuf {
-    let program = bed.file("guarantees");
-    let mut compiler = Command::new("cc");
-    compiler
-        .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"])
-        .arg("-D_POSIX_C_SOURCE=200809L")
-        .args(["-I", &format!("{ROOT}/include"), "-o"])
-        .arg(&program)
-        .arg(format!("{ROOT}/docs/examples/guarantees.c"));
-    run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
-    program
+/// The example of the guide.
+fn example(bed: &Bed) -> String {
+    compiled(bed, "docs/examples/guarantees.c")
 }
 
 /// Runs the example and returns what it said.
@@ -99,7 +88,7 @@ fn send(bed: &Bed, stack: Stack, program: &str, bits: &str) -> String {
 fn the_guides_program_runs_with_and_without_portolan() {
     let bed = bed();
     let _sink = sink(&bed);
-    let program = example(&bed).display().to_string();
+    let program = example(&bed);
     let said = send(&bed, Stack::Kernel, &program, "20000000");
     assert_eq!(said, "not on Portolan\nsent");
     // More than any link has.
@@ -116,7 +105,7 @@ fn the_guides_program_sends_at_the_rate_that_it_has_reserved() {
     const RATE: f64 = 20e6;
     let bed = bed_with_rates();
     let _sink = sink(&bed);
-    let program = example(&bed).display().to_string();
+    let program = example(&bed);
     let start = Instant::now();
     let said = send(&bed, Stack::Portolan, &program, "20000000");
     let took = start.elapsed().as_secs_f64();
@@ -129,7 +118,7 @@ fn the_guides_program_sends_at_the_rate_that_it_has_reserved() {
 fn a_connections_rate_is_free_again_when_it_has_ended() {
     let bed = bed_with_rates();
     let _sink = sink(&bed);
-    let program = example(&bed).display().to_string();
+    let program = example(&bed);
     for _ in 0..3 {
         let said = send(&bed, Stack::Portolan, &program, "40000000");
         assert_eq!(said, "reserved 40000000 bit/s\nsent");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, STACKS, bed, client, counter};
+use portolan_programs::{PYTHON, STACKS, bed, client, compiled, counter};
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.py");
 const PORT: u16 = 7030;
@@ -174,7 +174,7 @@ if child:
 fn a_handler_may_fork_while_the_program_sleeps() {
     let bed = bed();
     let endpoint = bed.endpoint(PORT);
-    let mut command = compiled(&bed, Stack::Portolan, "handlers_that_fork.c");
+    let mut command = fixture(&bed, Stack::Portolan, "handlers_that_fork.c");
     command.args([endpoint.ip().to_string(), endpoint.port().to_string()]);
     let said = run(command.arg("2000")).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(said, "forks 2000");
@@ -185,21 +185,16 @@ fn a_handler_may_fork_while_the_program_sleeps() {
 fn handlers_use_sockets_while_their_program_does() {
     let bed = bed();
     for stack in STACKS {
-        let mut command = compiled(&bed, stack, "handlers_that_use_sockets.c");
+        let mut command = fixture(&bed, stack, "handlers_that_use_sockets.c");
         command.args([bed.client.address.to_string(), PORT.to_string()]);
         let said = run(command.arg("2000")).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(said, "sum 125250");
     }
 }
 
-/// A program in C on the server host, which has a minute.
-fn compiled(bed: &Bed, stack: Stack, source: &str) -> Command {
-    let path = format!("{}/fixtures/{source}", env!("CARGO_MANIFEST_DIR"));
-    let program = bed.file(source).with_extension("bin").display().to_string();
-    let mut compiler = Command::new("cc");
-    compiler.args(["-Wall", "-Wextra", "-Werror", "-std=c11"]);
-    compiler.args(["-D_GNU_SOURCE", "-o", &program, &path]);
-    run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
+/// A program in C of the fixtures on the server host, which has a minute.
+fn fixture(bed: &Bed, stack: Stack, source: &str) -> Command {
+    let program = compiled(bed, &format!("testing/programs/fixtures/{source}"));
     let mut command = bed.command(Side::Server, stack, "timeout");
     command.args(["--signal=KILL", "60", &program]);
     command

@@ -9,11 +9,10 @@ use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_netns::{Daemon, Impairment, Ready};
 use portolan_programs::{
-    PYTHON, bed, client, counter, eventually, file, impaired_bed, public_programs,
+    PYTHON, bed, client, compiled, counter, eventually, file, impaired_bed, public_programs,
 };
 
 const CALLS: u64 = 2_000;
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const OCTETS: &str = "8388608";
 
 /// The users of Debian whom no policy names, and one does.
@@ -37,11 +36,18 @@ fn serve(bed: &Bed, side: Side, name: &str) -> Background {
 }
 
 fn serve_with(bed: &Bed, side: Side, name: &str, words: &[&str]) -> Background {
-    let before = counter(bed, side, "server", "raw-flows-opened");
-    let server = Background::start(&mut command(bed, side, name, words)).unwrap();
-    let opened = || counter(bed, side, "server", "raw-flows-opened") > before;
-    assert!(eventually(Duration::from_secs(10), opened));
-    server
+    let start = || Background::start(&mut command(bed, side, name, words)).unwrap();
+    opened(bed, side, start).expect("it has its protocol")
+}
+
+/// What `start` starts, when it has its protocol; none if it ends without.
+fn opened(bed: &Bed, side: Side, start: impl FnOnce() -> Background) -> Option<Background> {
+    let count = || counter(bed, side, "server", "raw-flows-opened");
+    let before = count();
+    let mut server = start();
+    let is_decided = || count() > before || !server.is_running();
+    assert!(eventually(Duration::from_secs(10), is_decided));
+    (count() > before).then_some(server)
 }
 
 fn failure(outcome: Result<String, ProcessError>) -> String {
@@ -72,20 +78,6 @@ fn active_messages_run_handlers_over_ethernet() {
     client(&bed, Stack::Kernel, "ping", &["-c1", "-W5", &address]);
 }
 
-/// Compiles a program in C as a user would.
-fn compiled(bed: &Bed, source: &str) -> String {
-    let program = bed.file("program");
-    let mut compiler = Command::new("cc");
-    compiler
-        .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"])
-        .arg("-D_POSIX_C_SOURCE=200809L")
-        .args(["-I", &format!("{ROOT}/include"), "-o"])
-        .arg(&program)
-        .arg(format!("{ROOT}/{source}"));
-    run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
-    program.display().to_string()
-}
-
 #[test]
 fn a_program_in_c_has_a_protocol_of_its_own() {
     let bed = bed();
@@ -97,11 +89,9 @@ fn a_program_in_c_has_a_protocol_of_its_own() {
     };
     let without = run(&mut on(Side::Client, Stack::Kernel, &["serve"]));
     assert!(failure(without).contains("not on Portolan"));
-    let before = counter(&bed, Side::Server, "server", "raw-flows-opened");
     let mut serve = on(Side::Server, Stack::Portolan, &["serve"]);
-    let _server = Background::start(&mut serve).unwrap();
-    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") > before;
-    assert!(eventually(Duration::from_secs(10), opened));
+    let start = || Background::start(&mut serve).unwrap();
+    let _server = opened(&bed, Side::Server, start).expect("it has its protocol");
     let address = bed.endpoint(0).ip().to_string();
     let said = run(&mut on(
         Side::Client,
@@ -133,13 +123,9 @@ fn a_protocol_is_one_programs_and_free_when_that_is_killed() {
 fn serve_when_free(bed: &Bed) -> Background {
     let mut server = None;
     let comes_up = || {
-        let before = counter(bed, Side::Server, "server", "raw-flows-opened");
         let mut serve = command(bed, Side::Server, "active-messages", &["serve"]);
-        let mut candidate = Background::start(&mut serve).unwrap();
-        let has_opened = || counter(bed, Side::Server, "server", "raw-flows-opened") > before;
-        let is_decided = || has_opened() || !candidate.is_running();
-        assert!(eventually(Duration::from_secs(10), is_decided));
-        server = has_opened().then_some(candidate);
+        let start = || Background::start(&mut serve).unwrap();
+        server = opened(bed, Side::Server, start);
         server.is_some()
     };
     assert!(eventually(Duration::from_secs(10), comes_up));
@@ -181,11 +167,9 @@ fn a_tcp_of_ones_own_carries_a_stream_over_a_lossy_wire() {
         reorder: 0.01,
         ..Impairment::default()
     });
-    let mut server = command(&bed, Side::Server, "special-tcp", &["serve"]);
-    let before = counter(&bed, Side::Server, "server", "raw-flows-opened");
-    let mut server = Background::start_with_output(server.stdout(Stdio::piped())).unwrap();
-    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") > before;
-    assert!(eventually(Duration::from_secs(10), opened));
+    let mut serve = command(&bed, Side::Server, "special-tcp", &["serve"]);
+    let start = || Background::start_with_output(serve.stdout(Stdio::piped())).unwrap();
+    let mut server = opened(&bed, Side::Server, start).expect("it has its protocol");
     let mut lines = BufReader::new(server.output().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "serving");
     let address = bed.endpoint(0).ip().to_string();

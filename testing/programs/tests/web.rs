@@ -20,17 +20,9 @@ const PATIENCE: &str = "20s";
 /// Sixteen connections for so many seconds; every request is answered as it should be.
 fn load(bed: &Bed, stack: Stack, url: &str, (seconds, header): (u32, &str)) {
     let duration = format!("{seconds}s");
-    let arguments = [
-        "-t",
-        "1",
-        "-c",
-        "16",
-        "-d",
-        &duration,
-        "--timeout",
-        PATIENCE,
-    ];
-    let arguments = [&arguments[..], &["-H", header, url]].concat();
+    let run = ["-t", "1", "-c", "16", "-d", &duration];
+    let requests = ["--timeout", PATIENCE, "-H", header, url];
+    let arguments = [&run[..], &requests].concat();
     let report = client(bed, stack, "wrk", &arguments);
     assert!(report.contains("Requests/sec:"), "{report}");
     assert!(!report.contains("Socket errors"), "{header}: {report}");
@@ -93,15 +85,12 @@ fn apache_prefork_restarts_gracefully_under_load() {
             }
             load.join().expect("no request fails");
         });
-        let shown = || {
-            bed.portolan(Side::Server, &["ss"])
-                .expect("the server answers")
+        let is_gone = || {
+            let sessions = bed.portolan(Side::Server, &["ss"]);
+            !sessions.expect("the server answers").contains("ESTAB")
         };
-        assert!(
-            eventually(SOON, || !shown().contains("ESTAB")),
-            "{}",
-            shown()
-        );
+        let gone = eventually(SOON, is_gone);
+        assert!(gone, "{:?}", bed.portolan(Side::Server, &["ss"]));
     }
 }
 
