@@ -16,7 +16,8 @@ use rustix::net::{self, AddressFamily, SendFlags, SocketType};
 use crate::common::{Client, Configuration, Library, await_some, control_path, start_server};
 use crate::handlers::{
     CONSUME, DELIVER, FORWARD, FROM_PORT, LENGTH, Owner, PASS, PAYLOAD, REPLY, TO, TO_PORT, always,
-    answer, ask, assert_silent, code, exit, filter_counter, list, mov, op, peer, refusal, slow,
+    answer, ask, assert_silent, code, exit, filter_counter, list, mov, op, peer, refusal,
+    send_from_first_cpu, slow,
 };
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
@@ -155,6 +156,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     let mut owner = Owner::start(&path);
     let number = owner.install(slow());
     let peer = peer(&bed, owner.port);
+    send_from_first_cpu();
     for _ in 0..8 {
         answer(&peer, b"slow");
     }

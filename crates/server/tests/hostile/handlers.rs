@@ -13,6 +13,7 @@ use portolan_proto::extension::{
 };
 use portolan_proto::qos::Refusal;
 use portolan_types::{Protocol, SessionId, Slot};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::common::{Client, Library, Near, unpack};
 use crate::{counter, hostile_library};
@@ -175,6 +176,14 @@ pub fn list(client: &mut Client) -> Vec<ExtensionReport> {
         (ReplyBody::Extension(ExtensionReply::List(blob)), mut fds) => unpack(blob, &mut fds),
         (other, _) => panic!("{other:?}"),
     }
+}
+
+/// What the calling thread sends is handled on the first processor, which counts for itself how often handlers took too
+/// long.
+pub fn send_from_first_cpu() {
+    let mut first = CpuSet::new();
+    first.set(0);
+    sched_setaffinity(None, &first).unwrap();
 }
 
 /// A socket of the kernel on host `b`.

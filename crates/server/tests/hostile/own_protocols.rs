@@ -22,7 +22,7 @@ use crate::forgery::{macs, write};
 use crate::frames::{Forgery, MARK};
 use crate::handlers::{
     CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, always, ask, code, exit,
-    filter_counter, list, mov, op, peer, slow,
+    filter_counter, list, mov, op, peer, send_from_first_cpu, slow,
 };
 use crate::sending::{
     COPIES, COPY, DESTINATION, DESTINATIONS, LOCAL, LOCAL_PORT, REPLACE, sending,
@@ -334,6 +334,7 @@ fn one_that_takes_too_long_with_frames_of_ones_own_is_stopped() {
     let verdict = slow.instructions.len() - 2;
     slow.instructions[verdict] = mov(0, CONSUME);
     stage.install(guard, slow);
+    send_from_first_cpu();
     for _ in 0..9 {
         stage.send_frame();
     }

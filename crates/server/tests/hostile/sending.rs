@@ -15,7 +15,7 @@ use crate::forgery::{macs, write};
 use crate::frames::{Forgery, MARK};
 use crate::handlers::{
     CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, VIEW, always, ask, code, exit,
-    filter_counter, list, mov, op, peer, refusal, slow,
+    filter_counter, list, mov, op, peer, refusal, send_from_first_cpu, slow,
 };
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
@@ -376,6 +376,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     let verdict = slow.instructions.len() - 2;
     slow.instructions[verdict] = mov(0, CONSUME);
     sender.owner.install(slow);
+    send_from_first_cpu();
     for _ in 0..9 {
         sender.send(to);
     }
