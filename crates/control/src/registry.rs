@@ -300,11 +300,11 @@ impl Registry {
             return;
         };
         session.users.insert(channel);
-        if session.owner.is_none() {
-            if let Some(process) = self.processes.get_mut(&channel) {
-                session.owner = Some(channel);
-                process.sessions += 1;
-            }
+        if session.owner.is_none()
+            && let Some(process) = self.processes.get_mut(&channel)
+        {
+            session.owner = Some(channel);
+            process.sessions += 1;
         }
     }
 
