@@ -95,7 +95,10 @@ fn sent_time(socket: Fd) -> Option<String> {
 /// When octets came, as far as options ask; what is not read has no time.
 fn times(side: &mut Side) {
     let socket = side.connection();
-    let first = stamped(side);
+    // Linux begins to stamp packets a moment after the first socket wants it, in a work queue, and goes on while one does.
+    let first = side.socket(libc::SOCK_DGRAM);
+    call::set_option(first, SOL_SOCKET, libc::SO_TIMESTAMP, &1).expect("on");
+    std::thread::sleep(Duration::from_secs(1));
     // linux/net_tstamp.h: software, received and told.
     const RECEIVED: i32 = 1 << 3 | 1 << 4;
     let rows = [
@@ -129,23 +132,6 @@ fn times(side: &mut Side) {
         side.step();
     }
     call::close(first).expect("close");
-}
-
-/// Linux begins to stamp packets a moment after the first socket wants it, in a work queue, and goes on while one does.
-fn stamped(side: &mut Side) -> call::Fd {
-    let first = side.socket(libc::SOCK_DGRAM);
-    call::set_option(first, SOL_SOCKET, libc::SO_TIMESTAMP, &1).expect("on");
-    call::bind(first, side.here(0)).expect("bind");
-    let own = call::local_address(first).expect("an address");
-    loop {
-        call::send_to(first, b"when", 0, own).expect("send");
-        call::wait_for(first, libc::POLLIN);
-        let message = call::receive_message(first, &mut [&mut [0; 16]], 0).expect("its own");
-        if !message.control.is_empty() {
-            return first;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Values that Linux keeps in its own units.
