@@ -40,7 +40,7 @@ struct Doorway<F> {
 }
 
 /// Doorways that are full.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Full(u64);
 
 impl Full {
@@ -48,7 +48,7 @@ impl Full {
     pub(crate) const NONE: Full = Full(0);
 
     #[cfg(test)]
-    pub(crate) fn only(door: Door) -> Full {
+    pub(crate) const fn only(door: Door) -> Full {
         Full(1 << door.0)
     }
 

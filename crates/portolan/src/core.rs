@@ -1,5 +1,6 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,11 +20,12 @@ use crate::doors::DoorPlan;
 use crate::inboxes::Inboxes;
 use crate::layers::{self, Layer};
 use crate::locals::Locals;
+use crate::openings::Openings;
 use crate::rings::OwnRing;
 use crate::socket::Socket;
 use crate::travellers::Travellers;
 use crate::wait::Waiter;
-use crate::watch::{Duty, Leader, Role, Watch};
+use crate::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
 /// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
 const BATCH: usize = 64;
@@ -50,7 +52,10 @@ pub(crate) struct Core {
     /// Sessions of closed sockets that no server took over: they end here.
     pub(crate) orphans: Vec<Slot>,
     travellers: Travellers,
-    pub(crate) watch: Watch,
+    pub(crate) watch: Watch<Arc<Waiter>>,
+    pub(crate) openings: Openings,
+    /// Counts what was added to the descriptors that a leader polls.
+    additions: u64,
     /// Streams with octets whose way is watched.
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
@@ -113,6 +118,8 @@ impl Core {
             orphans: Vec::new(),
             travellers: Travellers::default(),
             watch: Watch::default(),
+            openings: Openings::default(),
+            additions: 0,
             stamped: Vec::new(),
             outbox: Vec::new(),
             alarms: Vec::new(),
@@ -135,6 +142,9 @@ impl Core {
             }
             Arrival::Local(id, end) => {
                 self.locals.insert(slot, id, *end);
+                if self.watch.sleeps_on_words() {
+                    self.additions += 1;
+                }
                 self.note_owner();
             }
         }
@@ -151,7 +161,7 @@ impl Core {
     /// An owner of sockets, or a local session, is new here: the helper may have to listen for signals.
     pub(crate) fn note_owner(&self) {
         if Socket::has_owner() {
-            self.watch.call_helper();
+            wake(self.watch.call_helper());
         }
     }
 
@@ -252,7 +262,6 @@ impl Core {
         self.pass_stamps(now);
         self.bury_orphans();
         self.close_doors();
-        self.watch.hurry(self.duty());
     }
 
     /// Watches the way of what the stream at `slot` was given last.
@@ -291,19 +300,42 @@ impl Core {
         }
     }
 
-    /// What wakes whoever watches the channel, besides its frames.
-    fn duty(&self) -> Duty {
-        Duty {
+    /// What a leader has to watch now.
+    fn needs(&self) -> Needs {
+        Needs {
             timer: self.stack.deadline(),
             full: self.channel.full(),
-            has_wire: self.has_wire(),
+            wire: self.has_wire(),
+            local: !self.locals.is_empty(),
+            additions: self.additions,
+        }
+    }
+
+    /// Before the lock is released: whoever sleeps as the leader watches what there is to watch now.
+    pub(crate) fn settle_watch(&mut self) {
+        if self.is_attended() {
+            self.rearm_locals();
+        }
+        wake(self.watch.settle(|| self.needs()));
+    }
+
+    /// The outcome of an active open will come on the descriptor `fd` of a socket.
+    pub(crate) fn add_opening(&mut self, socket: &Arc<Socket>, fd: RawFd) {
+        self.openings.add(socket, fd);
+        self.additions += 1;
+    }
+
+    /// A thread that waited itself for the outcome of an open waits no more.
+    pub(crate) fn leave_opening(&mut self, socket: &Arc<Socket>) {
+        if self.openings.leave(socket) {
+            self.additions += 1;
         }
     }
 
     /// A session's frames come by a ring of its own from now on. Whoever sleeps on the others has to hear of it.
     pub(crate) fn add_ring(&mut self, now: Instant, ring: OwnRing) {
-        self.stop_leading(now);
         self.channel.add_ring(ring);
+        self.additions += 1;
         self.attend(now);
     }
 
@@ -442,10 +474,14 @@ impl Core {
             return None;
         }
         if self.is_attended() {
-            self.watch.follow(waiter);
+            wake(self.watch.follow(waiter));
             return Some(Role::Follow);
         }
-        self.lead(now, Leader::Application, waiter)
+        let sleeps_on = match by {
+            WakeBy::Bell => SleepsOn::Descriptors,
+            WakeBy::Word => SleepsOn::Words,
+        };
+        self.lead(now, Leader::Application, waiter, sleeps_on)
             .then_some(Role::Lead)
     }
 
@@ -458,12 +494,12 @@ impl Core {
 
     /// Called by a thread that goes back to its application: somebody else has to lead.
     pub(crate) fn hand_over(&mut self) {
-        self.watch.hand_over();
+        wake(self.watch.hand_over());
     }
 
     /// The helper leads if no application thread does and nothing has come.
     pub(crate) fn helper_leads(&mut self, now: Instant, waiter: &Arc<Waiter>) -> bool {
-        !self.is_attended() && self.lead(now, Leader::Helper, waiter)
+        !self.is_attended() && self.lead(now, Leader::Helper, waiter, SleepsOn::Descriptors)
     }
 
     pub(crate) fn helper_wakes(&mut self, now: Instant) {
@@ -476,17 +512,23 @@ impl Core {
         self.watch.is_led_by(Leader::Application)
     }
 
-    fn lead(&mut self, now: Instant, leader: Leader, waiter: &Arc<Waiter>) -> bool {
-        let has_wire = leader == Leader::Helper || self.expects_frames(now);
-        if has_wire && !self.channel.fall_asleep() {
+    fn lead(
+        &mut self,
+        now: Instant,
+        leader: Leader,
+        waiter: &Arc<Waiter>,
+        sleeps_on: SleepsOn,
+    ) -> bool {
+        let wire = leader == Leader::Helper || self.expects_frames(now);
+        if wire && !self.channel.fall_asleep() {
             self.stop_leading(now);
             return false;
         }
-        let duty = Duty {
-            has_wire,
-            ..self.duty()
+        let watched = Needs {
+            wire,
+            ..self.needs()
         };
-        self.watch.lead(leader, waiter, duty);
+        wake(self.watch.lead(leader, waiter, (watched, sleeps_on)));
         true
     }
 
@@ -510,9 +552,15 @@ impl Core {
     }
 
     fn stop_leading(&mut self, now: Instant) {
-        self.watch.stop();
+        wake(self.watch.stop());
         self.channel.wake_up(now);
         self.receive(now);
+    }
+}
+
+fn wake(waiter: Option<Arc<Waiter>>) {
+    if let Some(waiter) = waiter {
+        waiter.signal();
     }
 }
 

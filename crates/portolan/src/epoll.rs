@@ -312,14 +312,17 @@ impl Epoll {
             .collect()
     }
 
-    /// The members that stand there, which is `Connecting` or `Away`.
-    pub(crate) fn members_in(&self, phase: Phase) -> Vec<(RawFd, Arc<Socket>)> {
-        if !Socket::any(phase) {
+    /// The members whose session is elsewhere.
+    pub(crate) fn members_away(&self) -> Vec<(RawFd, Arc<Socket>)> {
+        if !Socket::any(Phase::Away) {
             return Vec::new();
         }
-        let mut members = self.members();
-        members.retain(|(_, socket)| socket.phase() == phase);
+        let state = self.state();
+        let members = state.interests.iter();
         members
+            .filter(|(_, interest)| interest.socket.phase() == Phase::Away)
+            .map(|(fd, interest)| (*fd, Arc::clone(&interest.socket)))
+            .collect()
     }
 
     /// Something happened to a member.

@@ -17,10 +17,11 @@ use portolan_sys::{clock, thread, wait};
 use portolan_types::Instant;
 use rustix::io::Errno;
 
+use crate::control::Control;
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
 use crate::socket::Socket;
-use crate::wait::{Waiter, pollfd};
+use crate::wait::{Waiter, WatchSet, pollfd};
 use crate::{inside, posix, report, table};
 
 /// How late an unattended channel may be noticed.
@@ -54,6 +55,14 @@ impl Post {
     }
 }
 
+/// Does the connection to the server, which is among those that were polled, show its end?
+fn has_hung_up(polled: &[libc::pollfd], control: &Control) -> bool {
+    let control = control.as_fd().as_raw_fd();
+    polled
+        .iter()
+        .any(|polled| polled.fd == control && polled.revents & libc::POLLHUP != 0)
+}
+
 impl Process {
     /// Starts the helper with the first session.
     pub(crate) fn ensure_helper(&'static self) {
@@ -75,7 +84,7 @@ impl Process {
         }
     }
 
-    fn help(&self) {
+    fn help(&'static self) {
         let _inside = inside::enter();
         let mut seen = 0;
         let mut ticks = 0_u32;
@@ -86,6 +95,7 @@ impl Process {
                 self.look_for_server();
                 self.publish(&self.lock());
             }
+            self.take_outcomes();
             let mut core = self.lock();
             let someone_came = core.attended != seen;
             if core.is_attended() {
@@ -107,12 +117,8 @@ impl Process {
 
     /// Attends to the channel until an application thread comes. Returns what `attended` stood at
     /// before that one.
-    fn stand_in<'a>(&'a self, mut core: CoreGuard<'a>) -> u64 {
-        let Ok(waiter) = Waiter::mine() else {
-            // Short of descriptors: it looks again after a tick.
-            core.attend(clock::now());
-            return core.attended;
-        };
+    fn stand_in(&'static self, mut core: CoreGuard<'static>) -> u64 {
+        let waiter = Waiter::mine();
         loop {
             let now = clock::now();
             core.attend(now);
@@ -125,18 +131,20 @@ impl Process {
             if (listens && !core.arm_locals(WakeBy::Bell)) || !core.helper_leads(now, &waiter) {
                 continue;
             }
-            let mut fds = vec![waiter.pollfd()];
-            core.channel_fds(&mut fds);
-            if listens {
-                fds.push(core.locals.pollfd());
-            }
-            let deadline = core.stack.deadline();
             waiter.fall_asleep();
+            let mut set = WatchSet::new(&waiter);
+            core.watch_as_leader(&mut set, true, listens);
+            let deadline = core.stack.deadline();
             drop(core);
-            self.sleep(fds, deadline);
+            let outcomes = self.sleep(&set, deadline);
             core = self.lock();
             waiter.wake();
             core.helper_wakes(clock::now());
+            if outcomes.iter().any(|polled| polled.revents != 0) {
+                drop(core);
+                self.take_outcomes_of(set.openings(), &outcomes);
+                core = self.lock();
+            }
             if listens {
                 core.locals.hear(WakeBy::Bell);
             }
@@ -148,7 +156,8 @@ impl Process {
 
     /// Sleeps until the channel or a timer asks for attention, or the server goes. While there is
     /// none its successor is looked for.
-    fn sleep(&self, mut fds: Vec<libc::pollfd>, mut deadline: Option<Instant>) {
+    fn sleep(&self, set: &WatchSet, mut deadline: Option<Instant>) -> Vec<libc::pollfd> {
+        let mut fds = set.fds().to_vec();
         if self.control.is_lost() {
             let next_look = clock::now() + REST;
             deadline = Some(deadline.map_or(next_look, |deadline| deadline.min(next_look)));
@@ -157,9 +166,10 @@ impl Process {
             fds.push(pollfd(self.control.as_fd().as_raw_fd(), 0));
         }
         let fds = self.pause(fds, deadline);
-        if self.control.is_lost() || fds.iter().any(|fd| fd.revents & libc::POLLHUP != 0) {
+        if self.control.is_lost() || has_hung_up(&fds, &self.control) {
             self.look_for_server();
         }
+        set.outcomes(&fds)
     }
 
     /// Waits for one of `fds` or the deadline, and does what the server asks for.

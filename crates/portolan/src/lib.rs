@@ -23,6 +23,7 @@ mod inboxes;
 mod inside;
 pub mod layers;
 mod locals;
+mod openings;
 mod options;
 pub mod posix;
 mod process;

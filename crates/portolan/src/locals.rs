@@ -304,8 +304,20 @@ impl Core {
 
     /// Tells whoever watches local sessions what looks have found.
     pub(crate) fn tell_of_locals(&mut self) {
-        while let Some((slot, events)) = self.locals.untold.pop() {
+        // In the order in which it was found, which is that in which events are reported.
+        for next in 0..self.locals.untold.len() {
+            let (slot, events) = self.locals.untold[next];
             self.tell(slot, events);
+        }
+        self.locals.untold.clear();
+    }
+
+    /// As [`Core::arm_locals`], for a leader that sleeps: what another thread did with an end may have changed what
+    /// its peer has to wake the leader for.
+    pub(crate) fn rearm_locals(&mut self) {
+        if !self.locals.hot.is_empty() {
+            let by = self.locals.armed;
+            self.arm_locals(by);
         }
     }
 

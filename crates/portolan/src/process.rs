@@ -351,6 +351,7 @@ impl DerefMut for CoreGuard<'_> {
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
         self.tell_of_locals();
+        self.settle_watch();
         if !self.has_messages() {
             self.guard = None;
             return;

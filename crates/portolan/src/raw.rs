@@ -278,7 +278,7 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     fn new(flow: &RawFlow) -> Result<Reading<'_>, Errno> {
-        let waiter = Waiter::mine()?;
+        let waiter = Waiter::mine();
         if let Some(inbox) = flow.process.lock().inboxes.get(flow.slot) {
             inbox.add_reader(&waiter);
         }

@@ -283,6 +283,12 @@ impl Socket {
         self.set_phase(Phase::Cached);
     }
 
+    /// The session will be there once its active open has succeeded.
+    pub(crate) fn open_at(&self, slot: Slot) {
+        self.slot.store(slot.0, Ordering::Release);
+        self.set_phase(Phase::Connecting);
+    }
+
     /// A listener's segments come there from now on.
     pub(crate) fn delegate_at(&self, slot: Slot) {
         self.slot.store(slot.0, Ordering::Release);

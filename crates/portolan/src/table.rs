@@ -112,6 +112,31 @@ pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
         .collect()
 }
 
+/// A descriptor of the socket: `likely`, if it still is one.
+pub(crate) fn number_of(socket: &Arc<Socket>, likely: RawFd) -> Option<RawFd> {
+    let is_it = |other: &Arc<Socket>| Arc::ptr_eq(other, socket);
+    match self::socket(likely).is_some_and(|other| is_it(&other)) {
+        true => Some(likely),
+        false => numbers_of(socket).first().copied(),
+    }
+}
+
+/// Calls `look` with a descriptor of the socket, which nobody can close through the library until it returns: it must
+/// not block. None if the socket has none.
+pub(crate) fn with_number<T>(
+    socket: &Arc<Socket>,
+    likely: RawFd,
+    look: impl FnOnce(RawFd) -> T,
+) -> Option<T> {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    let is_it = |file: &Option<File>| matches!(file, Some(File::Socket(other)) if Arc::ptr_eq(other, socket));
+    let likely = usize::try_from(likely).ok();
+    let number = likely
+        .filter(|&number| files.get(number).is_some_and(is_it))
+        .or_else(|| files.iter().position(is_it))?;
+    RawFd::try_from(number).ok().map(look)
+}
+
 /// A descriptor of an epoll set.
 pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
     let is_it = |file: &File| matches!(file, File::Epoll(other) if Arc::ptr_eq(other, set));

@@ -3,9 +3,9 @@
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use portolan_local::{WakeBy, Wish};
@@ -18,6 +18,7 @@ use rustix::io::{Errno, read, write};
 use crate::core::Core;
 use crate::layers::{self, Layer};
 use crate::process::Process;
+use crate::socket::{Phase, Socket};
 use crate::table::Hidden;
 use crate::watch::Role;
 use crate::{cancel, inside};
@@ -25,7 +26,8 @@ use crate::{cancel, inside};
 /// What others signal to wake one sleeping thread.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    eventfd: Hidden,
+    /// None while there are no descriptors to be had: it polls by short whiles then.
+    eventfd: OnceLock<Hidden>,
     /// One of those below.
     state: AtomicU8,
     /// 1 from a signal on until it wakes; a word to sleep on.
@@ -37,28 +39,39 @@ const AWAKE: u8 = 0;
 const POLLING: u8 = 1;
 const ON_WORD: u8 = 2;
 
+/// How long a thread polls at a time that has no descriptor to be signalled by.
+const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
+
 thread_local! {
     static MINE: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
 }
 
 impl Waiter {
     /// The calling thread's own.
-    pub(crate) fn mine() -> Result<Arc<Waiter>, Errno> {
+    pub(crate) fn mine() -> Arc<Waiter> {
         MINE.with(|mine| {
             let mut mine = mine.borrow_mut();
-            if let Some(waiter) = &*mine {
-                return Ok(Arc::clone(waiter));
-            }
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let waiter = Arc::new(Waiter {
-                eventfd: Hidden::new(eventfd(0, flags)?),
-                state: AtomicU8::new(AWAKE),
-                signalled: AtomicU32::new(0),
+            let waiter = mine.get_or_insert_with(|| {
+                let waiter = Arc::new(Waiter {
+                    eventfd: OnceLock::new(),
+                    state: AtomicU8::new(AWAKE),
+                    signalled: AtomicU32::new(0),
+                });
+                cancel::note(&waiter);
+                waiter
             });
-            cancel::note(&waiter);
-            *mine = Some(Arc::clone(&waiter));
-            Ok(waiter)
+            Arc::clone(waiter)
         })
+    }
+
+    /// For the thread itself: makes sure of the descriptor, if one is to be had.
+    fn equip(&self) {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        if self.eventfd.get().is_none()
+            && let Ok(fd) = eventfd(0, flags)
+        {
+            self.eventfd.get_or_init(|| Hidden::new(fd));
+        }
     }
 
     /// After fork the child shares the parent's eventfd and must not use it.
@@ -75,15 +88,38 @@ impl Waiter {
         }
         if state == ON_WORD {
             word::wake(&self.signalled, Scope::Private);
-        } else {
+        } else if let Some(eventfd) = self.eventfd.get() {
             // Fails only if it is signalled already.
-            let _ = write(&self.eventfd, &1_u64.to_ne_bytes());
+            let _ = write(eventfd, &1_u64.to_ne_bytes());
         }
     }
 
-    /// Ends the sleep of a thread that polls it.
+    /// Ends the sleep of a thread that polls it. Of a negative number poll takes no notice.
     pub(crate) fn pollfd(&self) -> libc::pollfd {
-        pollfd(self.eventfd.as_fd().as_raw_fd(), libc::POLLIN)
+        let fd = self.eventfd.get().map_or(-1, |fd| fd.as_fd().as_raw_fd());
+        pollfd(fd, libc::POLLIN)
+    }
+
+    /// `ppoll`, which a signal of this waiter ends, too.
+    pub(crate) fn poll(
+        &self,
+        fds: &mut [libc::pollfd],
+        deadline: Option<Instant>,
+        mask: Option<&libc::sigset_t>,
+    ) -> Result<usize, Errno> {
+        if self.eventfd.get().is_some() {
+            return wait::ppoll(fds, deadline, mask);
+        }
+        loop {
+            let now = clock::now();
+            let while_over = now + WITHOUT_DESCRIPTOR;
+            let until = deadline.map_or(while_over, |deadline| deadline.min(while_over));
+            let ready = wait::ppoll(fds, Some(until), mask)?;
+            let is_late = deadline.is_some_and(|deadline| deadline <= until);
+            if ready > 0 || is_late || self.signalled.load(Relaxed) == 1 {
+                return Ok(ready);
+            }
+        }
     }
 
     /// Ends the sleep of a thread that sleeps on words.
@@ -92,6 +128,7 @@ impl Waiter {
     }
 
     pub(crate) fn fall_asleep(&self) {
+        self.equip();
         self.state.store(POLLING, Relaxed);
     }
 
@@ -101,10 +138,20 @@ impl Waiter {
 
     pub(crate) fn wake(&self) {
         let state = self.state.swap(AWAKE, Relaxed);
-        if self.signalled.swap(0, Relaxed) == 1 && state == POLLING {
+        if self.signalled.swap(0, Relaxed) == 1
+            && state == POLLING
+            && let Some(eventfd) = self.eventfd.get()
+        {
             // Fails only if there is nothing to read.
-            let _ = read(&self.eventfd, &mut [0; 8]);
+            let _ = read(eventfd, &mut [0; 8]);
         }
+    }
+}
+
+/// Is it the same thread's?
+impl PartialEq for Waiter {
+    fn eq(&self, other: &Waiter) -> bool {
+        std::ptr::eq(self, other)
     }
 }
 
@@ -130,9 +177,19 @@ pub(crate) struct Sleep<'a> {
 /// What a thread sleeps on.
 enum Berth {
     /// Its own descriptors: that of its waiter and those that its role has it watch.
-    Descriptors { own: Vec<libc::pollfd>, bell: RawFd },
+    Descriptors(WatchSet),
     /// Its waiter's word and those of the local ends, which are all the sessions there are.
     Words(Vec<Wish>),
+}
+
+/// The descriptors that a thread polls for the library.
+pub(crate) struct WatchSet {
+    fds: Vec<libc::pollfd>,
+    /// Where the one is by which local peers wake this process.
+    local: Option<usize>,
+    /// Where those of `openings` begin.
+    outcomes: usize,
+    openings: Vec<(Arc<Socket>, RawFd)>,
 }
 
 /// What has ended a sleep.
@@ -142,6 +199,15 @@ struct Slept {
     by_kernel: bool,
     /// A peer in a local session.
     woken: Option<WakeBy>,
+    /// Active opens, and what their descriptors show.
+    outcomes: Vec<libc::pollfd>,
+    openings: Vec<(Arc<Socket>, RawFd)>,
+}
+
+impl Slept {
+    fn has_outcomes(&self) -> bool {
+        self.outcomes.iter().any(|polled| polled.revents != 0)
+    }
 }
 
 impl Sleep<'static> {
@@ -159,7 +225,7 @@ impl Process {
     /// Attends to the channel until `ready` gives something. Whoever makes `ready` true must
     /// signal this thread's [`Waiter`], which the caller has registered where it matters.
     pub(crate) fn wait<T>(
-        &self,
+        &'static self,
         sleep: Sleep<'_>,
         ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
@@ -169,14 +235,16 @@ impl Process {
     }
 
     fn wait_attending<T>(
-        &self,
+        &'static self,
         mut sleep: Sleep<'_>,
         mut ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
-        let waiter = Waiter::mine()?;
+        let waiter = Waiter::mine();
         let spin = Duration::from_micros(u64::from(self.spin_us()));
         let mut spin_until = None;
         loop {
+            // An outcome that has come counts from the first look on.
+            self.take_outcomes();
             let mut core = self.lock();
             let now = clock::now();
             core.attend(now);
@@ -230,6 +298,15 @@ impl Process {
                 }
                 _ => {}
             }
+            if let Ok(slept) = &slept
+                && slept.has_outcomes()
+            {
+                // Until it is back another thread leads.
+                core.hand_over();
+                drop(core);
+                self.take_outcomes_of(&slept.openings, &slept.outcomes);
+                core = self.lock();
+            }
             match slept {
                 Ok(Slept {
                     by_kernel: true, ..
@@ -255,35 +332,42 @@ impl Core {
         let suffices = sleep.needs_no_poll()
             && self.watch.may_use_words()
             && self.locals.fit_on_words()
+            && !Socket::any(Phase::Connecting)
             && self.stack.deadline().is_none()
             && !self.expects_frames(now);
         if suffices { WakeBy::Word } else { WakeBy::Bell }
     }
 
-    fn lie_down(&self, waiter: &Waiter, role: Role, by: WakeBy) -> Berth {
+    fn lie_down(&mut self, waiter: &Waiter, role: Role, by: WakeBy) -> Berth {
         if by == WakeBy::Word {
             waiter.fall_asleep_on_word();
             return Berth::Words(self.locals.wishes());
         }
         waiter.fall_asleep();
-        Berth::Descriptors {
-            own: self.wake_fds(waiter, role),
-            bell: self.locals.pollfd().fd,
-        }
+        Berth::Descriptors(match role {
+            Role::Lead => {
+                let mut set = WatchSet::new(waiter);
+                self.watch_as_leader(&mut set, self.watches_wire(), !self.locals.is_empty());
+                set
+            }
+            Role::Follow => WatchSet::new(waiter),
+        })
     }
 
-    /// Descriptors that end the sleep of a thread in that role.
-    fn wake_fds(&self, waiter: &Waiter, role: Role) -> Vec<libc::pollfd> {
-        let mut fds = vec![waiter.pollfd()];
-        if role == Role::Lead {
-            if self.watches_wire() {
-                self.channel_fds(&mut fds);
-            }
-            if !self.locals.is_empty() {
-                fds.push(self.locals.pollfd());
-            }
+    /// Adds what ends the sleep of a leader.
+    pub(crate) fn watch_as_leader(&mut self, set: &mut WatchSet, wire: bool, local: bool) {
+        if wire {
+            self.channel_fds(&mut set.fds);
         }
-        fds
+        if local {
+            set.local = Some(set.fds.len());
+            set.fds.push(self.locals.pollfd());
+        }
+        set.openings = self.openings.to_watch();
+        set.outcomes = set.fds.len();
+        let outcomes = set.openings.iter();
+        set.fds
+            .extend(outcomes.map(|(_, fd)| pollfd(*fd, libc::POLLIN)));
     }
 
     /// Descriptors by which the channel asks for attention.
@@ -318,27 +402,57 @@ impl Sleep<'_> {
         deadline: Option<Instant>,
     ) -> Result<Slept, Errno> {
         match berth {
-            Berth::Descriptors { own, bell } => self.poll(own, bell, deadline),
+            Berth::Descriptors(set) => self.poll(waiter, set, deadline),
             Berth::Words(wishes) => sleep_on_words(waiter, &wishes),
         }
     }
 
     fn poll(
         &mut self,
-        mut all: Vec<libc::pollfd>,
-        bell: RawFd,
+        waiter: &Waiter,
+        set: WatchSet,
         deadline: Option<Instant>,
     ) -> Result<Slept, Errno> {
-        let own = all.len();
-        all.extend_from_slice(self.kernel);
-        outside(|| wait::ppoll(&mut all, deadline, self.mask))?;
+        let own = set.fds.len();
+        let mut all = [&set.fds, &*self.kernel].concat();
+        outside(|| waiter.poll(&mut all, deadline, self.mask))?;
         let (own, theirs) = all.split_at(own);
         self.kernel.copy_from_slice(theirs);
-        let is_rung = own.iter().any(|fd| fd.fd == bell && fd.revents != 0);
+        let is_rung = set.local.is_some_and(|at| own[at].revents != 0);
         Ok(Slept {
             by_kernel: theirs.iter().any(|fd| fd.revents != 0),
             woken: is_rung.then_some(WakeBy::Bell),
+            outcomes: set.outcomes(own),
+            openings: set.openings,
         })
+    }
+}
+
+impl WatchSet {
+    /// Only what signals the thread.
+    pub(crate) fn new(waiter: &Waiter) -> WatchSet {
+        WatchSet {
+            fds: vec![waiter.pollfd()],
+            local: None,
+            outcomes: 1,
+            openings: Vec::new(),
+        }
+    }
+
+    pub(crate) fn fds(&self) -> &[libc::pollfd] {
+        &self.fds
+    }
+
+    pub(crate) fn openings(&self) -> &[(Arc<Socket>, RawFd)] {
+        &self.openings
+    }
+
+    /// Of the set as it was polled, perhaps with more behind it: what the descriptors of the openings show.
+    pub(crate) fn outcomes(&self, polled: &[libc::pollfd]) -> Vec<libc::pollfd> {
+        polled
+            .get(self.outcomes..self.fds.len())
+            .unwrap_or_default()
+            .to_vec()
     }
 }
 

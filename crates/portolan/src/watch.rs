@@ -1,57 +1,97 @@
-//! Who watches the channel while threads sleep.
+//! Who watches the channel while threads sleep (`docs/design/waiting.md`).
 //!
-//! Of all threads that sleep in the library one is the *leader*: it alone waits for the channel
-//! and runs the timers, the others wait to be signalled. A leader that returns to its application
-//! signals another sleeper to lead. The helper leads while no application thread does. One that
-//! takes over from it signals it: a poll that was woken sleeps on if another has read what came, and
-//! nobody would wake it again once frames come by the ring.
-
-use std::sync::Arc;
+//! The leader/followers pattern: of all threads that sleep in the library one is the *leader*. It alone
+//! waits for frames, timers, local peers and the outcomes of active opens; the others, the *followers*,
+//! wait to be signalled. The background thread leads while no application thread does.
+//!
+//! This module decides and never sleeps: each step returns the thread to signal, so that the model in
+//! `watch/model.rs` runs the same code. Its invariants, whenever the process's lock is free:
+//!
+//! 1. While an application thread sleeps in the library, one of them leads, or one that is to lead has
+//!    been signalled.
+//! 2. What a sleeping leader watches covers what is needed ([`Needs`]), or it has been signalled.
+//! 3. Whoever leads no more, but does not know it yet, has been signalled.
 
 use portolan_types::Instant;
 
 use crate::channel::Full;
-use crate::wait::Waiter;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Leader {
-    /// The helper thread, because no application thread attends; any of them may take over.
+    /// The background thread, because no application thread sleeps; any of them may take over.
     Helper,
     Application,
 }
 
 /// What a thread that is about to sleep has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     Lead,
     Follow,
 }
 
-/// What a leader wakes for besides frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Duty {
+/// How a leader sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum SleepsOn {
+    Descriptors,
+    /// Words of shared memory (`futex_waitv`): those of the local sessions that there were when it fell asleep.
+    Words,
+}
+
+/// What a leader has to watch, as things stand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Needs {
+    /// When the next timer of a session is due.
     pub(crate) timer: Option<Instant>,
-    /// It waits until those take frames again.
+    /// Transmit queues that frames wait for.
     pub(crate) full: Full,
     /// There are sessions that frames may come for.
-    pub(crate) has_wire: bool,
+    pub(crate) wire: bool,
+    /// There are local sessions, whose peers wake this process by one descriptor for all.
+    pub(crate) local: bool,
+    /// Counts the other descriptors that were added to those a leader polls.
+    pub(crate) additions: u64,
 }
 
-#[derive(Debug)]
-struct Sleeper {
+impl Needs {
+    /// Is there something to watch that a leader does not watch which fell asleep with `watched`?
+    fn exceed(&self, watched: &Needs) -> bool {
+        let is_sooner = |next| watched.timer.is_none_or(|until| next < until);
+        self.full.exceeds(watched.full)
+            || self.wire && !watched.wire
+            || self.local && !watched.local
+            || self.additions != watched.additions
+            || self.timer.is_some_and(is_sooner)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Sleeper<W> {
     leader: Leader,
-    waiter: Arc<Waiter>,
-    duty: Duty,
+    waiter: W,
+    watched: Needs,
+    sleeps_on: SleepsOn,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Watch {
-    asleep: Option<Sleeper>,
-    followers: Vec<Arc<Waiter>>,
+/// `W` names a thread and wakes it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Watch<W> {
+    asleep: Option<Sleeper<W>>,
+    followers: Vec<W>,
     polls_only: bool,
 }
 
-impl Watch {
+impl<W> Default for Watch<W> {
+    fn default() -> Watch<W> {
+        Watch {
+            asleep: None,
+            followers: Vec::new(),
+            polls_only: false,
+        }
+    }
+}
+
+impl<W: Clone + PartialEq> Watch<W> {
     pub(crate) fn is_led_by(&self, leader: Leader) -> bool {
         self.asleep
             .as_ref()
@@ -62,26 +102,41 @@ impl Watch {
     pub(crate) fn has_wire(&self) -> bool {
         self.asleep
             .as_ref()
-            .is_some_and(|sleeper| sleeper.duty.has_wire)
+            .is_some_and(|sleeper| sleeper.watched.wire)
     }
 
-    pub(crate) fn lead(&mut self, leader: Leader, waiter: &Arc<Waiter>, duty: Duty) {
-        self.stop();
+    pub(crate) fn sleeps_on_words(&self) -> bool {
+        self.asleep
+            .as_ref()
+            .is_some_and(|sleeper| sleeper.sleeps_on == SleepsOn::Words)
+    }
+
+    /// A thread leads from now on, and sleeps. The leader before it, if there is one, is to be signalled: a poll that was
+    /// woken sleeps on if another thread has read what woke it.
+    #[must_use = "the thread is to be signalled"]
+    pub(crate) fn lead(
+        &mut self,
+        leader: Leader,
+        waiter: &W,
+        (watched, sleeps_on): (Needs, SleepsOn),
+    ) -> Option<W> {
+        let before = self.stop();
         self.asleep = Some(Sleeper {
             leader,
-            waiter: Arc::clone(waiter),
-            duty,
+            waiter: waiter.clone(),
+            watched,
+            sleeps_on,
         });
+        before
     }
 
-    /// The leader leads no more, whether it knows or is told.
-    pub(crate) fn stop(&mut self) {
-        if let Some(sleeper) = self.asleep.take() {
-            sleeper.waiter.signal();
-        }
+    /// The leader leads no more; it is to be signalled, unless it has woken already.
+    #[must_use = "the thread is to be signalled"]
+    pub(crate) fn stop(&mut self) -> Option<W> {
+        self.asleep.take().map(|sleeper| sleeper.waiter)
     }
 
-    /// May a leader sleep on words? It would not notice sessions that other threads add.
+    /// May a leader sleep on words? It would not notice what other threads that sleep wait for.
     pub(crate) fn may_use_words(&self) -> bool {
         !self.polls_only && !self.is_led_by(Leader::Application)
     }
@@ -90,161 +145,50 @@ impl Watch {
         self.polls_only = true;
     }
 
-    /// Where several threads sleep the leader polls; one that does not yet begins again.
-    pub(crate) fn follow(&mut self, waiter: &Arc<Waiter>) {
-        self.followers.push(Arc::clone(waiter));
-        if !std::mem::replace(&mut self.polls_only, true)
-            && let Some(leader) = &self.asleep
-        {
-            leader.waiter.signal();
+    /// Where several threads sleep the leader polls; one that does not yet is to begin again.
+    #[must_use = "the thread is to be signalled"]
+    pub(crate) fn follow(&mut self, waiter: &W) -> Option<W> {
+        self.followers.push(waiter.clone());
+        self.polls_only = true;
+        match &self.asleep {
+            Some(leader) if leader.sleeps_on == SleepsOn::Words => Some(leader.waiter.clone()),
+            _ => None,
         }
     }
 
-    pub(crate) fn unfollow(&mut self, waiter: &Arc<Waiter>) {
-        self.followers
-            .retain(|follower| !Arc::ptr_eq(follower, waiter));
-    }
-
-    /// Somebody else has to lead.
-    pub(crate) fn hand_over(&self) {
-        if !self.is_led_by(Leader::Application)
-            && let Some(follower) = self.followers.first()
-        {
-            follower.signal();
+    pub(crate) fn unfollow(&mut self, waiter: &W) {
+        if let Some(at) = self.followers.iter().position(|other| other == waiter) {
+            self.followers.remove(at);
         }
     }
 
-    /// The helper, if it leads, has to look again at what it is to watch.
-    pub(crate) fn call_helper(&self) {
-        if let Some(sleeper) = &self.asleep
-            && sleeper.leader == Leader::Helper
-        {
-            sleeper.waiter.signal();
+    /// The calling thread goes back to its application: another that sleeps has to lead.
+    #[must_use = "the thread is to be signalled"]
+    pub(crate) fn hand_over(&self) -> Option<W> {
+        match self.is_led_by(Leader::Application) {
+            true => None,
+            false => self.followers.first().cloned(),
         }
     }
 
-    /// A thread that does not sleep may have made more work for the leader than it fell asleep with.
-    pub(crate) fn hurry(&self, duty: Duty) {
-        if let Some(sleeper) = &self.asleep
-            && (duty.full.exceeds(sleeper.duty.full)
-                || duty.has_wire && !sleeper.duty.has_wire
-                || duty
-                    .timer
-                    .is_some_and(|next| sleeper.duty.timer.is_none_or(|until| next < until)))
-        {
-            sleeper.waiter.signal();
-        }
+    /// The background thread, if it leads, has to look again at what it is to watch.
+    #[must_use = "the thread is to be signalled"]
+    pub(crate) fn call_helper(&self) -> Option<W> {
+        let leader = self.asleep.as_ref()?;
+        (leader.leader == Leader::Helper).then(|| leader.waiter.clone())
+    }
+
+    /// Something may have changed that the leader does not watch: to be called each time the lock is released.
+    #[must_use = "the thread is to be signalled"]
+    pub(crate) fn settle(&self, needs: impl FnOnce() -> Needs) -> Option<W> {
+        let leader = self.asleep.as_ref()?;
+        needs()
+            .exceed(&leader.watched)
+            .then(|| leader.waiter.clone())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use portolan_stack::Door;
-    use portolan_sys::wait::ppoll;
-
-    use super::*;
-
-    const CALM: Duty = Duty {
-        timer: None,
-        full: Full::NONE,
-        has_wire: false,
-    };
-
-    fn sleeper() -> Arc<Waiter> {
-        Waiter::forget_mine();
-        let waiter = Waiter::mine().expect("an eventfd");
-        waiter.fall_asleep();
-        waiter
-    }
-
-    fn is_signalled(waiter: &Waiter) -> bool {
-        let mut fds = [waiter.pollfd()];
-        ppoll(&mut fds, Some(Instant::ZERO), None).expect("ppoll");
-        fds[0].revents != 0
-    }
-
-    #[test]
-    fn a_helper_that_is_relieved_is_told() {
-        let (helper, application) = (sleeper(), sleeper());
-        let mut watch = Watch::default();
-        watch.lead(Leader::Helper, &helper, CALM);
-        assert!(!is_signalled(&helper));
-        watch.lead(Leader::Application, &application, CALM);
-        assert!(is_signalled(&helper));
-        assert!(watch.is_led_by(Leader::Application));
-    }
-
-    #[test]
-    fn a_leader_that_has_woken_is_not_signalled_when_it_stops() {
-        let leader = sleeper();
-        let mut watch = Watch::default();
-        watch.lead(Leader::Application, &leader, CALM);
-        leader.wake();
-        watch.stop();
-        assert!(!is_signalled(&leader));
-        assert!(!watch.is_led_by(Leader::Application));
-    }
-
-    #[test]
-    fn more_work_wakes_the_leader() {
-        let later = Instant::ZERO + Duration::from_secs(2);
-        let sooner = Instant::ZERO + Duration::from_secs(1);
-        let until = Duty {
-            timer: Some(later),
-            ..CALM
-        };
-        let full = |door| Duty {
-            full: Full::only(Door(door)),
-            ..CALM
-        };
-        let cases = [
-            (CALM, CALM, false),
-            (CALM, until, true),
-            (until, CALM, false),
-            (until, until, false),
-            (
-                until,
-                Duty {
-                    timer: Some(sooner),
-                    ..CALM
-                },
-                true,
-            ),
-            (CALM, full(0), true),
-            (full(0), full(0), false),
-            (full(0), full(1), true),
-            (full(1), CALM, false),
-            (
-                CALM,
-                Duty {
-                    has_wire: true,
-                    ..CALM
-                },
-                true,
-            ),
-        ];
-        for (asleep_with, now, is_woken) in cases {
-            let leader = sleeper();
-            let mut watch = Watch::default();
-            watch.lead(Leader::Application, &leader, asleep_with);
-            watch.hurry(now);
-            assert_eq!(is_signalled(&leader), is_woken, "{asleep_with:?} {now:?}");
-        }
-    }
-
-    #[test]
-    fn a_follower_is_asked_to_lead_when_the_leader_has_gone() {
-        let (leader, follower) = (sleeper(), sleeper());
-        let mut watch = Watch::default();
-        watch.follow(&follower);
-        watch.lead(Leader::Application, &leader, CALM);
-        watch.hand_over();
-        assert!(!is_signalled(&follower));
-        watch.stop();
-        watch.hand_over();
-        assert!(is_signalled(&follower));
-        watch.unfollow(&follower);
-    }
-}
+mod model;
+#[cfg(test)]
+mod tests;

@@ -22,6 +22,7 @@ use crate::core::Arrival;
 use crate::locals;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
+use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
 
 thread_local! {
@@ -278,10 +279,14 @@ fn start_connect(
             setup.opened(session);
             setup.local = Some(local);
             setup.remote = Some(remote);
-            socket.cache_at(reservation.keep());
-            socket.set_phase(Phase::Connecting);
             setup.deferred = None;
             socket.expect_news();
+            let mut core = process.lock();
+            socket.open_at(reservation.keep());
+            core.add_opening(socket, fd);
+            drop(core);
+            // The program may never ask for the outcome.
+            process.ensure_helper();
             Ok(Opening::Started {
                 early: early as usize,
             })
@@ -301,6 +306,7 @@ pub(super) fn wait_connected(
     deadline: Option<Instant>,
 ) -> Result<(), Stop> {
     let watching = Watching::new(vec![socket])?;
+    let _polling = PollsOutcome::new(process, socket);
     loop {
         let mut kernel = [pollfd(fd, libc::POLLIN)];
         let sleep = Sleep {
@@ -327,6 +333,25 @@ pub(super) fn wait_connected(
     }
 }
 
+/// The calling thread polls the descriptor for the outcome itself, for as long as this lives.
+struct PollsOutcome<'a> {
+    process: &'static Process,
+    socket: &'a Arc<Socket>,
+}
+
+impl<'a> PollsOutcome<'a> {
+    fn new(process: &'static Process, socket: &'a Arc<Socket>) -> PollsOutcome<'a> {
+        process.lock().openings.enter(socket);
+        PollsOutcome { process, socket }
+    }
+}
+
+impl Drop for PollsOutcome<'_> {
+    fn drop(&mut self) {
+        self.process.lock().leave_opening(self.socket);
+    }
+}
+
 /// Takes the outcome of an active open from the descriptor, if it has come.
 pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     if socket.phase() != Phase::Connecting {
@@ -336,7 +361,9 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     if socket.phase() != Phase::Connecting {
         return;
     }
-    let Some(outcome) = receive_outcome(fd, setup.session) else {
+    let session = setup.session;
+    let outcome = table::with_number(socket, fd, |fd| receive_outcome(fd, session));
+    let Some(Some(outcome)) = outcome else {
         return;
     };
     let slot = socket.slot();

@@ -14,6 +14,7 @@ use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
+use super::connect::complete_connect;
 use super::fallback::leave_to_sharers;
 use super::fork::shares_memory;
 use super::migrate::{Destination, Parcel, give_back, is_standard_stream, lend};
@@ -75,11 +76,17 @@ pub(super) fn enter(
 pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
     fn end(fd: RawFd, how: i32) -> Result<(), Stop> {
         let (socket, process) = find_here(fd)?;
+        complete_connect(process, fd, &socket);
         if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
             return Err(Errno::INVAL.into());
         }
         match socket.phase() {
             Phase::Cached => {}
+            // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
+            Phase::Connecting => {
+                socket.set_error(libc::ECONNRESET);
+                return dissolve(process, fd, &socket);
+            }
             Phase::Listening if how == libc::SHUT_WR => return Ok(()),
             Phase::Listening => return stop_listening(process, fd, &socket),
             Phase::Relayed => return Err(Stop::NotOurs),
@@ -266,10 +273,8 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
 
 /// A close with `SO_LINGER` waits until the peer has acknowledged all that was sent and the FIN,
 /// or the time is over (socket(7)); also for a socket that never waits otherwise.
-fn wait_lingering(process: &Process, socket: &Arc<Socket>, time: Duration) {
-    let Ok(waiter) = Waiter::mine() else {
-        return;
-    };
+fn wait_lingering(process: &'static Process, socket: &Arc<Socket>, time: Duration) {
+    let waiter = Waiter::mine();
     let slot = socket.slot();
     let mut core = process.lock();
     let now = clock::now();

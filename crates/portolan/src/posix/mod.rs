@@ -30,6 +30,7 @@ pub use crate::wait::outside;
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
+pub(crate) use connect::complete_connect;
 pub use connect::connect;
 pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
@@ -177,7 +178,7 @@ struct Watching<'a> {
 
 impl<'a> Watching<'a> {
     fn new(sockets: Vec<&'a Arc<Socket>>) -> Result<Watching<'a>, Errno> {
-        let waiter = Waiter::mine()?;
+        let waiter = Waiter::mine();
         for socket in &sockets {
             // As in the kernel, a call under way keeps the socket open.
             socket.add_reference();

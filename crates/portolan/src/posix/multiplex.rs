@@ -7,7 +7,6 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
-use super::connect::complete_connect;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
 use super::{Answer, Stop, Watching, deadline_after, find_here, here};
@@ -21,8 +20,6 @@ use crate::wait::{Sleep, Waiter, Woken, pollfd};
 enum Source {
     /// The session here.
     Library(Arc<Socket>),
-    /// The outcome of an active open, which shows on the descriptor.
-    Opening(Arc<Socket>),
     /// The kernel, which also takes the descriptor for writable.
     Listener,
     Kernel,
@@ -36,8 +33,9 @@ fn source_of(fd: RawFd) -> Source {
         Some(socket) => match socket.phase() {
             Phase::Listening => Source::Listener,
             Phase::Relayed => Source::Kernel,
-            Phase::Connecting => Source::Opening(socket),
-            Phase::Idle | Phase::Cached | Phase::Away | Phase::Closed => Source::Library(socket),
+            Phase::Idle | Phase::Connecting | Phase::Cached | Phase::Away | Phase::Closed => {
+                Source::Library(socket)
+            }
         },
         None => Source::Kernel,
     }
@@ -68,7 +66,7 @@ pub fn poll(
     }
 }
 
-/// `None` if an active open has ended meanwhile and everything has to be looked at again.
+/// `None` if what woke it was nothing to report.
 fn poll_once(
     process: &'static Process,
     fds: &mut [libc::pollfd],
@@ -78,13 +76,6 @@ fn poll_once(
     if Socket::any(Phase::Away) {
         for fd in fds.iter() {
             let _ = find_here(fd.fd);
-        }
-    }
-    if Socket::any(Phase::Connecting) {
-        for fd in fds.iter() {
-            if let Some(socket) = table::socket(fd.fd) {
-                complete_connect(process, fd.fd, &socket);
-            }
         }
     }
     let sets: Vec<Arc<Epoll>> = fds.iter().filter_map(|fd| table::epoll(fd.fd)).collect();
@@ -97,7 +88,6 @@ fn poll_once(
         .zip(&sources)
         .filter_map(|(fd, source)| match source {
             Source::Library(_) => None,
-            Source::Opening(_) => Some(pollfd(fd.fd, libc::POLLIN)),
             Source::Listener => Some(pollfd(fd.fd, fd.events & !OUTPUT)),
             Source::Kernel => Some(pollfd(fd.fd, fd.events)),
         })
@@ -132,9 +122,7 @@ fn poll_once(
     if (!matches!(woken, Woken::Kernel) || !sets.is_empty()) && !kernel.is_empty() {
         wait::ppoll(&mut kernel, Some(clock::now()), None)?;
     }
-    if heed_kernel(process, fds, &sources, &kernel) {
-        return Ok(None);
-    }
+    enter_kernels(fds, &sources, &kernel);
     let count = fds.iter().filter(|fd| fd.revents != 0).count();
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
     Ok(is_over.then_some(count))
@@ -150,32 +138,13 @@ fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
     })
 }
 
-/// Enters what the kernel said of its descriptors. True if a connection was taken over meanwhile, so
-/// that the answer must be asked for again.
-fn heed_kernel(
-    process: &'static Process,
-    fds: &mut [libc::pollfd],
-    sources: &[Source],
-    kernel: &[libc::pollfd],
-) -> bool {
-    let mut has_opened = false;
-    let mut theirs = kernel.iter();
-    for (fd, source) in fds.iter_mut().zip(sources) {
-        match source {
-            Source::Library(_) => {}
-            Source::Opening(socket) => {
-                fd.revents = 0;
-                if theirs.next().is_some_and(|polled| polled.revents != 0) {
-                    complete_connect(process, fd.fd, socket);
-                    has_opened = true;
-                }
-            }
-            Source::Listener | Source::Kernel => {
-                fd.revents = theirs.next().map_or(0, |polled| polled.revents);
-            }
-        }
+/// Enters what the kernel said of its descriptors.
+fn enter_kernels(fds: &mut [libc::pollfd], sources: &[Source], kernel: &[libc::pollfd]) {
+    let theirs = fds.iter_mut().zip(sources);
+    let theirs = theirs.filter(|(_, source)| !matches!(source, Source::Library(_)));
+    for ((fd, _), polled) in theirs.zip(kernel) {
+        fd.revents = polled.revents;
     }
-    has_opened
 }
 
 fn revents(ready: u32, asked: i16) -> i16 {
@@ -216,7 +185,7 @@ fn control(
     // A session that is lost shows as an event.
     let _ = find_here(fd);
     let (socket, process) = match (source_of(fd), process) {
-        (Source::Library(socket) | Source::Opening(socket), Some(process)) => (socket, process),
+        (Source::Library(socket), Some(process)) => (socket, process),
         _ => return kernel_control(epoll, operation, fd, event),
     };
     let holds = epoll.holds(fd);
@@ -297,7 +266,7 @@ pub fn epoll_wait(
         return Answer::NotOurs;
     };
     let Some(process) = here() else {
-        for (fd, _) in epoll.members_in(Phase::Away) {
+        for (fd, _) in epoll.members_away() {
             let _ = find_here(fd);
         }
         return Answer::NotOurs;
@@ -323,22 +292,14 @@ fn wait_once(
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
-    for (fd, socket) in epoll.members_in(Phase::Away) {
+    for (fd, socket) in epoll.members_away() {
         let _ = obtain(process, fd, &socket);
     }
-    // An outcome that has come counts from the first look on.
-    for (fd, socket) in epoll.members_in(Phase::Connecting) {
-        complete_connect(process, fd, &socket);
-    }
-    let connecting = epoll.members_in(Phase::Connecting);
-    let mut kernel: Vec<libc::pollfd> = connecting
-        .iter()
-        .map(|(fd, _)| pollfd(*fd, libc::POLLIN))
-        .collect();
     let has_kernel_members = epoll.has_kernel_members();
-    if has_kernel_members {
-        kernel.push(pollfd(epoll.fd(), libc::POLLIN));
-    }
+    let mut kernel = match has_kernel_members {
+        true => vec![pollfd(epoll.fd(), libc::POLLIN)],
+        false => Vec::new(),
+    };
     let is_linked = epoll.is_watched() || epoll.has_nested();
     if is_linked {
         epoll.settle(&mut process.lock())?;
@@ -362,8 +323,8 @@ fn wait_once(
     };
     let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(core, events);
-        let has_changed = epoll.has_kernel_members() != has_kernel_members
-            || !epoll.members_in(Phase::Away).is_empty();
+        let has_changed =
+            epoll.has_kernel_members() != has_kernel_members || !epoll.members_away().is_empty();
         (count > 0 || has_changed).then_some(count)
     })?;
     drop(sleeping);
@@ -379,11 +340,6 @@ fn wait_once(
     }
     if epoll.is_watched() {
         epoll.settle(&mut process.lock())?;
-    }
-    if matches!(woken, Woken::Kernel) {
-        for (fd, socket) in &connecting {
-            complete_connect(process, *fd, socket);
-        }
     }
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
     Ok(is_over.then_some(count))
@@ -403,7 +359,7 @@ struct Sleeping<'a> {
 
 impl<'a> Sleeping<'a> {
     fn new(epoll: &'a Epoll) -> Result<Sleeping<'a>, Errno> {
-        let waiter = Waiter::mine()?;
+        let waiter = Waiter::mine();
         epoll.add_sleeper(&waiter);
         Ok(Sleeping { epoll, waiter })
     }
