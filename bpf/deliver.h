@@ -17,6 +17,7 @@
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
 
+#include "attention.h"
 #include "budget.h"
 #include "context.h"
 #include "counters.h"
@@ -73,7 +74,8 @@ static __always_inline struct record_header *copy_in_class(hook_context *packet,
 }
 
 /* Submits a record and wakes the owner if it sleeps. */
-static __always_inline void submit(struct record_header *record, struct doorbell *doorbell)
+static __always_inline void submit(struct record_header *record, struct doorbell *doorbell,
+				   void *ring, __u32 number)
 {
 	/* Its value is fetched so that it is a full barrier on every machine. */
 	__u64 before = __sync_fetch_and_add(&doorbell->delivered, 1);
@@ -83,6 +85,8 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 	state = load_once(doorbell->state);
 	if (state == DOORBELL_AWAKE) {
 		bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+		if (load_once(doorbell->wants_attention))
+			expect_attention(ring, number);
 		return;
 	}
 	/* ASLEEP_ON_TAP stays: its owner sees to the order between tap and ring. */
@@ -175,7 +179,7 @@ __noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
 	record->timestamp = bpf_ktime_get_ns();
 	record->ifindex = delivery->interface;
 	record->reserved = 0;
-	submit(record, doorbell);
+	submit(record, doorbell, ring, number);
 	if (delivery->flags & RECORD_HELD)
 		count(receive_held_fragment);
 	else if (delivery->flags & RECORD_ICMP_ERROR)

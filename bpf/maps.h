@@ -197,6 +197,22 @@ struct {
 	__array(values, struct doorbell_page);
 } doorbells SEC(".maps");
 
+/* Of a ring whose owner is awake: frames on it that nobody has looked at for a while. By the ring's number. */
+struct attention {
+	struct bpf_timer timer;
+	/* Where the consumer stood when the timer was started. */
+	__u64 consumed;
+	__u32 is_started;
+	__u32 is_made;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct attention);
+} attentions SEC(".maps");
+
 /* Where a row's frames go, in `rings` and `doorbells`: its own ring, or its channel's. */
 static __always_inline __u32 ring_of(const struct flow_row *row)
 {

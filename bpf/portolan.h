@@ -146,6 +146,9 @@ struct doorbell {
 	__u32 by_tap;
 	__u64 delivered;
 	__u64 overflow;
+	/* The owner, if awake, is to be woken for what it does not look at (attention.h). */
+	__u32 wants_attention;
+	__u32 reserved;
 };
 
 #define DOORBELL_AWAKE 0
@@ -377,7 +380,7 @@ _Static_assert(sizeof(struct member_key) == 24, "MemberKey");
 _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
-_Static_assert(sizeof(struct doorbell) == 24, "Doorbell");
+_Static_assert(sizeof(struct doorbell) == 32, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
 _Static_assert(sizeof(struct filter_settings) == 8, "FilterSettings");
 _Static_assert(sizeof(struct handle_row) == 32, "HandleRow");

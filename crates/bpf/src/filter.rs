@@ -60,6 +60,8 @@ pub struct Filter {
     taps: Table<u32, FilterTap>,
     channels: Table<u32, u32>,
     losses: Table<u32, Losses>,
+    /// Timers run only while a program has their map.
+    _attentions: MapHandle,
     budgets: Table<u32, Budget>,
     workshop: Arc<Workshop>,
     /// What programs install in the packets' path.
@@ -113,6 +115,7 @@ impl Filter {
             taps: Table::of(objects, "taps")?,
             channels: Table::of(objects, "channels")?,
             losses: Table::of(objects, "losses")?,
+            _attentions: objects.map("attentions")?,
             budgets: Table::of(objects, "budgets")?,
             workshop: Arc::new(Workshop::of(objects, limits)?),
             extensions: Extensions::of(objects)?,

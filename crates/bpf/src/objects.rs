@@ -52,7 +52,7 @@ fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32>
         "handles" if settings.marker != 0 => Some(HANDLES),
         "flows" => Some(limits.flows),
         "bindings" => Some(limits.bindings),
-        "channels" | "losses" | "rings" | "doorbells" => Some(limits.channels),
+        "channels" | "losses" | "rings" | "doorbells" | "attentions" => Some(limits.channels),
         // Some channels have several.
         "taps" => Some(2 * limits.channels),
         _ => None,

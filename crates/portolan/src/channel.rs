@@ -159,6 +159,12 @@ impl Channel {
         self.rings.wake_up();
     }
 
+    /// Has the filter wake whoever polls the rings for frames that nobody looks at for a while.
+    pub(crate) fn want_attention(&self) {
+        self.inlet.want_attention();
+        self.rings.want_attention();
+    }
+
     /// Readable when an ICMP error, or a frame that just missed the tap, has come while asleep.
     pub(crate) fn ring_fd(&self) -> BorrowedFd<'_> {
         self.ring_fd.as_fd()

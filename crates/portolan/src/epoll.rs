@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::core::Core;
-use crate::socket::{ERR, HUP, Phase, Socket};
+use crate::socket::{ERR, HUP, PRI, Phase, Socket};
 use crate::table::Hidden;
 use crate::wait::{Waiter, pollfd};
 
@@ -52,6 +52,8 @@ struct State {
     turn: usize,
     /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
     kernel_members: usize,
+    /// Members of the kernel that are polled themselves.
+    polled: Vec<Polled>,
     /// Events that the kernel's members may have before ours get their turn again.
     kernels_turn: usize,
     /// Sets of ours that are members, all with the kernel.
@@ -84,6 +86,29 @@ impl Bell {
     fn silence(&self) {
         // Fails only if it does not ring.
         let _ = read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// A kernel descriptor that is watched for `EPOLLPRI` alone. Some (`/proc/mounts`) tell of a change once, to whichever poll
+/// is first: to poll the kernel's set for them, and then to ask it what there is, would lose that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Polled {
+    fd: RawFd,
+    events: u32,
+    data: u64,
+    /// As of an [`Interest`].
+    is_armed: bool,
+}
+
+impl Polled {
+    /// Is that what the member is to be?
+    pub(crate) fn fits(events: u32) -> bool {
+        let input = libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLOUT;
+        events & PRI != 0 && events & (input as u32 | EDGE) == 0
+    }
+
+    pub(crate) fn pollfd(&self) -> libc::pollfd {
+        pollfd(self.fd, libc::POLLPRI)
     }
 }
 
@@ -176,6 +201,73 @@ impl Epoll {
             }
         }
         name
+    }
+
+    /// Adds a member of the kernel that is polled itself, or changes it.
+    pub(crate) fn set_polled(&self, fd: RawFd, event: libc::epoll_event) {
+        let mut state = self.state();
+        state.polled.retain(|polled| polled.fd != fd);
+        state.polled.push(Polled {
+            fd,
+            events: event.events,
+            data: event.u64,
+            is_armed: true,
+        });
+        // Who sleeps does not poll it.
+        state.wake();
+    }
+
+    pub(crate) fn remove_polled(&self, fd: RawFd) {
+        self.state().polled.retain(|polled| polled.fd != fd);
+    }
+
+    pub(crate) fn polls(&self, fd: RawFd) -> bool {
+        self.state().polled.iter().any(|polled| polled.fd == fd)
+    }
+
+    /// What is to be polled beside the kernel's set.
+    pub(crate) fn polled(&self) -> Vec<Polled> {
+        let state = self.state();
+        let armed = state.polled.iter().filter(|polled| polled.is_armed);
+        armed.copied().collect()
+    }
+
+    pub(crate) fn polled_count(&self) -> usize {
+        let state = self.state();
+        state.polled.iter().filter(|polled| polled.is_armed).count()
+    }
+
+    /// Tells what a poll has found of those; returns how many `events` that are. Closed descriptors leave the set.
+    pub(crate) fn collect_polled(
+        &self,
+        found: &[libc::pollfd],
+        events: &mut [libc::epoll_event],
+    ) -> usize {
+        let mut state = self.state();
+        let mut count = 0;
+        for found in found.iter().filter(|found| found.revents != 0) {
+            if found.revents & libc::POLLNVAL != 0 {
+                state.polled.retain(|polled| polled.fd != found.fd);
+                continue;
+            }
+            let mut polled = state.polled.iter_mut();
+            let Some(polled) = polled.find(|polled| polled.fd == found.fd && polled.is_armed)
+            else {
+                continue;
+            };
+            let Some(event) = events.get_mut(count) else {
+                break;
+            };
+            // Events are bits 0 to 13.
+            let bits = u32::from(found.revents.cast_unsigned());
+            *event = libc::epoll_event {
+                events: bits & (polled.events | ALWAYS),
+                u64: polled.data,
+            };
+            polled.is_armed = polled.events & ONE_SHOT == 0;
+            count += 1;
+        }
+        count
     }
 
     pub(crate) fn kernel_member_added(&self) {

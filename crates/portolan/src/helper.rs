@@ -1,7 +1,8 @@
 //! The helper thread: attends to the channel only while no application thread does.
 //!
 //! It is in one of three states. *Ticking*: every [`TICK`] it looks whether application threads
-//! still come by, and helps out if frames or timers wait. *On duty*: none has come since the last
+//! still come by, and helps out if frames or timers wait; frames that the program, which computes, leaves
+//! unattended for 150 µs wake it before (`bpf/attention.h`). *On duty*: none has come since the last
 //! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
 //! leader and does all the work; nothing to do until that thread has left.
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 use portolan_local::WakeBy;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_sys::wait::Bell;
-use portolan_sys::{clock, thread, wait};
+use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
 use rustix::io::Errno;
 
@@ -21,11 +22,15 @@ use crate::control::Control;
 use crate::core::Core;
 use crate::process::{CoreGuard, Process};
 use crate::socket::Socket;
+use crate::table::Hidden;
 use crate::wait::{Waiter, WatchSet, pollfd};
 use crate::{inside, posix, report, table};
 
 /// How late an unattended channel may be noticed.
 const TICK: Duration = Duration::from_millis(10);
+
+/// Timers of sessions are no more exact than that while the program computes.
+const RESOLUTION: Duration = Duration::from_micros(200);
 
 /// How many ticks pass before the figures that `portolan ss` shows are published again.
 const PUBLISH_EVERY: u32 = 10;
@@ -86,10 +91,11 @@ impl Process {
 
     fn help(&'static self) {
         let _inside = inside::enter();
+        let mut unattended = Unattended::new();
         let mut seen = 0;
         let mut ticks = 0_u32;
         loop {
-            self.pause(Vec::new(), Some(clock::now() + TICK));
+            seen = self.tick(&mut unattended, seen);
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(PUBLISH_EVERY) {
                 self.look_for_server();
@@ -112,6 +118,37 @@ impl Process {
                 self.publish(&core);
                 seen = self.stand_in(core);
             }
+        }
+    }
+
+    /// Waits for the next tick, and in the meantime attends to frames that the program leaves alone. Returns what
+    /// `attended` would stand at without its own doing, if it was `seen` before.
+    fn tick(&self, unattended: &mut Unattended, mut seen: u64) -> u64 {
+        let end = clock::now() + TICK;
+        let mut until = end;
+        unattended.watch(&self.lock());
+        loop {
+            let fds = unattended.pollfd().into_iter().collect();
+            self.pause(fds, Some(until));
+            let has_frames = unattended.take();
+            let now = clock::now();
+            if now >= end {
+                return seen;
+            }
+            let mut core = self.lock();
+            if core.is_attended() {
+                until = end;
+                continue;
+            }
+            let before = core.attended;
+            let is_alone = before == seen;
+            if has_frames || is_alone {
+                core.attend(now);
+                seen += core.attended - before;
+            }
+            // While the program comes by it runs its timers itself.
+            let timer = core.stack.deadline().filter(|_| has_frames || is_alone);
+            until = timer.map_or(end, |timer| timer.max(now + RESOLUTION).min(end));
         }
     }
 
@@ -149,6 +186,8 @@ impl Process {
                 core.locals.hear(WakeBy::Bell);
             }
             if core.attended != seen {
+                // What came until now was taken, and not answered yet.
+                core.attend(clock::now());
                 return seen;
             }
         }
@@ -265,5 +304,55 @@ impl Process {
             self.statistics.publish_raw(row, &figures);
         }
         self.statistics.publish_counters(&core.stack.counters());
+    }
+}
+
+/// The rings, as the filter wakes for what nobody looks at: by edges, since frames lie there most of the time and
+/// their owner is about to look.
+struct Unattended {
+    /// An epoll set; none without descriptors to be had: there are ticks.
+    set: Option<Hidden>,
+    rings: usize,
+}
+
+impl Unattended {
+    fn new() -> Unattended {
+        Unattended {
+            set: descriptor::epoll_create(true).ok().map(Hidden::new),
+            rings: 0,
+        }
+    }
+
+    /// Rings are added to a channel, and never removed.
+    fn watch(&mut self, core: &Core) {
+        let Some(set) = &self.set else { return };
+        let channel = &core.channel;
+        let rings = std::iter::once(channel.ring_fd()).chain(channel.own_ring_fds());
+        for ring in rings.skip(self.rings) {
+            let event = libc::epoll_event {
+                events: (libc::EPOLLIN | libc::EPOLLET) as u32,
+                u64: 0,
+            };
+            let set = set.as_fd().as_raw_fd();
+            // What cannot be watched is looked at by ticks.
+            let _ =
+                descriptor::epoll_control(set, libc::EPOLL_CTL_ADD, ring.as_raw_fd(), Some(event));
+            self.rings += 1;
+        }
+        channel.want_attention();
+    }
+
+    fn pollfd(&self) -> Option<libc::pollfd> {
+        let set = self.set.as_ref()?;
+        Some(pollfd(set.as_fd().as_raw_fd(), libc::POLLIN))
+    }
+
+    /// Has the filter woken since the last time?
+    fn take(&self) -> bool {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let set = self.set.as_ref().map(|set| set.as_fd().as_raw_fd());
+        set.is_some_and(|set| {
+            descriptor::epoll_collect(set, &mut events).is_ok_and(|count| count > 0)
+        })
     }
 }

@@ -49,7 +49,7 @@ impl Openings {
     }
 
     /// The descriptors on which a leader waits for outcomes.
-    pub(crate) fn to_watch(&mut self) -> Vec<(Arc<Socket>, RawFd)> {
+    pub(crate) fn poll_list(&mut self) -> Vec<(Arc<Socket>, RawFd)> {
         self.retain_open();
         let unattended = self.0.iter_mut().filter(|opening| opening.waiting == 0);
         unattended
@@ -79,7 +79,7 @@ impl Process {
         if !Socket::any(Phase::Connecting) {
             return;
         }
-        let openings = self.lock().openings.to_watch();
+        let openings = self.lock().openings.poll_list();
         let mut fds: Vec<_> = openings
             .iter()
             .map(|(_, fd)| pollfd(*fd, libc::POLLIN))

@@ -69,6 +69,11 @@ impl Rings {
         }
     }
 
+    /// See [`Doorbell::want_attention`].
+    pub(crate) fn want_attention(&self) {
+        self.0.iter().for_each(|own| own.doorbell.want_attention());
+    }
+
     /// Readable when frames have come while asleep.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|own| own.fd.as_fd())

@@ -363,7 +363,7 @@ impl Core {
             set.local = Some(set.fds.len());
             set.fds.push(self.locals.pollfd());
         }
-        set.openings = self.openings.to_watch();
+        set.openings = self.openings.poll_list();
         set.outcomes = set.fds.len();
         let outcomes = set.openings.iter();
         set.fds

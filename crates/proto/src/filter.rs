@@ -283,6 +283,10 @@ pub struct Doorbell {
     pub delivered: u64,
     /// Frames lost because the ring was full.
     pub overflow: u64,
+    /// Other than 0: the owner, if awake, is to be woken through the ring for frames that it has not looked at for a
+    /// while; written by the owner.
+    pub wants_attention: u32,
+    pub reserved: u32,
 }
 
 impl Doorbell {
@@ -429,7 +433,7 @@ const _: () = assert!(size_of::<MemberKey>() == 24);
 const _: () = assert!(size_of::<FilterInterface>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() == 32);
 const _: () = assert!(size_of::<TapStamp>() == 12);
-const _: () = assert!(size_of::<Doorbell>() == 24);
+const _: () = assert!(size_of::<Doorbell>() == 32);
 const _: () = assert!(size_of::<Budget>() == 72);
 const _: () = assert!(size_of::<Losses>() == 24);
 const _: () = assert!(size_of::<Flood>() == 48);

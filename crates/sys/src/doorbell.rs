@@ -51,6 +51,13 @@ impl Doorbell {
             .swap(value, SeqCst);
     }
 
+    /// From now on the filter wakes whoever waits on the ring's descriptor for frames that an owner who is awake has not
+    /// looked at for a while.
+    pub fn want_attention(&self) {
+        let wanted = self.page.u32_at(offset_of!(Layout, wants_attention));
+        wanted.store(1, Relaxed);
+    }
+
     /// The state as it stands; the filter returns it to `Awake` when it has rung.
     pub fn state(&self) -> State {
         match self.page.u32_at(offset_of!(Layout, state)).load(SeqCst) {

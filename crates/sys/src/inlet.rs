@@ -55,6 +55,11 @@ enum Place {
 }
 
 impl Inlet {
+    /// See [`Doorbell::want_attention`].
+    pub fn want_attention(&self) {
+        self.doorbell.want_attention();
+    }
+
     pub fn new(ring: Ring, doorbell: Doorbell) -> Inlet {
         Inlet {
             ring,

@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::run;
-use portolan_programs::{Pairing, bed, compiled, each_pairing, serve};
+use portolan_programs::{
+    PYTHON, Pairing, STACKS, Steps, bed, client, compiled, each_pairing, serve,
+};
 
+const COMPUTING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/computing.py");
+const MOUNTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/mounts.py");
 const SOURCE: &str = "testing/programs/fixtures/waiting.c";
 
 /// Four times the cores of the machine that the project is built on.
@@ -39,10 +43,12 @@ fn over_the_wire(bed: &Bed, pairing: Pairing, program: &str, port: u16) {
     eprintln!("{pairing:?} {address}: {report}");
 }
 
+/// One test, so that its threads have only each other beside them.
 #[test]
-fn no_wait_ends_late_over_the_wire() {
+fn no_wait_ends_late() {
     let bed = bed();
     let program = compiled(&bed, SOURCE);
+    within_one_host(&bed, &program);
     // The service of streams has a port of its own, one above.
     let mut ports = (7100..).step_by(2);
     let mut test = |bed: &Bed, pairing| {
@@ -53,18 +59,58 @@ fn no_wait_ends_late_over_the_wire() {
     each_pairing(&bed.over_ipv6(), &mut test);
 }
 
-#[test]
-fn no_wait_ends_late_within_one_host() {
-    let bed = bed();
-    let program = compiled(&bed, SOURCE);
+fn within_one_host(bed: &Bed, program: &str) {
     let own = bed.server.address.to_string();
     for (address, port) in [("127.0.0.1", "7130"), ("::1", "7140"), (&own, "7150")] {
-        for seed in ["1", "2"] {
-            let arguments = ["both", address, port, THREADS, &seconds(), seed];
-            let mut command = bed.neighbour(Stack::Portolan, &program);
-            let report =
-                run(command.args(arguments)).unwrap_or_else(|error| panic!("{address}: {error}"));
-            eprintln!("{address}: {report}");
-        }
+        let arguments = ["both", address, port, THREADS, &seconds(), "1"];
+        let mut command = bed.neighbour(Stack::Portolan, program);
+        let report =
+            run(command.args(arguments)).unwrap_or_else(|error| panic!("{address}: {error}"));
+        eprintln!("{address}: {report}");
+    }
+}
+
+/// While a program computes its connection goes on: what it wrote leaves as the peer acknowledges, and what comes is
+/// acknowledged. The best of a few shows what the mechanism does; how late a busy machine is does not count.
+#[test]
+fn a_program_that_computes_does_not_hold_its_connections_up() {
+    let bed = bed();
+    compute_while_connected(&bed);
+    compute_while_connected(&bed.over_ipv6());
+}
+
+fn compute_while_connected(bed: &Bed) {
+    const PORT: &str = "7160";
+    const WITHIN_MS: f64 = 5.0;
+    const TIMES: usize = 5;
+    let mut server = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    let mut server = Steps::start(server.args([COMPUTING, "serve", PORT]));
+    server.await_line("ready");
+    let address = bed.server.address.to_string();
+    for what in ["send", "receive"] {
+        let mut took_ms = || -> f64 {
+            client(
+                bed,
+                Stack::Portolan,
+                PYTHON,
+                &[COMPUTING, what, &address, PORT],
+            );
+            server.line().parse().expect("milliseconds")
+        };
+        let best = (0..TIMES).map(|_| took_ms()).fold(f64::INFINITY, f64::min);
+        assert!(best < WITHIN_MS, "{what} to {address}: {best} ms");
+    }
+}
+
+/// Some descriptors tell of what happens once to each that asks, and with `EPOLLPRI` only.
+#[test]
+fn a_change_of_mounts_is_told_beside_sockets() {
+    let bed = bed();
+    for stack in STACKS {
+        assert_eq!(
+            client(&bed, stack, PYTHON, &[MOUNTS]),
+            "mounts\nsocket\nmounts",
+            "{stack:?}"
+        );
     }
 }

@@ -234,6 +234,18 @@ impl Bed {
             .unwrap();
     }
 
+    /// The channel's owner is awake, and is to be woken for what it does not look at.
+    pub(super) fn want_attention(&self) {
+        let doorbell = Doorbell {
+            wants_attention: 1,
+            ..Doorbell::default()
+        };
+        self.maps
+            .doorbell
+            .update(&[0; 4], doorbell.as_bytes(), MapFlags::ANY)
+            .unwrap();
+    }
+
     /// Each program's instructions: how many it has, and how many the verifier went through.
     pub(super) fn program_sizes(&self) -> Vec<(String, usize, u32)> {
         let mut objects = self.objects.borrow_mut();

@@ -1,5 +1,8 @@
 //! The packet filter: who gets which frame.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use portolan_proto::filter::{BindingKey, Doorbell, FlowRow, RecordHeader};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 use portolan_wire::icmp::{Cause, Echo, IcmpMessage};
@@ -45,6 +48,23 @@ fn a_packet_of_a_flow_goes_into_the_owners_ring() {
         assert_eq!(records.len(), 1);
         assert_eq!(bed.doorbell().delivered, 1);
     }
+}
+
+#[test]
+fn frames_that_an_awake_owner_leaves_alone_wake_it_after_a_while() {
+    const WHILE: Duration = Duration::from_millis(5);
+    let flow = flows(Protocol::Tcp)[0];
+    let bed = bed_with(&flow);
+    let frame = Frame::received(&flow).build();
+    assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
+    sleep(WHILE);
+    bed.want_attention();
+    let nobody_was_woken = filter(&bed, &frame);
+    assert_eq!(nobody_was_woken, outcome(SHOT, &["delivered"]));
+    sleep(WHILE);
+    let after_a_while = filter(&bed, &frame);
+    assert_eq!(after_a_while, outcome(SHOT, &["delivered", "unattended"]));
+    assert_eq!(bed.records().len(), 3, "what woke is no frame");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
 use super::{Answer, Stop, Watching, deadline_after, find_here, here};
-use crate::epoll::Epoll;
+use crate::epoll::{Epoll, Polled};
 use crate::process::Process;
 use crate::socket::{ERR, HUP, Phase, Socket};
 use crate::table::{self, File};
@@ -237,6 +237,9 @@ fn kernel_control(
         (Some(socket), Some(event)) => Some(kernel_event(&socket, event)),
         (_, event) => event,
     };
+    if let Some(done) = control_polled(epoll, operation, fd, event) {
+        return done;
+    }
     descriptor::epoll_control(epoll.fd(), operation, fd, event)?;
     if operation == libc::EPOLL_CTL_ADD
         && let Some(inner) = table::epoll(fd)
@@ -254,6 +257,48 @@ fn kernel_control(
         _ => {}
     }
     Ok(())
+}
+
+/// What becomes of a member that is polled itself, or is to be; `None` if it is the kernel's set's affair.
+fn control_polled(
+    epoll: &Epoll,
+    operation: i32,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Option<Result<(), Stop>> {
+    let is_polled = epoll.polls(fd);
+    let fits = event.is_some_and(|event| Polled::fits(event.events)) && !table::is_ours(fd);
+    if !is_polled && !fits {
+        return None;
+    }
+    // Sleepers are signalled with the core held.
+    let _core = Process::running().map(Process::lock);
+    let in_kernel = |operation, event| descriptor::epoll_control(epoll.fd(), operation, fd, event);
+    let done = match (operation, event) {
+        (libc::EPOLL_CTL_ADD, _) if is_polled => Err(Errno::EXIST),
+        (libc::EPOLL_CTL_ADD, Some(event)) => {
+            // The kernel says whether it can be a member at all.
+            in_kernel(libc::EPOLL_CTL_ADD, Some(event))
+                .and_then(|()| in_kernel(libc::EPOLL_CTL_DEL, None))
+                .map(|()| epoll.set_polled(fd, event))
+        }
+        (libc::EPOLL_CTL_MOD, Some(event)) if is_polled && fits => {
+            epoll.set_polled(fd, event);
+            Ok(())
+        }
+        // It becomes a member of the kernel's set.
+        (libc::EPOLL_CTL_MOD, Some(_)) if is_polled => {
+            epoll.remove_polled(fd);
+            epoll.kernel_member_added();
+            in_kernel(libc::EPOLL_CTL_ADD, event)
+        }
+        (libc::EPOLL_CTL_DEL, _) if is_polled => {
+            epoll.remove_polled(fd);
+            Ok(())
+        }
+        _ => return None,
+    };
+    Some(done.map_err(Stop::from))
 }
 
 pub fn epoll_wait(
@@ -300,6 +345,8 @@ fn wait_once(
         true => vec![pollfd(epoll.fd(), libc::POLLIN)],
         false => Vec::new(),
     };
+    let polled = epoll.polled();
+    kernel.extend(polled.iter().map(Polled::pollfd));
     let is_linked = epoll.is_watched() || epoll.has_nested();
     if is_linked {
         epoll.settle(&mut process.lock())?;
@@ -323,8 +370,9 @@ fn wait_once(
     };
     let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(core, events);
-        let has_changed =
-            epoll.has_kernel_members() != has_kernel_members || !epoll.members_away().is_empty();
+        let has_changed = epoll.has_kernel_members() != has_kernel_members
+            || epoll.polled_count() != polled.len()
+            || !epoll.members_away().is_empty();
         (count > 0 || has_changed).then_some(count)
     })?;
     drop(sleeping);
@@ -332,6 +380,13 @@ fn wait_once(
         Woken::Ready(count) => count,
         Woken::Kernel | Woken::TimedOut => 0,
     };
+    if !polled.is_empty() && count < events.len() {
+        if !matches!(woken, Woken::Kernel) {
+            wait::ppoll(&mut kernel, Some(clock::now()), None)?;
+        }
+        let found = &kernel[usize::from(has_kernel_members)..];
+        count += epoll.collect_polled(found, &mut events[count..]);
+    }
     if is_linked {
         epoll.settle_nested(&mut process.lock())?;
     }
