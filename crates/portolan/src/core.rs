@@ -174,6 +174,11 @@ impl Core {
         self.sockets[index] = Some(socket);
     }
 
+    /// All sockets whose sessions are here.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = &Arc<Socket>> {
+        self.sockets.iter().flatten()
+    }
+
     pub(crate) fn detach(&mut self, slot: Slot) {
         if let Some(socket) = self.sockets.get_mut(slot.0 as usize) {
             *socket = None;

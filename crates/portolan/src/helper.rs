@@ -23,6 +23,7 @@ use crate::core::Core;
 use crate::process::{CoreGuard, Process};
 use crate::socket::Socket;
 use crate::table::Hidden;
+use crate::unseen::Looks;
 use crate::wait::{Waiter, WatchSet, pollfd};
 use crate::{inside, posix, report, table};
 
@@ -92,6 +93,7 @@ impl Process {
     fn help(&'static self) {
         let _inside = inside::enter();
         let mut unattended = Unattended::new();
+        let mut looks = Looks::default();
         let mut seen = 0;
         let mut ticks = 0_u32;
         loop {
@@ -102,6 +104,7 @@ impl Process {
                 self.publish(&self.lock());
             }
             self.take_outcomes();
+            self.look_for_unseen_waits(&mut looks);
             let mut core = self.lock();
             let someone_came = core.attended != seen;
             if core.is_attended() {
@@ -116,7 +119,7 @@ impl Process {
                 seen = core.attended;
             } else {
                 self.publish(&core);
-                seen = self.stand_in(core);
+                seen = self.stand_in(core, &mut looks);
             }
         }
     }
@@ -154,7 +157,7 @@ impl Process {
 
     /// Attends to the channel until an application thread comes. Returns what `attended` stood at
     /// before that one.
-    fn stand_in(&'static self, mut core: CoreGuard<'static>) -> u64 {
+    fn stand_in(&'static self, mut core: CoreGuard<'static>, looks: &mut Looks) -> u64 {
         let waiter = Waiter::mine();
         loop {
             let now = clock::now();
@@ -185,6 +188,9 @@ impl Process {
             if listens {
                 core.locals.hear(WakeBy::Bell);
             }
+            drop(core);
+            self.look_for_unseen_waits(looks);
+            core = self.lock();
             if core.attended != seen {
                 // What came until now was taken, and not answered yet.
                 core.attend(clock::now());

@@ -35,5 +35,6 @@ mod socket;
 mod stamps;
 mod table;
 mod travellers;
+mod unseen;
 mod wait;
 mod watch;

@@ -1,4 +1,4 @@
-//! What a peer sends before the program has taken its connection over waits there, in its order: it
+//! What a peer sends before the program looks at its connection is taken and acknowledged, whether or not it looks: it
 //! does not go back to the server, and nothing is sent twice because of it.
 
 use portolan_bench::bed::{Bed, Side, Stack};
@@ -21,7 +21,7 @@ fn counter(bed: &Bed, name: &str) -> u64 {
 }
 
 #[test]
-fn what_a_peer_sends_at_once_waits_for_the_program_that_looks_away() {
+fn what_a_peer_sends_at_once_is_taken_while_the_program_looks_away() {
     let bed = bed();
     check(&bed);
     check(&bed.over_ipv6());
@@ -29,7 +29,6 @@ fn what_a_peer_sends_at_once_waits_for_the_program_that_looks_away() {
 
 fn check(bed: &Bed) {
     let names = [
-        "stack.held",
         "stack.drop-early",
         "stack.unclaimed",
         "server.reinjected-frames",
@@ -45,9 +44,8 @@ fn check(bed: &Bed) {
     let said = client(bed, Stack::Portolan, PYTHON, &words("ask"));
     assert_eq!(said, "all right");
     let after = names.map(|name| counter(bed, name));
-    let counts: [u64; 4] = std::array::from_fn(|at| after[at] - before[at]);
-    let [held, dropped, unclaimed, reinjected] = counts;
-    assert!(held >= COUNT - 1, "{names:?} {counts:?}");
+    let counts: [u64; 3] = std::array::from_fn(|at| after[at] - before[at]);
+    let [dropped, unclaimed, reinjected] = counts;
     assert_eq!(dropped, 0, "{names:?} {counts:?}");
     // One of each connection may cross the session on its way here, and one on its way back.
     assert!(

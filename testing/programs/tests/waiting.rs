@@ -6,7 +6,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::run;
 use portolan_programs::{
-    PYTHON, Pairing, STACKS, Steps, bed, client, compiled, each_pairing, serve,
+    PAIRINGS, PYTHON, Pairing, STACKS, Steps, bed, client, compiled, each_pairing, serve,
 };
 
 const COMPUTING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/computing.py");
@@ -112,5 +112,30 @@ fn a_change_of_mounts_is_told_beside_sockets() {
             "mounts\nsocket\nmounts",
             "{stack:?}"
         );
+    }
+}
+
+/// A program whose sockets are libc's and whose waits are system calls that the library does not see is found out, and
+/// served by the kernel's events.
+#[test]
+fn waits_that_no_symbol_shows_end() {
+    const COUNT: &str = "3";
+    let bed = bed();
+    let program = compiled(&bed, "testing/programs/fixtures/own_system_calls.c");
+    let address = bed.server.address.to_string();
+    for (pairing, port) in PAIRINGS.into_iter().zip(7170..) {
+        let number = port.to_string();
+        let _server = serve(
+            &bed,
+            pairing.server,
+            port,
+            &program,
+            &["serve", &address, &number],
+        );
+        let asking = ["ask", &address, &number, COUNT];
+        assert_eq!(client(&bed, pairing.client, &program, &asking), "all right");
+        let mut neighbour = bed.neighbour(pairing.client, &program);
+        let said = run(neighbour.args(asking)).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(said, "all right", "{pairing:?}");
     }
 }

@@ -20,6 +20,7 @@ use crate::control::Lost;
 use crate::core::Arrival;
 use crate::process::{Absent, Process};
 use crate::socket::{Setup, Socket};
+use crate::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;
@@ -139,7 +140,7 @@ pub(super) fn install(
     };
     let delivery = socket.options().delivery().unwrap_or(process.delivery());
     let stays = delivery != Delivery::Server || socket.protocol != Protocol::Tcp;
-    if !stays {
+    if !stays || unseen::is_seen() {
         socket.leave_to_server();
     }
     process.hear_of_doorways();

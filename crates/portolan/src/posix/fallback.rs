@@ -10,6 +10,7 @@ use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::Stop;
+use super::migrate::lose;
 use crate::process::Process;
 use crate::socket::{Family, OUT, Phase, Setup, Socket};
 use crate::table;
@@ -26,13 +27,13 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
 
 /// As far as it can be, the socket is the kernel's from now on: one that has no session yet, or of
 /// UDP, with the port that it has. What datagrams it has not read are lost.
-pub(super) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
+pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     let setup = socket.setup();
     let kernel = match (socket.protocol, socket.phase(), setup.session) {
         (Protocol::Udp, Phase::Cached | Phase::Away, Some(session)) => {
             match share_port(fd, socket, session) {
                 Some(kernel) => Some(kernel),
-                None => return socket.set_phase(Phase::Closed),
+                None => return lose(socket),
             }
         }
         (_, Phase::Idle, None) => None,

@@ -24,6 +24,7 @@ use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
 use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
 use crate::table::{self, File, Hidden};
+use crate::unseen;
 use crate::wait::{Sleep, Waiter};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
@@ -39,6 +40,9 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
             _ => return Err(Stop::NotOurs),
         };
+        if unseen::is_seen() {
+            return Err(Stop::NotOurs);
+        }
         Process::for_new_socket().map_err(|absent| match absent {
             Absent::UseKernel => Stop::NotOurs,
             Absent::Refuse => Stop::Failed(Errno::NETDOWN),

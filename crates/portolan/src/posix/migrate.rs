@@ -88,7 +88,7 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Res
         }
         Err(lost) => {
             if let Stop::Failed(Errno::CONNRESET | Errno::BADF) = lost {
-                socket.set_phase(Phase::Closed);
+                lose(socket);
                 return Err(Errno::CONNRESET.into());
             }
             Err(lost)
@@ -198,9 +198,17 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
         socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
         Ok(())
     } else {
-        socket.set_phase(Phase::Closed);
+        lose(socket);
         Err(Errno::CONNRESET.into())
     }
+}
+
+/// The session is lost: whoever waits for it hears of its end.
+pub(super) fn lose(socket: &Arc<Socket>) {
+    // Sleepers are signalled with the core held.
+    let _core = Process::running().map(Process::lock);
+    socket.set_phase(Phase::Closed);
+    socket.notify(Events::CLOSED);
 }
 
 /// Its calls go to the kernel from now on, and its events come from there.

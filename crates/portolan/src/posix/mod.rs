@@ -34,6 +34,7 @@ pub(crate) use connect::complete_connect;
 pub use connect::connect;
 pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
+pub(crate) use fallback::become_kernels as leave_to_kernel_stack;
 pub use flags::{fcntl, ioctl};
 pub use fork::{
     after_fork_in_child, after_fork_in_parent, before_chroot, before_confinement, before_exec,
