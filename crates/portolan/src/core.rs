@@ -191,7 +191,7 @@ impl Core {
         self.refresh_routes();
         self.receive(now);
         self.stack.expire(now);
-        self.dispatch(now);
+        self.dispatch();
         self.look_at_locals(now);
     }
 
@@ -262,7 +262,7 @@ impl Core {
                     .push(RequestBody::Resolve { interface, address });
             }
         }
-        self.dispatch(now);
+        self.dispatch();
         self.attend_delegations();
         self.pass_stamps(now);
         self.bury_orphans();
@@ -436,13 +436,11 @@ impl Core {
     }
 
     /// Tells whoever watches a socket that its session changed.
-    fn dispatch(&mut self, now: Instant) {
+    fn dispatch(&mut self) {
         let changed: Vec<(Slot, Events)> = self.stack.changed().collect();
         for (slot, events) in changed {
             if self.delegations.is_empty()
-                || !self
-                    .delegations
-                    .on_changed(&mut self.stack, now, (slot, events))
+                || !self.delegations.on_changed(&mut self.stack, (slot, events))
             {
                 self.tell(slot, events);
             }

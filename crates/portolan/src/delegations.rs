@@ -79,15 +79,10 @@ impl Delegations {
     }
 
     /// True if the session was one that nobody has accepted.
-    pub(crate) fn on_changed(
-        &mut self,
-        stack: &mut Stack,
-        now: Instant,
-        changed: (Slot, Events),
-    ) -> bool {
+    pub(crate) fn on_changed(&mut self, stack: &mut Stack, changed: (Slot, Events)) -> bool {
         self.0
             .iter_mut()
-            .any(|known| known.handshakes.on_changed(stack, now, changed))
+            .any(|known| known.handshakes.on_changed(stack, changed))
     }
 }
 

@@ -206,28 +206,33 @@ impl Server {
             self.counters.bad_capsules += 1;
             return Err(Errno::PROTO);
         };
-        if self.has_crowd(listener) {
+        let state = session.connection.state();
+        if self.has_crowd(listener, state) {
             self.counters.accept_overflow += 1;
             return Ok(Answer::Silence);
         }
-        let state = session.connection.state();
         let entered = self.enter_passive(listener, flow, Phase::Handshake, session.connection);
         let Some(id) = entered else {
             return Ok(Answer::Silence);
         };
         self.counters.surrenders += 1;
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.handshake_started(id);
+        }
         if state != StateName::SynReceived {
             self.handshake_done(id);
-        } else if let Some(listener) = self.listeners.get_mut(&listener) {
-            listener.handshake_started(id);
         }
         Ok(Answer::Silence)
     }
 
-    /// More than both queues of a listener hold.
-    fn has_crowd(&self, listener: SessionId) -> bool {
+    /// Is the queue full that a connection in that state waits in? A full accept queue leaves
+    /// handshakes where they are.
+    fn has_crowd(&self, listener: SessionId, state: StateName) -> bool {
         let listener = self.listeners.get(&listener);
-        listener.is_none_or(|listener| !listener.has_room() || listener.is_crowded())
+        listener.is_none_or(|listener| match state {
+            StateName::SynReceived => listener.is_crowded(),
+            _ => !listener.has_room(),
+        })
     }
 
     fn unpack_surrendered(

@@ -14,7 +14,7 @@ use portolan_proto::control::{
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_proto::report::{CookieCounts, FloodCounts};
 use portolan_stack::passive::{self, passive_config};
-use portolan_stack::{Backlog, CookieUse, Surge, SynVerdict, TcpSession};
+use portolan_stack::{Backlog, Surge, SynVerdict, TcpSession};
 use portolan_sys::socket_filter;
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_tcp::isn::Secret;
@@ -57,6 +57,8 @@ pub struct Listener {
     /// Connections whose text was taken before their handshake was done.
     pub fast: Vec<SessionId>,
     handshakes: HashSet<SessionId>,
+    /// Established, and still counted as handshakes: the accept queue had no room for them.
+    crowded_out: VecDeque<SessionId>,
     /// Established, not yet offered: the descriptor's queue was full.
     ready: VecDeque<SessionId>,
     /// Offered, not yet cached.
@@ -98,9 +100,18 @@ impl Listener {
         self.backlog.handshake_started();
     }
 
+    /// One that came to nothing.
+    fn handshake_failed(&mut self, id: SessionId) {
+        let count = self.crowded_out.len();
+        self.crowded_out.retain(|other| *other != id);
+        if self.handshakes.remove(&id) || self.crowded_out.len() < count {
+            self.backlog.handshake_ended();
+        }
+    }
+
     /// Are there as many of them as may be?
     pub fn is_crowded(&self) -> bool {
-        self.backlog.on_syn(CookieUse::WhenFull) == SynVerdict::Cookie
+        self.backlog.has_crowd()
     }
 
     /// Has the accept queue room for one more?
@@ -171,6 +182,7 @@ impl Server {
         if let Some((reservation, _)) = self.reservations.get(&id) {
             reservation.listen(backlog)?;
         }
+        self.admit_crowded_out(id);
         let local = self.registry.session(id).ok_or(Errno::BADF)?.local;
         Ok((id, local))
     }
@@ -243,6 +255,7 @@ impl Server {
                 options: HandshakeOptions::default(),
                 fast: Vec::new(),
                 handshakes: HashSet::new(),
+                crowded_out: VecDeque::new(),
                 ready: VecDeque::new(),
                 offered: HashSet::new(),
                 kernel: VecDeque::new(),
@@ -383,6 +396,7 @@ impl Server {
             self.review_floods_of(id);
         }
         let unaccepted = listener.handshakes.iter().chain(&listener.ready);
+        let unaccepted = unaccepted.chain(&listener.crowded_out);
         for &id in unaccepted.chain(&listener.offered) {
             self.abort_held(id);
         }
@@ -588,19 +602,46 @@ impl Server {
             self.abort_held(id);
             return;
         };
-        if listener.handshakes.remove(&id) {
-            listener.backlog.handshake_ended();
-        }
+        let was_handshake = listener.handshakes.remove(&id);
         if listener.backlog.is_full() {
-            self.counters.accept_overflow += 1;
-            self.abort_held(id);
+            // Its handshake was done before, and octets were acknowledged that came with it since:
+            // it can only wait. Others are held before they are done.
+            if was_handshake {
+                self.counters.accept_overflow += 1;
+                listener.crowded_out.push_back(id);
+            }
             return;
         }
-        listener.backlog.queued();
-        listener.ready.push_back(id);
-        self.review_floods_of(listener_id);
-        self.set_phase(id, Phase::Offered);
+        if was_handshake {
+            listener.backlog.handshake_ended();
+        }
+        self.queue_up(listener_id, id);
         self.announce(listener_id);
+    }
+
+    fn queue_up(&mut self, listener_id: SessionId, id: SessionId) {
+        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+            listener.backlog.queued();
+            listener.ready.push_back(id);
+            self.review_floods_of(listener_id);
+            self.set_phase(id, Phase::Offered);
+        }
+    }
+
+    /// The accept queue may have room for those that it had none for.
+    fn admit_crowded_out(&mut self, listener_id: SessionId) {
+        let mut has_new = false;
+        while let Some(listener) = self.listeners.get_mut(&listener_id)
+            && listener.has_room()
+            && let Some(id) = listener.crowded_out.pop_front()
+        {
+            listener.backlog.handshake_ended();
+            self.queue_up(listener_id, id);
+            has_new = true;
+        }
+        if has_new {
+            self.announce(listener_id);
+        }
     }
 
     /// A handshake came to nothing.
@@ -611,10 +652,8 @@ impl Server {
             .session(id)
             .and_then(|session| session.listener)
             .and_then(|listener| self.listeners.get_mut(&listener));
-        if let Some(listener) = listener
-            && listener.handshakes.remove(&id)
-        {
-            listener.backlog.handshake_ended();
+        if let Some(listener) = listener {
+            listener.handshake_failed(id);
         }
         self.forget(id);
     }
@@ -705,6 +744,7 @@ impl Server {
         if let Some(listener) = self.listeners.get_mut(&listener_id) {
             listener.has_accepted(id);
             self.review_floods_of(listener_id);
+            self.admit_crowded_out(listener_id);
             self.admit_callers(listener_id);
         }
     }

@@ -46,6 +46,7 @@ impl Server {
         if self.reopens(record, frame) {
             return;
         }
+        self.hold_handshake(Slot(record.slot));
         match self.stack.input(self.now, record, frame) {
             Input::Delivered(slot) => self.on_delivered(slot),
             // The server's own sessions are at their slots before their rows point there.
@@ -130,8 +131,42 @@ impl Server {
         let Some(id) = self.stack.tcp(slot).map(|session| session.id) else {
             return;
         };
-        if self.phase(id) == Some(Phase::Closing) {
-            self.look_at_closing(id);
+        match self.phase(id) {
+            Some(Phase::Closing) => self.look_at_closing(id),
+            Some(Phase::Handshake) => self.look_at_handshake(id, slot),
+            _ => {}
+        }
+    }
+
+    /// Before a segment: while the accept queue is full no handshake completes.
+    fn hold_handshake(&mut self, slot: Slot) {
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        if session.connection.state() != StateName::SynReceived {
+            return;
+        }
+        let listener = self
+            .registry
+            .session(session.id)
+            .and_then(|known| self.listeners.get(&known.listener?));
+        let has_room = listener.is_none_or(|listener| listener.has_room());
+        session.connection.hold_handshake(!has_room);
+    }
+
+    /// After it: the next segment has to know how full the queue is.
+    fn look_at_handshake(&mut self, id: SessionId, slot: Slot) {
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        let connection = &session.connection;
+        match connection.state() {
+            StateName::SynReceived | StateName::Closed => {}
+            _ if connection.readable() > 0 || connection.is_receive_shut() => {
+                self.handshake_done(id);
+            }
+            _ if !self.deferred.contains_key(&id) => self.defer_or_offer(id),
+            _ => {}
         }
     }
 
@@ -181,6 +216,7 @@ impl Server {
                 if self.reopens(&record, frame) || self.is_overtaken(slot, packet) {
                     return;
                 }
+                self.hold_handshake(slot);
                 if let Input::Delivered(slot) = self.stack.input(self.now, &record, frame) {
                     self.on_delivered(slot);
                 }
@@ -306,6 +342,11 @@ impl Server {
         let Some(config) = self.cookie_config(listener, &flow) else {
             return;
         };
+        if self.listeners.get(&listener).is_none_or(|l| !l.has_room()) {
+            // The peer may try again: Linux drops it, too.
+            self.counters.accept_overflow += 1;
+            return;
+        }
         let connection = open_by_cookie(&config, decoded, segment, self.now);
         if let Some(id) = self.enter_passive(listener, flow, Phase::Handshake, connection) {
             self.counters.cookies_taken += 1;
@@ -328,8 +369,9 @@ impl Server {
                 self.open_failed(id, errno);
             }
             Some(Phase::Handshake) if ended => self.handshake_failed(id),
-            Some(Phase::Handshake) if events.contains(Events::READABLE) => self.handshake_done(id),
-            Some(Phase::Handshake) if events.contains(Events::CONNECTED) => self.defer_or_offer(id),
+            Some(Phase::Handshake) if events.contains(Events::HELD) => {
+                self.counters.accept_overflow += 1;
+            }
             Some(Phase::Relayed) => self.pump(id),
             Some(Phase::Closing) if events.contains(Events::CLOSED) => self.finished(id),
             _ => {}

@@ -53,7 +53,7 @@ impl Backlog {
 
     /// `tcp_conn_request`: a full accept queue drops the SYN, a full SYN queue makes it a cookie.
     pub fn on_syn(&self, cookies: CookieUse) -> SynVerdict {
-        let is_crowded = self.handshakes >= self.limit.max(1);
+        let is_crowded = self.has_crowd();
         match cookies {
             _ if self.is_full() => SynVerdict::Drop,
             CookieUse::Always => SynVerdict::Cookie,
@@ -61,6 +61,11 @@ impl Backlog {
             CookieUse::Never if is_crowded => SynVerdict::Drop,
             CookieUse::WhenFull | CookieUse::Never => SynVerdict::Open,
         }
+    }
+
+    /// `inet_csk_reqsk_queue_is_full`: as many handshakes as may be.
+    pub fn has_crowd(&self) -> bool {
+        self.handshakes >= self.limit.max(1)
     }
 
     /// `sk_acceptq_is_full`: one more than the backlog may wait.

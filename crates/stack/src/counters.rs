@@ -77,7 +77,7 @@ const FRAMES: &[(&str, &str)] = &[
     ),
     (
         "accept-queue-overflows",
-        "connections reset: the accept queue of a delegated listener is full",
+        "acknowledgements of SYN+ACKs dropped: the accept queue of a delegated listener is full",
     ),
     (
         "headers-expected",

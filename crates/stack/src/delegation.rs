@@ -133,7 +133,9 @@ impl Delegation {
             return Met::Done;
         };
         if let Some(&known) = self.flows.get(&flow) {
+            self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
+            self.look_at_handshake(stack, known.slot);
             if met == Met::Done || !known.is_followed_by(&header) {
                 return met;
             }
@@ -163,6 +165,10 @@ impl Delegation {
         match clock.judge(now, &flow, header, [&self.secret]) {
             Knock::Noise => stack.counters.count(Fate::Unclaimed),
             Knock::Syn => self.on_syn((stack, routes), now, flow, header),
+            // The peer may try again: Linux drops it, too.
+            Knock::Cookie(_) if self.backlog.is_full() => {
+                stack.counters.count(Fate::AcceptOverflow);
+            }
             Knock::Cookie(decoded) => {
                 let Some(config) = self.config(routes, &flow) else {
                     return;
@@ -173,7 +179,7 @@ impl Delegation {
                 self.cookies.accepted += 1;
                 let peer_isn = header.seq - 1;
                 let slot = self.enter(stack, now, (flow, peer_isn), connection);
-                self.queue(stack, now, slot);
+                self.queue(slot);
                 let queue = self.backlog.accept_queue();
                 self.flood.note_opened(now, flow, queue);
             }
@@ -255,24 +261,38 @@ impl Delegation {
         slot
     }
 
-    /// A handshake is done.
-    fn queue(&mut self, stack: &mut Stack, now: Instant, slot: Slot) {
-        if self.backlog.is_full() {
-            stack.counters.count(Fate::AcceptOverflow);
-            return self.reset(stack, now, slot);
+    /// Before a segment: while the accept queue is full no handshake completes.
+    fn hold_handshake(&self, stack: &mut Stack, slot: Slot) {
+        if self.stages.get(&slot) == Some(&Stage::Handshake)
+            && let Some(session) = stack.tcp(slot)
+        {
+            session.connection.hold_handshake(self.backlog.is_full());
         }
+    }
+
+    /// After it: the next segment has to know how full the queue is.
+    fn look_at_handshake(&mut self, stack: &mut Stack, slot: Slot) {
+        if self.stages.get(&slot) == Some(&Stage::Handshake)
+            && let Some(session) = stack.tcp(slot)
+            && !matches!(
+                session.connection.state(),
+                StateName::SynReceived | StateName::Closed
+            )
+        {
+            self.backlog.handshake_ended();
+            self.queue(slot);
+        }
+    }
+
+    /// A handshake is done.
+    fn queue(&mut self, slot: Slot) {
         self.backlog.queued();
         self.stages.insert(slot, Stage::Ready);
         self.ready.push_back(slot);
     }
 
     /// Heeds what has happened to a session; false if it is none of those here.
-    pub fn on_changed(
-        &mut self,
-        stack: &mut Stack,
-        now: Instant,
-        (slot, events): (Slot, Events),
-    ) -> bool {
+    pub fn on_changed(&mut self, stack: &mut Stack, (slot, events): (Slot, Events)) -> bool {
         let Some(&stage) = self.stages.get(&slot) else {
             return false;
         };
@@ -284,9 +304,8 @@ impl Delegation {
                 self.backlog.handshake_ended();
                 self.forget(stack, slot);
             }
-            Stage::Handshake if events.contains(Events::CONNECTED) => {
-                self.backlog.handshake_ended();
-                self.queue(stack, now, slot);
+            Stage::Handshake if events.contains(Events::HELD) => {
+                stack.counters.count(Fate::AcceptOverflow);
             }
             Stage::Handshake => {}
         }

@@ -195,6 +195,16 @@ impl Connection {
         }
     }
 
+    /// While a passive open is held it is not completed: its last acknowledgement is dropped, with
+    /// what that carries, and the SYN+ACK is sent again when its time comes. For a listener whose
+    /// accept queue is full (Linux: `tcp_check_req`).
+    pub fn hold_handshake(&mut self, is_held: bool) {
+        if let State::SynReceived(state) = &mut self.state {
+            // With Fast Open it was accepted by its SYN.
+            state.is_held = is_held && !state.fast && !state.active;
+        }
+    }
+
     /// Takes the text that came with the SYN of a passive open; the caller has found its cookie
     /// good. The user may answer at once.
     pub fn take_early(&mut self, now: Instant, payload: &[u8]) {
@@ -231,6 +241,7 @@ impl Connection {
             active: false,
             fast: false,
             grant: None,
+            is_held: false,
         });
         let ports = (syn.destination_port, syn.source_port);
         let mut connection = Connection::new(config, ports, state, iss, receive, now);

@@ -21,8 +21,10 @@ impl Events {
     pub const URGENT: Events = Events(64);
     /// The urgent octet is here: what `POLLPRI` tells.
     pub const PRIORITY: Events = Events(128);
+    /// The acknowledgement that would complete a handshake was dropped, as the holder wished.
+    pub const HELD: Events = Events(256);
 
-    const NAMES: [(Events, &'static str); 8] = [
+    const NAMES: [(Events, &'static str); 9] = [
         (Events::CONNECTED, "CONNECTED"),
         (Events::READABLE, "READABLE"),
         (Events::WRITABLE, "WRITABLE"),
@@ -31,6 +33,7 @@ impl Events {
         (Events::CLOSED, "CLOSED"),
         (Events::URGENT, "URGENT"),
         (Events::PRIORITY, "PRIORITY"),
+        (Events::HELD, "HELD"),
     ];
 
     pub const fn contains(self, other: Events) -> bool {

@@ -60,6 +60,10 @@ pub(crate) struct SynReceived {
     pub(crate) fast: bool,
     /// A Fast Open cookie for the peer.
     pub(crate) grant: Option<ArrayVec<u8, MAX_COOKIE>>,
+    /// The accept queue is full: the last acknowledgement is dropped. What the holder says before
+    /// each segment, and no part of a capsule.
+    #[serde(skip)]
+    pub(crate) is_held: bool,
 }
 
 /// What the options of a SYN of ours offer.

@@ -142,6 +142,7 @@ impl Connection {
             active: true,
             fast: false,
             grant: None,
+            is_held: false,
         });
     }
 
@@ -282,12 +283,16 @@ impl Connection {
         let State::SynReceived(state) = &self.state else {
             return true;
         };
-        let fast = state.fast;
+        let (fast, is_held) = (state.fast, state.is_held);
         if !header.ack.after(state.iss) || header.ack.after(self.send.nxt) {
             self.reset = Some(Reset {
                 seq: header.ack,
                 ack: None,
             });
+            return false;
+        }
+        if is_held {
+            self.events.insert(Events::HELD);
             return false;
         }
         if fast {

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
+use std::thread::sleep;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
@@ -260,6 +261,38 @@ fn in_a_flood_of_syns_clients_get_in_by_cookies() {
     assert!(eventually(PROMPTLY, || told(&bed, "syn-cookies-accepted") >= 10));
     assert_eq!(served(&bed, "syn-cookies-sent"), 0, "the server saw none");
     assert_eq!(served(&bed, "connections-claimed"), 10);
+}
+
+/// Far more clients at once than a listener's queues hold, while nobody accepts: as on Linux each is
+/// served in the end, or goes on trying, and none is reset.
+#[test]
+fn a_crowd_at_a_full_accept_queue_is_served_later() {
+    const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
+    let ipv4 = bed();
+    let ipv6 = bed().over_ipv6();
+    for (bed, variables) in [(&ipv4, &[][..]), (&ipv6, &[][..]), (&ipv6, &[DELEGATE])] {
+        let server = start_with(bed, "late", &["5"], variables);
+        assert_eq!(is_delegated(bed), !variables.is_empty());
+        let endpoint = bed.endpoint(PORT);
+        let mut crowd = bed.command(Side::Client, Stack::Kernel, PYTHON);
+        crowd
+            .args([CROWD, &endpoint.ip().to_string(), &PORT.to_string()])
+            .args(["60", "8"])
+            .stdout(Stdio::piped());
+        let mut crowd = Background::start_with_output(&mut crowd).expect("it starts");
+        sleep(Duration::from_millis(500));
+        server.signal(Signal::USR1).expect("it runs");
+        assert!(crowd.wait(Duration::from_secs(20)));
+        let outcomes = crowd.finish();
+        let count = |name: &str| {
+            let words = outcomes.split_whitespace();
+            let mut counts = words.filter_map(|word| word.split_once('='));
+            let found = counts.find(|(known, _)| *known == name);
+            found.map_or(0, |(_, count)| count.parse().expect("a number"))
+        };
+        assert!(count("served") >= 40, "{outcomes}");
+        assert_eq!(count("served") + count("waiting"), 60, "{outcomes}");
+    }
 }
 
 #[test]

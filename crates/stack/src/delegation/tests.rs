@@ -141,7 +141,7 @@ impl Pair {
         }
         let changed: Vec<_> = self.own.changed().collect();
         for changed in changed {
-            assert!(self.delegation.on_changed(&mut self.own, now(), changed));
+            assert!(self.delegation.on_changed(&mut self.own, changed));
         }
     }
 
@@ -290,6 +290,70 @@ fn an_accept_queue_that_is_full_drops_syns() {
     pair.connect(2);
     pair.hear();
     assert_eq!(pair.count("syns-dropped-queue-full"), 1);
+}
+
+/// Two handshakes end while there is room for one connection more.
+fn crowd() -> (Pair, [Slot; 2]) {
+    let mut pair = Pair::new(2);
+    pair.open(1);
+    pair.open(2);
+    let clients = [pair.connect(3), pair.connect(4)];
+    pair.hear();
+    pair.answer();
+    pair.hear();
+    (pair, clients)
+}
+
+#[test]
+fn a_handshake_that_ends_at_a_full_accept_queue_waits_for_room() {
+    let (mut pair, clients) = crowd();
+    pair.answer();
+    for client in clients {
+        assert_eq!(pair.state(client), StateName::Established, "none is reset");
+    }
+    assert_eq!(pair.count("accept-queue-overflows"), 1);
+    for _ in 0..3 {
+        assert!(pair.delegation.accept(&mut pair.own, now()).is_some());
+    }
+    assert!(pair.delegation.accept(&mut pair.own, now()).is_none());
+    pair.say(clients[1], b"early");
+    pair.hear();
+    let (_, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    assert_eq!(session.connection.readable(), 5);
+}
+
+#[test]
+fn a_handshake_at_a_full_accept_queue_repeats_its_answer() {
+    let (mut pair, clients) = crowd();
+    let session = pair.clients.tcp(clients[1]).unwrap();
+    let heard = session.connection.figures().segments_in;
+    pair.own.expire(now() + Duration::from_secs(3));
+    pair.answer();
+    let session = pair.clients.tcp(clients[1]).unwrap();
+    assert_eq!(session.connection.figures().segments_in, heard + 1);
+    assert!(pair.delegation.accept(&mut pair.own, now()).is_some());
+    pair.hear();
+    let accepted = std::iter::from_fn(|| pair.delegation.accept(&mut pair.own, now()));
+    assert_eq!(accepted.count(), 3);
+}
+
+#[test]
+fn a_cookie_that_finds_the_accept_queue_full_may_come_again() {
+    let mut pair = Pair::new(1);
+    pair.open(1);
+    let clients = [pair.connect(2), pair.connect(3)];
+    pair.hear();
+    pair.answer();
+    pair.hear();
+    pair.answer();
+    for client in clients {
+        assert_eq!(pair.state(client), StateName::Established, "none is reset");
+    }
+    assert_eq!(pair.count("syn-cookies-accepted"), 0);
+    assert!(pair.delegation.accept(&mut pair.own, now()).is_some());
+    pair.say(clients[1], b"again");
+    pair.hear();
+    assert_eq!(pair.count("syn-cookies-accepted"), 1);
 }
 
 #[test]
