@@ -9,7 +9,7 @@ use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
-use portolan_stack::{Delegation, FloodReport, Met, Stack, TcpSession};
+use portolan_stack::{Delegation, FloodReport, Met, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
@@ -134,6 +134,22 @@ impl Core {
     ) -> Option<(Slot, Box<TcpSession>)> {
         let known = self.delegations.at(listener)?;
         known.handshakes.accept(&mut self.stack, now)
+    }
+
+    /// One that could not be accepted after all.
+    pub(crate) fn return_delegated(
+        &mut self,
+        now: Instant,
+        listener: Slot,
+        (slot, session): (Slot, Box<TcpSession>),
+    ) {
+        match self.delegations.at(listener) {
+            Some(known) => {
+                let with = (&mut self.stack, now);
+                known.handshakes.return_accepted(with, (slot, session));
+            }
+            None => self.keep_orphan(now, slot, Session::Tcp(session)),
+        }
     }
 
     /// The message was read from the listener's descriptor.

@@ -188,13 +188,27 @@ impl Drop for Hidden {
 /// application's way, and protects it from programs that close all they find.
 pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     let fd = rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN_FROM).unwrap_or(fd);
-    if let Some(kind) = usize::try_from(fd.as_raw_fd())
-        .ok()
-        .and_then(|fd| KINDS.get(fd))
-    {
+    note_internal(&fd);
+    fd
+}
+
+fn note_internal(fd: &OwnedFd) {
+    let number = usize::try_from(fd.as_raw_fd()).ok();
+    if let Some(kind) = number.and_then(|number| KINDS.get(number)) {
         kind.store(INTERNAL, Ordering::Release);
     }
-    fd
+}
+
+/// A copy of a descriptor that is the library's own, out of the program's way if that is possible.
+/// Under a `limit` that leaves no room there it has one of the highest numbers that are free.
+pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<Hidden, rustix::io::Errno> {
+    let last = RawFd::try_from(limit.saturating_sub(16)).unwrap_or(HIDDEN_FROM);
+    let from = |first| rustix::io::fcntl_dupfd_cloexec(fd, first);
+    let copy = from(HIDDEN_FROM)
+        .or_else(|_| from(last.min(HIDDEN_FROM)))
+        .or_else(|_| from(0))?;
+    note_internal(&copy);
+    Ok(Hidden(ManuallyDrop::new(copy)))
 }
 
 /// The library's own descriptors; a child of fork must close its copies.

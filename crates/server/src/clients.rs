@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_control::Errno;
-use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, ReceiveError, SendError};
@@ -74,12 +74,15 @@ impl Server {
     /// Lets in whoever waits at the control socket.
     pub fn accept_clients(&mut self) {
         loop {
+            if !self.has_descriptors() {
+                return self.accept_clients_later();
+            }
             match self.listener.accept() {
                 Ok((connection, credentials)) => self.welcome(connection, credentials),
                 Err(AcceptError::Blocked) => return,
                 Err(AcceptError::Failed(errno)) => {
                     debug!(%errno, "cannot accept a control connection");
-                    return;
+                    return self.accept_clients_later();
                 }
             }
         }
@@ -97,6 +100,7 @@ impl Server {
             .poll
             .add(&connection, Source::Client(id), EventFlags::IN);
         let Ok(token) = added else { return };
+        self.note_descriptor(&connection);
         self.clients.insert(
             id,
             Client {
@@ -131,6 +135,10 @@ impl Server {
                 Ok(received) => {
                     let fds = received.fds.into_iter().collect();
                     match decode::<Request>(&buffer[..received.length]) {
+                        // There was no room here for what it brought.
+                        Ok(request) if received.is_short && request.id != NO_REPLY => {
+                            self.refuse(id, request.id, Errno::MFILE);
+                        }
                         Ok(request) => self.handle(id, request, fds),
                         Err(_) => self.throw_out(id, "malformed message"),
                     }
@@ -173,12 +181,14 @@ impl Server {
                 self.await_spare(newcomer);
                 return;
             }
-            Err(errno) => {
-                self.counters.refused += 1;
-                (ReplyBody::Error { errno: errno.0 }, Vec::new())
-            }
+            Err(errno) => return self.refuse(id, number, errno),
         };
         self.reply(id, number, body, fds);
+    }
+
+    fn refuse(&mut self, id: ClientId, number: u32, errno: Errno) {
+        self.counters.refused += 1;
+        self.reply(id, number, ReplyBody::Error { errno: errno.0 }, Vec::new());
     }
 
     pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
@@ -220,6 +230,9 @@ impl Server {
         body: RequestBody,
         mut fds: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
+        if takes_descriptors(&body) {
+            self.check_descriptors()?;
+        }
         match body {
             RequestBody::Bind {
                 session,
@@ -415,5 +428,16 @@ impl Server {
     /// The control connection of the process that owns `channel`.
     pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
         self.channels.get(&channel).map(|channel| channel.client)
+    }
+}
+
+/// Does the request open a session, which takes descriptors of the server's?
+fn takes_descriptors(body: &RequestBody) -> bool {
+    match body {
+        RequestBody::Bind { session, .. } | RequestBody::Connect { session, .. } => {
+            matches!(session, SessionRef::New)
+        }
+        RequestBody::Listen { .. } | RequestBody::Claim { .. } => true,
+        _ => false,
     }
 }

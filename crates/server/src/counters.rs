@@ -87,6 +87,8 @@ counters! {
     fast_open_refused = "fast-open-cookies-refused",
     fast_open_overflow = "fast-open-queue-overflows",
     accept_overflow = "accept-queue-overflows",
+    /// Times that something new had to wait, or was refused, for want of descriptors of the server's.
+    descriptors_short = "descriptors-short",
     dropped = "frames-dropped",
     /// `IP_MINTTL` of a listener.
     too_far = "segments-dropped-min-ttl",

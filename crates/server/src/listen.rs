@@ -684,9 +684,18 @@ impl Server {
             .get(&listener_id)
             .and_then(|l| l.ready.front())
         {
+            if !self.has_descriptors() {
+                self.offer_later(listener_id);
+                return false;
+            }
             match self.offer(listener_id, id) {
                 Ok(()) => self.counters.accepts += 1,
                 Err(SendError::Blocked) => return true,
+                // For want of descriptors or memory.
+                Err(SendError::Failed(_)) => {
+                    self.offer_later(listener_id);
+                    return false;
+                }
                 Err(_) => self.abort_held(id),
             }
             if let Some(listener) = self.listeners.get_mut(&listener_id) {
@@ -770,6 +779,15 @@ impl Server {
 
     /// Connections that only the kernel sees, such as those over loopback.
     pub fn on_kernel_connections(&mut self, id: SessionId) {
+        if !self.has_descriptors() {
+            // They wait in the kernel's queue.
+            if let Some(listener) = self.listeners.get_mut(&id) {
+                listener.is_blocked = true;
+                self.watch_reservation(id, EventFlags::empty());
+                self.offer_later(id);
+            }
+            return;
+        }
         let (Some((reservation, _)), Some(listener)) =
             (self.reservations.get(&id), self.listeners.get_mut(&id))
         else {

@@ -33,6 +33,7 @@ mod reservation;
 mod server;
 mod sessions;
 mod sharing;
+mod shortage;
 mod spares;
 mod sysctls;
 mod udp;

@@ -56,6 +56,7 @@ impl Server {
             return Err(Errno::PROTO);
         }
         self.registry.has_room_for_process(client.credentials.uid)?;
+        self.check_descriptors()?;
         let answer = match self.spares.take(self.now) {
             Some(spare) => self.hand_channel(id, program, spare)?,
             None => Answer::Channel(program),

@@ -54,6 +54,7 @@ use crate::relay::Relay;
 use crate::reservation::Reservation;
 use crate::sessions::Far;
 use crate::sharing::Sharing;
+use crate::shortage::Shortage;
 use crate::spares::Spares;
 use crate::sysctls::Sysctls;
 use crate::wire::TapWire;
@@ -225,6 +226,8 @@ pub struct Server {
     pub(crate) waiting: HashMap<SessionId, Instant>,
     /// Closed sessions, to be forgotten when their last segment is out.
     pub(crate) done: Vec<SessionId>,
+    pub(crate) control_token: Token,
+    pub(crate) shortage: Shortage,
 }
 
 impl Server {
@@ -258,7 +261,7 @@ impl Server {
         set_permissions(&config, instance)?;
 
         let mut poll = Poller::new()?;
-        poll.add(&listener, Source::Control, EventFlags::IN)?;
+        let control_token = poll.add(&listener, Source::Control, EventFlags::IN)?;
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
         poll.add(&monitor, Source::Network, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
@@ -341,6 +344,8 @@ impl Server {
             time_wait: VecDeque::new(),
             waiting: HashMap::new(),
             done: Vec::new(),
+            control_token,
+            shortage: Shortage::default(),
             config,
         };
         server.await_first_spare();
@@ -477,6 +482,7 @@ impl Server {
             self.ports.expire(self.now),
             self.drive_dying(),
             self.drive_deferred(),
+            self.drive_shortage(),
             self.drive_guarded(),
             self.drive_resolving(),
             self.drive_leaving_taps(),

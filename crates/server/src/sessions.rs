@@ -51,6 +51,7 @@ impl Server {
     /// Watches `far` for the session; replaces an earlier one.
     pub fn keep_far(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
+        self.note_descriptor(&far);
         // Without interest of ours, epoll still reports hang-up.
         let token = self
             .poll

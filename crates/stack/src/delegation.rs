@@ -359,6 +359,21 @@ impl Delegation {
         }
     }
 
+    /// One that was taken by [`Delegation::accept`] waits again, as the first.
+    pub fn return_accepted(
+        &mut self,
+        (stack, now): (&mut Stack, Instant),
+        (slot, session): (Slot, Box<TcpSession>),
+    ) {
+        let flow = session.flow;
+        self.leaving
+            .retain(|(_, left, known)| *left != flow || known.slot != slot);
+        stack.insert_at(now, slot, Session::Tcp(session));
+        self.backlog.queued();
+        self.stages.insert(slot, Stage::Ready);
+        self.ready.push_front(slot);
+    }
+
     fn forget_left(&mut self, now: Instant) {
         while let Some((until, flow, known)) = self.leaving.front()
             && *until <= now

@@ -82,7 +82,7 @@ pub enum ReceiveError {
     Blocked,
     #[error("the peer has gone")]
     Closed,
-    /// The message was longer than the buffer or carried too many descriptors; it is lost.
+    /// The message was longer than the buffer; it is lost.
     #[error("the message did not fit")]
     Truncated,
     #[error("cannot receive: {0}")]
@@ -93,7 +93,11 @@ pub enum ReceiveError {
 #[derive(Debug)]
 pub struct Received {
     pub length: usize,
+    /// None of them if `is_short`.
     pub fds: ArrayVec<OwnedFd, MAX_FDS>,
+    /// The message carried descriptors that there was no room for, in this process (`EMFILE`) or on
+    /// the host (`ENFILE`), or more than [`MAX_FDS`]: they are closed.
+    pub is_short: bool,
 }
 
 /// The server's end of a well-known path; removes the path when dropped.
@@ -303,11 +307,12 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveErro
             fds.extend(rights.take(MAX_FDS));
         }
     }
-    if message
-        .flags
-        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-    {
+    if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(ReceiveError::Truncated);
+    }
+    let is_short = message.flags.contains(ReturnFlags::CTRUNC);
+    if is_short {
+        fds.clear();
     }
     // Nobody sends empty messages, so this is the end.
     if message.bytes == 0 {
@@ -316,6 +321,7 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveErro
     Ok(Received {
         length: message.bytes,
         fds,
+        is_short,
     })
 }
 

@@ -14,6 +14,7 @@ use portolan_sys::unix::{self, ReceiveError};
 use portolan_tcp::Events;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
 use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
 use super::lifecycle::dissolve;
@@ -362,7 +363,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         return;
     }
     let session = setup.session;
-    let outcome = table::with_number(socket, fd, |fd| receive_outcome(fd, session));
+    let outcome = table::with_number(socket, fd, |fd| receive_outcome(process, fd, session));
     let Some(Some(outcome)) = outcome else {
         return;
     };
@@ -384,11 +385,23 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
 }
 
 /// The session, or the error that the server left on the descriptor; `None` if neither has come.
-fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<Arrival, i32>> {
+fn receive_outcome(
+    process: &Process,
+    fd: RawFd,
+    session: Option<SessionId>,
+) -> Option<Result<Arrival, i32>> {
     let near = descriptor::borrow(fd).ok()?;
     MESSAGE.with_borrow_mut(|message| {
         message.resize(MAX_MESSAGE, 0);
-        let received = match unix::receive(near, message) {
+        let mut first = [0; 1];
+        let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        if rustix::net::recv(near, &mut first, peek) == Err(Errno::AGAIN) {
+            return None;
+        }
+        // It may bring the session's memory.
+        let received = process.control.with_room(|| unix::receive(near, message));
+        let received = match received {
+            Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
             Ok(received) => received,
             Err(ReceiveError::Blocked) => return None,
             Err(_) => return Some(Err(libc::ECONNABORTED)),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
 use portolan_stack::passive::Rules;
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::unix::{PairKind, socket_pair};
+use portolan_sys::unix::PairKind;
 use portolan_sys::{clock, shm};
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
@@ -121,7 +121,7 @@ fn accept_next(
     flags: i32,
 ) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
     loop {
-        let pair = socket_pair(PairKind::Stream)?;
+        let pair = process.control.brief_pair(PairKind::Stream)?;
         let next = process
             .lock()
             .accept_delegated(clock::now(), listener.slot());
@@ -177,6 +177,12 @@ fn claim(
                 Arrival::Session(Session::Tcp(session)),
             );
             Ok((enter(near, socket, flags)?, listener.shown(remote)))
+        }
+        // The server is short of descriptors: it waits on.
+        Ok((ReplyBody::Error { errno }, _)) if errno == libc::EMFILE => {
+            let mut core = process.lock();
+            core.return_delegated(clock::now(), listener.slot(), (slot, session));
+            Err(Errno::MFILE.into())
         }
         refused => {
             let now = clock::now();

@@ -1,7 +1,7 @@
 //! `listen` and `accept`: passive opens.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
@@ -70,7 +70,7 @@ fn become_listener(
     backlog: u32,
 ) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    let (near, far) = unix::socket_pair(PairKind::SeqPacket)?;
+    let (near, far) = process.control.brief_pair(PairKind::SeqPacket)?;
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
     let place = Place::new(process);
     let request = delegate::request(process, socket, session, backlog, &place);
@@ -155,14 +155,20 @@ fn try_accept(
     let near = descriptor::borrow(fd)?;
     let mut buffer = [0; ACCEPT_MESSAGE];
     loop {
+        // As on Linux the number comes first: what a message brings that has none is lost.
+        descriptor::close(rustix::io::fcntl_dupfd_cloexec(near, 0)?.into_raw_fd());
         let received = match unix::receive(near, &mut buffer) {
             Ok(received) => received,
             Err(ReceiveError::Blocked) => return Ok(None),
             // The listener was shut down, or the server has gone.
             Err(ReceiveError::Closed) => return Err(Errno::INVAL.into()),
-            Err(ReceiveError::Truncated) => return Err(Errno::MFILE.into()),
+            Err(ReceiveError::Truncated) => return Err(Errno::PROTO.into()),
             Err(ReceiveError::Failed(errno)) => return Err(errno.into()),
         };
+        if received.is_short {
+            // Another thread was faster.
+            return Err(Errno::MFILE.into());
+        }
         let event = portolan_proto::decode(&buffer[..received.length]);
         if let Ok(DescriptorEvent::AcceptedHere) = event {
             match delegate::accept(process, listener, flags)? {
@@ -187,8 +193,11 @@ fn try_accept(
                     ..Setup::default()
                 };
                 let taken = match caching {
-                    Caching::WithAccept => cache(process, listener, session, setup),
-                    Caching::WithFirstUse => leave(process, session)
+                    // Without room for what comes with it, its first use may have some.
+                    Caching::WithAccept if process.control.has_room() => {
+                        cache(process, listener, session, setup)
+                    }
+                    Caching::WithAccept | Caching::WithFirstUse => leave(process, session)
                         .map(|()| Arc::new(Socket::accepted(listener, setup))),
                 };
                 match taken {

@@ -1,0 +1,122 @@
+//! Lack of descriptors. Each session takes one or two here; when few numbers are left nothing new is
+//! begun, and what asks for it hears `EMFILE` or waits, so that what a message brings for sessions
+//! that exist always finds room.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use portolan_control::Errno;
+use portolan_types::{Instant, SessionId};
+use rustix::event::epoll::EventFlags;
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{Resource, getrlimit};
+use tracing::warn;
+
+use crate::server::Server;
+
+/// Numbers that must be free for a new session: its own, and those of the next message.
+const ROOM: usize = 16;
+
+/// Below the limit by so many, the highest number in use says that there is room.
+const MARGIN: u64 = 128;
+
+/// When to look again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Who waits for descriptors.
+#[derive(Debug, Default)]
+pub struct Shortage {
+    /// The highest number seen: the kernel gives out the lowest that is free.
+    highest: u64,
+    /// Listeners with connections that could not be offered.
+    listeners: BTreeSet<SessionId>,
+    /// Nobody is let in at the control socket.
+    is_closed: bool,
+    next_look: Option<Instant>,
+    has_warned: bool,
+}
+
+impl Server {
+    /// A descriptor that stays.
+    pub fn note_descriptor(&mut self, fd: impl AsFd) {
+        let number = u64::from(fd.as_fd().as_raw_fd().unsigned_abs());
+        self.shortage.highest = self.shortage.highest.max(number);
+    }
+
+    /// Are there descriptors for one session more?
+    pub fn has_descriptors(&mut self) -> bool {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if self.shortage.highest + MARGIN < limit {
+            return true;
+        }
+        let probe: Vec<OwnedFd> = (0..ROOM)
+            .map_while(|_| fcntl_dupfd_cloexec(&self.listener, 0).ok())
+            .collect();
+        let has_room = probe.len() == ROOM;
+        if !has_room {
+            self.counters.descriptors_short += 1;
+            if !self.shortage.has_warned {
+                self.shortage.has_warned = true;
+                warn!(limit, "descriptors are short: no new sessions");
+            }
+        }
+        has_room
+    }
+
+    /// The same, for a request that opens one.
+    pub fn check_descriptors(&mut self) -> Result<(), Errno> {
+        match self.has_descriptors() {
+            true => Ok(()),
+            false => Err(Errno::MFILE),
+        }
+    }
+
+    /// The listener's connections are offered when there are descriptors again.
+    pub fn offer_later(&mut self, listener: SessionId) {
+        self.shortage.listeners.insert(listener);
+        self.look_for_descriptors_later();
+    }
+
+    /// Whoever waits at the control socket is let in when there are descriptors again.
+    pub fn accept_clients_later(&mut self) {
+        if !self.shortage.is_closed {
+            self.shortage.is_closed = true;
+            self.watch_control(EventFlags::empty());
+        }
+        self.look_for_descriptors_later();
+    }
+
+    fn look_for_descriptors_later(&mut self) {
+        self.shortage.next_look.get_or_insert(self.now + RETRY);
+    }
+
+    fn watch_control(&self, interest: EventFlags) {
+        if let Err(errno) = self
+            .poll
+            .modify(&self.listener, self.control_token, interest)
+        {
+            warn!(%errno, "cannot watch the control socket");
+        }
+    }
+
+    /// Goes on where there were too few descriptors. Returns when to come back.
+    pub fn drive_shortage(&mut self) -> Option<Instant> {
+        let due = self.shortage.next_look?;
+        if due > self.now {
+            return Some(due);
+        }
+        if !self.has_descriptors() {
+            self.shortage.next_look = Some(self.now + RETRY);
+            return self.shortage.next_look;
+        }
+        self.shortage.next_look = None;
+        if std::mem::take(&mut self.shortage.is_closed) {
+            self.watch_control(EventFlags::IN);
+        }
+        for listener in std::mem::take(&mut self.shortage.listeners) {
+            self.announce(listener);
+        }
+        self.shortage.next_look
+    }
+}

@@ -1,0 +1,138 @@
+//! Programs and servers that run out of descriptors: a call fails as on Linux, nothing is lost, and all goes on once
+//! one is free.
+
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
+use portolan_programs::{PYTHON, STACKS, bed, counter, eventually};
+
+const SCARCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/scarce.py");
+const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
+const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
+const PORT: u16 = 7150;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Four clients, one after the other, that each send a word and have it come back.
+const CLIENTS: &str = "
+import socket, sys
+for word in (b'first', b'second', b'third', b'fourth'):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 10) as client:
+        client.sendall(word)
+        assert client.recv(16) == word, word
+";
+
+#[test]
+fn who_has_too_few_descriptors_fails_as_on_linux_and_recovers() {
+    let ipv4 = bed();
+    let ipv6 = bed().over_ipv6();
+    for bed in [&ipv4, &ipv6] {
+        for (limit, when) in [("64", "early"), ("64", "late"), ("1024", "early")] {
+            let told = STACKS.map(|stack| told_by(bed, stack, Side::Client, &[limit, when], &[]));
+            assert_eq!(told[0], told[1], "{limit} {when}");
+            assert!(told[0].contains("free 1 served"), "{}", told[0]);
+        }
+        let local = told_by(bed, Stack::Portolan, Side::Server, &["64", "early"], &[]);
+        let kernel = told_by(bed, Stack::Kernel, Side::Server, &["64", "early"], &[]);
+        assert_eq!(kernel, local, "within one host");
+        let delegate = [("PORTOLAN_DELEGATE", "1")];
+        let words = ["64", "early"];
+        let delegated = told_by(bed, Stack::Portolan, Side::Client, &words, &delegate);
+        assert_eq!(kernel, delegated, "delegated");
+    }
+}
+
+/// What the fixture prints, with clients of the kernel's on the other host, or of Portolan's on its own.
+fn told_by(
+    bed: &Bed,
+    stack: Stack,
+    clients: Side,
+    words: &[&str],
+    variables: &[(&str, &str)],
+) -> String {
+    let endpoint = bed.endpoint(PORT);
+    let address = endpoint.ip().to_string();
+    let mut server = bed.command(Side::Server, stack, PYTHON);
+    server
+        .envs(variables.iter().copied())
+        .args([SCARCE, &address, &PORT.to_string()])
+        .args(words)
+        .stdout(Stdio::piped());
+    let mut server = Background::start_with_output(&mut server).expect("it starts");
+    assert!(eventually(LIMIT, || bed.is_listening(PORT)));
+    let clients_stack = match clients {
+        Side::Client => Stack::Kernel,
+        Side::Server => stack,
+    };
+    let mut command = bed.command(clients, clients_stack, PYTHON);
+    run(command.args(["-c", CLIENTS, &address, &PORT.to_string()])).expect("all are served");
+    server.wait(LIMIT);
+    server.finish()
+}
+
+/// The limit of a server that runs.
+fn limit(pid: u32, count: usize) {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args(["--pid", &pid.to_string()]);
+    run(prlimit.arg(format!("--nofile={count}:"))).expect("root may");
+}
+
+#[test]
+fn a_server_without_descriptors_harms_no_session_and_goes_on_with_some() {
+    let mut bed = bed();
+    let endpoint = bed.endpoint(PORT);
+    let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+    let mut program = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    program.args([SERVER, "poll", &address, &port, "100"]);
+    let _program = bed
+        .serve_command(PORT, "delegated.py", &mut program)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let mut session = connect(&bed, PORT);
+    exchange(&mut session, 2, 1000);
+    let daemon = bed.daemon(Side::Server).as_ref().expect("it runs").pid();
+    let open = std::fs::read_dir(format!("/proc/{daemon}/fd")).expect("root may");
+    let numbers = open
+        .flatten()
+        .filter_map(|file| file.file_name().to_str()?.parse().ok());
+    let highest: usize = numbers.max().expect("some");
+    limit(daemon, highest + 24);
+
+    let mut crowd = bed.command(Side::Client, Stack::Kernel, PYTHON);
+    let words = [CROWD, &address, &port, "60", "15"];
+    crowd.args(words).stdout(Stdio::piped());
+    let mut crowd = Background::start_with_output(&mut crowd).expect("it starts");
+    // Another program asks for more than there is, and hears so.
+    let mut asking = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    const ASKING: &str = "
+import errno, socket, sys
+listener = socket.create_server((sys.argv[1], 0))
+sockets = []
+try:
+    for _ in range(100):
+        sockets.append(socket.create_server((sys.argv[1], 0)))
+except OSError as error:
+    print(errno.errorcode[error.errno])
+";
+    asking.args(["-c", ASKING, &address]).stdout(Stdio::piped());
+    let mut asking = Background::start_with_output(&mut asking).expect("it starts");
+    sleep(Duration::from_secs(2));
+    exchange(&mut session, 2, 100_000);
+    limit(daemon, highest + 500);
+    assert!(crowd.wait(LIMIT));
+    assert_eq!(crowd.finish().trim(), "served=60 waiting=0");
+    assert!(asking.wait(LIMIT));
+    assert!(counter(&bed, Side::Server, "server", "descriptors-short") > 0);
+    assert_eq!(
+        counter(&bed, Side::Server, "server", "malformed-messages"),
+        0
+    );
+    exchange(&mut session, 2, 1000);
+    assert_ends_in_order(session);
+    assert!(
+        bed.daemon_log(Side::Server)
+            .contains("descriptors are short")
+    );
+}
