@@ -2,7 +2,7 @@
 //! application closes one meanwhile, a call fails or meets the number's next owner, as with any
 //! descriptor used after close.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -70,6 +70,17 @@ pub fn all_open() -> Vec<RawFd> {
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .collect()
+}
+
+/// Could the process open a descriptor now?
+pub fn has_free_number() -> bool {
+    match rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 0) {
+        Ok(copy) => {
+            close(copy.into_raw_fd());
+            true
+        }
+        Err(errno) => !matches!(errno, Errno::MFILE | Errno::NFILE),
+    }
 }
 
 pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {

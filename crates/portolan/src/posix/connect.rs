@@ -363,7 +363,15 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         return;
     }
     let session = setup.session;
-    let outcome = table::with_number(socket, fd, |fd| receive_outcome(process, fd, session));
+    if table::with_number(socket, fd, has_outcome) != Some(true) {
+        return;
+    }
+    // The outcome may bring the session's memory, which is lost where no number is free for it.
+    let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
+    let outcome = match descriptor::has_free_number() {
+        true => receive(),
+        false => process.control.with_room(receive),
+    };
     let Some(Some(outcome)) = outcome else {
         return;
     };
@@ -384,23 +392,21 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     }
 }
 
+/// Has the server left one on the descriptor?
+fn has_outcome(fd: RawFd) -> bool {
+    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    descriptor::borrow(fd).is_ok_and(|near| {
+        let mut first = [0; 1];
+        rustix::net::recv(near, &mut first, peek) != Err(Errno::AGAIN)
+    })
+}
+
 /// The session, or the error that the server left on the descriptor; `None` if neither has come.
-fn receive_outcome(
-    process: &Process,
-    fd: RawFd,
-    session: Option<SessionId>,
-) -> Option<Result<Arrival, i32>> {
+fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<Arrival, i32>> {
     let near = descriptor::borrow(fd).ok()?;
     MESSAGE.with_borrow_mut(|message| {
         message.resize(MAX_MESSAGE, 0);
-        let mut first = [0; 1];
-        let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        if rustix::net::recv(near, &mut first, peek) == Err(Errno::AGAIN) {
-            return None;
-        }
-        // It may bring the session's memory.
-        let received = process.control.with_room(|| unix::receive(near, message));
-        let received = match received {
+        let received = match unix::receive(near, message) {
             Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
             Ok(received) => received,
             Err(ReceiveError::Blocked) => return None,
