@@ -378,6 +378,14 @@ impl Local {
         }
     }
 
+    /// Wakes the peer whatever its word says, but for its bell: for an end whose last holder may have written anything
+    /// there.
+    pub fn wake_peer(&self) {
+        let wants = &self.theirs().bell.0.wants;
+        wants.store(0, SeqCst);
+        word::wake(wants, Scope::Shared);
+    }
+
     // ---- sleeping ----
 
     /// Wishes to be woken for what this end waits for; who then looks and finds nothing may sleep.
@@ -653,6 +661,11 @@ impl Stream for Local {
     }
 
     fn close(&mut self, now: Instant) {
+        if self.own.flags & flags::RESET != 0 {
+            // A FIN beside the reset would change the error that the peer sees.
+            self.own.flags |= flags::CLOSED;
+            return;
+        }
         // What has come unseen is unread as well.
         self.events = self.look(now);
         if self.queued() > 0 || self.options.reset_on_close {

@@ -6,15 +6,16 @@ use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
 use portolan_control::{Errno, Holder, Phase};
 use portolan_local::{Local, Stream, Wake, WakeBy};
 use portolan_proto::control::{AfterFlush, DescriptorEvent, Early, ReplyBody, Traits};
-use portolan_proto::local::{End, Side, flags, holder};
+use portolan_proto::local::{Side, holder};
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::Path;
+use portolan_sys::clock;
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::{Chime, Rope, chime};
 use portolan_tcp::Events;
@@ -38,6 +39,12 @@ const BELL_STAYS: Duration = Duration::from_secs(10);
 /// Rounds of moving octets before others get their turn.
 const ROUNDS: usize = 8;
 
+/// Words of watched ends that are read in one turn.
+const WORDS: usize = 256;
+
+/// How long a turn attends to watched ends.
+const TURN_LASTS: Duration = Duration::from_micros(500);
+
 /// One end, whoever holds it.
 #[derive(Debug)]
 pub struct LocalEnd {
@@ -46,6 +53,12 @@ pub struct LocalEnd {
     memory: Arc<Memory>,
     /// While the server moves its octets, or waits for them.
     watched: Option<Local>,
+    /// It stands in [`Locals::round`].
+    is_listed: bool,
+    /// It stands in [`Locals::due`].
+    is_due: bool,
+    /// The server has closed or reset it. The flags in the memory do not tell: its holder writes them.
+    has_ended: bool,
 }
 
 /// What both ends share.
@@ -56,13 +69,10 @@ struct Memory {
 }
 
 impl LocalEnd {
-    fn end(&self) -> &End {
-        self.memory.rings.ends().of(self.side)
-    }
-
     /// Says whose bell is this end's.
     fn give_to(&self, number: u64) {
-        self.end().bell.0.number.store(number, Release);
+        let end = self.memory.rings.ends().of(self.side);
+        end.bell.0.number.store(number, Release);
     }
 
     /// The end as its last holder left it.
@@ -109,6 +119,12 @@ pub struct Locals {
     pub chime: Chime,
     rope: Rope,
     leaving: VecDeque<(Instant, OwnedFd)>,
+    /// The watched ends, in the order in which their words are read.
+    round: VecDeque<SessionId>,
+    /// How many words are still to be read since the bell was rung.
+    unread: usize,
+    /// Ends to attend to, in this order.
+    due: VecDeque<SessionId>,
 }
 
 impl Locals {
@@ -120,6 +136,9 @@ impl Locals {
             chime,
             rope,
             leaving: VecDeque::new(),
+            round: VecDeque::new(),
+            unread: 0,
+            due: VecDeque::new(),
         })
     }
 
@@ -134,6 +153,37 @@ impl Locals {
     /// The end as the server moves it.
     pub fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
         self.ends.get_mut(&id)?.watched.as_mut()
+    }
+
+    /// Has the end attended to in one of the next turns.
+    fn make_due(&mut self, id: SessionId) {
+        if let Some(end) = self.ends.get_mut(&id)
+            && !std::mem::replace(&mut end.is_due, true)
+        {
+            self.due.push_back(id);
+        }
+    }
+
+    /// Reads the words of some watched ends, and finds those whose peers have news.
+    fn read_words(&mut self) {
+        for _ in 0..self.unread.min(WORDS) {
+            self.unread -= 1;
+            let Some(id) = self.round.pop_front() else {
+                self.unread = 0;
+                return;
+            };
+            let Some(end) = self.ends.get_mut(&id) else {
+                continue;
+            };
+            let Some(watched) = &end.watched else {
+                end.is_listed = false;
+                continue;
+            };
+            self.round.push_back(id);
+            if watched.was_rung() {
+                self.make_due(id);
+            }
+        }
     }
 
     /// Nobody is told: its holders go on without the server.
@@ -254,6 +304,9 @@ impl Server {
             peer,
             memory: Arc::clone(&memory),
             watched: None,
+            is_listed: false,
+            is_due: false,
+            has_ended: false,
         };
         let early = match target.early {
             Early::Text { octets, .. } if neighbour.opens_fast => {
@@ -456,28 +509,44 @@ impl Server {
     }
 
     fn finish_local(&mut self, id: SessionId, finish: impl FnOnce(&mut Local)) {
-        if let Some(end) = self.locals.ends.get_mut(&id)
-            && end.end().sent.0.flags.load(Acquire) & flags::CLOSED == 0
-        {
-            let mut end = end.watched.take().unwrap_or_else(|| end.open());
-            finish(&mut end);
-            let wake = end.publish();
-            self.ring(wake);
-        }
+        self.end_local(id, finish);
         self.forget(id);
+    }
+
+    /// Ends an end that nobody holds any more, and has the holder of the other one look. What its last holder has
+    /// written into the memory, flags and wake-up words alike, may be false: the peer is woken in any case, and by what
+    /// the server itself knows of it.
+    fn end_local(&mut self, id: SessionId, finish: impl FnOnce(&mut Local)) {
+        let Some(end) = self.locals.ends.get_mut(&id) else {
+            return;
+        };
+        if std::mem::replace(&mut end.has_ended, true) {
+            return;
+        }
+        let peer = end.peer;
+        let mut local = end.watched.take().unwrap_or_else(|| end.open());
+        finish(&mut local);
+        // The wake-up that it asks for is among those that follow.
+        let _ = local.publish();
+        local.wake_peer();
+        match self.registry.session(peer).map(|session| session.holder) {
+            Some(Holder::Process(channel, _)) => {
+                if let Some(channel) = self.channels.get(&channel) {
+                    channel.bell.rope.pull();
+                }
+            }
+            Some(_) => self.locals.make_due(peer),
+            None => {}
+        }
     }
 
     /// `forget`: an end that goes without a word is reset for its peer, and who waited to be let in
     /// waits no more.
     pub fn forget_local(&mut self, id: SessionId) {
-        let Some(end) = self.locals.ends.remove(&id) else {
+        let now = self.now;
+        self.end_local(id, |end| end.abort(now));
+        if self.locals.ends.remove(&id).is_none() {
             return;
-        };
-        if end.end().sent.0.flags.load(Acquire) & flags::CLOSED == 0 {
-            let mut local = end.open();
-            local.abort(self.now);
-            let wake = local.publish();
-            self.ring(wake);
         }
         let is_caller = |caller: &Caller| caller.opener == id;
         let mut left = Vec::new();
@@ -492,20 +561,42 @@ impl Server {
 
     /// From now on the server moves the end's octets, or waits for them.
     pub fn watch_local(&mut self, id: SessionId) {
-        if let Some(end) = self.locals.ends.get_mut(&id) {
-            end.give_to(holder::SERVER);
-            end.watched = Some(end.open());
+        let Some(end) = self.locals.ends.get_mut(&id) else {
+            return;
+        };
+        end.give_to(holder::SERVER);
+        end.watched = Some(end.open());
+        if !std::mem::replace(&mut end.is_listed, true) {
+            self.locals.round.push_back(id);
         }
     }
 
-    /// The server's bell was rung: looks at all ends that it watches.
+    /// The server's bell was rung: the words of all ends that it watches are to be read.
     pub fn on_bell(&mut self) {
         self.locals.chime.silence();
-        let watched = |(id, end): (&SessionId, &LocalEnd)| end.watched.as_ref().map(|_| *id);
-        let ids: Vec<SessionId> = self.locals.ends.iter().filter_map(watched).collect();
-        for id in ids {
-            self.attend_local(id);
+        self.locals.unread = self.locals.round.len();
+    }
+
+    /// Attends to watched ends whose peers have news. Anybody with such a peer can ring without end, so one turn reads
+    /// a bounded number of words and moves octets for a bounded time. Returns when to come back.
+    pub fn drive_locals(&mut self) -> Option<Instant> {
+        self.locals.read_words();
+        let until = clock::now() + TURN_LASTS;
+        // Those that become due again wait for the next turn.
+        for _ in 0..self.locals.due.len() {
+            let Some(id) = self.locals.due.pop_front() else {
+                break;
+            };
+            if let Some(end) = self.locals.ends.get_mut(&id) {
+                end.is_due = false;
+                self.attend_local(id);
+                if clock::now() >= until {
+                    break;
+                }
+            }
         }
+        let is_done = self.locals.unread == 0 && self.locals.due.is_empty();
+        (!is_done).then_some(self.now)
     }
 
     fn attend_local(&mut self, id: SessionId) {
@@ -548,7 +639,7 @@ impl Server {
                 return;
             }
         }
-        self.locals.rope.pull();
+        self.locals.make_due(id);
     }
 
     /// Rings the bell that an end has asked for, if any.

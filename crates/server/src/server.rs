@@ -493,6 +493,7 @@ impl Server {
             self.drive_floods(),
             self.drive_callers(),
             self.drive_bells(),
+            self.drive_locals(),
             self.drive_leaving_classes(),
             self.drive_cpu(),
             self.drive_extensions(),

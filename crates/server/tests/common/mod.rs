@@ -212,6 +212,8 @@ pub struct Library {
     pub metastate: MetastateReader,
     /// Rings when the server has something to say.
     pub alert: OwnedFd,
+    /// Readable when a peer in a local session has news.
+    pub bell: OwnedFd,
     /// What came with `Welcome` beside the tap, as it came.
     pub maps: Maps,
     routes: Routes,
@@ -253,7 +255,7 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
         };
-        let [tap, ring, doorbell, metastate, statistics, alert, _bell] =
+        let [tap, ring, doorbell, metastate, statistics, alert, bell] =
             <[OwnedFd; 7]>::try_from(fds).unwrap();
         Library {
             client,
@@ -262,6 +264,7 @@ impl Library {
             tap: Tap(TapIo::new(tap)),
             metastate: MetastateReader::map(&metastate).unwrap(),
             alert,
+            bell,
             maps: Maps {
                 ring,
                 doorbell,

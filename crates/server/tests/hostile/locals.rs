@@ -3,14 +3,20 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Duration;
 
-use portolan_local::{Local, Stream};
+use portolan_local::{Local, Stream, WakeBy};
 use portolan_netns::Bed;
-use portolan_proto::control::{DescriptorEvent, ReplyBody, RequestBody};
-use portolan_proto::local::{Side, holder};
-use portolan_sys::clock;
+use portolan_proto::control::{
+    AfterFlush, Blob, DescriptorEvent, Reader, ReplyBody, RequestBody, Traits,
+};
+use portolan_proto::local::{Side, flags, holder};
 use portolan_sys::shm::Rings;
+use portolan_sys::wait::Rope;
+use portolan_sys::{clock, word};
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
@@ -22,7 +28,7 @@ struct End {
     id: SessionId,
     rings: Arc<Rings>,
     local: Local,
-    _near: Near,
+    near: Near,
 }
 
 impl End {
@@ -33,7 +39,7 @@ impl End {
             id,
             rings,
             local,
-            _near: near,
+            near,
         }
     }
 
@@ -119,6 +125,139 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
     }
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+}
+
+/// Ways for the opener's end to lie before its process dies.
+const LIES: [u32; 4] = [
+    flags::CLOSED,
+    flags::FIN | flags::CLOSED,
+    flags::RESET,
+    flags::FIN | flags::CLOSED | flags::RESET,
+];
+
+/// Writes that the hostile end has ended, and takes care that nobody hears of it.
+fn end_in_silence(hostile: &End, lie: u32) {
+    let ends = hostile.rings.ends();
+    ends.opener.sent.0.flags.store(lie, Relaxed);
+    ends.accepter.bell.0.number.store(holder::NONE, Relaxed);
+    ends.accepter.bell.0.wants.store(0, Relaxed);
+}
+
+#[test]
+fn a_peer_that_claims_its_end_and_dies_is_told_of_all_the_same() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    for lie in LIES {
+        let mut honest = Library::start(&path);
+        let mut hostile = hostile_library(&path);
+        let (opened, mut accepted) = introduce(&mut hostile, &mut honest);
+        accepted.local.arm(WakeBy::Bell);
+        end_in_silence(&opened, lie);
+        drop((opened, hostile));
+        await_some("a ring of the bell", || {
+            rustix::io::read(&honest.bell, &mut [0; 16]).ok()
+        });
+        accepted.local.look(clock::now());
+        assert!(accepted.local.is_receive_shut(), "{lie}");
+    }
+}
+
+#[test]
+fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    for lie in LIES {
+        let mut honest = Library::start(&path);
+        let mut hostile = hostile_library(&path);
+        let (opened, mut accepted) = introduce(&mut hostile, &mut honest);
+        let is_awake = AtomicBool::new(false);
+        thread::scope(|scope| {
+            accepted.local.arm(WakeBy::Word);
+            let wish = accepted.local.wish();
+            let is_awake = &is_awake;
+            scope.spawn(move || {
+                word::sleep_on([wish.word()].into_iter()).expect("futex_waitv");
+                is_awake.store(true, Relaxed);
+            });
+            thread::sleep(Duration::from_millis(50));
+            end_in_silence(&opened, lie);
+            drop((opened, hostile));
+            let slept = await_some_or_wake("a wake-up", &accepted, || is_awake.load(Relaxed));
+            assert!(slept, "{lie}: asleep for good");
+        });
+        accepted.local.look(clock::now());
+        assert!(accepted.local.is_receive_shut(), "{lie}");
+    }
+}
+
+/// Waits for what should come; false if it does not, and then whoever sleeps on the end's word is woken.
+fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool) -> bool {
+    let start = clock::now();
+    while !has_come() {
+        if clock::now().since(start) > Duration::from_secs(5) {
+            eprintln!("no {what} came");
+            let wants = &end.rings.ends().accepter.bell.0.wants;
+            word::wake(wants, word::Scope::Shared);
+            return false;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// A program has the server relay many sessions, and rings once for all that it has written to them.
+#[test]
+fn the_server_has_time_for_others_however_much_it_relays() {
+    const SESSIONS: usize = 800;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut honest = Library::start(&path);
+    let mut hostile = hostile_library(&path);
+    let mut accepter = hostile_library(&path);
+    let mut relayed: Vec<(End, End)> = (0..SESSIONS)
+        .map(|_| {
+            let (opened, accepted) = introduce(&mut hostile, &mut accepter);
+            let flush = RequestBody::Flush {
+                session: accepted.id,
+                capsule: Blob::Inline(Vec::new()).into(),
+                then: AfterFlush::Relay(Reader::Sender),
+                traits: Traits::default(),
+            };
+            let reply = accepter.client.ask(flush);
+            assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+            (opened, accepted)
+        })
+        .collect();
+    let session = relayed[0].0.id;
+    let (reply, mut fds) = hostile.client.ask_with(RequestBody::Bell { session }, &[]);
+    let ReplyBody::Bell { number } = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(number, holder::SERVER);
+    let rope = Rope::from_fd(fds.remove(0));
+    for (end, _) in &mut relayed {
+        end.local.send(clock::now(), &[7; 300_000]);
+        let _ = end.local.publish();
+    }
+    rope.pull();
+    let wait = |_| {
+        let start = clock::now();
+        honest.client.ask(RequestBody::Recalls);
+        clock::now().since(start)
+    };
+    let longest = (0..300).map(wait).max().expect("there are some");
+    assert!(longest < Duration::from_millis(40), "{longest:?}");
+    // All are heard in the end.
+    for (_, accepted) in &relayed {
+        let mut octet = [0];
+        await_some("an octet", || {
+            rustix::io::read(&accepted.near.0, &mut octet).ok()
+        });
+        assert_eq!(octet, [7]);
+    }
 }
 
 #[test]
