@@ -1,10 +1,11 @@
 //! The port namespace: who holds which local endpoint, by Linux's rules for `SO_REUSEADDR`,
 //! `SO_REUSEPORT` and `IPV6_V6ONLY`. Owns claims and the set of live flows; never opens a socket.
 //!
-//! A claim is *bound* (by `bind`), *listening*, a *flow* (a connection on the port), or *held
-//! back* (TIME_WAIT, or the time after a process died). One port may carry many claims.
+//! A claim is *bound* (by `bind`), *listening*, a *flow* (a connection on the port), a flow that *lingers* (FIN-WAIT-2
+//! without a user, or TIME-WAIT, of a connection that nobody holds any more), or *held back* (the time after a process
+//! died). One port may carry many claims.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 
@@ -56,10 +57,25 @@ enum Use {
     Bound,
     Listening,
     Flow(SocketAddr),
+    Lingering {
+        remote: SocketAddr,
+        until: Instant,
+    },
     HeldBack {
         remote: Option<SocketAddr>,
         until: Instant,
     },
+}
+
+impl Use {
+    /// The peer of a connection.
+    fn remote(&self) -> Option<SocketAddr> {
+        match *self {
+            Use::Flow(remote) | Use::Lingering { remote, .. } => Some(remote),
+            Use::HeldBack { remote, .. } => remote,
+            Use::Bound | Use::Listening => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +90,9 @@ pub struct PortTable {
     ephemeral: RangeInclusive<u16>,
     ports: HashMap<(Protocol, u16), BTreeMap<ClaimId, Entry>>,
     index: HashMap<ClaimId, (Protocol, u16)>,
-    flows: HashSet<FlowKey>,
-    held: BTreeMap<(Instant, ClaimId), ()>,
+    flows: HashMap<FlowKey, ClaimId>,
+    held: BTreeSet<(Instant, ClaimId)>,
+    lingering: BTreeSet<(Instant, ClaimId)>,
     next: u64,
 }
 
@@ -85,8 +102,9 @@ impl PortTable {
             ephemeral,
             ports: HashMap::new(),
             index: HashMap::new(),
-            flows: HashSet::new(),
-            held: BTreeMap::new(),
+            flows: HashMap::new(),
+            held: BTreeSet::new(),
+            lingering: BTreeSet::new(),
             next: 1,
         }
     }
@@ -126,21 +144,24 @@ impl PortTable {
             let flow = flow_of(&candidate, remote);
             let is_known = [flow, flow.reversed()]
                 .iter()
-                .any(|flow| self.flows.contains(flow));
+                .any(|flow| self.flows.contains_key(flow));
             if is_known || self.bound(&candidate) {
                 continue;
             }
-            self.flows.insert(flow);
             return Ok(self.grant(candidate, Use::Flow(remote)));
         }
         Err(ClaimError::Exhausted)
     }
 
-    /// Records one more connection on a port that its listener or a `bind` holds.
+    /// Records one more connection on a port that its listener or a `bind` holds. It takes the place of one that
+    /// lingers (Linux's `tcp_twsk_unique` for a port that was chosen, and its SYN in TIME-WAIT).
     pub fn join(&mut self, claim: Claim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
         let claim = normalised(claim);
-        if !self.flows.insert(flow_of(&claim, remote)) {
-            return Err(ClaimError::FlowExists);
+        if let Some(&earlier) = self.flows.get(&flow_of(&claim, remote)) {
+            match self.entry(earlier).map(|entry| entry.usage) {
+                Some(Use::Lingering { .. }) => self.release(earlier),
+                _ => return Err(ClaimError::FlowExists),
+            }
         }
         Ok(self.grant(claim, Use::Flow(remote)).0)
     }
@@ -168,22 +189,19 @@ impl PortTable {
         let Some(entries) = self.ports.get_mut(&key) else {
             return;
         };
-        if let Some(entry) = entries.remove(&id) {
-            match entry.usage {
-                Use::Flow(remote) => {
-                    self.flows.remove(&flow_of(&entry.claim, remote));
-                }
-                Use::HeldBack { remote, until } => {
-                    self.held.remove(&(until, id));
-                    if let Some(remote) = remote {
-                        self.flows.remove(&flow_of(&entry.claim, remote));
-                    }
-                }
-                Use::Bound | Use::Listening => {}
-            }
-        }
+        let Some(entry) = entries.remove(&id) else {
+            return;
+        };
         if entries.is_empty() {
             self.ports.remove(&key);
+        }
+        match entry.usage {
+            Use::HeldBack { until, .. } => self.held.remove(&(until, id)),
+            Use::Lingering { until, .. } => self.lingering.remove(&(until, id)),
+            Use::Bound | Use::Listening | Use::Flow(_) => false,
+        };
+        if let Some(remote) = entry.usage.remote() {
+            self.flows.remove(&flow_of(&entry.claim, remote));
         }
     }
 
@@ -196,21 +214,53 @@ impl PortTable {
         let remote = match entry.usage {
             Use::Flow(remote) => Some(remote),
             Use::Bound | Use::Listening => None,
-            Use::HeldBack { .. } => return,
+            Use::HeldBack { .. } | Use::Lingering { .. } => return,
         };
         entry.usage = Use::HeldBack { remote, until };
-        self.held.insert((until, id), ());
+        self.held.insert((until, id));
     }
 
-    /// Frees what was held back long enough. Returns when to call again.
+    /// Keeps the claim of a connection that is over until `until`, again if it lingers already: a `bind` shares the port
+    /// as with a live connection, and a connection to the same peer from a port that was chosen takes its place. True
+    /// if the one that would have ended next had to go because there are more than `most`.
+    pub fn linger(&mut self, id: ClaimId, until: Instant, most: usize) -> bool {
+        let Some(entry) = self.entry_mut(id) else {
+            return false;
+        };
+        let (remote, before) = match entry.usage {
+            Use::Flow(remote) => (remote, None),
+            Use::Lingering { remote, until } => (remote, Some(until)),
+            Use::Bound | Use::Listening | Use::HeldBack { .. } => return false,
+        };
+        entry.usage = Use::Lingering { remote, until };
+        if let Some(before) = before {
+            self.lingering.remove(&(before, id));
+        }
+        self.lingering.insert((until, id));
+        if self.lingering.len() <= most {
+            return false;
+        }
+        if let Some(&(_, first)) = self.lingering.first() {
+            self.release(first);
+        }
+        true
+    }
+
+    /// Ephemeral ports that there are.
+    pub fn ephemeral(&self) -> usize {
+        self.ephemeral.len()
+    }
+
+    /// Frees what was held back, or has lingered, long enough. Returns when to call again.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
-        while let Some((&(until, id), ())) = self.held.first_key_value() {
+        loop {
+            let first = [self.held.first(), self.lingering.first()];
+            let &(until, id) = first.into_iter().flatten().min()?;
             if until > now {
                 return Some(until);
             }
             self.release(id);
         }
-        None
     }
 
     pub fn claim(&self, id: ClaimId) -> Option<Claim> {
@@ -236,6 +286,9 @@ impl PortTable {
     fn grant(&mut self, claim: Claim, usage: Use) -> (ClaimId, SocketAddr) {
         let id = ClaimId(self.next);
         self.next += 1;
+        if let Some(remote) = usage.remote() {
+            self.flows.insert(flow_of(&claim, remote), id);
+        }
         let key = (claim.protocol, claim.local.port());
         self.ports
             .entry(key)
@@ -253,16 +306,9 @@ impl PortTable {
     fn bound(&self, claim: &Claim) -> bool {
         let key = (claim.protocol, claim.local.port());
         self.ports.get(&key).is_some_and(|entries| {
-            entries.values().any(|entry| {
-                !matches!(
-                    entry.usage,
-                    Use::Flow(_)
-                        | Use::HeldBack {
-                            remote: Some(_),
-                            ..
-                        }
-                ) && overlap(claim, &entry.claim)
-            })
+            entries
+                .values()
+                .any(|entry| entry.usage.remote().is_none() && overlap(claim, &entry.claim))
         })
     }
 
@@ -295,7 +341,7 @@ fn may_share(new: &Claim, old: &Entry, listening: bool) -> bool {
         Use::HeldBack { .. } => new.reuse.address || listening,
         Use::Listening if new.protocol == Protocol::Tcp => false,
         // A listener meets the connections it accepted before, and other binds it was let share with.
-        Use::Flow(_) | Use::Bound | Use::Listening => {
+        Use::Flow(_) | Use::Lingering { .. } | Use::Bound | Use::Listening => {
             listening || (new.reuse.address && old.claim.reuse.address)
         }
     }

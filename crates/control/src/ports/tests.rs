@@ -186,6 +186,67 @@ fn a_held_back_port_needs_reuse_address_until_it_expires() {
 }
 
 #[test]
+fn a_port_whose_connection_lingers_is_shared_as_with_a_live_one() {
+    let start = Instant::ZERO;
+    let until = start + Duration::from_secs(60);
+    for (old, new, is_free) in [
+        (claim("10.0.0.1:80"), claim("10.0.0.1:80"), false),
+        (claim("10.0.0.1:80"), reusing("0.0.0.0:80"), false),
+        (reusing("10.0.0.1:80"), claim("10.0.0.1:80"), false),
+        (reusing("10.0.0.1:80"), reusing("10.0.0.1:80"), true),
+        (claim("10.0.0.1:80"), claim("10.0.0.2:80"), true),
+    ] {
+        let mut ports = table();
+        let flow = ports.join(old, remote()).unwrap();
+        assert!(!ports.linger(flow, until, 9));
+        assert_eq!(ports.bind(new, 0).is_ok(), is_free, "{old:?} {new:?}");
+        assert_eq!(ports.expire(start + Duration::from_secs(59)), Some(until));
+        assert_eq!(ports.expire(until), None);
+        assert_eq!(ports.len(), usize::from(is_free));
+    }
+}
+
+#[test]
+fn a_connection_takes_the_place_of_one_that_lingers_if_its_port_was_chosen() {
+    let until = Instant::ZERO + Duration::from_secs(60);
+    let mut ports = table();
+    let first = ports.join(claim("10.0.0.1:20000"), remote()).unwrap();
+    assert_eq!(
+        ports.join(claim("10.0.0.1:20000"), remote()),
+        Err(ClaimError::FlowExists)
+    );
+    ports.linger(first, until, 9);
+    for random in 0..4 {
+        let (other, local) = ports
+            .connect(claim("10.0.0.1:0"), remote(), random)
+            .unwrap();
+        assert_ne!(local.port(), 20000);
+        ports.release(other);
+    }
+    ports.join(claim("10.0.0.1:20000"), remote()).unwrap();
+    assert_eq!(ports.expire(Instant::ZERO), None, "it lingers no more");
+    assert_eq!(ports.len(), 1);
+}
+
+#[test]
+fn of_too_many_that_linger_the_one_that_would_end_next_goes() {
+    let after = |seconds| Instant::ZERO + Duration::from_secs(seconds);
+    let mut ports = table();
+    let flows: Vec<ClaimId> = (0..3)
+        .map(|i| ports.connect(claim("10.0.0.1:0"), remote(), i).unwrap().0)
+        .collect();
+    assert!(!ports.linger(flows[0], after(5), 2));
+    assert!(!ports.linger(flows[1], after(3), 2));
+    assert!(!ports.linger(flows[1], after(9), 2), "for longer");
+    assert!(ports.linger(flows[2], after(7), 2));
+    assert_eq!(ports.claim(flows[0]), None);
+    assert!(!ports.linger(flows[0], after(8), 2), "it is gone");
+    assert_eq!(ports.expire(after(7)), Some(after(9)));
+    assert_eq!(ports.expire(after(9)), None);
+    assert!(ports.is_empty());
+}
+
+#[test]
 fn release_is_idempotent_and_leaves_nothing() {
     let mut ports = table();
     let (id, _) = ports.connect(claim("10.0.0.1:0"), remote(), 3).unwrap();
