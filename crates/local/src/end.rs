@@ -10,7 +10,8 @@ use portolan_proto::local::{End, Side, flags, holder, wants};
 use portolan_sys::shm::Rings;
 use portolan_sys::word::{self, Scope, Word};
 use portolan_tcp::{
-    CongestionKind, EVENTS_MAX, Edges, Error, Events, Figures, Options, OutOfBand, StateName,
+    CongestionKind, EVENTS_MAX, Edges, Error, Events, Figures, Options, OrphanWait, OutOfBand,
+    StateName,
 };
 use portolan_types::{Instant, SeqNum};
 
@@ -30,6 +31,10 @@ const HANDSHAKE: u64 = 2;
 
 /// However small the buffers, so much fits.
 const LEAST_ROOM: u64 = 4096;
+
+/// How long Linux stays in FIN-WAIT-2 without a user (`tcp_fin_timeout`), and the most that a program may ask for.
+const FIN_WAIT: Duration = Duration::from_secs(60);
+const FIN_WAIT_MOST: Duration = Duration::from_secs(120);
 
 /// What Linux shows of a round trip over loopback, about.
 const ROUND_TRIP: Duration = Duration::from_micros(20);
@@ -108,6 +113,15 @@ impl Wish {
         let wants = &self.rings.ends().of(self.side).bell.0.wants;
         Word::new(wants, self.bits, Scope::Shared)
     }
+}
+
+/// In which state a TCP connection would be left by an end that was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remains {
+    Nothing,
+    /// FIN-WAIT-2, for so long.
+    FinWait(Duration),
+    TimeWait,
 }
 
 /// One end, and what it knows of the other.
@@ -313,6 +327,33 @@ impl Local {
             events = events | Events::PRIORITY;
         }
         events
+    }
+
+    /// Was this end reset by its own side?
+    pub fn has_reset(&self) -> bool {
+        self.own.flags & flags::RESET != 0
+    }
+
+    /// What is left of a connection whose end was closed, as the flags of both ends have it.
+    pub fn remains(&self) -> Remains {
+        let either = self.own.flags | self.peer.flags;
+        let seconds = self.mine().kept.0.fin_wait.load(Relaxed);
+        if either & flags::RESET != 0 || self.own.flags & flags::ACTIVE == 0 {
+            Remains::Nothing
+        } else if self.peer.flags & flags::FIN != 0 {
+            Remains::TimeWait
+        } else if seconds == 0 {
+            Remains::FinWait(FIN_WAIT)
+        } else {
+            Remains::FinWait(Duration::from_secs(seconds.into()).min(FIN_WAIT_MOST))
+        }
+    }
+
+    fn send_fin(&mut self) {
+        if (self.own.flags | self.peer.flags) & flags::FIN == 0 {
+            self.own.flags |= flags::ACTIVE;
+        }
+        self.own.flags |= flags::FIN;
     }
 
     fn fail(&mut self, error: Error) -> Events {
@@ -651,7 +692,7 @@ impl Stream for Local {
 
     fn shutdown_send(&mut self, _now: Instant) {
         if !self.has_failed {
-            self.own.flags |= flags::FIN;
+            self.send_fin();
         }
     }
 
@@ -671,8 +712,21 @@ impl Stream for Local {
         if self.queued() > 0 || self.options.reset_on_close {
             return self.abort(now);
         }
-        self.own.flags |= flags::FIN | flags::CLOSED;
+        self.send_fin();
+        self.own.flags |= flags::CLOSED;
         self.is_blocked = self.waiting() > 0;
+        match self.options.orphan_wait {
+            OrphanWait::Default => {}
+            OrphanWait::For(wait) => {
+                let seconds = u32::try_from(wait.as_secs()).unwrap_or(u32::MAX);
+                self.mine().kept.0.fin_wait.store(seconds, Relaxed);
+            }
+            // Linux resets what would wait for the peer's FIN.
+            OrphanWait::Never if self.peer.flags & flags::FIN == 0 => {
+                self.own.flags |= flags::RESET;
+            }
+            OrphanWait::Never => {}
+        }
     }
 
     fn abort(&mut self, _now: Instant) {

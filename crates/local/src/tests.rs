@@ -13,7 +13,7 @@ use portolan_fuzz::check;
 use portolan_proto::local::{RING_MIN, Side, holder};
 use portolan_sys::shm::Rings;
 use portolan_sys::word;
-use portolan_tcp::{Error, Events, OutOfBand, StateName};
+use portolan_tcp::{Error, Events, OrphanWait, OutOfBand, StateName};
 use portolan_types::Instant;
 use rustix::io::Errno;
 
@@ -123,6 +123,76 @@ fn a_half_close_ends_one_direction() {
     tell(&mut b, &mut a);
     assert_eq!(read_all(&mut a), b"z");
     assert!(a.is_closed() && b.is_closed() && a.error().is_none());
+}
+
+#[test]
+fn the_end_that_closes_first_goes_through_the_waiting_states() {
+    let minute = Duration::from_secs(60);
+    let (mut a, mut b) = pair();
+    a.close(NOW);
+    tell(&mut a, &mut b);
+    assert_eq!(a.remains(), Remains::FinWait(minute));
+    b.close(NOW);
+    tell(&mut b, &mut a);
+    assert_eq!(
+        (a.remains(), b.remains()),
+        (Remains::TimeWait, Remains::Nothing)
+    );
+
+    let (mut a, mut b) = pair();
+    a.shutdown_send(NOW);
+    tell(&mut a, &mut b);
+    b.close(NOW);
+    tell(&mut b, &mut a);
+    a.close(NOW);
+    assert_eq!(
+        (a.remains(), b.remains()),
+        (Remains::TimeWait, Remains::Nothing)
+    );
+
+    let (mut a, mut b) = pair();
+    a.close(NOW);
+    b.close(NOW);
+    tell(&mut a, &mut b);
+    tell(&mut b, &mut a);
+    assert_eq!(
+        (a.remains(), b.remains()),
+        (Remains::TimeWait, Remains::TimeWait),
+        "at the same time"
+    );
+
+    let (mut a, mut b) = pair();
+    a.abort(NOW);
+    tell(&mut a, &mut b);
+    b.close(NOW);
+    assert_eq!(
+        (a.remains(), b.remains()),
+        (Remains::Nothing, Remains::Nothing)
+    );
+}
+
+#[test]
+fn an_end_waits_for_the_other_one_as_long_as_its_program_says() {
+    let seconds = Duration::from_secs;
+    for (wait, remains) in [
+        (OrphanWait::Default, Remains::FinWait(seconds(60))),
+        (OrphanWait::For(seconds(5)), Remains::FinWait(seconds(5))),
+        (
+            OrphanWait::For(seconds(9999)),
+            Remains::FinWait(seconds(120)),
+        ),
+        (OrphanWait::Never, Remains::Nothing),
+    ] {
+        let (mut a, mut b) = pair();
+        a.options().orphan_wait = wait;
+        a.send(NOW, b"last");
+        a.close(NOW);
+        tell(&mut a, &mut b);
+        assert_eq!(a.remains(), remains);
+        assert_eq!(read_all(&mut b), b"last");
+        let error = (wait == OrphanWait::Never).then_some(Error::BrokenPipe);
+        assert_eq!(b.take_error(), error);
+    }
 }
 
 #[test]

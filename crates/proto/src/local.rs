@@ -23,6 +23,8 @@ pub mod flags {
     pub const CLOSED: u32 = 2;
     /// It ended with octets unread, or by force.
     pub const RESET: u32 = 4;
+    /// Its FIN went before the peer's had come: this end goes to FIN-WAIT and TIME-WAIT.
+    pub const ACTIVE: u32 = 8;
 }
 
 /// Bits of [`End::wants`].
@@ -90,7 +92,8 @@ pub struct Kept {
     pub error_told: AtomicU32,
     /// Octets came with the opening (of the opener's end).
     pub early: AtomicU32,
-    pub reserved: AtomicU32,
+    /// Seconds in FIN-WAIT-2 once this end is closed (`TCP_LINGER2`); 0: as long as usual.
+    pub fin_wait: AtomicU32,
 }
 
 /// One end; lines that different sides write at different times lie apart.

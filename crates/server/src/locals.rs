@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use portolan_control::{Errno, Holder, Phase};
-use portolan_local::{Local, Stream, Wake, WakeBy};
+use portolan_control::{ClaimId, Errno, Holder, Phase};
+use portolan_local::{Local, Remains, Stream, Wake, WakeBy};
 use portolan_proto::control::{AfterFlush, DescriptorEvent, Early, ReplyBody, Traits};
 use portolan_proto::local::{Side, holder};
 use portolan_proto::metastate::RouteKind;
@@ -36,6 +36,9 @@ const CALL_WAITS: Duration = Duration::from_secs(127);
 /// How long the listening side of a bell outlives its process: somebody may be about to ring.
 const BELL_STAYS: Duration = Duration::from_secs(10);
 
+/// Linux's `TCP_TIMEWAIT_LEN`.
+const TIME_WAIT: Duration = Duration::from_secs(60);
+
 /// Rounds of moving octets before others get their turn.
 const ROUNDS: usize = 8;
 
@@ -57,6 +60,8 @@ pub struct LocalEnd {
     is_listed: bool,
     /// It stands in [`Locals::due`].
     is_due: bool,
+    /// The port of the other end, which was closed and waits for the FIN of this one.
+    awaited_by: Option<ClaimId>,
     /// The server has closed or reset it. The flags in the memory do not tell: its holder writes them.
     has_ended: bool,
 }
@@ -306,6 +311,7 @@ impl Server {
             watched: None,
             is_listed: false,
             is_due: false,
+            awaited_by: None,
             has_ended: false,
         };
         let early = match target.early {
@@ -523,12 +529,19 @@ impl Server {
         if std::mem::replace(&mut end.has_ended, true) {
             return;
         }
-        let peer = end.peer;
+        let (peer, awaited_by) = (end.peer, end.awaited_by.take());
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
         finish(&mut local);
         // The wake-up that it asks for is among those that follow.
         let _ = local.publish();
         local.wake_peer();
+        if let Some(claim) = awaited_by {
+            match local.has_reset() {
+                true => self.ports.release(claim),
+                false => self.keep_port(claim, TIME_WAIT),
+            }
+        }
+        self.leave_behind(id, peer, local.remains());
         match self.registry.session(peer).map(|session| session.holder) {
             Some(Holder::Process(channel, _)) => {
                 if let Some(channel) = self.channels.get(&channel) {
@@ -537,6 +550,31 @@ impl Server {
             }
             Some(_) => self.locals.make_due(peer),
             None => {}
+        }
+    }
+
+    /// The port of an end that was closed stays for as long as a connection would be in FIN-WAIT-2 and TIME-WAIT.
+    fn leave_behind(&mut self, id: SessionId, peer: SessionId, remains: Remains) {
+        let wait = match remains {
+            Remains::Nothing => return,
+            Remains::FinWait(wait) => wait,
+            Remains::TimeWait => TIME_WAIT,
+        };
+        let session = self.registry.session_mut(id);
+        let Some(claim) = session.and_then(|session| session.flow_claim.take()) else {
+            return;
+        };
+        self.keep_port(claim, wait);
+        if let (Remains::FinWait(_), Some(end)) = (remains, self.locals.ends.get_mut(&peer)) {
+            end.awaited_by = Some(claim);
+        }
+    }
+
+    fn keep_port(&mut self, claim: ClaimId, wait: Duration) {
+        // New connections always find a port.
+        let most = self.config.limits.time_wait.min(self.ports.ephemeral() / 2);
+        if self.ports.linger(claim, self.now + wait, most) {
+            self.counters.time_wait_evicted += 1;
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use portolan_local::Stream;
 use portolan_sys::{clock, descriptor};
+use portolan_tcp::Error;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
@@ -110,6 +111,8 @@ fn receive_tcp(
         let taken = read_out(connection, now, buffers, (before, start), flags);
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
+        // A reset behind the peer's FIN is for writers (Linux's `SOCK_DONE`).
+        let is_end_first = has_ended && connection.error() == Some(Error::BrokenPipe);
         let is_at_mark = !is_peek && connection.is_at_mark();
         let has_output = connection.has_output();
         if taken > 0 && socket.wants_times() {
@@ -121,7 +124,7 @@ fn receive_tcp(
         let done = done.get();
         let is_at_mark = is_at_mark && done > 0;
         let is_enough = (done >= least || is_at_mark) && (done > 0 || has_some);
-        if is_enough || (done > 0 && has_ended) {
+        if is_enough || (done > 0 && has_ended) || is_end_first {
             return Some(Ok(done));
         }
         if let Some(errno) = socket.take_error(Some(core)) {
