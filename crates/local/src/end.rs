@@ -32,6 +32,17 @@ const HANDSHAKE: u64 = 2;
 /// However small the buffers, so much fits.
 const LEAST_ROOM: u64 = 4096;
 
+/// Buffers whose sizes nobody has chosen: what Linux's grow to over loopback if the peer does not read (the last value of
+/// `tcp_wmem`), and what it begins with to receive.
+const SEND_BUFFER: u64 = 4 << 20;
+const RECEIVE_BUFFER: u64 = 128 << 10;
+
+/// What a writer may be ahead of a reader that reads: it stays in a processor's cache.
+#[cfg(not(test))]
+const CYCLE: u64 = 2 << 20;
+#[cfg(test)]
+pub(crate) const CYCLE: u64 = 4 << 10;
+
 /// How long Linux stays in FIN-WAIT-2 without a user (`tcp_fin_timeout`), and the most that a program may ask for.
 const FIN_WAIT: Duration = Duration::from_secs(60);
 const FIN_WAIT_MOST: Duration = Duration::from_secs(120);
@@ -133,9 +144,12 @@ pub struct Local {
     published: Progress,
     /// The position that lies first in the ring.
     base: u64,
+    /// After so many octets the ring begins again.
+    cycle: u64,
     urgent_out: u64,
     peer: Progress,
     peer_base: u64,
+    peer_cycle: u64,
     peer_urgent: u64,
     mark: Option<Mark>,
     error: Option<Error>,
@@ -143,6 +157,8 @@ pub struct Local {
     receive_shut: bool,
     /// A writer found no room.
     is_blocked: bool,
+    /// The receive buffer has, and with it the peer's room.
+    has_grown: bool,
     /// What happened in a call of this end.
     events: Events,
     send_limit: u64,
@@ -167,18 +183,21 @@ impl Local {
             own: progress,
             published: progress,
             base: own.sent.0.base.load(Acquire),
+            cycle: checked_cycle(&rings, own.sent.0.cycle.load(Acquire)),
             urgent_out: own.sent.0.urgent.load(Acquire),
             peer: Progress {
                 sent: progress.taken,
                 ..Progress::default()
             },
             peer_base: 0,
+            peer_cycle: rings.size() as u64,
             peer_urgent: 0,
             mark: None,
             error: None,
             has_failed: false,
             receive_shut: kept.receive_shut.load(Relaxed) != 0,
             is_blocked: false,
+            has_grown: false,
             events: Events::NONE,
             send_limit: u64::from(kept.send_limit.load(Relaxed)),
             options: Options::default(),
@@ -240,11 +259,16 @@ impl Local {
             taken: theirs.taken.0.load(Acquire),
             flags,
         };
-        if seen == self.peer || self.has_failed {
+        if self.has_failed {
             return events;
         }
-        // Both were written before `sent`.
+        if seen == self.peer {
+            // The peer's buffer may have grown.
+            return events | self.look_for_room();
+        }
+        // They were written before `sent`.
         let base = theirs.sent.0.base.load(Relaxed);
+        let cycle = theirs.sent.0.cycle.load(Relaxed);
         let urgent = theirs.sent.0.urgent.load(Relaxed);
         if !self.is_possible(&seen) {
             self.own.flags |= flags::RESET;
@@ -252,17 +276,22 @@ impl Local {
         }
         let before = std::mem::replace(&mut self.peer, seen);
         self.peer_base = base;
+        self.peer_cycle = checked_cycle(&self.rings, cycle);
         if seen.sent != before.sent {
             events = events | Events::READABLE;
             self.last_in = now;
             self.reads += 1;
         }
         events = events | self.look_at_mark(urgent);
-        if self.is_blocked && self.is_unblocked() {
-            self.is_blocked = false;
-            events = events | Events::WRITABLE;
+        events | self.look_for_room() | self.look_at_flags(before.flags)
+    }
+
+    fn look_for_room(&mut self) -> Events {
+        if !(self.is_blocked && self.is_unblocked()) {
+            return Events::NONE;
         }
-        events | self.look_at_flags(before.flags)
+        self.is_blocked = false;
+        Events::WRITABLE
     }
 
     /// May an honest peer have come to that?
@@ -367,13 +396,15 @@ impl Local {
     /// Lets the peer see what this end has done, and wakes it, but for its bell, if it sleeps and waits for it.
     pub fn publish(&mut self) -> Option<Wake> {
         let before = std::mem::replace(&mut self.published, self.own);
-        if before == self.own {
+        let has_grown = std::mem::take(&mut self.has_grown);
+        if before == self.own && !has_grown {
             return None;
         }
         let own = &self.own;
         pause();
         let mine = self.mine();
         mine.sent.0.base.store(self.base, Relaxed);
+        mine.sent.0.cycle.store(self.cycle, Relaxed);
         mine.sent.0.urgent.store(self.urgent_out, Relaxed);
         mine.sent.0.octets.store(own.sent, Release);
         mine.taken.0.store(own.taken, Release);
@@ -383,7 +414,9 @@ impl Local {
         if own.sent != before.sent || own.flags != before.flags {
             due |= wants::INPUT;
         }
-        if own.flags != before.flags || own.taken != before.taken && self.has_left_room() {
+        if own.flags != before.flags
+            || (own.taken != before.taken || has_grown) && self.has_left_room()
+        {
             due |= wants::OUTPUT;
         }
         if due == 0 {
@@ -395,7 +428,8 @@ impl Local {
     /// Is a good deal of what this end reads from free for its writer?
     fn has_left_room(&self) -> bool {
         let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
-        self.queued() * 3 <= self.limit_of(sender, self.mine()) * 2
+        let limit = self.limit_of(sender, self.mine()).min(self.peer_cycle);
+        self.queued() * 3 <= limit * 2
     }
 
     /// Takes the peer's wish away and says what fulfils it.
@@ -483,25 +517,33 @@ impl Local {
     /// The most that may lie in a ring: the writer's buffer and the reader's.
     fn limit_of(&self, send_limit: u64, reader: &End) -> u64 {
         let size = self.rings.size() as u64;
-        let given = |limit: u64| if limit == 0 { size } else { limit };
-        let receive_limit = u64::from(reader.kept.0.receive_limit.load(Relaxed));
-        (given(send_limit) + given(receive_limit)).clamp(LEAST_ROOM, size)
+        let send_limit = given(send_limit, SEND_BUFFER);
+        let receive_limit = given(reader.kept.0.receive_limit.load(Relaxed), RECEIVE_BUFFER);
+        (send_limit + receive_limit).clamp(LEAST_ROOM, size)
     }
 
+    /// The most that may lie in the ring now.
     fn limit(&self) -> u64 {
         let limit = self.limit_of(self.send_limit, self.theirs());
-        match self.options.unsent_low_water {
+        let limit = match self.options.unsent_low_water {
             Some(unsent) => limit.min(self.share(limit) + u64::from(unsent)),
             None => limit,
+        };
+        match self.may_grow() {
+            true => limit,
+            false => limit.min(self.cycle),
         }
+    }
+
+    /// Has the peer taken nothing since the ring was empty? All octets lie in their first cycle then.
+    fn may_grow(&self) -> bool {
+        self.peer.taken <= self.base
     }
 
     /// What of the ring is the reader's buffer: octets in it have arrived.
     fn share(&self, limit: u64) -> u64 {
-        match u64::from(self.theirs().kept.0.receive_limit.load(Relaxed)) {
-            0 => limit / 2,
-            given => given.min(limit),
-        }
+        let receive_limit = self.theirs().kept.0.receive_limit.load(Relaxed);
+        given(receive_limit, RECEIVE_BUFFER).min(limit)
     }
 
     /// Octets that were sent and have not arrived: the reader's buffer is full.
@@ -551,11 +593,29 @@ impl Local {
 
     fn copy_out(&self, position: u64, out: &mut [u8]) {
         let offset = position.wrapping_sub(self.peer_base);
-        self.rings.get(self.side.other(), offset, out);
+        let cycle = Local::to_length(self.peer_cycle);
+        self.rings.get(self.side.other(), cycle, offset, out);
     }
 
     fn to_length(octets: u64) -> usize {
         usize::try_from(octets).unwrap_or(usize::MAX)
+    }
+}
+
+/// A size that somebody has chosen, or what holds otherwise.
+fn given<T: Into<u64>>(chosen: T, default: u64) -> u64 {
+    match chosen.into() {
+        0 => default,
+        chosen => chosen,
+    }
+}
+
+/// Anything that was written there is some cycle.
+fn checked_cycle(rings: &Rings, claimed: u64) -> u64 {
+    let size = rings.size() as u64;
+    match claimed.is_power_of_two() && claimed <= size {
+        true => claimed,
+        false => size,
     }
 }
 
@@ -569,6 +629,10 @@ impl Stream for Local {
             self.events = self.events | self.fail(self.reset_error());
             return data.len();
         }
+        if self.unread() == 0 {
+            self.base = self.own.sent;
+            self.cycle = CYCLE.min(self.rings.size() as u64);
+        }
         let count = data.len().min(Local::to_length(self.room()));
         if count < data.len() {
             self.is_blocked = true;
@@ -576,11 +640,12 @@ impl Stream for Local {
         if count == 0 {
             return 0;
         }
-        if self.unread() == 0 {
-            self.base = self.own.sent;
+        if self.unread() + count as u64 > self.cycle {
+            self.cycle = self.rings.size() as u64;
         }
         let offset = self.own.sent.wrapping_sub(self.base);
-        self.rings.put(self.side, offset, &data[..count]);
+        let cycle = Local::to_length(self.cycle);
+        self.rings.put(self.side, cycle, offset, &data[..count]);
         self.own.sent += count as u64;
         self.last_out = now;
         self.writes += 1;
@@ -650,7 +715,7 @@ impl Stream for Local {
     }
 
     fn has_output(&self) -> bool {
-        self.own != self.published
+        self.own != self.published || self.has_grown
     }
 
     fn last_text_at(&self) -> Instant {
@@ -788,7 +853,8 @@ impl Stream for Local {
 
     fn set_receive_buffer(&mut self, octets: usize) {
         let octets = u32::try_from(octets).unwrap_or(u32::MAX);
-        self.mine().kept.0.receive_limit.store(octets, Relaxed);
+        let before = self.mine().kept.0.receive_limit.swap(octets, Relaxed);
+        self.has_grown |= octets > before;
     }
 
     /// What would be seen of a connection over Linux's loopback device.

@@ -18,6 +18,7 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use super::*;
+use crate::end::CYCLE;
 
 const NOW: Instant = Instant::ZERO;
 
@@ -99,7 +100,7 @@ fn short_messages_always_use_the_same_memory() {
         tell(&mut b, &mut a);
     }
     let mut ring = vec![0; RING_MIN];
-    rings.get(Side::Opener, 0, &mut ring);
+    rings.get(Side::Opener, RING_MIN, 0, &mut ring);
     assert!(ring[1000..].iter().all(|octet| *octet == 0));
 }
 
@@ -296,6 +297,61 @@ fn buffers_bound_what_may_lie_between_two_ends() {
     tell(&mut a, &mut b);
     b.recv(NOW, &mut [0; 3000]);
     assert_eq!(tell(&mut b, &mut a), Events::WRITABLE);
+}
+
+#[test]
+fn a_reader_that_reads_is_not_left_far_behind() {
+    let cycle = CYCLE as usize;
+    let octets: Vec<u8> = (0..RING_MIN).map(|index| (index % 251) as u8).collect();
+    let (mut a, mut b) = pair();
+    // Nothing was taken: all that the buffers hold.
+    assert_eq!(a.send(NOW, &octets[..cycle - 10]), cycle - 10);
+    tell(&mut a, &mut b);
+    assert_eq!(a.send(NOW, &octets[cycle - 10..]), RING_MIN - cycle + 10);
+    tell(&mut a, &mut b);
+    assert!(
+        read_all(&mut b) == octets,
+        "in the places of a larger cycle"
+    );
+    tell(&mut b, &mut a);
+    // Some was: no more than a cycle.
+    assert_eq!(a.send(NOW, &octets[..100]), 100);
+    tell(&mut a, &mut b);
+    assert_eq!(b.recv(NOW, &mut [0; 1]), 1);
+    tell(&mut b, &mut a);
+    assert_eq!(a.send(NOW, &octets[100..]), cycle - 99);
+    assert!(!a.poll_writable());
+    tell(&mut a, &mut b);
+    assert!(
+        read_all(&mut b) == octets[1..=cycle],
+        "over the cycle's end"
+    );
+    assert_eq!(tell(&mut b, &mut a), Events::WRITABLE);
+}
+
+#[test]
+fn a_buffer_that_grows_wakes_who_waits_for_room() {
+    for grows_here in [true, false] {
+        let (mut a, mut b) = pair();
+        a.set_send_buffer(3000);
+        b.set_receive_buffer(2000);
+        a.give_to(7);
+        assert_eq!(a.send(NOW, &[1; 6000]), 5000);
+        tell(&mut a, &mut b);
+        a.arm(WakeBy::Bell);
+        assert_eq!(a.look(NOW), Events::NONE);
+        if grows_here {
+            a.set_send_buffer(9000);
+        } else {
+            b.set_receive_buffer(2000);
+            assert_eq!(b.publish(), None, "the same");
+            b.set_receive_buffer(8000);
+            assert!(b.has_output());
+            assert_eq!(b.publish(), Some(Wake::Bell(7)));
+        }
+        assert_eq!(a.look(NOW), Events::WRITABLE);
+        assert_eq!(a.send(NOW, &[1; 9000]), 6000);
+    }
 }
 
 #[test]

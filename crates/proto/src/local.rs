@@ -60,6 +60,9 @@ pub struct Sent {
     /// The position whose octet lies first in the ring; moves only while the ring is empty, so that
     /// short messages always use the same memory.
     pub base: AtomicU64,
+    /// After so many octets, a power of two, the writer begins at the first place again. It changes while the ring is
+    /// empty, or grows while no octet in it has been taken, so that those lie where they lay.
+    pub cycle: AtomicU64,
     /// Position behind the last urgent octet; 0: there was none.
     pub urgent: AtomicU64,
     /// [`flags`]; the last word to be written.
@@ -146,7 +149,7 @@ pub const fn size(ring: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Sent>() == 32 && size_of::<Bell>() == 16 && size_of::<Kept>() == 32);
+    assert!(size_of::<Sent>() == 40 && size_of::<Bell>() == 16 && size_of::<Kept>() == 32);
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
     assert!(offset_of!(End, taken) == 128 && offset_of!(End, bell) == 256);
     assert!(offset_of!(End, kept) == 384);

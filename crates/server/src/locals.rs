@@ -27,8 +27,8 @@ use crate::opens::{Detour, Target};
 use crate::server::{Server, random_u64};
 use crate::sessions::NewDescriptor;
 
-/// Octets of a ring when nobody has asked for more: what fits a processor's cache.
-const RING: usize = 512 << 10;
+/// Octets of a ring: what Linux's buffers hold at most. Memory that nothing was written to costs nothing.
+const RING: usize = 8 << 20;
 
 /// How long a caller waits for room in a listener's queue (Linux: six SYNs).
 const CALL_WAITS: Duration = Duration::from_secs(127);
@@ -293,10 +293,7 @@ impl Server {
         // It was there a moment ago; which one of a group, the port decides.
         let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
         let accepter = self.enter_for(listener, &flow, Phase::Handshake)?;
-        let asked = [Some(target.options), Some(self.handshake_options(listener))];
-        let asked = asked.into_iter().flatten().filter_map(|o| o.receive_buffer);
-        let size = asked.max().map_or(RING, |octets| RING.max(octets as usize));
-        let made = Rings::create(size).ok().and_then(|fd| {
+        let made = Rings::create(RING).ok().and_then(|fd| {
             let rings = Arc::new(Rings::map(&fd).ok()?);
             Some(Arc::new(Memory { fd, rings }))
         });

@@ -89,6 +89,8 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             if let Some(stream) = core.stream(slot) {
                 socket.options().apply_to_stream(stream);
             }
+            // There may be more room now, here or for the peer.
+            core.touch(slot);
         } else if let Some(session) = core.stack.get_mut(slot) {
             socket.options().apply(session);
             if let Session::Tcp(session) = session

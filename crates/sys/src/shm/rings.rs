@@ -54,10 +54,11 @@ impl Rings {
         unsafe { &*start.cast_const().cast::<Ends>() }
     }
 
-    /// Copies `octets`, no more than the ring has, into the ring of `side` from `offset` on.
-    pub fn put(&self, side: Side, offset: u64, octets: &[u8]) {
+    /// Copies `octets`, no more than the ring has, into the ring of `side` from `offset` on. After `cycle` octets, a
+    /// power of two, it begins again.
+    pub fn put(&self, side: Side, cycle: usize, offset: u64, octets: &[u8]) {
         let octets = &octets[..octets.len().min(self.size)];
-        let (start, first) = self.place(offset, octets.len());
+        let (start, first) = self.place(cycle, offset, octets.len());
         let (front, back) = octets.split_at(first);
         // SAFETY: `place` gives a part of the ring of `side` that begins at `start` and has room for
         // `front`; what does not fit before its end starts at its beginning, and both together are
@@ -74,9 +75,9 @@ impl Rings {
 
     /// Copies octets, no more than the ring has, from the ring of `side` from `offset` on. What the
     /// other end writes meanwhile may show in part.
-    pub fn get(&self, side: Side, offset: u64, out: &mut [u8]) {
+    pub fn get(&self, side: Side, cycle: usize, offset: u64, out: &mut [u8]) {
         let length = out.len().min(self.size);
-        let (start, first) = self.place(offset, length);
+        let (start, first) = self.place(cycle, offset, length);
         let (front, back) = out[..length].split_at_mut(first);
         // SAFETY: as in `put`, the other way round; any octets are a value of `u8`.
         unsafe {
@@ -93,10 +94,11 @@ impl Rings {
         }
     }
 
-    /// Where `offset` lies in a ring, and how many of `length` octets fit before its end.
-    fn place(&self, offset: u64, length: usize) -> (usize, usize) {
-        let start = (offset & (self.size as u64 - 1)) as usize;
-        (start, length.min(self.size - start))
+    /// Where `offset` lies in a ring, and how many of `length` octets fit before the end of the cycle.
+    fn place(&self, cycle: usize, offset: u64, length: usize) -> (usize, usize) {
+        let cycle = cycle.clamp(1, self.size);
+        let start = (offset & (cycle as u64 - 1)) as usize;
+        (start, length.min(cycle - start))
     }
 
     /// First of `length` octets of a ring, which must lie inside it.
@@ -123,15 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn octets_cross_also_over_the_end_of_the_ring() {
+    fn octets_cross_also_over_the_end_of_a_cycle() {
         let (a, b) = pair();
-        let octets: Vec<u8> = (0..a.size()).map(|index| (index % 251) as u8).collect();
-        for side in [Side::Opener, Side::Accepter] {
-            for offset in [0, 1, RING_MIN as u64 - 1, u64::MAX - 5] {
-                a.put(side, offset, &octets);
-                let mut got = vec![0; octets.len()];
-                b.get(side, offset, &mut got);
-                assert!(got == octets, "{side:?} {offset}");
+        for cycle in [a.size(), RING_MIN / 4] {
+            let octets: Vec<u8> = (0..cycle).map(|index| (index % 251) as u8).collect();
+            for side in [Side::Opener, Side::Accepter] {
+                for offset in [0, 1, RING_MIN as u64 - 1, u64::MAX - 5] {
+                    a.put(side, cycle, offset, &octets);
+                    let mut got = vec![0; octets.len()];
+                    b.get(side, cycle, offset, &mut got);
+                    assert!(got == octets, "{side:?} {offset}");
+                }
             }
         }
     }
@@ -139,11 +143,13 @@ mod tests {
     #[test]
     fn one_ring_does_not_reach_into_the_other_or_the_words() {
         let (a, b) = pair();
-        a.put(Side::Opener, 7, &vec![0xff; 3 * a.size()]);
-        let mut other = vec![1; b.size()];
-        b.get(Side::Accepter, 0, &mut other);
-        assert!(other.iter().all(|octet| *octet == 0));
-        assert_eq!(b.ends().accepter.sent.0.octets.load(Relaxed), 0);
+        for cycle in [0, 3, a.size(), 1 << 40] {
+            a.put(Side::Opener, cycle, 7, &vec![0xff; 3 * a.size()]);
+            let mut other = vec![1; b.size()];
+            b.get(Side::Accepter, cycle, 0, &mut other);
+            assert!(other.iter().all(|octet| *octet == 0));
+            assert_eq!(b.ends().accepter.sent.0.octets.load(Relaxed), 0);
+        }
     }
 
     #[test]
