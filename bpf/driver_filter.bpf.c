@@ -15,6 +15,7 @@
 #include "deliver.h"
 #include "lookup.h"
 #include "maps.h"
+#include "martian.h"
 #include "search.h"
 #include "parse.h"
 #include "settings.h"
@@ -100,7 +101,7 @@ static __always_inline struct flow_row *find_served(const struct filter_key *key
 	}
 	if (!row || !(row->flags & ROW_IN_DRIVER))
 		return NULL;
-	return *flags && !is_local(&key->local) ? NULL : row;
+	return *flags && (!is_local(&key->local) || is_martian(key)) ? NULL : row;
 }
 
 static __always_inline int filter(struct xdp_md *packet, const enum hook hook)

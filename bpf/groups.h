@@ -21,6 +21,7 @@
 #include "fragments.h"
 #include "lookup.h"
 #include "maps.h"
+#include "martian.h"
 #include "parse.h"
 
 /* What the copies of one datagram have in common. */
@@ -131,13 +132,6 @@ static __always_inline bool parse_datagram(struct __sk_buff *skb, __u32 offset,
 	return true;
 }
 
-static __always_inline bool is_multicast(const union address *address)
-{
-	if (is_ipv4(address))
-		return (address->octets[12] & 0xf0) == 0xe0;
-	return address->octets[0] == 0xff;
-}
-
 /*
  * How a frame that is not for this station alone lies in its buffer. A copy that the kernel loops
  * back to its own host (PACKET_LOOPBACK) begins with the IP header.
@@ -151,8 +145,11 @@ static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
 	};
 }
 
-/* Copies a datagram to all who are to have it; 0 if nobody is. Global, to be verified once. */
-__noinline int distribute(struct __sk_buff *skb, const struct delivery *asked)
+/*
+ * Copies a datagram to all who are to have it; 0 if nobody is. One that comes by the wire may be from other
+ * hosts only. Global, to be verified once.
+ */
+__noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, __u32 is_by_wire)
 {
 	struct filter_key key = {};
 	struct piece piece = {};
@@ -163,6 +160,10 @@ __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked)
 		return 0;
 	if (!is_multicast(&key.local) && !is_broadcast(&key.local))
 		return 0;
+	if (is_by_wire && is_martian(&key)) {
+		count(receive_drop_martian);
+		return 0;
+	}
 	/* What the kernel loops back comes in order. */
 	if (piece.is_later && !recall_port(skb, &key, &piece, !asked->missing))
 		return 0;

@@ -18,6 +18,7 @@
 #include "groups.h"
 #include "lookup.h"
 #include "maps.h"
+#include "martian.h"
 #include "parse.h"
 #include "raw.h"
 #include "search.h"
@@ -109,14 +110,24 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	enum parsed parsed = parse_received(skb, &key, &piece);
 	__u16 flags = parsed == PARSED_ICMP_ERROR ? RECORD_ICMP_ERROR : 0;
 	struct flow_row *row;
+	bool is_refused;
 	int verdict;
 
 	switch (parsed) {
 	case PARSED_FLOW:
 	case PARSED_ICMP_ERROR:
 		row = claim(&key, origin, &flags);
+		/* A flow's row names its peer. */
+		is_refused = row && flags & RECORD_BINDING && parsed == PARSED_FLOW &&
+			     origin == FROM_NETWORK && is_martian(&key);
+		if (is_refused)
+			row = NULL;
 		if (piece.is_fragment && parsed == PARSED_FLOW)
 			remember(skb, &key, &piece, row, flags);
+		if (is_refused) {
+			count(receive_drop_martian);
+			return TC_ACT_SHOT;
+		}
 		break;
 	case PARSED_LATER_FRAGMENT:
 		if (!may_be_ours(&key)) {
@@ -174,7 +185,7 @@ int packet_filter(struct __sk_buff *skb)
 	if (skb->pkt_type != PACKET_HOST) {
 		const struct delivery delivery = delivery_of(skb);
 
-		if (!distribute(skb, &delivery))
+		if (!distribute(skb, &delivery, skb->pkt_type != PACKET_LOOPBACK))
 			return filter_frame(skb, receive_pass_not_to_host);
 		return TC_ACT_UNSPEC;
 	}
@@ -205,7 +216,7 @@ int inject_filter(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	}
 	delivery.interface = interface;
-	if (distribute(skb, &delivery))
+	if (distribute(skb, &delivery, false))
 		return TC_ACT_SHOT;
 	verdict = filter(skb, interface, FROM_SERVER);
 	if (verdict != TC_ACT_UNSPEC)

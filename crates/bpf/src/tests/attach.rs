@@ -5,8 +5,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
 
 use portolan_netns::Namespace;
-use portolan_proto::filter::BindingKey;
-use portolan_types::Protocol;
+use portolan_types::{FlowKey, Protocol};
 
 use super::bed::{Bed, CHANNEL, IFINDEX, row};
 
@@ -100,10 +99,13 @@ fn datagrams_up_to_the_longest_are_copied_whole_from_a_live_device() {
             .unwrap();
         bed.filter.attach_interface(IFINDEX).unwrap();
         let port = "127.0.0.1:9000".parse().unwrap();
-        bed.filter
-            .bind(&BindingKey::new(Protocol::Udp, port), row(CHANNEL))
-            .unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let flow = FlowKey {
+            protocol: Protocol::Udp,
+            local: port,
+            remote: socket.local_addr().unwrap(),
+        };
+        bed.filter.aim(&flow, row(CHANNEL)).unwrap();
         for length in [
             1, 2000, 4000, 4023, 4200, 9100, 9200, 16300, 16400, 32700, 32800, 65507,
         ] {

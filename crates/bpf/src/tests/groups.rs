@@ -178,6 +178,46 @@ fn a_membership_is_of_one_device_and_one_port() {
 }
 
 #[test]
+fn a_datagram_to_a_group_from_an_address_that_no_other_host_has_is_not_copied() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let (_, key) = to_group(&flow);
+        bed.filter.set_member(&key, row(CHANNEL)).unwrap();
+        let sources: &[&str] = if flow.local.is_ipv4() {
+            &["127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0.1"]
+        } else {
+            &["::1", "ff02::1"]
+        };
+        for source in sources.iter().map(|text| text.parse().unwrap()) {
+            let mut strange = flow;
+            strange.remote.set_ip(source);
+            let (frame, _) = to_group(&strange);
+            let passed = outcome(UNSPEC, &["drop_martian", "pass_not_to_host"]);
+            assert_eq!(bed.run("packet_filter", &frame), passed, "{flow} {source}");
+        }
+        assert!(bed.records().is_empty());
+    }
+}
+
+/// As a DHCP client, which has no address yet.
+#[test]
+fn a_broadcast_from_a_host_without_an_address_is_copied() {
+    let [flow, _] = flows(Protocol::Udp);
+    let mut bed = Bed::new();
+    let everybody = "255.255.255.255".parse().unwrap();
+    bed.filter.set_local_addresses(&[], &[everybody]).unwrap();
+    bed.filter.bind(&binding(&flow), row(CHANNEL)).unwrap();
+    let mut frame = Frame {
+        destination_mac: MacAddr::BROADCAST,
+        ..Frame::received(&flow)
+    };
+    frame.destination.set_ip(everybody);
+    frame.source.set_ip("0.0.0.0".parse().unwrap());
+    let copied = outcome(UNSPEC, &["delivered_copy"]);
+    assert_eq!(bed.run("packet_filter", &frame.build()), copied);
+}
+
+#[test]
 fn a_broadcast_is_copied_to_the_socket_of_its_port() {
     let [flow, _] = flows(Protocol::Udp);
     let mut bed = Bed::new();

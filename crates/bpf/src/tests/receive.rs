@@ -260,6 +260,43 @@ fn a_bound_port_on_a_foreign_address_is_left_to_the_kernel() {
     assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_not_local"]));
 }
 
+/// RFC 1122 §3.2.1.3, RFC 4291 §2.5: nobody else has such an address.
+#[test]
+fn a_packet_from_an_address_that_no_other_host_has_is_dropped() {
+    for flow in all_flows() {
+        let bed = Bed::new();
+        for local in [flow.local, any_address(&flow)] {
+            let key = BindingKey::new(flow.protocol, local);
+            bed.filter.bind(&key, row(CHANNEL)).unwrap();
+        }
+        let sources: &[&str] = if flow.local.is_ipv4() {
+            &[
+                "127.0.0.1",
+                "127.9.9.9",
+                "0.0.0.0",
+                "224.0.0.1",
+                "255.255.255.255",
+            ]
+        } else {
+            &["::", "::1", "ff02::1", "::ffff:10.0.0.1"]
+        };
+        let own = flow.local.ip();
+        let sources = sources.iter().map(|text| text.parse().unwrap());
+        for source in sources.chain([own]) {
+            let mut frame = Frame::received(&flow);
+            frame.source.set_ip(source);
+            let dropped = outcome(SHOT, &["drop_martian"]);
+            assert_eq!(filter(&bed, &frame.build()), dropped, "{flow} {source}");
+        }
+        assert!(bed.records().is_empty());
+        // What the server lets in has been judged by the kernel.
+        let mut frame = Frame::received(&flow);
+        frame.source.set_ip(own);
+        let outcome = bed.run("inject_filter", &frame.build());
+        assert_eq!(outcome, self::outcome(SHOT, &["delivered"]), "{flow}");
+    }
+}
+
 #[test]
 fn options_and_extension_headers_are_walked_over() {
     for flow in all_flows() {
