@@ -117,8 +117,16 @@ pub enum RequestBody {
     /// Reply: `Relayed` or `Error`.
     Relay { session: SessionId, reader: Reader },
     /// UDP: what the session sends and receives goes by the kernel from now on, for all who have the
-    /// descriptor, which the packet carries; needs no `Hello`. Reply: `Twin` or `Error`.
-    Share { session: SessionId },
+    /// descriptor, which the packet carries; needs no `Hello`. With it goes what nobody has read, a
+    /// list of [`crate::datagram::UnreadDatagram`]. Reply: `Twin` or `Error`.
+    Share {
+        session: SessionId,
+        /// The socket is of `AF_INET6`, whatever its addresses are.
+        is_v6: bool,
+        unread: Blob,
+    },
+    /// Datagrams that reached the process after it had sent `Share`. No reply.
+    Unread { session: SessionId, unread: Blob },
     /// Which sessions does the server want back, and is there anything else to hear? Asked when the
     /// alert rings. Reply: `Recalled`.
     Recalls,
@@ -155,7 +163,7 @@ pub enum RequestBody {
     Disconnect { session: SessionId, slot: Slot },
     /// Wants the kernel socket that holds a UDP session's port, to send what only the kernel can.
     /// Reply: `Twin`, or `Error`.
-    Twin { session: SessionId },
+    Twin { session: SessionId, is_v6: bool },
     /// Changes what a UDP session hears of a group. Reply: `Joined` or `Error`.
     Group {
         session: SessionId,

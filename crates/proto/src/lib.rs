@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod datagram;
 pub mod extension;
 pub mod filter;
 pub mod ip;

@@ -208,7 +208,11 @@ impl Server {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
-            RequestBody::Share { session } => self.share(id, session, &fds),
+            RequestBody::Share {
+                session,
+                is_v6,
+                unread,
+            } => self.share(id, (session, is_v6), unread, fds),
             RequestBody::Probe => self.probe(id, fds.first()),
             RequestBody::ListSessions => self.list_sessions(id),
             RequestBody::ListRawFlows => self.list_raw_flows(),
@@ -325,7 +329,11 @@ impl Server {
             RequestBody::Disconnect { session, slot } => {
                 self.disconnect_udp(channel, session, slot)
             }
-            RequestBody::Twin { session } => self.twin(channel, session),
+            RequestBody::Twin { session, is_v6 } => self.twin(channel, session, is_v6),
+            RequestBody::Unread { session, unread } => {
+                self.take_unread(channel, session, unread, fds.pop());
+                Ok(Answer::Silence)
+            }
             RequestBody::Group { session, change } => self.change_group(channel, session, change),
             RequestBody::Resolve { interface, address } => {
                 self.resolve(NextHop { interface, address });

@@ -45,6 +45,9 @@ counters! {
     surrenders = "connections-surrendered",
     kernel_accepts = "kernel-accepts",
     kernel_datagrams = "kernel-datagrams",
+    /// Unread datagrams of sockets that became the kernel's: put into the kernel's socket, and lost.
+    unread_handed_over = "unread-datagrams-handed-over",
+    unread_lost = "unread-datagrams-lost",
     /// Accepted sessions that waited here for their first use.
     delayed = "sessions-delayed",
     /// Opens that led to a listener of ours on this host.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_control::{Claim, Command, Errno, Holder, Phase};
-use portolan_proto::control::{GroupAction, GroupChange, ReplyBody};
+use portolan_proto::control::{Blob, GroupAction, GroupChange, ReplyBody};
 use portolan_sys::datagram::{self, Arrival};
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::socket_filter;
@@ -22,6 +22,7 @@ use crate::clients::{Answer, ClientId};
 use crate::recall::Want;
 use crate::reservation::Reservation;
 use crate::server::{Server, Source};
+use crate::unread::open_unread;
 
 /// Datagrams taken from one kernel socket before others get their turn.
 const DATAGRAMS_PER_TURN: usize = 64;
@@ -128,9 +129,14 @@ impl Server {
     }
 
     /// `Twin`: the kernel socket that holds the session's port.
-    pub fn twin(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+    pub fn twin(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        is_v6: bool,
+    ) -> Result<Answer, Errno> {
         self.registry.admit(channel, Command::Twin, id)?;
-        let fd = self.kernel_socket(id)?;
+        let fd = self.kernel_socket(id, is_v6)?;
         Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
     }
 
@@ -138,16 +144,20 @@ impl Server {
     pub fn share(
         &mut self,
         client: ClientId,
-        id: SessionId,
-        fds: &[OwnedFd],
+        (id, is_v6): (SessionId, bool),
+        unread: Blob,
+        fds: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        self.verify(id, fds.first().ok_or(Errno::INVAL)?)?;
+        let mut fds = fds.into_iter();
+        self.verify(id, &fds.next().ok_or(Errno::INVAL)?)?;
+        let unread = open_unread(unread, fds.next())?;
         let asker = self.clients.get(&client).and_then(|client| client.channel);
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         match (session.protocol, session.holder) {
             (Protocol::Tcp, _) => Err(Errno::INVAL),
             (Protocol::Udp, Holder::Process(holder, _)) if Some(holder) == asker => {
-                self.leave_to_kernel(id)?;
+                self.leave_to_kernel(id, is_v6)?;
+                self.hand_over_unread(id, unread);
                 self.end_recall(id);
                 self.shared(id)
             }
@@ -161,14 +171,16 @@ impl Server {
         if self.phase(id) != Some(Phase::Relayed) {
             return Err(Errno::CONNRESET);
         }
-        let fd = self.kernel_socket(id)?;
+        let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
+        let copy = reservation.as_fd().try_clone_to_owned();
+        let fd = copy.map_err(|_| Errno::NOBUFS)?;
         Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
     }
 
     /// Nothing comes by the filter any more, nor by this server. The port is kept for others that have
     /// the descriptor.
-    fn leave_to_kernel(&mut self, id: SessionId) -> Result<(), Errno> {
-        drop(self.kernel_socket(id)?);
+    fn leave_to_kernel(&mut self, id: SessionId, is_v6: bool) -> Result<(), Errno> {
+        drop(self.kernel_socket(id, is_v6)?);
         self.leave_all_groups(id);
         self.unaim(id);
         if let Some((reservation, token)) = self.reservations.get_mut(&id) {
@@ -185,16 +197,19 @@ impl Server {
     }
 
     /// A copy of it, made first if the session has a port that the kernel leaves alone anyway.
-    fn kernel_socket(&mut self, id: SessionId) -> Result<OwnedFd, Errno> {
+    fn kernel_socket(&mut self, id: SessionId, is_v6: bool) -> Result<OwnedFd, Errno> {
         if !self.reservations.contains_key(&id) {
             let session = self.registry.session(id).ok_or(Errno::BADF)?;
-            let reservation = Reservation::take(&Claim {
-                protocol: Protocol::Udp,
-                local: session.local,
-                reuse: session.reuse,
-                v6_only: session.v6_only,
-                uid: session.uid,
-            })?;
+            let reservation = Reservation::take(
+                &Claim {
+                    protocol: Protocol::Udp,
+                    local: session.local,
+                    reuse: session.reuse,
+                    v6_only: session.v6_only,
+                    uid: session.uid,
+                },
+                is_v6,
+            )?;
             let peer = session.remote;
             self.watch_port(id, reservation);
             self.tell_kernel_of_peer(id, peer);
@@ -219,7 +234,7 @@ impl Server {
             interface: self.interface_of(id, &change)?,
             ..change
         };
-        let socket = self.kernel_socket(id)?;
+        let socket = self.kernel_socket(id, change.group.is_ipv6())?;
         let (name, value) = group_request(&change)?;
         let level = match change.group {
             IpAddr::V4(_) => libc::IPPROTO_IP,
@@ -327,7 +342,7 @@ fn storage(address: IpAddr) -> [u8; 128] {
 }
 
 /// A frame that is as if it had come by a managed device; `None` for what cannot be.
-fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Vec<u8>> {
+pub fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Vec<u8>> {
     let payload_len = u16::try_from(payload.len()).ok()?;
     let header = UdpHeader {
         source_port: arrival.from.port(),

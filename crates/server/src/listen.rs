@@ -204,7 +204,7 @@ impl Server {
             v6_only: false,
             uid,
         };
-        let (claim_id, local, reservation) = self.reserve(claim)?;
+        let (claim_id, local, reservation) = self.reserve(claim, false)?;
         let opening = Opening {
             protocol: Protocol::Tcp,
             phase: Phase::Bound,

@@ -37,6 +37,7 @@ mod shortage;
 mod spares;
 mod sysctls;
 mod udp;
+mod unread;
 mod wire;
 
 use std::path::PathBuf;

@@ -81,11 +81,13 @@ impl Server {
         }
         let descriptor = NewDescriptor::from_fds(fds)?;
         self.registry.has_room(channel)?;
+        // What holds a UDP port may become the program's own socket.
+        let is_v6 = wish.protocol == Protocol::Udp && wish.local.is_ipv6();
         let wish = Wish {
             local: canonical(wish.local),
             ..wish
         };
-        match self.bind_new(channel, wish, slot, descriptor) {
+        match self.bind_new(channel, (wish, is_v6), slot, descriptor) {
             Ok(answer) => Ok(answer),
             Err(detour) => self.detour(None, detour),
         }
@@ -105,7 +107,7 @@ impl Server {
     fn bind_new(
         &mut self,
         channel: ChannelId,
-        wish: Wish,
+        (wish, is_v6): (Wish, bool),
         slot: Slot,
         descriptor: NewDescriptor,
     ) -> Result<Answer, Detour> {
@@ -119,7 +121,7 @@ impl Server {
             v6_only: wish.v6_only,
             uid: process.uid,
         };
-        let (claim_id, local, reservation) = self.reserve(claim)?;
+        let (claim_id, local, reservation) = self.reserve(claim, is_v6)?;
         let opening = Opening {
             protocol: wish.protocol,
             phase: Phase::Bound,
@@ -151,11 +153,15 @@ impl Server {
     }
 
     /// Takes a port in the table and binds a kernel socket to it.
-    pub fn reserve(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr, Reservation), Errno> {
+    pub fn reserve(
+        &mut self,
+        claim: Claim,
+        is_v6: bool,
+    ) -> Result<(ClaimId, SocketAddr, Reservation), Errno> {
         let mut last = Errno::ADDRINUSE;
         for _ in 0..PORT_ATTEMPTS {
             let (id, local) = self.claim_port(claim)?;
-            match Reservation::take(&Claim { local, ..claim }) {
+            match Reservation::take(&Claim { local, ..claim }, is_v6) {
                 Ok(reservation) => return Ok((id, local, reservation)),
                 Err(errno) => {
                     self.ports.release(id);
@@ -560,7 +566,14 @@ impl Server {
             Detour::Kernel(reason) => reason,
         };
         self.counters.use_kernel(reason);
-        let socket = known.and_then(|id| {
+        // A UDP session is left to the kernel by its library, with what is unread.
+        let is_held = |id: &SessionId| {
+            let session = self.registry.session(*id);
+            session.is_some_and(|session| {
+                session.protocol == Protocol::Udp && matches!(session.holder, Holder::Process(..))
+            })
+        };
+        let socket = known.filter(|id| !is_held(id)).and_then(|id| {
             let socket = self.give_up_port(id);
             self.forget(id);
             socket

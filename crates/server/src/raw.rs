@@ -109,13 +109,14 @@ impl Server {
         }
         self.check_port(channel, local.port())?;
         let process = self.registry.process(channel).ok_or(Errno::BADF)?;
-        let (claim, local, reservation) = self.reserve(Claim {
+        let claim = Claim {
             protocol,
             local,
             reuse: Reuse::default(),
             v6_only: false,
             uid: process.uid,
-        })?;
+        };
+        let (claim, local, reservation) = self.reserve(claim, local.is_ipv6())?;
         reservation.shrink();
         let port = Port {
             claim,

@@ -21,9 +21,16 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Binds the claim's endpoint, with its reuse options.
-    pub fn take(claim: &Claim) -> Result<Reservation, Errno> {
-        let family = match claim.local {
+    /// Binds the claim's endpoint, with its reuse options. A socket of `AF_INET6` may have an address of
+    /// IPv4.
+    pub fn take(claim: &Claim, is_v6: bool) -> Result<Reservation, Errno> {
+        let local = match claim.local {
+            SocketAddr::V4(v4) if is_v6 => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            local => local,
+        };
+        let family = match local {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
@@ -35,13 +42,13 @@ impl Reservation {
         let fd = socket_with(family, kind, flags, Some(protocol)).map_err(errno)?;
         sockopt::set_socket_reuseaddr(&fd, claim.reuse.address).map_err(errno)?;
         sockopt::set_socket_reuseport(&fd, claim.reuse.port).map_err(errno)?;
-        if claim.local.is_ipv6() {
+        if local.is_ipv6() {
             sockopt::set_ipv6_v6only(&fd, claim.v6_only).map_err(errno)?;
         }
-        bind(&fd, &claim.local).map_err(errno)?;
+        bind(&fd, &local).map_err(errno)?;
         Ok(Reservation {
             fd,
-            is_v6: claim.local.is_ipv6(),
+            is_v6: local.is_ipv6(),
         })
     }
 

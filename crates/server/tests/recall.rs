@@ -276,7 +276,11 @@ fn nobody_gets_a_session_without_its_descriptor() {
         reader: Reader::Other,
     };
     assert!(refused(thief.ask_with(relay(), &[own.0.as_fd()])));
-    let share = || RequestBody::Share { session: scene.id };
+    let share = || RequestBody::Share {
+        session: scene.id,
+        is_v6: false,
+        unread: Blob::Inline(Vec::new()),
+    };
     assert!(refused(thief.ask_with(share(), &[own.0.as_fd()])));
     for request in [relay(), share()] {
         let (bare, _) = thief.ask_with(request, &[]);

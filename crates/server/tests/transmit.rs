@@ -833,7 +833,13 @@ fn a_twin_sends_in_its_sessions_class() {
     let ReplyBody::Bound { session, .. } = reply else {
         panic!("{reply:?}");
     };
-    let (_, mut fds) = library.client.ask_with(RequestBody::Twin { session }, &[]);
+    let (_, mut fds) = library.client.ask_with(
+        RequestBody::Twin {
+            session,
+            is_v6: false,
+        },
+        &[],
+    );
     let twin = std::net::UdpSocket::from(fds.remove(0));
     let scope = Scope::Port {
         protocol: Protocol::Udp,

@@ -234,13 +234,6 @@ impl UdpSession {
         Some((datagram, rest))
     }
 
-    /// Drops datagrams that are not from the peer just chosen.
-    pub fn keep_only_from(&mut self, remote: SocketAddr) {
-        self.queue.retain(|datagram| datagram.from == remote);
-        let cost = |datagram: &Datagram| datagram.data.len() + DATAGRAM_OVERHEAD;
-        self.queued = self.queue.iter().map(cost).sum();
-    }
-
     pub fn note_error(&mut self, error: DatagramError) {
         if self.errors.len() == ERRORS_MAX {
             self.errors.pop_front();

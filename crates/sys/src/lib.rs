@@ -11,6 +11,7 @@ pub mod device;
 pub mod doorbell;
 pub mod inlet;
 pub mod leak;
+pub mod local_delivery;
 pub mod map;
 mod mapping;
 pub mod memory;

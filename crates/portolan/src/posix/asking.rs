@@ -14,12 +14,12 @@ use portolan_types::{Generation, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::Stop;
-use super::fallback::fall_back;
+use super::fallback::{fall_back, leave_session};
 use super::socket_options::apply_quickack;
 use crate::control::Lost;
 use crate::core::Arrival;
 use crate::process::{Absent, Process};
-use crate::socket::{Setup, Socket};
+use crate::socket::{Phase, Setup, Socket};
 use crate::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -91,7 +91,14 @@ pub(super) fn ask(
     let (session, fds) = introduce(setup, descriptor::borrow(fd)?)?;
     match process.control.call(request(session), &fds) {
         Ok((ReplyBody::UseKernel { .. }, fds)) => {
-            Err(fall_back(socket, setup, fds.into_iter().next()))
+            let kernel = match (socket.phase(), setup.session) {
+                (Phase::Cached, Some(session)) => {
+                    let kernel = leave_session(fd, socket, session);
+                    Some(kernel.ok_or(Errno::NETDOWN)?)
+                }
+                _ => fds.into_iter().next(),
+            };
+            Err(fall_back(socket, setup, kernel))
         }
         refused @ (Ok((ReplyBody::Error { .. }, _)) | Err(Lost)) => {
             Err(denial(socket, setup, refused))

@@ -17,12 +17,16 @@ use super::socket_options::tell_priority;
 use super::{Answer, Stop, find};
 use crate::core::Arrival;
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Family, Phase, Socket};
 
 pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
     fn take(fd: RawFd, address: SocketAddr) -> Result<(), Stop> {
         let (socket, process) = find(fd)?;
         let local = match socket.given(address) {
+            // Unlike a peer's address, it has to be of the socket's family.
+            Ok(_) if socket.family == Family::V6 && address.is_ipv4() => {
+                return Err(Errno::INVAL.into());
+            }
             // What connect calls unreachable, bind calls invalid.
             Err(Errno::NETUNREACH) => return Err(Errno::INVAL.into()),
             local => local?,
@@ -93,7 +97,7 @@ fn bind_session(
     let answer = ask(process, fd, socket, &setup, |session| RequestBody::Bind {
         session,
         protocol,
-        local,
+        local: socket.shown(local),
         reuse,
         v6_only,
         slot: reservation.slot(),

@@ -22,7 +22,7 @@ use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::core::Arrival;
 use crate::locals;
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Family, Phase, Socket};
 use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
 
@@ -37,7 +37,12 @@ pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Answer<()> {
         complete_connect(process, fd, &socket);
         match (socket.protocol, address) {
             (Protocol::Udp, Some(address)) => {
-                connect_udp(process, fd, &socket, socket.given(address)?)
+                let remote = socket.given(address).map_err(|errno| match address {
+                    // What `sendto` calls unreachable.
+                    SocketAddr::V4(_) if socket.family == Family::V6 => Errno::AFNOSUPPORT,
+                    _ => errno,
+                })?;
+                connect_udp(process, fd, &socket, remote)
             }
             (Protocol::Udp, None) => disconnect_udp(process, fd, &socket),
             (Protocol::Tcp, Some(address)) => {
@@ -79,10 +84,6 @@ fn connect_udp(
             early: Early::No,
         }
     });
-    if reservation.is_none() && matches!(reply, Err(Stop::NotOurs)) {
-        // The socket is the kernel's: nobody uses the session any more.
-        process.lock().stack.remove(slot);
-    }
     let ReplyBody::Connected {
         session,
         local,
@@ -123,9 +124,6 @@ fn retarget(
         session.local = local;
         session.remote = remote;
         session.generation = generation;
-        if let Some(remote) = remote {
-            session.keep_only_from(remote);
-        }
     }
     core.choose_door(slot);
 }

@@ -3,10 +3,13 @@
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{ReplyBody, RequestBody};
-use portolan_sys::{descriptor, owner};
+use portolan_proto::control::{Blob, ReplyBody, RequestBody};
+use portolan_proto::datagram::UnreadDatagram;
+use portolan_proto::encode;
+use portolan_stack::Datagram;
+use portolan_sys::{clock, descriptor, owner, shm};
 use portolan_tcp::Events;
-use portolan_types::{Protocol, SessionId};
+use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::Stop;
@@ -19,14 +22,16 @@ use crate::table;
 /// that holds its port, else a new one on the same address. Whatever was set on it is set again. The lock on `setup`
 /// keeps others out meanwhile. Says why the call goes no further: `NotOurs` if all went well.
 pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> Stop {
-    match become_kernel(socket, setup, kernel) {
+    let became = become_kernel(socket, setup, kernel);
+    wake_sleepers(socket);
+    match became {
         Ok(()) => Stop::NotOurs,
         Err(errno) => Stop::Failed(errno),
     }
 }
 
 /// As far as it can be, the socket is the kernel's from now on: one that has no session yet, or of
-/// UDP, with the port that it has. What datagrams it has not read are lost.
+/// UDP, with the port that it has and the datagrams that it has not read.
 pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     let setup = socket.setup();
     let kernel = match (socket.protocol, socket.phase(), setup.session) {
@@ -41,7 +46,12 @@ pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     };
     // Without descriptors to be had it stays what it is.
     let _ = become_kernel(socket, &setup, kernel);
-    // Sleepers are signalled with the core held.
+    wake_sleepers(socket);
+}
+
+/// What they wait for comes from the kernel from now on.
+fn wake_sleepers(socket: &Socket) {
+    // They are signalled with the core held.
     let _core = Process::running().map(Process::lock);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
@@ -57,22 +67,92 @@ pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
     }
 }
 
+/// A UDP session that is here goes to the kernel: its socket on the same port, which has been given
+/// what is unread. The lock on `setup` keeps others out meanwhile.
+pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
+    let kernel = share_port(fd, socket, session);
+    if kernel.is_none() {
+        socket.set_phase(Phase::Closed);
+    }
+    kernel
+}
+
 /// The kernel socket that holds a UDP session's port, for all who have the descriptor.
 fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     socket.datagrams().twin = None;
-    if let (Phase::Cached, Some(process)) = (socket.phase(), Process::running()) {
-        let slot = socket.slot();
-        let mut core = process.lock();
-        core.detach(slot);
-        core.stack.remove(slot);
-        // Other calls on it wait for `setup` from now on.
-        socket.set_phase(Phase::Away);
-    }
     let near = descriptor::borrow(fd).ok()?;
-    match Process::ask(RequestBody::Share { session }, near)? {
+    let is_v6 = socket.family == Family::V6;
+    let request = |unread| RequestBody::Share {
+        session,
+        is_v6,
+        unread,
+    };
+    let answer = match (socket.phase(), Process::running()) {
+        (Phase::Cached, Some(process)) => {
+            let slot = socket.slot();
+            // Other calls on it wait for `setup` from now on.
+            socket.set_phase(Phase::Away);
+            let (unread, memory) = pack_unread(take_unread(process, slot));
+            let fds: Vec<_> = [near]
+                .into_iter()
+                .chain(memory.as_ref().map(AsFd::as_fd))
+                .collect();
+            let answer = process.control.call(request(unread), &fds).ok();
+            // What came until the server had heard.
+            let late = take_unread(process, slot);
+            let mut core = process.lock();
+            core.detach(slot);
+            core.stack.remove(slot);
+            drop(core);
+            if answer.is_some() && !late.is_empty() {
+                let (unread, memory) = pack_unread(late);
+                let fds: Vec<_> = memory.as_ref().map(AsFd::as_fd).into_iter().collect();
+                // A server that has gone has nothing to put them into.
+                let _ = process
+                    .control
+                    .tell(RequestBody::Unread { session, unread }, &fds);
+            }
+            answer
+        }
+        _ => Process::ask(request(pack_unread(Vec::new()).0), near),
+    };
+    match answer? {
         (ReplyBody::Twin, fds) => fds.into_iter().next(),
         _ => None,
     }
+}
+
+/// Takes the datagrams out of a session, those that still lie on the ring too.
+fn take_unread(process: &Process, slot: Slot) -> Vec<UnreadDatagram> {
+    let mut core = process.lock();
+    core.take_in_all(clock::now());
+    let Some(session) = core.stack.udp(slot) else {
+        return Vec::new();
+    };
+    let datagrams = std::iter::from_fn(|| session.receive());
+    datagrams.flat_map(single_datagrams).collect()
+}
+
+/// What a datagram consists of that was put together of several.
+fn single_datagrams(datagram: Datagram) -> Vec<UnreadDatagram> {
+    let unread = |payload: &[u8]| UnreadDatagram {
+        from: datagram.from,
+        to: datagram.to.ip(),
+        interface: datagram.interface,
+        hops: datagram.ip.ttl,
+        traffic_class: datagram.ip.tos,
+        payload: payload.to_vec(),
+    };
+    match usize::from(datagram.segment) {
+        0 => vec![unread(&datagram.data)],
+        size => datagram.data.chunks(size).map(unread).collect(),
+    }
+}
+
+/// A list that cannot be packed, for want of descriptors or memory, stays behind.
+fn pack_unread(unread: Vec<UnreadDatagram>) -> (Blob, Option<OwnedFd>) {
+    shm::pack(encode(&unread))
+        .unwrap_or_else(|_| (Blob::Inline(encode(&Vec::<UnreadDatagram>::new())), None))
 }
 
 fn become_kernel(

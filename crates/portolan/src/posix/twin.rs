@@ -87,7 +87,9 @@ fn with_twin(
     let session = socket.setup().session.ok_or(Errno::NETUNREACH)?;
     let mut datagrams = socket.datagrams();
     if datagrams.twin.is_none() {
-        let twin = match process.control.call(RequestBody::Twin { session }, &[])? {
+        let is_v6 = socket.family == Family::V6;
+        let request = RequestBody::Twin { session, is_v6 };
+        let twin = match process.control.call(request, &[])? {
             (ReplyBody::Twin, fds) => fds.into_iter().next().ok_or(Errno::PROTO)?,
             other => return Err(refusal(Ok(other))),
         };

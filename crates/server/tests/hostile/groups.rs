@@ -51,7 +51,13 @@ fn join(library: &mut Library, session: SessionId) {
 }
 
 fn twin(library: &mut Library, session: SessionId) -> OwnedFd {
-    let (reply, mut fds) = library.client.ask_with(RequestBody::Twin { session }, &[]);
+    let (reply, mut fds) = library.client.ask_with(
+        RequestBody::Twin {
+            session,
+            is_v6: false,
+        },
+        &[],
+    );
     assert!(matches!(reply, ReplyBody::Twin), "{reply:?}");
     fds.remove(0)
 }
@@ -70,7 +76,10 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
     let groups = changes.map(|change| RequestBody::Group { session, change });
     groups
         .into_iter()
-        .chain([RequestBody::Twin { session }])
+        .chain([RequestBody::Twin {
+            session,
+            is_v6: false,
+        }])
         .collect()
 }
 

@@ -1,0 +1,19 @@
+//! Datagrams that a socket has received and nobody has read, on their way with it.
+
+use core::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// A received datagram, with what its headers said.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnreadDatagram {
+    #[serde(with = "portolan_types::endpoint")]
+    pub from: SocketAddr,
+    pub to: IpAddr,
+    /// Index of the device it came by.
+    pub interface: u32,
+    pub hops: u8,
+    pub traffic_class: u8,
+    #[serde(with = "crate::octets")]
+    pub payload: Vec<u8>,
+}

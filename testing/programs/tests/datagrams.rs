@@ -1,0 +1,117 @@
+//! UDP sockets where the kernel has a part in them: what waits on a socket that others come to have,
+//! what is sent past the packet filter, and calls that few programs make. Each as on the kernel's stack.
+
+use std::net::{IpAddr, UdpSocket};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::run;
+use portolan_netns::{Daemon, Ready};
+use portolan_programs::{PYTHON, Steps, bed, counter, eventually};
+
+const UNREAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/unread.py");
+
+const PORT: u16 = 7060;
+
+/// Longer than a datagram takes.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Time for what was sent to wait on the socket.
+const ARRIVAL: Duration = Duration::from_millis(300);
+
+fn socket_on(bed: &Bed, side: Side, address: IpAddr, port: u16) -> UdpSocket {
+    let bind = || UdpSocket::bind((address, port)).expect("a socket");
+    bed.namespace(side).enter(bind)
+}
+
+/// What is read of datagrams that were there before, and where they came from.
+fn unread(bed: &Bed, stack: Stack, way: &str, bound: &str) -> Vec<String> {
+    let mut command = bed.command(Side::Server, stack, PYTHON);
+    let own = bed.server.address.to_string();
+    let bound = if bound == "own" { &own } else { bound };
+    let mut program = Steps::start(command.args([UNREAD, way, bound, &PORT.to_string(), &own]));
+    program.await_line("bound");
+    let there = bed.endpoint(PORT);
+    let client = socket_on(bed, Side::Client, bed.client.address, 7999);
+    client.send_to(b"one", there).expect("sent");
+    client.send_to(&[b'2'; 4000], there).expect("sent");
+    client.send_to(b"", there).expect("sent");
+    thread::sleep(ARRIVAL);
+    let local = socket_on(bed, Side::Server, bed.server.address, 7998);
+    local.send_to(b"local", there).expect("sent");
+    thread::sleep(ARRIVAL);
+    program.go_on();
+    let count = if way == "peeked" { 5 } else { 4 };
+    (0..count).map(|_| program.line()).collect()
+}
+
+#[test]
+fn what_nobody_has_read_is_read_by_whoever_has_the_socket_next() {
+    for bed in [bed(), bed().over_ipv6()] {
+        let any = if bed.server.address.is_ipv4() {
+            "0.0.0.0"
+        } else {
+            "::"
+        };
+        for way in ["fork", "exec", "passed", "connect", "peeked", "option"] {
+            for bound in ["own", any] {
+                let [kernel, ours] =
+                    [Stack::Kernel, Stack::Portolan].map(|stack| unread(&bed, stack, way, bound));
+                assert_eq!(ours, kernel, "{way}, bound to {bound}");
+            }
+        }
+        let lost = counter(&bed, Side::Server, "server", "unread-datagrams-lost");
+        assert_eq!(lost, 0);
+    }
+}
+
+/// A DTLS server that listens (`DTLSv1_listen`) peeks, connects, and reads what it has peeked.
+#[test]
+fn a_dtls_server_answers_a_client_on_its_own_host_and_on_another() {
+    let bed = bed();
+    let (key, certificate) = (bed.file("key"), bed.file("certificate"));
+    let mut request = Command::new("openssl");
+    request
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=portolan",
+        ])
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&certificate);
+    run(&mut request).expect("a certificate");
+    for (side, stack) in [
+        (Side::Server, Stack::Kernel),
+        (Side::Server, Stack::Portolan),
+        (Side::Client, Stack::Kernel),
+        (Side::Client, Stack::Portolan),
+    ] {
+        // It ends with its input.
+        let script = format!(
+            "sleep 60 | openssl s_server -dtls1_2 -listen -accept {PORT} -key {} -cert {}",
+            key.display(),
+            certificate.display()
+        );
+        let mut server = bed.command(Side::Server, Stack::Portolan, "sh");
+        server.args(["-c", &script]);
+        let server = Daemon::start(server, Ready::Line("ACCEPT".to_owned()));
+        let endpoint = bed.endpoint(PORT).to_string();
+        let mut client = bed.command(side, stack, "openssl");
+        client.args(["s_client", "-dtls1_2", "-connect", &endpoint]);
+        let mut client = Steps::start(&mut client);
+        client.say("a line by DTLS");
+        let is_there = || server.output().contains("a line by DTLS");
+        assert!(
+            eventually(LIMIT, is_there),
+            "{side:?} {stack:?}: {}",
+            server.output()
+        );
+    }
+}
