@@ -71,6 +71,10 @@ impl Way {
         if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(ends.destination) {
             return Err(NoWay::NotOurs);
         }
+        // A UDP session that is bound to a group or to a broadcast address sends from another.
+        if ends.protocol == Protocol::Udp && !routes.is_local(ends.source) {
+            return Err(NoWay::NotOurs);
+        }
         let station = routes.neighbour(path.interface, path.next_hop);
         Way::by(&path, station, ends, ip, routes, mtus)
     }
@@ -207,7 +211,7 @@ impl Way {
 
 fn is_unicast(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
-        IpAddr::V6(v6) => !v6.is_multicast(),
+        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast() && !v4.is_unspecified(),
+        IpAddr::V6(v6) => !v6.is_multicast() && !v6.is_unspecified(),
     }
 }

@@ -1,19 +1,22 @@
 //! UDP sockets where the kernel has a part in them: what waits on a socket that others come to have,
 //! what is sent past the packet filter, and calls that few programs make. Each as on the kernel's stack.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::run;
 use portolan_netns::{Daemon, Ready};
 use portolan_programs::{PYTHON, Steps, bed, counter, eventually};
 
 const UNREAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/unread.py");
+const SENDERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/senders.py");
+const LISTENER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/listener.py");
 
 const PORT: u16 = 7060;
+const GROUP: &str = "239.77.0.7";
 
 /// Longer than a datagram takes.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -114,4 +117,37 @@ fn a_dtls_server_answers_a_client_on_its_own_host_and_on_another() {
             server.output()
         );
     }
+}
+
+/// What a host on the link hears of one that sends in every way, and how often.
+fn heard(stack: Stack) -> Vec<String> {
+    let bed = Bed::switched().unwrap_or_else(|error| panic!("no bed: {error}"));
+    let guest = bed.guest(3);
+    let mut listener = guest.exec(PYTHON);
+    listener.args([LISTENER, GROUP, &PORT.to_string(), INTERFACE]);
+    let listener = Daemon::start(listener, Ready::Line("ready".to_owned()));
+    let peer: SocketAddr = "10.77.0.3:0".parse().expect("an address");
+    let mut sender = bed.command(Side::Client, stack, PYTHON);
+    sender
+        .args([
+            SENDERS,
+            &bed.client.address.to_string(),
+            &peer.ip().to_string(),
+        ])
+        .args([&PORT.to_string(), GROUP, "10.77.0.255"]);
+    run(&mut sender).expect("it ends");
+    let is_over = || listener.output().contains("broadcast");
+    assert!(eventually(LIMIT, is_over), "{}", listener.output());
+    thread::sleep(ARRIVAL);
+    let output = listener.output();
+    let mut lines: Vec<String> = output.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn every_datagram_leaves_once_from_whatever_socket() {
+    let kernel = heard(Stack::Kernel);
+    assert!(kernel.len() > 9, "{kernel:#?}");
+    assert_eq!(heard(Stack::Portolan), kernel);
 }

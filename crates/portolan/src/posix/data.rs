@@ -12,10 +12,11 @@ use portolan_tcp::Error;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
-use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::connect::{complete_connect, connect_with, wait_connected};
-use super::datagram::{Control, SendControl, receive_stamp, receive_udp, send_udp, times};
+use super::datagram::{
+    Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
+};
 use super::oob::receive_urgent;
 use super::{Answer, Stop, deadline_after, find_here, find_to_use, wherever};
 use crate::core::Core;
@@ -61,10 +62,7 @@ fn by_phase(
     match (socket.settled_phase(), socket.protocol) {
         (Phase::Cached, Protocol::Tcp) => receive_tcp(process, socket, buffers, flags),
         (Phase::Cached, Protocol::Udp) => receive_udp(process, socket, buffers, flags),
-        (Phase::Idle, Protocol::Udp) => {
-            bind_implicitly(process, fd, socket)?;
-            receive_udp(process, socket, buffers, flags)
-        }
+        (Phase::Idle, Protocol::Udp) => await_port(process, socket, flags),
         (Phase::Connecting, _) => {
             let deadline = deadline_after(socket.options().receive_timeout());
             wait_opened(process, fd, socket, (deadline, flags))?;

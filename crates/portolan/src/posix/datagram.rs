@@ -18,7 +18,7 @@ use super::Stop;
 use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::data::{Received, gone, scatter};
-use super::twin::{loop_back, send_by_kernel};
+use super::twin::send_by_kernel;
 use crate::core::Core;
 use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
@@ -155,6 +155,34 @@ pub(super) fn receive_udp(
         timeout: Options::receive_timeout,
     };
     call.complete(call.lock_to_receive()?, attempt, || None)
+}
+
+/// Nothing comes to a socket that has no port, and receiving gives it none. A thread that waits goes on
+/// where another one gives it one.
+pub(super) fn await_port(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    flags: i32,
+) -> Result<Received, Stop> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN.into());
+    }
+    let mut waits = false;
+    let attempt = |_: &mut Core, _: Instant| {
+        let is_over = std::mem::replace(&mut waits, true) && socket.is_shut(RECEIVE);
+        match (socket.phase(), socket.take_error(None)) {
+            (_, Some(errno)) => Some(Err(errno.into())),
+            (Phase::Idle, None) => is_over.then(|| Ok(Received::default())),
+            _ => Some(Err(Stop::Moved)),
+        }
+    };
+    let call = Call {
+        process,
+        socket,
+        flags,
+        timeout: Options::receive_timeout,
+    };
+    call.complete(process.lock(), attempt, || None)
 }
 
 /// No datagram: a size that would have fitted.
@@ -541,17 +569,11 @@ fn send_payload(
         flags,
         timeout: Options::send_timeout,
     };
-    match (call.complete(process.lock(), attempt, || None), to) {
-        (Err(Stop::NotOurs), Some(to)) if socket.phase() == Phase::Cached => {
-            send_by_kernel(process, socket, payload, to, sending)
+    match call.complete(process.lock(), attempt, || None) {
+        Err(Stop::NotOurs) if socket.phase() == Phase::Cached => {
+            send_by_kernel(&call, payload, to, sending)
         }
-        (Ok(sent), Some(to)) if to.ip().is_multicast() => {
-            if socket.options().multicast().is_looped {
-                loop_back(process, socket, payload, to, sending);
-            }
-            Ok(sent)
-        }
-        (result, _) => result,
+        result => result,
     }
 }
 

@@ -1,9 +1,11 @@
-//! Sending through the kernel: a UDP session's twin is the kernel socket that holds its port. By it
-//! go datagrams that Portolan's filter would not carry – to this host, by devices that are not
-//! managed, broadcasts – and the copies that a sender's own host hears of its multicast.
+//! Sending through the kernel: a UDP session's twin is the kernel socket that holds its port. By it go
+//! datagrams that Portolan's filter would not carry: to this host, by devices that are not managed, to
+//! others than the session's peer, from sockets that are bound to a group, to groups and broadcast
+//! addresses.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, SOL_SOCKET};
@@ -13,54 +15,65 @@ use portolan_sys::datagram::{self, Departure};
 use portolan_sys::descriptor::set_socket_option;
 use rustix::io::Errno;
 
-use super::Stop;
 use super::asking::refusal;
+use super::blocking::Call;
+use super::{Stop, deadline_after, restarts};
 use crate::process::Process;
-use crate::socket::{Family, Socket};
+use crate::socket::{Family, Phase, Socket};
 use crate::table::Hidden;
+use crate::wait::{Sleep, Woken, pollfd};
 
-/// Sends as the kernel would have done it all along.
+/// Sends as the kernel would have done it all along; without an address to the session's peer.
 pub(super) fn send_by_kernel(
-    process: &'static Process,
-    socket: &Arc<Socket>,
+    call: &Call<'_>,
     payload: [&[u8]; 2],
-    to: SocketAddr,
+    to: Option<SocketAddr>,
     sending: &Sending,
 ) -> Result<usize, Stop> {
-    with_twin(process, socket, |twin| {
-        if to.ip().is_multicast() {
-            set_hops(twin, socket, i32::from(socket.options().multicast().ttl))?;
+    let Call {
+        process, socket, ..
+    } = *call;
+    let departure = departure(socket, to, sending);
+    let pieces = payload.map(IoSlice::new);
+    let mut deadline = None;
+    loop {
+        let act = |twin: &Hidden| datagram::send(twin, &pieces, &departure);
+        let full = match with_twin(process, socket, act)? {
+            Sent::Whole(octets) => {
+                if let Some(session) = process.lock().stack.udp(socket.slot()) {
+                    session.datagrams_out += 1;
+                    session.octets_out += octets as u64;
+                }
+                return Ok(octets);
+            }
+            Sent::Full(_) if call.never_waits() => return Err(Errno::AGAIN.into()),
+            Sent::Full(copy) => copy,
+        };
+        let until = *deadline.get_or_insert_with(|| {
+            let timeout = (call.timeout)(&socket.options());
+            deadline_after(timeout)
+        });
+        let mut kernel = [pollfd(full.as_fd().as_raw_fd(), libc::POLLOUT)];
+        let sleep = Sleep {
+            kernel: &mut kernel,
+            ..Sleep::until(until)
+        };
+        match process.wait(sleep, |_, _| {
+            (socket.phase() != Phase::Cached).then_some(())
+        }) {
+            Ok(Woken::Kernel) => {}
+            // Its session has gone to the kernel meanwhile, or is closed.
+            Ok(Woken::Ready(())) => return Err(Stop::Moved),
+            Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
+            Err(Errno::INTR) if restarts(until) => {}
+            Err(errno) => return Err(errno.into()),
         }
-        let pieces = payload.map(IoSlice::new);
-        datagram::send(twin, &pieces, &departure(socket, to, sending))
-    })
+    }
 }
 
-/// Gives members on this host their copies of a datagram that has left for a group.
-pub(super) fn loop_back(
-    process: &'static Process,
-    socket: &Arc<Socket>,
-    payload: [&[u8]; 2],
-    to: SocketAddr,
-    sending: &Sending,
-) {
-    let sending = Sending {
-        ttl: None,
-        ..*sending
-    };
-    // With no hops left it goes no further than to this host.
-    let looped = with_twin(process, socket, |twin| {
-        set_hops(twin, socket, 0)?;
-        let pieces = payload.map(IoSlice::new);
-        datagram::send(twin, &pieces, &departure(socket, to, &sending))
-    });
-    // It is on the wire: a copy that is lost is lost like any datagram.
-    let _ = looped;
-}
-
-fn departure(socket: &Socket, to: SocketAddr, sending: &Sending) -> Departure {
+fn departure(socket: &Socket, to: Option<SocketAddr>, sending: &Sending) -> Departure {
     Departure {
-        to: Some(socket.shown(to)),
+        to: to.map(|to| socket.shown(to)),
         source: sending.source,
         interface: sending.interface.unwrap_or(0),
         hops: sending.ttl,
@@ -69,13 +82,11 @@ fn departure(socket: &Socket, to: SocketAddr, sending: &Sending) -> Departure {
     }
 }
 
-fn set_hops(twin: &Hidden, socket: &Socket, hops: i32) -> Result<(), Errno> {
-    let hops = hops.to_ne_bytes();
-    set_socket_option(twin, IPPROTO_IP, libc::IP_MULTICAST_TTL, &hops)?;
-    if socket.family == Family::V6 {
-        set_socket_option(twin, IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, &hops)?;
-    }
-    Ok(())
+/// What has become of a datagram.
+enum Sent {
+    Whole(usize),
+    /// The twin has no room for it: a copy of the twin to wait on.
+    Full(Hidden),
 }
 
 /// Asks the server for the twin when it is first needed.
@@ -83,7 +94,7 @@ fn with_twin(
     process: &'static Process,
     socket: &Arc<Socket>,
     act: impl FnOnce(&Hidden) -> Result<usize, Errno>,
-) -> Result<usize, Stop> {
+) -> Result<Sent, Stop> {
     let session = socket.setup().session.ok_or(Errno::NETUNREACH)?;
     let mut datagrams = socket.datagrams();
     if datagrams.twin.is_none() {
@@ -99,7 +110,14 @@ fn with_twin(
         datagrams.twin = Some(Hidden::new(twin));
     }
     let twin = datagrams.twin.as_ref().ok_or(Errno::PROTO)?;
-    Ok(act(twin)?)
+    match act(twin) {
+        Ok(octets) => Ok(Sent::Whole(octets)),
+        Err(Errno::AGAIN) => {
+            let copy = rustix::io::fcntl_dupfd_cloexec(twin.as_fd(), 0)?;
+            Ok(Sent::Full(Hidden::new(copy)))
+        }
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Has the twin do as the socket does.
@@ -124,6 +142,7 @@ fn repeat_option(twin: impl std::os::fd::AsFd, level: i32, name: i32, value: &[u
                 | libc::IP_MTU_DISCOVER
                 | libc::IP_MULTICAST_IF
                 | libc::IP_MULTICAST_LOOP
+                | libc::IP_MULTICAST_TTL
         ),
         IPPROTO_IPV6 => matches!(
             name,
@@ -132,6 +151,7 @@ fn repeat_option(twin: impl std::os::fd::AsFd, level: i32, name: i32, value: &[u
                 | libc::IPV6_MTU_DISCOVER
                 | libc::IPV6_MULTICAST_IF
                 | libc::IPV6_MULTICAST_LOOP
+                | libc::IPV6_MULTICAST_HOPS
         ),
         _ => false,
     };

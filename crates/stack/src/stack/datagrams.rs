@@ -93,9 +93,11 @@ impl Stack {
         else {
             return Err(SendError::NoSession);
         };
-        let destination = destination
-            .or(session.remote)
-            .ok_or(SendError::NoDestination)?;
+        let destination = match (destination, session.remote) {
+            // The transmit filter lets a session that has a peer send to that peer.
+            (Some(other), Some(remote)) if other != remote => return Err(SendError::NotOurs),
+            (given, remote) => given.or(remote).ok_or(SendError::NoDestination)?,
+        };
         let length = payload[0].len() + payload[1].len();
         if length > longest(destination.ip()) {
             return Err(SendError::TooLong);
@@ -104,7 +106,12 @@ impl Stack {
         if no_checksum && sending.segment != 0 {
             return Err(SendError::Unchecked);
         }
-        let (found, source) = if sending.is_usual() && !destination.ip().is_multicast() {
+        let is_group = destination.ip().is_multicast();
+        if is_group && session.multicast.is_looped {
+            // The kernel knows whether this host has members, and sends to them and to the network.
+            return Err(SendError::NotOurs);
+        }
+        let (found, source) = if sending.is_usual() && !is_group {
             let source = usual_source(session, way, destination, routes)?;
             let ends = ends(source, destination);
             (
@@ -133,7 +140,7 @@ impl Stack {
         let done = output.transmit(payload, wire);
         tell(self.observer, Step::Session);
         done?;
-        if !sending.is_usual() || destination.ip().is_multicast() {
+        if !sending.is_usual() || is_group {
             // The next one goes the usual way.
             *way = None;
         }
@@ -164,13 +171,20 @@ fn usual_source(
             .as_ref()
             .filter(|way| way.leads_to(destination.ip(), scope_of(destination), routes))
             .map(|way| way.template.source())
-            .or_else(|| {
-                let path = routes.path_in(destination.ip(), scope_of(destination));
-                path.ok()?.source
-            })
-            .ok_or(SendError::NoRoute),
+            .map_or_else(|| source_of_route(destination, routes), Ok),
         bound => Ok(bound),
     }
+}
+
+/// The address that the route names. Nobody's address is this host, as the kernel has it.
+fn source_of_route(destination: SocketAddr, routes: &Routes) -> Result<IpAddr, SendError> {
+    if destination.ip().is_unspecified() {
+        return Err(SendError::NotOurs);
+    }
+    let path = routes.path_in(destination.ip(), scope_of(destination));
+    path.ok()
+        .and_then(|path| path.source)
+        .ok_or(SendError::NoRoute)
 }
 
 /// The way of a datagram to a group, or of one that asks for something else than the session does.
@@ -183,13 +197,24 @@ fn unusual_way(
 ) -> Result<(Result<Way, NoWay>, IpAddr), SendError> {
     let target = destination.ip();
     let is_group = target.is_multicast();
+    if target.is_unspecified() {
+        return Err(SendError::NotOurs);
+    }
+    let bound = session.local.ip();
+    let is_free = bound.is_unspecified() || bound.is_multicast();
     let named = sending
         .interface
         .or(Some(scope_of(destination)).filter(|&scope| scope != 0));
+    // As on Linux: of IPv4 the source names the device.
+    let of_source = || {
+        let source = sending.source.or(Some(bound).filter(|_| !is_free))?;
+        source.is_ipv4().then(|| routes.interface_with(source))?
+    };
     let interface = match named {
         None if is_group => session
             .multicast
             .interface
+            .or_else(of_source)
             .or_else(|| routes.multicast_interface(target)),
         interface => interface,
     };
@@ -201,8 +226,6 @@ fn unusual_way(
     if interface.is_some_and(|interface| interface != path.interface) {
         return Err(SendError::NotOurs);
     }
-    let bound = session.local.ip();
-    let is_free = bound.is_unspecified() || bound.is_multicast();
     let source = match sending.source {
         // A source that the filter would not let pass is the kernel's to judge.
         Some(source) if !is_free && source != bound => return Err(SendError::NotOurs),
