@@ -630,7 +630,8 @@ impl Socket {
     pub(crate) fn given(&self, address: SocketAddr) -> Result<SocketAddr, Errno> {
         match (self.family, address) {
             (Family::V4, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
-            (Family::V6, SocketAddr::V4(_)) => Err(Errno::INVAL),
+            (Family::V6, SocketAddr::V4(_)) if self.protocol == Protocol::Tcp => Err(Errno::INVAL),
+            (Family::V6, SocketAddr::V4(_)) if self.options().v6_only() => Err(Errno::NETUNREACH),
             (Family::V6, SocketAddr::V6(v6))
                 if v6.ip().to_ipv4_mapped().is_some() && self.options().v6_only() =>
             {

@@ -161,10 +161,21 @@ impl Routes {
         })
     }
 
-    /// The device that has an address of this host.
+    /// The device that has an address of this host, or that the address is routed to as this host's.
     pub fn interface_with(&self, address: IpAddr) -> Option<u32> {
         let of = self.state.addresses.iter().find(|a| a.address == address);
-        of.map(|address| address.interface)
+        let routed = || {
+            let path = self.path(address).ok();
+            path.filter(|path| path.kind == RouteKind::Local)
+                .map(|path| path.interface)
+        };
+        of.map(|address| address.interface).or_else(routed)
+    }
+
+    /// Is there a device of that index, up or down?
+    pub fn has_interface(&self, index: u32) -> bool {
+        let mut interfaces = self.state.interfaces.iter();
+        interfaces.any(|interface| interface.index == index)
     }
 
     /// The device that a group is joined on and sent to by default (Linux: the one its route names).

@@ -12,6 +12,7 @@ use portolan_netns::{Daemon, Ready};
 use portolan_programs::{PYTHON, Steps, bed, counter, eventually};
 
 const UNREAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/unread.py");
+const CALLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/udp_calls.py");
 const SENDERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/senders.py");
 const LISTENER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/listener.py");
 
@@ -117,6 +118,21 @@ fn a_dtls_server_answers_a_client_on_its_own_host_and_on_another() {
             server.output()
         );
     }
+}
+
+#[test]
+fn rare_calls_do_what_they_do_on_the_kernels_sockets() {
+    let bed = bed();
+    let said = |stack| {
+        let (own, peer) = (bed.server.address, bed.client.address);
+        let mut command = bed.command(Side::Server, stack, PYTHON);
+        let command = command.args([CALLS, &own.to_string(), &peer.to_string()]);
+        run(command).expect("it ends")
+    };
+    let lines = |text: String| -> Vec<String> { text.lines().map(str::to_owned).collect() };
+    let kernel = lines(said(Stack::Kernel));
+    assert!(kernel.len() > 50, "{kernel:#?}");
+    assert_eq!(lines(said(Stack::Portolan)), kernel);
 }
 
 /// What a host on the link hears of one that sends in every way, and how often.

@@ -58,12 +58,12 @@ fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) ->
 
 /// Before there is a port the change is only kept; what can be judged of it is judged now.
 fn note_early(process: &Process, socket: &Socket, change: GroupChange) -> Result<(), Errno> {
-    let has_device = change.interface != 0
-        || process
-            .lock()
-            .routes
-            .multicast_interface(change.group)
-            .is_some();
+    let core = process.lock();
+    let has_device = match change.interface {
+        0 => core.routes.multicast_interface(change.group).is_some(),
+        index => core.routes.has_interface(index),
+    };
+    drop(core);
     if !has_device {
         return Err(Errno::NODEV);
     }
@@ -207,12 +207,28 @@ pub(super) fn interface_of(process: &Process, address: IpAddr) -> Result<u32, Er
     core.routes.interface_with(address).ok_or(Errno::NODEV)
 }
 
+/// A device of the host.
+fn known_interface(process: &Process, index: u32) -> Result<u32, Errno> {
+    let is_known = process.lock().routes.has_interface(index);
+    is_known.then_some(index).ok_or(Errno::NODEV)
+}
+
+/// `IPV6_MULTICAST_IF` may name a device that is there, or none.
+pub(super) fn check_interface(process: &Process, value: &[u8]) -> Result<(), Errno> {
+    match Value(value).number(0)? {
+        0 => Ok(()),
+        index => known_interface(process, index).map(drop),
+    }
+}
+
 /// `IP_MULTICAST_IF`: an address, `struct ip_mreq` or `struct ip_mreqn`; answers the last.
 pub(super) fn sending_interface(process: &Process, value: &[u8]) -> Result<Vec<u8>, Errno> {
     let value = Value(value);
     let address = value.v4(4).or_else(|_| value.v4(0))?;
     let interface = match value.number(8) {
-        Ok(index) if index != 0 => index,
+        Ok(index) if index != 0 => {
+            known_interface(process, index).map_err(|_| Errno::ADDRNOTAVAIL)?
+        }
         _ => interface_of(process, address).map_err(|_| Errno::ADDRNOTAVAIL)?,
     };
     let IpAddr::V4(address) = address else {

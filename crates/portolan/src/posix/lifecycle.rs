@@ -91,6 +91,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
                 socket.set_error(libc::ECONNRESET);
                 return dissolve(process, fd, &socket);
             }
+            Phase::Idle if socket.protocol == Protocol::Udp => {}
             Phase::Listening if how == libc::SHUT_WR => return Ok(()),
             Phase::Listening => return stop_listening(process, fd, &socket),
             Phase::Relayed => return Err(Stop::NotOurs),
@@ -99,6 +100,25 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
         let mut core = process.lock();
         let now = clock::now();
         let slot = socket.slot();
+        if socket.protocol == Protocol::Udp {
+            socket.shut(match how {
+                libc::SHUT_RD => RECEIVE,
+                libc::SHUT_WR => SEND,
+                _ => RECEIVE | SEND,
+            });
+            socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
+            let session = match socket.phase() {
+                Phase::Cached => core.stack.udp(slot),
+                _ => None,
+            };
+            // As Linux: without a peer the call fails, and what it was to do is done.
+            let has_peer = session.is_some_and(|session| session.remote.is_some());
+            return if has_peer {
+                Ok(())
+            } else {
+                Err(Errno::NOTCONN.into())
+            };
+        }
         if let Some(stream) = core.stream(slot) {
             if how != libc::SHUT_RD {
                 stream.shutdown_send(now);
@@ -106,15 +126,6 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             if how != libc::SHUT_WR {
                 stream.shutdown_receive();
             }
-        } else {
-            let udp = core.stack.udp(slot);
-            udp.and_then(|session| session.remote)
-                .ok_or(Errno::NOTCONN)?;
-            socket.shut(match how {
-                libc::SHUT_RD => RECEIVE,
-                libc::SHUT_WR => SEND,
-                _ => RECEIVE | SEND,
-            });
         }
         core.touch(slot);
         core.send_out(now);

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::fallback::{become_kernels, new_kernel_socket};
-use super::groups::{sending_interface, set_membership};
+use super::groups::{check_interface, sending_interface, set_membership};
 use super::listen::listen_anew;
 use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find, find_here, tcp_info};
@@ -51,6 +51,9 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         if (level, name) == (SOL_SOCKET, libc::SO_TIMESTAMPING) && socket.protocol == Protocol::Tcp
         {
             count_octets(process, &socket, value)?;
+        }
+        if (level, name) == (IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) {
+            check_interface(process, value)?;
         }
         let told = socket.traits();
         let told_priority = socket.options().priority();
