@@ -18,7 +18,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
-use portolan_sys::wait::Bell;
+use portolan_sys::wait::Chime;
 use portolan_sys::{clock, namespace, owner, thread};
 use portolan_tcp::CongestionKind;
 use portolan_types::{Instant, SessionId, Slot};
@@ -37,7 +37,7 @@ pub(crate) struct Process {
     pub(crate) control: Control,
     pub(crate) statistics: StatisticsWriter,
     /// Rings when the server wants sessions back.
-    pub(crate) alert: Bell,
+    pub(crate) alert: Chime,
     /// Held while what it rang for is fetched and done.
     pub(crate) hearing: Mutex<()>,
     pub(crate) helper: helper::Post,
@@ -247,7 +247,7 @@ impl Process {
             delivery: delivery_from_environment().unwrap_or(parameters.delivery),
             mapping: mapping_from_environment().unwrap_or(parameters.mapping),
             statistics,
-            alert: Bell::from_fd(table::hide(alert)),
+            alert: Chime::from_fd(table::hide(alert)),
             hearing: Mutex::new(()),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),

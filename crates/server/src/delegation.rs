@@ -295,7 +295,7 @@ impl Server {
         self.wanted_back.push_back((until, id));
         if let Some(channel) = self.channels.get_mut(&delegate.channel) {
             channel.recalled.push(id);
-            channel.alert.ring();
+            channel.alert.pull();
         }
     }
 

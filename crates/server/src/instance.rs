@@ -175,6 +175,14 @@ impl Instance {
     pub fn socket(&self) -> &Path {
         &self.socket
     }
+
+    /// The directory that the socket is in.
+    pub fn directory(&self) -> &Path {
+        match self.socket.parent() {
+            Some(directory) if directory != Path::new("") => directory,
+            _ => Path::new("."),
+        }
+    }
 }
 
 /// What the next server is told.

@@ -17,7 +17,7 @@ use portolan_proto::metastate::RouteKind;
 use portolan_stack::Path;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::{Chime, Rope, chime};
+use portolan_sys::wait::{Chime, Rope, WakeAddress, chime};
 use portolan_tcp::Events;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, scope_of};
 use tracing::debug;
@@ -32,9 +32,6 @@ const RING: usize = 8 << 20;
 
 /// How long a caller waits for room in a listener's queue (Linux: six SYNs).
 const CALL_WAITS: Duration = Duration::from_secs(127);
-
-/// How long the listening side of a bell outlives its process: somebody may be about to ring.
-const BELL_STAYS: Duration = Duration::from_secs(10);
 
 /// Linux's `TCP_TIMEWAIT_LEN`.
 const TIME_WAIT: Duration = Duration::from_secs(60);
@@ -91,19 +88,16 @@ impl LocalEnd {
 pub struct ProcessBell {
     pub number: u64,
     rope: Rope,
-    /// Kept, so that who rings never finds the pipe broken.
-    listening: OwnedFd,
-    /// Another process may ring it.
-    is_lent: bool,
+    /// Where its peers' sockets are connected to: each has its own.
+    address: WakeAddress,
 }
 
 impl ProcessBell {
-    pub fn new(chime: &Chime, rope: Rope) -> Result<ProcessBell, rustix::io::Errno> {
+    pub fn new(address: WakeAddress) -> Result<ProcessBell, rustix::io::Errno> {
         Ok(ProcessBell {
             number: random_u64().max(holder::FIRST),
-            rope,
-            listening: rustix::io::fcntl_dupfd_cloexec(chime, 0)?,
-            is_lent: false,
+            rope: address.rope()?,
+            address,
         })
     }
 }
@@ -123,24 +117,25 @@ pub struct Locals {
     callers: HashMap<SessionId, VecDeque<Caller>>,
     pub chime: Chime,
     rope: Rope,
-    leaving: VecDeque<(Instant, OwnedFd)>,
     /// The watched ends, in the order in which their words are read.
     round: VecDeque<SessionId>,
     /// How many words are still to be read since the bell was rung.
     unread: usize,
     /// Ends to attend to, in this order.
     due: VecDeque<SessionId>,
+    address: WakeAddress,
 }
 
 impl Locals {
-    pub fn new() -> Result<Locals, rustix::io::Errno> {
-        let (chime, rope) = chime()?;
+    /// Names of wake-up sockets stand in `directory` for a moment.
+    pub fn new(directory: &std::path::Path) -> Result<Locals, rustix::io::Errno> {
+        let (chime, address) = chime(directory)?;
         Ok(Locals {
             ends: HashMap::new(),
             callers: HashMap::new(),
             chime,
-            rope,
-            leaving: VecDeque::new(),
+            rope: address.rope()?,
+            address,
             round: VecDeque::new(),
             unread: 0,
             due: VecDeque::new(),
@@ -699,38 +694,15 @@ impl Server {
         }
         let peer = self.locals.ends.get(&id).ok_or(Errno::BADF)?.peer;
         let holder = self.registry.session(peer).map(|session| session.holder);
-        let (number, rope) = match holder {
+        let (number, address) = match holder {
             Some(Holder::Process(holder, _)) => {
-                let bell = &mut self.channels.get_mut(&holder).ok_or(Errno::BADF)?.bell;
-                bell.is_lent = true;
-                (bell.number, &bell.rope)
+                let bell = &self.channels.get(&holder).ok_or(Errno::BADF)?.bell;
+                (bell.number, &bell.address)
             }
-            _ => (holder::SERVER, &self.locals.rope),
+            _ => (holder::SERVER, &self.locals.address),
         };
-        let fd = rustix::io::fcntl_dupfd_cloexec(rope, 0).map_err(|_| Errno::NOBUFS)?;
-        Ok(Answer::Reply(ReplyBody::Bell { number }, vec![fd]))
-    }
-
-    /// The process of a bell has gone.
-    pub fn retire_bell(&mut self, bell: ProcessBell) {
-        if bell.is_lent {
-            let until = self.now + BELL_STAYS;
-            self.locals.leaving.push_back((until, bell.listening));
-        }
-    }
-
-    /// Lets go of bells that nobody rings any more. Returns when to come back.
-    pub fn drive_bells(&mut self) -> Option<Instant> {
-        let now = self.now;
-        while self
-            .locals
-            .leaving
-            .front()
-            .is_some_and(|(until, _)| *until <= now)
-        {
-            self.locals.leaving.pop_front();
-        }
-        self.locals.leaving.front().map(|(until, _)| *until)
+        let rope = address.rope().map_err(|_| Errno::NOBUFS)?;
+        Ok(Answer::Reply(ReplyBody::Bell { number }, vec![rope.into()]))
     }
 }
 

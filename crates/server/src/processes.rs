@@ -9,7 +9,7 @@ use portolan_stack::VERSION;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
-use portolan_sys::wait::{Bell, chime};
+use portolan_sys::wait::{Rope, chime, chime_for_one};
 use portolan_types::{ChannelId, Instant, Protocol, SessionId};
 use tracing::{error, info, warn};
 
@@ -37,7 +37,7 @@ pub struct Channel {
     /// ends, which is slow, and only then close its connections.
     pub tap: Tap,
     /// Rings when `recalled` is not empty, or doorways have changed.
-    pub alert: Bell,
+    pub alert: Rope,
     pub bell: ProcessBell,
     /// What the process is to give back, until it asks.
     pub recalled: Vec<SessionId>,
@@ -142,9 +142,9 @@ impl Server {
         self.sysctls.look(self.now);
         let Spare { channel, tap, maps } = spare;
         let statistics = StatisticsReader::create()?;
-        let alert = Bell::new()?;
-        let (chime, rope) = chime()?;
-        let bell = ProcessBell::new(&chime, rope)?;
+        let (alerted, alert) = chime_for_one()?;
+        let (chime, address) = chime(&self.wake_directory)?;
+        let bell = ProcessBell::new(address)?;
         let number = bell.number;
         let fds: Vec<OwnedFd> = vec![
             tap.fd.try_clone()?,
@@ -152,7 +152,7 @@ impl Server {
             maps.doorbell,
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
-            alert.as_fd().try_clone_to_owned()?,
+            alerted.into(),
             chime.into(),
         ];
         let body = ReplyBody::Welcome {
@@ -201,7 +201,6 @@ impl Server {
                 self.destroy_doorway(tap);
             }
             self.add_to_ended(&gone.statistics);
-            self.retire_bell(gone.bell);
         }
         if let Err(failure) = self.filter.remove_channel(channel) {
             error!(%failure, channel = channel.0, "cannot remove a channel");

@@ -231,7 +231,7 @@ impl Server {
                 && let Some(channel) = self.channels.get_mut(&holder)
             {
                 channel.recalled.push(id);
-                channel.alert.ring();
+                channel.alert.pull();
             }
         }
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
@@ -217,6 +218,8 @@ pub struct Server {
     /// Listeners whose handshakes processes are to give back, and until when.
     pub(crate) wanted_back: VecDeque<(Instant, SessionId)>,
     pub(crate) locals: Locals,
+    /// Where the names of wake-up sockets stand for a moment.
+    pub(crate) wake_directory: PathBuf,
     pub(crate) dying: HashMap<SessionId, Dying>,
     /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
     pub(crate) deferred: HashMap<SessionId, Instant>,
@@ -276,7 +279,8 @@ impl Server {
             Extensions::new(filter.extensions.linkage(), config.extension.clone(), now)?;
         poll.add(&*extensions.loader.bell, Source::Loader, EventFlags::IN)?;
 
-        let locals = Locals::new()?;
+        let wake_directory = instance.directory().to_owned();
+        let locals = Locals::new(&wake_directory)?;
         poll.add(&locals.chime, Source::Bell, EventFlags::IN)?;
 
         let mut server = Server {
@@ -339,6 +343,7 @@ impl Server {
             wanted_back: VecDeque::new(),
             guarded: VecDeque::new(),
             locals,
+            wake_directory,
             dying: HashMap::new(),
             deferred: HashMap::new(),
             time_wait: VecDeque::new(),
@@ -492,7 +497,6 @@ impl Server {
             self.drive_delegations(),
             self.drive_floods(),
             self.drive_callers(),
-            self.drive_bells(),
             self.drive_locals(),
             self.drive_leaving_classes(),
             self.drive_cpu(),

@@ -1,14 +1,18 @@
 //! Waiting: poll with a deadline and a signal mask, and a word that wakes a waiter.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::ptr::{null, null_mut};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{AtFlags, Mode, OFlags, fchmod, open, openat, unlinkat};
 use rustix::io::{Errno, read, write};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, connect,
+    recv, send, socket_with, socketpair,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::{clock, raw};
 
@@ -49,7 +53,8 @@ pub fn ppoll(
     }
 }
 
-/// Wakes whoever polls it, once for any number of rings.
+/// Wakes the threads of this process that poll it, once for any number of rings. An eventfd: whoever
+/// holds it can make a write to it block, so it goes to no other process. [`chime`] is for those.
 #[derive(Debug)]
 pub struct Bell {
     fd: OwnedFd,
@@ -61,7 +66,7 @@ impl Bell {
         Ok(Bell { fd })
     }
 
-    /// Another's, whose descriptor came here.
+    /// The same bell under another number.
     pub fn from_fd(fd: OwnedFd) -> Bell {
         Bell { fd }
     }
@@ -69,16 +74,6 @@ impl Bell {
     pub fn ring(&self) {
         // Fails only when it has been rung 2^64 - 2 times, and then it is still ringing.
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
-    }
-
-    /// As [`Bell::silence`], but it rings on.
-    pub fn is_rung(&self) -> bool {
-        let mut fds = [libc::pollfd {
-            fd: self.fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }];
-        ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
     }
 
     /// Silences it; true if it rang.
@@ -99,29 +94,78 @@ impl AsFd for Bell {
     }
 }
 
-/// The listening side of a bell that other processes ring: a pipe. Who only has the [`Rope`] cannot
-/// take a ring away from the listener.
+/// The receiving side of wake-ups between processes that do not trust each other: a datagram socket.
+/// Each sender has a [`Rope`], a socket of its own, so that nothing that one process does to its
+/// descriptor changes a call of another's. A send takes no lock that a process can hold while it
+/// sleeps, as the mutex of a pipe is, and `MSG_DONTWAIT` holds whatever the flags of the descriptor.
 #[derive(Debug)]
 pub struct Chime {
     fd: OwnedFd,
 }
 
-/// The ringing side.
+/// A sending side.
 #[derive(Debug)]
 pub struct Rope<F = OwnedFd> {
     fd: F,
 }
 
-/// `RWF_NOSIGNAL` (linux/fs.h, since Linux 6.18).
-const NO_SIGNAL: usize = 0x100;
+/// Where senders of one [`Chime`] are connected to: its name in the file system, which has been
+/// removed there, so that nobody else can connect.
+#[derive(Debug)]
+pub struct WakeAddress {
+    inode: OwnedFd,
+}
 
-/// Does the kernel lack `RWF_NOSIGNAL`?
-static LACKS_NO_SIGNAL: AtomicBool = AtomicBool::new(false);
+/// Wake-ups taken at a time. A queue holds `net.unix.max_dgram_qlen`, by default ten.
+const MOST_AT_ONCE: usize = 16;
 
-/// A new bell of that kind.
-pub fn chime() -> Result<(Chime, Rope), Errno> {
-    let (listening, ringing) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    Ok((Chime { fd: listening }, Rope { fd: ringing }))
+/// Makes a receiver in `directory`, where its name stands for a moment only.
+pub fn chime(directory: &Path) -> Result<(Chime, WakeAddress), Errno> {
+    let fd = datagram_socket()?;
+    // The mode of the name: who may connect.
+    fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    let path_only = OFlags::PATH | OFlags::CLOEXEC;
+    let directory = open(directory, path_only | OFlags::DIRECTORY, Mode::empty())?;
+    let mut random = [0; 8];
+    getrandom(&mut random, GetRandomFlags::empty())?;
+    let name = format!(".wake-{:016x}", u64::from_ne_bytes(random));
+    // A socket's name is short, a directory's may be long.
+    let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+    bind(&fd, &SocketAddrUnix::new(path)?)?;
+    let inode = openat(
+        &directory,
+        &name,
+        path_only | OFlags::NOFOLLOW,
+        Mode::empty(),
+    );
+    unlinkat(&directory, &name, AtFlags::empty())?;
+    Ok((Chime { fd }, WakeAddress { inode: inode? }))
+}
+
+/// A receiver with one sender, for two processes.
+pub fn chime_for_one() -> Result<(Chime, Rope), Errno> {
+    let (receiving, sending) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    Ok((Chime { fd: receiving }, Rope { fd: sending }))
+}
+
+fn datagram_socket() -> Result<OwnedFd, Errno> {
+    let kind = SocketType::DGRAM;
+    socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+}
+
+impl WakeAddress {
+    /// One more sender.
+    pub fn rope(&self) -> Result<Rope, Errno> {
+        let fd = datagram_socket()?;
+        let path = format!("/proc/self/fd/{}", self.inode.as_raw_fd());
+        connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Rope { fd })
+    }
 }
 
 impl Chime {
@@ -130,10 +174,21 @@ impl Chime {
         Chime { fd }
     }
 
-    /// Silences it, unless somebody rings without end.
-    pub fn silence(&self) {
+    /// As [`Chime::silence`], but the wake-up stays.
+    pub fn is_rung(&self) -> bool {
+        let mut fds = [libc::pollfd {
+            fd: self.fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Silences it, unless somebody rings without end; true if it rang.
+    pub fn silence(&self) -> bool {
         // Fails only if nobody has rung.
-        let _ = read(&self.fd, &mut [0; 256]);
+        let take = || recv(&self.fd, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok();
+        (0..MOST_AT_ONCE).take_while(|_| take()).count() > 0
     }
 }
 
@@ -143,32 +198,9 @@ impl<F: AsFd> Rope<F> {
         Rope { fd }
     }
 
-    /// Rings. A listener who has gone hears nothing, and one whose pipe is full hears enough.
+    /// Rings. A receiver who has gone hears nothing, and one whose queue is full hears enough.
     pub fn pull(&self) {
-        if !LACKS_NO_SIGNAL.load(Relaxed) && self.pull_without_signal() != Err(Errno::OPNOTSUPP) {
-            return;
-        }
-        LACKS_NO_SIGNAL.store(true, Relaxed);
-        // As above.
-        let _ = write(&self.fd, &[0]);
-    }
-
-    fn pull_without_signal(&self) -> Result<usize, Errno> {
-        const CURRENT: usize = usize::MAX;
-        let octet = 0_u8;
-        let piece = libc::iovec {
-            iov_base: (&raw const octet).cast_mut().cast(),
-            iov_len: 1,
-        };
-        let fd = self.fd.as_fd().as_raw_fd() as usize;
-        let piece = (&raw const piece).expose_provenance();
-        // SAFETY: one piece of one octet, both of which outlive the call, which only reads them.
-        unsafe {
-            raw::syscall(
-                libc::SYS_pwritev2,
-                [fd, piece, 1, CURRENT, CURRENT, NO_SIGNAL],
-            )
-        }
+        let _ = send(&self.fd, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
@@ -187,6 +219,12 @@ impl<F: AsFd> AsFd for Rope<F> {
 impl From<Chime> for OwnedFd {
     fn from(chime: Chime) -> OwnedFd {
         chime.fd
+    }
+}
+
+impl From<Rope> for OwnedFd {
+    fn from(rope: Rope) -> OwnedFd {
+        rope.fd
     }
 }
 
@@ -237,20 +275,44 @@ mod tests {
     }
 
     #[test]
-    fn a_rope_rings_the_chime_and_survives_its_end() {
-        let (chime, rope) = chime().unwrap();
-        let poll = |chime: &Chime| ppoll(&mut [readable(chime)], Some(Instant::ZERO), None);
-        assert_eq!(poll(&chime), Ok(0));
-        rope.pull();
-        rope.pull();
-        assert_eq!(poll(&chime), Ok(1));
-        chime.silence();
-        assert_eq!(poll(&chime), Ok(0));
-        assert!(read(&rope.fd, &mut [0]).is_err(), "who rings cannot listen");
-        drop(chime);
-        if !LACKS_NO_SIGNAL.load(Relaxed) {
+    fn each_rope_rings_the_chime_and_survives_its_end() {
+        let (chime, address) = chime(&std::env::temp_dir()).unwrap();
+        let ropes = [address.rope().unwrap(), address.rope().unwrap()];
+        assert!(!chime.is_rung());
+        for rope in &ropes {
+            rope.pull();
             rope.pull();
         }
+        assert!(chime.is_rung());
+        assert!(chime.silence());
+        assert!(!chime.is_rung() && !chime.silence());
+        for _ in 0..100 {
+            ropes[0].pull();
+        }
+        assert!(chime.silence(), "a full queue rings");
+        drop(chime);
+        ropes[1].pull();
+    }
+
+    #[test]
+    fn nothing_that_one_sender_does_to_its_socket_keeps_another_from_ringing() {
+        let (chime, address) = chime(&std::env::temp_dir()).unwrap();
+        let (hostile, honest) = (address.rope().unwrap(), address.rope().unwrap());
+        rustix::net::shutdown(&hostile, rustix::net::Shutdown::Both).unwrap();
+        honest.pull();
+        assert!(chime.silence());
+    }
+
+    #[test]
+    fn the_name_of_a_chime_is_gone_once_it_is_made() {
+        let name = format!("wake-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let made = chime(&directory).unwrap();
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        std::fs::remove_dir(&directory).unwrap();
+        made.1.rope().unwrap().pull();
+        assert!(made.0.silence());
     }
 
     #[test]

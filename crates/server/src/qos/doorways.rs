@@ -352,7 +352,7 @@ impl Server {
     fn tell_of_doorways(&mut self, channel: ChannelId) {
         if let Some(entry) = self.channels.get_mut(&channel) {
             entry.doorways.has_news = true;
-            entry.alert.ring();
+            entry.alert.pull();
         }
     }
 

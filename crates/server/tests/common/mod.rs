@@ -26,6 +26,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::shm::{self, MetastateReader};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::{self, Connection, PairKind, ReceiveError};
+use portolan_sys::wait::Chime;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 
 /// How long anything in a test may take.
@@ -212,8 +213,8 @@ pub struct Library {
     pub metastate: MetastateReader,
     /// Rings when the server has something to say.
     pub alert: OwnedFd,
-    /// Readable when a peer in a local session has news.
-    pub bell: OwnedFd,
+    /// Rings when a peer of a local session has something to say.
+    pub chime: Chime,
     /// What came with `Welcome` beside the tap, as it came.
     pub maps: Maps,
     routes: Routes,
@@ -255,7 +256,7 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
         };
-        let [tap, ring, doorbell, metastate, statistics, alert, bell] =
+        let [tap, ring, doorbell, metastate, statistics, alert, chime] =
             <[OwnedFd; 7]>::try_from(fds).unwrap();
         Library {
             client,
@@ -264,7 +265,7 @@ impl Library {
             tap: Tap(TapIo::new(tap)),
             metastate: MetastateReader::map(&metastate).unwrap(),
             alert,
-            bell,
+            chime: Chime::from_fd(chime),
             maps: Maps {
                 ring,
                 doorbell,

@@ -22,6 +22,7 @@ mod own_protocols;
 mod raw;
 mod sending;
 mod snooping;
+mod waking;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;

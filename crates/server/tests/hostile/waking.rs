@@ -1,0 +1,116 @@
+//! Descriptors by which the server, and one program, wake another: whatever a hostile program does to its own
+//! copies, a wake-up never blocks who sends it, and those of others arrive.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use portolan_netns::Bed;
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_sys::clock;
+use portolan_types::{SessionId, Slot};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{SendFlags, Shutdown};
+
+use crate::common::{Client, Library, control_path, start_server};
+use crate::locals::introduce;
+use crate::{Victim, hostile_library, open_to_b};
+
+/// How long the server may take to answer anybody.
+const PROMPT: Duration = Duration::from_millis(500);
+
+/// Makes a write to the description behind `fd` wait for ever, as far as that is possible.
+fn clog(fd: BorrowedFd<'_>) {
+    let flags = fcntl_getfl(fd).unwrap();
+    fcntl_setfl(fd, flags | OFlags::NONBLOCK).unwrap();
+    // An eventfd that counts no further.
+    let _ = rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes());
+    while rustix::io::write(fd, &[0; 4096]).is_ok() {}
+    while rustix::io::write(fd, &[0]).is_ok() {}
+    fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
+}
+
+fn assert_prompt(path: &Path) {
+    let start = clock::now();
+    let reply = Client::connect(path).ask(RequestBody::ReadStatus);
+    assert!(!matches!(reply, ReplyBody::Error { .. }), "{reply:?}");
+    let took = clock::now().since(start);
+    assert!(took < PROMPT, "the server stood for {took:?}");
+}
+
+fn bell_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
+    let (reply, mut fds) = library.client.ask_with(RequestBody::Bell { session }, &[]);
+    assert!(matches!(reply, ReplyBody::Bell { .. }), "{reply:?}");
+    fds.remove(0)
+}
+
+#[test]
+fn a_clogged_bell_of_a_program_does_not_block_the_server() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let (mut opener, mut accepter) = (hostile_library(&path), hostile_library(&path));
+    let (opened, mut accepted) = introduce(&mut opener, &mut accepter);
+    let bell = bell_of_peer(&mut opener, opened.id);
+    clog(bell.as_fd());
+    accepted.sleep();
+    // The server resets what the opener leaves behind, and rings the accepter's bell.
+    drop((opened, opener));
+    assert_prompt(&path);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn a_clogged_alert_does_not_block_the_server() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let (mut holder, mut other) = (hostile_library(&path), hostile_library(&path));
+    let (session, near, _slot, _peer) = open_to_b(&bed, &mut holder);
+    clog(holder.alert.as_fd());
+    let slot = Slot(0);
+    // The server asks the holder to give the session back.
+    other
+        .client
+        .send(RequestBody::Cache { session, slot }, &[near.0.as_fd()]);
+    assert_prompt(&path);
+    victim.assert_unharmed();
+}
+
+#[test]
+fn a_peer_that_ends_its_side_of_a_bell_does_not_silence_it_for_others() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut accepter = Library::start(&path);
+    let (mut hostile, mut honest) = (hostile_library(&path), Library::start(&path));
+    let (spoiled, _first) = introduce(&mut hostile, &mut accepter);
+    let (opened, _second) = introduce(&mut honest, &mut accepter);
+    let bell = bell_of_peer(&mut hostile, spoiled.id);
+    clog(bell.as_fd());
+    let _ = rustix::net::shutdown(&bell, Shutdown::Both);
+    let bell = bell_of_peer(&mut honest, opened.id);
+    accepter.chime.silence();
+    rustix::net::send(&bell, &[], SendFlags::DONTWAIT).unwrap();
+    assert!(accepter.chime.is_rung());
+}
+
+/// Both are user nobody's programs: one makes its own bell block, the other rings it.
+#[test]
+fn a_program_that_rings_a_clogged_bell_does_not_wait() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let (mut honest, mut hostile) = (Library::start(&path), hostile_library(&path));
+    let (opened, accepted) = introduce(&mut honest, &mut hostile);
+    clog(bell_of_peer(&mut honest, opened.id).as_fd());
+    let rope = portolan_sys::wait::Rope::from_fd(bell_of_peer(&mut honest, opened.id));
+    let start = clock::now();
+    for _ in 0..1000 {
+        rope.pull();
+    }
+    assert!(clock::now().since(start) < PROMPT);
+    drop(accepted);
+}
