@@ -30,8 +30,6 @@ pub struct Process {
     pub pid: u32,
     pub uid: u32,
     pub program: String,
-    /// May bind ports below the first unprivileged one (`CAP_NET_BIND_SERVICE`).
-    pub low_ports: bool,
     sessions: u32,
 }
 
@@ -185,7 +183,6 @@ impl Registry {
         pid: u32,
         uid: u32,
         program: String,
-        low_ports: bool,
     ) -> Result<(), Errno> {
         self.has_room_for_process(uid)?;
         let process = Process {
@@ -193,7 +190,6 @@ impl Registry {
             pid,
             uid,
             program,
-            low_ports,
             sessions: 0,
         };
         self.processes.insert(channel, process);

@@ -86,7 +86,7 @@ impl Server {
                 if let Some(channel) = free
                     && self
                         .registry
-                        .register(channel, 1, uid, "hostile".into(), false)
+                        .register(channel, 1, uid, "hostile".into())
                         .is_ok()
                 {
                     self.channels.push(channel);

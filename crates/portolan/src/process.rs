@@ -2,8 +2,9 @@
 //!
 //! Made when the program opens its first socket. A forked child starts anew, when it needs to.
 
+use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,9 +20,10 @@ use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
 use portolan_sys::wait::Chime;
-use portolan_sys::{clock, namespace, owner, thread};
+use portolan_sys::{clock, namespace, owner, port_right, thread};
 use portolan_tcp::CongestionKind;
 use portolan_types::{Instant, SessionId, Slot};
+use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::control::{Control, Lost};
@@ -258,6 +260,15 @@ impl Process {
     /// Has the program a single thread?
     pub(crate) fn has_one_thread(&self) -> bool {
         thread::count() <= 1 + usize::from(self.helper.is_started())
+    }
+
+    /// Shows the server that this program may bind `local`'s port. The socket that shows it is closed here before the
+    /// next request, so that the port is free once the server has closed it, too.
+    pub(crate) fn show_right_to(&self, local: SocketAddr) -> Result<(), Errno> {
+        let right = table::Hidden::new(port_right::show(local)?);
+        // If the server has gone, the next request says so.
+        let _ = self.control.tell(RequestBody::ShowRight, &[right.as_fd()]);
+        Ok(())
     }
 
     /// What sockets start with that choose nothing.

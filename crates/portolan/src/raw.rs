@@ -84,8 +84,23 @@ impl RawFlow {
             guard,
             slot,
         };
-        let request = RequestBody::ClaimProtocol { guard, slot };
-        match process.control.call(request, &[]) {
+        let request = || RequestBody::ClaimProtocol { guard, slot };
+        let mut answer = process.control.call(request(), &[]);
+        if let (
+            Guard::Port { local, .. },
+            Ok((
+                ReplyBody::Error {
+                    errno: libc::EACCES,
+                },
+                _,
+            )),
+        ) = (guard, &answer)
+        {
+            // A privileged port: the kernel says who may bind it.
+            process.show_right_to(local)?;
+            answer = process.control.call(request(), &[]);
+        }
+        match answer {
             Ok((ReplyBody::Claimed { guard }, _)) => {
                 flow.guard = guard;
                 Ok(flow)

@@ -45,6 +45,9 @@ pub enum RequestBody {
     /// First message of a library; its shape never changes. `version` is `portolan_stack::VERSION`.
     /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
+    /// Carries a socket that is bound to a port below the first unprivileged one, as the right to bind that port by the
+    /// next request. No reply.
+    ShowRight,
     /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
     /// `UseKernel` or `Error`.
     Bind {

@@ -45,6 +45,8 @@ pub struct Client {
     pub credentials: Credentials,
     /// Set by `Hello`.
     pub channel: Option<ChannelId>,
+    /// As `ShowRight` brought it.
+    pub right: Option<OwnedFd>,
     waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
 }
 
@@ -108,6 +110,7 @@ impl Server {
                 token,
                 credentials,
                 channel: None,
+                right: None,
                 waiting: VecDeque::new(),
             },
         );
@@ -207,6 +210,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
+            RequestBody::ShowRight => self.keep_right(id, fds),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
             RequestBody::Share {
                 session,
@@ -226,6 +230,12 @@ impl Server {
                 self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)
             }
         }
+    }
+
+    fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
+        let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
+        client.right = fds.pop();
+        Ok(Answer::Silence)
     }
 
     fn perform_for(
@@ -358,6 +368,7 @@ impl Server {
             }
             RequestBody::Bell { session } => self.bell_of_peer(channel, session),
             RequestBody::Hello { .. }
+            | RequestBody::ShowRight
             | RequestBody::Relay { .. }
             | RequestBody::Share { .. }
             | RequestBody::Probe

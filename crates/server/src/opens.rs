@@ -13,6 +13,7 @@ use portolan_proto::control::{
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
+use portolan_sys::port_right;
 use portolan_tcp::Connection;
 use portolan_types::{
     ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical, is_scoped, scope_of,
@@ -81,6 +82,7 @@ impl Server {
         }
         let descriptor = NewDescriptor::from_fds(fds)?;
         self.registry.has_room(channel)?;
+        self.check_port(channel, wish.local.port())?;
         // What holds a UDP port may become the program's own socket.
         let is_v6 = wish.protocol == Protocol::Udp && wish.local.is_ipv6();
         let wish = Wish {
@@ -93,12 +95,18 @@ impl Server {
         }
     }
 
-    /// May the process bind the port, as the kernel has it for this namespace?
+    /// May the process bind the port, as the kernel has it for this namespace? What it has shown for it is closed then, so
+    /// that the port is free.
     pub fn check_port(&mut self, channel: ChannelId, port: u16) -> Result<(), Errno> {
+        let client = self.client_of(channel);
+        let right = client
+            .and_then(|id| self.clients.get_mut(&id))
+            .and_then(|client| client.right.take());
         self.sysctls.refresh(self.now);
         let first = self.sysctls.values().first_unprivileged_port;
-        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        match port != 0 && u32::from(port) < first && !process.low_ports {
+        let is_privileged = port != 0 && u32::from(port) < first;
+        let is_shown = || right.is_some_and(|right| port_right::is_shown(right, port));
+        match is_privileged && !is_shown() {
             true => Err(Errno::ACCES),
             false => Ok(()),
         }
@@ -112,7 +120,6 @@ impl Server {
         descriptor: NewDescriptor,
     ) -> Result<Answer, Detour> {
         self.check_local(wish.protocol, wish.local)?;
-        self.check_port(channel, wish.local.port())?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let claim = Claim {
             protocol: wish.protocol,

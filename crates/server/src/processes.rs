@@ -22,9 +22,6 @@ use crate::spares::{Newcomer, Spare};
 /// Longest program name that is kept.
 const PROGRAM_MAX: usize = 64;
 
-/// `CAP_NET_BIND_SERVICE`.
-const BIND_LOW_PORTS: u64 = 1 << 10;
-
 /// How long the tap of a process that is gone may take to go with it.
 const TAP_GOES_WITHIN: Duration = Duration::from_secs(5);
 
@@ -120,9 +117,7 @@ impl Server {
             return Err(Errno::ALREADY);
         }
         let Credentials { pid, uid, .. } = client.credentials;
-        let low_ports = uid == 0 || has_capability(pid, BIND_LOW_PORTS);
-        self.registry
-            .register(channel, pid, uid, program.clone(), low_ports)?;
+        self.registry.register(channel, pid, uid, program.clone())?;
         client.channel = Some(channel);
         self.counters.processes += 1;
         info!(pid, uid, program, channel = channel.0, "process registered");
@@ -275,17 +270,4 @@ impl Server {
             traits: session.traits.clone(),
         })
     }
-}
-
-/// Looks up an effective capability of a process.
-fn has_capability(pid: u32, capability: u64) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/status"))
-        .ok()
-        .and_then(|status| {
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix("CapEff:"))?;
-            u64::from_str_radix(line.trim(), 16).ok()
-        })
-        .is_some_and(|effective| effective & capability != 0)
 }

@@ -114,6 +114,26 @@ pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> 
     Ok(())
 }
 
+/// `getsockopt` of an option as long as `value`.
+pub fn socket_option(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> Result<(), Errno> {
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: `value` is writable for `length`, which the kernel reads and writes.
+    unsafe {
+        raw::syscall(
+            libc::SYS_getsockopt,
+            [
+                number(fd.as_fd().as_raw_fd()),
+                number(level),
+                number(name),
+                value.as_mut_ptr().expose_provenance(),
+                (&raw mut length).expose_provenance(),
+                0,
+            ],
+        )?;
+    }
+    Ok(())
+}
+
 /// A kernel socket.
 pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.

@@ -19,6 +19,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod owner;
 pub mod pi;
+pub mod port_right;
 pub mod probes;
 mod raw;
 pub mod ring;

@@ -35,6 +35,11 @@ pub fn only_for_this_host(socket: impl AsFd, devices: &[u32]) -> Result<(), Errn
     attach(socket, [&of_type[..], &of_devices].concat())
 }
 
+/// The socket takes nothing.
+pub fn nothing(socket: impl AsFd) -> Result<(), Errno> {
+    attach(socket, vec![step(RETURN, 0, 0, 0)])
+}
+
 /// The socket takes everything again.
 pub fn lift(socket: impl AsFd) -> Result<(), Errno> {
     let none = 0_i32.to_ne_bytes();

@@ -24,6 +24,18 @@ pub(crate) fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
     .expect("the test inside the namespace passes");
 }
 
+/// Runs `action` on a thread of user nobody.
+pub(crate) fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let deprived = scope.spawn(|| {
+            let nobody = Some(rustix::process::Uid::from_raw(65534));
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).expect("root may");
+            action()
+        });
+        deprived.join().expect("the action does not panic")
+    })
+}
+
 /// Runs `ip` with the words of `arguments`, in the calling thread's namespace.
 pub(crate) fn ip(arguments: &str) {
     let status = std::process::Command::new("ip")

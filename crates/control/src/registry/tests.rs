@@ -36,9 +36,7 @@ fn numbers() -> impl FnMut() -> u64 {
 
 fn process(registry: &mut Registry, uid: u32) -> ChannelId {
     let channel = registry.free_channels().next().unwrap();
-    registry
-        .register(channel, 1, uid, "test".into(), false)
-        .unwrap();
+    registry.register(channel, 1, uid, "test".into()).unwrap();
     channel
 }
 
@@ -58,7 +56,7 @@ fn processes_are_bounded_per_user_and_in_all() {
     process(&mut registry, 1);
     process(&mut registry, 1);
     assert_eq!(
-        registry.register(ChannelId(3), 1, 1, String::new(), false),
+        registry.register(ChannelId(3), 1, 1, String::new()),
         Err(Errno::MFILE)
     );
     process(&mut registry, 2);

@@ -94,14 +94,22 @@ fn bind_session(
     };
     let reservation = Reservation::at(process);
     let protocol = socket.protocol;
-    let answer = ask(process, fd, socket, &setup, |session| RequestBody::Bind {
+    let request = |session| RequestBody::Bind {
         session,
         protocol,
         local: socket.shown(local),
         reuse,
         v6_only,
         slot: reservation.slot(),
-    });
+    };
+    let answer = match ask(process, fd, socket, &setup, request) {
+        // A privileged port: the kernel says who may bind it.
+        Err(Stop::Failed(Errno::ACCESS)) => {
+            process.show_right_to(local)?;
+            ask(process, fd, socket, &setup, request)
+        }
+        answer => answer,
+    };
     let reply = match answer {
         // Only the kernel sends from what is not this host's.
         Err(Stop::Failed(Errno::ADDRNOTAVAIL)) if binds_freely => {

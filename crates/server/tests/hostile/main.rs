@@ -16,6 +16,7 @@ mod groups;
 mod guarantees;
 mod handlers;
 mod locals;
+mod low_ports;
 mod memory;
 mod messages;
 mod own_protocols;

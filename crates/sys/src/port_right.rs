@@ -1,0 +1,130 @@
+//! The right to bind a port below the first unprivileged one, shown to another process: a kernel socket that is
+//! bound to that port in the same network namespace. The kernel has then made every check that it makes of a
+//! bind, of the very process that bound it. Nothing that names a process would do: by the time it is looked at, the
+//! number may be another program's.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, Protocol, SocketFlags, SocketType, bind, getsockname, ipproto, listen,
+    socket_with, sockopt,
+};
+
+use crate::{descriptor, socket_filter};
+
+/// A socket that shows the right to bind `local`'s port. `ACCES`: there is no such right.
+///
+/// A datagram socket comes first. Where that port is taken a listening one is made, which drops what comes to it: the
+/// address that a stream socket shows without listening may be one that it was accepted at.
+pub fn show(local: SocketAddr) -> Result<OwnedFd, Errno> {
+    match show_by(local, SocketType::DGRAM, ipproto::UDP) {
+        Err(Errno::ADDRINUSE) => {
+            let socket = show_by(local, SocketType::STREAM, ipproto::TCP)?;
+            socket_filter::nothing(&socket)?;
+            listen(&socket, 0)?;
+            Ok(socket)
+        }
+        shown => shown,
+    }
+}
+
+fn show_by(local: SocketAddr, kind: SocketType, protocol: Protocol) -> Result<OwnedFd, Errno> {
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        sockopt::set_ipv6_v6only(&socket, true)?;
+    }
+    bind(&socket, &local)?;
+    Ok(socket)
+}
+
+/// Does `socket` show the right to bind `port`?
+pub fn is_shown(socket: impl AsFd, port: u16) -> bool {
+    shown_port(socket.as_fd()).is_ok_and(|shown| shown == Some(port))
+}
+
+fn shown_port(socket: impl AsFd) -> Result<Option<u16>, Errno> {
+    let is_internet = matches!(
+        sockopt::socket_domain(&socket)?,
+        AddressFamily::INET | AddressFamily::INET6
+    );
+    if !is_internet || network_of(&socket)? != own_network()? {
+        return Ok(None);
+    }
+    let is_bound = match sockopt::socket_protocol(&socket)? {
+        Some(ipproto::UDP) => true,
+        Some(ipproto::TCP) => sockopt::socket_acceptconn(&socket)?,
+        _ => false,
+    };
+    if !is_bound {
+        return Ok(None);
+    }
+    let name = SocketAddr::try_from(getsockname(&socket)?)?;
+    Ok(Some(name.port()))
+}
+
+/// `SO_NETNS_COOKIE`: of the network namespace that a socket is in.
+fn network_of(socket: impl AsFd) -> Result<u64, Errno> {
+    let mut cookie = [0; size_of::<u64>()];
+    descriptor::socket_option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
+}
+
+fn own_network() -> Result<u64, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
+    network_of(socket?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::*;
+    use crate::testing::as_nobody;
+
+    const LOW: u16 = 1021;
+
+    fn at(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    #[test]
+    fn who_may_bind_a_low_port_shows_it() {
+        assert!(is_shown(show(at(LOW)).unwrap(), LOW));
+        let taken = UdpSocket::bind(at(LOW - 1)).unwrap();
+        assert!(
+            is_shown(show(at(LOW - 1)).unwrap(), LOW - 1),
+            "by a listener"
+        );
+        assert!(!is_shown(&taken, LOW));
+    }
+
+    #[test]
+    fn who_may_not_cannot() {
+        let refused = as_nobody(|| show(at(LOW - 2)));
+        assert_eq!(refused.map(|_| ()), Err(Errno::ACCESS));
+    }
+
+    #[test]
+    fn a_connection_at_a_low_port_shows_nothing() {
+        let listener = TcpListener::bind(at(LOW - 3)).unwrap();
+        let client = TcpStream::connect(at(LOW - 3)).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        assert!(is_shown(&listener, LOW - 3));
+        assert!(!is_shown(&accepted, LOW - 3));
+        drop(client);
+        assert!(!is_shown(&accepted, LOW - 3), "nor when its peer has gone");
+    }
+
+    #[test]
+    fn what_is_no_socket_shows_nothing() {
+        assert!(!is_shown(std::fs::File::open("/dev/null").unwrap(), 0));
+    }
+}
