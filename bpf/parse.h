@@ -55,6 +55,8 @@ struct piece {
 	bool is_fragment;
 	/* Not the first: no transport header. */
 	bool is_later;
+	/* Of what is sent: where the transport header is in the frame. */
+	__u8 transport;
 };
 
 struct cursor {
@@ -369,14 +371,17 @@ static __always_inline bool encloses_handle_v6(const struct cursor *cursor)
 /*
  * Leaves the cursor at the transport header. Of extension headers one with a handle is sent, and no other.
  */
-static __always_inline enum parsed parse_ipv6_sent(struct cursor *cursor, struct filter_key *key)
+static __always_inline enum parsed parse_ipv6_sent(struct cursor *cursor, struct filter_key *key,
+						   struct piece *piece)
 {
 	bool encloses = encloses_handle_v6(cursor);
 	enum parsed parsed = parse_ipv6(cursor, key, SENT);
 
+	piece->transport = ETH_HLEN + sizeof(struct ipv6hdr);
 	if (encloses) {
 		key->protocol = IPPROTO_TCP;
 		cursor->at += sizeof(struct enclosed_v6);
+		piece->transport += sizeof(struct enclosed_v6);
 	}
 	return parsed;
 }
@@ -400,13 +405,14 @@ static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filt
 		if ((void *)(version_and_length + 1) > cursor->end ||
 		    (*version_and_length != 0x45 && !encloses_handle(cursor)))
 			return PARSED_MALFORMED;
+		piece->transport = ETH_HLEN + (*version_and_length & 0xf) * 4;
 		/* Nor are fragments: the kernel makes them from a datagram that can be checked. */
 		if (parse_ipv4(cursor, key, SENT, piece) != PARSED_FLOW || piece->is_fragment)
 			return PARSED_MALFORMED;
 		return PARSED_FLOW;
 	}
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return parse_ipv6_sent(cursor, key);
+		return parse_ipv6_sent(cursor, key, piece);
 	return PARSED_NOT_IP;
 }
 

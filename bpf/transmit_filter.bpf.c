@@ -12,6 +12,7 @@
 #include "extension.h"
 #include "lookup.h"
 #include "maps.h"
+#include "offload.h"
 #include "parse.h"
 #include "raw.h"
 #include "send.h"
@@ -62,6 +63,8 @@ static __always_inline int send_raw_frame(struct __sk_buff *skb, const struct et
 	egress = egress_of(eth->h_source);
 	if (!egress)
 		DROP(source_mac);
+	if (!is_complete(skb))
+		DROP(offload);
 	sender.class = tap->class;
 	if (sender.flags & ROW_EXTENDED_SENDING)
 		raise_sent(skb, &sender, &key, egress, false, EVENT_ETHERNET_SEND);
@@ -83,6 +86,8 @@ static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct f
 		DROP(foreign);
 	if (!is_local(&key->local))
 		DROP(source_address);
+	if (!is_complete(skb))
+		DROP(offload);
 	if (is_numbered)
 		identify(skb, key);
 	sender.class = tap->class;
@@ -125,6 +130,8 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 		if (who == SENDER_FOREIGN)
 			DROP(foreign);
 	}
+	if (!has_own_checksum(skb, key->protocol, piece->transport))
+		DROP(offload);
 	sender.class = class_of(sender.class, tap->class);
 	if (is_numbered)
 		identify(skb, key);

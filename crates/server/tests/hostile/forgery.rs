@@ -20,7 +20,7 @@ use crate::{PATIENCE, Victim, assert_serves_others, counter, hostile_library, op
 const STRANGER_MAC: [u8; 6] = [2, 0, 0, 0, 0x99, 0x99];
 
 /// Every reason for which the transmit filter drops.
-const REASONS: [&str; 9] = [
+const REASONS: [&str; 10] = [
     "drop_no_channel",
     "drop_source_mac",
     "drop_vlan",
@@ -30,6 +30,7 @@ const REASONS: [&str; 9] = [
     "drop_no_flow",
     "drop_foreign",
     "drop_source_address",
+    "drop_offload",
 ];
 
 fn flow_of(library: &Library, slot: Slot) -> FlowKey {
@@ -230,6 +231,65 @@ fn datagrams_leave_only_from_ones_own_port() {
         peer.recv(&mut heard).is_ok(),
         "the peer hears the true port"
     );
+}
+
+/// The frame with a checksum that the kernel is to complete.
+fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
+    VnetHeader::partial_checksum(start, offset).emit(&mut frame);
+    frame
+}
+
+/// The kernel writes a checksum where the header before a frame says, behind the filter: over the source's port, or
+/// its address, if it may.
+#[test]
+fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
+    const TRANSPORT: u16 = 14 + 20;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let (_, _near, slot, _peer) = open_to_b(&bed, &mut hostile);
+    let any = ([0, 0, 0, 0], 6000).into();
+    let (reply, _own) = hostile.bind(Protocol::Udp, any, Slot(9));
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    let (device, neighbour) = macs(&hostile);
+    let segment = Forgery::of(&flow_of(&hostile, slot), device, neighbour).frame();
+    let flow = FlowKey {
+        protocol: Protocol::Udp,
+        local: (Bed::A4, 6000).into(),
+        remote: (Bed::B4, 7000).into(),
+    };
+    let datagram = Forgery::of(&flow, device, neighbour).frame();
+    let capture = Capture::start(&bed.b);
+    let places = [
+        ("the source's port", TRANSPORT, 0),
+        ("the destination's port", TRANSPORT, 2),
+        ("the source's address", 20, 6),
+        ("the lifetime and the protocol", 20, 2),
+        ("the TCP checksum, from elsewhere", 24, 10 + 16),
+        ("the UDP checksum, from elsewhere", 24, 10 + 6),
+        ("the payload", TRANSPORT + 8, 0),
+    ];
+    for (case, start, offset) in places {
+        for frame in [&segment, &datagram] {
+            let forged = to_be_summed(frame.clone(), start, offset);
+            let drops = drops_of(&path, || write(&hostile, &forged));
+            assert_eq!(drops, ["drop_offload"], "{case}");
+        }
+    }
+    for (frame, others) in [(&segment, 6), (&datagram, 16)] {
+        let forged = to_be_summed(frame.clone(), TRANSPORT, others);
+        let drops = drops_of(&path, || write(&hostile, &forged));
+        assert_eq!(drops, ["drop_offload"], "the other protocol's checksum");
+    }
+    let escaped = capture.frames().into_iter().find(|frame| is_marked(frame));
+    assert_eq!(escaped, None);
+    for (frame, own) in [(segment, 16), (datagram, 6)] {
+        let genuine = to_be_summed(frame, TRANSPORT, own);
+        assert!(drops_of(&path, || write(&hostile, &genuine)).is_empty());
+    }
+    let passed = || capture.frames().iter().filter(|f| is_marked(f)).count() >= 2;
+    crate::common::await_some("genuine frames", || passed().then_some(()));
 }
 
 /// The frame as one that the kernel is to cut into fragments of eight octets.

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * What the header before a frame on a tap (virtio-net) leaves to the kernel or the device: to complete a checksum,
+ * and to cut a segment. The kernel takes the place of the checksum from it, and would write two octets there behind
+ * the filter: over a port or an address. So it has to be the place where the packet's own transport has it.
+ */
+#ifndef OFFLOAD_H
+#define OFFLOAD_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "parse.h"
+
+#define CHECKSUM_PARTIAL 3
+#define TCP_CHECKSUM_AT 16
+#define UDP_CHECKSUM_AT 6
+
+/* The kernel's own; its layout comes from its BTF. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct sk_buff {
+	__u8 ip_summed : 2;
+	__u16 csum_start;
+	__u16 csum_offset;
+	__u16 mac_header;
+};
+
+#pragma clang attribute pop
+
+/* Linux 6.2. */
+extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak;
+
+/* The checksum that is still to be computed. */
+struct offload {
+	bool is_partial;
+	/* From the first octet of the frame. */
+	__u16 start;
+	__u16 offset;
+};
+
+static __always_inline struct offload offload_of(struct __sk_buff *skb)
+{
+	struct offload offload = {};
+
+	if (&bpf_cast_to_kern_ctx) {
+		struct sk_buff *kernels = bpf_cast_to_kern_ctx(skb);
+
+		offload.is_partial = BPF_CORE_READ_BITFIELD(kernels, ip_summed) == CHECKSUM_PARTIAL;
+		offload.start = kernels->csum_start - kernels->mac_header;
+		offload.offset = kernels->csum_offset;
+	} else {
+		/* What a program has of its packet is where the kernel's is. */
+		struct sk_buff *kernels = (void *)skb;
+		__u8 is_partial = BPF_CORE_READ_BITFIELD_PROBED(kernels, ip_summed);
+
+		offload.is_partial = is_partial == CHECKSUM_PARTIAL;
+		offload.start = BPF_CORE_READ(kernels, csum_start) -
+				BPF_CORE_READ(kernels, mac_header);
+		offload.offset = BPF_CORE_READ(kernels, csum_offset);
+	}
+	return offload;
+}
+
+/* Will the kernel write nothing into the packet but the checksum of the transport header at `start`? */
+static __always_inline bool has_own_checksum(struct __sk_buff *skb, __u8 protocol, __u32 start)
+{
+	struct offload offload = offload_of(skb);
+	__u16 own = protocol == IPPROTO_TCP ? TCP_CHECKSUM_AT : UDP_CHECKSUM_AT;
+
+	return !offload.is_partial || (offload.start == start && offload.offset == own);
+}
+
+/* Of a protocol that the kernel does not know it has nothing to complete, and nothing to cut. */
+static __always_inline bool is_complete(struct __sk_buff *skb)
+{
+	return !skb->gso_size && !offload_of(skb).is_partial;
+}
+
+#endif
