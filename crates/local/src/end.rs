@@ -26,6 +26,9 @@ fn pause() {}
 /// What a segment over Linux's loopback device holds.
 const SEGMENT: u32 = 65_483;
 
+/// How long Linux holds back a piece short of a segment: until its timer for a closed window.
+const HOLDS_BACK: Duration = Duration::from_millis(200);
+
 /// Segments of a handshake that each side sees.
 const HANDSHAKE: u64 = 2;
 
@@ -50,10 +53,11 @@ const FIN_WAIT_MOST: Duration = Duration::from_secs(120);
 /// What Linux shows of a round trip over loopback, about.
 const ROUND_TRIP: Duration = Duration::from_micros(20);
 
-/// What was sent, or taken as sent.
+/// What was sent, or taken as sent. Of the peer's octets those that it holds back do not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress {
     sent: u64,
+    shown: u64,
     taken: u64,
     flags: u32,
 }
@@ -163,6 +167,10 @@ pub struct Local {
     events: Events,
     send_limit: u64,
     options: Options,
+    /// Nothing is held back, whatever the options say.
+    is_pushed: bool,
+    /// Since when something has been.
+    held_since: Instant,
     last_in: Instant,
     last_out: Instant,
     writes: u64,
@@ -176,6 +184,7 @@ impl Local {
         let kept = &own.kept.0;
         let progress = Progress {
             sent: own.sent.0.octets.load(Acquire),
+            shown: own.sent.0.shown.load(Acquire),
             taken: own.taken.0.load(Acquire),
             flags: own.sent.0.flags.load(Acquire),
         };
@@ -187,6 +196,7 @@ impl Local {
             urgent_out: own.sent.0.urgent.load(Acquire),
             peer: Progress {
                 sent: progress.taken,
+                shown: progress.taken,
                 ..Progress::default()
             },
             peer_base: 0,
@@ -201,6 +211,8 @@ impl Local {
             events: Events::NONE,
             send_limit: u64::from(kept.send_limit.load(Relaxed)),
             options: Options::default(),
+            is_pushed: false,
+            held_since: Instant::ZERO,
             last_in: Instant::ZERO,
             last_out: Instant::ZERO,
             writes: 0,
@@ -243,7 +255,7 @@ impl Local {
     /// Whether a look would find nothing: the least there is to do for who looks all the time.
     pub fn is_still(&self) -> bool {
         let theirs = self.theirs();
-        theirs.sent.0.octets.load(Relaxed) == self.peer.sent
+        theirs.sent.0.shown.load(Relaxed) == self.peer.sent
             && theirs.sent.0.flags.load(Relaxed) == self.peer.flags
     }
 
@@ -254,8 +266,10 @@ impl Local {
         // The end of the stream is told after its last octet: looked at in the other order, the
         // octets are there when the end is.
         let flags = theirs.sent.0.flags.load(Acquire);
+        let shown = theirs.sent.0.shown.load(Acquire);
         let seen = Progress {
-            sent: theirs.sent.0.octets.load(Acquire),
+            sent: shown,
+            shown,
             taken: theirs.taken.0.load(Acquire),
             flags,
         };
@@ -395,6 +409,7 @@ impl Local {
 
     /// Lets the peer see what this end has done, and wakes it, but for its bell, if it sleeps and waits for it.
     pub fn publish(&mut self) -> Option<Wake> {
+        self.own.shown = self.own.sent - self.held_back();
         let before = std::mem::replace(&mut self.published, self.own);
         let has_grown = std::mem::take(&mut self.has_grown);
         if before == self.own && !has_grown {
@@ -406,12 +421,13 @@ impl Local {
         mine.sent.0.base.store(self.base, Relaxed);
         mine.sent.0.cycle.store(self.cycle, Relaxed);
         mine.sent.0.urgent.store(self.urgent_out, Relaxed);
-        mine.sent.0.octets.store(own.sent, Release);
+        mine.sent.0.octets.store(own.sent, Relaxed);
+        mine.sent.0.shown.store(own.shown, Release);
         mine.taken.0.store(own.taken, Release);
         mine.sent.0.flags.store(own.flags, Release);
         pause();
         let mut due = 0;
-        if own.sent != before.sent || own.flags != before.flags {
+        if own.shown != before.shown || own.flags != before.flags {
             due |= wants::INPUT;
         }
         if own.flags != before.flags
@@ -423,6 +439,26 @@ impl Local {
             return None;
         }
         self.wake(due)
+    }
+
+    /// Octets that are not to be shown yet: a piece short of a segment whose writer has more.
+    fn held_back(&self) -> u64 {
+        let is_corked = self.options.cork || self.options.more;
+        if !is_corked || self.is_pushed || self.own.flags & flags::FIN != 0 {
+            return 0;
+        }
+        self.own.sent.saturating_sub(self.own.shown) % u64::from(SEGMENT)
+    }
+
+    /// When to call [`Local::push`]: octets are held back.
+    pub fn pushes_at(&self) -> Option<Instant> {
+        (self.own.shown < self.own.sent && self.held_back() > 0)
+            .then(|| self.held_since + HOLDS_BACK)
+    }
+
+    /// Holds nothing back until the next write.
+    pub fn push(&mut self) {
+        self.is_pushed = true;
     }
 
     /// Is a good deal of what this end reads from free for its writer?
@@ -646,6 +682,10 @@ impl Stream for Local {
         let offset = self.own.sent.wrapping_sub(self.base);
         let cycle = Local::to_length(self.cycle);
         self.rings.put(self.side, cycle, offset, &data[..count]);
+        if self.own.shown == self.own.sent {
+            self.held_since = now;
+        }
+        self.is_pushed = false;
         self.own.sent += count as u64;
         self.last_out = now;
         self.writes += 1;
@@ -655,6 +695,7 @@ impl Stream for Local {
     fn mark_urgent(&mut self) {
         if self.may_send() && self.own.sent > 0 {
             self.urgent_out = self.own.sent;
+            self.push();
         }
     }
 
@@ -860,6 +901,9 @@ impl Stream for Local {
     /// What would be seen of a connection over Linux's loopback device.
     fn figures(&self) -> Figures {
         let octets = |octets: u64| u32::try_from(octets).unwrap_or(u32::MAX);
+        let unsent = self
+            .waiting()
+            .max(self.own.sent.saturating_sub(self.own.shown));
         let room = self.rings.size() as u64 - self.queued().min(self.rings.size() as u64);
         Figures {
             srtt: Some(ROUND_TRIP),
@@ -882,8 +926,8 @@ impl Stream for Local {
             segments_in: self.reads + HANDSHAKE,
             segments_out: self.writes + HANDSHAKE,
             receive_queue: Local::to_length(self.queued()),
-            send_queue: Local::to_length(self.waiting()),
-            unsent: octets(self.waiting()),
+            send_queue: Local::to_length(unsent),
+            unsent: octets(unsent),
             send_window: octets(self.room()),
             receive_window: octets(room),
             send_buffer: Local::to_length(self.limit()),

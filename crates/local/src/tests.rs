@@ -355,6 +355,78 @@ fn a_buffer_that_grows_wakes_who_waits_for_room() {
 }
 
 #[test]
+fn what_is_corked_shows_when_it_is_uncorked_or_long_enough_or_late() {
+    let later = NOW + Duration::from_millis(200);
+    let uncork: [fn(&mut Local); 5] = [
+        |a| a.options().cork = false,
+        |a| {
+            a.options().more = false;
+            a.options().cork = false;
+            a.send(NOW, b"");
+        },
+        |a| a.shutdown_send(NOW),
+        |a| a.close(NOW),
+        Local::push,
+    ];
+    for uncork in uncork {
+        let (mut a, mut b) = pair();
+        b.arm(WakeBy::Bell);
+        a.options().cork = true;
+        a.send(NOW, b"one ");
+        a.send(NOW + Duration::from_millis(50), b"two");
+        assert_eq!(tell(&mut a, &mut b), Events::NONE);
+        assert!(!b.was_rung());
+        assert_eq!((b.readable(), a.pushes_at()), (0, Some(later)));
+        uncork(&mut a);
+        assert!(tell(&mut a, &mut b).contains(Events::READABLE));
+        assert_eq!(read_all(&mut b), b"one two");
+        assert_eq!(a.pushes_at(), None);
+    }
+    let (mut a, mut b) = pair();
+    a.options().more = true;
+    a.send(NOW, b"head");
+    tell(&mut a, &mut b);
+    assert_eq!(b.readable(), 0);
+    a.options().more = false;
+    a.send(NOW, b"tail");
+    tell(&mut a, &mut b);
+    assert_eq!(read_all(&mut b), b"headtail");
+}
+
+#[test]
+fn segments_go_though_the_socket_is_corked() {
+    let rings = memory(1 << 20);
+    let mut a = Local::new(Arc::clone(&rings), Side::Opener);
+    let mut b = Local::new(rings, Side::Accepter);
+    a.options().cork = true;
+    a.send(NOW, &[1; 200_000]);
+    tell(&mut a, &mut b);
+    assert_eq!(b.readable(), 3 * 65_483);
+    assert!(a.pushes_at().is_some());
+    a.push();
+    tell(&mut a, &mut b);
+    assert_eq!(b.readable(), 200_000);
+    a.send(NOW, &[1; 10]);
+    tell(&mut a, &mut b);
+    assert_eq!(b.readable(), 200_000, "corked again");
+}
+
+#[test]
+fn what_a_holder_has_corked_its_next_one_shows() {
+    let rings = memory(RING_MIN);
+    let mut a = Local::new(Arc::clone(&rings), Side::Opener);
+    let mut b = Local::new(Arc::clone(&rings), Side::Accepter);
+    a.options().cork = true;
+    a.send(NOW, b"last words");
+    tell(&mut a, &mut b);
+    let mut a = Local::new(rings, Side::Opener);
+    a.close(NOW);
+    tell(&mut a, &mut b);
+    assert_eq!(read_all(&mut b), b"last words");
+    assert_eq!(b.error(), None);
+}
+
+#[test]
 fn a_sleeper_is_rung_for_once() {
     let (mut a, b) = pair();
     b.give_to(7);
@@ -427,8 +499,8 @@ fn a_hostile_peer_harms_only_the_stream() {
             let mut out = vec![0; 2 * RING_MIN];
             for &(call, word) in calls {
                 match call % 16 {
-                    0 => peer.sent.0.octets.store(word, Relaxed),
-                    1 => peer.sent.0.octets.store(word % RING_MIN as u64, Relaxed),
+                    0 => peer.sent.0.shown.store(word, Relaxed),
+                    1 => peer.sent.0.shown.store(word % RING_MIN as u64, Relaxed),
                     2 => peer.taken.0.store(word, Relaxed),
                     3 => peer.sent.0.flags.store(word as u32, Relaxed),
                     4 => peer.sent.0.base.store(word, Relaxed),
@@ -472,7 +544,7 @@ fn a_peer_that_claims_the_impossible_ends_the_stream_with_an_error() {
     let rings = memory(RING_MIN);
     let mut end = Local::new(Arc::clone(&rings), Side::Opener);
     let claimed = RING_MIN as u64 + 1;
-    rings.ends().accepter.sent.0.octets.store(claimed, Relaxed);
+    rings.ends().accepter.sent.0.shown.store(claimed, Relaxed);
     assert_eq!(end.look(NOW), Events::ERROR | Events::CLOSED);
     assert_eq!(end.take_error(), Some(Error::Aborted));
     assert!(end.is_closed() && end.readable() == 0);

@@ -308,7 +308,7 @@ impl Core {
     /// What a leader has to watch now.
     fn needs(&self) -> Needs {
         Needs {
-            timer: self.stack.deadline(),
+            timer: self.deadline(),
             full: self.channel.full(),
             wire: self.has_wire(),
             local: !self.locals.is_empty(),

@@ -150,7 +150,7 @@ impl Process {
                 seen += core.attended - before;
             }
             // While the program comes by it runs its timers itself.
-            let timer = core.stack.deadline().filter(|_| has_frames || is_alone);
+            let timer = core.deadline().filter(|_| has_frames || is_alone);
             until = timer.map_or(end, |timer| timer.max(now + RESOLUTION).min(end));
         }
     }
@@ -174,7 +174,7 @@ impl Process {
             waiter.fall_asleep();
             let mut set = WatchSet::new(&waiter);
             core.watch_as_leader(&mut set, true, listens);
-            let deadline = core.stack.deadline();
+            let deadline = core.deadline();
             drop(core);
             let outcomes = self.sleep(&set, deadline);
             core = self.lock();
@@ -186,7 +186,7 @@ impl Process {
                 core = self.lock();
             }
             if listens {
-                core.locals.hear(WakeBy::Bell);
+                core.locals.hear(clock::now(), WakeBy::Bell);
             }
             drop(core);
             self.look_for_unseen_waits(looks);

@@ -23,6 +23,12 @@ use crate::wait::pollfd;
 /// How often an awake process looks at ends that would have rung.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
+/// So many more wake-ups without news than with news are taken for chance: a peer may wake us for what we have just seen.
+const VAIN_WAKE_UPS: u32 = 16;
+
+/// How long the bell is not heard after more of them. What peers with news have written meanwhile is found then.
+const DEAF_FOR: Duration = Duration::from_millis(1);
+
 pub(crate) struct Locals {
     chime: Chime,
     /// What peers know our bell by.
@@ -39,6 +45,14 @@ pub(crate) struct Locals {
     was_rung: bool,
     /// Looks that found something.
     news: u64,
+    /// As it was when a peer woke us last.
+    news_before: u64,
+    /// Wake-ups without news, less those with news.
+    vain: u32,
+    /// Until when the bell is not heard.
+    deaf_until: Option<Instant>,
+    /// Ends that hold octets back.
+    corked: Vec<Slot>,
     /// What they found, until nothing is locked but the core: who is to be told may be asking.
     untold: Vec<(Slot, Events)>,
 }
@@ -47,6 +61,8 @@ struct Held {
     id: SessionId,
     end: Local,
     is_hot: bool,
+    /// It stands in [`Locals::corked`].
+    is_corked: bool,
     rope: Option<(u64, Arc<Rope<Hidden>>)>,
 }
 
@@ -70,6 +86,10 @@ impl Locals {
             looked_at_all: Instant::ZERO,
             was_rung: false,
             news: 0,
+            news_before: 0,
+            vain: 0,
+            deaf_until: None,
+            corked: Vec::new(),
             untold: Vec::new(),
         }
     }
@@ -89,6 +109,7 @@ impl Locals {
             id,
             end,
             is_hot: true,
+            is_corked: false,
             rope: None,
         };
         if self.ends[index].replace(held).is_none() {
@@ -102,6 +123,7 @@ impl Locals {
         let held = self.ends.get_mut(slot.0 as usize)?.take()?;
         self.count -= 1;
         self.hot.retain(|hot| *hot != slot);
+        self.corked.retain(|corked| *corked != slot);
         Some(held)
     }
 
@@ -132,17 +154,49 @@ impl Locals {
         })
     }
 
-    /// Rings when something has come while asleep.
+    /// Rings when something has come while asleep; polls ignore it while the bell is not heard.
     pub(crate) fn pollfd(&self) -> libc::pollfd {
-        pollfd(self.chime.as_fd().as_raw_fd(), libc::POLLIN)
+        match self.deaf_until {
+            Some(_) => pollfd(-1, 0),
+            None => pollfd(self.chime.as_fd().as_raw_fd(), libc::POLLIN),
+        }
     }
 
-    /// A peer has woken us.
-    pub(crate) fn hear(&mut self, by: WakeBy) {
-        if by == WakeBy::Bell {
-            self.chime.silence();
+    /// A peer has woken us. Peers that do so again and again without news cost no more than a look each millisecond.
+    pub(crate) fn hear(&mut self, now: Instant, by: WakeBy) {
+        if by == WakeBy::Bell && !self.chime.silence() {
+            return;
         }
         self.was_rung = true;
+        match std::mem::replace(&mut self.news_before, self.news) == self.news {
+            true => self.vain += 1,
+            false => self.vain = self.vain.saturating_sub(1),
+        }
+        if self.vain > VAIN_WAKE_UPS {
+            self.vain = VAIN_WAKE_UPS;
+            self.deaf_until = Some(now + DEAF_FOR);
+        }
+    }
+
+    /// When there is something to do though nobody wakes us.
+    fn deadline(&self) -> Option<Instant> {
+        if self.is_empty() {
+            return None;
+        }
+        let corked = self.corked.iter().filter_map(|slot| self.get(*slot));
+        let pushes = corked.filter_map(|held| held.end.pushes_at());
+        pushes.chain(self.deaf_until).min()
+    }
+
+    /// Whether the end at `slot` holds octets back has changed.
+    fn note_corked(&mut self, slot: Slot) {
+        if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
+            held.is_corked = held.end.pushes_at().is_some();
+            self.corked.retain(|corked| *corked != slot);
+            if held.is_corked {
+                self.corked.push(slot);
+            }
+        }
     }
 
     /// Are there ends, and not too many to sleep on besides a word of one's own?
@@ -211,6 +265,10 @@ impl Locals {
 
     /// The ends to look at now: those in use, or all.
     fn due(&mut self, now: Instant) -> Vec<Slot> {
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            self.deaf_until = None;
+            self.was_rung = true;
+        }
         if !self.was_rung && now.since(self.looked_at_all) < LOOK_EVERY {
             return self.hot.clone();
         }
@@ -244,7 +302,11 @@ impl Core {
         let Some(held) = self.locals.heat(slot) else {
             return self.stack.touch(slot);
         };
-        if let Some(wake) = held.end.publish()
+        let wake = held.end.publish();
+        if held.is_corked != held.end.pushes_at().is_some() {
+            self.locals.note_corked(slot);
+        }
+        if let Some(wake) = wake
             && self.locals.ring(slot, wake)
         {
             // The other end is here, too.
@@ -262,7 +324,9 @@ impl Core {
         slot: Slot,
         finish: impl FnOnce(&mut Local),
     ) -> Option<SessionId> {
-        finish(&mut self.locals.heat(slot)?.end);
+        let end = &mut self.locals.heat(slot)?.end;
+        finish(end);
+        end.push();
         self.touch(slot);
         let held = self.locals.remove(slot)?;
         self.stack.remove(slot);
@@ -285,10 +349,32 @@ impl Core {
         if self.locals.is_empty() {
             return;
         }
+        if !self.locals.corked.is_empty() {
+            self.push_late(now);
+        }
         for slot in self.locals.due(now) {
             self.look_at(slot);
         }
         self.tell_of_locals();
+    }
+
+    /// Shows what was held back for long enough.
+    fn push_late(&mut self, now: Instant) {
+        for slot in self.locals.corked.clone() {
+            let held = self.locals.heat(slot);
+            if let Some(held) = held
+                && held.end.pushes_at().is_some_and(|due| due <= now)
+            {
+                held.end.push();
+                self.touch(slot);
+            }
+        }
+    }
+
+    /// When something is due here, of whatever kind of session.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let both = [self.stack.deadline(), self.locals.deadline()];
+        both.into_iter().flatten().min()
     }
 
     fn look_at(&mut self, slot: Slot) {
@@ -341,5 +427,117 @@ impl Core {
         }
         self.tell_of_locals();
         !has_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_proto::local::RING_MIN;
+    use portolan_sys::wait::{chime_for_one, ppoll};
+
+    use super::*;
+
+    const SLOT: Slot = Slot(0);
+
+    /// A process with one end, the other end, and the rope of its bell.
+    fn scene() -> (Locals, Local, Rope) {
+        let (chime, rope) = chime_for_one().expect("a socket");
+        let mut locals = Locals::new(chime.into(), 7);
+        let memory = Rings::create(RING_MIN).expect("memory");
+        let rings = Arc::new(Rings::map(memory).expect("memory"));
+        let here = Local::new(Arc::clone(&rings), Side::Opener);
+        here.give_to(7);
+        locals.insert(SLOT, SessionId(1), here);
+        (locals, Local::new(rings, Side::Accepter), rope)
+    }
+
+    fn is_woken(locals: &Locals) -> bool {
+        let mut fds = [locals.pollfd()];
+        ppoll(&mut fds, Some(Instant::ZERO), None).expect("ppoll");
+        fds[0].revents != 0
+    }
+
+    /// A turn of a leader that the bell may have woken. True if it had news.
+    fn turn(locals: &mut Locals, now: Instant) -> bool {
+        if is_woken(locals) {
+            locals.hear(now, WakeBy::Bell);
+        }
+        let mut has_news = false;
+        for slot in locals.due(now) {
+            let held = locals.heat(slot).expect("it is there");
+            if held.end.look(now) != Events::NONE {
+                has_news = true;
+                locals.news += 1;
+            }
+        }
+        has_news
+    }
+
+    #[test]
+    fn a_bell_that_rings_without_news_is_not_heard_for_a_while() {
+        let (mut locals, mut peer, rope) = scene();
+        let start = Instant::ZERO + Duration::from_secs(1);
+        let mut turns = 0;
+        while locals.deadline().is_none() {
+            rope.pull();
+            assert!(is_woken(&locals));
+            assert!(!turn(&mut locals, start));
+            turns += 1;
+            assert!(turns < 100, "it is heard for good");
+        }
+        rope.pull();
+        assert!(!is_woken(&locals));
+        // What is written meanwhile is found when it is heard again.
+        peer.send(start, b"news");
+        let _ = peer.publish();
+        let until = start + DEAF_FOR;
+        assert_eq!(locals.deadline(), Some(until));
+        assert!(turn(&mut locals, until));
+        assert_eq!(locals.deadline(), None);
+        assert!(is_woken(&locals));
+        locals.remove(SLOT);
+        locals.deaf_until = Some(until);
+        assert_eq!(locals.deadline(), None, "nobody is there to be heard");
+    }
+
+    #[test]
+    fn a_bell_that_rings_with_news_is_always_heard() {
+        let (mut locals, mut peer, rope) = scene();
+        let now = Instant::ZERO + Duration::from_secs(1);
+        for round in 0..1000 {
+            peer.send(now, b"x");
+            let _ = peer.publish();
+            rope.pull();
+            assert!(is_woken(&locals), "{round}");
+            turn(&mut locals, now);
+            // Now and then one comes twice.
+            if round % 2 == 0 {
+                rope.pull();
+                assert!(is_woken(&locals), "{round}");
+                turn(&mut locals, now);
+            }
+            let end = &mut locals.heat(SLOT).expect("it is there").end;
+            end.recv(now, &mut [0; 8]);
+            let _ = end.publish();
+            peer.look(now);
+        }
+    }
+
+    #[test]
+    fn what_is_corked_has_a_deadline() {
+        let (mut locals, _peer, _rope) = scene();
+        let now = Instant::ZERO + Duration::from_secs(1);
+        let held = locals.heat(SLOT).expect("it is there");
+        held.end.options().cork = true;
+        held.end.send(now, b"x");
+        let _ = held.end.publish();
+        locals.note_corked(SLOT);
+        assert_eq!(locals.deadline(), Some(now + Duration::from_millis(200)));
+        let held = locals.heat(SLOT).expect("it is there");
+        held.end.push();
+        let _ = held.end.publish();
+        locals.note_corked(SLOT);
+        assert_eq!(locals.deadline(), None);
+        assert!(locals.corked.is_empty());
     }
 }

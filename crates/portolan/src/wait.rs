@@ -275,7 +275,7 @@ impl Process {
                 continue;
             };
             let timer = if role == Role::Lead {
-                core.stack.deadline()
+                core.deadline()
             } else {
                 None
             };
@@ -290,7 +290,7 @@ impl Process {
             match slept {
                 Ok(Slept {
                     woken: Some(by), ..
-                }) => core.locals.hear(by),
+                }) => core.locals.hear(clock::now(), by),
                 // A kernel or a sandbox without it.
                 Err(Errno::NOSYS | Errno::PERM) if by == WakeBy::Word => {
                     core.watch.forgo_words();
@@ -333,7 +333,7 @@ impl Core {
             && self.watch.may_use_words()
             && self.locals.fit_on_words()
             && !Socket::any(Phase::Connecting)
-            && self.stack.deadline().is_none()
+            && self.deadline().is_none()
             && !self.expects_frames(now);
         if suffices { WakeBy::Word } else { WakeBy::Bell }
     }

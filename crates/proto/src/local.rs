@@ -55,7 +55,9 @@ pub struct Line<T>(pub T);
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sent {
-    /// Written after the octets and all else in this line that they need.
+    /// What the peer may read; written after the octets and all else in this line that they need.
+    pub shown: AtomicU64,
+    /// With what is held back until there is more (`TCP_CORK`).
     pub octets: AtomicU64,
     /// The position whose octet lies first in the ring; moves only while the ring is empty, so that
     /// short messages always use the same memory.
@@ -149,7 +151,7 @@ pub const fn size(ring: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Sent>() == 40 && size_of::<Bell>() == 16 && size_of::<Kept>() == 32);
+    assert!(size_of::<Sent>() == 48 && size_of::<Bell>() == 16 && size_of::<Kept>() == 32);
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
     assert!(offset_of!(End, taken) == 128 && offset_of!(End, bell) == 256);
     assert!(offset_of!(End, kept) == 384);

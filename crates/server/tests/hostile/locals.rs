@@ -91,6 +91,8 @@ fn scribble(rings: &Rings, value: u64) {
     for side in [Side::Opener, Side::Accepter] {
         let end = rings.ends().of(side);
         end.sent.0.octets.store(value, Relaxed);
+        end.sent.0.shown.store(value, Relaxed);
+        end.sent.0.cycle.store(value, Relaxed);
         end.sent.0.base.store(value, Relaxed);
         end.sent.0.urgent.store(value, Relaxed);
         end.taken.0.store(value.wrapping_mul(3), Relaxed);
