@@ -11,7 +11,7 @@ use portolan_stack::{
 };
 use portolan_sys::clock;
 use portolan_tcp::Events;
-use portolan_types::Instant;
+use portolan_types::{Instant, scope_of};
 use rustix::io::Errno;
 
 use super::Stop;
@@ -419,7 +419,7 @@ pub(super) fn send_udp(
         return Err(Errno::OPNOTSUPP.into());
     }
     if socket.is_shut(SEND) {
-        return Err(Errno::PIPE.into());
+        return Err(refusal_of_shut(process, socket, to).into());
     }
     let sending = sending(socket, control);
     if socket.phase() == Phase::Idle {
@@ -451,6 +451,20 @@ pub(super) fn send_udp(
         stamp(process, socket, payload, flags);
     }
     Ok(sent)
+}
+
+/// As Linux: the route is judged before it shows that the socket is shut.
+fn refusal_of_shut(process: &Process, socket: &Socket, to: Option<SocketAddr>) -> Errno {
+    let to = to.or_else(|| socket.setup().remote);
+    let is_reached = |to: SocketAddr| {
+        let core = process.lock();
+        to.ip().is_unspecified() || core.routes.path_in(to.ip(), scope_of(to)).is_ok()
+    };
+    match to {
+        None => Errno::DESTADDRREQ,
+        Some(to) if is_reached(to) => Errno::PIPE,
+        Some(_) => Errno::NETUNREACH,
+    }
 }
 
 fn join(buffers: &[IoSlice<'_>]) -> Vec<u8> {
