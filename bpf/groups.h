@@ -29,7 +29,14 @@ struct copies {
 	struct __sk_buff *skb;
 	struct member_key key;
 	struct delivery delivery;
+	struct recipient only;
 };
+
+static __always_inline bool is_for(const struct flow_row *row, const struct recipient *only)
+{
+	return !only->channel ||
+	       (row->slot == only->slot && (__u16)(row->channel + 1) == only->channel);
+}
 
 static long copy_to_member(__u32 index, struct copies *copies)
 {
@@ -39,7 +46,8 @@ static long copy_to_member(__u32 index, struct copies *copies)
 	row = bpf_map_lookup_elem(&members, &copies->key);
 	if (!row)
 		return 1;
-	if (!is_budgeted(row) || !exceeds_budget(copies->skb, row))
+	if (is_for(row, &copies->only) &&
+	    (!is_budgeted(row) || !exceeds_budget(copies->skb, row)))
 		deliver_by_ring(copies->skb, row, &copies->delivery);
 	return 0;
 }
@@ -51,9 +59,11 @@ static long copy_to_member(__u32 index, struct copies *copies)
  */
 static __always_inline bool copy_to_members(struct __sk_buff *skb, const union address *group,
 					    __u32 interface, __be16 port,
-					    const struct delivery *delivery)
+					    const struct delivery *delivery,
+					    const struct recipient *only)
 {
 	struct copies copies = {
+		.only = *only,
 		.skb = skb,
 		.key = { .group = *group, .interface = interface, .port = port },
 		.delivery = *delivery,
@@ -65,14 +75,18 @@ static __always_inline bool copy_to_members(struct __sk_buff *skb, const union a
 /* A broadcast is for every socket of the binding. */
 static __always_inline bool copy_to_binding(struct __sk_buff *skb,
 					    const struct binding_key *binding,
-					    const struct delivery *delivery)
+					    const struct delivery *delivery,
+					    const struct recipient *only)
 {
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
 
 	if (!row)
 		return false;
 	if (row->flags & ROW_SHARED)
-		return copy_to_members(skb, &binding->local, 0, binding->local_port, delivery);
+		return copy_to_members(skb, &binding->local, 0, binding->local_port, delivery,
+				       only);
+	if (!is_for(row, only))
+		return true;
 	if (!is_budgeted(row) || !exceeds_budget(skb, row))
 		deliver_by_ring(skb, row, delivery);
 	return true;
@@ -145,12 +159,19 @@ static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
 	};
 }
 
+/* Who gives a datagram to be copied. */
+#define COPY_FROM_KERNEL 0
+/* From other hosts only. */
+#define COPY_FROM_WIRE 1
+/* Where the station's own address would be, it may name the one who is to have it. */
+#define COPY_FROM_SERVER 2
+
 /*
- * Copies a datagram to all who are to have it; 0 if nobody is. One that comes by the wire may be from other
- * hosts only. Global, to be verified once.
+ * Copies a datagram to all who are to have it; 0 if nobody is. Global, to be verified once.
  */
-__noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, __u32 is_by_wire)
+__noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, __u32 giver)
 {
+	struct recipient only = {};
 	struct filter_key key = {};
 	struct piece piece = {};
 	struct delivery delivery;
@@ -160,7 +181,9 @@ __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, _
 		return 0;
 	if (!is_multicast(&key.local) && !is_broadcast(&key.local))
 		return 0;
-	if (is_by_wire && is_martian(&key)) {
+	if (giver == COPY_FROM_SERVER && bpf_skb_load_bytes(skb, 0, &only, sizeof(only)))
+		return 0;
+	if (giver == COPY_FROM_WIRE && is_martian(&key)) {
 		count(receive_drop_martian);
 		return 0;
 	}
@@ -172,13 +195,13 @@ __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, _
 		delivery.flags |= RECORD_FRAGMENT;
 	if (is_multicast(&key.local)) {
 		any = copy_to_members(skb, &key.local, delivery.interface, key.local_port,
-				      &delivery);
+				      &delivery, &only);
 	} else {
 		struct binding_key binding = exact_binding(&key);
 
-		any = copy_to_binding(skb, &binding, &delivery);
+		any = copy_to_binding(skb, &binding, &delivery, &only);
 		widen(&binding);
-		any |= copy_to_binding(skb, &binding, &delivery);
+		any |= copy_to_binding(skb, &binding, &delivery, &only);
 	}
 	if (piece.is_fragment && !piece.is_later)
 		remember_port(skb, &key, &piece, any);

@@ -185,7 +185,9 @@ int packet_filter(struct __sk_buff *skb)
 	if (skb->pkt_type != PACKET_HOST) {
 		const struct delivery delivery = delivery_of(skb);
 
-		if (!distribute(skb, &delivery, skb->pkt_type != PACKET_LOOPBACK))
+		if (!distribute(skb, &delivery,
+				skb->pkt_type == PACKET_LOOPBACK ? COPY_FROM_KERNEL :
+								   COPY_FROM_WIRE))
 			return filter_frame(skb, receive_pass_not_to_host);
 		return TC_ACT_UNSPEC;
 	}
@@ -201,7 +203,8 @@ int packet_filter(struct __sk_buff *skb)
 /*
  * At tc ingress of the server's re-injection tap: frames that reached a session's former holder, and
  * datagrams that only the kernel's stack saw. The kernel has no use for any of them. Where the
- * device's own address would be, the server writes which device they came in by.
+ * sender's address would be, the server writes which device they came in by; where the device's own
+ * would be, of a datagram to many, whom the kernel gave it to.
  */
 SEC("tc")
 int inject_filter(struct __sk_buff *skb)
@@ -216,7 +219,7 @@ int inject_filter(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	}
 	delivery.interface = interface;
-	if (distribute(skb, &delivery, false))
+	if (distribute(skb, &delivery, COPY_FROM_SERVER))
 		return TC_ACT_SHOT;
 	verdict = filter(skb, interface, FROM_SERVER);
 	if (verdict != TC_ACT_UNSPEC)

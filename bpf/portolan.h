@@ -131,6 +131,13 @@ struct tap_stamp {
 	__u16 ifindex; /* 0 if it is too large */
 };
 
+/* The only one that a copy is for, in place of an Ethernet address; all zeros for all members. */
+struct recipient {
+	__u32 slot;
+	/* Its number and one, as far as there is room. */
+	__u16 channel;
+} __attribute__((packed));
+
 #define RECORD_ICMP_ERROR 1
 #define RECORD_BINDING 2
 #define RECORD_FRAGMENT 4
@@ -380,6 +387,7 @@ _Static_assert(sizeof(struct member_key) == 24, "MemberKey");
 _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
+_Static_assert(sizeof(struct recipient) == 6, "Recipient");
 _Static_assert(sizeof(struct doorbell) == 32, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
 _Static_assert(sizeof(struct filter_settings) == 8, "FilterSettings");

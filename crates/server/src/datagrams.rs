@@ -19,6 +19,7 @@ use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
 use crate::clients::{Answer, ClientId};
+use crate::packets::SOURCE_MAC;
 use crate::recall::Want;
 use crate::reservation::Reservation;
 use crate::server::{Server, Source};
@@ -109,7 +110,10 @@ impl Server {
             }
             let port = session.local.port();
             match datagram::receive(reservation, &mut buffer) {
-                Ok(arrival) => self.inject_datagram(port, &arrival, &buffer[..arrival.length]),
+                Ok(arrival) => {
+                    let payload = &buffer[..arrival.length];
+                    self.inject_datagram((id, port), &arrival, payload);
+                }
                 Err(rustix::io::Errno::AGAIN) => break,
                 // An error of something sent: the program has no way to ask for it.
                 Err(_) => {}
@@ -118,14 +122,31 @@ impl Server {
         self.buffer = buffer;
     }
 
-    fn inject_datagram(&mut self, port: u16, arrival: &Arrival, payload: &[u8]) {
+    fn inject_datagram(&mut self, (id, port): (SessionId, u16), arrival: &Arrival, payload: &[u8]) {
+        let is_for_many = arrival.to.is_multicast() || self.routes.is_broadcast(arrival.to);
         match datagram_frame(port, arrival, payload) {
+            // The kernel has given every member one.
+            Some(frame) if is_for_many => {
+                self.counters.kernel_datagrams += 1;
+                self.inject_for(self.recipient(id), arrival.interface, &frame);
+            }
             Some(frame) => {
                 self.counters.kernel_datagrams += 1;
                 self.inject_from(arrival.interface, &frame);
             }
             None => self.counters.dropped += 1,
         }
+    }
+
+    /// `struct recipient`.
+    fn recipient(&self, id: SessionId) -> [u8; SOURCE_MAC] {
+        let mut octets = [0; SOURCE_MAC];
+        let session = self.registry.session(id);
+        if let Some(Holder::Process(channel, slot)) = session.map(|session| session.holder) {
+            octets[..4].copy_from_slice(&slot.0.to_ne_bytes());
+            octets[4..].copy_from_slice(&(channel.0 as u16).wrapping_add(1).to_ne_bytes());
+        }
+        octets
     }
 
     /// `Twin`: the kernel socket that holds the session's port.

@@ -20,7 +20,7 @@ const FRAMES_PER_TURN: usize = 1024;
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
 
 /// Where the source address lies in an Ethernet frame.
-const SOURCE_MAC: usize = 6;
+pub const SOURCE_MAC: usize = 6;
 
 impl Server {
     /// Takes what has come, in its order.
@@ -228,9 +228,15 @@ impl Server {
     /// Lets the filter see a frame that came by a device: in place of an address that nobody looks
     /// at, it reads which one.
     pub fn inject_from(&mut self, interface: u32, frame: &[u8]) {
+        self.inject_for([0; SOURCE_MAC], interface, frame);
+    }
+
+    /// The same of a datagram to many; in place of the other address the filter reads whom it is for.
+    pub fn inject_for(&mut self, recipient: [u8; SOURCE_MAC], interface: u32, frame: &[u8]) {
         let mut frame = frame.to_vec();
-        if let Some(place) = frame.get_mut(SOURCE_MAC..SOURCE_MAC + 4) {
-            place.copy_from_slice(&interface.to_ne_bytes());
+        if let Some(place) = frame.get_mut(..SOURCE_MAC + 4) {
+            place[..SOURCE_MAC].copy_from_slice(&recipient);
+            place[SOURCE_MAC..].copy_from_slice(&interface.to_ne_bytes());
             self.inject.resend(PLAIN, &frame);
         }
     }

@@ -60,21 +60,32 @@ fn exchange(bed: &Bed, [group, other]: [&'static str; 2]) {
         member("seven", other, on(Side::Server)),
         member("eight", other, kernel()),
     ];
+    take_rounds(&members, &meet);
+}
+
+fn take_rounds(members: &[Member], meet: &Path) {
     for round in 1..=ROUNDS {
         fs::write(meet.join(format!("round-{round}")), "").expect("the same");
-        let complete = eventually(LIMIT, || account(&members, round, usize::min).is_empty());
-        assert!(complete, "{:#?}", account(&members, round, usize::min));
+        let complete = eventually(LIMIT, || account(members, round, usize::min).is_empty());
+        assert!(complete, "{:#?}", account(members, round, usize::min));
     }
     for round in 1..ROUNDS {
-        let exact = account(&members, round, |times, _| times);
+        let exact = account(members, round, |times, _| times);
         assert!(exact.is_empty(), "{exact:#?}");
     }
 }
 
-fn join(name: &'static str, group: &'static str, mut command: Command, meet: &Path) -> Member {
-    command
-        .args([SCRIPT, name, group, PORT, INTERFACE])
-        .arg(meet);
+fn join(name: &'static str, group: &'static str, command: Command, meet: &Path) -> Member {
+    join_by(INTERFACE, (name, group), command, meet)
+}
+
+fn join_by(
+    device: &str,
+    (name, group): (&'static str, &'static str),
+    mut command: Command,
+    meet: &Path,
+) -> Member {
+    command.args([SCRIPT, name, group, PORT, device]).arg(meet);
     Member {
         name,
         group,
@@ -97,6 +108,33 @@ fn account(members: &[Member], round: u32, count: impl Fn(usize, usize) -> usize
         })
     });
     told.collect()
+}
+
+/// The kernel gives each member's own socket what comes by such a device.
+#[test]
+fn members_on_a_device_that_is_not_managed_hear_every_sender_once() {
+    let bed = Bed::new().unwrap_or_else(|error| panic!("no bed: {error}"));
+    let host = bed.namespace(Side::Client);
+    host.ip("link add plain type veth peer name other");
+    host.ip("addr add 10.88.0.1/24 dev plain");
+    host.ip("addr add fd88::1/64 dev plain nodad");
+    host.ip("link set other up");
+    host.ip("link set plain up");
+    for group in ["239.77.0.2", "ff05::77:2"] {
+        let meet = bed.file(&group.replace(':', "-"));
+        fs::create_dir_all(&meet).expect("the bed's directory is writable");
+        let member = |name, stack| {
+            let command = bed.command(Side::Client, stack, PYTHON);
+            join_by("plain", (name, group), command, &meet)
+        };
+        let members = [
+            member("one", Stack::Portolan),
+            member("two", Stack::Portolan),
+            member("three", Stack::Portolan),
+            member("four", Stack::Kernel),
+        ];
+        take_rounds(&members, &meet);
+    }
 }
 
 /// RFC 3376 §4.2, RFC 3810 §5.2: routers and switches hear of a member.

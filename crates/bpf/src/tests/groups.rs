@@ -103,6 +103,33 @@ fn a_datagram_to_a_group_is_copied_to_members_and_goes_on() {
     }
 }
 
+/// The kernel gives each member its own, and the server one after the other to the filter.
+#[test]
+fn a_datagram_that_the_server_lets_in_for_one_member_is_copied_to_that_one() {
+    for flow in flows(Protocol::Udp) {
+        let bed = Bed::new();
+        let (mut frame, key) = to_group(&flow);
+        for index in 0..3 {
+            let slot = u32::from(index) + 1;
+            let row = FlowRow {
+                slot,
+                ..row(CHANNEL)
+            };
+            bed.filter
+                .set_member(&MemberKey { index, ..key }, row)
+                .unwrap();
+        }
+        frame[..4].copy_from_slice(&2_u32.to_ne_bytes());
+        frame[4..6].copy_from_slice(&(CHANNEL.0 as u16 + 1).to_ne_bytes());
+        frame[6..10].copy_from_slice(&IFINDEX.to_ne_bytes());
+        let copied = outcome(SHOT, &["delivered_copy"]);
+        assert_eq!(bed.run("inject_filter", &frame), copied, "{flow}");
+        let records = bed.records();
+        let slots: Vec<u32> = records.iter().map(|(header, _)| header.slot).collect();
+        assert_eq!(slots, [2], "{flow}");
+    }
+}
+
 /// A piece of a datagram to a group; the first shows the ports.
 fn piece_to_group(flow: &FlowKey, offset: u16, more: bool) -> (Vec<u8>, MemberKey) {
     let (whole, key) = to_group(flow);
@@ -150,6 +177,7 @@ fn a_piece_that_comes_before_the_first_is_held_for_the_members() {
         assert_eq!(bed.run("packet_filter", &first), shown, "{flow}");
         let copied = outcome(SHOT, &["delivered_copy"]);
         let mut again = last.clone();
+        again[..6].fill(0);
         again[6..10].copy_from_slice(&IFINDEX.to_ne_bytes());
         assert_eq!(bed.run("inject_filter", &again), copied, "{flow}");
     }
