@@ -23,6 +23,7 @@ mod own_protocols;
 mod raw;
 mod sending;
 mod snooping;
+mod unread;
 mod waking;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
