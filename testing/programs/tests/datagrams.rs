@@ -58,7 +58,9 @@ fn what_nobody_has_read_is_read_by_whoever_has_the_socket_next() {
         } else {
             "::"
         };
-        for way in ["fork", "exec", "passed", "connect", "peeked", "option"] {
+        for way in [
+            "fork", "exec", "passed", "connect", "peeked", "option", "sharing",
+        ] {
             for bound in ["own", any] {
                 let [kernel, ours] =
                     [Stack::Kernel, Stack::Portolan].map(|stack| unread(&bed, stack, way, bound));
