@@ -12,7 +12,10 @@ use std::{
 use libc::iovec;
 use rustix::io::Errno;
 
-use crate::{interpose::Outcome, memory::plausible};
+use crate::{
+    interpose::Outcome,
+    memory::{plausible, readable},
+};
 
 /// Linux transfers at most this much in one call (MAX_RW_COUNT with 4 KiB pages).
 pub const MAXIMUM_TRANSFER: usize = 0x7fff_f000;
@@ -21,7 +24,7 @@ pub const MAXIMUM_PIECES: usize = 1024;
 /// Up to this many pieces are listed on the stack.
 const FEW: usize = 16;
 
-/// The buffer of a receiving call.
+/// The buffer of a receiving call. The library touches its pages before it writes there.
 ///
 /// # Safety
 /// `base` is writable for `length` octets while the slice is in use, and nothing else touches them.
@@ -36,7 +39,7 @@ pub unsafe fn to_fill<'a>(base: *mut c_void, length: usize) -> Result<IoSliceMut
     }))
 }
 
-/// The buffer of a sending call.
+/// The buffer of a sending call. The library touches its pages before it reads there.
 ///
 /// # Safety
 /// `base` is readable for `length` octets while the slice is in use.
@@ -102,13 +105,13 @@ pub unsafe fn with_gathered<T>(
 /// # Safety
 /// `pieces` is an array of `count` descriptions.
 unsafe fn listed<'a>(pieces: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
-    plausible(pieces, count)?;
     if count == 0 {
         return Ok(&[]);
     }
     if count > MAXIMUM_PIECES {
         return Err(Errno::INVAL);
     }
+    readable(pieces, count)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { slice::from_raw_parts(pieces, count) };
     let total = pieces

@@ -85,7 +85,7 @@ interpose! {
         message::receive_many(fd, messages, count, flags, time::at_timespec(timeout)?)
     } afterwards(received) {
         for index in 0..received.max(0) as usize {
-            rights::take_up(&raw const (*messages.add(index)).msg_hdr);
+            rights::take_up(messages.wrapping_add(index).cast());
         }
     }
 
@@ -136,8 +136,9 @@ interpose! {
     /// `int sendmmsg(int, struct mmsghdr *, unsigned int, int)`
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         if !posix::is_ours(fd) {
-            for index in 0..count as usize {
-                rights::give_away(&raw const (*messages.add(index)).msg_hdr);
+            // The header stands first in each.
+            for index in 0..(count as usize).min(message::MAXIMUM_MESSAGES) {
+                rights::give_away(messages.wrapping_add(index).cast());
             }
         }
         ours(fd)?;

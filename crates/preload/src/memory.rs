@@ -1,8 +1,9 @@
 //! Copies between the caller's memory and ours that fail with EFAULT where the kernel's would.
 //!
 //! `load` and `store` are for calls that are seldom made: the copy is a system call on our own process. Calls on the
-//! data path `read` and `write` their small structures, and use payload buffers, `iovec`, `msghdr` and `pollfd` arrays
-//! in place: there a pointer that is plainly bad is refused, and one that is not plainly so faults.
+//! data path `read` and `write` their small structures, and use `iovec`, `msghdr` and `pollfd` arrays in place: each page
+//! of them is touched before ([`readable`], [`writable`]), by an instruction whose fault is told from others
+//! (`signal.rs`). Payload is touched where it is copied, as far as it is; here a buffer that is plainly bad is refused.
 
 use std::{
     ffi::c_void,
@@ -10,6 +11,7 @@ use std::{
     ptr,
 };
 
+use portolan::posix::memory::{readable_at, writable_at};
 use rustix::{io::Errno, process::getpid};
 
 /// No object lies below this address.
@@ -73,17 +75,16 @@ pub fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
 /// As `load`, without asking the kernel.
 #[inline]
 pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
-    plausible(source, 1)?;
-    // SAFETY: T is plain data, and the C contract of the call makes the caller's pointer good.
+    readable(source, 1)?;
+    // SAFETY: T is plain data, which can be read.
     Ok(unsafe { source.read_unaligned() })
 }
 
 /// As `load_into`, without asking the kernel.
 #[inline]
 pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
-    plausible(source, values.len())?;
-    // SAFETY: T is plain data, and the C contract of the call makes the caller's pointer good; octets, as the array
-    // need not be aligned.
+    readable(source, values.len())?;
+    // SAFETY: T is plain data, which can be read; octets, as the array need not be aligned.
     unsafe {
         let octets = size_of_val(values);
         ptr::copy_nonoverlapping(source.cast::<u8>(), values.as_mut_ptr().cast(), octets);
@@ -94,7 +95,7 @@ pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Err
 /// As `store`, without asking the kernel.
 #[inline]
 pub fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
-    plausible(target, values.len())?;
+    writable(target, values.len())?;
     // SAFETY: as in `read_into`.
     unsafe {
         ptr::copy_nonoverlapping(
@@ -116,14 +117,38 @@ pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
     }
 }
 
+/// Refuses an array that cannot be read.
+#[inline]
+pub fn readable<T>(array: *const T, length: usize) -> Result<(), Errno> {
+    let octets = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
+    if readable_at(array.expose_provenance(), octets) == octets {
+        Ok(())
+    } else {
+        Err(Errno::FAULT)
+    }
+}
+
+/// Refuses an array that cannot be written.
+#[inline]
+pub fn writable<T>(array: *mut T, length: usize) -> Result<(), Errno> {
+    let octets = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
+    if writable_at(array.expose_provenance(), octets) == octets {
+        Ok(())
+    } else {
+        Err(Errno::FAULT)
+    }
+}
+
 fn copy_in(theirs: *const c_void, ours: *mut c_void, length: usize) -> Result<(), Errno> {
     plausible(theirs, length)?;
     let (local, remote) = (piece(ours, length), piece(theirs.cast_mut(), length));
     // SAFETY: `ours` is valid for `length`; the kernel checks `theirs`.
     let copied = unsafe { libc::process_vm_readv(own_pid(), &local, 1, &remote, 1, 0) };
-    // SAFETY: only reached where the kernel refuses to do the checked copy: the C contract is all that is left.
-    checked(copied, length, || unsafe {
-        ptr::copy_nonoverlapping(theirs.cast::<u8>(), ours.cast(), length)
+    checked(copied, length, || {
+        readable(theirs.cast::<u8>(), length)?;
+        // SAFETY: `ours` is valid for `length`, and `theirs` can be read.
+        unsafe { ptr::copy_nonoverlapping(theirs.cast::<u8>(), ours.cast(), length) };
+        Ok(())
     })
 }
 
@@ -132,23 +157,26 @@ fn copy_out(ours: *const c_void, theirs: *mut c_void, length: usize) -> Result<(
     let (local, remote) = (piece(ours.cast_mut(), length), piece(theirs, length));
     // SAFETY: `ours` is valid for `length`; the kernel checks `theirs`.
     let copied = unsafe { libc::process_vm_writev(own_pid(), &local, 1, &remote, 1, 0) };
-    // SAFETY: only reached where the kernel refuses to do the checked copy: the C contract is all that is left.
-    checked(copied, length, || unsafe {
-        ptr::copy_nonoverlapping(ours.cast::<u8>(), theirs.cast(), length)
+    checked(copied, length, || {
+        writable(theirs.cast::<u8>(), length)?;
+        // SAFETY: `ours` is valid for `length`, and `theirs` can be written.
+        unsafe { ptr::copy_nonoverlapping(ours.cast::<u8>(), theirs.cast(), length) };
+        Ok(())
     })
 }
 
-/// A sandbox may forbid the call (EPERM, ENOSYS): then the copy is a plain one.
-fn checked(copied: isize, length: usize, plain_copy: impl FnOnce()) -> Result<(), Errno> {
-    if copied == length as isize {
-        return Ok(());
+/// A sandbox may forbid the call (EPERM, ENOSYS): then we copy. A copy that ends early sets no `errno`.
+fn checked(
+    copied: isize,
+    length: usize,
+    copy: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    match copied {
+        0.. if copied == length as isize => Ok(()),
+        0.. => Err(Errno::FAULT),
+        _ if [Errno::PERM, Errno::NOSYS].contains(&last_error()) => copy(),
+        _ => Err(Errno::FAULT),
     }
-    let refused = [Errno::PERM, Errno::NOSYS].contains(&last_error());
-    if copied < 0 && refused {
-        plain_copy();
-        return Ok(());
-    }
-    Err(Errno::FAULT)
 }
 
 fn piece(base: *mut c_void, length: usize) -> libc::iovec {

@@ -2,7 +2,6 @@
 
 use std::{
     io::{IoSlice, IoSliceMut},
-    slice,
     time::{Duration, Instant},
 };
 
@@ -15,18 +14,18 @@ use crate::{
     buffers::{self, MAXIMUM_PIECES},
     control,
     interpose::{Outcome, Settle},
-    memory::plausible,
+    memory::{readable, writable},
 };
 
 /// Linux looks at no more messages than this in one call.
-const MAXIMUM_MESSAGES: usize = 1024;
+pub const MAXIMUM_MESSAGES: usize = 1024;
 
 /// Receives one message into `message`.
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
 pub unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<isize> {
-    plausible(message, 1)?;
+    writable(message, 1)?;
     // SAFETY: the caller's promise.
     let message = unsafe { &mut *message };
     check(message)?;
@@ -52,12 +51,15 @@ pub unsafe fn receive_many(
     timeout: Option<Duration>,
 ) -> Outcome<c_int> {
     let started = Instant::now();
-    // SAFETY: the caller's promise.
-    let messages = unsafe { listed(messages, count)? };
-    for (done, entry) in messages.iter_mut().enumerate() {
+    let count = (count as usize).min(MAXIMUM_MESSAGES);
+    for done in 0..count {
+        let receive = |entry: &mut mmsghdr| {
+            // SAFETY: the caller's promise.
+            unsafe { receive(fd, &mut entry.msg_hdr, flags & !MSG_WAITFORONE) }
+        };
         // SAFETY: the caller's promise.
-        match unsafe { receive(fd, &mut entry.msg_hdr, flags & !MSG_WAITFORONE) } {
-            Ok(length) => entry.msg_len = length as u32,
+        match unsafe { at_entry(messages.wrapping_add(done), receive) } {
+            Ok(()) => {}
             Err(refusal) if done == 0 => return Err(refusal),
             Err(_) => return Ok(done as c_int),
         }
@@ -68,7 +70,7 @@ pub unsafe fn receive_many(
             return Ok(done as c_int + 1);
         }
     }
-    Ok(messages.len() as c_int)
+    Ok(count as c_int)
 }
 
 /// Sends one message.
@@ -76,7 +78,7 @@ pub unsafe fn receive_many(
 /// # Safety
 /// `message` is null or a valid `msghdr`.
 pub unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<isize> {
-    plausible(message, 1)?;
+    readable(message, 1)?;
     // SAFETY: the caller's promise.
     let message = unsafe { &*message };
     check(message)?;
@@ -98,29 +100,33 @@ pub unsafe fn send_many(
     count: u32,
     flags: c_int,
 ) -> Outcome<c_int> {
-    // SAFETY: the caller's promise.
-    let messages = unsafe { listed(messages, count)? };
-    for (done, entry) in messages.iter_mut().enumerate() {
+    let count = (count as usize).min(MAXIMUM_MESSAGES);
+    for done in 0..count {
         // SAFETY: the caller's promise.
-        match unsafe { send(fd, &entry.msg_hdr, flags) } {
-            Ok(length) => entry.msg_len = length as u32,
+        let send = |entry: &mut mmsghdr| unsafe { send(fd, &entry.msg_hdr, flags) };
+        // SAFETY: the caller's promise.
+        match unsafe { at_entry(messages.wrapping_add(done), send) } {
+            Ok(()) => {}
             Err(refusal) if done == 0 => return Err(refusal),
             Err(_) => return Ok(done as c_int),
         }
     }
-    Ok(messages.len() as c_int)
+    Ok(count as c_int)
 }
 
+/// Moves the message of one entry and notes its length.
+///
 /// # Safety
-/// `messages` is null or an array of `count` valid entries.
-unsafe fn listed<'a>(messages: *mut mmsghdr, count: u32) -> Result<&'a mut [mmsghdr], Errno> {
-    let count = (count as usize).min(MAXIMUM_MESSAGES);
-    plausible(messages, count)?;
-    if count == 0 {
-        return Ok(&mut []);
-    }
+/// `entry` is valid if it can be written.
+unsafe fn at_entry(
+    entry: *mut mmsghdr,
+    act: impl FnOnce(&mut mmsghdr) -> Outcome<isize>,
+) -> Outcome<()> {
+    writable(entry, 1)?;
     // SAFETY: the caller's promise.
-    Ok(unsafe { slice::from_raw_parts_mut(messages, count) })
+    let entry = unsafe { &mut *entry };
+    entry.msg_len = act(entry)? as u32;
+    Ok(())
 }
 
 fn check(message: &msghdr) -> Result<(), Errno> {

@@ -1,6 +1,6 @@
 //! The symbols that wait for many descriptors: select, poll, epoll.
 
-use std::{slice, time::Duration};
+use std::{mem, ptr, slice, time::Duration};
 
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use portolan::posix;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::{
     interpose::{Outcome, Refusal, Settle, done, ours},
-    memory::{self, plausible},
+    memory::{self, plausible, readable, writable},
     select, time,
 };
 
@@ -30,7 +30,7 @@ interpose! {
     ) -> c_int {
         let sets = select::Sets::borrow(count, [read, write, except])?;
         let wait = select::Wait::until(time::at_timespec(timeout)?);
-        sets.wait(&wait, mask.as_ref())
+        sets.wait(&wait, signals(mask)?.as_ref())
     }
 
     /// `int poll(struct pollfd *, nfds_t, int)`
@@ -46,7 +46,7 @@ interpose! {
 
     /// `int ppoll(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *)`
     fn ppoll(entries: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int {
-        poll_any(entries, count, || time::at_timespec(timeout), || Ok(mask.as_ref().copied()))
+        poll_any(entries, count, || time::at_timespec(timeout), || signals(mask))
     }
 
     /// `int __ppoll_chk(struct pollfd *, nfds_t, const struct timespec *, const sigset_t *, size_t)`
@@ -54,7 +54,7 @@ interpose! {
         entries: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t,
     ) -> c_int {
         fits(count, room)?;
-        poll_any(entries, count, || time::at_timespec(timeout), || Ok(mask.as_ref().copied()))
+        poll_any(entries, count, || time::at_timespec(timeout), || signals(mask))
     }
 
     /// `int epoll_create(int)`
@@ -89,14 +89,14 @@ interpose! {
     fn epoll_pwait(
         set: c_int, events: *mut epoll_event, maximum: c_int, timeout: c_int, mask: *const sigset_t,
     ) -> c_int {
-        epoll_any(set, events, maximum, || Ok(time::milliseconds(timeout)), || Ok(mask.as_ref().copied()))
+        epoll_any(set, events, maximum, || Ok(time::milliseconds(timeout)), || signals(mask))
     }
 
     /// `int epoll_pwait2(int, struct epoll_event *, int, const struct timespec *, const sigset_t *)`
     fn epoll_pwait2(
         set: c_int, events: *mut epoll_event, maximum: c_int, timeout: *const timespec, mask: *const sigset_t,
     ) -> c_int {
-        epoll_any(set, events, maximum, || time::at_timespec(timeout), || Ok(mask.as_ref().copied()))
+        epoll_any(set, events, maximum, || time::at_timespec(timeout), || signals(mask))
     }
 }
 
@@ -129,14 +129,17 @@ pub unsafe fn poll_any(
     mask: impl FnOnce() -> Result<Option<sigset_t>, Errno>,
 ) -> Outcome<c_int> {
     let count = count as usize;
-    if count == 0 || plausible(entries, count).is_err() {
+    if count == 0 || readable(entries, count).is_err() {
         return Err(Refusal::NotOurs);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise; the array can be read.
+    let listed = unsafe { slice::from_raw_parts(entries, count) };
+    if !listed.iter().any(|entry| posix::is_ours(entry.fd)) {
+        return Err(Refusal::NotOurs);
+    }
+    writable(entries, count)?;
+    // SAFETY: the caller's promise; the array can be written.
     let entries = unsafe { slice::from_raw_parts_mut(entries, count) };
-    if !entries.iter().any(|entry| posix::is_ours(entry.fd)) {
-        return Err(Refusal::NotOurs);
-    }
     posix::poll(entries, timeout()?, mask()?.as_ref())
         .settle()
         .map(|ready| ready as c_int)
@@ -155,13 +158,45 @@ pub unsafe fn epoll_any(
     if !(1..=MAXIMUM_EVENTS).contains(&maximum) {
         return Err(Errno::INVAL.into());
     }
-    let maximum = maximum as usize;
-    plausible(events, maximum)?;
+    let maximum = room_for_events(events, maximum as usize)?;
     // SAFETY: the caller's promise; an event has no invalid value and the library only writes them.
     let events = unsafe { slice::from_raw_parts_mut(events, maximum) };
     posix::epoll_wait(set, events, timeout()?, mask()?.as_ref())
         .settle()
         .map(|ready| ready as c_int)
+}
+
+/// How many of so many events can be written. All, if the first and the last can be: programs give room for many more
+/// events than ever come.
+fn room_for_events(events: *mut epoll_event, maximum: usize) -> Result<usize, Errno> {
+    plausible(events, maximum)?;
+    writable(events, 1)?;
+    let last = events.wrapping_add(maximum - 1);
+    if writable(last, 1).is_ok() {
+        return Ok(maximum);
+    }
+    let octets = maximum * size_of::<epoll_event>();
+    let good = posix::memory::writable_at(events.expose_provenance(), octets);
+    Ok(good / size_of::<epoll_event>())
+}
+
+/// The signal set at `mask`, of which the kernel, too, reads no more than its own 64 signals.
+fn signals(mask: *const sigset_t) -> Result<Option<sigset_t>, Errno> {
+    if mask.is_null() {
+        return Ok(None);
+    }
+    kernels_signals(mask.cast()).map(Some)
+}
+
+/// The kernel's signal set at `signals` as libc's.
+pub fn kernels_signals(signals: *const u64) -> Result<sigset_t, Errno> {
+    let signals = memory::read(signals)?;
+    // SAFETY: a signal set is an array of words, in which the kernel's 64 signals come first.
+    unsafe {
+        let mut set: sigset_t = mem::zeroed();
+        ptr::from_mut(&mut set).cast::<u64>().write(signals);
+        Ok(set)
+    }
 }
 
 /// A fortified call that overflows its array is libc's to end.

@@ -246,13 +246,7 @@ fn mask(pointer: usize) -> Result<Option<sigset_t>, Errno> {
     if pointer == 0 {
         return Ok(None);
     }
-    let signals = memory::load(ptr::with_exposed_provenance::<u64>(pointer))?;
-    // SAFETY: a signal set is an array of words, in which the kernel's 64 signals come first.
-    unsafe {
-        let mut set: sigset_t = mem::zeroed();
-        ptr::from_mut(&mut set).cast::<u64>().write(signals);
-        Ok(Some(set))
-    }
+    multiplex::kernels_signals(ptr::with_exposed_provenance(pointer)).map(Some)
 }
 
 #[cfg(test)]

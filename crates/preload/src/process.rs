@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::interpose::Refusal;
 use crate::table::{self, Symbol};
-use crate::{environment, memory};
+use crate::{environment, memory, signal};
 
 #[used]
 #[unsafe(link_section = ".init_array")]
@@ -18,6 +18,7 @@ static START: extern "C" fn() = start;
 /// Runs when the library is loaded, before the program's own code.
 extern "C" fn start() {
     table::look_all_up();
+    signal::watch_memory();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe {
         libc::pthread_atfork(

@@ -6,6 +6,8 @@ use std::mem::size_of;
 use libc::{SCM_RIGHTS, SOL_SOCKET, c_int, cmsghdr, msghdr};
 use portolan::posix;
 
+use crate::memory::readable;
+
 /// A message with descriptors is about to be sent.
 ///
 /// # Safety
@@ -25,9 +27,13 @@ pub unsafe fn take_up(message: *const msghdr) {
 }
 
 unsafe fn each_descriptor(message: *const msghdr, act: impl Fn(c_int)) {
+    if readable(message, 1).is_err() {
+        return;
+    }
     // SAFETY: the control messages of a valid msghdr lie in memory of the length given; the macros stay inside it.
     unsafe {
-        if message.is_null() || (*message).msg_control.is_null() {
+        let control = (*message).msg_control.cast::<u8>();
+        if control.is_null() || readable(control, (*message).msg_controllen).is_err() {
             return;
         }
         let mut next = libc::CMSG_FIRSTHDR(message);

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::{
     interpose::{Outcome, Refusal, Settle},
-    memory::plausible,
+    memory::writable,
 };
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
@@ -60,7 +60,7 @@ impl Sets<'_> {
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
         let length = count.div_ceil(WORD_BITS);
         for set in sets.into_iter().filter(|set| !set.is_null()) {
-            plausible(set, length)?;
+            writable(set.cast::<c_ulong>(), length)?;
         }
         let words = sets.map(|set| match set.is_null() {
             true => None,

@@ -1,6 +1,7 @@
 //! Handlers of signals. One that interrupts the library could call it and wait for what the interrupted call holds; so
-//! the kernel calls [`arrived`] for all of them, which has those wait that can (ADR 24). What the program asks of its
-//! handlers it is told as it said it.
+//! the kernel calls [`arrived`] for all of them, which has those wait that can (ADR 24). It is called for the signals of
+//! bad memory also where the program has no handler: what faults may be the library, which touches the memory of a call
+//! before it uses it (ADR 25). What the program asks of its handlers it is told as it said it.
 
 use std::mem;
 use std::ptr::{null, null_mut};
@@ -41,12 +42,23 @@ static WISHES: [Wish; SIGNALS] = [const {
 unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: these are what the kernel gave, by `replaced`.
     let arrival = unsafe { Arrival::new(signal, info, context) };
-    if posix::put_off(&arrival) {
+    // No thread-local memory is used for these: any code of the program's may have faulted.
+    let is_for_us = match posix::is_of_memory(signal) {
+        true => arrival.is_recovered(),
+        false => posix::put_off(&arrival),
+    };
+    if is_for_us {
         return;
     }
     let Some(wish) = wish(signal) else {
         return;
     };
+    if wish.function.load(Ordering::Acquire) == libc::SIG_DFL {
+        // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
+        let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
+        arrival.leave_to_default();
+        return;
+    }
     if wish.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
         // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
         let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
@@ -78,13 +90,28 @@ impl Wish {
     }
 }
 
-/// Is it to wait for the library?
-fn is_handler(signal: c_int, function: sighandler_t) -> bool {
-    let is_none = matches!(
-        function,
-        libc::SIG_DFL | libc::SIG_IGN | libc::SIG_ERR | SIG_HOLD
-    );
-    !is_none && !is_arrived(function) && posix::may_be_put_off(signal)
+/// Does the kernel call [`arrived`] in its place? A handler that may have to wait for the library, and whatever is to be
+/// done about bad memory but for nothing.
+fn is_replaced(signal: c_int, function: sighandler_t) -> bool {
+    match function {
+        libc::SIG_IGN | libc::SIG_ERR | SIG_HOLD => false,
+        libc::SIG_DFL => posix::is_of_memory(signal),
+        function => {
+            let is_ours = posix::may_be_put_off(signal) || posix::is_of_memory(signal);
+            is_ours && !is_arrived(function)
+        }
+    }
+}
+
+/// Replaces what is to be done about bad memory. Before the program's own code runs.
+pub fn watch_memory() {
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: zeros are an action, which is only written. What is there may be replaced.
+        let _ = unsafe {
+            let mut there: libc::sigaction = mem::zeroed();
+            kernels(signal, null(), &mut there).and_then(|_| change(signal, &there, null_mut()))
+        };
+    }
 }
 
 interpose! {
@@ -143,7 +170,7 @@ unsafe fn change(
     // SAFETY: the caller's promise.
     let result = unsafe {
         match wanted.as_ref() {
-            Some(wanted) if is_handler(signal, wanted.sa_sigaction) => {
+            Some(wanted) if is_replaced(signal, wanted.sa_sigaction) => {
                 wish.note(wanted.sa_sigaction, wanted.sa_flags);
                 let result = kernels(signal, &replaced(wanted), before)?;
                 if result != 0 {
@@ -179,7 +206,7 @@ unsafe fn install(
         let before = by(signal, wanted);
         let mut made: libc::sigaction = mem::zeroed();
         if before != libc::SIG_ERR
-            && is_handler(signal, wanted)
+            && is_replaced(signal, wanted)
             && kernels(signal, null(), &mut made)? == 0
             && made.sa_sigaction == wanted
         {

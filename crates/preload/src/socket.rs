@@ -122,8 +122,14 @@ fn accept_one(
     ours(fd)?;
     address::check_room(address, length)?;
     let (accepted, peer) = posix::accept(fd, flags).settle()?;
-    address::store_if_wanted(Some(peer), address, length)?;
-    Ok(accepted)
+    match address::store_if_wanted(Some(peer), address, length) {
+        Ok(()) => Ok(accepted),
+        Err(errno) => {
+            // It fails anyhow.
+            let _ = posix::close(accepted);
+            Err(errno.into())
+        }
+    }
 }
 
 /// The ports that only root's programs get, but for those that services have.

@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut};
 use rustix::io::{Errno, read};
 use rustix::process::Signal;
 
-use crate::raw;
+use crate::{memory, raw};
 
 /// The kernel's signals are 1 to 64; libc keeps 32 and 33.
 pub const LAST: i32 = 64;
@@ -21,6 +21,9 @@ const FAULTS: [i32; 5] = [
     libc::SIGTRAP,
 ];
 
+/// Those of them that say that there is no memory, or none that may be used so.
+const OF_MEMORY: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
 /// Other signals about what a thread does at that very moment: what seccomp(2) traps, abort(3) and the profiling timer.
 const OF_THE_MOMENT: [i32; 3] = [libc::SIGSYS, libc::SIGABRT, libc::SIGPROF];
 
@@ -31,6 +34,11 @@ const OF_LIBC: [i32; 2] = [32, 33];
 pub fn may_be_put_off(signal: i32) -> bool {
     let cannot_wait = [&FAULTS[..], &OF_THE_MOMENT, &OF_LIBC];
     (1..=LAST).contains(&signal) && !cannot_wait.iter().any(|those| those.contains(&signal))
+}
+
+/// Is it the signal of a bad pointer?
+pub fn is_of_memory(signal: i32) -> bool {
+    OF_MEMORY.contains(&signal)
 }
 
 /// Signals that a thread has blocked, as the kernel has sets: signal 1 is the lowest bit.
@@ -87,6 +95,22 @@ impl Arrival {
             kernels.write(before | Mask::all_that_may_be_put_off().0);
             Ok(Mask(before))
         }
+    }
+
+    /// Has a touch of a program's memory faulted? Then the handler is to return: the touch answers that
+    /// ([`memory::recover`]).
+    pub fn is_recovered(&self) -> bool {
+        // SAFETY: `info` and `context` are the kernel's, and the handler has SA_SIGINFO.
+        unsafe {
+            let is_of_kernel = (*self.info).si_code > 0;
+            is_of_kernel && memory::recover(self.context)
+        }
+    }
+
+    /// Does what the kernel would have done without the handler, which has been taken away and is to return at once.
+    pub fn leave_to_default(&self) {
+        // Where there is no room for one more signal, the instruction faults again.
+        let _ = self.send_again();
     }
 
     /// Does the kernel begin a call again that its handler interrupts?

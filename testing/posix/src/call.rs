@@ -1,6 +1,7 @@
 //! libc's calls as safe functions: slices for buffers, `Result` for -1 and `errno`. The only unsafe code of the checker.
 
 mod address;
+pub mod raw;
 mod signal;
 mod stdio;
 pub mod thread;

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use portolan_local::Stream;
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, memory};
 use portolan_tcp::Error;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
@@ -106,7 +106,7 @@ fn receive_tcp(
         };
         let before = if is_peek { 0 } else { done.get() };
         let start = socket.peek_start().unwrap_or(0);
-        let taken = read_out(connection, now, buffers, (before, start), flags);
+        let (taken, is_bad) = read_out(connection, now, buffers, (before, start), flags);
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
         // A reset behind the peer's FIN is for writers (Linux's `SOCK_DONE`).
@@ -120,6 +120,9 @@ fn receive_tcp(
             core.touch(slot);
         }
         let done = done.get();
+        if is_bad {
+            return Some(some(done).ok_or(Errno::FAULT.into()));
+        }
         let is_at_mark = is_at_mark && done > 0;
         let is_enough = (done >= least || is_at_mark) && (done > 0 || has_some);
         if is_enough || (done > 0 && has_ended) || is_end_first {
@@ -145,18 +148,24 @@ fn receive_tcp(
     })
 }
 
-/// Moves octets to `buffers`, behind the first `before` of them: how many.
+/// Moves octets to `buffers`, behind the first `before` of them: how many, and whether a buffer that they were to go to
+/// cannot be written.
 fn read_out(
     connection: &mut dyn Stream,
     now: Instant,
     buffers: &mut [IoSliceMut<'_>],
     (before, start): (usize, usize),
     flags: i32,
-) -> usize {
+) -> (usize, bool) {
     let _copy = layers::enter(Layer::Copy);
     let is_peek = flags & libc::MSG_PEEK != 0;
     // With MSG_TRUNC octets are dropped unseen (tcp(7)).
     let is_drop = flags & libc::MSG_TRUNC != 0;
+    let offset = if is_peek { start } else { 0 };
+    let there = connection.readable().saturating_sub(offset);
+    if !is_drop && !may_be_filled(buffers, before, there) {
+        return (0, true);
+    }
     let mut taken = 0;
     scatter(buffers, before, |piece| {
         // A read ends at the urgent mark.
@@ -174,7 +183,19 @@ fn read_out(
         taken += count;
         count
     });
-    taken
+    (taken, false)
+}
+
+/// Can so many octets be written behind the first `skip`, as far as the buffers have room?
+fn may_be_filled(buffers: &mut [IoSliceMut<'_>], skip: usize, mut octets: usize) -> bool {
+    let mut is_good = true;
+    scatter(buffers, skip, |piece| {
+        let wanted = piece.len().min(octets);
+        octets -= wanted;
+        is_good = memory::writable(&mut piece[..wanted]).len() == wanted;
+        if is_good { wanted } else { 0 }
+    });
+    is_good
 }
 
 /// What a call that has moved so many octets returns rather than an error.
@@ -324,6 +345,7 @@ fn send_first(
             return Err(socket.take_error(None).unwrap_or(Errno::PIPE).into());
         }
     };
+    are_readable(buffers)?;
     let mut text = Vec::new();
     gather(buffers, 0, |piece| {
         let count = piece.len().min(EARLY_MAX - text.len());
@@ -385,6 +407,9 @@ fn send_tcp(
         }
         connection.options().more = more;
         let copy = layers::enter(Layer::Copy);
+        if !may_be_sent(buffers, done.get(), connection.send_space()) {
+            return Some(some(done.get()).ok_or(Errno::FAULT.into()));
+        }
         gather(buffers, done.get(), |piece| {
             let count = connection.send(now, piece);
             done.set(done.get() + count);
@@ -404,6 +429,27 @@ fn send_tcp(
         timeout: Options::send_timeout,
     };
     call.complete(process.lock(), attempt, || some(done.get()))
+}
+
+/// Can the octets behind the first `skip` be read, as far as there is room for them?
+fn may_be_sent(buffers: &[IoSlice<'_>], skip: usize, mut room: usize) -> bool {
+    let mut is_good = true;
+    gather(buffers, skip, |piece| {
+        let wanted = piece.len().min(room);
+        room -= wanted;
+        is_good = memory::readable(&piece[..wanted]).len() == wanted;
+        if is_good { wanted } else { 0 }
+    });
+    is_good
+}
+
+/// Refuses buffers that are taken whole and cannot be read.
+pub(super) fn are_readable(buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
+    let is_good = |buffer: &IoSlice<'_>| memory::readable(buffer).len() == buffer.len();
+    match buffers.iter().all(is_good) {
+        true => Ok(()),
+        false => Err(Errno::FAULT),
+    }
 }
 
 /// Calls `take` for each piece of `buffers` behind the first `skip` octets, until one is not

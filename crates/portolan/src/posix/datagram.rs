@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use portolan_stack::{
     Datagram, DatagramError, ErrorCause, IpOptions, Routes, SendError, Sending, UdpSession,
 };
-use portolan_sys::clock;
+use portolan_sys::{clock, memory};
 use portolan_tcp::Events;
 use portolan_types::{Instant, scope_of};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::Stop;
 use super::bind::bind_implicitly;
 use super::blocking::Call;
-use super::data::{Received, gone, scatter};
+use super::data::{Received, are_readable, gone, scatter};
 use super::twin::send_by_kernel;
 use crate::core::Core;
 use crate::layers::{self, Layer};
@@ -104,6 +104,9 @@ const ORIGIN_TIMESTAMPING: u8 = 4;
 /// Linux cuts a payload into no more datagrams than this (`UDP_MAX_SEGMENTS`).
 const SEGMENTS_MAX: usize = 128;
 
+/// Linux does not look at what is longer than a datagram's length can say.
+const LENGTH_MAX: usize = 65_535;
+
 /// Octets of the longest payload.
 const PAYLOAD_MAX: usize = 65_507;
 
@@ -128,8 +131,9 @@ pub(super) fn receive_udp(
         if let Some(path) = session.path_mtu.take() {
             return Some(Ok(of_path(socket, path)));
         }
-        let mut unload =
-            |datagram: &_, start| Ok(unload(socket, routes, (datagram, start), buffers, flags));
+        let mut unload = |datagram: &_, start| {
+            unload(socket, routes, (datagram, start), buffers, flags).map_err(Stop::from)
+        };
         if is_peek {
             let start = socket.peek_start();
             return match start {
@@ -198,21 +202,21 @@ fn of_path(socket: &Socket, (to, mtu): (SocketAddr, u32)) -> Received {
     }
 }
 
-/// Copies a datagram out; what does not fit is lost (udp(7)).
+/// Copies a datagram out; what does not fit is lost (udp(7)), and all of it where the buffers cannot be written.
 fn unload(
     socket: &Socket,
     routes: &Routes,
     (datagram, start): (&Datagram, usize),
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
-) -> Received {
+) -> Result<Received, Errno> {
     let _copy = layers::enter(Layer::Copy);
-    let (copied, _) = copy_out(&datagram.data[start..], buffers);
+    let (copied, _) = copy_out(&datagram.data[start..], buffers)?;
     let whole = datagram.data.len();
     // A look that has room to spare is whole, wherever it began.
     let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_truncated = room <= whole - start && room < whole;
-    Received {
+    Ok(Received {
         length: if flags & libc::MSG_TRUNC != 0 {
             whole
         } else {
@@ -221,7 +225,7 @@ fn unload(
         from: Some(socket.shown(datagram.from)),
         flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
         control: control(socket, routes, datagram),
-    }
+    })
 }
 
 fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
@@ -311,7 +315,7 @@ fn receive_error(
         None => return gone(socket),
     };
     drop(core);
-    let (length, is_truncated) = copy_out(&error.payload, buffers);
+    let (length, is_truncated) = copy_out(&error.payload, buffers)?;
     let truncated = if is_truncated { libc::MSG_TRUNC } else { 0 };
     let is_stamp = error.cause == ErrorCause::Timestamp;
     let wants = socket.options().wanted_control();
@@ -391,15 +395,24 @@ fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {
 }
 
 /// Copies octets out: how many, and whether there was room for fewer than there are.
-fn copy_out(octets: &[u8], buffers: &mut [IoSliceMut<'_>]) -> (usize, bool) {
+fn copy_out(octets: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, bool), Errno> {
     let mut rest = octets;
+    let mut is_bad = false;
     scatter(buffers, 0, |piece| {
         let (now, later) = rest.split_at(rest.len().min(piece.len()));
-        piece[..now.len()].copy_from_slice(now);
+        let place = memory::writable(&mut piece[..now.len()]);
+        if place.len() < now.len() {
+            is_bad = true;
+            return 0;
+        }
+        place.copy_from_slice(now);
         rest = later;
         now.len()
     });
-    (octets.len() - rest.len(), !rest.is_empty())
+    match is_bad {
+        true => Err(Errno::FAULT),
+        false => Ok((octets.len() - rest.len(), !rest.is_empty())),
+    }
 }
 
 pub(super) fn send_udp(
@@ -428,6 +441,11 @@ pub(super) fn send_udp(
         }
         bind_implicitly(process, fd, socket)?;
     }
+    let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    if length > LENGTH_MAX {
+        return Err(Errno::MSGSIZE.into());
+    }
+    are_readable(buffers)?;
     let is_held = flags & libc::MSG_MORE != 0 || socket.options().udp_cork();
     if is_held || socket.datagrams().corked.is_some() {
         let length = cork(process, socket, buffers, to, sending)?;

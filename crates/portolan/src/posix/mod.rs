@@ -44,7 +44,8 @@ pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
 pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
-pub use portolan_sys::signals::{Arrival, LAST as LAST_SIGNAL, may_be_put_off};
+pub use portolan_sys::memory;
+pub use portolan_sys::signals::{Arrival, LAST as LAST_SIGNAL, is_of_memory, may_be_put_off};
 pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;

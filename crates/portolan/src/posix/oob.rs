@@ -3,7 +3,7 @@
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
-use portolan_sys::clock;
+use portolan_sys::{clock, memory};
 use portolan_tcp::OutOfBand;
 use rustix::io::Errno;
 
@@ -19,6 +19,8 @@ pub(super) fn receive_urgent(
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
 ) -> Result<Received, Stop> {
+    let place = buffers.iter_mut().find(|buffer| !buffer.is_empty());
+    let is_wanted = flags & libc::MSG_TRUNC == 0;
     let mut core = process.lock();
     core.attend(clock::now());
     let Some(connection) = core.stream(socket.slot()) else {
@@ -39,10 +41,11 @@ pub(super) fn receive_urgent(
         flags: libc::MSG_OOB,
         ..Received::default()
     };
-    match buffers.iter_mut().find(|buffer| !buffer.is_empty()) {
+    match place {
         Some(buffer) => {
-            if flags & libc::MSG_TRUNC == 0 {
-                buffer[0] = octet;
+            if is_wanted {
+                let first = memory::writable(&mut buffer[..1]).first_mut();
+                *first.ok_or(Errno::FAULT)? = octet;
             }
             received.length = 1;
         }
