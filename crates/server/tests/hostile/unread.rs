@@ -2,7 +2,7 @@
 //! and nothing into anybody else's.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use portolan_netns::{Bed, Namespace};
@@ -58,7 +58,7 @@ fn share(session: SessionId, unread: Blob) -> RequestBody {
 fn shared(library: &mut Library, near: &Near, request: RequestBody) -> UdpSocket {
     let (reply, mut fds) = library.client.ask_with(request, &[near.0.as_fd()]);
     assert!(matches!(reply, ReplyBody::Twin), "{reply:?}");
-    let socket = UdpSocket::from(OwnedFd::from(fds.remove(0)));
+    let socket = UdpSocket::from(fds.remove(0));
     socket.set_nonblocking(true).unwrap();
     socket
 }
