@@ -858,6 +858,10 @@ impl Stream for Local {
         self.receive_shut || self.peer.flags & flags::FIN != 0 || self.is_closed()
     }
 
+    fn has_read_end(&self) -> bool {
+        self.queued() == 0 && self.peer.flags & flags::FIN != 0
+    }
+
     fn is_receive_finished(&self) -> bool {
         self.queued() == 0 && self.is_receive_shut()
     }

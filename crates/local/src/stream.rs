@@ -63,6 +63,8 @@ streams! {
     fn is_send_closed(ref self) -> bool;
     fn is_receive_shut(ref self) -> bool;
     fn is_receive_finished(ref self) -> bool;
+    /// Has the peer's end of sending been read?
+    fn has_read_end(ref self) -> bool;
     fn is_closed(ref self) -> bool;
     fn is_flushed(ref self) -> bool;
     fn error(ref self) -> Option<Error>;

@@ -427,6 +427,7 @@ impl Options {
         };
         HandshakeOptions {
             ip: self.ip(),
+            reuse_address: self.reuse().address,
             window_clamp: self.window_clamp(),
             receive_buffer: self.receive_buffer(),
             max_segment: positive(TCP_MAXSEG).and_then(|mss| u16::try_from(mss).ok()),

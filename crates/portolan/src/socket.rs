@@ -98,6 +98,8 @@ pub(crate) struct Socket {
     error: AtomicI32,
     /// An active open has ended, or goes on, that no `connect` has told of yet.
     has_news: AtomicBool,
+    /// An open waits for octets that its SYN could carry.
+    is_deferred: AtomicBool,
     /// Directions of a UDP socket that are shut: [`RECEIVE`], [`SEND`].
     shut: AtomicU8,
     /// Its options ask when octets came: spares each read the look at all of them.
@@ -249,6 +251,7 @@ impl Socket {
             stamps: Mutex::default(),
             error: AtomicI32::new(0),
             has_news: AtomicBool::new(false),
+            is_deferred: AtomicBool::new(false),
             shut: AtomicU8::new(0),
             peek_offset: AtomicI32::new(-1),
             is_with_kernel: AtomicBool::new(false),
@@ -482,6 +485,10 @@ impl Socket {
         self.has_news.swap(false, Ordering::AcqRel)
     }
 
+    pub(crate) fn note_deferred(&self, is_deferred: bool) {
+        self.is_deferred.store(is_deferred, Ordering::Release);
+    }
+
     pub(crate) fn peek_offset(&self) -> i32 {
         self.peek_offset.load(Ordering::Relaxed)
     }
@@ -583,6 +590,7 @@ impl Socket {
                         None => HUP | ERR,
                     }
             }
+            Phase::Idle if self.is_deferred.load(Ordering::Acquire) => error | OUT,
             // As Linux: a TCP socket that is not connected is writable and hung up, and after an
             // open that failed has ended for the reader too.
             Phase::Idle if self.protocol == Protocol::Tcp => {

@@ -208,6 +208,8 @@ pub enum RequestBody {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandshakeOptions {
     pub ip: IpOptions,
+    /// `SO_REUSEADDR`: of a port that comes with the connection.
+    pub reuse_address: bool,
     /// `TCP_WINDOW_CLAMP`.
     pub window_clamp: Option<u32>,
     /// Receive buffer the application asked for (`SO_RCVBUF`), octets.

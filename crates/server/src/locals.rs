@@ -256,7 +256,7 @@ impl Server {
         let Neighbour { remote, path, .. } = neighbour;
         let opener = match known {
             Some(id) => id,
-            None => self.enter_unbound(channel, Protocol::Tcp, remote, descriptor)?,
+            None => self.enter_unbound(channel, &target, descriptor)?,
         };
         let introduced = self
             .local_for(opener, remote, &path)

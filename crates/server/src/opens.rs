@@ -285,7 +285,7 @@ impl Server {
         }
         let id = match known {
             Some(id) => id,
-            None => self.enter_unbound(channel, Protocol::Tcp, target.remote, descriptor)?,
+            None => self.enter_unbound(channel, &target, descriptor)?,
         };
         let local = match self.local_for(id, target.remote, &path) {
             Ok(local) => local,
@@ -331,18 +331,21 @@ impl Server {
     pub fn enter_unbound(
         &mut self,
         channel: ChannelId,
-        protocol: Protocol,
-        remote: SocketAddr,
+        target: &Target,
         descriptor: Option<NewDescriptor>,
     ) -> Result<SessionId, Errno> {
         let descriptor = descriptor.ok_or(Errno::INVAL)?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let opening = Opening {
-            protocol,
+            protocol: target.protocol,
             phase: Phase::Bound,
-            local: SocketAddr::new(any_of(remote.ip()), 0),
+            local: SocketAddr::new(any_of(target.remote.ip()), 0),
             remote: None,
-            reuse: Reuse::default(),
+            // A port of its own is never shared by SO_REUSEPORT.
+            reuse: Reuse {
+                address: target.options.reuse_address && target.protocol == Protocol::Tcp,
+                port: false,
+            },
             v6_only: false,
             uid: process.uid,
             cookie: descriptor.cookie,

@@ -25,7 +25,7 @@ impl Server {
     ) -> Result<Answer, Detour> {
         let id = match known {
             Some(id) => id,
-            None => self.enter_unbound(channel, Protocol::Udp, target.remote, descriptor)?,
+            None => self.enter_unbound(channel, &target, descriptor)?,
         };
         if let Err(errno) = self.give_udp_endpoint(id, &path) {
             if known.is_none() {

@@ -645,6 +645,11 @@ impl Connection {
         self.receive.buffer.len() == 0 && self.is_receive_shut()
     }
 
+    /// Whether the peer's FIN and all before it was read: nothing that comes after changes that.
+    pub fn has_read_end(&self) -> bool {
+        self.receive.buffer.len() == 0 && self.receive.fin_consumed()
+    }
+
     /// Whether nothing more is expected: the peer's FIN and all before it arrived, the user shut
     /// that direction, or the connection is over.
     pub fn is_receive_shut(&self) -> bool {

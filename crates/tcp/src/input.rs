@@ -25,7 +25,7 @@ impl Connection {
             return self.on_predicted(now, header, payload);
         }
         match &self.state {
-            State::Closed(_) => {}
+            State::Closed(_) => self.refuse(header, payload.len()),
             State::SynSent(state) => match state.judge(header) {
                 SynSentAnswer::Ignore => {}
                 SynSentAnswer::Reset(seq) => self.reset = Some(Reset { seq, ack: None }),
@@ -76,6 +76,22 @@ impl Connection {
             self.events.insert(Events::READABLE);
             self.note_urgent_arrival();
         }
+    }
+
+    // ---- CLOSED ----
+
+    /// RFC 9293 §3.10.7.1: the user may still have the connection, the peer has it no more.
+    fn refuse(&mut self, header: &TcpHeader, length: usize) {
+        if header.flags.contains(TcpFlags::RST) || self.reset.is_some() {
+            return;
+        }
+        let is_ack = header.flags.contains(TcpFlags::ACK);
+        let [syn, fin] = [TcpFlags::SYN, TcpFlags::FIN].map(|flag| header.flags.contains(flag));
+        let end = header.seq + length as u32 + u32::from(syn) + u32::from(fin);
+        self.reset = Some(Reset {
+            seq: if is_ack { header.ack } else { SeqNum(0) },
+            ack: (!is_ack).then_some(end),
+        });
     }
 
     // ---- SYN-SENT ----

@@ -8,6 +8,7 @@ mod datagram_options;
 mod datagram_paths;
 mod descriptors;
 mod duplicate;
+mod endings;
 mod epoll;
 mod fast_open;
 mod faults;
@@ -39,7 +40,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 30] = [
+pub static TOPICS: [Topic; 31] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -159,5 +160,9 @@ pub static TOPICS: [Topic; 30] = [
     Topic {
         name: "limits",
         run: limits::run,
+    },
+    Topic {
+        name: "endings",
+        run: endings::run,
     },
 ];

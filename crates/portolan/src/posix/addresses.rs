@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use portolan_tcp::StateName;
 use rustix::io::Errno;
 
 use super::connect::complete_connect;
+use super::lifecycle::has_ended;
 use super::{Answer, Stop, find};
 use crate::socket::Phase;
 use crate::table;
@@ -31,7 +31,7 @@ pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
         let is_closed = process
             .lock()
             .stream(socket.slot())
-            .is_some_and(|stream| stream.state() == StateName::Closed);
+            .is_some_and(|stream| has_ended(stream));
         if is_closed && socket.phase() == Phase::Cached {
             return Err(Errno::NOTCONN.into());
         }

@@ -279,6 +279,7 @@ fn start_connect(
             setup.local = Some(local);
             setup.remote = Some(remote);
             setup.deferred = None;
+            socket.note_deferred(false);
             socket.expect_news();
             let mut core = process.lock();
             socket.open_at(reservation.keep());
@@ -292,6 +293,7 @@ fn start_connect(
         }
         ReplyBody::Deferred => {
             setup.deferred = Some(remote);
+            socket.note_deferred(true);
             Ok(Opening::Deferred)
         }
         _ => Err(Errno::PROTO.into()),

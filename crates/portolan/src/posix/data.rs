@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use portolan_local::Stream;
 use portolan_sys::{clock, descriptor, memory};
-use portolan_tcp::Error;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
@@ -109,8 +108,7 @@ fn receive_tcp(
         let (taken, is_bad) = read_out(connection, now, buffers, (before, start), flags);
         done.set(before + taken);
         let has_ended = connection.is_receive_finished();
-        // A reset behind the peer's FIN is for writers (Linux's `SOCK_DONE`).
-        let is_end_first = has_ended && connection.error() == Some(Error::BrokenPipe);
+        let has_read_end = connection.has_read_end();
         let is_at_mark = !is_peek && connection.is_at_mark();
         let has_output = connection.has_output();
         if taken > 0 && socket.wants_times() {
@@ -125,7 +123,11 @@ fn receive_tcp(
         }
         let is_at_mark = is_at_mark && done > 0;
         let is_enough = (done >= least || is_at_mark) && (done > 0 || has_some);
-        if is_enough || (done > 0 && has_ended) || is_end_first {
+        if is_enough || (done > 0 && has_ended) {
+            return Some(Ok(done));
+        }
+        // The error of what came after the end is for `SO_ERROR` (Linux: `SOCK_DONE`).
+        if has_read_end {
             return Some(Ok(done));
         }
         if let Some(errno) = socket.take_error(Some(core)) {
@@ -172,7 +174,10 @@ fn read_out(
         if before + taken > 0 && !is_peek && connection.is_at_mark() {
             return 0;
         }
-        let count = if is_peek {
+        let count = if is_peek && is_drop {
+            let left = connection.readable().saturating_sub(start + taken);
+            piece.len().min(left)
+        } else if is_peek {
             connection.peek(start + taken, piece)
         } else if is_drop {
             let octets = piece.len().min(connection.readable());

@@ -9,7 +9,7 @@ use portolan_proto::control::{AfterFlush, RequestBody, Traits};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, owner};
-use portolan_tcp::Events;
+use portolan_tcp::{Events, StateName};
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
@@ -120,6 +120,9 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             };
         }
         if let Some(stream) = core.stream(slot) {
+            if has_ended(stream) {
+                return Err(Errno::NOTCONN.into());
+            }
             if how != libc::SHUT_RD {
                 stream.shutdown_send(now);
             }
@@ -133,6 +136,11 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
         Ok(())
     }
     end(fd, how).into()
+}
+
+/// Is the connection over, as Linux sees it? There TIME-WAIT is no state of the socket.
+pub(super) fn has_ended(stream: &dyn Stream) -> bool {
+    matches!(stream.state(), StateName::Closed | StateName::TimeWait)
 }
 
 /// The listener is a socket again that nobody listens on; Linux keeps a port that was bound.
@@ -179,6 +187,7 @@ pub(super) fn renew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno
     };
     let (near, far) = socket_pair(kind)?;
     put_under_all(socket, &near)?;
+    socket.note_deferred(false);
     *setup = Setup {
         far: Some(Hidden::new(far)),
         ..Setup::default()

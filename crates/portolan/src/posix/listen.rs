@@ -11,6 +11,7 @@ use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::asking::{denial, install, refusal};
+use super::bind::bind_implicitly;
 use super::delegate::{self, Place};
 use super::lifecycle::{enter, put_under_all};
 use super::migrate::fetch;
@@ -32,7 +33,14 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
         let session = socket.setup().session;
         match (socket.phase(), session) {
-            (Phase::Idle, _) => become_listener(process, &socket, backlog),
+            (Phase::Idle, _) => {
+                // A port of its family's addresses, unless it has one.
+                let has_port = socket.setup().local.is_some();
+                if !has_port {
+                    bind_implicitly(process, fd, &socket)?;
+                }
+                become_listener(process, &socket, backlog)
+            }
             (Phase::Listening, Some(session)) => {
                 socket.setup().backlog = backlog;
                 listen_anew(process, &socket, session, backlog)

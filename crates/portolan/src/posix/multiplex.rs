@@ -26,7 +26,7 @@ enum Source {
 }
 
 /// What a listening socket never is.
-const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
 fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
