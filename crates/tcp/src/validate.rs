@@ -1,10 +1,15 @@
 //! Whether a connection that another process encoded can be trusted not to break this one.
 
+use core::time::Duration;
+
 use crate::buffer::LARGEST;
 use crate::connection::{Connection, Counters};
 use crate::receive::MAX_SCALE;
 use crate::send::Sender;
 use crate::state::State;
+
+/// Between keep-alive probes, and before the first: no socket can ask for less (`TCP_KEEPIDLE`, `TCP_KEEPINTVL`).
+const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// What is wrong with a decoded connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -43,7 +48,14 @@ impl Connection {
             return Err(Invalid::Options);
         }
         let options = &self.options;
-        if options.receive_low_water > LARGEST || options.max_segment.is_some_and(|m| m == 0) {
+        let keepalive = &options.keepalive;
+        // Probes without a pause between them would never end.
+        let is_hurried = keepalive.idle < LEAST_PAUSE || keepalive.interval < LEAST_PAUSE;
+        if options.receive_low_water > LARGEST
+            || options.max_segment.is_some_and(|m| m == 0)
+            || is_hurried
+            || keepalive.count == 0
+        {
             return Err(Invalid::Options);
         }
         Ok(())

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{Packet, Pair, Side, segment};
-use portolan_tcp::{Config, Error, Events, IcmpError, IcmpKind, StateName};
+use portolan_tcp::{Config, Error, Events, IcmpError, IcmpKind, KeepAlive, StateName};
 use portolan_types::SeqNum;
 use portolan_wire::tcp::TcpFlags;
 
@@ -396,4 +396,21 @@ fn segments_grow_again_when_a_report_has_aged_but_never_beyond_what_was_agreed()
     pair.a.tcp().set_path_mtu(1000);
     assert_eq!(pair.a.tcp().figures().mss, 988);
     assert!(pair.a.tcp().validate().is_ok());
+}
+
+#[test]
+fn a_session_that_would_probe_without_a_pause_is_refused() {
+    let mut pair = established();
+    assert!(pair.a.tcp().validate().is_ok());
+    for change in [
+        |keepalive: &mut KeepAlive| keepalive.idle = Duration::ZERO,
+        |keepalive: &mut KeepAlive| keepalive.interval = Duration::ZERO,
+        |keepalive: &mut KeepAlive| keepalive.count = 0,
+    ] {
+        let keepalive = &mut pair.a.tcp().options().keepalive;
+        let before = *keepalive;
+        change(keepalive);
+        assert!(pair.a.tcp().validate().is_err());
+        pair.a.tcp().options().keepalive = before;
+    }
 }

@@ -168,7 +168,8 @@ fn set_option(connection: &mut Connection, kind: u8, value: u16) {
         _ => {
             let keepalive = &mut connection.options().keepalive;
             keepalive.enabled ^= true;
-            keepalive.idle = time;
+            // No socket can ask for less than a second.
+            keepalive.idle = time + Duration::from_secs(1);
         }
     }
 }

@@ -258,8 +258,9 @@ impl Arena {
             _ => {
                 let keepalive = &mut connection.options().keepalive;
                 keepalive.enabled ^= true;
-                keepalive.idle = time;
-                keepalive.interval = time;
+                // No socket can ask for less than a second.
+                keepalive.idle = time + Duration::from_secs(1);
+                keepalive.interval = time + Duration::from_secs(1);
             }
         }
         self.impatient |= matches!(kind % 12, 3 | 11);
