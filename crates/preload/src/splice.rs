@@ -25,7 +25,7 @@ type End = (RawFd, *mut off64_t);
 
 /// From the socket into the pipe. Waits for room in the pipe, then for octets, as Linux does.
 pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
-    let (socket, pipe) = (from.0, pipe_end(to, from)?);
+    let (socket, pipe) = (from.0, pipe_end(to, from, OFlags::WRONLY)?);
     await_pipe(pipe, PollFlags::OUT, flags)?;
     let mut piece = vec![0; PIECE.min(length)];
     let mut buffers = [IoSliceMut::new(&mut piece)];
@@ -42,7 +42,7 @@ pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcom
 
 /// From the pipe into the socket. Waits for octets in the pipe, then for room.
 pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
-    let (socket, pipe) = (to.0, pipe_end(from, to)?);
+    let (socket, pipe) = (to.0, pipe_end(from, to, OFlags::RDONLY)?);
     let room = posix::send_space(socket).settle()?;
     await_pipe(pipe, PollFlags::IN, flags)?;
     let waits = !is_nonblocking(socket)?;
@@ -80,8 +80,12 @@ fn await_room(socket: RawFd) -> Outcome<()> {
     posix::poll(&mut entry, None, None).settle().map(drop)
 }
 
-/// Neither end has a position; the errors are those of Linux (`do_splice`).
-fn pipe_end<'a>((fd, offset): End, (_, of_socket): End) -> Result<BorrowedFd<'a>, Errno> {
+/// The end of a pipe that is open for `what`. Neither end has a position; the errors are those of Linux (`do_splice`).
+fn pipe_end<'a>(
+    (fd, offset): End,
+    (_, of_socket): End,
+    what: OFlags,
+) -> Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
@@ -89,6 +93,10 @@ fn pipe_end<'a>((fd, offset): End, (_, of_socket): End) -> Result<BorrowedFd<'a>
     let pipe = unsafe { BorrowedFd::borrow_raw(fd) };
     if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
         return Err(Errno::INVAL);
+    }
+    let mode = fcntl_getfl(pipe)? & OFlags::RWMODE;
+    if mode != what && mode != OFlags::RDWR {
+        return Err(Errno::BADF);
     }
     match (offset.is_null(), of_socket.is_null()) {
         (false, _) => Err(Errno::SPIPE),

@@ -93,6 +93,11 @@ fn refused(side: &mut Side) {
         side.report("to a socket", told(call::splice(socket, socket, 1, 0)));
         side.report("from a file", told(call::splice(file, socket, 1, 0)));
         side.report("to a file", told(call::splice(socket, file, 1, 0)));
+        side.report(
+            "from a writing end",
+            told(call::splice(writer, socket, 1, 0)),
+        );
+        side.report("to a reading end", told(call::splice(socket, reader, 1, 0)));
         side.report("to a closed one", told(call::splice(socket, 9999, 1, 0)));
         side.report("from a closed one", told(call::splice(9999, socket, 1, 0)));
         side.report(
