@@ -48,6 +48,11 @@ const LONGEST: usize = 64;
 /// Not in libc (`include/uapi/linux/tcp.h`).
 pub(crate) const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 
+/// As above.
+const TCP_INQ: i32 = 36;
+const TCP_THIN_LINEAR_TIMEOUTS: i32 = 16;
+const TCP_THIN_DUPACK: i32 = 17;
+
 /// linux/in.h, linux/in6.h
 const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MINHOPCOUNT: i32 = 73;
@@ -119,11 +124,14 @@ impl Options {
             Shape::Time => time(value)?,
             Shape::Congestion => congestion(value)?,
             Shape::Rate => rate(value)?.to_ne_bytes().to_vec(),
+            // Taken away where there is nothing, or else refused.
+            Shape::Nothing if value.is_empty() => return Ok(()),
+            Shape::Nothing => return Err(Errno::NOPROTOOPT),
             Shape::Flag { .. } => i32::from(int_of(value, level)? != 0).to_ne_bytes().to_vec(),
             Shape::Int { default } => {
                 let number = int_of(value, level)?;
                 check_range(protocol, level, name, number)?;
-                kept_int(level, name, number, default)
+                kept_int(protocol, (level, name), number, default)
                     .to_ne_bytes()
                     .to_vec()
             }
@@ -163,6 +171,11 @@ impl Options {
                 (IPPROTO_IP, libc::IP_MULTICAST_IF, [_, _, _, _, address @ .., _, _, _, _]) => {
                     address.to_vec()
                 }
+                (SOL_SOCKET, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO, time)
+                    if values::is_before_now(time) =>
+                {
+                    vec![0; 16]
+                }
                 _ => value.clone(),
             });
         }
@@ -174,6 +187,7 @@ impl Options {
             Shape::Time => Ok(vec![0; 16]),
             Shape::Congestion => congestion(CongestionKind::default().name().as_bytes()),
             Shape::Rate => Ok(u64::MAX.to_ne_bytes().to_vec()),
+            Shape::Nothing => Ok(Vec::new()),
             Shape::OfUnixOnly => Err(Errno::OPNOTSUPP),
         }
     }
@@ -279,9 +293,12 @@ impl Options {
         self.timeout(libc::SO_SNDTIMEO)
     }
 
-    /// A zero `timeval` means for ever.
+    /// A zero `timeval` means for ever, a negative one not at all.
     fn timeout(&self, name: i32) -> Option<Duration> {
         let value = self.values.get(&(SOL_SOCKET, name))?;
+        if values::is_before_now(value) {
+            return Some(Duration::ZERO);
+        }
         let seconds = u64::from_ne_bytes(value.get(..8)?.try_into().ok()?);
         let micros = u64::from_ne_bytes(value.get(8..16)?.try_into().ok()?);
         let timeout = Duration::from_secs(seconds) + Duration::from_micros(micros);
@@ -331,10 +348,10 @@ impl Options {
         (rate != u64::MAX).then_some(rate)
     }
 
-    /// Whether `recvmsg` is to tell when octets came.
+    /// Whether `recvmsg` of a stream is to tell more than octets: when they came, how many are left.
     pub(crate) fn wants_times(&self) -> bool {
         let wanted = self.wanted_control();
-        wanted.timestamp || wanted.timestamp_ns || wanted.timestamping
+        wanted.timestamp || wanted.timestamp_ns || wanted.timestamping || self.tells_rest()
     }
 
     /// Flags of `SO_TIMESTAMPING`.
@@ -352,6 +369,22 @@ impl Options {
 
     pub(crate) fn udp_cork(&self) -> bool {
         self.flag(libc::SOL_UDP, libc::UDP_CORK)
+    }
+
+    /// `TCP_INQ`: `recvmsg` tells how much is left.
+    pub(crate) fn tells_rest(&self) -> bool {
+        self.flag(IPPROTO_TCP, TCP_INQ)
+    }
+
+    /// `SO_RCVBUFFORCE` and `SO_SNDBUFFORCE`: as the option without the bound, for who is privileged.
+    pub(crate) fn force_buffer(&mut self, name: i32, value: &[u8]) -> Result<(), Errno> {
+        let octets = values::forced_buffer(name, int_of(value, SOL_SOCKET)?);
+        let plain = match name {
+            libc::SO_RCVBUFFORCE => libc::SO_RCVBUF,
+            _ => libc::SO_SNDBUF,
+        };
+        self.keep(SOL_SOCKET, plain, &octets.to_ne_bytes());
+        Ok(())
     }
 
     /// Keeps a value that was checked elsewhere, as the kernel takes it.

@@ -44,6 +44,10 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     if let Some(dropped) = control.dropped {
         place.put(SOL_SOCKET, libc::SO_RXQ_OVFL, &dropped)?;
     }
+    if let Some(rest) = control.rest {
+        let rest = c_int::try_from(rest).unwrap_or(c_int::MAX);
+        place.put(libc::IPPROTO_TCP, TCP_CM_INQ, &rest)?;
+    }
     if let Some(size) = control.segment {
         place.put(libc::SOL_UDP, libc::UDP_GRO, &c_int::from(size))?;
     }
@@ -242,6 +246,9 @@ fn field<const N: usize>(octets: &[u8], at: usize) -> Result<[u8; N], Errno> {
     let field = octets.get(at..).and_then(|rest| rest.first_chunk());
     field.copied().ok_or(Errno::INVAL)
 }
+
+/// `linux/tcp.h`
+const TCP_CM_INQ: c_int = 36;
 
 const HEADER: usize = size_of::<cmsghdr>();
 

@@ -383,6 +383,11 @@ impl Connection {
         is_possible
     }
 
+    /// Sends what waits for a full segment, also where it is corked: `TCP_NODELAY` was set.
+    pub fn push(&mut self) {
+        self.send.push();
+    }
+
     /// The last octet that was sent is urgent (`MSG_OOB`).
     pub fn mark_urgent(&mut self) {
         let end = self.send.una + self.send.buffer.len() as u32;

@@ -79,6 +79,8 @@ pub(crate) struct Sender {
     pub(crate) forced: bool,
     /// End of the last segment that was not full (Minshall's refinement of Nagle).
     short_end: SeqNum,
+    /// Octets up to here are not held back, corked or not.
+    push_end: SeqNum,
     /// The congestion window, not the application, held back the last transmission.
     pub(crate) congestion_limited: bool,
     pub(crate) last_sent: Instant,
@@ -141,6 +143,7 @@ impl Sender {
             departed: 0,
             forced: false,
             short_end: first,
+            push_end: first,
             congestion_limited: false,
             last_sent: now,
             stalled_since: now,
@@ -174,6 +177,7 @@ impl Sender {
         self.una += count;
         self.nxt = self.una;
         self.short_end = self.una;
+        self.push_end = self.una;
     }
 
     // ---- the queue ----
@@ -396,11 +400,17 @@ impl Sender {
         let short = queued % self.mss;
         let wait = short > 0
             && !self.fin
+            && self.push_end.before(self.data_end())
             && (options.cork
                 || options.more
                 || (!options.nodelay && self.short_end.after(self.una)));
         let octets = if wait { queued - short } else { queued };
         (octets > 0).then(|| self.fresh(octets, queued))
+    }
+
+    /// What is queued goes out, though a segment of it is not full (Linux's `TCP_NAGLE_PUSH`).
+    pub(crate) fn push(&mut self) {
+        self.push_end = self.data_end();
     }
 
     /// New octets; the FIN rides on the last of them.
@@ -492,6 +502,8 @@ impl Sender {
             && self.retries.max(self.probes) <= 1 << 24
             && self.short_end.at_or_after(self.una)
             && self.short_end.at_or_before(self.nxt)
+            && self.push_end.at_or_after(self.una)
+            && self.push_end.at_or_before(self.data_end())
     }
 
     /// Gives memory back that an idle sender does not need.
@@ -509,6 +521,7 @@ impl Sender {
         self.board = Scoreboard::default();
         self.una = self.nxt;
         self.short_end = self.nxt;
+        self.push_end = self.nxt;
         self.buffer.release();
     }
 }

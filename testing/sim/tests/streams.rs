@@ -185,6 +185,24 @@ fn small_writes_are_gathered_unless_nodelay_is_set() {
 }
 
 #[test]
+fn what_is_corked_goes_out_when_it_is_pushed_and_what_follows_waits() {
+    let mut pair = established();
+    pair.a.tcp().options().cork = true;
+    let now = pair.now;
+    pair.a.tcp().send(now, b"first");
+    pair.run_for(10 * MS);
+    assert_eq!(pair.b.tcp().readable(), 0);
+    pair.a.tcp().push();
+    pair.flush(Side::A);
+    pair.run_for(10 * MS);
+    assert_eq!(pair.b.tcp().readable(), 5);
+    let now = pair.now;
+    pair.a.tcp().send(now, b"second");
+    pair.run_for(100 * MS);
+    assert_eq!(pair.b.tcp().readable(), 5);
+}
+
+#[test]
 fn a_corked_piece_waits_for_a_full_segment_or_200_ms() {
     let mut pair = established();
     pair.a.tcp().options().cork = true;

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use super::timestamping;
 use super::{
     IP_LOCAL_PORT_RANGE, IP_MULTICAST_ALL, IPV6_MINHOPCOUNT, IPV6_MULTICAST_ALL,
-    SO_CONCURRENT_SERVER, SO_DELEGATE, SO_DELIVERY, SO_DIRECT, TCP_FASTOPEN_NO_COOKIE,
-    UDP_NO_CHECK6_RX, UDP_NO_CHECK6_TX,
+    SO_CONCURRENT_SERVER, SO_DELEGATE, SO_DELIVERY, SO_DIRECT, TCP_FASTOPEN_NO_COOKIE, TCP_INQ,
+    TCP_THIN_DUPACK, TCP_THIN_LINEAR_TIMEOUTS, UDP_NO_CHECK6_RX, UDP_NO_CHECK6_TX,
 };
 
 /// Linux's `net.core.wmem_max` and `rmem_max` bound what an application may ask for.
@@ -65,6 +65,8 @@ pub(super) enum Shape {
     ReadOnly {
         default: i32,
     },
+    /// Of no length, and not to be changed.
+    Nothing,
     /// Known, but not for sockets of the Internet.
     OfUnixOnly,
 }
@@ -119,8 +121,11 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         | libc::SO_KEEPALIVE
         | libc::SO_OOBINLINE
         | libc::SO_TIMESTAMP
-        | libc::SO_TIMESTAMPNS
-        | libc::SO_ZEROCOPY => Shape::Flag { default: 0 },
+        | libc::SO_TIMESTAMPNS => Shape::Flag { default: 0 },
+        // Nothing would ever be told of completions.
+        libc::SO_ZEROCOPY => Shape::ReadOnly { default: 0 },
+        // Bound to no device: a socket that is, is the kernel's.
+        libc::SO_BINDTODEVICE => Shape::Nothing,
         // No packet has come through a queue of a device that the socket could name.
         libc::SO_INCOMING_CPU => Shape::Int { default: -1 },
         libc::SO_INCOMING_NAPI_ID => Shape::ReadOnly { default: 0 },
@@ -139,6 +144,7 @@ fn tcp_shape(name: i32) -> Option<Shape> {
         TCP_NODELAY | TCP_CORK | libc::TCP_FASTOPEN_CONNECT | TCP_FASTOPEN_NO_COOKIE => {
             Shape::Flag { default: 0 }
         }
+        TCP_INQ | TCP_THIN_LINEAR_TIMEOUTS | TCP_THIN_DUPACK => int(0),
         TCP_QUICKACK => Shape::Flag { default: 1 },
         TCP_KEEPIDLE => int(7200),
         TCP_KEEPINTVL => int(75),
@@ -159,6 +165,7 @@ fn tcp_shape(name: i32) -> Option<Shape> {
 fn ip_shape(name: i32) -> Option<Shape> {
     Some(match name {
         libc::IP_TTL => Shape::Int { default: 64 },
+        libc::IP_OPTIONS => Shape::Nothing,
         libc::IP_TOS | libc::IP_MINTTL => Shape::Int { default: 0 },
         libc::IP_MTU_DISCOVER | libc::IP_MULTICAST_TTL => Shape::Int { default: 1 },
         libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
@@ -171,6 +178,7 @@ fn ip_shape(name: i32) -> Option<Shape> {
         | libc::IP_FREEBIND
         | libc::IP_RECVTTL
         | libc::IP_RECVTOS
+        | libc::IP_RECVOPTS
         | libc::IP_RECVORIGDSTADDR
         | libc::IP_TRANSPARENT => Shape::Flag { default: 0 },
         _ => return None,
@@ -229,6 +237,8 @@ pub(super) fn check_range(
             libc::IP_PMTUDISC_DONT..=libc::IP_PMTUDISC_OMIT
         }
         (IPPROTO_IP, IP_MULTICAST_ALL) => 0..=1,
+        (IPPROTO_TCP, TCP_INQ | TCP_THIN_LINEAR_TIMEOUTS | TCP_THIN_DUPACK) => 0..=1,
+        (IPPROTO_IPV6, IPV6_TCLASS) => RESTORE..=255,
         (IPPROTO_IP, libc::IP_MINTTL) | (IPPROTO_IPV6, IPV6_MINHOPCOUNT) => 0..=255,
         (IPPROTO_IPV6, libc::IPV6_MTU) if value != 0 => LEAST_V6_MTU..=i32::MAX,
         (IPPROTO_IP, IP_LOCAL_PORT_RANGE) => {
@@ -251,8 +261,20 @@ pub(super) fn check_range(
 }
 
 /// A number as Linux keeps it.
-pub(super) fn kept_int(level: i32, name: i32, number: i32, default: i32) -> i32 {
+pub(super) fn kept_int(
+    protocol: Protocol,
+    (level, name): (i32, i32),
+    number: i32,
+    default: i32,
+) -> i32 {
     match (level, name) {
+        // Of a stream the two low bits are TCP's own (RFC 3168).
+        (IPPROTO_IP, libc::IP_TOS) if protocol == Protocol::Tcp => number & 0xfc,
+        (IPPROTO_IP, libc::IP_TOS) => number & 0xff,
+        (IPPROTO_IPV6, IPV6_TCLASS) if number == RESTORE => 0,
+        (IPPROTO_IPV6, IPV6_TCLASS) if protocol == Protocol::Tcp => number & 0xfc,
+        // It has no effect any more, in Linux neither.
+        (IPPROTO_TCP, TCP_THIN_DUPACK) => 0,
         (SOL_SOCKET, libc::SO_SNDBUF) => doubled(number, SEND_BUFFER_MIN),
         (SOL_SOCKET, libc::SO_RCVBUF) => doubled(number, RECEIVE_BUFFER_MIN),
         (
@@ -291,11 +313,21 @@ fn deferral(seconds: i32) -> i32 {
 /// As socket(7): the kernel keeps twice what was asked for.
 fn doubled(asked: i32, least: u32) -> i32 {
     let octets = asked
-        .unsigned_abs()
+        .cast_unsigned()
         .min(BUFFER_MAX)
         .saturating_mul(2)
         .max(least);
     i32::try_from(octets).unwrap_or(i32::MAX)
+}
+
+/// The same without the bound of what an application may ask for.
+pub(super) fn forced_buffer(name: i32, asked: i32) -> i32 {
+    let least = match name {
+        libc::SO_RCVBUFFORCE => RECEIVE_BUFFER_MIN,
+        _ => SEND_BUFFER_MIN,
+    };
+    let least = i32::try_from(least).unwrap_or(i32::MAX);
+    asked.clamp(0, i32::MAX / 2).saturating_mul(2).max(least)
 }
 
 /// `struct linger`; the switch reads back as 1.
@@ -320,7 +352,13 @@ pub(super) fn rate(value: &[u8]) -> Result<u64, Errno> {
     })
 }
 
-/// `struct timeval`; a time before now is none.
+/// Is it a `struct timeval` that nobody can wait for?
+pub(super) fn is_before_now(value: &[u8]) -> bool {
+    let seconds = value.first_chunk();
+    value.len() == 16 && seconds.is_some_and(|seconds| i64::from_ne_bytes(*seconds) < 0)
+}
+
+/// `struct timeval`.
 pub(super) fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
     let word = |at: usize| -> Result<i64, Errno> {
         let octets = value.get(at..at + 8).and_then(|word| word.first_chunk());
@@ -328,7 +366,6 @@ pub(super) fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
     };
     match (word(0)?, word(8)?) {
         (_, ..0 | 1_000_000..) => Err(Errno::DOM),
-        (..0, _) => Ok(vec![0; 16]),
         _ => Ok(value[..16].to_vec()),
     }
 }

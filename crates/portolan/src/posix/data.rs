@@ -112,7 +112,7 @@ fn receive_tcp(
         let is_at_mark = !is_peek && connection.is_at_mark();
         let has_output = connection.has_output();
         if taken > 0 && socket.wants_times() {
-            came.set(Some(connection.last_text_at()));
+            came.set(Some((connection.last_text_at(), connection.inquiry())));
         }
         if taken > 0 && !is_peek && has_output {
             core.touch(slot);
@@ -145,7 +145,10 @@ fn receive_tcp(
     let came = came.get();
     Ok(Received {
         length,
-        control: came.map_or_else(Control::default, |at| times(socket, at)),
+        control: came.map_or_else(Control::default, |(at, rest)| Control {
+            rest: (socket.options().tells_rest()).then_some(rest),
+            ..times(socket, at)
+        }),
         ..Received::default()
     })
 }

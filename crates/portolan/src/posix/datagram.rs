@@ -54,6 +54,8 @@ pub struct Control {
     pub segment: Option<u16>,
     /// How many were lost before it (`SO_RXQ_OVFL`).
     pub dropped: Option<u32>,
+    /// Octets that a stream has left to read (`TCP_INQ`).
+    pub rest: Option<usize>,
     /// What the error queue says (`IP_RECVERR`).
     pub error: Option<ExtendedError>,
 }
@@ -257,6 +259,7 @@ fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
         v6_class: (wants.v6_class && is_v6).then_some(datagram.ip.tos),
         segment: Some(datagram.segment).filter(|&size| wants.segment && size > 0),
         dropped: Some(datagram.dropped).filter(|&lost| wants.dropped && lost > 0),
+        rest: None,
         error: None,
     }
 }

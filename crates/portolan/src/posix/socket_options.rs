@@ -6,6 +6,7 @@ use std::sync::Arc;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
 use portolan_proto::control::RequestBody;
 use portolan_stack::Session;
+use portolan_sys::capability::Capability;
 use portolan_sys::clock;
 use portolan_sys::descriptor::set_socket_option;
 use portolan_tcp::Connection;
@@ -57,7 +58,12 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         let told = socket.traits();
         let told_priority = socket.options().priority();
-        if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
+        if level == SOL_SOCKET && matches!(name, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) {
+            if !Capability::NetAdmin.in_effect() {
+                return Err(Errno::PERM.into());
+            }
+            socket.options().force_buffer(name, value)?;
+        } else if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
             let interface = sending_interface(process, value)?;
             socket.options().keep(level, name, &interface);
         } else {
@@ -100,6 +106,12 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
                 && (level, name) == (IPPROTO_TCP, libc::TCP_QUICKACK)
             {
                 apply_quickack(&socket, &mut session.connection);
+            }
+            if let Session::Tcp(session) = session
+                && (level, name) == (IPPROTO_TCP, libc::TCP_NODELAY)
+                && session.connection.options().nodelay
+            {
+                session.connection.push();
             }
             core.stack.forget_path(slot);
             core.stack.touch(slot);
@@ -180,6 +192,9 @@ fn tell_of_options(process: &'static Process, socket: &Socket) -> Result<(), Sto
 /// `asm-generic/socket.h`.
 const SO_PEERPIDFD: i32 = 77;
 
+/// `linux/netfilter_ipv4.h`, `linux/netfilter_ipv6/ip6_tables.h`.
+const SO_ORIGINAL_DST: i32 = 80;
+
 /// `struct ucred` of a peer that is no process of this host: 0 and twice -1.
 const NOBODY: [u8; 12] = [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255];
 
@@ -213,6 +228,12 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
                 if socket.family == Family::V6 && !socket.options().is_set(level, name) =>
             {
                 Some(vec![0; 4])
+            }
+            // No connection was redirected on its way here.
+            (IPPROTO_IP | IPPROTO_IPV6, SO_ORIGINAL_DST) => return Err(Errno::NOENT.into()),
+            (IPPROTO_IPV6, libc::IPV6_ADDRFORM) => {
+                let _connected = socket.setup().remote.ok_or(Errno::NOTCONN)?;
+                Some(libc::AF_INET6.to_ne_bytes().to_vec())
             }
             (IPPROTO_IPV6, libc::IPV6_PATHMTU) => Some(known_path(process, &socket)?),
             _ => None,

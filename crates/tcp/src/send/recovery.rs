@@ -127,6 +127,7 @@ impl Sender {
         self.buffer.consume(octets);
         self.una = input.ack;
         self.short_end = self.short_end.max(self.una);
+        self.push_end = self.push_end.max(self.una);
         self.retries = 0;
         self.rtt.reset_backoff();
         self.stalled_since = input.now;

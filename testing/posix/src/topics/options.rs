@@ -30,6 +30,10 @@ const COMMON: &[Row] = &[
     ("SO_SNDBUF", SOL_SOCKET, libc::SO_SNDBUF, 50_000),
     ("SO_RCVBUF small", SOL_SOCKET, libc::SO_RCVBUF, 1),
     ("SO_SNDBUF small", SOL_SOCKET, libc::SO_SNDBUF, 1),
+    ("SO_RCVBUF negative", SOL_SOCKET, libc::SO_RCVBUF, -1),
+    ("SO_SNDBUF negative", SOL_SOCKET, libc::SO_SNDBUF, -1),
+    ("SO_RCVBUFFORCE", SOL_SOCKET, libc::SO_RCVBUFFORCE, 50_000),
+    ("SO_SNDBUFFORCE", SOL_SOCKET, libc::SO_SNDBUFFORCE, 50_000),
     ("SO_BUSY_POLL", SOL_SOCKET, libc::SO_BUSY_POLL, 0),
     ("SO_ZEROCOPY", SOL_SOCKET, libc::SO_ZEROCOPY, 1),
     ("SO_TYPE", SOL_SOCKET, libc::SO_TYPE, 1),
@@ -49,6 +53,9 @@ const IP: &[Row] = &[
     ("IP_TTL too large", IPPROTO_IP, libc::IP_TTL, 256),
     ("IP_TTL default", IPPROTO_IP, libc::IP_TTL, -1),
     ("IP_TOS", IPPROTO_IP, libc::IP_TOS, 0x10),
+    ("IP_TOS with TCP's bits", IPPROTO_IP, libc::IP_TOS, 0x13),
+    ("IP_TOS too large", IPPROTO_IP, libc::IP_TOS, 0x1f0),
+    ("IP_RECVOPTS", IPPROTO_IP, libc::IP_RECVOPTS, 1),
     ("IP_MINTTL", IPPROTO_IP, libc::IP_MINTTL, 33),
     ("IP_MINTTL too large", IPPROTO_IP, libc::IP_MINTTL, 256),
     ("IP_MINTTL too small", IPPROTO_IP, libc::IP_MINTTL, -1),
@@ -84,6 +91,19 @@ const IPV6: &[Row] = &[
         33,
     ),
     ("IPV6_TCLASS", IPPROTO_IPV6, libc::IPV6_TCLASS, 0x10),
+    (
+        "IPV6_TCLASS with TCP's bits",
+        IPPROTO_IPV6,
+        libc::IPV6_TCLASS,
+        0x13,
+    ),
+    (
+        "IPV6_TCLASS too large",
+        IPPROTO_IPV6,
+        libc::IPV6_TCLASS,
+        256,
+    ),
+    ("IPV6_TCLASS default", IPPROTO_IPV6, libc::IPV6_TCLASS, -1),
     ("IPV6_MINHOPCOUNT", IPPROTO_IPV6, IPV6_MINHOPCOUNT, 33),
     (
         "IPV6_MINHOPCOUNT too large",
@@ -100,6 +120,9 @@ const IPV6: &[Row] = &[
     ),
     ("unknown of IPPROTO_IPV6", IPPROTO_IPV6, 9999, 1),
 ];
+
+/// linux/tcp.h
+const TCP_INQ: i32 = 36;
 
 const TCP: &[Row] = &[
     ("TCP_NODELAY", IPPROTO_TCP, libc::TCP_NODELAY, 1),
@@ -128,6 +151,10 @@ const TCP: &[Row] = &[
         libc::TCP_NOTSENT_LOWAT,
         16_384,
     ),
+    ("TCP_INQ", IPPROTO_TCP, TCP_INQ, 1),
+    ("TCP_INQ too large", IPPROTO_TCP, TCP_INQ, 2),
+    ("TCP_THIN_LINEAR_TIMEOUTS", IPPROTO_TCP, 16, 1),
+    ("TCP_THIN_DUPACK", IPPROTO_TCP, 17, 1),
     ("unknown of IPPROTO_TCP", IPPROTO_TCP, 9999, 1),
 ];
 
@@ -145,6 +172,7 @@ pub fn run(side: &mut Side) {
             .for_each(|row| change(side, name, side.socket(kind), row));
         structures(side, name, side.socket(kind));
         lengths(side, name, side.socket(kind));
+        odd(side, name, side.socket(kind));
         device(side, name, side.socket(kind));
         filter(side, name, side.socket(kind));
     }
@@ -322,6 +350,29 @@ fn congestion(side: &Side) {
             b"none",
         )),
     );
+}
+
+/// Buffers beyond what anybody may ask for, and what is of no length.
+fn odd(side: &Side, kind: &str, socket: Fd) {
+    const LARGE: c_int = 40 << 20;
+    for (name, force, plain) in [
+        ("SO_RCVBUFFORCE", libc::SO_RCVBUFFORCE, libc::SO_RCVBUF),
+        ("SO_SNDBUFFORCE", libc::SO_SNDBUFFORCE, libc::SO_SNDBUF),
+    ] {
+        let set = told(call::set_option(socket, SOL_SOCKET, force, &LARGE));
+        let shown = told(call::flag(socket, SOL_SOCKET, plain));
+        side.report(&format!("{kind} {name} large"), format!("{set}; {shown}"));
+    }
+    let length = |level, name| {
+        let answer: Answer<([u8; 40], usize)> = call::option(socket, level, name);
+        told(answer.map(|(_, length)| length))
+    };
+    let device = length(SOL_SOCKET, libc::SO_BINDTODEVICE);
+    side.report(&format!("{kind} no device"), device);
+    if !side.is_v6() {
+        let options = length(IPPROTO_IP, libc::IP_OPTIONS);
+        side.report(&format!("{kind} IP_OPTIONS"), options);
+    }
 }
 
 fn state(side: &Side, connected: Fd) {

@@ -17,6 +17,8 @@ pub fn run(side: &mut Side) {
     if !side.is_server() {
         receiving(side, "receive", socket);
         receiving(side, "datagram", side.socket(DATAGRAM));
+        before_now(side, "receive before now", socket);
+        before_now(side, "datagram before now", side.socket(DATAGRAM));
         accepting(side);
         sending(side, socket);
     }
@@ -34,6 +36,17 @@ fn set(socket: Fd, name: i32) {
 fn receiving(side: &Side, check: &str, socket: Fd) {
     set(socket, SO_RCVTIMEO);
     let (answer, time) = timed(WAIT, || call::receive(socket, &mut [0; 16], 0));
+    side.report(check, format!("{} {time}", told(answer)));
+}
+
+/// A negative time is over at once.
+fn before_now(side: &Side, check: &str, socket: Fd) {
+    let time = timeval {
+        tv_sec: -5,
+        tv_usec: 0,
+    };
+    call::set_option(socket, SOL_SOCKET, SO_RCVTIMEO, &time).expect("a time-out");
+    let (answer, time) = timed(Duration::ZERO, || call::receive(socket, &mut [0; 16], 0));
     side.report(check, format!("{} {time}", told(answer)));
 }
 
