@@ -239,7 +239,15 @@ impl IcmpMessage<'_> {
     /// that stands never for one.
     pub fn for_tcp(&self) -> Option<TcpIcmpError> {
         let unreachable = |error| IcmpKind::Unreachable { hard: true, error };
+        let is_v4 = self.quoted.source.is_ipv4();
         let kind = match self.cause {
+            // Codes that only `icmp_err_convert` tells from others.
+            _ if is_v4 && (self.kind, self.code) == (3, 5) => unreachable(Error::Unsupported),
+            _ if is_v4 && (self.kind, self.code) == (3, 7) => unreachable(Error::HostDown),
+            _ if is_v4 && (self.kind, self.code) == (3, 8) => unreachable(Error::NoNetwork),
+            _ if is_v4 && (self.kind, self.code) == (3, 9) => {
+                unreachable(Error::NetworkUnreachable)
+            }
             Cause::NetworkUnreachable => unreachable(Error::NetworkUnreachable),
             Cause::HostUnreachable | Cause::OtherUnreachable { .. } | Cause::HopLimitExceeded => {
                 unreachable(Error::HostUnreachable)
@@ -247,9 +255,7 @@ impl IcmpMessage<'_> {
             Cause::ProtocolUnreachable => unreachable(Error::ProtocolUnreachable),
             Cause::PortUnreachable => unreachable(Error::Refused),
             // `icmp_err_convert` has EHOSTUNREACH for most of them, `icmpv6_err_convert` EACCES.
-            Cause::Prohibited if self.quoted.source.is_ipv4() => {
-                unreachable(Error::HostUnreachable)
-            }
+            Cause::Prohibited if is_v4 => unreachable(Error::HostUnreachable),
             Cause::Prohibited => unreachable(Error::Prohibited),
             Cause::TooBig { .. } => {
                 let headers = if self.quoted.source.is_ipv4() { 40 } else { 60 };
@@ -342,6 +348,8 @@ mod errno {
 
 #[cfg(test)]
 mod tests {
+    use portolan_types::SeqNum;
+
     use super::*;
 
     fn error(address: &str, kind: u8, code: u8, cause: Cause) -> IcmpMessage<'static> {
@@ -359,6 +367,28 @@ mod tests {
             from: IpAddr::from([10, 0, 0, 9]),
             ip: IpOptions::default(),
             packet: &[],
+        }
+    }
+
+    #[test]
+    fn an_open_fails_with_the_error_of_the_code() {
+        let cause = |code| match code {
+            0 | 6 | 8 | 11 => Cause::NetworkUnreachable,
+            1 | 7 | 12 => Cause::HostUnreachable,
+            2 => Cause::ProtocolUnreachable,
+            3 => Cause::PortUnreachable,
+            9 | 10 | 13 => Cause::Prohibited,
+            code => Cause::OtherUnreachable { code },
+        };
+        for code in (0..16).filter(|&code| code != 4) {
+            let mut message = error("10.0.0.1:1", 3, code, cause(code));
+            message.quoted.seq = Some(SeqNum(7));
+            let Some(IcmpKind::Unreachable { error, .. }) = message.for_tcp().map(|icmp| icmp.kind)
+            else {
+                panic!("code {code}");
+            };
+            let expected = errno_v4(3, code).map(|(errno, _)| errno);
+            assert_eq!(Some(error.errno()), expected, "code {code}");
         }
     }
 

@@ -18,6 +18,12 @@ pub enum Error {
     NetworkUnreachable,
     #[error("protocol not available")]
     ProtocolUnreachable,
+    #[error("operation not supported")]
+    Unsupported,
+    #[error("host is down")]
+    HostDown,
+    #[error("machine is not on the network")]
+    NoNetwork,
     #[error("administratively prohibited")]
     Prohibited,
     #[error("connection aborted")]
@@ -32,12 +38,15 @@ impl Error {
         match self {
             Error::Prohibited => 13,
             Error::BrokenPipe => 32,
+            Error::NoNetwork => 64,
             Error::ProtocolUnreachable => 92,
+            Error::Unsupported => 95,
             Error::NetworkUnreachable => 101,
             Error::Aborted => 103,
             Error::Reset => 104,
             Error::TimedOut => 110,
             Error::Refused => 111,
+            Error::HostDown => 112,
             Error::HostUnreachable => 113,
         }
     }

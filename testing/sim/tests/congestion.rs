@@ -259,6 +259,30 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     assert!(count(pair.b.tcp(), "dsacks-sent") >= reported);
 }
 
+/// RFC 8985 §6.3: what shows as lost when the time for reordering is over goes again as acknowledgements come.
+#[test]
+fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
+    let mut pair = pair(&Config::default());
+    pair.links(|link| link.rate = 0);
+    let mss = pair.a.tcp().figures().mss;
+    let send = |pair: &mut Pair, segments: u32, loss| {
+        pair.a_to_b.loss = loss;
+        let now = pair.now;
+        pair.a.tcp().send(now, &octets((segments * mss) as usize));
+        pair.flush(Side::A);
+    };
+    send(&mut pair, 8, 1000);
+    send(&mut pair, 2, 0);
+    // Both are reported after 20 ms; the time that reordering may take is a quarter more.
+    pair.run_for(35 * MS);
+    let figures = pair.a.tcp().figures();
+    assert!(figures.fast_recovery, "{figures:?}");
+    assert_eq!(figures.octets_again, u64::from(mss), "{figures:?}");
+    pair.run_for(Duration::from_secs(2));
+    assert_eq!(pair.a.tcp().figures().unacknowledged, 0);
+    assert_eq!(count(pair.a.tcp(), "timeouts"), 0);
+}
+
 #[test]
 fn true_losses_are_not_taken_back_because_the_network_duplicates() {
     let mut pair = pair(&Config::default());

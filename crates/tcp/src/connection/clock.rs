@@ -60,7 +60,7 @@ impl Connection {
             (_, SendTimer::Retransmit) => self.on_retransmit_timeout(now),
             (_, SendTimer::Persist) => self.on_persist(now),
             (_, SendTimer::Reorder) => {
-                let again = self.send.detect_loss(now);
+                let again = self.send.on_reordering_timeout(now);
                 self.rearm(now, again);
             }
             (_, SendTimer::TailProbe) => self.on_tail_probe(now),

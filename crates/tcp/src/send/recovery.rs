@@ -306,8 +306,26 @@ impl Sender {
         self.departed = 0;
     }
 
-    /// RFC 8985 §6.2; also called when the reordering timer fires.
-    pub(crate) fn detect_loss(&mut self, now: Instant) -> Option<Instant> {
+    /// RFC 8985 §6.3: the time that reordering may take is over. No acknowledgement comes with a loss that shows so,
+    /// and the window begins to shrink at once: one segment goes again, as in Linux's `tcp_rack_reo_timeout`.
+    pub(crate) fn on_reordering_timeout(&mut self, now: Instant) -> Option<Instant> {
+        let before = self.episode;
+        let again = self.detect_loss(now);
+        if self.episode != before && !self.congestion.steers() {
+            let progress = Progress {
+                delivered: 0,
+                pipe: self.in_flight(),
+                safe: false,
+                mss: self.mss,
+            };
+            let window = self.prr.window(self.congestion.ssthresh(), progress);
+            self.congestion.set_window(window);
+        }
+        again
+    }
+
+    /// RFC 8985 §6.2.
+    fn detect_loss(&mut self, now: Instant) -> Option<Instant> {
         let (Some(min), Some(srtt)) = (self.rtt.minimum(), self.rtt.smoothed()) else {
             return None;
         };
