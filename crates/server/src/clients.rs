@@ -8,7 +8,7 @@ use portolan_control::Errno;
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
-use portolan_sys::unix::{AcceptError, Connection, Credentials, ReceiveError, SendError};
+use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveError, SendError};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
@@ -134,18 +134,19 @@ impl Server {
             let Some(client) = self.clients.get(&id) else {
                 break;
             };
-            match client.connection.receive(&mut buffer) {
-                Ok(received) => {
-                    let fds = received.fds.into_iter().collect();
-                    match decode::<Request>(&buffer[..received.length]) {
-                        // There was no room here for what it brought.
-                        Ok(request) if received.is_short && request.id != NO_REPLY => {
-                            self.refuse(id, request.id, Errno::MFILE);
-                        }
-                        Ok(request) => self.handle(id, request, fds),
-                        Err(_) => self.throw_out(id, "malformed message"),
+            let mut fds = Vec::new();
+            let received = client.connection.receive_all(&mut buffer, &mut fds);
+            self.sink.screen(&mut fds);
+            match received {
+                Ok(message) => match decode::<Request>(&buffer[..message.length]) {
+                    // There was no room here for what it brought.
+                    Ok(request) if message.is_short && request.id != NO_REPLY => {
+                        self.refuse(id, request.id, Errno::MFILE);
                     }
-                }
+                    Ok(request) if fds.len() <= MAX_FDS => self.handle(id, request, fds),
+                    Ok(_) => self.throw_out(id, "too many descriptors"),
+                    Err(_) => self.throw_out(id, "malformed message"),
+                },
                 Err(ReceiveError::Blocked) => break,
                 Err(ReceiveError::Closed) => {
                     self.disconnect(id);
@@ -234,7 +235,8 @@ impl Server {
 
     fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
-        client.right = fds.pop();
+        let before = std::mem::replace(&mut client.right, fds.pop());
+        before.into_iter().for_each(|right| self.sink.close(right));
         Ok(Answer::Silence)
     }
 
@@ -439,6 +441,11 @@ impl Server {
             return;
         };
         self.poll.remove(&client.connection, client.token);
+        if let Some(right) = client.right {
+            self.sink.close(right);
+        }
+        // Messages that nobody has read may carry descriptors.
+        self.sink.close(client.connection);
         if let Some(channel) = client.channel {
             self.channel_gone(channel);
         }

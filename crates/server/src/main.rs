@@ -34,6 +34,7 @@ mod server;
 mod sessions;
 mod sharing;
 mod shortage;
+mod sink;
 mod spares;
 mod sysctls;
 mod udp;

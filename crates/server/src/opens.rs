@@ -105,8 +105,15 @@ impl Server {
         self.sysctls.refresh(self.now);
         let first = self.sysctls.values().first_unprivileged_port;
         let is_privileged = port != 0 && u32::from(port) < first;
-        let is_shown = || right.is_some_and(|right| port_right::is_shown(right, port));
-        match is_privileged && !is_shown() {
+        let is_shown = right
+            .as_ref()
+            .is_some_and(|right| port_right::is_shown(right, port));
+        match right {
+            Some(right) if !is_shown => self.sink.close(right),
+            // A datagram socket or a listener, whose close does not wait.
+            right => drop(right),
+        }
+        match is_privileged && !is_shown {
             true => Err(Errno::ACCES),
             false => Ok(()),
         }

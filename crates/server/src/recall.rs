@@ -66,17 +66,23 @@ impl Server {
         match (session.holder, session.phase) {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
             (Holder::Process(..), _) => Ok(Answer::Recall(id, Want::CacheAt(slot))),
-            (_, Phase::Relayed) => match descriptor {
-                Some(near)
-                    if self.is_left_alone(id, channel, &near) && self.end_relay(id, &near) =>
-                {
-                    self.give(channel, id, slot)
+            (_, Phase::Relayed) => {
+                // Who else has the descriptor is counted.
+                self.sink.drop_copies();
+                let is_back = descriptor.as_ref().is_some_and(|near| {
+                    self.is_left_alone(id, channel, near) && self.end_relay(id, near)
+                });
+                descriptor
+                    .into_iter()
+                    .for_each(|near| self.sink.close(near));
+                match is_back {
+                    true => self.give(channel, id, slot),
+                    false => {
+                        self.registry.tell_relayed(id, channel);
+                        Ok(ReplyBody::Relayed.into())
+                    }
                 }
-                _ => {
-                    self.registry.tell_relayed(id, channel);
-                    Ok(ReplyBody::Relayed.into())
-                }
-            },
+            }
             _ => self.give(channel, id, slot),
         }
     }

@@ -20,6 +20,10 @@ use crate::server::Server;
 const TURN: usize = 256 * 1024;
 const CHUNK: usize = 64 * 1024;
 
+/// Octets that are taken out of a descriptor in each direction when a relay ends: more than its buffers hold, of which
+/// nobody sends more meanwhile unless he means harm.
+const DRAINED: usize = 16 << 20;
+
 /// What comes at once to a descriptor whose session its last holder may soon want back, and how long
 /// the rest waits: all that lies in the descriptor then has to be taken out again.
 const FIRST_HELPING: usize = 16 * 1024;
@@ -214,7 +218,7 @@ impl Server {
             return false;
         }
         let mut chunk = vec![0; CHUNK];
-        loop {
+        for _ in 0..DRAINED / CHUNK {
             // Looks first: what the session cannot take stays where it is.
             let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             match recv(&far.fd, &mut chunk[..], look) {
@@ -226,6 +230,7 @@ impl Server {
                 _ => return false,
             }
         }
+        false
     }
 
     /// From the peer to the descriptor. True if the descriptor is full.
@@ -294,8 +299,10 @@ fn held<'a>(
 fn unread(near: &OwnedFd) -> Vec<u8> {
     let mut octets = Vec::new();
     let mut chunk = vec![0; CHUNK];
-    // It ends, or fails, when nothing is left: nobody sends meanwhile but this server.
-    while let Ok((count @ 1.., _)) = recv(near, &mut chunk[..], RecvFlags::DONTWAIT) {
+    // It ends, or fails, when nothing is left.
+    while octets.len() < DRAINED
+        && let Ok((count @ 1.., _)) = recv(near, &mut chunk[..], RecvFlags::DONTWAIT)
+    {
         octets.extend_from_slice(&chunk[..count]);
     }
     octets

@@ -56,6 +56,7 @@ use crate::reservation::Reservation;
 use crate::sessions::Far;
 use crate::sharing::Sharing;
 use crate::shortage::Shortage;
+use crate::sink::Sink;
 use crate::spares::Spares;
 use crate::sysctls::Sysctls;
 use crate::wire::TapWire;
@@ -158,6 +159,7 @@ pub struct Server {
     /// What processes counted that are gone.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
+    pub(crate) sink: Sink,
 
     // Packets.
     pub(crate) filter: Filter,
@@ -302,6 +304,7 @@ impl Server {
             spares,
             ended: [0; COUNTERS],
             buffer: Vec::new(),
+            sink: Sink::new(),
             filter,
             holder_count: load_holder_count(),
             inlet: Inlet::new(ring, doorbell),
@@ -401,6 +404,7 @@ impl Server {
         self.drain();
         self.stack.expire(self.now);
         self.settle();
+        self.sink.flush();
         Ok(())
     }
 

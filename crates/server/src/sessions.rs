@@ -52,6 +52,7 @@ impl Server {
     pub fn keep_far(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
+        unix::refuse_descriptors(&far);
         // Without interest of ours, epoll still reports hang-up.
         let token = self
             .poll
@@ -64,6 +65,7 @@ impl Server {
     pub fn drop_far(&mut self, id: SessionId) {
         if let Some(far) = self.fars.remove(&id) {
             self.poll.remove(&far.fd, far.token);
+            self.sink.close(far.fd);
         }
     }
 

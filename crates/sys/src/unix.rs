@@ -4,21 +4,28 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
+use portolan_types::Instant;
 use rustix::fs::{Mode, chmod, mkdir, unlink};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, bind, connect as connect_socket, getpeername,
-    getsockname, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    getsockname, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
+
+use crate::descriptor::set_socket_option;
+use crate::wait::ppoll;
 
 /// Descriptors that one message may carry.
 pub const MAX_FDS: usize = 8;
+
+/// Descriptors that the kernel lets one message carry.
+const SCM_MAX_FD: usize = 253;
 
 /// Connections that wait for `accept`.
 const BACKLOG: i32 = 128;
@@ -87,6 +94,14 @@ pub enum ReceiveError {
     Truncated,
     #[error("cannot receive: {0}")]
     Failed(Errno),
+}
+
+/// One message; its octets and descriptors are where the caller wants them.
+#[derive(Clone, Copy, Debug)]
+pub struct Message {
+    pub length: usize,
+    /// As of [`Received`], but descriptors that there was room for are there.
+    pub is_short: bool,
 }
 
 /// What one receive brought; the octets are in the caller's buffer.
@@ -224,6 +239,15 @@ impl Connection {
         send(&self.fd, message, fds)
     }
 
+    /// As [`receive_all`].
+    pub fn receive_all(
+        &self,
+        buffer: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Message, ReceiveError> {
+        receive_all(&self.fd, buffer, fds)
+    }
+
     /// Receives one message into `buffer`.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, ReceiveError> {
         receive(&self.fd, buffer)
@@ -291,7 +315,29 @@ pub fn send(fd: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(),
 /// Receives one message from any UNIX message socket, without blocking. The received descriptors
 /// are close-on-exec.
 pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveError> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut all = Vec::new();
+    let Message { length, is_short } = receive_all(fd, buffer, &mut all)?;
+    if all.len() > MAX_FDS {
+        return Err(ReceiveError::Truncated);
+    }
+    if is_short {
+        all.clear();
+    }
+    Ok(Received {
+        length,
+        fds: all.into_iter().collect(),
+        is_short,
+    })
+}
+
+/// As [`receive`], from somebody who may have sent as many descriptors as a message can carry: all of them are in `fds`
+/// afterwards, also when it fails, so that none is closed in here.
+pub fn receive_all(
+    fd: impl AsFd,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Message, ReceiveError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let message = match recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags) {
@@ -300,29 +346,60 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveErro
         Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(ReceiveError::Closed),
         Err(errno) => return Err(ReceiveError::Failed(errno)),
     };
-    let mut fds = ArrayVec::new();
     for part in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = part {
-            // The space holds no more than `MAX_FDS`; `take` makes that plain.
-            fds.extend(rights.take(MAX_FDS));
+            fds.extend(rights);
         }
     }
     if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(ReceiveError::Truncated);
     }
     let is_short = message.flags.contains(ReturnFlags::CTRUNC);
-    if is_short {
-        fds.clear();
-    }
     // Nobody sends empty messages, so this is the end.
     if message.bytes == 0 {
         return Err(ReceiveError::Closed);
     }
-    Ok(Received {
+    Ok(Message {
         length: message.bytes,
-        fds,
         is_short,
     })
+}
+
+/// Is it a socket, or memory? Asks nobody who serves a file system.
+pub fn is_socket_or_memory(fd: impl AsFd) -> bool {
+    sockopt::socket_type(&fd).is_ok() || rustix::fs::fcntl_get_seals(&fd).is_ok()
+}
+
+/// May the last close of `fd` take as long as somebody else likes? A socket whose queue is others' to fill may, too, but
+/// only as long as what it carries.
+pub fn may_wait_when_closed(fd: impl AsFd) -> bool {
+    match sockopt::socket_linger(&fd) {
+        Ok(linger) => linger.is_some(),
+        Err(_) => !is_socket_or_memory(fd),
+    }
+}
+
+/// Does a close of the socket wait for nothing, whatever was set? So it is of datagram sockets of the internet, of
+/// listeners, and of UNIX sockets without a message that could carry descriptors.
+pub fn closes_at_once(fd: impl AsFd) -> bool {
+    if sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) {
+        let mut fds = [libc::pollfd {
+            fd: fd.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        return ppoll(&mut fds, Some(Instant::ZERO), None) == Ok(0);
+    }
+    let protocol = sockopt::socket_protocol(&fd).ok().flatten();
+    protocol == Some(ipproto::UDP)
+        || protocol == Some(ipproto::TCP) && sockopt::socket_acceptconn(&fd) == Ok(true)
+}
+
+/// The end of a pair takes no descriptors from its peer (`SO_PASSRIGHTS`, Linux 6.16).
+pub fn refuse_descriptors(fd: impl AsFd) {
+    const PASS_RIGHTS: i32 = 83;
+    // An older kernel lets them come.
+    let _ = set_socket_option(fd, libc::SOL_SOCKET, PASS_RIGHTS, &0_i32.to_ne_bytes());
 }
 
 /// What the kernel calls this socket (`SO_COOKIE`): unique while the host runs, and the same for

@@ -8,6 +8,7 @@ mod common;
 mod admission;
 mod capsules;
 mod capture;
+mod closing;
 mod delegations;
 mod extensions;
 mod forgery;

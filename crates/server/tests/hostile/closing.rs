@@ -1,0 +1,83 @@
+//! Descriptors in messages whose last close waits: the server never does.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use portolan_netns::Bed;
+use portolan_proto::control::RequestBody;
+use portolan_sys::clock;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use crate::common::{Client, control_path, start_server};
+use crate::{Victim, as_nobody};
+
+const PROMPT: Duration = Duration::from_millis(500);
+const LINGER: Duration = Duration::from_secs(8);
+
+/// A connection with octets that its peer does not take, whose last close waits for that; and its peer.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 1 << 16]).is_ok() {}
+    stream.set_nonblocking(false).unwrap();
+    sockopt::set_socket_linger(&stream, Some(LINGER)).unwrap();
+    (stream, peer)
+}
+
+fn answers_promptly_after(action: impl FnOnce(&Client, &[BorrowedFd<'_>])) {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let hostile = as_nobody(|| Client::connect(&path));
+    let (stream, _peer) = lingering();
+    action(&hostile, &[stream.as_fd()]);
+    drop(stream);
+    drop(hostile);
+    let start = clock::now();
+    for _ in 0..3 {
+        Client::connect(&path).ask(RequestBody::ReadStatus);
+    }
+    let took = clock::now().since(start);
+    assert!(took < PROMPT, "the server stood for {took:?}");
+    victim.assert_unharmed();
+}
+
+fn send(client: &Client, octets: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+    let pieces = [std::io::IoSlice::new(octets)];
+    let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
+    let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(fds)));
+    let flags = rustix::net::SendFlags::DONTWAIT;
+    rustix::net::sendmsg(client, &pieces, &mut ancillary, flags)
+}
+
+#[test]
+fn a_socket_that_lingers_does_not_hold_the_server_up() {
+    answers_promptly_after(|client, fds| {
+        send(client, b"rubbish", fds).unwrap();
+    });
+}
+
+#[test]
+fn nor_do_more_descriptors_than_any_request_carries() {
+    answers_promptly_after(|client, fds| {
+        send(client, b"rubbish", &[fds[0]; 253]).unwrap();
+    });
+}
+
+#[test]
+fn nor_do_messages_that_nobody_reads() {
+    answers_promptly_after(|client, fds| {
+        send(client, b"rubbish", &[]).unwrap();
+        for _ in 0..3 {
+            // The server may have hung up by now.
+            let _ = send(client, b"behind it", fds);
+        }
+    });
+}
