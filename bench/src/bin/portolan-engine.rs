@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use portolan_proto::filter::RecordHeader;
-use portolan_proto::metastate::{Interface, Metastate, Neighbour, Route, RouteKind};
+use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route, RouteKind};
 use portolan_stack::{
     Frame, Packet, Routes, Sending, Session, Stack, TcpSession, Transport, UdpSession, Wire,
 };
@@ -378,11 +378,16 @@ fn routes(own: u8, peer: u8) -> Routes {
         address: endpoint(peer).ip(),
         mac: mac(peer),
     };
+    let address = Address {
+        interface: 2,
+        address: endpoint(own).ip(),
+        prefix: 24,
+    };
     let state = Metastate {
         interfaces: vec![interface],
+        addresses: vec![address],
         routes: vec![route],
         neighbours: vec![neighbour],
-        ..Metastate::default()
     };
     Routes::new(2, state)
 }

@@ -75,7 +75,13 @@ impl Process {
         if self.helper.is_started.swap(true, Ordering::AcqRel) {
             return;
         }
-        if thread::spawn_masked("portolan", move || self.help()).is_err() {
+        // Its descriptors are there before the program can be short of them.
+        let (waiter, unattended) = (Waiter::new(), Unattended::new());
+        let help = move || {
+            waiter.adopt();
+            self.help(unattended);
+        };
+        if thread::spawn_masked("portolan", help).is_err() {
             // Tried again with the next session; until then only application threads attend.
             self.helper.is_started.store(false, Ordering::Release);
         }
@@ -90,9 +96,8 @@ impl Process {
         }
     }
 
-    fn help(&'static self) {
+    fn help(&'static self, mut unattended: Unattended) {
         let _inside = inside::enter();
-        let mut unattended = Unattended::new();
         let mut looks = Looks::default();
         let mut seen = 0;
         let mut ticks = 0_u32;

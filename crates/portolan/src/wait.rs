@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ use crate::{cancel, inside};
 pub(crate) struct Waiter {
     /// None while there are no descriptors to be had: it polls by short whiles then.
     eventfd: OnceLock<Hidden>,
+    /// Nanoseconds of [`Instant`]: when to try again to have one.
+    next_try: AtomicU64,
     /// One of those below.
     state: AtomicU8,
     /// 1 from a signal on until it wakes; a word to sleep on.
@@ -42,6 +44,8 @@ const ON_WORD: u8 = 2;
 /// How long a thread polls at a time that has no descriptor to be signalled by.
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
+
 thread_local! {
     static MINE: RefCell<Option<Arc<Waiter>>> = const { RefCell::new(None) };
 }
@@ -52,11 +56,7 @@ impl Waiter {
         MINE.with(|mine| {
             let mut mine = mine.borrow_mut();
             let waiter = mine.get_or_insert_with(|| {
-                let waiter = Arc::new(Waiter {
-                    eventfd: OnceLock::new(),
-                    state: AtomicU8::new(AWAKE),
-                    signalled: AtomicU32::new(0),
-                });
+                let waiter = Arc::new(Waiter::new());
                 cancel::note(&waiter);
                 waiter
             });
@@ -64,12 +64,38 @@ impl Waiter {
         })
     }
 
-    /// For the thread itself: makes sure of the descriptor, if one is to be had.
+    pub(crate) fn new() -> Waiter {
+        let waiter = Waiter {
+            eventfd: OnceLock::new(),
+            next_try: AtomicU64::new(0),
+            state: AtomicU8::new(AWAKE),
+            signalled: AtomicU32::new(0),
+        };
+        waiter.equip();
+        waiter
+    }
+
+    /// The calling thread, which has not slept yet, sleeps by this one.
+    pub(crate) fn adopt(self) {
+        let waiter = Arc::new(self);
+        cancel::note(&waiter);
+        MINE.with(|mine| mine.replace(Some(waiter)));
+    }
+
+    /// For the thread itself: makes sure of the descriptor, if one is to be had. What the program has just made free is
+    /// the program's to use: it is not tried each time.
     fn equip(&self) {
+        if self.eventfd.get().is_some() {
+            return;
+        }
+        let now = clock::now();
+        if now.as_nanos() < self.next_try.load(Relaxed) {
+            return;
+        }
+        let next_try = now + BETWEEN_TRIES;
+        self.next_try.store(next_try.as_nanos(), Relaxed);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        if self.eventfd.get().is_none()
-            && let Ok(fd) = eventfd(0, flags)
-        {
+        if let Ok(fd) = eventfd(0, flags) {
             self.eventfd.get_or_init(|| Hidden::new(fd));
         }
     }

@@ -145,9 +145,12 @@ fn receive_tcp(
     let came = came.get();
     Ok(Received {
         length,
-        control: came.map_or_else(Control::default, |(at, rest)| Control {
-            rest: (socket.options().tells_rest()).then_some(rest),
-            ..times(socket, at)
+        control: came.map_or_else(Control::default, |(at, rest)| {
+            let tells_rest = socket.options().tells_rest();
+            Control {
+                rest: tells_rest.then_some(rest),
+                ..times(socket, at)
+            }
         }),
         ..Received::default()
     })
