@@ -2,7 +2,10 @@
 /*
  * Frames that lie on the ring of an owner who is awake, and computes. Nobody is woken for them, since the owner will
  * look by itself; but if it has not looked after a while, its background thread is woken to go on with the protocol
- * in its place. Costs one timer in that while, however many frames come.
+ * in its place.
+ *
+ * A timer is dear, most of all in a virtual machine. So the while doubles each time that the owner is found to have
+ * looked, up to 16 times, and is short again as soon as it has not.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
@@ -13,10 +16,16 @@
 #include "counters.h"
 #include "maps.h"
 
-/* How long frames may lie there. */
+/* How long frames may lie there, at the least. */
 #define ATTENTION_NS (150 * 1000)
+#define ATTENTION_DOUBLINGS 4
 
 #define CLOCK_MONOTONIC 1
+
+static __always_inline __u64 attention_while(const struct attention *attention)
+{
+	return ATTENTION_NS << (attention->doublings & 7);
+}
 
 static int look_for_owner(void *map __attribute__((unused)), __u32 *number,
 			  struct attention *attention)
@@ -26,16 +35,21 @@ static int look_for_owner(void *map __attribute__((unused)), __u32 *number,
 	__u64 consumed;
 
 	attention->is_started = 0;
-	if (!ring || !bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA))
+	if (!ring)
 		return 0;
 	consumed = bpf_ringbuf_query(ring, BPF_RB_CONS_POS);
+	if (consumed != attention->consumed && attention->doublings < ATTENTION_DOUBLINGS)
+		attention->doublings += 1;
+	if (!bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA))
+		return 0;
 	if (consumed != attention->consumed) {
 		/* It has looked, and more has come since. */
 		attention->consumed = consumed;
 		attention->is_started = 1;
-		bpf_timer_start(&attention->timer, ATTENTION_NS, 0);
+		bpf_timer_start(&attention->timer, attention_while(attention), 0);
 		return 0;
 	}
+	attention->doublings = 0;
 	/* Only what is submitted or discarded can wake. */
 	record = bpf_ringbuf_reserve(ring, sizeof(__u64), 0);
 	if (record)
@@ -60,7 +74,7 @@ static __always_inline void expect_attention(void *ring, __u32 number)
 	}
 	attention->is_started = 1;
 	attention->consumed = bpf_ringbuf_query(ring, BPF_RB_CONS_POS);
-	bpf_timer_start(&attention->timer, ATTENTION_NS, 0);
+	bpf_timer_start(&attention->timer, attention_while(attention), 0);
 }
 
 #endif

@@ -204,6 +204,9 @@ struct attention {
 	__u64 consumed;
 	__u32 is_started;
 	__u32 is_made;
+	/* Of the time that passes until the timer looks. */
+	__u32 doublings;
+	__u32 reserved;
 };
 
 struct {

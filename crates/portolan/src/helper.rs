@@ -2,7 +2,7 @@
 //!
 //! It is in one of three states. *Ticking*: every [`TICK`] it looks whether application threads
 //! still come by, and helps out if frames or timers wait; frames that the program, which computes, leaves
-//! unattended for 150 µs wake it before (`bpf/attention.h`). *On duty*: none has come since the last
+//! unattended for a while wake it before (`bpf/attention.h`). *On duty*: none has come since the last
 //! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
 //! leader and does all the work; nothing to do until that thread has left.
 
