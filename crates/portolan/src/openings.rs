@@ -5,12 +5,13 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use portolan_sys::wait::ppoll;
+use portolan_types::Instant;
+
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table;
 use crate::wait::pollfd;
-use portolan_sys::wait::ppoll;
-use portolan_types::Instant;
 
 #[derive(Default)]
 pub(crate) struct Openings(Vec<Opening>);

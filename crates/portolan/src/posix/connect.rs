@@ -363,14 +363,14 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         return;
     }
     let session = setup.session;
-    if table::with_number(socket, fd, has_outcome) != Some(true) {
-        return;
-    }
-    // The outcome may bring the session's memory, which is lost where no number is free for it.
     let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
-    let outcome = match descriptor::has_free_number() {
-        true => receive(),
-        false => process.control.with_room(receive),
+    // The outcome may bring the session's memory, which is lost where no number is free for it.
+    let outcome = if descriptor::has_free_number() {
+        receive()
+    } else if table::with_number(socket, fd, has_outcome) == Some(true) {
+        process.control.with_room(receive)
+    } else {
+        return;
     };
     let Some(Some(outcome)) = outcome else {
         return;
