@@ -8,6 +8,7 @@ pub struct Errno(pub i32);
 impl Errno {
     pub const PERM: Errno = Errno(1);
     pub const BADF: Errno = Errno(9);
+    pub const AGAIN: Errno = Errno(11);
     pub const NOMEM: Errno = Errno(12);
     pub const ACCES: Errno = Errno(13);
     pub const BUSY: Errno = Errno(16);

@@ -2,6 +2,7 @@
 //! descriptor, clock or random source; time and randomness are arguments.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod errno;
 pub mod extensions;
 pub mod legality;
@@ -10,6 +11,7 @@ pub mod qos;
 pub mod registry;
 pub mod sharing;
 
+pub use budget::{Budget, Charge, Exhausted, Limit, Slices};
 pub use errno::Errno;
 pub use legality::{Command, Phase};
 pub use ports::{Claim, ClaimId, PortTable};
