@@ -32,6 +32,8 @@ use crate::workshop::Workshop;
 pub struct Limits {
     pub flows: u32,
     pub bindings: u32,
+    /// Bindings that are dealt to several sockets.
+    pub shared: u32,
     pub channels: u32,
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use libbpf_rs::{ErrorKind, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
-use portolan_proto::filter::{FilterSettings, HANDLES};
+use portolan_proto::filter::{FilterSettings, HANDLES, SHARE_BUCKETS};
 use zerocopy::IntoBytes;
 
 use crate::error::LoadError;
@@ -51,7 +51,9 @@ fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32>
         "linear_rows" if settings.algorithm == FilterSettings::LINEAR => Some(limits.flows + 1),
         "handles" if settings.marker != 0 => Some(HANDLES),
         "flows" => Some(limits.flows),
-        "bindings" => Some(limits.bindings),
+        // Each socket that shares a binding has a row in it of its own.
+        "bindings" | "senders" => Some(limits.bindings),
+        "shares" => Some(limits.shared.saturating_mul(SHARE_BUCKETS)),
         "channels" | "losses" | "rings" | "doorbells" | "attentions" => Some(limits.channels),
         // Some channels have several.
         "taps" => Some(2 * limits.channels),

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use portolan_proto::control::{Reuse, Traits};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 
+use crate::budget::{Budget, Charge, Exhausted, Limit};
 use crate::errno::Errno;
 use crate::legality::{self, Command, Phase};
 use crate::ports::ClaimId;
@@ -18,19 +19,22 @@ mod tests;
 /// How much the server lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    pub processes: u32,
-    pub processes_per_user: u32,
+    pub processes: Limit,
+    pub sessions: Limit,
+    /// Rows of the filter's table of bindings.
+    pub bindings: Limit,
     pub sessions_per_process: u32,
 }
 
 /// A process that said `Hello`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Process {
     pub channel: ChannelId,
     pub pid: u32,
     pub uid: u32,
     pub program: String,
     sessions: u32,
+    _charge: Charge,
 }
 
 /// Where a session's packets go.
@@ -43,7 +47,7 @@ pub enum Holder {
 }
 
 /// One session, whoever holds it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Session {
     pub id: SessionId,
     pub protocol: Protocol,
@@ -79,6 +83,9 @@ pub struct Session {
     users: BTreeSet<ChannelId>,
     /// Those of them whose calls go to the descriptor, because they were told that it is relayed.
     relayed_to: BTreeSet<ChannelId>,
+    _charge: Charge,
+    /// For its rows in the table of bindings.
+    bindings: Option<Charge>,
 }
 
 impl Session {
@@ -141,7 +148,12 @@ pub struct Opening {
 /// All processes and sessions of one network namespace.
 #[derive(Debug)]
 pub struct Registry {
-    limits: Limits,
+    /// Channels are numbered up to it.
+    channels: u32,
+    sessions_per_process: u32,
+    process_budget: Budget,
+    session_budget: Budget,
+    binding_budget: Budget,
     processes: HashMap<ChannelId, Process>,
     sessions: HashMap<SessionId, Session>,
     cookies: HashMap<u64, SessionId>,
@@ -152,7 +164,11 @@ pub struct Registry {
 impl Registry {
     pub fn new(limits: Limits) -> Registry {
         Registry {
-            limits,
+            channels: u32::try_from(limits.processes.total).unwrap_or(u32::MAX),
+            sessions_per_process: limits.sessions_per_process,
+            process_budget: Budget::new(limits.processes),
+            session_budget: Budget::new(limits.sessions),
+            binding_budget: Budget::new(limits.bindings),
             processes: HashMap::new(),
             sessions: HashMap::new(),
             cookies: HashMap::new(),
@@ -162,38 +178,54 @@ impl Registry {
 
     /// Channels that no process has, the lowest first.
     pub fn free_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
-        (1..=self.limits.processes)
+        (1..=self.channels)
             .map(ChannelId)
             .filter(|channel| !self.processes.contains_key(channel))
     }
 
-    /// May `uid` have one more process?
-    pub fn has_room_for_process(&self, uid: u32) -> Result<(), Errno> {
-        let of_user = self.processes.values().filter(|p| p.uid == uid).count();
-        if of_user >= self.limits.processes_per_user as usize {
-            return Err(Errno::MFILE);
-        }
-        Ok(())
+    /// Charges `uid` for one more process.
+    pub fn admit_process(&self, uid: u32) -> Result<Charge, Errno> {
+        let charge = self.process_budget.charge(uid, 1);
+        charge.map_err(Exhausted::errno_of_number)
     }
 
-    /// Gives a process a free channel.
-    pub fn register(
-        &mut self,
-        channel: ChannelId,
-        pid: u32,
-        uid: u32,
-        program: String,
-    ) -> Result<(), Errno> {
-        self.has_room_for_process(uid)?;
+    /// Gives a process that was admitted a free channel.
+    pub fn register(&mut self, channel: ChannelId, pid: u32, program: String, charge: Charge) {
         let process = Process {
             channel,
             pid,
-            uid,
+            uid: charge.uid(),
             program,
             sessions: 0,
+            _charge: charge,
         };
         self.processes.insert(channel, process);
+    }
+
+    /// Charges the session's user for rows in the table of bindings, instead of what it was charged before.
+    pub fn charge_bindings(&mut self, id: SessionId, rows: usize) -> Result<(), Errno> {
+        let session = self.sessions.get_mut(&id).ok_or(Errno::BADF)?;
+        session.bindings = None;
+        session.bindings = Some(self.binding_budget.charge(session.uid, rows as u64)?);
         Ok(())
+    }
+
+    /// Requests that were refused for want of processes, sessions, and rows in the table of bindings.
+    pub fn refusals(&self) -> [u64; 3] {
+        let budgets = [
+            &self.process_budget,
+            &self.session_budget,
+            &self.binding_budget,
+        ];
+        budgets.map(Budget::refused)
+    }
+
+    /// The sessions whose packets go to a process.
+    pub fn held_by(&self, channel: ChannelId) -> Vec<SessionId> {
+        let its = self.sessions.values().filter(
+            |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
+        );
+        its.map(|session| session.id).collect()
     }
 
     /// Forgets a process. Returns the sessions it held, which are the server's problem now.
@@ -216,7 +248,7 @@ impl Registry {
     /// May `channel` have one more session?
     pub fn has_room(&self, channel: ChannelId) -> Result<(), Errno> {
         let process = self.processes.get(&channel).ok_or(Errno::PERM)?;
-        if process.sessions >= self.limits.sessions_per_process {
+        if process.sessions >= self.sessions_per_process {
             return Err(Errno::NOBUFS);
         }
         Ok(())
@@ -232,6 +264,7 @@ impl Registry {
         if let Some(channel) = owner {
             self.has_room(channel)?;
         }
+        let charge = self.session_budget.charge(opening.uid, 1)?;
         let mut id = SessionId(random());
         while id.0 == 0 || self.sessions.contains_key(&id) {
             id = SessionId(random());
@@ -261,6 +294,8 @@ impl Registry {
                 owner: None,
                 users: BTreeSet::new(),
                 relayed_to: BTreeSet::new(),
+                _charge: charge,
+                bindings: None,
             },
         );
         if opening.cookie != 0 {

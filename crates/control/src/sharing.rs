@@ -1,6 +1,8 @@
 //! Sockets that share one local endpoint: who gets what comes to it, by Linux's rules, and an even
 //! deal of flows among `SO_REUSEPORT` sockets that moves as few flows as it can.
 
+use std::collections::HashMap;
+
 use portolan_proto::control::Reuse;
 use portolan_proto::filter::SHARE_BUCKETS;
 use portolan_types::SessionId;
@@ -48,11 +50,11 @@ impl Deal {
             self.buckets.clear();
             return;
         }
-        let mut room = self.shares(members);
+        let places: HashMap<SessionId, usize> = members.iter().copied().zip(0..).collect();
+        let mut room = self.shares(&places);
         let mut buckets = vec![None; count];
         for (bucket, owner) in buckets.iter_mut().zip(&self.buckets) {
-            let place = members.iter().position(|member| member == owner);
-            if let Some(place) = place
+            if let Some(&place) = places.get(owner)
                 && room[place] > 0
             {
                 room[place] -= 1;
@@ -70,13 +72,16 @@ impl Deal {
     }
 
     /// How many buckets each member is to have: those that have more now get the odd ones.
-    fn shares(&self, members: &[SessionId]) -> Vec<usize> {
-        let count = SHARE_BUCKETS as usize;
-        let held = |member: &SessionId| self.buckets.iter().filter(|b| *b == member).count();
-        let mut order: Vec<usize> = (0..members.len()).collect();
-        order.sort_by_key(|&place| std::cmp::Reverse(held(&members[place])));
-        let mut shares = vec![count / members.len(); members.len()];
-        for &place in order.iter().take(count % members.len()) {
+    fn shares(&self, places: &HashMap<SessionId, usize>) -> Vec<usize> {
+        let (count, members) = (SHARE_BUCKETS as usize, places.len());
+        let mut held = vec![0_usize; members];
+        for place in self.buckets.iter().filter_map(|owner| places.get(owner)) {
+            held[*place] += 1;
+        }
+        let mut order: Vec<usize> = (0..members).collect();
+        order.sort_by_key(|&place| std::cmp::Reverse(held[place]));
+        let mut shares = vec![count / members; members];
+        for &place in order.iter().take(count % members) {
             shares[place] += 1;
         }
         shares

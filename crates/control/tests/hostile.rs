@@ -6,16 +6,27 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use bolero::TypeGenerator;
-use portolan_control::Limits;
 use portolan_control::legality::{Command, Phase};
 use portolan_control::ports::{Claim, ClaimId, PortTable};
 use portolan_control::registry::{Holder, Opening, Registry};
+use portolan_control::{Limit, Limits};
 use portolan_proto::control::Reuse;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 
+const PLENTY: Limit = Limit {
+    total: 1 << 20,
+    per_user: 1 << 20,
+    reserve: 0,
+};
+
 const LIMITS: Limits = Limits {
-    processes: 4,
-    processes_per_user: 3,
+    processes: Limit {
+        total: 4,
+        per_user: 3,
+        reserve: 0,
+    },
+    sessions: PLENTY,
+    bindings: PLENTY,
     sessions_per_process: 5,
 };
 
@@ -86,7 +97,11 @@ impl Server {
                 if let Some(channel) = free
                     && self
                         .registry
-                        .register(channel, 1, uid, "hostile".into())
+                        .admit_process(uid)
+                        .map(|charge| {
+                            let program = "hostile".into();
+                            self.registry.register(channel, 1, program, charge);
+                        })
                         .is_ok()
                 {
                     self.channels.push(channel);
@@ -179,7 +194,7 @@ impl Server {
     }
 
     fn check(&self) {
-        assert!(self.registry.process_count() <= LIMITS.processes as usize);
+        assert!(self.registry.process_count() <= LIMITS.processes.total as usize);
         let mut charged: HashMap<ChannelId, u32> = HashMap::new();
         for session in self.registry.sessions() {
             if let Some(owner) = session.owner() {

@@ -4,10 +4,12 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_control::Errno;
+use portolan_control::{Charge, Errno};
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
+use portolan_proto::qos::QosRequest;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
+use portolan_sys::clock;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveError, SendError};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
@@ -27,8 +29,8 @@ const WAITING_MAX: usize = 512;
 /// Requests of one client before others get their turn.
 const REQUESTS_PER_TURN: usize = 64;
 
-/// Control connections beyond those of registered processes, for commands and newcomers.
-const EXTRA_CLIENTS: usize = 256;
+/// Connections let in before others get their turn.
+const ACCEPTED_PER_TURN: usize = 64;
 
 /// Number of a request whose sender does not wait.
 const NO_REPLY: u32 = 0;
@@ -47,7 +49,10 @@ pub struct Client {
     pub channel: Option<ChannelId>,
     /// As `ShowRight` brought it.
     pub right: Option<OwnedFd>,
+    /// `Hello` is said, and not answered.
+    pub is_registering: bool,
     waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    _charge: Charge,
 }
 
 impl AsFd for Client {
@@ -63,7 +68,7 @@ pub enum Answer {
     /// The reply comes when the session's holder has given it back.
     Recall(SessionId, Want),
     /// The reply comes when there is a channel for the program.
-    Channel(String),
+    Channel(String, Charge),
 }
 
 impl From<ReplyBody> for Answer {
@@ -75,7 +80,7 @@ impl From<ReplyBody> for Answer {
 impl Server {
     /// Lets in whoever waits at the control socket.
     pub fn accept_clients(&mut self) {
-        loop {
+        for _ in 0..ACCEPTED_PER_TURN {
             if !self.has_descriptors() {
                 return self.accept_clients_later();
             }
@@ -91,11 +96,10 @@ impl Server {
     }
 
     fn welcome(&mut self, connection: Connection, credentials: Credentials) {
-        let room = self.config.limits.processes as usize + EXTRA_CLIENTS;
-        if self.clients.len() >= room {
+        let Ok(charge) = self.connections.charge(credentials.uid, 1) else {
             self.counters.refused += 1;
             return;
-        }
+        };
         let id = ClientId(self.next_client);
         self.next_client += 1;
         let added = self
@@ -111,26 +115,47 @@ impl Server {
                 credentials,
                 channel: None,
                 right: None,
+                is_registering: false,
                 waiting: VecDeque::new(),
+                _charge: charge,
             },
         );
     }
 
     /// The connection is readable, writable or gone.
     pub fn serve_client(&mut self, id: ClientId, flags: EventFlags) {
-        if flags.contains(EventFlags::OUT) {
+        if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
             self.send_waiting(id);
         }
-        if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+        // Who does not read is not asked for more.
+        let is_deaf = self
+            .clients
+            .get(&id)
+            .is_some_and(|client| !client.waiting.is_empty());
+        if !is_deaf && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             self.read_client(id, REQUESTS_PER_TURN);
         }
     }
 
-    /// Reads up to `most` requests and answers them.
+    /// Has the user of the connection had its part of this turn? The rest is read in the next one.
+    pub fn has_spent_slice(&self, id: ClientId) -> bool {
+        let client = self.clients.get(&id);
+        client.is_some_and(|client| self.slices.is_spent(client.credentials.uid))
+    }
+
+    /// Reads up to `most` requests and answers them, while its user's part of the turn lasts.
     pub fn read_client(&mut self, id: ClientId, most: usize) {
+        let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
+            return;
+        };
+        let mut before = clock::now();
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(MAX_MESSAGE, 0);
         for _ in 0..most {
+            if self.slices.is_spent(uid) {
+                self.counters.slices_spent += 1;
+                break;
+            }
             let Some(client) = self.clients.get(&id) else {
                 break;
             };
@@ -157,6 +182,9 @@ impl Server {
                     break;
                 }
             }
+            let after = clock::now();
+            self.slices.spend(uid, after.since(before));
+            before = after;
         }
         self.buffer = buffer;
     }
@@ -176,11 +204,12 @@ impl Server {
                 self.recall(session, asker);
                 return;
             }
-            Ok(Answer::Channel(program)) => {
+            Ok(Answer::Channel(program, charge)) => {
                 let newcomer = Newcomer {
                     client: id,
                     request: number,
                     program,
+                    charge,
                 };
                 self.await_spare(newcomer);
                 return;
@@ -196,6 +225,8 @@ impl Server {
     }
 
     pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
+        // Whoever hears of it finds it so.
+        self.tell_of_left();
         if request != NO_REPLY {
             let reply = Reply { id: request, body };
             self.send(client, encode(&reply), fds);
@@ -209,6 +240,10 @@ impl Server {
         body: RequestBody,
         fds: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
+        if is_list(&body) && self.has_unread_answer(id) {
+            self.counters.lists_refused += 1;
+            return Err(Errno::AGAIN);
+        }
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
             RequestBody::ShowRight => self.keep_right(id, fds),
@@ -231,6 +266,12 @@ impl Server {
                 self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)
             }
         }
+    }
+
+    /// Each list is memory of the server's until it is read.
+    fn has_unread_answer(&self, id: ClientId) -> bool {
+        let client = self.clients.get(&id);
+        client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }
 
     fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
@@ -416,10 +457,10 @@ impl Server {
                 }
             }
         }
-        let mut interest = EventFlags::IN;
-        if !client.waiting.is_empty() {
-            interest |= EventFlags::OUT;
-        }
+        let interest = match client.waiting.is_empty() {
+            true => EventFlags::IN,
+            false => EventFlags::OUT,
+        };
         if was_waiting || !client.waiting.is_empty() {
             // Fails only for a descriptor that is not in the set; this one is.
             let _ = self.poll.modify(&client.connection, client.token, interest);
@@ -455,6 +496,17 @@ impl Server {
     pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
         self.channels.get(&channel).map(|channel| channel.client)
     }
+}
+
+/// Is the answer of a size that its asker decides?
+fn is_list(body: &RequestBody) -> bool {
+    matches!(
+        body,
+        RequestBody::ListSessions
+            | RequestBody::ListRawFlows
+            | RequestBody::ReadCounters
+            | RequestBody::Qos(QosRequest::Show)
+    )
 }
 
 /// Does the request open a session, which takes descriptors of the server's?

@@ -183,6 +183,7 @@ impl Server {
             session.connection.close(now);
         }
         self.stack.touch(slot);
+        self.note_orphan(id);
         self.look_at_closing(id);
     }
 
@@ -222,6 +223,7 @@ impl Server {
             return;
         }
         // There is nothing more to send or to receive.
+        self.orphans.remove(id);
         self.end_guarantees_of_flow(id);
         self.time_wait.push_back(id);
         while self.waiting.len() > self.config.limits.time_wait {

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use portolan_control::Limits;
 use portolan_control::qos::cpu::ClassTerms;
 use portolan_proto::control::{BufferLimits, Parameters};
 use portolan_proto::filter::FilterSettings;
@@ -15,6 +14,7 @@ mod delivery;
 mod demux;
 mod extension;
 mod filter;
+mod limits;
 mod qos;
 mod raw;
 #[cfg(test)]
@@ -26,6 +26,7 @@ use delivery::check_ring_size;
 pub use demux::DemuxConfig;
 pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
+pub use limits::{FLOWS, LimitsConfig};
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 pub use raw::RawRule;
 
@@ -96,17 +97,6 @@ pub struct Buffers {
     pub receive_maximum: u32,
 }
 
-/// What one process, one user and all together may have.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LimitsConfig {
-    pub processes: u32,
-    pub processes_per_user: u32,
-    pub sessions_per_process: u32,
-    /// Sessions in TIME_WAIT; the oldest goes when there are more.
-    pub time_wait: usize,
-}
-
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -139,17 +129,6 @@ impl Default for Buffers {
             send_maximum: 8 << 20,
             receive_initial: 256 << 10,
             receive_maximum: 8 << 20,
-        }
-    }
-}
-
-impl Default for LimitsConfig {
-    fn default() -> LimitsConfig {
-        LimitsConfig {
-            processes: 256,
-            processes_per_user: 128,
-            sessions_per_process: 32_768,
-            time_wait: 16_384,
         }
     }
 }
@@ -192,6 +171,8 @@ pub enum ConfigError {
     Marker(u8),
     #[error("`limits`: {0} must be between 1 and {1}")]
     Limit(&'static str, u32),
+    #[error("`limits`: root_reserve {0} is above 90 percent")]
+    RootReserve(u8),
     #[error(
         "`qos.cpu_class` {0:?}: `share` and `each_user` are above 0 and at most 1, `overbooking` is 0 to 1000 or \
          \"unbounded\""
@@ -259,7 +240,7 @@ impl Config {
         self.delivery.check()?;
         raw::check(&self.raw)?;
         extension::check(&self.extension)?;
-        self.check_limits()?;
+        self.limits.check()?;
         self.check_links()
     }
 
@@ -301,31 +282,9 @@ impl Config {
         Ok(())
     }
 
-    fn check_limits(&self) -> Result<(), ConfigError> {
-        let l = &self.limits;
-        for (name, value, maximum) in [
-            ("processes", l.processes, MAX_PROCESSES),
-            ("processes_per_user", l.processes_per_user, MAX_PROCESSES),
-            ("sessions_per_process", l.sessions_per_process, 1 << 20),
-        ] {
-            if !(1..=maximum).contains(&value) {
-                return Err(ConfigError::Limit(name, maximum));
-            }
-        }
-        Ok(())
-    }
-
     /// What was chosen for explicit congestion notification, if anything was.
     pub fn ecn(&self) -> Option<EcnMode> {
         self.ecn.as_deref().and_then(EcnMode::from_name)
-    }
-
-    pub fn limits(&self) -> Limits {
-        Limits {
-            processes: self.limits.processes,
-            processes_per_user: self.limits.processes_per_user,
-            sessions_per_process: self.limits.sessions_per_process,
-        }
     }
 
     /// The service classes of CPU time; the first is everybody's who names none.
@@ -367,9 +326,6 @@ impl Config {
 }
 
 const LEAST_LINK_RATE: u64 = 1_000_000;
-
-/// Channels the filter has room for, the server's own aside.
-const MAX_PROCESSES: u32 = 1023;
 
 /// TCP payload of the largest segment: 64 KiB less the longest IPv6 and TCP headers.
 const GSO_MAX: u32 = 65_535 - 40 - 60;

@@ -27,6 +27,20 @@ counters! {
     deaf = "deaf-clients",
     /// Requests answered with an error.
     refused = "refused-requests",
+    /// What was refused because a user, or all but root, had as much as they may: control connections, processes, sessions,
+    /// rows in the table of bindings, ports that several sockets share.
+    connections_refused = "budget-connections-refused",
+    processes_refused = "budget-processes-refused",
+    sessions_refused = "budget-sessions-refused",
+    bindings_refused = "budget-bindings-refused",
+    shared_ports_refused = "budget-shared-ports-refused",
+    /// Lists that were not given, since the answer before was not read yet.
+    lists_refused = "budget-lists-refused",
+    /// Times that requests of a user waited for the next turn.
+    slices_spent = "budget-turns-spent",
+    /// Closed connections that were reset: their user had too many, or too much unsent, or their peer took nothing for
+    /// too long.
+    orphans_reset = "orphans-reset",
     /// Wishes for guarantees that were not granted.
     guarantees_refused = "guarantees-refused",
     /// Protocols of programs' own.

@@ -75,6 +75,10 @@ impl Server {
         match (session.holder, session.phase) {
             (Holder::Process(channel, _), _) => {
                 if let Some(client) = self.client_of(channel) {
+                    // Reported again in the next turn.
+                    if self.has_spent_slice(client) {
+                        return;
+                    }
                     self.read_client(client, REQUESTS_BEFORE_HANGUP);
                 }
             }

@@ -239,6 +239,8 @@ impl Server {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;
+        let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
+        self.registry.charge_bindings(id, rows)?;
         // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
         self.open_port(id, local);
         if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {

@@ -19,6 +19,7 @@ mod listen;
 mod locals;
 mod metastate;
 mod opens;
+mod orphans;
 mod pace;
 mod packets;
 mod poll;

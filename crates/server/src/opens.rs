@@ -25,6 +25,7 @@ use crate::clients::Answer;
 use crate::reservation::Reservation;
 use crate::server::{Server, random_u32, random_u64};
 use crate::sessions::NewDescriptor;
+use crate::sharing::binding_rows;
 
 /// Ephemeral ports that are tried when the kernel turns out to have one in use.
 const PORT_ATTEMPTS: usize = 16;
@@ -219,13 +220,28 @@ impl Server {
                 return Err(errno);
             }
         };
-        if let Some(far) = far
-            && let Err(errno) = self.keep_far(id, far)
-        {
-            self.forget(id);
-            return Err(errno);
+        let kept = self.charge_udp_rows(id).and_then(|()| match far {
+            Some(far) => self.keep_far(id, far),
+            None => Ok(()),
+        });
+        match kept {
+            Ok(()) => Ok(id),
+            Err(errno) => {
+                self.forget(id);
+                Err(errno)
+            }
         }
-        Ok(id)
+    }
+
+    /// Without rows a socket would be bound and get nothing.
+    fn charge_udp_rows(&mut self, id: SessionId) -> Result<(), Errno> {
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        if session.protocol != Protocol::Udp {
+            return Ok(());
+        }
+        let rows = binding_rows(session);
+        self.registry.charge_bindings(id, rows)?;
+        self.charge_deals(id)
     }
 
     fn release_claims(&mut self, opening: &Opening) {

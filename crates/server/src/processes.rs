@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use portolan_control::{Errno, Phase, Session};
+use portolan_control::{Charge, Errno, Holder, Phase, Session};
 use portolan_proto::control::{Probed, ReplyBody, Standing};
 use portolan_stack::VERSION;
+use portolan_sys::clock;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
@@ -24,6 +25,16 @@ const PROGRAM_MAX: usize = 64;
 
 /// How long the tap of a process that is gone may take to go with it.
 const TAP_GOES_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long sessions of processes that are gone are ended in one turn.
+const ENDING_PER_TURN: Duration = Duration::from_millis(2);
+
+/// A process that is gone, with the sessions that it held. Its channel is nobody else's until all of them have ended.
+#[derive(Debug)]
+pub struct Ending {
+    channel: ChannelId,
+    sessions: Vec<SessionId>,
+}
 
 /// What the server keeps of a process's channel.
 #[derive(Debug)]
@@ -45,6 +56,10 @@ impl Server {
     /// Registers a process and hands it a channel, now or as soon as there is one.
     pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
         let client = self.clients.get(&id).ok_or(Errno::BADF)?;
+        // One channel for a connection, and one that is being made.
+        if client.channel.is_some() || client.is_registering {
+            return Err(Errno::ALREADY);
+        }
         if version != VERSION {
             warn!(
                 pid = client.credentials.pid,
@@ -52,17 +67,27 @@ impl Server {
             );
             return Err(Errno::PROTO);
         }
-        self.registry.has_room_for_process(client.credentials.uid)?;
+        let charge = self.registry.admit_process(client.credentials.uid)?;
         self.check_descriptors()?;
         let answer = match self.spares.take(self.now) {
-            Some(spare) => self.hand_channel(id, program, spare)?,
-            None => Answer::Channel(program),
+            Some(spare) => self.hand_channel(id, (program, charge), spare)?,
+            None => Answer::Channel(program, charge),
         };
         // A channel that is taken is a process's by now.
         self.order_spares();
         match answer {
-            Answer::Channel(_) if self.is_out_of_channels() => Err(Errno::NFILE),
-            answer => Ok(answer),
+            Answer::Channel(..) if self.is_out_of_channels() => Err(Errno::NFILE),
+            answer => {
+                let is_registering = matches!(answer, Answer::Channel(..));
+                self.set_registering(id, is_registering);
+                Ok(answer)
+            }
+        }
+    }
+
+    fn set_registering(&mut self, id: ClientId, is_registering: bool) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.is_registering = is_registering;
         }
     }
 
@@ -72,8 +97,10 @@ impl Server {
             client,
             request,
             program,
+            charge,
         } = newcomer;
-        let (body, fds) = match self.hand_channel(client, program, spare) {
+        self.set_registering(client, false);
+        let (body, fds) = match self.hand_channel(client, (program, charge), spare) {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(_) => return,
             Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
@@ -83,6 +110,7 @@ impl Server {
 
     pub fn refuse_late(&mut self, newcomer: Newcomer) {
         self.counters.refused += 1;
+        self.set_registering(newcomer.client, false);
         let errno = Errno::NFILE.0;
         let refusal = ReplyBody::Error { errno };
         self.reply(newcomer.client, newcomer.request, refusal, Vec::new());
@@ -91,13 +119,13 @@ impl Server {
     fn hand_channel(
         &mut self,
         id: ClientId,
-        mut program: String,
+        (mut program, charge): (String, Charge),
         spare: Spare,
     ) -> Result<Answer, Errno> {
         while program.len() > PROGRAM_MAX {
             program.pop();
         }
-        if let Err(errno) = self.register(id, program, spare.channel) {
+        if let Err(errno) = self.register(id, (program, charge), spare.channel) {
             self.return_spare(spare);
             return Err(errno);
         }
@@ -111,16 +139,21 @@ impl Server {
         Ok(answer)
     }
 
-    fn register(&mut self, id: ClientId, program: String, channel: ChannelId) -> Result<(), Errno> {
+    fn register(
+        &mut self,
+        id: ClientId,
+        (program, charge): (String, Charge),
+        channel: ChannelId,
+    ) -> Result<(), Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
         if client.channel.is_some() {
             return Err(Errno::ALREADY);
         }
         let Credentials { pid, uid, .. } = client.credentials;
-        self.registry.register(channel, pid, uid, program.clone())?;
         client.channel = Some(channel);
         self.counters.processes += 1;
         info!(pid, uid, program, channel = channel.0, "process registered");
+        self.registry.register(channel, pid, program, charge);
         Ok(())
     }
 
@@ -181,6 +214,36 @@ impl Server {
         }
         self.end_delegations_of(channel);
         self.end_extensions_of_channel(channel);
+        let sessions = self.registry.held_by(channel);
+        self.ending.push_back(Ending { channel, sessions });
+        self.drive_ending();
+    }
+
+    /// Aborts what processes held that are gone. One of them may have had tens of thousands of sessions: the rest follows
+    /// in the next turn. Returns when to come back.
+    pub fn drive_ending(&mut self) -> Option<Instant> {
+        let until = clock::now() + ENDING_PER_TURN;
+        while let Some(process) = self.ending.front_mut() {
+            let channel = process.channel;
+            let Some(id) = process.sessions.pop() else {
+                self.ending.pop_front();
+                self.free_channel(channel);
+                continue;
+            };
+            let is_still_its = self.registry.session(id).is_some_and(
+                |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
+            );
+            if is_still_its {
+                self.abort_orphan(id);
+            }
+            if clock::now() >= until {
+                return Some(self.now);
+            }
+        }
+        None
+    }
+
+    fn free_channel(&mut self, channel: ChannelId) {
         for id in self.registry.unregister(channel) {
             self.abort_orphan(id);
         }

@@ -294,7 +294,7 @@ impl Server {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Recall(..)) => return self.recall(id, asker),
-            Ok(Answer::Silence | Answer::Channel(_)) => return,
+            Ok(Answer::Silence | Answer::Channel(..)) => return,
             Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
         };
         self.reply(asker.client, asker.request, body, fds);

@@ -114,6 +114,7 @@ impl Server {
     pub fn read_counters(&mut self) -> Result<Answer, Errno> {
         self.counters.wire_overflow = self.wire.lost;
         self.counters.reinject_failed = self.inject.lost;
+        self.count_refusals();
         let fragments = self.stack.fragment_counters();
         let mut counters = self.counters.report(fragments, self.early.unclaimed);
         counters.extend(
@@ -131,6 +132,15 @@ impl Server {
         let (list, fd) = pack(encode(&counters))?;
         let fds = fd.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::Counters(list), fds))
+    }
+
+    fn count_refusals(&mut self) {
+        let [processes, sessions, bindings] = self.registry.refusals();
+        self.counters.connections_refused = self.connections.refused();
+        self.counters.processes_refused = processes;
+        self.counters.sessions_refused = sessions;
+        self.counters.bindings_refused = bindings;
+        self.counters.shared_ports_refused = self.sharing.refused();
     }
 
     fn report_holders(&self, counters: &mut Vec<CounterReport>) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::qos::transmit::ClassId;
-use portolan_control::{Phase, PortTable, Registry};
+use portolan_control::{Budget, Phase, PortTable, Registry, Slices};
 use portolan_proto::control::Delivery;
 use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
@@ -36,7 +36,7 @@ use tracing::{info, warn};
 
 use crate::clients::{Client, ClientId};
 use crate::close::Dying;
-use crate::config::Config;
+use crate::config::{Config, FLOWS};
 use crate::counters::Counters;
 use crate::direct::{self, Directs};
 use crate::extensions::Extensions;
@@ -45,9 +45,10 @@ use crate::instance::Instance;
 use crate::listen::Listener;
 use crate::locals::Locals;
 use crate::metastate::Resolving;
+use crate::orphans::Orphans;
 use crate::pace::Pace;
 use crate::poll::{Poller, Ready, Token};
-use crate::processes::Channel;
+use crate::processes::{Channel, Ending};
 use crate::qos::{PolicyError, Qos};
 use crate::raw::RawFlows;
 use crate::recall::Recall;
@@ -61,9 +62,8 @@ use crate::spares::Spares;
 use crate::sysctls::Sysctls;
 use crate::wire::TapWire;
 
-/// Rows of the filter's tables.
-const FLOWS: u32 = 262_144;
-const BINDINGS: u32 = 16_384;
+/// Rows of bindings for protocols of programs' own, beside those of listeners and UDP sockets.
+const RAW_BINDINGS: u32 = 8192;
 
 /// Descriptors the server wants: a few for each session.
 const DESCRIPTORS: u64 = 1 << 20;
@@ -151,6 +151,8 @@ pub struct Server {
     pub(crate) listener: ControlSocket,
     signals: Signals,
     pub(crate) clients: HashMap<ClientId, Client>,
+    pub(crate) connections: Budget,
+    pub(crate) slices: Slices,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Taps of processes that are gone, and when they must be too.
@@ -223,6 +225,9 @@ pub struct Server {
     /// Where the names of wake-up sockets stand for a moment.
     pub(crate) wake_directory: PathBuf,
     pub(crate) dying: HashMap<SessionId, Dying>,
+    pub(crate) orphans: Orphans,
+    /// Processes that are gone, some of whose sessions are still to be ended.
+    pub(crate) ending: VecDeque<Ending>,
     /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
     pub(crate) deferred: HashMap<SessionId, Instant>,
     /// Sessions in TIME_WAIT, oldest first; some have ended already.
@@ -249,7 +254,8 @@ impl Server {
         let [first, last] = config.ephemeral_ports;
         let limits = portolan_bpf::Limits {
             flows: FLOWS,
-            bindings: BINDINGS,
+            bindings: config.limits.bindings + RAW_BINDINGS,
+            shared: config.limits.shared_ports,
             channels: config.limits.processes + 1 + direct::RINGS,
         };
         let mut filter = Filter::load(&limits, &config.filter_settings())?;
@@ -286,7 +292,7 @@ impl Server {
         poll.add(&locals.chime, Source::Bell, EventFlags::IN)?;
 
         let mut server = Server {
-            registry: Registry::new(config.limits()),
+            registry: Registry::new(config.limits.of_registry()),
             ports: PortTable::new(first..=last),
             secret: Secret(random_octets()),
             hasher: RandomState::new(),
@@ -298,6 +304,8 @@ impl Server {
             listener,
             signals,
             clients: HashMap::new(),
+            connections: Budget::new(config.limits.connections()),
+            slices: Slices::new(config.limits.slice()),
             next_client: 1,
             channels: HashMap::new(),
             leaving_taps: VecDeque::new(),
@@ -338,7 +346,7 @@ impl Server {
             reservations: HashMap::new(),
             listeners: HashMap::new(),
             listening_ports: HashMap::new(),
-            sharing: Sharing::default(),
+            sharing: Sharing::new(config.limits.shared_ports()),
             recalls: HashMap::new(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
@@ -348,6 +356,8 @@ impl Server {
             locals,
             wake_directory,
             dying: HashMap::new(),
+            orphans: Orphans::new(&config.limits),
+            ending: VecDeque::new(),
             deferred: HashMap::new(),
             time_wait: VecDeque::new(),
             waiting: HashMap::new(),
@@ -396,10 +406,12 @@ impl Server {
         let ready = self.poll.wait(clock::now(), deadline)?;
         self.now = clock::now();
         self.inlet.wake_up(self.now);
+        self.slices.begin_turn();
         self.drain();
         for Ready { source, flags } in ready {
             self.dispatch(source, flags);
         }
+        self.tell_of_left();
         // The edge of a frame on the tap may have been reported, and passed over, by `reap`.
         self.drain();
         self.stack.expire(self.now);
@@ -490,6 +502,8 @@ impl Server {
             self.stack.deadline(),
             self.ports.expire(self.now),
             self.drive_dying(),
+            self.drive_orphans(),
+            self.drive_ending(),
             self.drive_deferred(),
             self.drive_shortage(),
             self.drive_guarded(),

@@ -206,6 +206,7 @@ impl Server {
         self.free_ring(id);
         self.connecting.remove(&id);
         self.dying.remove(&id);
+        self.orphans.remove(id);
         self.waiting.remove(&id);
         let Some(session) = self.registry.remove(id) else {
             return;

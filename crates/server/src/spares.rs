@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, ChannelMaps, Workshop};
+use portolan_control::Charge;
 use portolan_sys::tap::{CreateError, Tap};
 use portolan_sys::wait::Bell;
 use portolan_types::{ChannelId, Instant};
@@ -40,6 +41,7 @@ pub struct Newcomer {
     pub client: ClientId,
     pub request: u32,
     pub program: String,
+    pub charge: Charge,
 }
 
 #[derive(Debug, thiserror::Error)]

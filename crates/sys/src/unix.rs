@@ -11,6 +11,7 @@ use arrayvec::ArrayVec;
 use portolan_types::Instant;
 use rustix::fs::{Mode, chmod, mkdir, unlink};
 use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
@@ -239,6 +240,13 @@ impl Connection {
         send(&self.fd, message, fds)
     }
 
+    /// Has the other side left something unread that was sent to it?
+    pub fn has_unread(&self) -> bool {
+        // SAFETY: the request writes one `int`, the octets that wait.
+        let waiting = unsafe { ioctl(&self.fd, Getter::<OUTPUT_QUEUE, i32>::new()) };
+        waiting.is_ok_and(|octets| octets > 0)
+    }
+
     /// As [`receive_all`].
     pub fn receive_all(
         &self,
@@ -276,6 +284,9 @@ fn seqpacket_socket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
+
+/// `SIOCOUTQ`.
+const OUTPUT_QUEUE: Opcode = 0x5411;
 
 /// What a pair carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

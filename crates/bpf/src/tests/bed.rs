@@ -123,6 +123,7 @@ impl Bed {
         let limits = Limits {
             flows: 1024,
             bindings: 64,
+            shared: 8,
             channels: 8,
         };
         let objects = Objects::load(&limits, &settings).expect("the tests run as root");

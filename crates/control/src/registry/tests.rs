@@ -2,10 +2,25 @@
 
 use super::*;
 
+const PLENTY: Limit = Limit {
+    total: 100,
+    per_user: 100,
+    reserve: 0,
+};
+
 fn registry() -> Registry {
     Registry::new(Limits {
-        processes: 3,
-        processes_per_user: 2,
+        processes: Limit {
+            total: 3,
+            per_user: 2,
+            reserve: 0,
+        },
+        sessions: Limit {
+            total: 6,
+            per_user: 3,
+            reserve: 1,
+        },
+        bindings: PLENTY,
         sessions_per_process: 2,
     })
 }
@@ -36,7 +51,8 @@ fn numbers() -> impl FnMut() -> u64 {
 
 fn process(registry: &mut Registry, uid: u32) -> ChannelId {
     let channel = registry.free_channels().next().unwrap();
-    registry.register(channel, 1, uid, "test".into()).unwrap();
+    let charge = registry.admit_process(uid).unwrap();
+    registry.register(channel, 1, "test".into(), charge);
     channel
 }
 
@@ -55,12 +71,32 @@ fn processes_are_bounded_per_user_and_in_all() {
     let mut registry = registry();
     process(&mut registry, 1);
     process(&mut registry, 1);
-    assert_eq!(
-        registry.register(ChannelId(3), 1, 1, String::new()),
-        Err(Errno::MFILE)
-    );
+    assert_eq!(registry.admit_process(1).unwrap_err(), Errno::MFILE);
     process(&mut registry, 2);
     assert_eq!(registry.free_channels().next(), None);
+    assert_eq!(registry.admit_process(3).unwrap_err(), Errno::NFILE);
+}
+
+#[test]
+fn sessions_are_bounded_per_user_and_leave_root_some() {
+    let mut registry = registry();
+    let mut numbers = numbers();
+    let mut open = |uid| {
+        let opening = Opening {
+            uid,
+            ..opening(Protocol::Tcp, Phase::Handshake)
+        };
+        registry.open(None, opening, &mut numbers)
+    };
+    let opened: Vec<_> = [1, 1, 1, 2, 2].map(|uid| open(uid).unwrap()).into();
+    assert_eq!(open(1), Err(Errno::NOBUFS));
+    assert_eq!(open(2), Err(Errno::NOBUFS));
+    open(0).unwrap();
+    assert_eq!(registry.refusals(), [0, 2, 0]);
+    registry.remove(opened[0]);
+    registry.remove(opened[3]);
+    let opening = opening(Protocol::Tcp, Phase::Handshake);
+    registry.open(None, opening, &mut numbers).unwrap();
 }
 
 #[test]

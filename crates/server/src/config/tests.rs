@@ -41,6 +41,22 @@ fn no_rule_gives_away_what_the_host_lives_by() {
 }
 
 #[test]
+fn limits_have_ranges() {
+    let limits = |text: &str| format!("interfaces = ['eth0']\n[limits]\n{text}");
+    parse(&limits("root_reserve = 0")).unwrap().check().unwrap();
+    assert!(refused(&limits("root_reserve = 91")).contains("root_reserve 91"));
+    for (key, most) in [
+        ("sessions", "262144"),
+        ("bindings", "1048576"),
+        ("orphan_memory", "1048576"),
+        ("turn_us", "1000000"),
+    ] {
+        let message = refused(&limits(&format!("{key} = 0")));
+        assert!(message.contains(&format!("{key} must be between 1 and {most}")));
+    }
+}
+
+#[test]
 fn every_key_can_be_set() {
     let config = parse(
         "interfaces = ['eth0', 'eth1']
@@ -62,6 +78,20 @@ fn every_key_can_be_set() {
          processes_per_user = 2
          sessions_per_process = 100
          time_wait = 10
+         root_reserve = 5
+         connections_per_user = 10
+         sessions = 1000
+         sessions_per_user = 500
+         bindings = 100
+         bindings_per_user = 50
+         shared_ports = 20
+         shared_ports_per_user = 10
+         orphans = 100
+         orphans_per_user = 50
+         orphan_memory = 64
+         orphan_memory_per_user = 16
+         orphan_seconds = 30
+         turn_us = 1000
          [filter]
          algorithm = 'linear'
          [demux]
@@ -88,7 +118,7 @@ fn every_key_can_be_set() {
     config.check().unwrap();
     assert_eq!(config.socket_mode, 0o660);
     assert_eq!(config.parameters().spin_us, 50);
-    assert_eq!(config.limits().processes, 4);
+    assert_eq!(config.limits.processes, 4);
     let classes = config.cpu_classes();
     assert_eq!(classes[0].share_ppm, 250_000);
     assert_eq!(classes[1].each_user_ppm, 1_000_000);
@@ -167,7 +197,7 @@ fn no_text_makes_the_reader_panic_and_what_passes_is_within_bounds() {
                 assert!(config.ring_size.is_power_of_two());
                 let [first, last] = config.ephemeral_ports;
                 assert!(first <= last && first >= FIRST_UNPRIVILEGED_PORT);
-                assert!(config.limits().processes > 0);
+                assert!(config.limits.processes > 0);
                 config.parameters();
             }
         });

@@ -6,6 +6,7 @@
 mod common;
 
 mod admission;
+mod budgets;
 mod capsules;
 mod capture;
 mod closing;

@@ -1,0 +1,159 @@
+//! `[limits]`: what one process, one user and all together may have of the server's.
+
+use std::time::Duration;
+
+use portolan_control::{Limit, Limits};
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// Channels the filter has room for, the server's own aside.
+const MAX_PROCESSES: u32 = 1023;
+
+/// Rows of the filter's table of flows.
+pub const FLOWS: u32 = 262_144;
+
+/// Control connections beyond those of registered processes, for commands and newcomers.
+const EXTRA_CONNECTIONS: u32 = 256;
+
+const MIB: u64 = 1 << 20;
+
+/// Each key is optional.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    pub processes: u32,
+    pub processes_per_user: u32,
+    pub sessions_per_process: u32,
+    /// Sessions in TIME_WAIT; the oldest goes when there are more.
+    pub time_wait: usize,
+    /// Percent of each resource that only root gets.
+    pub root_reserve: u8,
+    /// Control connections of one user.
+    pub connections_per_user: u32,
+    pub sessions: u32,
+    pub sessions_per_user: u32,
+    /// Rows of the filter's table of bindings: one or two for each listener and each UDP socket.
+    pub bindings: u32,
+    pub bindings_per_user: u32,
+    /// UDP ports whose `SO_REUSEPORT` sockets are dealt flows.
+    pub shared_ports: u32,
+    pub shared_ports_per_user: u32,
+    /// Closed connections with unsent data.
+    pub orphans: u32,
+    pub orphans_per_user: u32,
+    /// MiB of that data.
+    pub orphan_memory: u32,
+    pub orphan_memory_per_user: u32,
+    /// Seconds without progress after which one is reset.
+    pub orphan_seconds: u32,
+    /// Microseconds of the server's that requests of one user get before others have their turn.
+    pub turn_us: u32,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> LimitsConfig {
+        LimitsConfig {
+            processes: 256,
+            processes_per_user: 128,
+            sessions_per_process: 32_768,
+            time_wait: 16_384,
+            root_reserve: 10,
+            connections_per_user: 192,
+            sessions: FLOWS,
+            sessions_per_user: 131_072,
+            bindings: 65_536,
+            bindings_per_user: 32_768,
+            shared_ports: 4096,
+            shared_ports_per_user: 1024,
+            orphans: 65_536,
+            orphans_per_user: 32_768,
+            orphan_memory: 256,
+            orphan_memory_per_user: 64,
+            orphan_seconds: 240,
+            turn_us: 2000,
+        }
+    }
+}
+
+impl LimitsConfig {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        for (name, value, maximum) in [
+            ("processes", self.processes, MAX_PROCESSES),
+            ("processes_per_user", self.processes_per_user, MAX_PROCESSES),
+            ("sessions_per_process", self.sessions_per_process, 1 << 20),
+            (
+                "connections_per_user",
+                self.connections_per_user,
+                MAX_PROCESSES + EXTRA_CONNECTIONS,
+            ),
+            ("sessions", self.sessions, FLOWS),
+            ("sessions_per_user", self.sessions_per_user, FLOWS),
+            ("bindings", self.bindings, 1 << 20),
+            ("bindings_per_user", self.bindings_per_user, 1 << 20),
+            ("shared_ports", self.shared_ports, 65_536),
+            ("shared_ports_per_user", self.shared_ports_per_user, 65_536),
+            ("orphans", self.orphans, FLOWS),
+            ("orphans_per_user", self.orphans_per_user, FLOWS),
+            ("orphan_memory", self.orphan_memory, 1 << 20),
+            (
+                "orphan_memory_per_user",
+                self.orphan_memory_per_user,
+                1 << 20,
+            ),
+            ("orphan_seconds", self.orphan_seconds, 86_400),
+            ("turn_us", self.turn_us, 1_000_000),
+        ] {
+            if !(1..=maximum).contains(&value) {
+                return Err(ConfigError::Limit(name, maximum));
+            }
+        }
+        match self.root_reserve {
+            0..=90 => Ok(()),
+            _ => Err(ConfigError::RootReserve(self.root_reserve)),
+        }
+    }
+
+    fn limit(&self, total: u32, per_user: u32) -> Limit {
+        Limit::with_reserve(total.into(), per_user.into(), self.root_reserve)
+    }
+
+    pub fn of_registry(&self) -> Limits {
+        Limits {
+            processes: self.limit(self.processes, self.processes_per_user),
+            sessions: self.limit(self.sessions, self.sessions_per_user),
+            bindings: self.limit(self.bindings, self.bindings_per_user),
+            sessions_per_process: self.sessions_per_process,
+        }
+    }
+
+    pub fn connections(&self) -> Limit {
+        self.limit(
+            self.processes + EXTRA_CONNECTIONS,
+            self.connections_per_user,
+        )
+    }
+
+    pub fn shared_ports(&self) -> Limit {
+        self.limit(self.shared_ports, self.shared_ports_per_user)
+    }
+
+    pub fn orphans(&self) -> Limit {
+        self.limit(self.orphans, self.orphans_per_user)
+    }
+
+    /// In octets.
+    pub fn orphan_memory(&self) -> Limit {
+        let octets = |mebibytes: u32| u64::from(mebibytes) * MIB;
+        let (total, per_user) = (self.orphan_memory, self.orphan_memory_per_user);
+        Limit::with_reserve(octets(total), octets(per_user), self.root_reserve)
+    }
+
+    pub fn orphan_patience(&self) -> Duration {
+        Duration::from_secs(self.orphan_seconds.into())
+    }
+
+    pub fn slice(&self) -> Duration {
+        Duration::from_micros(self.turn_us.into())
+    }
+}

@@ -1,0 +1,444 @@
+//! What one user can take of the server's: its part, and root can always go on.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use portolan_netns::{Bed, Daemon};
+use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, Reuse};
+use portolan_stack::{Session, VERSION};
+use portolan_sys::unix::{ConnectError, Connection};
+use portolan_sys::{clock, shm};
+use portolan_types::{Protocol, Slot};
+use rustix::io::Errno;
+use rustix::net::sockopt;
+use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
+
+use crate::common::{Client, Configuration, Library, Near, await_some, control_path, start_server};
+use crate::{PATIENCE, Victim, as_nobody, assert_serves_others, counter};
+
+/// Subordinate users of one real user.
+const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
+
+const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
+/// Runs `action` on a thread that is another user's for good.
+fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let user = Some(Uid::from_raw(uid));
+            rustix::thread::set_thread_res_uid(user, user, user).expect("root may");
+            action()
+        });
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn allow_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, wanted).unwrap();
+}
+
+/// How long a request of somebody else's takes at the worst, of some.
+fn longest_wait(client: &mut Client, rounds: u32) -> Duration {
+    let one = |_| {
+        let start = clock::now();
+        client.ask(RequestBody::ReadStatus);
+        let took = clock::now().since(start);
+        sleep(Duration::from_millis(2));
+        took
+    };
+    (0..rounds).map(one).max().unwrap_or_default()
+}
+
+fn resident_kib(server: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let value = line.and_then(|line| line.split_whitespace().nth(1));
+    value.unwrap().parse().unwrap()
+}
+
+/// Connections that say nothing; some are closed by the server.
+fn idle(path: &Path, count: usize) -> Vec<Connection> {
+    let connect = || {
+        await_some("room in the queue", || match Connection::connect(path) {
+            Err(ConnectError::Failed(Errno::AGAIN)) => None,
+            connected => Some(connected.unwrap()),
+        })
+    };
+    (0..count).map(|_| connect()).collect()
+}
+
+fn descriptors(server: &Daemon) -> usize {
+    let directory = format!("/proc/{}/fd", server.pid());
+    std::fs::read_dir(directory).unwrap().count()
+}
+
+#[test]
+fn idle_connections_keep_nobody_else_out() {
+    allow_descriptors();
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut open = as_nobody(|| idle(&path, 600));
+    assert_serves_others(&bed, &path);
+    // Subordinate users of one real user have parts of their own, but not root's.
+    for uid in SUBORDINATES {
+        open.extend(as_user(uid, || idle(&path, 100)));
+    }
+    assert_serves_others(&bed, &path);
+    assert!(counter(&path, "server", "budget-connections-refused") > 0);
+}
+
+#[test]
+fn channels_of_any_number_of_users_leave_root_some() {
+    let bed = Bed::veth();
+    let limits = "[limits]\nprocesses = 8\nprocesses_per_user = 4";
+    let _server = Configuration::new(&bed.a, limits).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut taken = Vec::new();
+    for uid in SUBORDINATES {
+        as_user(uid, || {
+            let mut client = Client::greeting(&path);
+            let (reply, fds) = client.receive().unwrap();
+            taken.push((client, matches!(reply.body, ReplyBody::Welcome { .. }), fds));
+        });
+    }
+    let welcome = taken
+        .iter()
+        .filter(|(_, is_welcome, _)| *is_welcome)
+        .count();
+    assert_eq!(welcome, 7);
+    assert_serves_others(&bed, &path);
+}
+
+#[test]
+fn a_connection_gets_one_channel_however_often_it_says_hello() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let before = descriptors(&server);
+    let mut client = as_nobody(|| Client::connect(&path));
+    const HELLOS: usize = 60;
+    for _ in 0..HELLOS {
+        let program = "greedy".into();
+        let version = VERSION;
+        client.send(RequestBody::Hello { version, program }, &[]);
+    }
+    let replies: Vec<_> = (0..HELLOS)
+        .map(|_| client.receive().unwrap().0.body)
+        .collect();
+    let is_welcome = |reply: &&ReplyBody| matches!(reply, ReplyBody::Welcome { .. });
+    assert_eq!(replies.iter().filter(is_welcome).count(), 1);
+    let errno = libc::EALREADY;
+    let is_refused =
+        |reply: &&ReplyBody| matches!(reply, ReplyBody::Error { errno: no } if *no == errno);
+    assert_eq!(replies.iter().filter(is_refused).count(), HELLOS - 1);
+    // The channels that are made ahead come later.
+    sleep(Duration::from_millis(500));
+    let more = descriptors(&server) - before;
+    assert!(more < 64, "{more} descriptors for one connection");
+}
+
+const LARGE_BUFFERS: &str = "[buffers]\nsend_initial = 8388608";
+
+/// Sessions with unsent octets that their program leaves to the server.
+fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
+    const UNSENT: usize = 4 << 20;
+    let listener = bed
+        .b
+        .enter(|| TcpListener::bind(SocketAddr::new(Bed::B4, 0)))
+        .unwrap();
+    sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
+    let mut library = as_nobody(|| Library::start(path));
+    let text = vec![b'x'; 64 << 10];
+    let mut peers = Vec::new();
+    let mut near = Vec::<Near>::new();
+    for _ in 0..count {
+        let (id, descriptor, slot) = library.open(listener.local_addr().unwrap());
+        peers.push(listener.accept().unwrap().0);
+        near.push(descriptor);
+        let mut queued = 0;
+        while queued < UNSENT {
+            let session = library.stack.tcp(slot).unwrap();
+            let sent = session.connection.send(clock::now(), &text);
+            queued += sent;
+            if sent == 0 {
+                break;
+            }
+        }
+        library.stack.touch(slot);
+        library.turn();
+        let Some(Session::Tcp(session)) = library.stack.remove(slot) else {
+            panic!("no session");
+        };
+        let (capsule, fds) = shm::pack_capsule(session.to_capsule(), None).unwrap();
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let body = RequestBody::Flush {
+            session: id,
+            capsule,
+            then: AfterFlush::Close,
+            traits: Default::default(),
+        };
+        let reply = library.client.ask_with(body, &fds).0;
+        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+    }
+    peers
+}
+
+fn assert_reset(peer: &mut TcpStream) {
+    peer.set_read_timeout(PATIENCE).unwrap();
+    let ended = std::io::copy(peer, &mut std::io::sink()).unwrap_err();
+    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn unsent_octets_of_programs_that_are_gone_are_limited() {
+    let bed = Bed::veth();
+    let server = Configuration::new(&bed.a, LARGE_BUFFERS).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let before = resident_kib(&server);
+    let mut peers = leave_orphans(&bed, &path, 60);
+    sleep(Duration::from_millis(300));
+    let more = (resident_kib(&server) - before) >> 10;
+    assert!(more < 160, "the server holds {more} MiB");
+    victim.assert_unharmed();
+    // The oldest goes first, with a reset.
+    assert_reset(&mut peers[0]);
+    assert!(counter(&path, "server", "orphans-reset") > 0);
+}
+
+#[test]
+fn an_orphan_without_progress_ends_in_time() {
+    let bed = Bed::veth();
+    let limits = format!("{LARGE_BUFFERS}\n[limits]\norphan_seconds = 1");
+    let _server = Configuration::new(&bed.a, &limits).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut peers = leave_orphans(&bed, &path, 1);
+    await_some("reset of an orphan", || {
+        (counter(&path, "server", "orphans-reset") == 1).then_some(())
+    });
+    assert_reset(&mut peers[0]);
+}
+
+const SHARED: Reuse = Reuse {
+    address: true,
+    port: true,
+};
+
+#[test]
+fn thousands_that_share_a_port_die_without_holding_others_up() {
+    const SHARERS: u32 = 4000;
+    allow_descriptors();
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Client::connect(&path);
+    let mut hostile = as_nobody(|| Library::start(&path));
+    let local = SocketAddr::new(ANY, 6200);
+    let near: Vec<Near> = (0..SHARERS)
+        .map(|slot| {
+            let (reply, near) = hostile.bind_with(Protocol::Udp, local, Slot(slot), SHARED);
+            assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+            near
+        })
+        .collect();
+    drop((hostile, near));
+    let longest = longest_wait(&mut victim, 200);
+    assert!(longest < Duration::from_millis(300), "{longest:?}");
+    await_some("end of the sharers", || {
+        victim.sessions().is_empty().then_some(())
+    });
+}
+
+#[test]
+fn a_full_table_of_bindings_is_said_and_is_one_users_only() {
+    let bed = Bed::veth();
+    let limits = "[limits]\nbindings = 100\nbindings_per_user = 40";
+    let _server = Configuration::new(&bed.a, limits).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = as_nobody(|| Library::start(&path));
+    let bind = |library: &mut Library, port: u16| {
+        let local = SocketAddr::new(ANY, port);
+        library.bind(Protocol::Udp, local, Slot(port.into()))
+    };
+    let refusal = libc::ENOBUFS;
+    let is_full =
+        |reply: &ReplyBody| matches!(reply, ReplyBody::Error { errno } if *errno == refusal);
+    let mut near = Vec::new();
+    for port in 7000..7040 {
+        let (reply, end) = bind(&mut hostile, port);
+        assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+        near.push(end);
+    }
+    let (reply, _) = bind(&mut hostile, 7040);
+    assert!(is_full(&reply), "{reply:?}");
+    // Nothing of it is left: the port is free.
+    bed.a
+        .enter(|| std::net::UdpSocket::bind((ANY, 7040)))
+        .unwrap();
+    // A listener has a row, too.
+    let (reply, end) = hostile.bind(Protocol::Tcp, SocketAddr::new(ANY, 7100), Slot(0));
+    let ReplyBody::Bound { session, .. } = reply else {
+        panic!("{reply:?}");
+    };
+    near.push(end);
+    let listen = RequestBody::Listen {
+        session: portolan_proto::control::SessionRef::Known(session),
+        backlog: 1,
+        options: Default::default(),
+        traits: Default::default(),
+        slot: None,
+    };
+    let (reply, _) = hostile.ask_new(portolan_sys::unix::PairKind::SeqPacket, listen);
+    assert!(is_full(&reply), "{reply:?}");
+    // Others have theirs, and hear.
+    let mut other = Library::start(&path);
+    let (reply, _near) = bind(&mut other, 7200);
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    let peer = bed
+        .b
+        .enter(|| std::net::UdpSocket::bind("0.0.0.0:0"))
+        .unwrap();
+    peer.send_to(b"x", (Bed::A4, 7200)).unwrap();
+    await_some("a datagram", || other.ring.next().map(drop));
+    assert!(counter(&path, "server", "budget-bindings-refused") > 0);
+    // What is closed is given back.
+    near.swap_remove(0);
+    await_some("a row", || {
+        let (reply, end) = bind(&mut hostile, 7040);
+        let is_bound = matches!(reply, ReplyBody::Bound { .. });
+        is_bound.then(|| near.push(end))
+    });
+}
+
+#[test]
+fn deals_of_shared_ports_are_limited_and_a_refused_one_takes_nothing() {
+    let bed = Bed::veth();
+    let limits = "[limits]\nshared_ports = 10\nshared_ports_per_user = 2";
+    let _server = Configuration::new(&bed.a, limits).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = as_nobody(|| Library::start(&path));
+    let mut near = Vec::new();
+    let mut bind = |port: u16| {
+        let local = SocketAddr::new(ANY, port);
+        let (reply, end) = hostile.bind_with(Protocol::Udp, local, Slot(0), SHARED);
+        near.push(end);
+        reply
+    };
+    for port in [7000, 7000, 7001, 7001, 7000, 7002] {
+        let reply = bind(port);
+        assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    }
+    let errno = libc::ENOBUFS;
+    let reply = bind(7002);
+    let is_full = matches!(reply, ReplyBody::Error { errno: no } if no == errno);
+    assert!(is_full, "{reply:?}");
+    assert!(counter(&path, "server", "budget-shared-ports-refused") > 0);
+}
+
+/// Opens sessions whose list is long.
+fn many_sessions(path: &Path, count: u32) -> (Library, Vec<Near>) {
+    let mut library = as_nobody(|| Library::start(path));
+    let near = (0..count)
+        .map(|slot| {
+            let port = u16::try_from(10_000 + slot).unwrap();
+            let local = SocketAddr::new(ANY, port);
+            let (reply, near) = library.bind(Protocol::Udp, local, Slot(slot));
+            assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+            near
+        })
+        .collect();
+    (library, near)
+}
+
+#[test]
+fn lists_that_nobody_reads_are_not_made() {
+    allow_descriptors();
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let _many = many_sessions(&path, 1000);
+    let mut client = as_nobody(|| Client::connect(&path));
+    let before = resident_kib(&server);
+    for _ in 0..100 {
+        client.send(RequestBody::ListSessions, &[]);
+    }
+    let mut other = Client::connect(&path);
+    let longest = longest_wait(&mut other, 50);
+    assert!(longest < Duration::from_millis(100), "{longest:?}");
+    let more = resident_kib(&server).saturating_sub(before);
+    assert!(more < 8 << 10, "{more} KiB for one client");
+    assert!(counter(&path, "server", "budget-lists-refused") > 50);
+    // Who reads is served.
+    let first = client.receive().unwrap().0;
+    assert!(matches!(first.body, ReplyBody::Sessions(_)), "{first:?}");
+}
+
+#[test]
+fn lists_in_a_loop_take_no_more_than_a_part_of_each_turn() {
+    allow_descriptors();
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let _many = many_sessions(&path, 3000);
+    let clients: Vec<Client> = as_nobody(|| (0..60).map(|_| Client::connect(&path)).collect());
+    let mut victim = Client::connect(&path);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    let longest = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut clients = clients;
+            while !is_over() {
+                for client in &mut clients {
+                    client.send(RequestBody::ListSessions, &[]);
+                }
+                for client in &mut clients {
+                    client.receive().unwrap();
+                }
+            }
+        });
+        sleep(Duration::from_millis(200));
+        let longest = longest_wait(&mut victim, 50);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        longest
+    });
+    assert!(longest < Duration::from_millis(150), "{longest:?}");
+    assert!(counter(&path, "server", "budget-turns-spent") > 0);
+}
+
+#[test]
+fn who_does_not_read_is_not_served_and_is_served_when_it_does() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut client = as_nobody(|| Client::connect(&path));
+    let mut sent = 0;
+    let request = |id| portolan_proto::control::Request {
+        id,
+        body: RequestBody::ReadStatus,
+    };
+    // Both queues fill up, and neither is read.
+    let start = clock::now();
+    while clock::now().since(start) < Duration::from_millis(700) {
+        let octets = portolan_proto::encode(&request(sent + 1));
+        let flags = rustix::net::SendFlags::DONTWAIT;
+        match rustix::net::send(&client, &octets, flags) {
+            Ok(_) => sent += 1,
+            Err(_) => sleep(Duration::from_millis(20)),
+        }
+    }
+    assert_eq!(counter(&path, "server", "deaf-clients"), 0);
+    for id in 1..=sent {
+        assert_eq!(client.receive().unwrap().0.id, id);
+    }
+}
