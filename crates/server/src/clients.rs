@@ -254,7 +254,10 @@ impl Server {
                 unread,
             } => self.share(id, (session, is_v6), unread, fds),
             RequestBody::Probe => self.probe(id, fds.first()),
-            RequestBody::ListSessions => self.list_sessions(id),
+            RequestBody::ListSessions => {
+                self.begin_listing(id, number);
+                Ok(Answer::Silence)
+            }
             RequestBody::ListRawFlows => self.list_raw_flows(),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
@@ -270,6 +273,9 @@ impl Server {
 
     /// Each list is memory of the server's until it is read.
     fn has_unread_answer(&self, id: ClientId) -> bool {
+        if self.listings.has(id) {
+            return true;
+        }
         let client = self.clients.get(&id);
         client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }

@@ -330,6 +330,7 @@ impl Server {
         }
         dying.next = self.now + PROVOKE_EVERY * (1 << dying.tries);
         dying.tries += 1;
+        self.provokes.add(dying.next, id);
         let header = TcpHeader {
             source_port: flow.local.port(),
             destination_port: flow.remote.port(),
@@ -344,17 +345,12 @@ impl Server {
 
     /// Asks again the peers that have not answered. Returns when to come back.
     pub fn drive_dying(&mut self) -> Option<Instant> {
-        let now = self.now;
-        let due: Vec<SessionId> = self
-            .dying
-            .iter()
-            .filter(|(_, dying)| dying.next <= now)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in due {
-            self.provoke(id);
+        for (due, id) in self.provokes.take(self.now) {
+            if self.dying.get(&id).is_some_and(|dying| dying.next == due) {
+                self.provoke(id);
+            }
         }
-        self.dying.values().map(|dying| dying.next).min()
+        self.provokes.next()
     }
 
     /// A segment of a connection whose holder died.

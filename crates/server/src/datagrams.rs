@@ -53,7 +53,7 @@ impl Server {
         let interest = EventFlags::IN | EventFlags::ET;
         let token = self
             .poll
-            .add(&reservation, Source::Reservation(id), interest)
+            .add_to_crowd(&reservation, Source::Reservation(id), interest)
             .ok();
         self.reservations.insert(id, (reservation, token));
         if self.has_reservations() {

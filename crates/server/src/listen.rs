@@ -288,7 +288,7 @@ impl Server {
         self.ports.listen(claim).map_err(|error| error.errno())?;
         *token = self
             .poll
-            .add(&*reservation, Source::Reservation(id), EventFlags::IN)
+            .add_to_crowd(&*reservation, Source::Reservation(id), EventFlags::IN)
             .ok();
         Ok(())
     }
@@ -571,6 +571,7 @@ impl Server {
             Some(seconds) => {
                 let until = self.now + Duration::from_secs(u64::from(seconds));
                 self.deferred.insert(id, until);
+                self.deferred_due.add(until, id);
             }
             None => self.handshake_done(id),
         }
@@ -578,20 +579,16 @@ impl Server {
 
     /// Offers the connections that have waited for octets long enough. Returns when to come back.
     pub fn drive_deferred(&mut self) -> Option<Instant> {
-        let now = self.now;
-        let due: Vec<SessionId> = self
-            .deferred
-            .iter()
-            .filter(|(_, until)| **until <= now)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in due {
+        for (due, id) in self.deferred_due.take(self.now) {
+            if self.deferred.get(&id) != Some(&due) {
+                continue;
+            }
             self.deferred.remove(&id);
             if self.phase(id) == Some(Phase::Handshake) {
                 self.handshake_done(id);
             }
         }
-        self.deferred.values().min().copied()
+        self.deferred_due.next()
     }
 
     /// A handshake is done: the session waits to be accepted.

@@ -20,48 +20,93 @@ pub struct Ready<S> {
     pub flags: EventFlags,
 }
 
-/// Watched descriptors of kinds `S`.
+/// Watched descriptors of kinds `S`. The kernel reports what is ready in turn: those of which there may be thousands,
+/// sessions' descriptors and sockets, are in a set of their own, of which the other one reports that something in it
+/// is ready. So whoever has many of them ready at once keeps nobody's requests waiting behind them.
 #[derive(Debug)]
 pub struct Poller<S> {
     epoll: OwnedFd,
-    sources: HashMap<u64, S>,
+    crowd: OwnedFd,
+    sources: HashMap<u64, (S, Set)>,
     next: u64,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Set {
+    Main,
+    Crowd,
+}
+
+/// Of the crowd in the main set; no token is 0.
+const CROWD: u64 = 0;
+
+/// What one look at a set reports at the most.
+const READY_MAX: usize = 256;
+
 impl<S: Copy> Poller<S> {
     pub fn new() -> Result<Poller<S>, Errno> {
+        let main = epoll::create(CreateFlags::CLOEXEC)?;
+        let crowd = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&main, &crowd, EventData::new_u64(CROWD), EventFlags::IN)?;
         Ok(Poller {
-            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            epoll: main,
+            crowd,
             sources: HashMap::new(),
             next: 1,
         })
     }
 
     pub fn add(&mut self, fd: impl AsFd, source: S, flags: EventFlags) -> Result<Token, Errno> {
+        self.add_to(Set::Main, fd, source, flags)
+    }
+
+    /// The same for one of thousands.
+    pub fn add_to_crowd(
+        &mut self,
+        fd: impl AsFd,
+        source: S,
+        flags: EventFlags,
+    ) -> Result<Token, Errno> {
+        self.add_to(Set::Crowd, fd, source, flags)
+    }
+
+    fn add_to(
+        &mut self,
+        set: Set,
+        fd: impl AsFd,
+        source: S,
+        flags: EventFlags,
+    ) -> Result<Token, Errno> {
         let token = Token(self.next);
-        epoll::add(&self.epoll, fd, EventData::new_u64(token.0), flags)?;
+        epoll::add(self.epoll_of(set), fd, EventData::new_u64(token.0), flags)?;
         self.next += 1;
-        self.sources.insert(token.0, source);
+        self.sources.insert(token.0, (source, set));
         Ok(token)
     }
 
     pub fn modify(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<(), Errno> {
-        epoll::modify(&self.epoll, fd, EventData::new_u64(token.0), flags)
+        let (_, set) = self.sources.get(&token.0).ok_or(Errno::NOENT)?;
+        epoll::modify(self.epoll_of(*set), fd, EventData::new_u64(token.0), flags)
+    }
+
+    fn epoll_of(&self, set: Set) -> &OwnedFd {
+        match set {
+            Set::Main => &self.epoll,
+            Set::Crowd => &self.crowd,
+        }
     }
 
     /// To be called before `fd` is closed: a copy elsewhere would keep it in the set.
     pub fn remove(&mut self, fd: impl AsFd, token: Token) {
-        self.sources.remove(&token.0);
+        let Some((_, set)) = self.sources.remove(&token.0) else {
+            return;
+        };
         // Fails only if it is not in the set, which is what is wanted.
-        let _ = epoll::delete(&self.epoll, fd);
+        let _ = epoll::delete(self.epoll_of(set), fd);
     }
 
     /// Waits until something is ready or `deadline` has passed.
     pub fn wait(&self, now: Instant, deadline: Option<Instant>) -> Result<Vec<Ready<S>>, Errno> {
-        let mut events = [Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        }; 256];
         let timeout = deadline.map(|deadline| {
             let wait = deadline.since(now);
             Timespec {
@@ -70,17 +115,38 @@ impl<S: Copy> Poller<S> {
                 tv_nsec: wait.subsec_nanos().into(),
             }
         });
-        let count = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+        let mut ready = Vec::new();
+        if self.look(Set::Main, timeout.as_ref(), &mut ready)? {
+            self.look(Set::Crowd, Some(&Timespec::default()), &mut ready)?;
+        }
+        Ok(ready)
+    }
+
+    /// Adds what a set reports. Is the crowd among it?
+    fn look(
+        &self,
+        set: Set,
+        timeout: Option<&Timespec>,
+        ready: &mut Vec<Ready<S>>,
+    ) -> Result<bool, Errno> {
+        let mut events = [Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }; READY_MAX];
+        let count = match epoll::wait(self.epoll_of(set), &mut events[..], timeout) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
             Err(errno) => return Err(errno),
         };
-        let ready = events[..count].iter().filter_map(|event| {
+        let mut has_crowd = false;
+        for event in &events[..count] {
             // The field is packed; copied before it is used.
             let (flags, data) = (event.flags, event.data);
-            let source = *self.sources.get(&data.u64())?;
-            Some(Ready { source, flags })
-        });
-        Ok(ready.collect())
+            has_crowd |= data.u64() == CROWD;
+            if let Some(&(source, _)) = self.sources.get(&data.u64()) {
+                ready.push(Ready { source, flags });
+            }
+        }
+        Ok(has_crowd)
     }
 }

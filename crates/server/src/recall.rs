@@ -230,6 +230,7 @@ impl Server {
         let until = self.now + RECALL_WITHIN;
         let askers = vec![asker];
         self.recalls.insert(id, Recall { until, askers });
+        self.recalls_due.add(until, id);
         self.counters.recalls += 1;
         if let Some(session) = self.registry.session_mut(id) {
             session.recalls += 1;
@@ -318,13 +319,14 @@ impl Server {
 
     /// Resets what holders did not give back. Returns when to come back.
     pub fn drive_recalls(&mut self) -> Option<Instant> {
-        let overdue: Vec<SessionId> = self
-            .recalls
-            .iter()
-            .filter(|(_, recall)| recall.until <= self.now)
-            .map(|(id, _)| *id)
-            .collect();
-        for id in overdue {
+        for (due, id) in self.recalls_due.take(self.now) {
+            if self
+                .recalls
+                .get(&id)
+                .is_none_or(|recall| recall.until != due)
+            {
+                continue;
+            }
             info!(
                 session = id.0,
                 "its holder does not give a session back: reset"
@@ -336,6 +338,6 @@ impl Server {
                 self.abort_orphan(id);
             }
         }
-        self.recalls.values().map(|recall| recall.until).min()
+        self.recalls_due.next()
     }
 }

@@ -14,33 +14,13 @@ use portolan_sys::shm::StatisticsReader;
 use portolan_tcp::Figures;
 use portolan_types::{ChannelId, Protocol, SessionId};
 
-use crate::clients::{Answer, ClientId};
+use crate::clients::Answer;
 use crate::listen::pack;
 use crate::locals::LocalEnd;
 use crate::server::Server;
 
 impl Server {
-    /// All sessions. Their numbers open doors, so they are shown to root and to their owner only.
-    pub fn list_sessions(&mut self, client: ClientId) -> Result<Answer, Errno> {
-        let uid = self.clients.get(&client).map(|c| c.credentials.uid);
-        let show = |session: &Session| {
-            let mut report = self.report(session);
-            if uid != Some(0) && uid != Some(session.uid) {
-                report.session = SessionId(0);
-            }
-            report
-        };
-        let mut reports: Vec<SessionReport> = self.registry.sessions().map(show).collect();
-        let ids: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
-        for (report, id) in reports.iter_mut().zip(ids) {
-            report.listener = self.report_listener(id);
-        }
-        let (list, fd) = pack(encode(&reports))?;
-        let fds = fd.into_iter().collect();
-        Ok(Answer::Reply(ReplyBody::Sessions(list), fds))
-    }
-
-    fn report(&self, session: &Session) -> SessionReport {
+    pub fn report(&self, session: &Session) -> SessionReport {
         let row = self.claimed(session);
         let unheld = self.locals.end(session.id);
         let (state, figures) = match (session.holder, session.protocol) {

@@ -39,10 +39,12 @@ use crate::close::Dying;
 use crate::config::{Config, FLOWS};
 use crate::counters::Counters;
 use crate::direct::{self, Directs};
+use crate::due::DueList;
 use crate::extensions::Extensions;
 use crate::floods::Floods;
 use crate::instance::Instance;
 use crate::listen::Listener;
+use crate::listings::Listings;
 use crate::locals::Locals;
 use crate::metastate::Resolving;
 use crate::orphans::Orphans;
@@ -153,6 +155,7 @@ pub struct Server {
     pub(crate) clients: HashMap<ClientId, Client>,
     pub(crate) connections: Budget,
     pub(crate) slices: Slices,
+    pub(crate) listings: Listings,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Taps of processes that are gone, and when they must be too.
@@ -214,6 +217,7 @@ pub struct Server {
     pub(crate) guarded: VecDeque<(Instant, SessionId)>,
     pub(crate) sharing: Sharing,
     pub(crate) recalls: HashMap<SessionId, Recall>,
+    pub(crate) recalls_due: DueList,
     /// Where active opens go when they are done.
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
@@ -225,11 +229,13 @@ pub struct Server {
     /// Where the names of wake-up sockets stand for a moment.
     pub(crate) wake_directory: PathBuf,
     pub(crate) dying: HashMap<SessionId, Dying>,
+    pub(crate) provokes: DueList,
     pub(crate) orphans: Orphans,
     /// Processes that are gone, some of whose sessions are still to be ended.
     pub(crate) ending: VecDeque<Ending>,
     /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
     pub(crate) deferred: HashMap<SessionId, Instant>,
+    pub(crate) deferred_due: DueList,
     /// Sessions in TIME_WAIT, oldest first; some have ended already.
     pub(crate) time_wait: VecDeque<SessionId>,
     /// Those that have not, and since when they wait.
@@ -306,6 +312,7 @@ impl Server {
             clients: HashMap::new(),
             connections: Budget::new(config.limits.connections()),
             slices: Slices::new(config.limits.slice()),
+            listings: Listings::default(),
             next_client: 1,
             channels: HashMap::new(),
             leaving_taps: VecDeque::new(),
@@ -348,6 +355,7 @@ impl Server {
             listening_ports: HashMap::new(),
             sharing: Sharing::new(config.limits.shared_ports()),
             recalls: HashMap::new(),
+            recalls_due: DueList::default(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
             helpings: VecDeque::new(),
@@ -356,9 +364,11 @@ impl Server {
             locals,
             wake_directory,
             dying: HashMap::new(),
+            provokes: DueList::default(),
             orphans: Orphans::new(&config.limits),
             ending: VecDeque::new(),
             deferred: HashMap::new(),
+            deferred_due: DueList::default(),
             time_wait: VecDeque::new(),
             waiting: HashMap::new(),
             done: Vec::new(),
@@ -504,6 +514,7 @@ impl Server {
             self.drive_dying(),
             self.drive_orphans(),
             self.drive_ending(),
+            self.drive_listings(),
             self.drive_deferred(),
             self.drive_shortage(),
             self.drive_guarded(),

@@ -56,7 +56,7 @@ impl Server {
         // Without interest of ours, epoll still reports hang-up.
         let token = self
             .poll
-            .add(&far, Source::Descriptor(id), EventFlags::empty())
+            .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
             .map_err(|_| Errno::NOBUFS)?;
         self.fars.insert(id, Far { fd: far, token });
         Ok(())
