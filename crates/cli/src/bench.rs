@@ -25,7 +25,7 @@ pub struct Arguments {
     /// Measurements of each figure on each stack.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// The few cases that tell most, and shorter ones.
+    /// Run fewer and shorter cases.
     #[arg(long)]
     quick: bool,
 }

@@ -23,19 +23,25 @@ const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Microseconds that a waiting thread looks at its ring before it sleeps.
+    /// Poll the ring for this many microseconds before a waiting thread sleeps.
     #[arg(long, value_name = "US")]
     spin: Option<u32>,
-    /// Perform the handshakes of listeners in the program itself (see the guide on running programs).
+    /// Perform the handshakes of listeners in the program itself.
+    ///
+    /// A flood of SYNs to such a listener costs no other program.
     #[arg(long)]
     delegate: bool,
-    /// Give sessions rings of their own, as many as the server has for the program.
+    /// Give each session a ring of its own, as long as the server has rings left for the program.
     #[arg(long)]
     direct: bool,
-    /// How packets reach the program: shm, ipc or server.
+    /// How packets reach the program: shm, ipc, server or shm-ipf.
+    ///
+    /// shm: a ring in shared memory. ipc: each packet by a read of the tap. server: the server runs TCP and
+    /// relays the data. shm-ipf: the ring, filled by a filter in the device's driver, where the server has one.
     #[arg(long, value_name = "FORM", value_parser = delivery)]
     delivery: Option<&'static str>,
-    /// Fail instead of using the kernel's sockets when there is no server.
+    /// Fail, instead of using the kernel's sockets, without a server or for a program that cannot load the
+    /// socket proxy.
     #[arg(long)]
     require: bool,
     /// The program and its arguments.
