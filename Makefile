@@ -11,13 +11,18 @@ RELEASE := target/release
 SHARE   := $(DESTDIR)$(PREFIX)/share
 JSON    ?= bench.json
 
-.PHONY: build run test lint fuzz bench doc install uninstall clean deps
+.PHONY: build run check test lint fuzz bench doc install uninstall clean deps
 
 build: deps
 	cargo build --release --workspace
 
 run: build
 	$(RELEASE)/portolan demo
+
+# What needs neither root nor namespaces: minutes less than `make test`.
+check: lint
+	cargo test --all-targets $(addprefix -p portolan-,types wire timers tcp stack control proto local manual \
+	  sim layers requirements)
 
 test: lint
 	cargo build --workspace
