@@ -376,10 +376,7 @@ fn who_has_more_threads_than_are_looked_at_is_told() {
 
 /// A figure of the benchmark, once.
 fn figure(bed: &Bed, name: &str) -> f64 {
-    let effort = Effort {
-        runs: 1,
-        quick: true,
-    };
+    let effort = Effort { quick: true };
     let case = Suite::Qos
         .cases(effort)
         .into_iter()
@@ -387,7 +384,7 @@ fn figure(bed: &Bed, name: &str) -> f64 {
     let measured = case
         .expect("a figure of this name")
         .run(bed, Stack::Portolan);
-    measured.unwrap_or_else(|error| panic!("{error}"))
+    measured.unwrap_or_else(|error| panic!("{error}")).value
 }
 
 #[test]
