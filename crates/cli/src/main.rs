@@ -10,6 +10,7 @@ mod exit;
 mod ext;
 mod linkage;
 mod manual;
+mod metrics;
 mod qos;
 mod run;
 mod server;
@@ -66,6 +67,11 @@ enum Command {
     /// Shows the counters of filters, server and libraries that are not zero. The reference of counters says
     /// what each of them means.
     Counters(counters::Arguments),
+    /// Print metrics, or serve them to Prometheus.
+    ///
+    /// Prints counters, sessions, programs and guarantees in the text format of OpenMetrics, once, or serves them by
+    /// HTTP as /metrics. The reference of metrics lists them. No privilege is needed.
+    Metrics(metrics::Arguments),
     /// Show the server of this network namespace.
     ///
     /// Shows its version, process, interfaces, processes and sessions, and how the packet filter works; while
@@ -114,6 +120,7 @@ fn main() -> ExitCode {
         Command::Ss(arguments) => ss::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Counters(arguments) => counters::run(&arguments),
+        Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Qos(arguments) => qos::run(&arguments),
         Command::Ext(arguments) => ext::run(&arguments),

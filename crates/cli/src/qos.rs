@@ -3,7 +3,7 @@
 
 mod arguments;
 mod report;
-mod show;
+pub mod show;
 mod watch;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
