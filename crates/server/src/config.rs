@@ -193,7 +193,7 @@ pub enum ConfigError {
     #[error("`limits`: {0} must be between 1 and {1}")]
     Limit(&'static str, u32),
     #[error(
-        "`qos.cpu_class` {0:?}: `share` and `each_user` are above 0 and at most 1, `overbooking` is 0 to 1000 or \
+        "`qos.cpu_class` {0:?}: `share` is above 0 and at most 1, `each_user` is 0 to 1, `overbooking` is 0 to 1000 or \
          \"unbounded\""
     )]
     CpuClass(String),
@@ -207,8 +207,8 @@ pub enum ConfigError {
     LinkRate(String),
     #[error("`raw`: {0} is nobody's to have")]
     RawGuard(Guard),
-    #[error("`qos.link`: `{1}` of {0:?} must be between 1 and {2} percent")]
-    LinkPortion(String, &'static str, u8),
+    #[error("`qos.link`: `{1}` of {0:?} must be between {2} and {3} percent")]
+    LinkPortion(String, &'static str, u8, u8),
     #[error("`extension.time_limit_ns` {0} is not between 100 and 10000000")]
     ExtensionTime(u64),
     #[error("`extension.allow`: ports {0}-{1} are none")]
@@ -276,10 +276,10 @@ impl Config {
             }
             // Best effort keeps something in any case.
             if !(1..=99).contains(&link.reservable) {
-                return Err(ConfigError::LinkPortion(name(), "reservable", 99));
+                return Err(ConfigError::LinkPortion(name(), "reservable", 1, 99));
             }
-            if !(1..=100).contains(&link.per_user) {
-                return Err(ConfigError::LinkPortion(name(), "per_user", 100));
+            if link.per_user > 100 {
+                return Err(ConfigError::LinkPortion(name(), "per_user", 0, 100));
             }
         }
         Ok(())

@@ -211,7 +211,10 @@ impl Journal {
     }
 
     pub fn record_link(&self, device: &str, before: &str) -> std::io::Result<()> {
-        self.change(|record| record.links.push((device.to_owned(), before.to_owned())))
+        self.change(|record| {
+            record.links.retain(|(other, _)| other != device);
+            record.links.push((device.to_owned(), before.to_owned()));
+        })
     }
 
     /// All who have CPU time reserved now.

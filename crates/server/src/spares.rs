@@ -18,7 +18,7 @@ use crate::clients::ClientId;
 use crate::server::Server;
 
 /// Octets of frames on their way to the wire before a library's tap is full.
-const TAP_SEND_BUFFER: u32 = 4 << 20;
+pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
 
 /// Rings are memory that nobody else can have.
 const MOST: usize = 16;

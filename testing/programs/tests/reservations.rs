@@ -136,7 +136,10 @@ fn share(ppm: u64) -> String {
 #[test]
 fn nobody_reserves_for_his_own_within_his_part_and_for_others_nothing() {
     let _alone = alone();
-    let bed = bed();
+    let mut bed = bed();
+    // Users reserve nothing unless a class of the configuration lets them.
+    let class = "[[qos.cpu_class]]\nname = \"default\"\nshare = 0.5\n";
+    restart_with(&mut bed, Side::Client, class);
     let programs = public_programs(&bed);
     let own = start_as_nobody(&bed, SLEEP);
     let roots = start(&bed, SLEEP);
