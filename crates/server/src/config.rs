@@ -1,5 +1,7 @@
 //! The configuration file: TOML, unknown keys refused, every value checked before anything starts.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use portolan_control::Limits;
@@ -28,6 +30,9 @@ pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 pub use raw::RawRule;
+
+/// No configuration is longer.
+const LONGEST_FILE: u64 = 1 << 20;
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
 pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
@@ -162,6 +167,8 @@ pub enum ConfigError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error("{0} is longer than {LONGEST_FILE} bytes")]
+    Long(PathBuf),
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
     #[error("no interface is named: give --interface or `interfaces` in the file")]
@@ -219,10 +226,19 @@ impl Config {
     /// Reads and checks a file's syntax; values are checked by [`Config::check`], after the command
     /// line had its say.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let refused = |source| ConfigError::Read {
             path: path.to_owned(),
             source,
-        })?;
+        };
+        let mut text = String::new();
+        // A pipe has no length to ask for, a device has none at all.
+        let file = File::open(path).map_err(refused)?;
+        file.take(LONGEST_FILE + 1)
+            .read_to_string(&mut text)
+            .map_err(refused)?;
+        if text.len() as u64 > LONGEST_FILE {
+            return Err(ConfigError::Long(path.to_owned()));
+        }
         toml::from_str(&text).map_err(|error| ConfigError::Parse {
             path: path.to_owned(),
             message: error.to_string(),
