@@ -14,7 +14,7 @@ use portolan_control::qos::transmit::ClassId;
 use portolan_control::{Phase, PortTable, Registry};
 use portolan_proto::control::Delivery;
 use portolan_stack::passive::{CookieClock, first_number, path_config};
-use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
+use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
@@ -172,6 +172,7 @@ pub struct Server {
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
     pub(crate) pace: Pace,
+    pub(crate) reset_limit: ResetLimit,
     /// Listeners whose SYNs the packet filter answers.
     pub(crate) floods: Floods,
     pub(crate) early: EarlyFragments,
@@ -314,6 +315,7 @@ impl Server {
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
             pace: Pace::default(),
+            reset_limit: ResetLimit::default(),
             floods: Floods::default(),
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
