@@ -8,6 +8,7 @@ use portolan_control::{Errno, Phase, Session};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
+use portolan_sys::clock;
 use portolan_types::{Instant, SessionId, scope_of};
 use tracing::{debug, error, warn};
 
@@ -29,9 +30,10 @@ pub struct Resolving {
 }
 
 impl Server {
-    /// The kernel announced changes.
+    /// The kernel announced changes, or it is time to read what changed.
     pub fn on_network_change(&mut self) {
-        match self.monitor.process() {
+        let start = clock::now();
+        match self.monitor.process(start) {
             Ok(true) => {
                 self.publish();
                 let there = self.monitor.devices();
@@ -39,8 +41,18 @@ impl Server {
                 self.review_driver_hooks();
             }
             Ok(false) => {}
-            Err(failure) => error!(%failure, "routes may be out of date"),
+            Err(failure) => warn!(%failure, "routes are out of date until the next look"),
         }
+        let now = clock::now();
+        self.monitor.rest(now, now.since(start));
+    }
+
+    /// Returns when to read the network again.
+    pub fn drive_network(&mut self) -> Option<Instant> {
+        if self.monitor.deadline()? <= self.now {
+            self.on_network_change();
+        }
+        self.monitor.deadline()
     }
 
     /// Tells everybody what the network looks like now.

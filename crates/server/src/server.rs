@@ -495,6 +495,7 @@ impl Server {
             self.drive_deferred(),
             self.drive_shortage(),
             self.drive_guarded(),
+            self.drive_network(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
             self.drive_spares(),

@@ -10,9 +10,11 @@ mod socket;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
+use portolan_types::Instant;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
@@ -63,6 +65,18 @@ struct Stale {
     neighbours: bool,
 }
 
+/// After a table could not be read undisturbed.
+const READ_AGAIN_IN: Duration = Duration::from_millis(10);
+
+/// Between two readings ten times as long passes as one took: a storm of changes takes a tenth of the server's time.
+const PAUSE: u32 = 9;
+
+/// But no neighbour is waited for longer than that.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Changes heard of at a time.
+const EVENTS_PER_TURN: usize = 256;
+
 impl Stale {
     const ALL: Stale = Stale {
         links: true,
@@ -94,6 +108,12 @@ impl Stale {
 pub struct Monitor {
     events: Events,
     requests: Requests,
+    /// Not read since they changed.
+    stale: Stale,
+    /// Not to be read before.
+    due: Instant,
+    /// The snapshot is another one than its reader knows.
+    changed: bool,
     links: Vec<Interface>,
     addresses: Vec<Address>,
     routes: Vec<Route>,
@@ -106,29 +126,55 @@ impl Monitor {
         let mut monitor = Monitor {
             events: Events::subscribe()?,
             requests: Requests::open().map_err(MonitorError::Open)?,
+            stale: Stale::ALL,
+            due: Instant::ZERO,
+            changed: false,
             links: Vec::new(),
             addresses: Vec::new(),
             routes: Vec::new(),
             neighbours: Vec::new(),
         };
-        monitor.read_again(Stale::ALL)?;
+        monitor.read_stale()?;
         Ok(monitor)
     }
 
     /// Takes the changes that wait; true if the snapshot is another one now. Call when the
-    /// descriptor is readable.
-    pub fn process(&mut self) -> Result<bool, MonitorError> {
-        let mut stale = Stale::default();
-        loop {
+    /// descriptor is readable, and at the [`Monitor::deadline`]. What could not be read is read again then.
+    pub fn process(&mut self, now: Instant) -> Result<bool, MonitorError> {
+        self.hear()?;
+        if now < self.due || self.stale == Stale::default() {
+            return Ok(false);
+        }
+        if let Err(error) = self.read_stale() {
+            self.due = now + READ_AGAIN_IN;
+            return Err(error);
+        }
+        Ok(std::mem::take(&mut self.changed))
+    }
+
+    /// When tables are to be read, if some have changed.
+    pub fn deadline(&self) -> Option<Instant> {
+        (self.stale != Stale::default()).then_some(self.due)
+    }
+
+    /// It took so long to read the tables and to do what follows from them.
+    pub fn rest(&mut self, now: Instant, effort: Duration) {
+        let pause = (effort * PAUSE).min(LONGEST_PAUSE);
+        self.due = self.due.max(now + pause);
+    }
+
+    fn hear(&mut self) -> Result<(), MonitorError> {
+        for _ in 0..EVENTS_PER_TURN {
+            let stale = &mut self.stale;
             match self.events.next(|message| stale.note(message)) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => break,
                 // Events were lost: everything may have changed.
-                Err(Errno::NOBUFS) => stale = Stale::ALL,
+                Err(Errno::NOBUFS) => self.stale = Stale::ALL,
                 Err(errno) => return Err(MonitorError::Follow(errno)),
             }
         }
-        self.read_again(stale)
+        Ok(())
     }
 
     /// The network as last read. `managed` are the devices with Portolan's filter.
@@ -166,27 +212,31 @@ impl Monitor {
         }
     }
 
-    fn read_again(&mut self, stale: Stale) -> Result<bool, MonitorError> {
-        let mut changed = false;
-        if stale.links {
+    /// A table is stale until it was read undisturbed. Those that come first are the ones that others follow from.
+    fn read_stale(&mut self) -> Result<(), MonitorError> {
+        if self.stale.links {
             let links = self.table("link", parse::all_links(), parse::link)?;
-            changed |= replace(&mut self.links, links);
+            self.stale.links = false;
+            self.changed |= replace(&mut self.links, links);
         }
-        if stale.addresses {
+        if self.stale.addresses {
             let addresses = self.table("address", parse::all_addresses(), parse::address)?;
-            changed |= replace(&mut self.addresses, addresses);
+            self.stale.addresses = false;
+            self.changed |= replace(&mut self.addresses, addresses);
         }
-        if stale.routes {
+        if self.stale.routes {
             let mut routes = self.table("route", parse::all_routes(), parse::route)?;
+            self.stale.routes = false;
             routes.sort_by_key(parse::route_order);
             let routes = routes.into_iter().map(|ranked| ranked.route).collect();
-            changed |= replace(&mut self.routes, routes);
+            self.changed |= replace(&mut self.routes, routes);
         }
-        if stale.neighbours {
+        if self.stale.neighbours {
             let neighbours = self.table("neighbour", parse::all_neighbours(), parse::neighbour)?;
-            changed |= replace(&mut self.neighbours, neighbours);
+            self.stale.neighbours = false;
+            self.changed |= replace(&mut self.neighbours, neighbours);
         }
-        Ok(changed)
+        Ok(())
     }
 
     fn table<T>(
