@@ -18,6 +18,7 @@ mod instance;
 mod listen;
 mod locals;
 mod metastate;
+mod network;
 mod opens;
 mod pace;
 mod packets;

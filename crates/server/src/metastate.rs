@@ -8,9 +8,8 @@ use portolan_control::{Errno, Phase, Session};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
-use portolan_sys::clock;
 use portolan_types::{Instant, SessionId, scope_of};
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
 use crate::server::Server;
 
@@ -30,34 +29,19 @@ pub struct Resolving {
 }
 
 impl Server {
-    /// The kernel announced changes, or it is time to read what changed.
+    /// The network has changed.
     pub fn on_network_change(&mut self) {
-        let start = clock::now();
-        match self.monitor.process(start) {
-            Ok(true) => {
-                self.publish();
-                let there = self.monitor.devices();
-                self.on_devices(&there);
-                self.review_driver_hooks();
-            }
-            Ok(false) => {}
-            Err(failure) => warn!(%failure, "routes are out of date until the next look"),
+        if self.network.take_news() {
+            self.publish();
+            let there = self.network.tables.devices();
+            self.on_devices(&there);
+            self.review_driver_hooks();
         }
-        let now = clock::now();
-        self.monitor.rest(now, now.since(start));
-    }
-
-    /// Returns when to read the network again.
-    pub fn drive_network(&mut self) -> Option<Instant> {
-        if self.monitor.deadline()? <= self.now {
-            self.on_network_change();
-        }
-        self.monitor.deadline()
     }
 
     /// Tells everybody what the network looks like now.
     pub fn publish(&mut self) {
-        let state = self.monitor.snapshot(&self.managed);
+        let state = self.network.tables.snapshot(&self.managed);
         if let Err(failure) = self.metastate.publish(&state) {
             error!(%failure, "libraries keep the old metastate");
         }
@@ -129,13 +113,7 @@ impl Server {
             again: self.now + RESOLVE_AGAIN,
         };
         self.resolving.insert(next_hop, resolving);
-        self.ask_kernel(next_hop);
-    }
-
-    fn ask_kernel(&mut self, NextHop { interface, address }: NextHop) {
-        if let Err(failure) = self.monitor.resolve(interface, address) {
-            warn!(%failure, "cannot resolve a neighbour");
-        }
+        self.network.resolve(interface, address);
     }
 
     fn drop_resolved(&mut self) {
@@ -159,7 +137,7 @@ impl Server {
                 self.resolving.remove(&next_hop);
                 self.give_up_on(next_hop);
             } else {
-                self.ask_kernel(next_hop);
+                self.network.resolve(next_hop.interface, next_hop.address);
                 if let Some(entry) = self.resolving.get_mut(&next_hop) {
                     entry.again = now + RESOLVE_AGAIN;
                 }

@@ -18,7 +18,6 @@ use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
-use portolan_sys::netlink::{Monitor, MonitorError};
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::MetastateWriter;
 use portolan_sys::signals::Signals;
@@ -45,6 +44,7 @@ use crate::instance::Instance;
 use crate::listen::Listener;
 use crate::locals::Locals;
 use crate::metastate::Resolving;
+use crate::network::{Network, NetworkError};
 use crate::pace::Pace;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::Channel;
@@ -112,7 +112,7 @@ pub enum StartError {
     #[error(transparent)]
     Doorbell(#[from] portolan_sys::doorbell::MapError),
     #[error(transparent)]
-    Network(#[from] MonitorError),
+    Network(#[from] NetworkError),
     #[error(transparent)]
     Memory(#[from] portolan_sys::shm::CreateError),
     #[error("cannot reserve the ephemeral ports: {0}")]
@@ -185,7 +185,7 @@ pub struct Server {
 
     // The network.
     pub(crate) sysctls: Sysctls,
-    pub(crate) monitor: Monitor,
+    pub(crate) network: Network,
     pub(crate) metastate: MetastateWriter,
     pub(crate) routes: Routes,
     pub(crate) generation: u32,
@@ -261,7 +261,7 @@ impl Server {
         filter.attach_inject_tap(inject.ifindex)?;
         let ring = Ring::map(&ends.ring, config.ring_size as usize)?;
         let doorbell = Doorbell::map(&ends.doorbell)?;
-        let monitor = Monitor::new()?;
+        let network = Network::follow()?;
         let reserved = Some(reserve_ports(first..=last, instance)?);
         let listener = ControlSocket::bind(instance.socket())?;
         set_permissions(&config, instance)?;
@@ -269,7 +269,7 @@ impl Server {
         let mut poll = Poller::new()?;
         let control_token = poll.add(&listener, Source::Control, EventFlags::IN)?;
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
-        poll.add(&monitor, Source::Network, EventFlags::IN)?;
+        poll.add(&*network.news, Source::Network, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
         let spares = Spares::new(filter.workshop(), config.ring_size, now)?;
         poll.add(&*spares.bell, Source::Spares, EventFlags::IN)?;
@@ -323,7 +323,7 @@ impl Server {
             raw_flows: RawFlows::default(),
             extensions,
             sysctls: Sysctls::open(now),
-            monitor,
+            network,
             metastate: MetastateWriter::create()?,
             routes: Routes::default(),
             generation: 0,
@@ -495,7 +495,6 @@ impl Server {
             self.drive_deferred(),
             self.drive_shortage(),
             self.drive_guarded(),
-            self.drive_network(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
             self.drive_spares(),

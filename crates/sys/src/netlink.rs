@@ -51,6 +51,16 @@ pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
     Requests::open()?.acknowledged(parse::no_discipline(ifindex))
 }
 
+/// Removes a device, whoever keeps it; nothing to do if it has gone. The kernel may take tens of milliseconds.
+pub fn delete_device(ifindex: u32) -> Result<(), DeleteError> {
+    let deleted = Requests::open()
+        .and_then(|mut requests| requests.acknowledged(parse::delete_link(ifindex)));
+    match deleted {
+        Ok(()) | Err(Errno::NODEV) => Ok(()),
+        Err(errno) => Err(DeleteError { ifindex, errno }),
+    }
+}
+
 /// For requests whose messages another module makes.
 pub(crate) fn request_socket() -> Result<OwnedFd, Errno> {
     socket::open(SocketFlags::empty())
@@ -87,6 +97,9 @@ impl Stale {
 
     fn note(&mut self, message: &RouteNetlinkMessage) {
         match message {
+            // These come and go with processes, and have neither addresses nor routes.
+            RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)
+                if parse::is_own_tap(link) => {}
             RouteNetlinkMessage::NewLink(_) | RouteNetlinkMessage::DelLink(_) => *self = Stale::ALL,
             RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => {
                 self.addresses = true;
@@ -103,6 +116,36 @@ impl Stale {
     }
 }
 
+/// The network as last read.
+#[derive(Clone, Debug, Default)]
+pub struct Tables {
+    links: Vec<Interface>,
+    addresses: Vec<Address>,
+    routes: Vec<Route>,
+    neighbours: Vec<Neighbour>,
+}
+
+impl Tables {
+    /// `managed` are the devices with Portolan's filter.
+    pub fn snapshot(&self, managed: &BTreeSet<u32>) -> Metastate {
+        let links = self.links.iter().map(|link| Interface {
+            managed: managed.contains(&link.index),
+            ..link.clone()
+        });
+        Metastate {
+            interfaces: links.collect(),
+            addresses: self.addresses.clone(),
+            routes: self.routes.clone(),
+            neighbours: self.neighbours.clone(),
+        }
+    }
+
+    /// The numbers of all devices.
+    pub fn devices(&self) -> Vec<u32> {
+        self.links.iter().map(|link| link.index).collect()
+    }
+}
+
 /// Follows one network namespace: the one its creator's thread was in.
 #[derive(Debug)]
 pub struct Monitor {
@@ -114,10 +157,7 @@ pub struct Monitor {
     due: Instant,
     /// The snapshot is another one than its reader knows.
     changed: bool,
-    links: Vec<Interface>,
-    addresses: Vec<Address>,
-    routes: Vec<Route>,
-    neighbours: Vec<Neighbour>,
+    tables: Tables,
 }
 
 impl Monitor {
@@ -129,10 +169,7 @@ impl Monitor {
             stale: Stale::ALL,
             due: Instant::ZERO,
             changed: false,
-            links: Vec::new(),
-            addresses: Vec::new(),
-            routes: Vec::new(),
-            neighbours: Vec::new(),
+            tables: Tables::default(),
         };
         monitor.read_stale()?;
         Ok(monitor)
@@ -177,23 +214,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// The network as last read. `managed` are the devices with Portolan's filter.
-    pub fn snapshot(&self, managed: &BTreeSet<u32>) -> Metastate {
-        let links = self.links.iter().map(|link| Interface {
-            managed: managed.contains(&link.index),
-            ..link.clone()
-        });
-        Metastate {
-            interfaces: links.collect(),
-            addresses: self.addresses.clone(),
-            routes: self.routes.clone(),
-            neighbours: self.neighbours.clone(),
-        }
-    }
-
-    /// The numbers of all devices.
-    pub fn devices(&self) -> Vec<u32> {
-        self.links.iter().map(|link| link.index).collect()
+    pub fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Asks the kernel to find the link-layer address of `address`, or to confirm it. The answer
@@ -204,37 +226,29 @@ impl Monitor {
             .map_err(|errno| ResolveError { address, errno })
     }
 
-    /// Removes a device, whoever keeps it; nothing to do if it has gone.
-    pub fn delete_device(&mut self, ifindex: u32) -> Result<(), DeleteError> {
-        match self.requests.acknowledged(parse::delete_link(ifindex)) {
-            Ok(()) | Err(Errno::NODEV) => Ok(()),
-            Err(errno) => Err(DeleteError { ifindex, errno }),
-        }
-    }
-
     /// A table is stale until it was read undisturbed. Those that come first are the ones that others follow from.
     fn read_stale(&mut self) -> Result<(), MonitorError> {
         if self.stale.links {
             let links = self.table("link", parse::all_links(), parse::link)?;
             self.stale.links = false;
-            self.changed |= replace(&mut self.links, links);
+            self.changed |= replace(&mut self.tables.links, links);
         }
         if self.stale.addresses {
             let addresses = self.table("address", parse::all_addresses(), parse::address)?;
             self.stale.addresses = false;
-            self.changed |= replace(&mut self.addresses, addresses);
+            self.changed |= replace(&mut self.tables.addresses, addresses);
         }
         if self.stale.routes {
             let mut routes = self.table("route", parse::all_routes(), parse::route)?;
             self.stale.routes = false;
             routes.sort_by_key(parse::route_order);
             let routes = routes.into_iter().map(|ranked| ranked.route).collect();
-            self.changed |= replace(&mut self.routes, routes);
+            self.changed |= replace(&mut self.tables.routes, routes);
         }
         if self.stale.neighbours {
             let neighbours = self.table("neighbour", parse::all_neighbours(), parse::neighbour)?;
             self.stale.neighbours = false;
-            self.changed |= replace(&mut self.neighbours, neighbours);
+            self.changed |= replace(&mut self.tables.neighbours, neighbours);
         }
         Ok(())
     }
