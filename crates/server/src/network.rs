@@ -140,7 +140,7 @@ impl Follower {
     fn sleep(&self) {
         // While tables wait to be read, further changes may wait, too.
         let due = self.monitor.deadline();
-        let limit = due.map_or(LONG, |due| until(due));
+        let limit = due.map_or(LONG, until);
         let mut fds = vec![PollFd::new(&*self.ordered, PollFlags::IN)];
         if due.is_none() {
             fds.push(PollFd::new(&self.monitor, PollFlags::IN));
