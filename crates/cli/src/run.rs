@@ -46,6 +46,11 @@ pub struct Arguments {
 /// Returns only if the program could not be started.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let preload = find_preload().map_err(Failure::NotTried)?;
+    let is_required =
+        arguments.require || env::var_os("PORTOLAN").is_some_and(|mode| mode == "require");
+    if is_required {
+        arguments.server.check().map_err(Failure::NotTried)?;
+    }
     // Clap requires at least one word.
     let (program, rest) = arguments.command.split_first().expect("a program is named");
     let mut command = Command::new(program);
@@ -54,7 +59,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         None => {
             command.env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
         }
-        Some(reason) if arguments.require => {
+        Some(reason) if is_required => {
             let name = program.to_string_lossy();
             return Err(Failure::NotTried(anyhow!("{name} {reason}")));
         }
@@ -64,6 +69,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         }
     }
     if let Some(socket) = &arguments.server.socket {
+        // The program may change its directory.
+        let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
         command.env("PORTOLAN_SOCKET", socket);
     }
     if let Some(spin) = arguments.spin {
