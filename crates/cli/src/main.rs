@@ -43,6 +43,9 @@ enum Command {
     /// sockets are Portolan's where a server manages the device, and the kernel's everywhere else. No privilege is
     /// needed. Statically linked programs, programs of another C library than glibc, and set-user-ID programs do
     /// not load the proxy; they keep the kernel's sockets.
+    ///
+    /// The proxy reads its variables once, when it is loaded: the program may clear its environment. A value
+    /// without a meaning is reported on standard error and ignored.
     #[command(after_long_help = manual::AFTER_RUN)]
     Run(run::Arguments),
     /// List the sessions of this network namespace.

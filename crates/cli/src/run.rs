@@ -42,6 +42,9 @@ pub struct Arguments {
     delivery: Option<&'static str>,
     /// Fail, instead of using the kernel's sockets, without a server or for a program that cannot load the
     /// socket proxy.
+    ///
+    /// The program is not started then, and the exit status is 125. If the server goes later, new sockets
+    /// fail.
     #[arg(long)]
     require: bool,
     /// The program and its arguments.
@@ -52,6 +55,11 @@ pub struct Arguments {
 /// Returns only if the program could not be started.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let preload = find_preload().map_err(Failure::NotTried)?;
+    let is_required =
+        arguments.require || env::var_os("PORTOLAN").is_some_and(|mode| mode == "require");
+    if is_required {
+        arguments.server.check().map_err(Failure::NotTried)?;
+    }
     // Clap requires at least one word.
     let (program, rest) = arguments.command.split_first().expect("a program is named");
     let mut command = Command::new(program);
@@ -60,7 +68,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         None => {
             command.env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
         }
-        Some(reason) if arguments.require => {
+        Some(reason) if is_required => {
             let name = program.to_string_lossy();
             return Err(Failure::NotTried(anyhow!("{name} {reason}")));
         }
@@ -70,6 +78,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         }
     }
     if let Some(socket) = &arguments.server.socket {
+        // The program may change its directory.
+        let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
         command.env("PORTOLAN_SOCKET", socket);
     }
     if let Some(spin) = arguments.spin {
