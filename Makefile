@@ -8,15 +8,21 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export CARGO_TERM_COLOR ?= auto
 
 RELEASE := target/release
+SHARE   := $(DESTDIR)$(PREFIX)/share
 JSON    ?= bench.json
 
-.PHONY: build run test lint fuzz requirements bench doc install uninstall clean deps
+.PHONY: build run check test lint fuzz bench doc install uninstall clean deps
 
 build: deps
 	cargo build --release --workspace
 
 run: build
 	$(RELEASE)/portolan demo
+
+# What needs neither root nor namespaces: minutes less than `make test`.
+check: lint
+	cargo test --all-targets $(addprefix -p portolan-,types wire timers tcp stack control proto local manual \
+	  sim layers requirements)
 
 test: lint
 	cargo build --workspace
@@ -30,16 +36,17 @@ lint: deps
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
 
-# The table of docs/reference/requirements.md, from what comments cite.
-requirements:
-	cargo run -q -p portolan-requirements
-
 # Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
 bench: build
 	$(RELEASE)/portolan bench --json $(JSON) $(ARGS)
 
+# The commands' reference is in git, and a test says when it is out of date; the table of requirements is not.
 doc:
 	cargo doc --workspace --no-deps
+	cargo build -p portolan-cli -p portolan-server
+	target/debug/portolan manual --markdown | scripts/reference-page portolan
+	target/debug/portoland --markdown | scripts/reference-page portoland
+	cargo run -q -p portolan-requirements
 	@if command -v mdbook >/dev/null; then mdbook build docs; \
 	else echo "mdbook is not installed: the book stays as it is, readable in docs/"; fi
 
@@ -57,14 +64,20 @@ install:
 	install -D -m 644 include/portolan/thread.h $(DESTDIR)$(PREFIX)/include/portolan/thread.h
 	install -D -m 644 include/portolan/extension.h $(DESTDIR)$(PREFIX)/include/portolan/extension.h
 	install -D -m 644 include/portolan/install.h $(DESTDIR)$(PREFIX)/include/portolan/install.h
-	for page in docs/man/*.[1-8]; do \
-	  install -D -m 644 $$page $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
+	install -D -m 644 docs/man/portoland.toml.5 $(SHARE)/man/man5/portoland.toml.5
+	$(RELEASE)/portolan manual $(SHARE)/man/man1
+	$(RELEASE)/portoland --manual $(SHARE)/man/man8
+	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(RELEASE)/portolan completions bash >$(SHARE)/bash-completion/completions/portolan
+	$(RELEASE)/portolan completions zsh >$(SHARE)/zsh/site-functions/_portolan
+	$(RELEASE)/portolan completions fish >$(SHARE)/fish/vendor_completions.d/portolan.fish
 
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/portolan $(DESTDIR)$(PREFIX)/sbin/portoland
 	rm -rf $(DESTDIR)$(PREFIX)/lib/portolan $(DESTDIR)$(PREFIX)/include/portolan
-	for page in docs/man/*.[1-8]; do \
-	  rm -f $(DESTDIR)$(PREFIX)/share/man/man$${page##*.}/$${page##*/}; done
+	rm -f $(SHARE)/man/man1/portolan.1 $(SHARE)/man/man1/portolan-*.1 $(SHARE)/man/man5/portoland.toml.5 \
+	  $(SHARE)/man/man8/portoland.8 $(SHARE)/bash-completion/completions/portolan \
+	  $(SHARE)/zsh/site-functions/_portolan $(SHARE)/fish/vendor_completions.d/portolan.fish
 
 clean:
 	cargo clean

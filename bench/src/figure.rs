@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::machine::MachineState;
 use crate::suites::{Better, Case};
 
 /// One row of the report and of the JSON file.
@@ -9,9 +10,9 @@ use crate::suites::{Better, Case};
 pub struct Figure {
     pub name: String,
     pub unit: &'static str,
-    pub portolan: Spread,
+    pub portolan: Measured,
     /// `None` for what the kernel's stack cannot be measured by.
-    pub kernel: Option<Spread>,
+    pub kernel: Option<Measured>,
     /// Portolan's median over the kernel's, in the figure's own unit; of a figure with a bar Portolan's
     /// median itself.
     pub ratio: Option<f64>,
@@ -21,24 +22,84 @@ pub struct Figure {
     /// What the paper that made the experiment says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paper: Option<&'static str>,
+    pub machine: MachineState,
     #[serde(skip)]
     pub better: Better,
 }
 
 impl Figure {
-    pub fn new(case: &Case, portolan: Spread, kernel: Option<Spread>) -> Figure {
+    pub fn new(
+        case: &Case,
+        portolan: Measured,
+        kernel: Option<Measured>,
+        machine: MachineState,
+    ) -> Figure {
         Figure {
             name: case.name.clone(),
             unit: case.unit,
             portolan,
             kernel,
             ratio: match case.bar {
-                Some(_) => Some(portolan.median),
-                None => kernel.map(|kernel| portolan.median / kernel.median),
+                Some(_) => Some(portolan.values.median),
+                None => kernel.map(|kernel| portolan.values.median / kernel.values.median),
             },
             bar: case.bar,
             paper: case.paper,
+            machine,
             better: case.better,
+        }
+    }
+}
+
+/// What one run of a case yields.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    pub value: f64,
+    pub latency: Option<Latency>,
+}
+
+impl From<f64> for Sample {
+    fn from(value: f64) -> Sample {
+        Sample {
+            value,
+            latency: None,
+        }
+    }
+}
+
+/// Times of single round trips or requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    pub p50_us: f64,
+    pub p99_us: f64,
+}
+
+/// The runs of a figure on one stack.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Measured {
+    #[serde(flatten)]
+    pub values: Spread,
+    /// The medians of the runs' percentiles, where the figure's program reports them.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+}
+
+impl Measured {
+    /// # Panics
+    /// If there are no samples.
+    pub fn of(samples: &[Sample]) -> Measured {
+        let spread = |value: fn(&Sample) -> Option<f64>| {
+            let mut values: Vec<f64> = samples.iter().filter_map(value).collect();
+            (!values.is_empty()).then(|| Spread::of(&mut values))
+        };
+        let p50 = spread(|sample| sample.latency.map(|latency| latency.p50_us));
+        let p99 = spread(|sample| sample.latency.map(|latency| latency.p99_us));
+        Measured {
+            values: spread(|sample| Some(sample.value)).expect("a figure has samples"),
+            latency: p50.zip(p99).map(|(p50, p99)| Latency {
+                p50_us: p50.median,
+                p99_us: p99.median,
+            }),
         }
     }
 }
@@ -74,7 +135,22 @@ impl Spread {
 
 #[cfg(test)]
 mod tests {
-    use super::Spread;
+    use super::{Latency, Measured, Sample, Spread};
+
+    #[test]
+    fn percentiles_are_medians_of_the_runs() {
+        let sample = |value, p99_us| Sample {
+            value,
+            latency: Some(Latency {
+                p50_us: 1.0,
+                p99_us,
+            }),
+        };
+        let measured = Measured::of(&[sample(5.0, 30.0), sample(4.0, 10.0), sample(6.0, 20.0)]);
+        assert_eq!(measured.values.median, 5.0);
+        assert_eq!(measured.latency.unwrap().p99_us, 20.0);
+        assert_eq!(Measured::of(&[Sample::from(1.0)]).latency, None);
+    }
 
     #[test]
     fn an_odd_number_of_runs_has_a_measured_median() {

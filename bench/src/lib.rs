@@ -6,20 +6,20 @@
 pub mod bed;
 pub mod figure;
 pub mod film;
+pub mod machine;
 pub mod process;
 pub mod suites;
 pub mod table;
 pub mod tools;
 
 use bed::{Bed, Stack};
-use figure::{Figure, Spread};
+use figure::{Figure, Measured};
+use machine::CpuTimes;
 use suites::{Case, Suite};
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Measurements of each figure on each stack.
-    pub runs: usize,
     /// The few cases that tell most, and shorter ones.
     pub quick: bool,
 }
@@ -52,25 +52,54 @@ pub enum MeasureError {
     },
 }
 
-/// Runs the cases of some suites whose names contain `only`, and calls `done` with each figure as it is there. A case that
-/// fails on either stack is reported through `failed` and does not end the run.
+/// What a run tells its caller.
+pub enum Progress<'a> {
+    /// The figure of this name is measured next, as number `index` of `count`.
+    Begins {
+        name: &'a str,
+        index: usize,
+        count: usize,
+    },
+    Done(&'a Figure),
+    /// A case that fails on either stack does not end the run.
+    Failed {
+        name: &'a str,
+        error: MeasureError,
+    },
+}
+
+/// The cases of some suites whose names contain `only`.
+pub fn select(suites: &[Suite], only: &str, effort: Effort) -> Vec<Case> {
+    suites
+        .iter()
+        .flat_map(|suite| suite.cases(effort))
+        .filter(|case| case.name.contains(only))
+        .collect()
+}
+
+/// Runs cases, and reports each figure as it is there.
 pub fn measure(
     bed: &Bed,
-    suites: &[Suite],
-    only: &str,
-    effort: Effort,
-    mut done: impl FnMut(&Figure),
-    mut failed: impl FnMut(&str, MeasureError),
+    cases: &[Case],
+    runs: usize,
+    mut report: impl FnMut(Progress),
 ) -> Vec<Figure> {
     let mut figures = Vec::new();
-    let cases = suites.iter().flat_map(|suite| suite.cases(effort));
-    for case in cases.filter(|case| case.name.contains(only)) {
-        match measure_case(bed, &case, effort.runs) {
+    for (index, case) in cases.iter().enumerate() {
+        report(Progress::Begins {
+            name: &case.name,
+            index: index + 1,
+            count: cases.len(),
+        });
+        match measure_case(bed, case, runs) {
             Ok(figure) => {
-                done(&figure);
+                report(Progress::Done(&figure));
                 figures.push(figure);
             }
-            Err(error) => failed(&case.name, error),
+            Err(error) => report(Progress::Failed {
+                name: &case.name,
+                error,
+            }),
         }
     }
     figures
@@ -78,6 +107,7 @@ pub fn measure(
 
 /// Alternates the stacks, so that a disturbance of the machine falls on both.
 fn measure_case(bed: &Bed, case: &Case, runs: usize) -> Result<Figure, MeasureError> {
+    let before = CpuTimes::now();
     let mut portolan = Vec::with_capacity(runs);
     let mut kernel = Vec::with_capacity(runs);
     for _ in 0..runs {
@@ -86,6 +116,11 @@ fn measure_case(bed: &Bed, case: &Case, runs: usize) -> Result<Figure, MeasureEr
         }
         portolan.push(case.run(bed, Stack::Portolan)?);
     }
-    let kernel = (!kernel.is_empty()).then(|| Spread::of(&mut kernel));
-    Ok(Figure::new(case, Spread::of(&mut portolan), kernel))
+    let kernel = (!kernel.is_empty()).then(|| Measured::of(&kernel));
+    Ok(Figure::new(
+        case,
+        Measured::of(&portolan),
+        kernel,
+        before.state(),
+    ))
 }

@@ -18,6 +18,7 @@ use std::process::Command;
 use clap::ValueEnum;
 
 use crate::bed::{Bed, Side, Stack};
+use crate::figure::{Latency, Sample};
 use crate::process::run;
 use crate::{Effort, MeasureError};
 
@@ -101,14 +102,14 @@ pub struct Case {
     measure: Box<Measure>,
 }
 
-type Measure = dyn Fn(&Bed, Stack) -> Result<f64, MeasureError>;
+type Measure = dyn Fn(&Bed, Stack) -> Result<Sample, MeasureError>;
 
 impl Case {
-    fn new(
+    fn new<S: Into<Sample>>(
         name: impl Into<String>,
         unit: &'static str,
         better: Better,
-        measure: impl Fn(&Bed, Stack) -> Result<f64, MeasureError> + 'static,
+        measure: impl Fn(&Bed, Stack) -> Result<S, MeasureError> + 'static,
     ) -> Case {
         Case {
             name: name.into(),
@@ -117,7 +118,7 @@ impl Case {
             bar: None,
             paper: None,
             stacks: &[Stack::Kernel, Stack::Portolan],
-            measure: Box::new(measure),
+            measure: Box::new(move |bed, stack| measure(bed, stack).map(Into::into)),
         }
     }
 
@@ -150,7 +151,7 @@ impl Case {
     }
 
     /// Measures once, with the programs of both sides on `stack`.
-    pub fn run(&self, bed: &Bed, stack: Stack) -> Result<f64, MeasureError> {
+    pub fn run(&self, bed: &Bed, stack: Stack) -> Result<Sample, MeasureError> {
         (self.measure)(bed, stack)
     }
 }
@@ -197,8 +198,35 @@ impl Reach {
         arguments: &[&str],
         field: &str,
     ) -> Result<f64, MeasureError> {
+        number(
+            "portolan-traffic",
+            &self.report(bed, stack, arguments)?,
+            &[field],
+        )
+    }
+
+    /// Runs the traffic program on the client's side and takes the median and other percentiles of round trips.
+    fn round_trips(
+        self,
+        bed: &Bed,
+        stack: Stack,
+        arguments: &[&str],
+    ) -> Result<Sample, MeasureError> {
+        let report = self.report(bed, stack, arguments)?;
+        let percentile = |field| number("portolan-traffic", &report, &[field]);
+        let latency = Latency {
+            p50_us: percentile("p50_us")?,
+            p99_us: percentile("p99_us")?,
+        };
+        Ok(Sample {
+            value: latency.p50_us,
+            latency: Some(latency),
+        })
+    }
+
+    fn report(self, bed: &Bed, stack: Stack, arguments: &[&str]) -> Result<String, MeasureError> {
         let mut command = self.client(bed, stack, "portolan-traffic");
-        number("portolan-traffic", &run(command.args(arguments))?, &[field])
+        Ok(run(command.args(arguments))?)
     }
 }
 
@@ -225,10 +253,7 @@ mod tests {
 
     #[test]
     fn every_figure_has_a_name_of_its_own() {
-        let effort = Effort {
-            runs: 5,
-            quick: false,
-        };
+        let effort = Effort { quick: false };
         let names: Vec<_> = Suite::ALL
             .iter()
             .flat_map(|suite| suite.cases(effort))
@@ -252,7 +277,7 @@ mod tests {
     #[test]
     fn a_quick_run_measures_a_part_of_the_full_one() {
         let names = |quick| -> HashSet<String> {
-            let effort = Effort { runs: 5, quick };
+            let effort = Effort { quick };
             Suite::ALL
                 .iter()
                 .flat_map(|s| s.cases(effort))

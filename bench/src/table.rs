@@ -27,8 +27,10 @@ pub fn row(figure: &Figure) -> String {
         "{:<NAME_WIDTH$} {:<8} {:>SPREAD_WIDTH$} {:>SPREAD_WIDTH$} {:>7}  {direction}",
         figure.name,
         figure.unit,
-        spread(figure.portolan),
-        figure.kernel.map_or_else(absent, spread),
+        spread(figure.portolan.values),
+        figure
+            .kernel
+            .map_or_else(absent, |kernel| spread(kernel.values)),
         figure.ratio.map_or_else(absent, |ratio| match figure.bar {
             Some(_) => format!("{ratio:.4}"),
             None => format!("{ratio:.2}"),
@@ -77,21 +79,27 @@ fn amount(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figure::Measured;
+    use crate::machine::MachineState;
 
     fn figure(better: Better, ratio: f64) -> Figure {
-        let spread = Spread {
-            median: 4.5,
-            min: 4.0,
-            max: 12_345.6,
+        let measured = Measured {
+            values: Spread {
+                median: 4.5,
+                min: 4.0,
+                max: 12_345.6,
+            },
+            latency: None,
         };
         Figure {
             name: "tcp-1-spin".into(),
             unit: "us",
-            portolan: spread,
-            kernel: Some(spread),
+            portolan: measured,
+            kernel: Some(measured),
             ratio: Some(ratio),
             bar: None,
             paper: None,
+            machine: MachineState::default(),
             better,
         }
     }

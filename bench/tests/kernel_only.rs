@@ -7,10 +7,7 @@ use portolan_bench::suites::Suite;
 #[test]
 fn every_quick_case_measures_something_on_the_kernels_stack() {
     let bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed needs root and `cargo build`");
-    let effort = Effort {
-        runs: 1,
-        quick: true,
-    };
+    let effort = Effort { quick: true };
     // One of the paths is enough: they differ in numbers only.
     let cases = Suite::ALL.iter().flat_map(|suite| match suite {
         Suite::Paths => suite.cases(effort).into_iter().take(1),
@@ -21,7 +18,8 @@ fn every_quick_case_measures_something_on_the_kernels_stack() {
     for case in cases.filter(|case| case.is_of(Stack::Kernel)) {
         let value = case
             .run(&bed, Stack::Kernel)
-            .unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            .unwrap_or_else(|e| panic!("{}: {e}", case.name))
+            .value;
         println!("{} {value} {}", case.name, case.unit);
         assert!(value > 0.0, "{}", case.name);
     }

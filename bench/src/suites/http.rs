@@ -4,6 +4,7 @@ use std::fs;
 
 use super::{Better, Case};
 use crate::bed::{Bed, Side};
+use crate::figure::{Latency, Sample};
 use crate::process::run;
 use crate::{Effort, MeasureError};
 
@@ -30,10 +31,10 @@ fn case(name: &str, seconds: f64, options: &'static [&'static str]) -> Case {
         let url = format!("http://{}/", bed.endpoint(PORT));
         let output = run(bed
             .command(Side::Client, stack, "wrk")
-            .args(["-t", "1", "-c", "64", "-d", &duration])
+            .args(["-t", "1", "-c", "64", "-d", &duration, "--latency"])
             .args(options)
             .arg(&url))?;
-        rate(&output).ok_or(MeasureError::Output {
+        sample(&output).ok_or(MeasureError::Output {
             program: "wrk",
             output,
         })
@@ -64,27 +65,48 @@ fn configure(bed: &Bed) -> Result<String, MeasureError> {
     Ok(path)
 }
 
-/// wrk's line `Requests/sec:  123456.78`.
-fn rate(output: &str) -> Option<f64> {
-    output.lines().find_map(|line| {
-        line.trim()
-            .strip_prefix("Requests/sec:")?
-            .trim()
-            .parse()
-            .ok()
+/// wrk's lines `Requests/sec:  123456.78`, `50%  512.00us` and `99%  1.20ms`.
+fn sample(output: &str) -> Option<Sample> {
+    let field = |name| {
+        let line = output.lines().map(str::trim);
+        line.filter_map(|line| line.strip_prefix(name)).next()
+    };
+    Some(Sample {
+        value: field("Requests/sec:")?.trim().parse().ok()?,
+        latency: Some(Latency {
+            p50_us: microseconds(field("50%")?)?,
+            p99_us: microseconds(field("99%")?)?,
+        }),
+    })
+}
+
+/// A time as wrk prints it.
+fn microseconds(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];
+    units.iter().find_map(|(unit, factor)| {
+        let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(number * factor)
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::rate;
+    use super::sample;
 
     #[test]
-    fn the_rate_is_read_from_its_line() {
-        assert_eq!(
-            rate("Running 2s test\nRequests/sec:  1234.50\nTransfer/sec: 1MB"),
-            Some(1234.5)
-        );
-        assert_eq!(rate("unable to connect"), None);
+    fn rate_and_percentiles_are_read_from_their_lines() {
+        let output = "Running 2s test\n  Latency Distribution\n     50%  512.00us\n     99%    1.20ms\n\
+            Requests/sec:  1234.50\nTransfer/sec: 1MB";
+        let sample = sample(output).unwrap();
+        assert_eq!(sample.value, 1234.5);
+        let latency = sample.latency.unwrap();
+        assert_eq!((latency.p50_us, latency.p99_us), (512.0, 1200.0));
+    }
+
+    #[test]
+    fn an_error_is_no_sample() {
+        assert_eq!(sample("unable to connect"), None);
+        assert_eq!(sample("Requests/sec:  1234.50"), None);
     }
 }

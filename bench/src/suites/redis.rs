@@ -2,6 +2,7 @@
 
 use super::{Better, Case};
 use crate::bed::{Bed, Side, Stack};
+use crate::figure::{Latency, Sample};
 use crate::process::run;
 use crate::{Effort, MeasureError};
 
@@ -29,7 +30,7 @@ fn measure(
     test: &str,
     requests: u64,
     pipeline: u32,
-) -> Result<f64, MeasureError> {
+) -> Result<Sample, MeasureError> {
     let address = bed.server.address.to_string();
     let port = PORT.to_string();
     let _server = bed.serve(
@@ -66,31 +67,52 @@ fn measure(
         "-P",
         &pipeline.to_string(),
     ]))?;
-    rate(&output).ok_or(MeasureError::Output {
+    sample(&output).ok_or(MeasureError::Output {
         program: "redis-benchmark",
         output,
     })
 }
 
-/// The second field of the last line: `"GET","123456.78","0.2",…`.
-fn rate(csv: &str) -> Option<f64> {
-    csv.lines()
+/// The last line has the name of the test, requests per second, and in milliseconds the mean, the minimum,
+/// the 50th, 95th and 99th percentile and the maximum.
+fn sample(csv: &str) -> Option<Sample> {
+    let fields: Vec<f64> = csv
+        .lines()
         .last()?
         .split(',')
-        .nth(1)?
-        .trim_matches('"')
-        .parse()
-        .ok()
+        .skip(1)
+        .map(|field| field.trim_matches('"').parse())
+        .collect::<Result<_, _>>()
+        .ok()?;
+    let &[rate, _mean, _minimum, p50_ms, _p95, p99_ms, _maximum] = fields.as_slice() else {
+        return None;
+    };
+    Some(Sample {
+        value: rate,
+        latency: Some(Latency {
+            p50_us: p50_ms * 1000.0,
+            p99_us: p99_ms * 1000.0,
+        }),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::rate;
+    use super::sample;
 
     #[test]
-    fn the_rate_is_read_from_the_last_line() {
-        let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\"GET\",\"123456.78\",\"0.2\"";
-        assert_eq!(rate(csv), Some(123_456.78));
-        assert_eq!(rate("Could not connect"), None);
+    fn rate_and_percentiles_are_read_from_the_last_line() {
+        let csv = "\"test\",\"rps\",\"avg_latency_ms\"\n\
+            \"GET\",\"123456.78\",\"0.200\",\"0.048\",\"0.191\",\"0.303\",\"0.415\",\"1.503\"";
+        let sample = sample(csv).unwrap();
+        assert_eq!(sample.value, 123_456.78);
+        let latency = sample.latency.unwrap();
+        assert_eq!((latency.p50_us, latency.p99_us), (191.0, 415.0));
+    }
+
+    #[test]
+    fn an_error_is_no_sample() {
+        assert_eq!(sample("Could not connect"), None);
+        assert_eq!(sample("\"GET\",\"1.0\""), None);
     }
 }

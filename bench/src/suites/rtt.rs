@@ -3,6 +3,7 @@
 
 use super::{Better, Case, Reach};
 use crate::bed::{Bed, Side, Stack};
+use crate::figure::Sample;
 use crate::process::Background;
 use crate::{Effort, MeasureError};
 
@@ -71,7 +72,7 @@ impl RoundTrip {
         })
     }
 
-    fn measure(&self, bed: &Bed, stack: Stack) -> Result<f64, MeasureError> {
+    fn measure(&self, bed: &Bed, stack: Stack) -> Result<Sample, MeasureError> {
         let endpoint = self.reach.endpoint(bed, PORT).to_string();
         let size = self.size.to_string();
         let mut echo = vec!["echo", self.protocol, &endpoint, "--size", &size];
@@ -90,7 +91,7 @@ impl RoundTrip {
             ping.push("--spin");
         }
         let _server = self.serve(bed, stack, &echo)?;
-        self.reach.traffic(bed, stack, &ping, "p50_us")
+        self.reach.round_trips(bed, stack, &ping)
     }
 
     /// Over UDP the client itself asks until the server is there.

@@ -1,15 +1,21 @@
 //! `portolan bench`: measures, prints a table as the figures come, writes JSON.
 
+use std::fmt::Display;
 use std::fs;
+use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use portolan_bench::bed::Bed;
 use portolan_bench::figure::Figure;
-use portolan_bench::suites::Suite;
-use portolan_bench::{Effort, table};
+use portolan_bench::suites::{Case, Suite};
+use portolan_bench::{Effort, Progress, machine, select, table};
 
 use crate::exit::{Failure, print};
+
+/// How long the machine is watched before the first figure.
+const WATCH: Duration = Duration::from_secs(1);
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -19,33 +25,33 @@ pub struct Arguments {
     /// Measure only figures whose names contain this.
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
-    /// Also write the figures to a file.
+    /// Also write the figures to a file; `-`: write them to standard output, and the table to standard error.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Measurements of each figure on each stack.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     runs: u16,
-    /// The few cases that tell most, and shorter ones.
+    /// Run fewer and shorter cases.
     #[arg(long)]
     quick: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let cases = arguments.cases()?;
     require_root("bench")?;
-    let suites = if arguments.suites.is_empty() {
-        &Suite::ALL[..]
-    } else {
-        &arguments.suites
+    let sink = match &arguments.json {
+        Some(path) if path.as_os_str() == "-" => Sink::Errors,
+        _ => Sink::Output,
     };
     let bed = Bed::new().context("cannot make the bed")?;
-    let effort = Effort {
-        runs: arguments.runs.into(),
-        quick: arguments.quick,
-    };
-    let (figures, complete) = measure(&bed, suites, &arguments.only, effort)?;
-    if let Some(path) = &arguments.json {
-        fs::write(path, serde_json::to_string_pretty(&figures)?)
-            .with_context(|| path.display().to_string())?;
+    let (figures, complete) = measure(&bed, &cases, arguments.runs.into(), sink)?;
+    let json = || serde_json::to_string_pretty(&figures);
+    match (&arguments.json, sink) {
+        (None, _) => {}
+        (Some(_), Sink::Errors) => print(json()?)?,
+        (Some(path), Sink::Output) => {
+            fs::write(path, json()?).with_context(|| path.display().to_string())?;
+        }
     }
     if complete {
         Ok(())
@@ -54,27 +60,78 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
+impl Arguments {
+    fn cases(&self) -> Result<Vec<Case>, Failure> {
+        let suites = if self.suites.is_empty() {
+            &Suite::ALL[..]
+        } else {
+            &self.suites
+        };
+        let effort = Effort { quick: self.quick };
+        let cases = select(suites, &self.only, effort);
+        if cases.is_empty() {
+            let error = anyhow!("no figure of these suites contains {:?}", self.only);
+            return Err(Failure::Usage(error));
+        }
+        Ok(cases)
+    }
+}
+
+/// Where the table goes.
+#[derive(Clone, Copy)]
+pub enum Sink {
+    Output,
+    Errors,
+}
+
+impl Sink {
+    fn line(self, line: impl Display) -> Result<(), Failure> {
+        match self {
+            Sink::Output => print(line),
+            Sink::Errors => {
+                eprintln!("{line}");
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Measures and prints each figure as it comes; false if a case failed.
 pub fn measure(
     bed: &Bed,
-    suites: &[Suite],
-    only: &str,
-    effort: Effort,
+    cases: &[Case],
+    runs: usize,
+    sink: Sink,
 ) -> Result<(Vec<Figure>, bool), Failure> {
-    print(table::head())?;
+    if let Some(disturbance) = machine::disturbance(WATCH) {
+        eprintln!("portolan: {disturbance}: these figures are not those of a quiet machine");
+    }
+    sink.line(table::head())?;
+    let is_terminal = std::io::stderr().is_terminal();
     let mut complete = true;
-    let figures = portolan_bench::measure(
-        bed,
-        suites,
-        only,
-        effort,
-        |figure| println!("{}", table::row(figure)),
-        |name, error| {
-            complete = false;
-            eprintln!("portolan: {name}: {error}");
-        },
-    );
-    print(table::legend())?;
+    let mut outcome = Ok(());
+    let figures = portolan_bench::measure(bed, cases, runs, |progress| {
+        if is_terminal {
+            eprint!("\r\x1b[K");
+        }
+        match progress {
+            Progress::Begins { name, index, count } if is_terminal => {
+                eprint!("{index} of {count}: {name}");
+            }
+            Progress::Begins { .. } => {}
+            Progress::Done(figure) => {
+                if outcome.is_ok() {
+                    outcome = sink.line(table::row(figure));
+                }
+            }
+            Progress::Failed { name, error } => {
+                complete = false;
+                eprintln!("portolan: {name}: {error}");
+            }
+        }
+    });
+    outcome?;
+    sink.line(table::legend())?;
     Ok((figures, complete))
 }
 
@@ -85,4 +142,31 @@ pub fn require_root(command: &str) -> anyhow::Result<()> {
         "{command} makes network namespaces: run it as root"
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_text_that_no_figure_contains_is_wrong_usage() {
+        let cases = |words: &[&str]| {
+            Line::parse_from([&["bench"], words].concat())
+                .arguments
+                .cases()
+        };
+        assert!(cases(&["rtt", "--only", "tcp-1-spin"]).is_ok_and(|cases| cases.len() == 1));
+        assert!(matches!(
+            cases(&["rtt", "--only", "iperf3"]),
+            Err(Failure::Usage(_))
+        ));
+    }
 }

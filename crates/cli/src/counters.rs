@@ -13,13 +13,13 @@ use crate::table::printable;
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Also what never happened.
+    /// Show counters that are zero, too.
     #[arg(short, long)]
     all: bool,
-    /// What each holder of sessions counted, the server and each process, not their sum.
+    /// Show the counters of the server and of each process instead of their sum.
     #[arg(short, long)]
     processes: bool,
-    /// Every SECONDS seconds, what happened since the last time.
+    /// Show the differences every SECONDS seconds.
     #[arg(short, long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
           value_parser = clap::value_parser!(u32).range(1..))]
     watch: Option<u32>,

@@ -5,12 +5,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use portolan_bench::Effort;
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{Background, run as run_to_end};
 use portolan_bench::suites::Suite;
+use portolan_bench::{Effort, select};
 
-use crate::bench::{measure, require_root};
+use crate::bench::{Sink, measure, require_root};
 use crate::exit::{Failure, print};
 
 const REDIS_PORT: u16 = 6379;
@@ -49,15 +49,9 @@ pub fn run() -> Result<(), Failure> {
     beside(&bed)?;
     wire(capture)?;
     step("the same programs on both stacks, measured in turns")?;
-    let (_, complete) = measure(
-        &bed,
-        &SUITES,
-        "",
-        Effort {
-            runs: RUNS,
-            quick: true,
-        },
-    )?;
+    let effort = Effort { quick: true };
+    let cases = select(&SUITES, "", effort);
+    let (_, complete) = measure(&bed, &cases, RUNS, Sink::Output)?;
     if complete {
         Ok(())
     } else {

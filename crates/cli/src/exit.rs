@@ -1,19 +1,8 @@
-//! Exit codes: one table, printed by `--help`, documented in portolan(1).
+//! Exit codes, which the end of `portolan --help` lists.
 
 use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
-
-/// The table as `--help` shows it.
-pub const HELP: &str = "Exit status:
-  0    success
-  1    failure, or a failed check of doctor
-  2    wrong usage
-  3    no server answers
-  4    qos, ext: the server refuses
-  125  run: the program was not tried
-  126  run: the program cannot be executed
-  127  run: the program was not found";
 
 /// Why a command did not do what it was asked.
 pub enum Failure {

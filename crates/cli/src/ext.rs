@@ -30,18 +30,27 @@ pub struct Arguments {
 #[derive(clap::Subcommand)]
 enum Command {
     /// Install an extension, and keep it until this command ends.
+    ///
+    /// The command owns the port or the protocol. Packets that the extension leaves to the owner are discarded; a
+    /// program that wants them uses the interface in portolan/install.h, or portolan::extension in Rust.
     Install(install::Wish),
-    /// List your extensions; as root, all.
+    /// List the extensions of the caller; for root, all.
     List,
-    /// Show what extensions did, and how long they took.
+    /// Show how often each extension ran, how long it took, and what it decided.
     Stats {
-        /// Only this one.
+        /// The number of one extension.
         number: Option<u16>,
     },
     /// Remove an extension.
-    Remove { number: u16 },
-    /// Say whether an extension would be admitted, and what it costs.
-    Check { object: PathBuf },
+    Remove {
+        /// The number that `ext list` shows.
+        number: u16,
+    },
+    /// Show whether the server would admit an extension, and its cost.
+    Check {
+        /// The ELF object.
+        object: PathBuf,
+    },
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {

@@ -3,7 +3,7 @@
 
 mod arguments;
 mod report;
-mod show;
+pub mod show;
 mod watch;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
@@ -28,22 +28,35 @@ pub struct Arguments {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Show links, reservations, groups, budgets and CPU.
+    /// Show links, transmit reservations, groups, receive budgets and CPU reservations.
+    ///
+    /// The column `Kept` says how much of a rate is kept: `yes`; a lower rate, on a link that has become too slow
+    /// for all its reservations; `no`, while the link is down.
     Show,
     /// Make or change a guarantee.
-    #[command(after_help = arguments::SCOPES)]
+    #[command(after_long_help = arguments::SCOPES)]
     Set(Setting),
     /// End a guarantee.
-    #[command(after_help = arguments::SCOPES)]
+    #[command(after_long_help = arguments::SCOPES)]
     Del(Deletion),
     /// Show the classes of links with their traffic, and the service classes of CPUs.
+    ///
+    /// The kernel counts the bytes of a packet that the device segments, but not its segments: `Packets` counts it
+    /// once.
     Classes,
-    /// Say how fast a link is now; what was promised of it is kept in proportion.
+    /// Tell the server the current rate of a link. Needs root.
+    ///
+    /// If it is lower than the sum of the reservations, each of them keeps its proportion. Holds until the server
+    /// stops.
     Link(LinkArguments),
     /// Share a reserved rate between several flows or processes.
     Group(Group),
-    /// Show every SECONDS seconds what was sent, received and computed.
+    /// Show traffic and CPU time beside the guarantees, every SECONDS seconds.
+    ///
+    /// Also shows, as it happens, that a link is down, up again or has another rate, and which guarantees are
+    /// suspended, reduced, or kept in full again (`events` in JSON).
     Watch {
+        /// The interval.
         #[arg(default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
     },

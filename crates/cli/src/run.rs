@@ -23,19 +23,28 @@ const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Microseconds that a waiting thread looks at its ring before it sleeps.
+    /// Poll the ring for this many microseconds before a waiting thread sleeps.
     #[arg(long, value_name = "US")]
     spin: Option<u32>,
-    /// Perform the handshakes of listeners in the program itself (see the guide on running programs).
+    /// Perform the handshakes of listeners in the program itself.
+    ///
+    /// A flood of SYNs to such a listener costs no other program.
     #[arg(long)]
     delegate: bool,
-    /// Give sessions rings of their own, as many as the server has for the program.
+    /// Give each session a ring of its own, as long as the server has rings left for the program.
     #[arg(long)]
     direct: bool,
-    /// How packets reach the program: shm, ipc or server.
+    /// How packets reach the program: shm, ipc, server or shm-ipf.
+    ///
+    /// shm: a ring in shared memory. ipc: each packet by a read of the tap. server: the server runs TCP and
+    /// relays the data. shm-ipf: the ring, filled by a filter in the device's driver, where the server has one.
     #[arg(long, value_name = "FORM", value_parser = delivery)]
     delivery: Option<&'static str>,
-    /// Fail instead of using the kernel's sockets when there is no server.
+    /// Fail, instead of using the kernel's sockets, without a server or for a program that cannot load the
+    /// socket proxy.
+    ///
+    /// The program is not started then, and the exit status is 125. If the server goes later, new sockets
+    /// fail.
     #[arg(long)]
     require: bool,
     /// The program and its arguments.
@@ -46,6 +55,11 @@ pub struct Arguments {
 /// Returns only if the program could not be started.
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
     let preload = find_preload().map_err(Failure::NotTried)?;
+    let is_required =
+        arguments.require || env::var_os("PORTOLAN").is_some_and(|mode| mode == "require");
+    if is_required {
+        arguments.server.check().map_err(Failure::NotTried)?;
+    }
     // Clap requires at least one word.
     let (program, rest) = arguments.command.split_first().expect("a program is named");
     let mut command = Command::new(program);
@@ -54,7 +68,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         None => {
             command.env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
         }
-        Some(reason) if arguments.require => {
+        Some(reason) if is_required => {
             let name = program.to_string_lossy();
             return Err(Failure::NotTried(anyhow!("{name} {reason}")));
         }
@@ -64,6 +78,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         }
     }
     if let Some(socket) = &arguments.server.socket {
+        // The program may change its directory.
+        let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
         command.env("PORTOLAN_SOCKET", socket);
     }
     if let Some(spin) = arguments.spin {

@@ -31,6 +31,13 @@ impl ServerAddress {
         }
     }
 
+    /// Does a server listen there?
+    pub fn check(&self) -> anyhow::Result<()> {
+        let path = self.path()?;
+        Connection::connect(&path).with_context(|| path.display().to_string())?;
+        Ok(())
+    }
+
     /// Sends one request and returns the body of its reply.
     pub fn ask(&self, body: RequestBody) -> Result<ReplyBody, Failure> {
         Ok(self.ask_with_fds(body)?.0)

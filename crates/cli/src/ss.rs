@@ -16,22 +16,30 @@ use crate::table::{lines, printable};
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// TCP sessions.
+    /// Show TCP sessions.
     #[arg(short, long)]
     tcp: bool,
-    /// UDP sessions.
+    /// Show UDP sessions.
     #[arg(short, long)]
     udp: bool,
-    /// Protocols that programs run themselves: of an EtherType, of an IP protocol, or at a port.
+    /// Show protocols that programs implement themselves: of an EtherType, of an IP protocol, or at a port.
     #[arg(short = 'w', long)]
     raw: bool,
-    /// Listening sessions only.
+    /// Show listening sessions only.
     #[arg(short, long)]
     listening: bool,
-    /// Figures of each session: windows, times, counts.
+    /// Show windows, times and event counts of each session.
+    ///
+    /// Of a listener, shows floods of SYNs: whether there is one now (`flooded`), how many there were (`floods`),
+    /// SYNs that the packet filter answered by cookies (`syns_answered`) and dropped because the number of
+    /// connections in set-up was at its limit (`syns_dropped`), cookies that the performer of the handshakes
+    /// sent (`cookies_sent`), and acknowledgements of cookies that were valid (`cookies_good`) or not
+    /// (`cookies_bad`). Zeros are left out, except in JSON. Listeners that share a port each show the filter's
+    /// counts of all of them. The counts of a program that performs its own handshakes are its claim, up to a
+    /// second old.
     #[arg(short, long)]
     info: bool,
-    /// Who holds each session. Shown always; accepted for the habit of ss(8).
+    /// Show the holder of each session. Always shown; accepted because ss(8) has it.
     #[arg(short, long)]
     processes: bool,
     /// Print JSON.

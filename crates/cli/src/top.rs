@@ -23,16 +23,16 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Time between two looks.
+    /// Time between two screens, from 0.1 to 3600.
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = delay)]
     delay: Duration,
-    /// End after so many looks.
+    /// End after N screens.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
-    /// Print one screen below the other, whole, for files and programs.
+    /// Print the screens one below the other, uncut, for files and programs.
     #[arg(short, long)]
     batch: bool,
-    /// Print a line of JSON for each look.
+    /// Print a line of JSON for each screen.
     #[arg(long)]
     json: bool,
 }

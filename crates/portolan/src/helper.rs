@@ -7,8 +7,9 @@
 //! leader and does all the work; nothing to do until that thread has left.
 
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use portolan_local::WakeBy;
@@ -41,9 +42,12 @@ const REST: Duration = Duration::from_secs(1);
 
 /// Where application threads meet the helper.
 pub(crate) struct Post {
+    /// Nobody else is to start it. While it is stopped for a call, too.
     is_started: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
     is_resting: AtomicBool,
-    /// Ends its rest.
+    is_stopping: AtomicBool,
+    /// Ends its sleep.
     bell: Bell,
 }
 
@@ -51,13 +55,23 @@ impl Post {
     pub(crate) fn new() -> Result<Post, Errno> {
         Ok(Post {
             is_started: AtomicBool::new(false),
+            thread: Mutex::new(None),
             is_resting: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             bell: Bell::from_fd(table::hide(Bell::new()?.into())),
         })
     }
 
     pub(crate) fn is_started(&self) -> bool {
         self.is_started.load(Ordering::Acquire)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,16 +89,40 @@ impl Process {
         if self.helper.is_started.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.start_helper();
+    }
+
+    pub(crate) fn start_helper(&'static self) {
         // Its descriptors are there before the program can be short of them.
         let (waiter, unattended) = (Waiter::new(), Unattended::new());
         let help = move || {
             waiter.adopt();
             self.help(unattended);
         };
-        if thread::spawn_masked("portolan", help).is_err() {
+        let thread = thread::spawn_masked("portolan", help).ok();
+        if thread.is_none() {
             // Tried again with the next session; until then only application threads attend.
             self.helper.is_started.store(false, Ordering::Release);
         }
+        *self.helper.thread() = thread;
+    }
+
+    /// Ends the helper, and returns when neither libc nor the kernel knows of it. True if it ran: then
+    /// [`Process::start_helper`] is to follow. Not with a lock held.
+    pub(crate) fn stop_helper(&self) -> bool {
+        let Some(thread) = self.helper.thread().take() else {
+            return false;
+        };
+        self.helper.is_stopping.store(true, Ordering::Release);
+        self.helper.bell.ring();
+        // It may wait for a fork, which waits for who is inside.
+        let outside = inside::leave();
+        // One that has panicked has ended, too.
+        let _ = thread.join();
+        drop(outside);
+        self.helper.bell.silence();
+        self.helper.is_stopping.store(false, Ordering::Release);
+        true
     }
 
     /// Called by a leader that goes back to its application.
@@ -101,7 +139,7 @@ impl Process {
         let mut looks = Looks::default();
         let mut seen = 0;
         let mut ticks = 0_u32;
-        loop {
+        while !self.helper.is_stopping() {
             seen = self.tick(&mut unattended, seen);
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(PUBLISH_EVERY) {
@@ -140,7 +178,7 @@ impl Process {
             self.pause(fds, Some(until));
             let has_frames = unattended.take();
             let now = clock::now();
-            if now >= end {
+            if now >= end || self.helper.is_stopping() {
                 return seen;
             }
             let mut core = self.lock();
@@ -196,7 +234,7 @@ impl Process {
             drop(core);
             self.look_for_unseen_waits(looks);
             core = self.lock();
-            if core.attended != seen {
+            if core.attended != seen || self.helper.is_stopping() {
                 // What came until now was taken, and not answered yet.
                 core.attend(clock::now());
                 return seen;
@@ -222,8 +260,9 @@ impl Process {
         set.outcomes(&fds)
     }
 
-    /// Waits for one of `fds` or the deadline, and does what the server asks for.
+    /// Waits for one of `fds`, the bell or the deadline, and does what the server asks for.
     fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
+        fds.push(pollfd(self.helper.bell.as_fd().as_raw_fd(), libc::POLLIN));
         fds.push(pollfd(self.alert.as_fd().as_raw_fd(), libc::POLLIN));
         // Whatever ended it, the next look tells.
         let outside = inside::leave();
@@ -231,6 +270,11 @@ impl Process {
         drop(outside);
         if fds.pop().is_some_and(|alert| alert.revents != 0) {
             self.hear_server();
+        }
+        let is_rung = fds.pop().is_some_and(|bell| bell.revents != 0);
+        // Rung to stop, it goes on ringing until nothing sleeps here any more.
+        if is_rung && !self.helper.is_stopping() {
+            self.helper.bell.silence();
         }
         fds
     }
@@ -289,12 +333,9 @@ impl Process {
 
     fn rest(&self, core: CoreGuard<'_>) {
         self.publish(&core);
-        let bell = &self.helper.bell;
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
-        let rung = pollfd(bell.as_fd().as_raw_fd(), libc::POLLIN);
-        self.pause(vec![rung], Some(clock::now() + REST));
-        bell.silence();
+        self.pause(Vec::new(), Some(clock::now() + REST));
         self.look_for_server();
         self.helper.is_resting.store(false, Ordering::Release);
     }

@@ -2,13 +2,14 @@
 //! `PORTOLAN_LAYERS=FILE` the program itself adds up the time that each of its threads spends in each layer, on a page of that file.
 
 use std::cell::Cell;
-use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use portolan_stack::Step;
 use portolan_sys::probes::{self, Totals};
 use portolan_sys::{clock, leak};
+
+use crate::settings::settings;
 
 /// Rows of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +66,11 @@ pub(crate) fn start() -> bool {
         // A child of fork goes on where its parent was.
         return true;
     }
-    let Some(path) = std::env::var_os("PORTOLAN_LAYERS") else {
+    let Some(path) = &settings().layers else {
         return false;
     };
     // Who asks for it sees that there is no file.
-    let Ok(totals) = Totals::create(Path::new(&path)) else {
+    let Ok(totals) = Totals::create(path) else {
         return false;
     };
     CLOCK_COST.store(cost_of_clock(), Ordering::Relaxed);

@@ -31,6 +31,7 @@ pub mod qos;
 pub mod raw;
 mod report;
 mod rings;
+mod settings;
 mod socket;
 mod stamps;
 mod table;

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody};
@@ -30,7 +30,8 @@ use crate::control::{Control, Lost};
 use crate::core::{Alarm, Core};
 use crate::locals::Locals;
 use crate::rings::OwnRing;
-use crate::{helper, layers, table};
+use crate::settings::{Mode, complain, complain_of, settings};
+use crate::{helper, layers, posix, table};
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -51,16 +52,8 @@ pub(crate) struct Process {
     mapping: MappingChoice,
     /// That the server has gone was said.
     has_warned: AtomicBool,
-}
-
-/// What the environment asks for (`PORTOLAN`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// Portolan if there is a server, else the kernel with one warning.
-    Auto,
-    /// Without a server sockets fail.
-    Require,
-    Off,
+    /// Something here besides sockets needs this connection to the server.
+    stays: AtomicBool,
 }
 
 /// Why there is no Portolan for this process.
@@ -77,6 +70,26 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
 
+/// A server's control socket, and the network namespace of the thread that found it.
+#[derive(Clone)]
+struct Server {
+    path: PathBuf,
+    /// None without `/proc`.
+    namespace: Option<u64>,
+}
+
+/// The server of the sockets that this process has: it registered there, or its parent did.
+static SERVER: Mutex<Option<Server>> = Mutex::new(None);
+/// The network namespace before a thread first changed its own: `PORTOLAN_SOCKET` is meant for that one.
+static FIRST_NAMESPACE: OnceLock<u64> = OnceLock::new();
+/// A thread of this process, or of a parent, has changed its network namespace.
+static HAS_MOVED: AtomicBool = AtomicBool::new(false);
+/// How often this process has left its server for that of another namespace.
+static RESTARTS: AtomicU32 = AtomicU32::new(0);
+
+/// What a process leaves behind in its memory each time is bounded so.
+const RESTARTS_MAX: u32 = 16;
+
 impl Process {
     /// The process if it has been started.
     pub(crate) fn running() -> Option<&'static Process> {
@@ -92,7 +105,8 @@ impl Process {
                 Ok(process)
             };
         }
-        let mode = mode();
+        complain();
+        let mode = settings().mode;
         if mode == Mode::Off || IS_RENOUNCED.load(Ordering::Relaxed) {
             return Err(Absent::UseKernel);
         }
@@ -117,7 +131,11 @@ impl Process {
     }
 
     /// As [`Process::start`], but notices that the server has gone, however quietly.
+    /// It is the server of the network namespace that the calling thread is in.
     pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
+        if HAS_MOVED.load(Ordering::Relaxed) {
+            Process::follow_namespace()?;
+        }
         let process = Process::start()?;
         if process.control.has_hung_up() {
             return process.without_server();
@@ -125,9 +143,65 @@ impl Process {
         Ok(process)
     }
 
+    /// As [`Process::start`], for what lasts as long as the process's connection to the server does.
+    pub(crate) fn start_to_stay() -> Result<&'static Process, Absent> {
+        let process = Process::start()?;
+        process.stays.store(true, Ordering::Relaxed);
+        Ok(process)
+    }
+
+    /// Has this process registered, or a parent of it before the fork?
+    pub(crate) fn knows_server() -> bool {
+        let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+        known.is_some()
+    }
+
+    /// The calling thread, or a child that it forks, is about to change its network namespace.
+    pub(crate) fn before_move() {
+        if let Ok(inode) = namespace::inode() {
+            FIRST_NAMESPACE.get_or_init(|| inode);
+        }
+    }
+
+    /// What was found in one network namespace says nothing of the next.
+    pub(crate) fn after_move() {
+        HAS_MOVED.store(true, Ordering::Relaxed);
+        if Process::running().is_none() {
+            *STARTING.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    /// The sockets of one process have one server. In another namespace than that server's, a process without sockets
+    /// starts anew; one that has sockets gets the kernel's.
+    fn follow_namespace() -> Result<(), Absent> {
+        let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without `/proc` it cannot be told, and who has moved is not to get out of where it is.
+        let is_here = known.as_ref().is_none_or(|server| {
+            namespace::inode().is_ok_and(|here| server.namespace == Some(here))
+        });
+        drop(known);
+        if is_here || IS_RENOUNCED.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mode = settings().mode;
+        if table::has_sockets() || posix::shares_memory() {
+            return absent(mode);
+        }
+        if let Some(process) = Process::running() {
+            let is_free = !process.stays.load(Ordering::Relaxed) && process.has_one_thread();
+            if !is_free || RESTARTS.fetch_add(1, Ordering::Relaxed) >= RESTARTS_MAX {
+                return absent(mode);
+            }
+            process.stop_helper();
+            posix::part_with_server();
+        }
+        *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        Ok(())
+    }
+
     /// The sessions that are here go on; new sockets are the kernel's. Says so once.
     fn without_server<T>(&self) -> Result<T, Absent> {
-        let mode = mode();
+        let mode = settings().mode;
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn("the server has gone", mode);
         }
@@ -150,10 +224,10 @@ impl Process {
         request: RequestBody,
         descriptor: BorrowedFd<'_>,
     ) -> Option<(ReplyBody, Vec<OwnedFd>)> {
-        if mode() == Mode::Off {
+        if settings().mode == Mode::Off {
             return None;
         }
-        let control = Control::connect_briefly(&socket_path().ok()?).ok()?;
+        let control = Control::connect_briefly(&server().ok()?.path).ok()?;
         control.call(request, &[descriptor]).ok()
     }
 
@@ -161,7 +235,8 @@ impl Process {
     /// removes its socket; one that starts replaces both. A server that died has left them, and
     /// the sessions go on.
     pub(crate) fn is_cut_off(&self) -> bool {
-        socket_path().is_ok_and(|path| !path.exists() || Connection::connect(&path).is_ok())
+        server()
+            .is_ok_and(|Server { path, .. }| !path.exists() || Connection::connect(&path).is_ok())
     }
 
     /// What the process has here is left to itself, and nothing more is opened.
@@ -177,7 +252,8 @@ impl Process {
     }
 
     fn register() -> Result<Process, String> {
-        let path = socket_path()?;
+        let server = server()?;
+        let path = server.path.clone();
         let control =
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let hello = RequestBody::Hello {
@@ -198,6 +274,7 @@ impl Process {
                 let mut process =
                     Process::with_channel(control, (ring_size, bell), parameters, fds)?;
                 process.core_mut().channel.cuts_datagrams = cuts_datagrams;
+                *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 Ok(process)
             }
             ReplyBody::Error {
@@ -243,16 +320,17 @@ impl Process {
         }
         Ok(Process {
             control,
-            spin_us: number_from("PORTOLAN_SPIN").unwrap_or(parameters.spin_us),
+            spin_us: settings().spin_us.unwrap_or(parameters.spin_us),
             // A name that this library does not know is not its own server's.
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
-            delivery: delivery_from_environment().unwrap_or(parameters.delivery),
-            mapping: mapping_from_environment().unwrap_or(parameters.mapping),
+            delivery: settings().delivery.unwrap_or(parameters.delivery),
+            mapping: settings().mapping.unwrap_or(parameters.mapping),
             statistics,
             alert: Chime::from_fd(table::hide(alert)),
             hearing: Mutex::new(()),
             helper: helper::Post::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
+            stays: AtomicBool::new(false),
             core: PiMutex::new(core),
         })
     }
@@ -312,8 +390,7 @@ impl Process {
 
     /// Whether listeners that do not say perform their handshakes here (`portolan run --delegate`).
     pub(crate) fn wants_delegation(&self) -> Option<bool> {
-        let chosen = number_from("PORTOLAN_DELEGATE")?;
-        Some(chosen != 0)
+        settings().delegates
     }
 
     pub(crate) fn spin_us(&self) -> u32 {
@@ -396,36 +473,25 @@ fn absent<T>(mode: Mode) -> Result<T, Absent> {
     })
 }
 
-fn mode() -> Mode {
-    match std::env::var("PORTOLAN").as_deref() {
-        Ok("off") => Mode::Off,
-        Ok("require") => Mode::Require,
-        _ => Mode::Auto,
-    }
+/// The server of the sockets that are here, or else that of the calling thread's network namespace.
+fn server() -> Result<Server, String> {
+    let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    known.clone().map_or_else(server_here, Ok)
 }
 
-/// `portolan run --delivery`; a name that does not exist is none.
-fn delivery_from_environment() -> Option<Delivery> {
-    Delivery::from_name(std::env::var("PORTOLAN_DELIVERY").ok()?.trim())
-}
-
-/// `portolan run --direct`.
-fn mapping_from_environment() -> Option<MappingChoice> {
-    Some(match number_from("PORTOLAN_DIRECT")? {
-        0 => MappingChoice::Shared,
-        _ => MappingChoice::Direct,
+fn server_here() -> Result<Server, String> {
+    let inode = namespace::inode();
+    let is_first = FIRST_NAMESPACE
+        .get()
+        .is_none_or(|first| inode == Ok(*first));
+    let path = match &settings().socket {
+        Some(path) if is_first => path.clone(),
+        _ => namespace::control_path().map_err(|e| format!("no network namespace: {e}"))?,
+    };
+    Ok(Server {
+        path,
+        namespace: inode.ok(),
     })
-}
-
-fn number_from(variable: &str) -> Option<u32> {
-    std::env::var(variable).ok()?.parse().ok()
-}
-
-fn socket_path() -> Result<PathBuf, String> {
-    match std::env::var_os("PORTOLAN_SOCKET") {
-        Some(path) => Ok(path.into()),
-        None => namespace::control_path().map_err(|e| format!("no network namespace: {e}")),
-    }
 }
 
 fn program() -> String {
@@ -447,7 +513,5 @@ fn warn(reason: &str, mode: Mode) {
         Mode::Require => "sockets will fail (PORTOLAN=require)",
         Mode::Auto | Mode::Off => "using the kernel's sockets",
     };
-    let line = format!("portolan: {reason}; {outcome}\n");
-    // There is nobody to tell that the warning could not be written.
-    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+    complain_of(&format!("{reason}; {outcome}"));
 }

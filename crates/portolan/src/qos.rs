@@ -255,8 +255,8 @@ fn ask(request: QosRequest) -> Result<QosReply, Refused> {
 
 /// What the server answers, with the descriptors that come along.
 pub(crate) fn ask_server(request: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Refused> {
-    let process =
-        Process::start().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
+    let process = Process::start_to_stay()
+        .map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
     match process.control.call(request, &[]) {
         Ok((ReplyBody::Error { errno }, _)) => {
             let errno = Errno::from_raw_os_error(errno);

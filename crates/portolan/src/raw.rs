@@ -77,7 +77,7 @@ impl RawFlow {
     /// serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
     pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
         let _inside = inside::enter();
-        let process = Process::start().map_err(|_| Errno::NETDOWN)?;
+        let process = Process::start_to_stay().map_err(|_| Errno::NETDOWN)?;
         let slot = process.lock().inboxes.open();
         let mut flow = RawFlow {
             process,

@@ -102,6 +102,14 @@ pub(crate) fn is_empty() -> bool {
     files.iter().all(Option::is_none)
 }
 
+/// Has the program sockets of ours, not just epoll sets?
+pub(crate) fn has_sockets() -> bool {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files
+        .iter()
+        .any(|file| matches!(file, Some(File::Socket(_))))
+}
+
 /// The descriptors of one socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
     let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));

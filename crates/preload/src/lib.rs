@@ -21,6 +21,7 @@ mod io;
 mod memory;
 mod message;
 mod multiplex;
+mod namespace;
 mod number;
 mod old_names;
 mod process;

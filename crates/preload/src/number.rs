@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::{
     descriptors, exec,
     interpose::{Outcome, Refusal, Settle, ours},
-    io, memory, multiplex, rights, select, socket,
+    io, memory, multiplex, namespace, rights, select, socket,
     table::{self, Symbol},
     time,
 };
@@ -93,13 +93,10 @@ unsafe fn forks(number: c_long, arguments: [usize; 6]) -> Outcome<c_long> {
     if flags & libc::CLONE_VM as u64 != 0 {
         return Err(Refusal::NotOurs);
     }
-    posix::before_fork();
-    // SAFETY: the caller's promise.
-    let child = unsafe { raw_long(number, arguments)? };
-    if child == 0 {
-        posix::after_fork_in_child();
-    }
-    Ok(child as c_long)
+    namespace::fork(flags, || {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { raw_long(number, arguments) }? as c_long)
+    })
 }
 
 /// The calls that make descriptors, and the rings that would use them behind our back.
@@ -174,6 +171,9 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
             libc::SYS_execveat => {
                 return Ok(exec::execveat(a as _, b as _, c as _, d as _, e as _).into());
             }
+            libc::SYS_unshare => return Ok(namespace::unshare(a as _).into()),
+            libc::SYS_setns => return Ok(namespace::setns(a as _, b as _).into()),
+            libc::SYS_capset => return Ok(namespace::capset(a as _, b as _).into()),
             libc::SYS_chroot => posix::before_chroot(),
             libc::SYS_seccomp => posix::before_confinement(),
             libc::SYS_prctl if a as c_int == libc::PR_SET_SECCOMP => posix::before_confinement(),

@@ -28,6 +28,7 @@ extern "C" fn start() {
         );
     }
     environment::note();
+    posix::read_settings();
     posix::attach_inherited();
 }
 

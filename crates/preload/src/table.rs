@@ -44,6 +44,7 @@ translated! {
     posix_spawn posix_spawnp system popen
     daemon _exit _Exit
     chroot prctl
+    unshare setns clone capset
     sigaction __sigaction signal bsd_signal ssignal sysv_signal __sysv_signal sigset
     syscall _Fork pthread_cancel
     __close __connect __dup2 __fcntl __poll __read __select __send __write _IO_popen

@@ -1,5 +1,7 @@
 //! The configuration file: TOML, unknown keys refused, every value checked before anything starts.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use portolan_control::qos::cpu::ClassTerms;
@@ -29,6 +31,9 @@ pub use filter::FilterConfig;
 pub use limits::{FLOWS, LimitsConfig};
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 pub use raw::RawRule;
+
+/// No configuration is longer.
+const LONGEST_FILE: u64 = 1 << 20;
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
 pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
@@ -141,6 +146,8 @@ pub enum ConfigError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error("{0} is longer than {LONGEST_FILE} bytes")]
+    Long(PathBuf),
     #[error("{path}: {message}")]
     Parse { path: PathBuf, message: String },
     #[error("no interface is named: give --interface or `interfaces` in the file")]
@@ -174,7 +181,7 @@ pub enum ConfigError {
     #[error("`limits`: root_reserve {0} is above 90 percent")]
     RootReserve(u8),
     #[error(
-        "`qos.cpu_class` {0:?}: `share` and `each_user` are above 0 and at most 1, `overbooking` is 0 to 1000 or \
+        "`qos.cpu_class` {0:?}: `share` is above 0 and at most 1, `each_user` is 0 to 1, `overbooking` is 0 to 1000 or \
          \"unbounded\""
     )]
     CpuClass(String),
@@ -188,8 +195,8 @@ pub enum ConfigError {
     LinkRate(String),
     #[error("`raw`: {0} is nobody's to have")]
     RawGuard(Guard),
-    #[error("`qos.link`: `{1}` of {0:?} must be between 1 and {2} percent")]
-    LinkPortion(String, &'static str, u8),
+    #[error("`qos.link`: `{1}` of {0:?} must be between {2} and {3} percent")]
+    LinkPortion(String, &'static str, u8, u8),
     #[error("`extension.time_limit_ns` {0} is not between 100 and 10000000")]
     ExtensionTime(u64),
     #[error("`extension.allow`: ports {0}-{1} are none")]
@@ -200,10 +207,19 @@ impl Config {
     /// Reads and checks a file's syntax; values are checked by [`Config::check`], after the command
     /// line had its say.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let refused = |source| ConfigError::Read {
             path: path.to_owned(),
             source,
-        })?;
+        };
+        let mut text = String::new();
+        // A pipe has no length to ask for, a device has none at all.
+        let file = File::open(path).map_err(refused)?;
+        file.take(LONGEST_FILE + 1)
+            .read_to_string(&mut text)
+            .map_err(refused)?;
+        if text.len() as u64 > LONGEST_FILE {
+            return Err(ConfigError::Long(path.to_owned()));
+        }
         toml::from_str(&text).map_err(|error| ConfigError::Parse {
             path: path.to_owned(),
             message: error.to_string(),
@@ -257,10 +273,10 @@ impl Config {
             }
             // Best effort keeps something in any case.
             if !(1..=99).contains(&link.reservable) {
-                return Err(ConfigError::LinkPortion(name(), "reservable", 99));
+                return Err(ConfigError::LinkPortion(name(), "reservable", 1, 99));
             }
-            if !(1..=100).contains(&link.per_user) {
-                return Err(ConfigError::LinkPortion(name(), "per_user", 100));
+            if link.per_user > 100 {
+                return Err(ConfigError::LinkPortion(name(), "per_user", 0, 100));
             }
         }
         Ok(())

@@ -93,6 +93,8 @@ counters! {
     reinjected = "reinjected-frames",
     reinject_failed = "reinject-failures",
     resets = "resets-sent",
+    /// For segments without a connection, beyond the limit.
+    resets_withheld = "resets-withheld",
     syn_dropped = "syns-dropped-queue-full",
     cookies_sent = "syn-cookies-sent",
     cookies_taken = "syn-cookies-accepted",

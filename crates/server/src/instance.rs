@@ -5,11 +5,11 @@
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 /// Why this server cannot be the one.
@@ -118,13 +118,19 @@ impl Instance {
         if let Some(folder) = folder.filter(|_| is_missing) {
             std::fs::create_dir_all(folder).map_err(create)?;
         }
+        // In a folder where others write, the name may be theirs: what they link to is not written.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let mut lock = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
+            .custom_flags(flags.bits() as i32)
             .open(&lock_path)
             .map_err(create)?;
+        if !lock.metadata().map_err(create)?.is_file() {
+            return Err(create(std::io::Error::other("it is not a regular file")));
+        }
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -211,7 +217,10 @@ impl Journal {
     }
 
     pub fn record_link(&self, device: &str, before: &str) -> std::io::Result<()> {
-        self.change(|record| record.links.push((device.to_owned(), before.to_owned())))
+        self.change(|record| {
+            record.links.retain(|(other, _)| other != device);
+            record.links.push((device.to_owned(), before.to_owned()));
+        })
     }
 
     /// All who have CPU time reserved now.
@@ -276,6 +285,21 @@ mod tests {
         assert!(error.contains(&std::process::id().to_string()), "{error}");
         drop(first);
         drop(Instance::claim(&socket).unwrap());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_others_put_in_the_locks_place_is_not_written() {
+        let folder = folder("link");
+        let socket = folder.join("control");
+        let victim = folder.join("victim");
+        std::fs::write(&victim, "kept").unwrap();
+        std::os::unix::fs::symlink(&victim, lock_path(&socket)).unwrap();
+        assert!(Instance::claim(&socket).is_err());
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "kept");
+        std::fs::remove_file(lock_path(&socket)).unwrap();
+        std::fs::create_dir(lock_path(&socket)).unwrap();
+        assert!(Instance::claim(&socket).is_err());
         std::fs::remove_dir_all(folder).unwrap();
     }
 

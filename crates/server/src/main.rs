@@ -20,6 +20,7 @@ mod listen;
 mod listings;
 mod locals;
 mod metastate;
+mod network;
 mod opens;
 mod orphans;
 mod pace;
@@ -47,7 +48,7 @@ mod wire;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::{capability::Capability, namespace};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
@@ -56,27 +57,57 @@ use crate::config::{Config, ConfigError};
 use crate::instance::{Instance, InstanceError};
 use crate::server::{Server, StartError};
 
-/// The network server of Portolan: owns ports, connection set-up and tear-down, and the packet
-/// filter of one network namespace.
+/// The network server of Portolan.
+///
+/// Owns what the programs of one network namespace share: ports, the set-up and tear-down of connections, the
+/// packet filters, and sessions that no program holds. It attaches a packet filter to each interface; packets
+/// that do not belong to Portolan continue to the kernel's stack. There is one server per network namespace; a
+/// second one is refused. SIGTERM and SIGINT stop it: it resets its connections and detaches its filters.
 #[derive(Debug, Parser)]
-#[command(name = "portoland", version)]
+#[command(name = "portoland", version, max_term_width = 100, after_long_help = AFTER_OPTIONS)]
 struct Args {
-    /// Configuration file (TOML)
+    /// Configuration file, see portoland.toml(5)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Check configuration and command line, then exit
     #[arg(long)]
     check: bool,
-    /// Device to manage; may be given several times, replaces the file's list
+    /// Device to manage; may be repeated; replaces the list of the configuration file
     #[arg(long = "interface", value_name = "NAME")]
     interfaces: Vec<String>,
     /// Control socket [default: $PORTOLAN_SOCKET, else /run/portolan/<namespace>/control]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// How log lines look; PORTOLAN_LOG chooses which ones there are
+    /// Format of log lines
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
+    /// Write the manual page into a directory, then exit
+    #[arg(long, value_name = "DIRECTORY", hide = true)]
+    manual: Option<PathBuf>,
+    /// Print the command reference in Markdown, then exit
+    #[arg(long, hide = true)]
+    markdown: bool,
 }
+
+/// The end of `--help`, and of portoland(8).
+const AFTER_OPTIONS: &str = "Privileges:
+    CAP_NET_ADMIN, CAP_NET_RAW  interfaces, taps, routes and raw sockets
+    CAP_BPF, CAP_PERFMON  packet filters
+    CAP_SYS_NICE  reservations of CPU time
+
+Environment:
+    PORTOLAN_LOG  log level: error, warn, info, debug or trace, also by module
+    PORTOLAN_SOCKET  as --socket
+
+Files:
+    /run/portolan/<namespace>/control  control socket, by the inode of the network namespace
+
+Exit status:
+    0  stopped by a signal, or the configuration is valid
+    1  failure
+    2  wrong usage or configuration
+    3  another server runs in this network namespace
+    4  privileges are missing";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
@@ -124,6 +155,9 @@ impl Failure {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(printed) = print_manual(&args) {
+        return printed;
+    }
     start_logging(args.log_format);
     let exit = match run(args) {
         Ok(()) => Exit::Success,
@@ -133,6 +167,25 @@ fn main() -> ExitCode {
         }
     };
     ExitCode::from(exit as u8)
+}
+
+/// Writes or prints the manual, if the command line says so.
+fn print_manual(args: &Args) -> Option<ExitCode> {
+    if args.markdown {
+        print!("{}", portolan_manual::markdown(&Args::command()));
+        return Some(ExitCode::SUCCESS);
+    }
+    let directory = args.manual.as_ref()?;
+    let see_also = [("portolan", 1), ("portoland.toml", 5), ("tc-bpf", 8)];
+    Some(
+        match portolan_manual::write_pages(Args::command(), 8, &see_also, directory) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("portoland: {}: {error}", directory.display());
+                ExitCode::FAILURE
+            }
+        },
+    )
 }
 
 fn run(args: Args) -> Result<(), Failure> {
@@ -187,5 +240,19 @@ fn start_logging(format: LogFormat) {
     match format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::Args;
+
+    #[test]
+    fn the_command_reference_is_up_to_date() {
+        let page = include_str!("../../../docs/reference/portoland.md");
+        let made = portolan_manual::markdown(&Args::command());
+        assert!(page.ends_with(&made), "`make doc` writes it anew");
     }
 }

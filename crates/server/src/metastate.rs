@@ -9,7 +9,7 @@ use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
 use portolan_types::{Instant, SessionId, scope_of};
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
 use crate::server::Server;
 
@@ -29,23 +29,19 @@ pub struct Resolving {
 }
 
 impl Server {
-    /// The kernel announced changes.
+    /// The network has changed.
     pub fn on_network_change(&mut self) {
-        match self.monitor.process() {
-            Ok(true) => {
-                self.publish();
-                let there = self.monitor.devices();
-                self.on_devices(&there);
-                self.review_driver_hooks();
-            }
-            Ok(false) => {}
-            Err(failure) => error!(%failure, "routes may be out of date"),
+        if self.network.take_news() {
+            self.publish();
+            let there = self.network.tables.devices();
+            self.on_devices(&there);
+            self.review_driver_hooks();
         }
     }
 
     /// Tells everybody what the network looks like now.
     pub fn publish(&mut self) {
-        let state = self.monitor.snapshot(&self.managed);
+        let state = self.network.tables.snapshot(&self.managed);
         if let Err(failure) = self.metastate.publish(&state) {
             error!(%failure, "libraries keep the old metastate");
         }
@@ -117,13 +113,7 @@ impl Server {
             again: self.now + RESOLVE_AGAIN,
         };
         self.resolving.insert(next_hop, resolving);
-        self.ask_kernel(next_hop);
-    }
-
-    fn ask_kernel(&mut self, NextHop { interface, address }: NextHop) {
-        if let Err(failure) = self.monitor.resolve(interface, address) {
-            warn!(%failure, "cannot resolve a neighbour");
-        }
+        self.network.resolve(interface, address);
     }
 
     fn drop_resolved(&mut self) {
@@ -147,7 +137,7 @@ impl Server {
                 self.resolving.remove(&next_hop);
                 self.give_up_on(next_hop);
             } else {
-                self.ask_kernel(next_hop);
+                self.network.resolve(next_hop.interface, next_hop.address);
                 if let Some(entry) = self.resolving.get_mut(&next_hop) {
                     entry.again = now + RESOLVE_AGAIN;
                 }

@@ -1,4 +1,5 @@
-//! How the server bears a flood of SYNs that the packet filter does not answer: it looks at its ring at
+//! How the server bears a flood of SYNs that the packet filter does not answer, or of other segments without a connection:
+//! it looks at its ring at
 //! intervals instead of being woken for each, and lets others run after each answer. What is waited for by
 //! descriptors is served at once as ever.
 
@@ -14,7 +15,7 @@ const INTERVAL: Duration = Duration::from_micros(500);
 pub struct Pace(Surge);
 
 impl Pace {
-    /// A SYN was not kept.
+    /// A SYN was not kept, a reset not sent.
     pub fn note(&mut self, now: Instant) {
         self.0.note(now);
     }

@@ -300,11 +300,16 @@ impl Server {
         }
     }
 
-    /// RFC 9293 §3.10.7.1.
+    /// RFC 9293 §3.10.7.1, as often as the limit allows.
     pub fn reset(&mut self, packet: &Packet<'_>, header: &TcpHeader, payload: &[u8]) {
         let (Some(flow), Some(reset)) = (packet.flow(), refusal(header, payload)) else {
             return;
         };
+        if !self.reset_limit.allows(self.now) {
+            self.counters.resets_withheld += 1;
+            // So many are a flood, too.
+            return self.pace.note(self.now);
+        }
         let ip = IpOptions::default();
         if send_segment(&flow, ip, &reset, &self.routes, &mut self.wire) {
             self.counters.resets += 1;

@@ -273,9 +273,7 @@ impl Server {
                 return Some(due);
             }
             self.leaving_taps.pop_front();
-            if let Err(failure) = self.monitor.delete_device(tap) {
-                warn!(%failure, "a tap stays");
-            }
+            self.spares.delete(tap);
         }
         None
     }

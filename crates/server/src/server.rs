@@ -14,11 +14,10 @@ use portolan_control::qos::transmit::ClassId;
 use portolan_control::{Budget, Phase, PortTable, Registry, Slices};
 use portolan_proto::control::Delivery;
 use portolan_stack::passive::{CookieClock, first_number, path_config};
-use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, Routes, Stack, Wire};
+use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::inlet::Inlet;
-use portolan_sys::netlink::{Monitor, MonitorError};
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::MetastateWriter;
 use portolan_sys::signals::Signals;
@@ -47,6 +46,7 @@ use crate::listen::Listener;
 use crate::listings::Listings;
 use crate::locals::Locals;
 use crate::metastate::Resolving;
+use crate::network::{Network, NetworkError};
 use crate::orphans::Orphans;
 use crate::pace::Pace;
 use crate::poll::{Poller, Ready, Token};
@@ -114,7 +114,7 @@ pub enum StartError {
     #[error(transparent)]
     Doorbell(#[from] portolan_sys::doorbell::MapError),
     #[error(transparent)]
-    Network(#[from] MonitorError),
+    Network(#[from] NetworkError),
     #[error(transparent)]
     Memory(#[from] portolan_sys::shm::CreateError),
     #[error("cannot reserve the ephemeral ports: {0}")]
@@ -177,6 +177,7 @@ pub struct Server {
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
     pub(crate) pace: Pace,
+    pub(crate) reset_limit: ResetLimit,
     /// Listeners whose SYNs the packet filter answers.
     pub(crate) floods: Floods,
     pub(crate) early: EarlyFragments,
@@ -189,7 +190,7 @@ pub struct Server {
 
     // The network.
     pub(crate) sysctls: Sysctls,
-    pub(crate) monitor: Monitor,
+    pub(crate) network: Network,
     pub(crate) metastate: MetastateWriter,
     pub(crate) routes: Routes,
     pub(crate) generation: u32,
@@ -272,7 +273,7 @@ impl Server {
         filter.attach_inject_tap(inject.ifindex)?;
         let ring = Ring::map(&ends.ring, config.ring_size as usize)?;
         let doorbell = Doorbell::map(&ends.doorbell)?;
-        let monitor = Monitor::new()?;
+        let network = Network::follow()?;
         let reserved = Some(reserve_ports(first..=last, instance)?);
         let listener = ControlSocket::bind(instance.socket())?;
         set_permissions(&config, instance)?;
@@ -280,7 +281,7 @@ impl Server {
         let mut poll = Poller::new()?;
         let control_token = poll.add(&listener, Source::Control, EventFlags::IN)?;
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
-        poll.add(&monitor, Source::Network, EventFlags::IN)?;
+        poll.add(&*network.news, Source::Network, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
         let spares = Spares::new(filter.workshop(), config.ring_size, now)?;
         poll.add(&*spares.bell, Source::Spares, EventFlags::IN)?;
@@ -329,6 +330,7 @@ impl Server {
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
             pace: Pace::default(),
+            reset_limit: ResetLimit::default(),
             floods: Floods::default(),
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
@@ -336,7 +338,7 @@ impl Server {
             raw_flows: RawFlows::default(),
             extensions,
             sysctls: Sysctls::open(now),
-            monitor,
+            network,
             metastate: MetastateWriter::create()?,
             routes: Routes::default(),
             generation: 0,

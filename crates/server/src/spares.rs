@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, ChannelMaps, Workshop};
 use portolan_control::Charge;
-use portolan_sys::tap::{CreateError, Tap};
+use portolan_sys::netlink;
+use portolan_sys::tap::{self, CreateError, Tap};
 use portolan_sys::wait::Bell;
 use portolan_types::{ChannelId, Instant};
 use rustix::io::Errno;
-use tracing::error;
+use tracing::{error, warn};
 
 use crate::clients::ClientId;
 use crate::server::Server;
 
 /// Octets of frames on their way to the wire before a library's tap is full.
-const TAP_SEND_BUFFER: u32 = 4 << 20;
+pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
 
 /// Rings are memory that nobody else can have.
 const MOST: usize = 16;
@@ -80,7 +81,26 @@ enum Order {
     /// A ring of so many octets for one session.
     MakeRing(ChannelId, u32),
     /// Has the device go, which keeps the thread waiting for tens of milliseconds.
-    Destroy(Tap),
+    Destroy(Leaving),
+}
+
+enum Leaving {
+    Tap(Tap),
+    /// One that somebody else may keep, by its number.
+    Kept(u32),
+}
+
+impl Leaving {
+    fn go(self) {
+        match self {
+            Leaving::Tap(tap) => drop(tap),
+            Leaving::Kept(ifindex) => {
+                if let Err(failure) = netlink::delete_device(ifindex) {
+                    warn!(%failure, "a tap stays");
+                }
+            }
+        }
+    }
 }
 
 pub struct Spares {
@@ -164,7 +184,13 @@ impl Spares {
     /// Has a device go.
     pub fn destroy(&self, tap: Tap) {
         // The thread ends with the server only, and devices with their descriptors.
-        let _ = self.orders.send(Order::Destroy(tap));
+        let _ = self.orders.send(Order::Destroy(Leaving::Tap(tap)));
+    }
+
+    /// Has a device go that did not go with its process.
+    pub fn delete(&self, ifindex: u32) {
+        // As above.
+        let _ = self.orders.send(Order::Destroy(Leaving::Kept(ifindex)));
     }
 
     /// How many are to be ordered now.
@@ -199,11 +225,13 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
                 Order::Make(channels) => ordered.extend(channels),
                 Order::MakeDoorway(channel, number) => make(Wanted::Doorway(channel, number)),
                 Order::MakeRing(ring, size) => make(Wanted::Ring(ring, size)),
-                Order::Destroy(tap) => leaving.push_back(tap),
+                Order::Destroy(device) => leaving.push_back(device),
             }
         }
         if ordered.is_empty() {
-            leaving.pop_front();
+            if let Some(device) = leaving.pop_front() {
+                device.go();
+            }
         } else {
             make(Wanted::Channels(&ordered));
         }
@@ -243,7 +271,7 @@ fn with_tap(
 }
 
 fn make_tap(workshop: &Workshop) -> Result<Tap, MakeError> {
-    let tap = Tap::create("ptl")?;
+    let tap = Tap::create(tap::PREFIX)?;
     tap.set_send_buffer(TAP_SEND_BUFFER)?;
     workshop.attach_tap(tap.ifindex)?;
     Ok(tap)

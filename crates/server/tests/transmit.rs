@@ -12,7 +12,7 @@ use common::{Client, Library, Near, await_some, control_path, start_server_with,
 use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{AfterFlush, Doorway, DoorwayState, Reader, ReplyBody, RequestBody};
 use portolan_proto::qos::{
-    Algorithm, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
+    Algorithm, Cpu, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
     Refusal, Scope, Slack, Transmit,
 };
 use portolan_types::{Protocol, SessionId, Slot};
@@ -319,6 +319,88 @@ fn a_users_discipline_is_not_touched_or_comes_back() {
         shown.contains("pfifo 7: root") && shown.contains("limit 77p"),
         "{shown}"
     );
+}
+
+#[test]
+fn users_reserve_nothing_where_the_configuration_does_not_say_so() {
+    let mut host = Host::start("unnamed", "");
+    std::fs::write(&host.config, "").unwrap();
+    host.server.signal(Signal::TERM);
+    host.server.await_end();
+    host.restart();
+    let shown = |host: &Host| tc(&host.bed.a, "qdisc show dev eth0");
+    let before = shown(&host);
+    assert!(before.contains("noqueue 0: root"), "{before}");
+
+    let mut nobody = host.client_of_nobody();
+    let own = Scope::User { uid: NOBODY };
+    let refusal = refused(&mut nobody, bits(&own, 1));
+    assert_eq!(refusal.errno, rustix::io::Errno::PERM.raw_os_error());
+    assert!(refusal.reason.contains("[[qos.link]]"), "{refusal:?}");
+    let refusal = refused(
+        &mut nobody,
+        group(7, create(1, 0o700, GroupOptions::default())),
+    );
+    assert_eq!(refusal.errno, rustix::io::Errno::PERM.raw_os_error());
+    let cpu = QosRequest::Cpu {
+        scope: own,
+        wish: Cpu {
+            class: None,
+            rate_ppm: 1000,
+            period_us: Cpu::PERIOD_US,
+            slack: false,
+            adapt: Default::default(),
+        },
+    };
+    let refusal = refused(&mut nobody, cpu);
+    assert_eq!(refusal.errno, rustix::io::Errno::PERM.raw_os_error());
+    assert!(refusal.reason.contains("[[qos.cpu_class]]"), "{refusal:?}");
+    assert_eq!(shown(&host), before);
+}
+
+#[test]
+fn with_the_last_class_a_link_gets_its_former_discipline_back() {
+    let mut host = Host::start("former", "");
+    std::fs::write(
+        &host.config,
+        "[[qos.link]]\ndevice = \"eth0\"\nreplace = true\n",
+    )
+    .unwrap();
+    host.server.signal(Signal::TERM);
+    host.server.await_end();
+    tc(
+        &host.bed.a,
+        "qdisc add dev eth0 root handle 7: pfifo limit 77",
+    );
+    host.restart();
+    let mut client = host.client();
+    let shown = |host: &Host| tc(&host.bed.a, "qdisc show dev eth0");
+    let await_former = |host: &Host| {
+        await_some("the former discipline", || {
+            let shown = shown(host);
+            (shown.contains("pfifo 7: root") && shown.contains("limit 77p")).then_some(())
+        });
+    };
+    let (one, mut other) = (Idle::start(), Idle::start());
+    for _ in 0..2 {
+        done(&mut client, bits(&one.scope(), 20));
+        done(&mut client, bits(&other.scope(), 20));
+        done(&mut client, delete(&one.scope()));
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(shown(&host).contains("htb 706f: root"), "one is left");
+        done(&mut client, delete(&other.scope()));
+        await_former(&host);
+    }
+    done(
+        &mut client,
+        group(7, create(10, 0o700, GroupOptions::default())),
+    );
+    done(&mut client, bits(&other.scope(), 20));
+    other.kill();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(shown(&host).contains("htb 706f: root"), "a group is left");
+    done(&mut client, group(7, GroupAction::Delete));
+    await_former(&host);
 }
 
 #[test]

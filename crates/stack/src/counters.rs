@@ -95,6 +95,10 @@ const FRAMES: &[(&str, &str)] = &[
         "datagrams-taken-apart",
         "datagrams to connected sockets, and ICMP errors about them, on the standard path",
     ),
+    (
+        "resets-withheld",
+        "segments to a delegated listener that no connection has, beyond the limit of resets",
+    ),
 ];
 
 /// How many counters a holder has.
@@ -128,6 +132,7 @@ pub(crate) enum Fate {
     TakenApart,
     DatagramExpected,
     DatagramTakenApart,
+    ResetWithheld,
 }
 
 impl Fate {
@@ -156,6 +161,7 @@ impl Fate {
             Fate::TakenApart => 20,
             Fate::DatagramExpected => 21,
             Fate::DatagramTakenApart => 22,
+            Fate::ResetWithheld => 23,
         }
     }
 }

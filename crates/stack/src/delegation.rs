@@ -24,6 +24,7 @@ use crate::passive::{
     self, CookieClock, Knock, Rules, answer_by_cookie, clamp_for_cookie, first_number,
     open_by_cookie, passive_config, refusal,
 };
+use crate::reset_limit::ResetLimit;
 use crate::routes::Routes;
 use crate::session::{Session, TcpSession};
 use crate::stack::{Input, Stack, send_segment};
@@ -77,6 +78,7 @@ pub struct Delegation {
     /// Accepted; until when their flows are known.
     leaving: VecDeque<(Instant, FlowKey, Known)>,
     answers: Vec<(FlowKey, TcpHeader)>,
+    reset_limit: ResetLimit,
     /// Reset, and yet to say so.
     ending: Vec<Slot>,
 }
@@ -96,6 +98,7 @@ impl Delegation {
             ready: VecDeque::new(),
             leaving: VecDeque::new(),
             answers: Vec::new(),
+            reset_limit: ResetLimit::default(),
             ending: Vec::new(),
         }
     }
@@ -189,8 +192,10 @@ impl Delegation {
                     true => Fate::CookieRefused,
                     false => Fate::Unclaimed,
                 });
-                if let Some(reset) = refusal(header, payload) {
-                    self.answer_with(flow, reset);
+                match refusal(header, payload) {
+                    Some(reset) if self.reset_limit.allows(now) => self.answer_with(flow, reset),
+                    Some(_) => stack.counters.count(Fate::ResetWithheld),
+                    None => {}
                 }
             }
         }

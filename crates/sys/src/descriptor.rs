@@ -7,8 +7,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::net::AddressFamily;
 
 use crate::raw;
+
+/// Is it a socket of the kernel's for TCP, UDP or the like?
+pub fn is_network_socket(fd: impl AsFd) -> bool {
+    rustix::net::getsockname(fd).is_ok_and(|name| {
+        matches!(
+            name.address_family(),
+            AddressFamily::INET | AddressFamily::INET6
+        )
+    })
+}
 
 /// `EBADF` for a negative number.
 pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {

@@ -20,22 +20,27 @@ pub struct Device {
 pub enum DeviceError {
     #[error("no device has the name {0:?}")]
     BadName(String),
+    #[error("device {0} is not Ethernet: Portolan filters frames with Ethernet headers")]
+    NotEthernet(String),
     #[error("cannot ask about device {name}: {errno}")]
     Ask { name: String, errno: Errno },
     #[error("cannot change device {name}: {errno}")]
     Change { name: String, errno: Errno },
 }
 
-/// Looks `name` up in the calling thread's network namespace.
+/// Looks the Ethernet device `name` up in the calling thread's network namespace.
 pub fn by_name(name: &str) -> Result<Device, DeviceError> {
     let ask = |errno| DeviceError::Ask {
         name: name.to_owned(),
         errno,
     };
     let device = Requests::about(name)?;
+    let Some(mac) = device.mac().map_err(ask)? else {
+        return Err(DeviceError::NotEthernet(name.to_owned()));
+    };
     Ok(Device {
         index: device.index().map_err(ask)?,
-        mac: device.mac().map_err(ask)?,
+        mac,
         mtu: device.mtu().map_err(ask)?,
     })
 }
@@ -123,11 +128,14 @@ impl Requests {
         Ok(unsafe { answer.ifr_ifru.ifru_mtu } as u32)
     }
 
-    fn mac(&self) -> Result<MacAddr, Errno> {
+    /// None if the device is not Ethernet; the loopback device is not.
+    fn mac(&self) -> Result<Option<MacAddr>, Errno> {
         let answer = self.perform::<{ libc::SIOCGIFHWADDR as Opcode }>(self.named)?;
         // SAFETY: SIOCGIFHWADDR fills this member.
-        let octets = unsafe { answer.ifr_ifru.ifru_hwaddr.sa_data };
-        Ok(MacAddr(std::array::from_fn(|index| octets[index] as u8)))
+        let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
+        let octets = address.sa_data;
+        let mac = MacAddr(std::array::from_fn(|index| octets[index] as u8));
+        Ok((address.sa_family == libc::ARPHRD_ETHER).then_some(mac))
     }
 
     fn flags(&self) -> Result<i16, Errno> {
@@ -186,6 +194,17 @@ impl Requests {
 mod tests {
     use super::*;
     use crate::testing::{in_fresh_namespace, ip};
+
+    #[test]
+    fn a_device_that_is_not_ethernet_is_refused() {
+        in_fresh_namespace(|| {
+            ip("tuntap add tun7 mode tun");
+            for name in ["lo", "tun7"] {
+                let refused = by_name(name).unwrap_err();
+                assert!(matches!(&refused, DeviceError::NotEthernet(refused) if refused == name));
+            }
+        });
+    }
 
     #[test]
     fn a_device_is_found_by_name() {

@@ -10,9 +10,11 @@ mod socket;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
+use portolan_types::Instant;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
@@ -49,6 +51,16 @@ pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
     Requests::open()?.acknowledged(parse::no_discipline(ifindex))
 }
 
+/// Removes a device, whoever keeps it; nothing to do if it has gone. The kernel may take tens of milliseconds.
+pub fn delete_device(ifindex: u32) -> Result<(), DeleteError> {
+    let deleted = Requests::open()
+        .and_then(|mut requests| requests.acknowledged(parse::delete_link(ifindex)));
+    match deleted {
+        Ok(()) | Err(Errno::NODEV) => Ok(()),
+        Err(errno) => Err(DeleteError { ifindex, errno }),
+    }
+}
+
 /// For requests whose messages another module makes.
 pub(crate) fn request_socket() -> Result<OwnedFd, Errno> {
     socket::open(SocketFlags::empty())
@@ -63,6 +75,18 @@ struct Stale {
     neighbours: bool,
 }
 
+/// After a table could not be read undisturbed.
+const READ_AGAIN_IN: Duration = Duration::from_millis(10);
+
+/// Between two readings ten times as long passes as one took: a storm of changes takes a tenth of the server's time.
+const PAUSE: u32 = 9;
+
+/// But no neighbour is waited for longer than that.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// Changes heard of at a time.
+const EVENTS_PER_TURN: usize = 256;
+
 impl Stale {
     const ALL: Stale = Stale {
         links: true,
@@ -73,6 +97,9 @@ impl Stale {
 
     fn note(&mut self, message: &RouteNetlinkMessage) {
         match message {
+            // These come and go with processes, and have neither addresses nor routes.
+            RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link)
+                if parse::is_own_tap(link) => {}
             RouteNetlinkMessage::NewLink(_) | RouteNetlinkMessage::DelLink(_) => *self = Stale::ALL,
             RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => {
                 self.addresses = true;
@@ -89,49 +116,17 @@ impl Stale {
     }
 }
 
-/// Follows one network namespace: the one its creator's thread was in.
-#[derive(Debug)]
-pub struct Monitor {
-    events: Events,
-    requests: Requests,
+/// The network as last read.
+#[derive(Clone, Debug, Default)]
+pub struct Tables {
     links: Vec<Interface>,
     addresses: Vec<Address>,
     routes: Vec<Route>,
     neighbours: Vec<Neighbour>,
 }
 
-impl Monitor {
-    /// Subscribes to changes, then reads everything once.
-    pub fn new() -> Result<Monitor, MonitorError> {
-        let mut monitor = Monitor {
-            events: Events::subscribe()?,
-            requests: Requests::open().map_err(MonitorError::Open)?,
-            links: Vec::new(),
-            addresses: Vec::new(),
-            routes: Vec::new(),
-            neighbours: Vec::new(),
-        };
-        monitor.read_again(Stale::ALL)?;
-        Ok(monitor)
-    }
-
-    /// Takes the changes that wait; true if the snapshot is another one now. Call when the
-    /// descriptor is readable.
-    pub fn process(&mut self) -> Result<bool, MonitorError> {
-        let mut stale = Stale::default();
-        loop {
-            match self.events.next(|message| stale.note(message)) {
-                Ok(()) => {}
-                Err(Errno::AGAIN) => break,
-                // Events were lost: everything may have changed.
-                Err(Errno::NOBUFS) => stale = Stale::ALL,
-                Err(errno) => return Err(MonitorError::Follow(errno)),
-            }
-        }
-        self.read_again(stale)
-    }
-
-    /// The network as last read. `managed` are the devices with Portolan's filter.
+impl Tables {
+    /// `managed` are the devices with Portolan's filter.
     pub fn snapshot(&self, managed: &BTreeSet<u32>) -> Metastate {
         let links = self.links.iter().map(|link| Interface {
             managed: managed.contains(&link.index),
@@ -149,6 +144,79 @@ impl Monitor {
     pub fn devices(&self) -> Vec<u32> {
         self.links.iter().map(|link| link.index).collect()
     }
+}
+
+/// Follows one network namespace: the one its creator's thread was in.
+#[derive(Debug)]
+pub struct Monitor {
+    events: Events,
+    requests: Requests,
+    /// Not read since they changed.
+    stale: Stale,
+    /// Not to be read before.
+    due: Instant,
+    /// The snapshot is another one than its reader knows.
+    changed: bool,
+    tables: Tables,
+}
+
+impl Monitor {
+    /// Subscribes to changes, then reads everything once.
+    pub fn new() -> Result<Monitor, MonitorError> {
+        let mut monitor = Monitor {
+            events: Events::subscribe()?,
+            requests: Requests::open().map_err(MonitorError::Open)?,
+            stale: Stale::ALL,
+            due: Instant::ZERO,
+            changed: false,
+            tables: Tables::default(),
+        };
+        monitor.read_stale()?;
+        Ok(monitor)
+    }
+
+    /// Takes the changes that wait; true if the snapshot is another one now. Call when the
+    /// descriptor is readable, and at the [`Monitor::deadline`]. What could not be read is read again then.
+    pub fn process(&mut self, now: Instant) -> Result<bool, MonitorError> {
+        self.hear()?;
+        if now < self.due || self.stale == Stale::default() {
+            return Ok(false);
+        }
+        if let Err(error) = self.read_stale() {
+            self.due = now + READ_AGAIN_IN;
+            return Err(error);
+        }
+        Ok(std::mem::take(&mut self.changed))
+    }
+
+    /// When tables are to be read, if some have changed.
+    pub fn deadline(&self) -> Option<Instant> {
+        (self.stale != Stale::default()).then_some(self.due)
+    }
+
+    /// It took so long to read the tables and to do what follows from them.
+    pub fn rest(&mut self, now: Instant, effort: Duration) {
+        let pause = (effort * PAUSE).min(LONGEST_PAUSE);
+        self.due = self.due.max(now + pause);
+    }
+
+    fn hear(&mut self) -> Result<(), MonitorError> {
+        for _ in 0..EVENTS_PER_TURN {
+            let stale = &mut self.stale;
+            match self.events.next(|message| stale.note(message)) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => break,
+                // Events were lost: everything may have changed.
+                Err(Errno::NOBUFS) => self.stale = Stale::ALL,
+                Err(errno) => return Err(MonitorError::Follow(errno)),
+            }
+        }
+        Ok(())
+    }
+
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
 
     /// Asks the kernel to find the link-layer address of `address`, or to confirm it. The answer
     /// comes as a change.
@@ -158,35 +226,31 @@ impl Monitor {
             .map_err(|errno| ResolveError { address, errno })
     }
 
-    /// Removes a device, whoever keeps it; nothing to do if it has gone.
-    pub fn delete_device(&mut self, ifindex: u32) -> Result<(), DeleteError> {
-        match self.requests.acknowledged(parse::delete_link(ifindex)) {
-            Ok(()) | Err(Errno::NODEV) => Ok(()),
-            Err(errno) => Err(DeleteError { ifindex, errno }),
-        }
-    }
-
-    fn read_again(&mut self, stale: Stale) -> Result<bool, MonitorError> {
-        let mut changed = false;
-        if stale.links {
+    /// A table is stale until it was read undisturbed. Those that come first are the ones that others follow from.
+    fn read_stale(&mut self) -> Result<(), MonitorError> {
+        if self.stale.links {
             let links = self.table("link", parse::all_links(), parse::link)?;
-            changed |= replace(&mut self.links, links);
+            self.stale.links = false;
+            self.changed |= replace(&mut self.tables.links, links);
         }
-        if stale.addresses {
+        if self.stale.addresses {
             let addresses = self.table("address", parse::all_addresses(), parse::address)?;
-            changed |= replace(&mut self.addresses, addresses);
+            self.stale.addresses = false;
+            self.changed |= replace(&mut self.tables.addresses, addresses);
         }
-        if stale.routes {
+        if self.stale.routes {
             let mut routes = self.table("route", parse::all_routes(), parse::route)?;
+            self.stale.routes = false;
             routes.sort_by_key(parse::route_order);
             let routes = routes.into_iter().map(|ranked| ranked.route).collect();
-            changed |= replace(&mut self.routes, routes);
+            self.changed |= replace(&mut self.tables.routes, routes);
         }
-        if stale.neighbours {
+        if self.stale.neighbours {
             let neighbours = self.table("neighbour", parse::all_neighbours(), parse::neighbour)?;
-            changed |= replace(&mut self.neighbours, neighbours);
+            self.stale.neighbours = false;
+            self.changed |= replace(&mut self.tables.neighbours, neighbours);
         }
-        Ok(changed)
+        Ok(())
     }
 
     fn table<T>(

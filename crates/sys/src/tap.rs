@@ -11,6 +11,9 @@ use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 use crate::device::{self, DeviceError};
 use crate::{netlink, sysctl};
 
+/// How the names of a server's taps begin; a number follows, or a dash and a word.
+pub const PREFIX: &str = "ptl";
+
 /// Octets of the virtio-net header before each frame.
 pub const VNET_HEADER: usize = 10;
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use arrayvec::ArrayVec;
 use portolan_types::Instant;
-use rustix::fs::{Mode, chmod, mkdir, unlink};
+use rustix::fs::{FileType, Mode, chmod, lstat, mkdir, unlink};
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
@@ -48,6 +48,8 @@ pub enum BindError {
     BadPath(PathBuf),
     #[error("another server listens on {0}")]
     InUse(PathBuf),
+    #[error("{0} is another file, not a socket: it stays as it is")]
+    Occupied(PathBuf),
     #[error("cannot create the directory {path}: {errno}")]
     Directory { path: PathBuf, errno: Errno },
     #[error("cannot listen on {path}: {errno}")]
@@ -198,11 +200,16 @@ fn make_directories(path: &Path) -> Result<(), BindError> {
 /// Unlinks the socket of a server that is dead; refuses if one is alive.
 fn remove_leftover(path: &Path) -> Result<(), BindError> {
     match Connection::connect(path) {
-        Err(ConnectError::NoServer) => {
-            // If there is nothing to unlink, so much the better.
-            let _ = unlink(path);
-            Ok(())
-        }
+        Err(ConnectError::NoServer) => match lstat(path) {
+            Ok(found) if FileType::from_raw_mode(found.st_mode) != FileType::Socket => {
+                Err(BindError::Occupied(path.to_owned()))
+            }
+            _ => {
+                // If there is nothing to unlink, so much the better.
+                let _ = unlink(path);
+                Ok(())
+            }
+        },
         Ok(_) | Err(ConnectError::Failed(Errno::AGAIN)) => Err(BindError::InUse(path.to_owned())),
         Err(ConnectError::Failed(errno)) => Err(BindError::Listen {
             path: path.to_owned(),

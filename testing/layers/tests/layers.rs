@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
 /// [`may_use`] says so.
-const LAYERS: [(&str, Layer); 23] = [
+const LAYERS: [(&str, Layer); 24] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
     ("portolan-timers", Layer::Vocabulary),
@@ -22,6 +22,7 @@ const LAYERS: [(&str, Layer); 23] = [
     ("portolan-preload", Layer::Program),
     ("portolan-server", Layer::Program),
     ("portolan-cli", Layer::Program),
+    ("portolan-manual", Layer::Vocabulary),
     ("portolan-bench", Layer::Tool),
     ("portolan-sim", Layer::Tool),
     ("portolan-fuzz", Layer::Tool),

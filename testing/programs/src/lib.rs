@@ -99,18 +99,34 @@ pub fn file(bed: &Bed, name: &str, text: impl AsRef<[u8]>) -> String {
 /// # Panics
 /// If the compiler has anything to say.
 pub fn compiled(bed: &Bed, source: &str) -> String {
-    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let source = Path::new(ROOT).join(source);
+    let source = Path::new(source);
     let name = source.file_stem().expect("a file").to_string_lossy();
     let program = bed.file(&name).display().to_string();
+    let options = ["-pedantic", "-std=c11", "-D_POSIX_C_SOURCE=200809L"];
+    compile(source, &program, &options);
+    program
+}
+
+/// Compiles a shared library in C that programs are to preload, named so, with macros defined.
+///
+/// # Panics
+/// If the compiler has anything to say.
+pub fn compiled_library(bed: &Bed, source: &str, name: &str, options: &[&str]) -> String {
+    let library = bed.file(&format!("{name}.so")).display().to_string();
+    let options = [&["-shared", "-fPIC"], options].concat();
+    compile(Path::new(source), &library, &options);
+    library
+}
+
+fn compile(source: &Path, into: &str, options: &[&str]) {
+    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let mut compiler = Command::new("cc");
     compiler
-        .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-std=c11"])
-        .arg("-D_POSIX_C_SOURCE=200809L")
-        .args(["-I", &format!("{ROOT}/include"), "-o", &program])
-        .arg(&source);
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .args(options)
+        .args(["-I", &format!("{ROOT}/include"), "-o", into])
+        .arg(Path::new(ROOT).join(source));
     run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
-    program
 }
 
 /// Starts a TCP service on the server host, which listens when this returns.

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
@@ -48,8 +48,8 @@ fn start(bed: &Bed, by: By, way: &str, backlog: &str) -> Background {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// More SYNs a second than an honest host sends, from hosts that do not exist.
-fn flood(bed: &Bed) -> Background {
+/// The hosts that floods come from, which do not exist, are behind the client.
+fn route_back(bed: &Bed) {
     let client = bed.client.address.to_string();
     let back = match bed.client.address.is_ipv4() {
         true => "198.18.0.0/15",
@@ -57,6 +57,11 @@ fn flood(bed: &Bed) -> Background {
     };
     let route = ["route", "replace", back, "via", &client];
     run(bed.namespace(Side::Server).exec("ip").args(route)).expect("a route back");
+}
+
+/// More SYNs a second than an honest host sends.
+fn flood(bed: &Bed) -> Background {
+    route_back(bed);
     let to = bed.endpoint(PORT).to_string();
     let mut flood = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
     flood.args(["syns", &to, "--rate", "5000", "--seconds", "60"]);
@@ -250,4 +255,51 @@ fn assert_drops_and_then_answers(bed: &Bed, by: By) {
     }
     await_answers(bed, 1000);
     assert_clients_get_in(bed);
+}
+
+/// How long 19 of 20 clients take at most, while such segments come.
+fn usual_echo(bed: &Bed, flood: &mut Background) -> Duration {
+    let mut times = Vec::new();
+    while flood.is_running() {
+        let start = Instant::now();
+        echo(bed);
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    // With fewer clients one has waited for long.
+    assert!(times.len() >= 20, "{times:?}");
+    times[times.len() * 19 / 20]
+}
+
+#[test]
+fn segments_without_a_connection_get_few_resets_and_delay_nobody() {
+    for (by, ipv6) in [
+        (By::Server, false),
+        (By::Program, false),
+        (By::Server, true),
+    ] {
+        let mut bed = bed();
+        if ipv6 {
+            bed = bed.over_ipv6();
+        }
+        route_back(&bed);
+        let _server = start(&bed, by, "blocking", "64");
+        for segment in ["ack", "syn-ack"] {
+            let sent = || served(&bed, "resets-sent");
+            let withheld = || by.counted(&bed, "resets-withheld");
+            let before = (sent(), withheld());
+            let to = bed.endpoint(PORT).to_string();
+            let mut flood = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
+            flood.args(["syns", &to, "--segment", segment]);
+            flood.args(["--rate", "50000", "--seconds", "3"]);
+            let mut flood = Background::start(&mut flood).expect("it starts");
+            let usual = usual_echo(&bed, &mut flood);
+            let (sent, withheld) = (sent() - before.0, withheld() - before.1);
+            eprintln!("{by:?} {segment}: {sent} resets, {withheld} withheld, echo {usual:?}");
+            // The burst, and three seconds at the rate. What a program sends the server does not count.
+            assert!(sent < 6000 && (sent > 1000 || by == By::Program), "{sent}");
+            assert!(withheld > 20_000, "{withheld}");
+            assert!(usual < PROMPTLY / 20, "{usual:?}");
+        }
+    }
 }

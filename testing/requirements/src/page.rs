@@ -7,7 +7,7 @@ use crate::{Finding, Place, Survey};
 
 const HEAD: &str = "# Requirements
 
-<!-- Written by `make requirements` from docs/requirements and from comments in the sources. -->
+<!-- Written by `make doc` from docs/requirements and from comments in the sources. -->
 
 What the RFCs ask of a host, where Portolan does it, and which test proves it. Numbers such as
 MUST-38 are those of RFC 9293, Appendix B; those of other RFCs are ours. A note says what is done

@@ -134,11 +134,14 @@ enum Command {
         #[command(flatten)]
         film: Film,
     },
-    /// Sends SYNs at a steady rate, and nothing else. Needs root.
+    /// Sends SYNs, or other segments that no connection has, at a steady rate, and nothing else. Needs root.
     Syns {
         #[command(flatten)]
         target: pace::Target,
-        /// SYNs per second.
+        /// What is sent.
+        #[arg(long, value_enum, default_value = "syn")]
+        segment: syns::Segment,
+        /// Segments per second.
         #[arg(long)]
         rate: f64,
         #[arg(long, default_value_t = 2.0)]
@@ -328,10 +331,12 @@ fn run(command: Command) -> io::Result<()> {
         Command::Audience { address, film } => cinema::attend(address, &film),
         Command::Syns {
             target,
+            segment,
             rate,
             seconds,
         } => print(&syns::flood(
             target,
+            segment,
             rate,
             Duration::from_secs_f64(seconds),
         )?),

@@ -1,4 +1,4 @@
-//! A flood of SYNs that nobody will acknowledge: from addresses of the ranges that are set aside for
+//! A flood of SYNs that nobody will acknowledge, or of segments that no connection has: from addresses of the ranges that are set aside for
 //! benchmarks (RFC 2544, 198.18.0.0/15; RFC 5180, 2001:2::/48).
 
 use std::io;
@@ -25,7 +25,30 @@ const IPPROTO_RAW: u32 = 255;
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
 
-pub fn flood(target: Target, per_second: f64, duration: Duration) -> io::Result<Report> {
+/// What a flood consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Segment {
+    Syn,
+    SynAck,
+    Ack,
+}
+
+impl Segment {
+    fn flags(self) -> u8 {
+        match self {
+            Segment::Syn => 0x02,
+            Segment::SynAck => 0x12,
+            Segment::Ack => 0x10,
+        }
+    }
+}
+
+pub fn flood(
+    target: Target,
+    segment: Segment,
+    per_second: f64,
+    duration: Duration,
+) -> io::Result<Report> {
     let protocol = NonZero::new(IPPROTO_RAW).map(Protocol::from_raw);
     let family = match target.is_ipv6() {
         false => AddressFamily::INET,
@@ -36,7 +59,7 @@ pub fn flood(target: Target, per_second: f64, duration: Duration) -> io::Result<
         let to = target.now();
         // Of a raw socket the port would be a protocol.
         let host = SocketAddr::new(to.ip(), 0);
-        let packet = packet(source(number, to.ip()), to, number as u32);
+        let packet = packet(source(number, to.ip()), to, segment, number as u32);
         sendto(&raw, &packet, SendFlags::empty(), &host)?;
         Ok(())
     })?;
@@ -55,9 +78,9 @@ fn source(number: u64, to: IpAddr) -> SocketAddr {
     SocketAddr::new(address, port)
 }
 
-/// A SYN without options. The kernel fills in the checksum of an IPv4 header.
-fn packet(from: SocketAddr, to: SocketAddr, sequence: u32) -> Vec<u8> {
-    let segment = syn(from, to, sequence);
+/// A segment without options. The kernel fills in the checksum of an IPv4 header.
+fn packet(from: SocketAddr, to: SocketAddr, kind: Segment, sequence: u32) -> Vec<u8> {
+    let segment = segment(from, to, kind, sequence);
     let payload_len = segment.len() as u16;
     let mut packet = match (from.ip(), to.ip()) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -98,13 +121,16 @@ fn packet(from: SocketAddr, to: SocketAddr, sequence: u32) -> Vec<u8> {
     packet
 }
 
-fn syn(from: SocketAddr, to: SocketAddr, sequence: u32) -> [u8; 20] {
+fn segment(from: SocketAddr, to: SocketAddr, kind: Segment, sequence: u32) -> [u8; 20] {
     let mut segment = [0; 20];
     segment[0..2].copy_from_slice(&from.port().to_be_bytes());
     segment[2..4].copy_from_slice(&to.port().to_be_bytes());
     segment[4..8].copy_from_slice(&sequence.to_be_bytes());
+    if kind != Segment::Syn {
+        segment[8..12].copy_from_slice(&sequence.wrapping_mul(0x9e37_79b1).to_be_bytes());
+    }
     segment[12] = 5 << 4;
-    segment[13] = 2;
+    segment[13] = kind.flags();
     segment[14..16].copy_from_slice(&[0xff, 0xff]);
     let pseudo_header = Sum::pseudo_header(from.ip(), to.ip(), TCP, segment.len());
     let checksum = pseudo_header.over(&segment).checksum();

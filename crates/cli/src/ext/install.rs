@@ -17,32 +17,32 @@ const VARIABLE: &str = "PORTOLAN_SOCKET";
 
 #[derive(clap::Args)]
 pub struct Wish {
-    /// What clang made of it.
+    /// The ELF object.
     object: PathBuf,
     #[command(flatten)]
     endpoint: Endpoint,
-    /// The address of the port.
+    /// The local address of the port.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     address: IpAddr,
-    /// What it is called [default: the name of the file].
+    /// The name of the extension [default: the name of the file].
     #[arg(long)]
     name: Option<String>,
-    /// Of several on one port, the lowest is called first.
+    /// The order of several extensions of one port; the lowest is called first.
     #[arg(long, default_value_t = 128)]
     priority: u8,
 }
 
-/// Whose packets it is for.
+/// The packets that the extension sees.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 struct Endpoint {
-    /// A UDP port.
+    /// Packets to a UDP port.
     #[arg(long, value_name = "PORT")]
     udp: Option<u16>,
-    /// An EtherType of your own: the frames that have it.
+    /// Frames with an EtherType, such as 0x88b5.
     #[arg(long, value_name = "NUMBER", value_parser = ethertype)]
     ethertype: Option<u16>,
-    /// An IP protocol of your own.
+    /// Packets of an IP protocol.
     #[arg(long, value_name = "NUMBER")]
     protocol: Option<u8>,
 }

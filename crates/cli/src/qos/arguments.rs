@@ -8,22 +8,25 @@ use portolan_proto::qos::{
 };
 use portolan_sys::accounts;
 
-/// What can be said of whom; for `--help`.
-pub const SCOPES: &str = "For whom:
-  pid 123                               a process, until it ends
-  tid 5                                 a thread, until it ends; cpu only
-  user www                              all processes of a user
-  cgroup /video.slice                   all processes of a cgroup and those below it
-  port udp:53                           a local port
-  flow tcp:10.0.0.1:80-10.0.0.2:4000    a connection, this host's end first
+/// The end of the help of `qos set`, `qos del` and `qos group join`.
+pub const SCOPES: &str = "Scopes:
+    pid 123  a process, until it ends
+    tid 5  a thread, until it ends; cpu only
+    user www  all processes of a user, by name or number
+    cgroup /video.slice  all processes of a cgroup and its descendants; the path below /sys/fs/cgroup
+    port udp:53  a local port
+    flow tcp:10.0.0.1:80-10.0.0.2:4000  a connection, the local end first; udp:[fd00::1]:53-[fd00::2]:4000
 
-Rates are in bit, kbit, mbit or gbit per second, times in us, ms or s, sizes in octets or with k or m for 1024 or \
-1048576 of them, rates of a CPU 0.3 or 30%.";
+Units:
+    RATE  20mbit: bit, kbit, mbit or gbit per second
+    TIME  100ms: us, ms or s
+    SIZE  64k: bytes, or k for 1024 and m for 1048576 of them
+    SHARE  0.3 or 30%: of one CPU";
 
-/// For whom.
+/// The scope of a guarantee.
 #[derive(clap::Args)]
 pub struct Whom {
-    /// What kind of scope is named.
+    /// The kind of scope.
     #[arg(value_enum, value_name = "WHAT")]
     what: What,
     /// Its name or number.
@@ -65,9 +68,9 @@ pub struct Setting {
 
 #[derive(clap::Subcommand)]
 enum Wish {
-    /// Reserve a rate for what is sent.
+    /// Reserve a transmit rate.
     Tx(TransmitArguments),
-    /// Set a budget for what is received; the excess is dropped.
+    /// Set a receive budget; the excess is dropped.
     Rx(ReceiveArguments),
     /// Reserve time on a CPU.
     Cpu(CpuArguments),
@@ -98,19 +101,19 @@ struct TransmitArguments {
     /// Bits per second, Ethernet headers included: 20mbit.
     #[arg(long, value_parser = text::rate, required_unless_present = "slice", conflicts_with = "slice")]
     rate: Option<u64>,
-    /// A slice of the link's time in each period: 4ms.
+    /// A slice of the link's time in each period, instead of a rate: 4ms.
     #[arg(long, value_name = "TIME", value_parser = text::duration, requires = "period")]
     slice: Option<u32>,
     /// The period of the slice: 100ms.
     #[arg(long, value_name = "TIME", value_parser = text::duration, requires = "slice")]
     period: Option<u32>,
-    /// Octets that may go at once after a pause: 64k [default: a slice's worth].
+    /// Bytes that may be sent at once after a pause: 64k [default: what the rate sends in a slice].
     #[arg(long, value_name = "SIZE", value_parser = text::octets)]
     burst: Option<u32>,
-    /// Beyond the rate up to this one, while the link has slack.
+    /// Send beyond the rate, up to this one, while the link has capacity left.
     #[arg(long, value_name = "RATE", value_parser = text::rate, conflicts_with = "slack")]
     ceil: Option<u64>,
-    /// Beyond the rate up to the link's, while it has slack.
+    /// Send beyond the rate, up to the link's, while it has capacity left.
     #[arg(long)]
     slack: bool,
     /// The link; may be left out if only one has a rate.
@@ -150,10 +153,10 @@ struct ReceiveArguments {
     /// Bits per second, Ethernet headers included: 100mbit.
     #[arg(long, value_name = "RATE", value_parser = text::rate)]
     bits: Option<u64>,
-    /// How long the budget may be saved up.
+    /// The time for which an unused budget accumulates.
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = text::milliseconds)]
     burst: u32,
-    /// From 0 (dropped first when a ring fills) to 7; for flows and ports.
+    /// Priority, from 0 (dropped first when a ring fills) to 7; for flows and ports.
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=7))]
     prio: Option<u8>,
 }
@@ -174,16 +177,16 @@ struct CpuArguments {
     /// Share of one CPU: 0.3 or 30%.
     #[arg(long, value_name = "SHARE", value_parser = text::share)]
     rate: u32,
-    /// Within how long the share is given.
+    /// The period in which the share is given.
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = text::duration)]
     period: u32,
     /// Service class [default: the configuration's default one].
     #[arg(long)]
     class: Option<String>,
-    /// May run beyond its rate while CPUs are idle.
+    /// Run beyond the rate while CPUs are idle.
     #[arg(long)]
     slack: bool,
-    /// What follows when the measured use differs: off, propose, or limits for the rate, such as 0.1-0.5.
+    /// Reaction to a measured use that differs: off, propose, or limits between which the rate follows: 0.1-0.5.
     #[arg(long, value_name = "HOW", default_value = "off", value_parser = text::adapt)]
     adapt: Adapt,
 }
@@ -237,9 +240,9 @@ pub struct Group {
 
 #[derive(clap::Subcommand)]
 pub enum GroupCommand {
-    /// Reserve a rate for a new group, which stays until it is deleted.
+    /// Make a group with a reserved rate, which exists until it is deleted.
     Create {
-        /// Names the group on this host.
+        /// The number of the group on this host.
         key: u32,
         /// Bits per second of all its members together.
         #[arg(long, value_parser = text::rate)]
@@ -247,46 +250,62 @@ pub enum GroupCommand {
         /// The link; may be left out if only one has a rate.
         #[arg(long, value_name = "DEVICE")]
         dev: Option<String>,
-        /// Who may join (x), look (r) and change it (w), as chmod(1) takes it.
+        /// Permissions to join (x), read (r) and change it (w), in octal as for chmod(1).
         #[arg(long, default_value = "0700", value_parser = mode)]
         mode: u16,
-        /// How members share the rate; there is one way.
+        /// How members share the rate.
         #[arg(long, value_enum, default_value = "rate")]
         alg: AlgorithmWord,
-        /// Members may use what others of the group leave.
+        /// Members use what other members leave of the group's rate.
         #[arg(long)]
         share: bool,
-        /// The group goes beyond its rate while the link has slack.
+        /// The group sends beyond its rate while the link has capacity left.
         #[arg(long)]
         slack: bool,
     },
-    /// Try whether you may join a group.
-    Open { key: u32 },
-    /// Set all options of a group; those that are not named are off.
+    /// Check whether the caller may join a group.
+    Open {
+        /// The number of the group.
+        key: u32,
+    },
+    /// Set all options of a group; options that are not given are off.
     Options {
+        /// The number of the group.
         key: u32,
         #[command(flatten)]
         options: OptionArguments,
     },
-    /// Change the rate of all members together.
+    /// Change the rate of a group.
     Set {
+        /// The number of the group.
         key: u32,
+        /// Bits per second of all its members together.
         #[arg(long, value_parser = text::rate)]
         rate: u64,
     },
-    /// Add a flow, or all of a process, and print its number in the group.
+    /// Add a flow or a process, and print the number of the member.
+    #[command(after_long_help = SCOPES)]
     Join {
+        /// The number of the group.
         key: u32,
         #[command(flatten)]
         whom: Whom,
-        /// Bits per second for it alone.
+        /// Bits per second of this member.
         #[arg(long, value_parser = text::rate)]
         rate: u64,
     },
-    /// Take out what `join` printed.
-    Leave { key: u32, member: u32 },
-    /// End a group.
-    Del { key: u32 },
+    /// Remove a member.
+    Leave {
+        /// The number of the group.
+        key: u32,
+        /// The number that `join` printed.
+        member: u32,
+    },
+    /// Delete a group.
+    Del {
+        /// The number of the group.
+        key: u32,
+    },
     /// Show all groups.
     List,
 }
@@ -301,7 +320,7 @@ pub enum AlgorithmWord {
 pub struct LinkArguments {
     /// A managed device.
     device: String,
-    /// Its rate, such as 50mbit; or auto, for what the device says.
+    /// Its rate, such as 50mbit; or auto, for the rate that the device reports.
     #[arg(long, value_parser = link_rate)]
     rate: LinkRate,
 }

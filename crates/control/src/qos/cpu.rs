@@ -32,7 +32,7 @@ pub struct ClassTerms {
     /// `R_k`, in millionths of the capacity.
     pub share_ppm: u32,
     pub overbooking: Overbooking,
-    /// What each user but root may have of what is admitted, in millionths.
+    /// What each user but root may have of what is admitted, in millionths; with 0 only root reserves.
     pub each_user_ppm: u32,
 }
 
@@ -85,6 +85,11 @@ pub enum Denied {
         bound: u64,
         fits: u64,
     },
+    #[error(
+        "class {0}: only root may reserve: the server's configuration gives users no part of it (`each_user` of a \
+         `[[qos.cpu_class]]`)"
+    )]
+    RootOnly(String),
     #[error(
         "class {class}: a user may have {} of a CPU, and has {} already; {} would fit",
         show_share(*.most), show_share(*.has), show_share(*.fits)
@@ -272,6 +277,9 @@ impl Class {
                 bound,
                 fits,
             });
+        }
+        if claim.uid != 0 && self.terms.each_user_ppm == 0 {
+            return Err(Denied::RootOnly(class));
         }
         let fits = self.user_room(id, claim.uid);
         if wanted > fits {

@@ -72,7 +72,7 @@ impl Terms {
 pub struct Portions {
     /// Of the link, for all reservations.
     pub reservable_percent: u8,
-    /// Of that, for those of one user who is not root.
+    /// Of that, for those of one user who is not root; with 0 only root reserves.
     pub user_percent: u8,
 }
 
@@ -93,6 +93,10 @@ pub enum Refused {
     Link { wanted: u64, of: u64, left: u64 },
     #[error("{} are beyond your share of the link: of {}, {} are left", show_rate(*.wanted), show_rate(*.of), show_rate(*.left))]
     User { wanted: u64, of: u64, left: u64 },
+    #[error(
+        "only root may reserve of this link: the server's configuration gives users no share of it (`[[qos.link]]`)"
+    )]
+    RootOnly,
     #[error("{} do not fit the group: of its {}, {} are left", show_rate(*.wanted), show_rate(*.of), show_rate(*.left))]
     Group { wanted: u64, of: u64, left: u64 },
     #[error("a group with {} for {} reserved by its flows is too slow", show_rate(*.wanted), show_rate(*.members))]
@@ -109,6 +113,7 @@ impl Refused {
             | Refused::Ceiling { .. } => Errno::INVAL,
             Refused::Link { .. } | Refused::Group { .. } | Refused::Shrunk { .. } => Errno::BUSY,
             Refused::User { .. } => Errno::DQUOT,
+            Refused::RootOnly => Errno::PERM,
         }
     }
 }
@@ -288,6 +293,9 @@ impl Link {
             });
         }
         if uid != 0 {
+            if self.portions.user_percent == 0 {
+                return Err(Refused::RootOnly);
+            }
             let share = percent(reservable, self.portions.user_percent);
             let used = self.sum_without(class, |claim| others(claim) && claim.uid == uid);
             let left = share.saturating_sub(used);

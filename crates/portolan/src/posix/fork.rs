@@ -54,9 +54,7 @@ pub fn after_fork_in_child() {
     pi::forget_number();
     let _inside = inside::forget_others();
     own_memory();
-    for fd in table::take_hidden() {
-        descriptor::close(fd);
-    }
+    close_hidden();
     for (_, socket) in sockets() {
         match socket.phase() {
             Phase::Cached => socket.set_phase(Phase::Away),
@@ -65,6 +63,22 @@ pub fn after_fork_in_child() {
             _ => {}
         }
     }
+    forget_server();
+}
+
+/// Gives up the connection to the server, with all that came by it. Only for a process of one thread, without sockets.
+pub(crate) fn part_with_server() {
+    close_hidden();
+    forget_server();
+}
+
+fn close_hidden() {
+    for fd in table::take_hidden() {
+        descriptor::close(fd);
+    }
+}
+
+fn forget_server() {
     for (_, file) in table::all() {
         if let File::Epoll(set) = file {
             set.inherit();
@@ -226,17 +240,16 @@ fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     become_kernels(fd, socket);
 }
 
-/// The server may be out of reach from now on, in another root directory: who is to accept there registers
-/// before, and without that connections that are elsewhere are relayed.
+/// The server may be out of reach from now on, in another root directory: who has had to do with it registers before, since
+/// it may accept there, or open more (vsftpd's parents do, which have closed what they had). Without that connections that
+/// are elsewhere are relayed.
 pub fn before_chroot() {
-    if table::is_empty() || shares_memory() {
+    if shares_memory() {
         return;
     }
     let sockets = sockets();
-    let has_listener = sockets
-        .iter()
-        .any(|(_, socket)| socket.phase() == Phase::Listening);
-    if (has_listener && Process::start().is_ok()) || Process::running().is_some() {
+    let may_need_server = !sockets.is_empty() || Process::knows_server();
+    if (may_need_server && Process::start().is_ok()) || Process::running().is_some() {
         return;
     }
     for (fd, socket) in sockets {
@@ -254,6 +267,46 @@ pub fn before_confinement() {
         leave_to_kernel(fd, &socket);
     }
     Process::renounce();
+}
+
+/// Makes a call before which this process must have no threads but the program's: one that the kernel refuses to processes of
+/// several threads, that changes only what the calling thread has, or whose child takes libc's list of threads along.
+pub fn without_helper<T>(call: impl FnOnce() -> T) -> T {
+    let stopped = match Process::running() {
+        Some(process) if !shares_memory() && process.stop_helper() => Some(process),
+        _ => None,
+    };
+    let result = call();
+    // In a child of fork the process is its parent's.
+    if let (Some(process), Some(running)) = (stopped, Process::running())
+        && std::ptr::eq(process, running)
+    {
+        process.start_helper();
+    }
+    result
+}
+
+/// As [`without_helper`], for a call that may take the calling thread to another network namespace.
+pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
+    if shares_memory() {
+        return call();
+    }
+    Process::before_move();
+    let result = without_helper(call);
+    Process::after_move();
+    result
+}
+
+/// The child of the next fork will be in another network namespace.
+pub fn before_fork_to_namespace() {
+    if !shares_memory() {
+        Process::before_move();
+    }
+}
+
+/// In that child.
+pub fn after_fork_to_namespace() {
+    Process::after_move();
 }
 
 /// The process whose memory this is.

@@ -36,9 +36,11 @@ pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub(crate) use fallback::become_kernels as leave_to_kernel_stack;
 pub use flags::{fcntl, ioctl};
+pub(crate) use fork::part_with_server;
 pub use fork::{
-    after_fork_in_child, after_fork_in_parent, before_chroot, before_confinement, before_exec,
-    before_exit, before_fork, before_lending, freeze, give_away, shares_memory,
+    after_fork_in_child, after_fork_in_parent, after_fork_to_namespace, before_chroot,
+    before_confinement, before_exec, before_exit, before_fork, before_fork_to_namespace,
+    before_lending, freeze, give_away, shares_memory, while_moving, without_helper,
 };
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
@@ -51,10 +53,12 @@ pub use socket_options::{get_option, set_option};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
+use portolan_sys::thread;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::process::Process;
+use crate::settings::settings;
 use crate::socket::{Phase, Socket};
 use crate::table;
 use crate::wait::Waiter;
@@ -114,10 +118,20 @@ pub fn is_internal(fd: RawFd) -> bool {
     table::is_internal(fd)
 }
 
+/// Reads what the environment asks for, before the program can change it.
+pub fn read_settings() {
+    settings();
+}
+
 /// Does Portolan serve this process? It is looked for now if that was not done yet. What could
 /// carry sockets past it (io_uring) is closed then.
 pub fn is_active() -> bool {
     Process::start().is_ok()
+}
+
+/// Has the program a single thread? The library's own is none of the program's.
+pub fn has_one_thread() -> bool {
+    Process::running().map_or_else(|| thread::count() <= 1, Process::has_one_thread)
 }
 
 /// The socket behind a descriptor, and this process.

@@ -15,7 +15,7 @@ pub struct CpuClass {
     /// `b_k`.
     #[serde(default)]
     pub overbooking: Overbook,
-    /// Part of the class that each user other than root may reserve.
+    /// Part of the class that each user other than root may reserve; with 0 only root reserves.
     #[serde(default = "half")]
     pub each_user: f64,
 }
@@ -39,13 +39,13 @@ fn half() -> f64 {
 }
 
 impl CpuClass {
-    /// The class there is where none is configured: half for reservations, the rest for all others.
+    /// The class there is where none is configured: half for root's reservations, the rest for all others.
     pub fn default_class() -> CpuClass {
         CpuClass {
             name: "default".to_owned(),
             share: 0.5,
             overbooking: Overbook::default(),
-            each_user: half(),
+            each_user: 0.0,
         }
     }
 
@@ -57,8 +57,8 @@ impl CpuClass {
             Overbook::Word(word) if word == "unbounded" => Overbooking::Unbounded,
             _ => return None,
         };
-        let is_part = |part: f64| 0.0 < part && part <= 1.0;
-        (is_part(self.share) && is_part(self.each_user)).then(|| ClassTerms {
+        let is_sound = 0.0 < self.share && self.share <= 1.0;
+        (is_sound && (0.0..=1.0).contains(&self.each_user)).then(|| ClassTerms {
             name: self.name.clone(),
             share_ppm: millionths(self.share),
             overbooking,

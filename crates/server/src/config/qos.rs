@@ -51,7 +51,7 @@ pub struct LinkConfig {
     /// Percent of the rate that reservations may have together.
     #[serde(default = "usual_reservable")]
     pub reservable: u8,
-    /// Percent of that for one user who is not root.
+    /// Percent of that for one user who is not root; with 0 only root reserves.
     #[serde(default = "usual_per_user")]
     pub per_user: u8,
     /// May take the place of a queueing discipline that somebody has put on the device.
@@ -60,13 +60,14 @@ pub struct LinkConfig {
 }
 
 impl LinkConfig {
-    /// Of a device that the file does not name.
+    /// Of a device that the file does not name: only root reserves there, for users' reservations would replace the
+    /// host's queueing discipline.
     pub fn usual(device: &str) -> LinkConfig {
         LinkConfig {
             device: device.to_owned(),
             rate: None,
             reservable: usual_reservable(),
-            per_user: usual_per_user(),
+            per_user: 0,
             replace: false,
         }
     }

@@ -236,3 +236,10 @@ fn a_filter_in_the_driver_is_wished_by_the_form_or_by_itself() {
     let error = refused("interfaces = ['eth0']\n[delivery]\nform = 'shm-ipf'\nxdp = 'off'");
     assert!(error.contains("delivery.xdp"), "{error}");
 }
+
+#[test]
+fn a_file_without_end_is_refused() {
+    let error = Config::read(Path::new("/dev/zero")).unwrap_err();
+    assert!(error.to_string().contains("longer than"), "{error}");
+    assert!(Config::read(Path::new("/")).is_err());
+}

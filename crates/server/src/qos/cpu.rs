@@ -421,6 +421,7 @@ fn errno_of(denied: &Denied) -> i32 {
         Denied::ClassFull { .. } | Denied::UserFull { .. } | Denied::MachineFull { .. } => {
             libc::EBUSY
         }
+        Denied::RootOnly(_) => libc::EPERM,
         _ => libc::EINVAL,
     }
 }

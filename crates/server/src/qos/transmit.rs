@@ -19,7 +19,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tracing::{info, warn};
 
 pub(super) use changes::kept;
-use leaving::Leaving;
+use leaving::{Idle, Leaving};
 pub(super) use links::LinkCounts;
 use links::{Link, rest_of};
 
@@ -28,6 +28,7 @@ use super::{Asker, Outcome, refuse};
 use crate::instance::Journal;
 use crate::poll::Token;
 use crate::server::{Server, Source};
+use crate::spares::TAP_SEND_BUFFER;
 
 /// Classes below are the scheduler's own.
 const FIRST_CLASS: u16 = portolan_proto::filter::FIRST_CLASS;
@@ -49,6 +50,7 @@ pub struct Reservations {
     traffic: Option<Traffic>,
     journal: Option<Journal>,
     leaving: Vec<Leaving>,
+    idle: Vec<Idle>,
     /// Sessions that the server sends for, with their programs' own bounds.
     paced: HashMap<SessionId, Option<u64>>,
     /// When to look at the devices again.
@@ -356,6 +358,23 @@ impl Server {
         let channels: Vec<ChannelId> = self.channels.keys().copied().collect();
         for channel in channels {
             self.tell_channel(channel);
+        }
+    }
+
+    /// What processes send is in no class, and has the back-pressure of taps without one.
+    fn declassify_channels(&self) {
+        const NO_CLASS: u16 = 0;
+        let server = [(ChannelId::SERVER, self.wire.ifindex())];
+        let processes = self.channels.iter().map(|(&channel, held)| {
+            if let Err(errno) = held.tap.set_send_buffer(TAP_SEND_BUFFER) {
+                warn!(%errno, "a process has less waiting than it may");
+            }
+            (channel, held.tap.ifindex)
+        });
+        for (channel, ifindex) in server.into_iter().chain(processes) {
+            if let Err(error) = self.filter.set_tap(channel, ifindex, NO_CLASS) {
+                warn!(%error, "what a channel sends keeps its class");
+            }
         }
     }
 

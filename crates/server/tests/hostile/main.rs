@@ -14,6 +14,7 @@ mod delegations;
 mod extensions;
 mod forgery;
 mod frames;
+mod fuzzing;
 mod groups;
 mod guarantees;
 mod handlers;

@@ -18,6 +18,8 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use portolan_proto::metastate::{Address, Interface, Neighbour, Route, RouteKind};
 use portolan_types::MacAddr;
 
+use crate::tap;
+
 const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
 const LOCAL_TABLE: u32 = libc::RT_TABLE_LOCAL as u32;
 
@@ -68,10 +70,28 @@ fn family(address: IpAddr) -> AddressFamily {
     }
 }
 
+/// A tap of a server's.
+pub(super) fn is_own_tap(link: &LinkMessage) -> bool {
+    let name = link
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name.as_str()),
+            _ => None,
+        });
+    let suffix = name.and_then(|name| name.strip_prefix(tap::PREFIX));
+    suffix.is_some_and(|suffix| {
+        suffix.starts_with('-') || suffix.bytes().all(|octet| octet.is_ascii_digit())
+    })
+}
+
 pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Interface> {
     let RouteNetlinkMessage::NewLink(link) = message else {
         return None;
     };
+    if is_own_tap(link) {
+        return None;
+    }
     let mut interface = Interface {
         index: link.header.index,
         name: String::new(),

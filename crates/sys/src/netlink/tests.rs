@@ -30,7 +30,7 @@ fn address(text: &str) -> IpAddr {
 
 fn p0(monitor: &Monitor) -> u32 {
     let named = |link: &&Interface| link.name == "p0";
-    monitor.links.iter().find(named).unwrap().index
+    monitor.tables.links.iter().find(named).unwrap().index
 }
 
 fn route_to<'a>(metastate: &'a Metastate, destination: &str) -> Option<&'a Route> {
@@ -44,7 +44,7 @@ fn route_to<'a>(metastate: &'a Metastate, destination: &str) -> Option<&'a Route
 /// Lets the monitor follow until `condition` holds, two seconds at most.
 fn until(monitor: &mut Monitor, condition: impl Fn(&Metastate) -> bool) {
     let deadline = clock::now() + Duration::from_secs(2);
-    while !condition(&monitor.snapshot(&BTreeSet::new())) {
+    while !condition(&monitor.tables().snapshot(&BTreeSet::new())) {
         assert!(clock::now() < deadline, "{monitor:#?}");
         let mut fds = [libc::pollfd {
             fd: monitor.as_fd().as_raw_fd(),
@@ -52,7 +52,7 @@ fn until(monitor: &mut Monitor, condition: impl Fn(&Metastate) -> bool) {
             revents: 0,
         }];
         wait::ppoll(&mut fds, Some(deadline), None).unwrap();
-        monitor.process().unwrap();
+        monitor.process(clock::now()).unwrap();
     }
 }
 
@@ -67,7 +67,7 @@ fn the_first_snapshot_is_complete() {
         ip("neigh add 10.1.0.3 dev p0 nud none");
         let monitor = Monitor::new().unwrap();
         let index = p0(&monitor);
-        let metastate = monitor.snapshot(&BTreeSet::from([index]));
+        let metastate = monitor.tables().snapshot(&BTreeSet::from([index]));
 
         let interface = metastate
             .interfaces
@@ -121,7 +121,11 @@ fn routes_are_sorted_by_prefix_then_metric() {
         ip("route add 10.9.0.0/16 via 10.1.0.3 metric 50");
         ip("route add 10.9.0.0/16 via 10.1.0.2 metric 10");
         ip("route add 10.9.9.0/24 via 10.1.0.4 metric 99");
-        let routes = Monitor::new().unwrap().snapshot(&BTreeSet::new()).routes;
+        let routes = Monitor::new()
+            .unwrap()
+            .tables()
+            .snapshot(&BTreeSet::new())
+            .routes;
         assert!(routes.is_sorted_by_key(|route| Reverse(route.prefix)));
         let gateways: Vec<_> = routes
             .iter()
@@ -171,10 +175,10 @@ fn nothing_new_is_no_change() {
         ip("link set lo up");
         let mut monitor = Monitor::new().unwrap();
         ip("route add 10.9.0.0/16 dev lo");
-        assert!(monitor.process().unwrap());
+        assert!(monitor.process(clock::now()).unwrap());
         ip("route add 10.8.0.0/16 dev lo");
         ip("route del 10.8.0.0/16 dev lo");
-        assert!(!monitor.process().unwrap());
+        assert!(!monitor.process(clock::now()).unwrap());
     });
 }
 
@@ -187,8 +191,8 @@ fn lost_events_are_made_up_for() {
         for number in 0..50 {
             ip(&format!("route add 10.9.{number}.0/24 via 10.1.0.2"));
         }
-        assert!(monitor.process().unwrap());
-        let metastate = monitor.snapshot(&BTreeSet::new());
+        assert!(monitor.process(clock::now()).unwrap());
+        let metastate = monitor.tables().snapshot(&BTreeSet::new());
         for number in 0..50 {
             assert!(route_to(&metastate, &format!("10.9.{number}.0")).is_some());
         }
@@ -235,10 +239,49 @@ fn a_device_is_deleted_and_one_that_has_gone_is_no_error() {
         set_up();
         let mut monitor = Monitor::new().unwrap();
         let index = p0(&monitor);
-        monitor.delete_device(index).unwrap();
+        delete_device(index).unwrap();
         until(&mut monitor, |state| {
             state.interfaces.iter().all(|i| i.index != index)
         });
-        monitor.delete_device(index).unwrap();
+        delete_device(index).unwrap();
+    });
+}
+
+#[test]
+fn a_table_that_cannot_be_read_is_read_later() {
+    in_fresh_namespace(|| {
+        set_up();
+        let mut monitor = Monitor::new().unwrap();
+        let requests = std::mem::replace(&mut monitor.requests, Requests::broken());
+        ip("addr add 10.9.0.1/24 dev p0");
+        let now = clock::now();
+        assert!(monitor.process(now).is_err());
+        let due = monitor.deadline().expect("tables are stale");
+        assert!(due > now);
+
+        // No event comes any more.
+        monitor.requests = requests;
+        assert!(monitor.process(due).unwrap());
+        let snapshot = monitor.tables().snapshot(&BTreeSet::new());
+        assert_eq!(
+            route_to(&snapshot, "10.9.0.1").unwrap().kind,
+            RouteKind::Local
+        );
+        assert_eq!(monitor.deadline(), None);
+    });
+}
+
+#[test]
+fn a_storm_of_changes_is_read_with_pauses() {
+    in_fresh_namespace(|| {
+        set_up();
+        let mut monitor = Monitor::new().unwrap();
+        let now = clock::now();
+        monitor.rest(now, Duration::from_millis(5));
+        ip("neigh add 10.1.0.9 lladdr 02:00:00:00:00:08 dev p0");
+        assert!(!monitor.process(now).unwrap());
+        let due = monitor.deadline().expect("the table is stale");
+        assert_eq!(due, now + Duration::from_millis(45));
+        assert!(monitor.process(due).unwrap());
     });
 }

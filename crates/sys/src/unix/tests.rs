@@ -129,3 +129,14 @@ fn ends_of_a_pair_are_told_from_connections_and_other_sockets() {
     ));
     assert!(!is_pair_end(std::fs::File::open("/dev/null").unwrap()));
 }
+
+#[test]
+fn another_file_in_a_sockets_place_stays() {
+    let path = path("occupied");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, "kept").unwrap();
+    let refused = Listener::bind(&path).unwrap_err();
+    assert!(matches!(refused, BindError::Occupied(_)), "{refused}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
+    std::fs::remove_dir_all(path.ancestors().nth(2).unwrap()).unwrap();
+}

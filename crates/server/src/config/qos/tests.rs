@@ -125,7 +125,12 @@ fn with_link(keys: &str) -> Result<Vec<LinkConfig>, String> {
 
 #[test]
 fn a_link_has_defaults_and_every_key_can_be_set() {
-    assert_eq!(with_link("").unwrap(), [LinkConfig::usual("eth0")]);
+    let defaults = LinkConfig {
+        per_user: 50,
+        ..LinkConfig::usual("eth0")
+    };
+    assert_eq!(with_link("").unwrap(), [defaults]);
+    assert_eq!(with_link("per_user = 0").unwrap()[0].per_user, 0);
     let keys = "rate = '2.5gbit'\nreservable = 50\nper_user = 100\nreplace = true";
     let expected = LinkConfig {
         device: "eth0".into(),

@@ -1,4 +1,5 @@
 //! Classes that are free again while something still waits in them: what was taken from a writer is sent, not dropped.
+//! With the last class of a link its scheduler goes, unless the configuration gives the link a rate.
 
 use std::time::Duration;
 
@@ -9,11 +10,20 @@ use rustix::io::Errno;
 use tracing::warn;
 
 use super::Reservations;
+use super::links::Link;
 use crate::server::Server;
 
 /// What has not left by then is dropped.
 const LINGER: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// A link that has no class any more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    ifindex: u32,
+    /// When it gets its former queueing discipline back, even if frames wait in ours.
+    until: Instant,
+}
 
 /// A class without an owner.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +54,31 @@ impl Server {
                 transmit.leaving.push(class);
             }
         }
-        (!transmit.leaving.is_empty()).then_some(now + LOOK_AGAIN)
+        self.restore_idle_links();
+        let transmit = &self.qos.transmit;
+        let waits = !transmit.leaving.is_empty() || !transmit.idle.is_empty();
+        waits.then_some(now + LOOK_AGAIN)
+    }
+
+    /// Gives devices without classes their former queueing disciplines back.
+    fn restore_idle_links(&mut self) {
+        let now = self.now;
+        let mut idle = std::mem::take(&mut self.qos.transmit.idle);
+        idle.retain(|link| self.qos.transmit.is_unused(link.ifindex));
+        for ifindex in self.qos.transmit.unused_links() {
+            if !idle.iter().any(|link| link.ifindex == ifindex) {
+                let until = now + LINGER;
+                idle.push(Idle { ifindex, until });
+            }
+        }
+        idle.retain(|link| {
+            let waits = now < link.until && self.qos.transmit.has_backlog(link.ifindex);
+            if !waits {
+                self.take_scheduler_away(link.ifindex);
+            }
+            waits
+        });
+        self.qos.transmit.idle = idle;
     }
 }
 
@@ -52,6 +86,22 @@ impl Reservations {
     /// They have gone with their device.
     pub(super) fn forget_leaving(&mut self, ifindex: u32) {
         self.leaving.retain(|class| class.ifindex != ifindex);
+    }
+
+    /// Has the link a scheduler that nobody needs?
+    fn is_unused(&self, ifindex: u32) -> bool {
+        let has_left = self.leaving.iter().all(|class| class.ifindex != ifindex);
+        has_left && self.link(ifindex).is_some_and(Link::is_unused)
+    }
+
+    fn unused_links(&self) -> Vec<u32> {
+        let all = self.links.keys().copied();
+        all.filter(|&ifindex| self.is_unused(ifindex)).collect()
+    }
+
+    fn has_backlog(&mut self, ifindex: u32) -> bool {
+        let counts = self.counts(ifindex);
+        counts.values().any(|counts| counts.backlog > 0)
     }
 
     pub(super) fn is_leaving(&self, id: ClassId) -> bool {

@@ -178,6 +178,28 @@ impl Server {
         Ok(())
     }
 
+    /// The device is as it was before its first reservation.
+    pub(super) fn take_scheduler_away(&mut self, ifindex: u32) {
+        let transmit = &mut self.qos.transmit;
+        let Some(link) = transmit.links.get_mut(&ifindex) else {
+            return;
+        };
+        let Some(before) = link.scheduler.take() else {
+            return;
+        };
+        let device = link.config.device.clone();
+        let restored = transmit
+            .traffic()
+            .and_then(|traffic| traffic.restore(ifindex, &before));
+        match restored {
+            Ok(()) => info!(device, "the link has its former queueing discipline"),
+            Err(error) => warn!(%error, device, "a device is not left as it was"),
+        }
+        if self.qos.transmit.best_effort().is_none() {
+            self.declassify_channels();
+        }
+    }
+
     /// The link that is meant: by name, or the only one whose rate is known.
     pub(in crate::qos) fn link_for(&mut self, device: Option<&str>) -> Outcome<u32> {
         let links = &mut self.qos.transmit.links;
@@ -304,6 +326,15 @@ impl Reservations {
 }
 
 impl Link {
+    /// A scheduler that no rate of the configuration asks for, without a reservation.
+    pub(super) fn is_unused(&self) -> bool {
+        let is_idle = self
+            .ledger
+            .as_ref()
+            .is_some_and(|ledger| ledger.reserved() == 0);
+        is_idle && self.scheduler.is_some() && self.config.rate.is_none()
+    }
+
     /// Asks the device for its rate if that is not known.
     fn detect(&mut self) {
         if self.ledger.is_none() {

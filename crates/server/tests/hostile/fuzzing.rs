@@ -1,0 +1,247 @@
+//! The whole control protocol at random: requests of the right structure, or nearly, about sessions that are there, with
+//! descriptors of any kind, by several clients at a time, to a server that serves others meanwhile.
+//!
+//! `PORTOLAN_TEST_SECONDS` lengthens it, `PORTOLAN_FUZZ_SEED` chooses other requests.
+
+mod values;
+
+use std::fs::File;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use portolan_netns::Bed;
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_sys::unix::{Connection, PairKind, ReceiveError, socket_pair};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use crate::common::{Client, await_some, control_path, start_server};
+use crate::{Victim, as_nobody, assert_serves_others};
+use values::{Known, Random, any};
+
+const SECONDS: u64 = 10;
+const SEED: u64 = 1;
+
+const CLIENTS: usize = 6;
+
+/// Requests between two looks at those who are to be served.
+const REQUESTS: usize = 400;
+
+/// The server answers others within this, as a rule and in any case.
+const PROMPTLY: Duration = Duration::from_millis(50);
+const AT_LAST: Duration = Duration::from_secs(1);
+
+fn parameter(name: &str, usual: u64) -> u64 {
+    let chosen = std::env::var(name).ok();
+    chosen.and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// One that says anything.
+struct Hostile {
+    connection: Connection,
+    known: Known,
+    /// Of its own sessions, and what the server sent.
+    fds: Vec<OwnedFd>,
+    next: u32,
+}
+
+impl Hostile {
+    /// One in four says no `Hello` first.
+    fn start(path: &Path, random: &mut Random) -> Hostile {
+        let connection = await_some("a connection", || Connection::connect(path).ok());
+        let mut hostile = Hostile {
+            connection,
+            known: Known {
+                sessions: Vec::new(),
+                slots: (0..4).collect(),
+            },
+            fds: Vec::new(),
+            next: 1,
+        };
+        if !random.once_in(4) {
+            let hello = RequestBody::Hello {
+                version: portolan_stack::VERSION,
+                program: "anything".into(),
+            };
+            hostile.send(hello, &[], random);
+        }
+        hostile
+    }
+
+    /// False if the server has hung up.
+    fn send(&mut self, body: RequestBody, fds: &[OwnedFd], random: &mut Random) -> bool {
+        self.next = self.next.wrapping_add(1);
+        let id = if random.once_in(5) { 0 } else { self.next };
+        let mut octets = encode(&Request { id, body });
+        if random.once_in(25) {
+            damage(&mut octets, random);
+        }
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        // What does not fit is not sent; who does not read is not heard.
+        let _ = self.connection.send(&octets, &fds);
+        self.hear(random)
+    }
+
+    /// Takes what the server says, or, once in a while, does not.
+    fn hear(&mut self, random: &mut Random) -> bool {
+        if random.once_in(10) {
+            return true;
+        }
+        let mut buffer = vec![0; MAX_MESSAGE];
+        loop {
+            match self.connection.receive(&mut buffer) {
+                Ok(received) => {
+                    if let Ok(reply) = decode::<Reply>(&buffer[..received.length]) {
+                        self.learn(&reply.body);
+                    }
+                    self.fds.extend(received.fds);
+                    self.fds.truncate(40);
+                }
+                Err(ReceiveError::Blocked) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn learn(&mut self, reply: &ReplyBody) {
+        let session = match reply {
+            ReplyBody::Bound { session, .. }
+            | ReplyBody::Connecting { session, .. }
+            | ReplyBody::Listening { session, .. } => session,
+            _ => return,
+        };
+        self.known.sessions.push(session.0);
+        if self.known.sessions.len() > 30 {
+            self.known.sessions.remove(0);
+        }
+    }
+}
+
+/// A bit changes, the end is missing, or there is more.
+fn damage(octets: &mut Vec<u8>, random: &mut Random) {
+    let at = random.below(octets.len());
+    match random.below(3) {
+        0 => octets[at] ^= 1 << random.below(8),
+        1 => octets.truncate(at),
+        _ => octets.extend((0..random.below(50)).map(|n| n as u8)),
+    }
+}
+
+/// Of any kind, some of whose other ends have gone.
+fn descriptor(own: &[OwnedFd], connection: &Connection, random: &mut Random) -> Option<OwnedFd> {
+    let pair = |kind| socket_pair(kind).ok();
+    Some(match random.below(14) {
+        0 => pair(PairKind::Stream)?.0,
+        1 => pair(PairKind::SeqPacket)?.0,
+        2 => File::open("/dev/null").ok()?.into(),
+        3 => UdpSocket::bind("127.0.0.1:0").ok()?.into(),
+        4 => TcpListener::bind("127.0.0.1:0").ok()?.into(),
+        5 => {
+            let listener = TcpListener::bind("127.0.0.1:0").ok()?;
+            TcpStream::connect(listener.local_addr().ok()?).ok()?.into()
+        }
+        6 => eventfd(0, EventfdFlags::empty()).ok()?,
+        7 => rustix::pipe::pipe().ok()?.0,
+        8 => connection.as_fd().try_clone_to_owned().ok()?,
+        9 | 10 => {
+            let memory = memfd_create("fuzz", MemfdFlags::ALLOW_SEALING).ok()?;
+            ftruncate(&memory, random.below(1 << 20) as u64).ok()?;
+            if random.once_in(2) {
+                fcntl_add_seals(&memory, SealFlags::all()).ok()?;
+            }
+            memory
+        }
+        _ => random.of(own)?.try_clone().ok()?,
+    })
+}
+
+/// Near and far end of a new session, or anything.
+fn descriptors(hostile: &Hostile, random: &mut Random) -> Vec<OwnedFd> {
+    let kind = match random.below(6) {
+        0 => Some(PairKind::Stream),
+        1 => Some(PairKind::SeqPacket),
+        _ => None,
+    };
+    if let Some((far, near)) = kind.and_then(|kind| socket_pair(kind).ok()) {
+        return vec![far, near];
+    }
+    (0..random.below(4))
+        .filter_map(|_| descriptor(&hostile.fds, &hostile.connection, random))
+        .collect()
+}
+
+/// One request; a client that was thrown out is followed by another.
+fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
+    let chosen = random.below(clients.len());
+    let hostile = &mut clients[chosen];
+    let body: RequestBody = any(random, &hostile.known);
+    let fds = descriptors(hostile, random);
+    let is_there = hostile.send(body, &fds, random);
+    // Near ends of what may be its sessions.
+    hostile.fds.extend(fds);
+    if !is_there || random.once_in(300) {
+        clients[chosen] = Hostile::start(path, random);
+    }
+}
+
+/// How long `status` takes.
+fn status(client: &mut Client) -> Duration {
+    let start = Instant::now();
+    let reply = client.ask(RequestBody::ReadStatus);
+    assert!(matches!(reply, ReplyBody::Status(_)), "{reply:?}");
+    start.elapsed()
+}
+
+#[test]
+fn whatever_clients_say_others_are_served() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let victims = Known {
+        sessions: vec![victim.id.0, 0, u64::MAX],
+        slots: vec![victim.slot.0, u32::MAX],
+    };
+    let mut watcher = Client::connect(&path);
+    status(&mut watcher);
+    let seed = parameter("PORTOLAN_FUZZ_SEED", SEED);
+    let mut random = Random(seed);
+    let end = Instant::now() + Duration::from_secs(parameter("PORTOLAN_TEST_SECONDS", SECONDS));
+    let (mut times, mut requests) = (Vec::new(), 0);
+    as_nobody(|| {
+        let mut clients: Vec<Hostile> = (0..CLIENTS)
+            .map(|_| Hostile::start(&path, &mut random))
+            .collect();
+        while Instant::now() < end {
+            for hostile in &mut clients {
+                hostile.known.sessions.extend(&victims.sessions);
+                hostile.known.slots.clone_from(&victims.slots);
+            }
+            for _ in 0..REQUESTS {
+                act(&path, &mut clients, &mut random);
+                requests += 1;
+            }
+            let time = status(&mut watcher);
+            assert!(
+                time < AT_LAST,
+                "{time:?} after {requests} requests, seed {seed}"
+            );
+            times.push(time);
+            victim.assert_unharmed();
+        }
+    });
+    times.sort_unstable();
+    let p99 = times[times.len() * 99 / 100];
+    eprintln!(
+        "{requests} requests; status within {p99:?} (p99), {:?} at most",
+        times.last()
+    );
+    assert!(p99 < PROMPTLY, "{p99:?}");
+    assert_serves_others(&bed, &path);
+    await_some("the clients' sessions to go", || {
+        (watcher.sessions().len() <= 1).then_some(())
+    });
+}
