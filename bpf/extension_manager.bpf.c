@@ -55,7 +55,7 @@ int extension_receive(struct __sk_buff *skb)
 	case NOT_SHOWN:
 		count(extension_unseen);
 		break;
-	case SPOILT:
+	case BAD_CHECKSUM:
 		count(extension_bad_checksum);
 		break;
 	}

@@ -136,7 +136,7 @@ static __noinline __u32 descriptors_behind(__u32 connection, struct file *wanted
 }
 
 SEC("syscall")
-int count_holders(struct holders *request)
+int count_fd_refs(struct holders *request)
 {
 	struct file *wanted = own_file(request->descriptor);
 

@@ -23,7 +23,7 @@ enum shown {
 	SHOWN,
 	NOT_SHOWN,
 	/* Its checksum is wrong. */
-	SPOILT,
+	BAD_CHECKSUM,
 };
 
 /*
@@ -104,14 +104,14 @@ static __always_inline enum shown check_datagram(const struct udphdr *udp,
 		work->checksum = CHECKSUM_PSEUDO_HEADER;
 	} else if (found == 0) {
 		if (!is_ipv4(&work->key.local))
-			return SPOILT;
+			return BAD_CHECKSUM;
 		work->checksum = CHECKSUM_NONE;
 	} else if (view->captured == view->packet_length) {
 		__u64 sum = pseudo + sum_of_ports(&work->key) + udp->len + found +
 			    sum_of_payload(view->payload, view->captured);
 
 		if (fold(sum) != 0xffff)
-			return SPOILT;
+			return BAD_CHECKSUM;
 	}
 	if (view->captured == view->packet_length)
 		view->flags |= PORTOLAN_CHECKED;

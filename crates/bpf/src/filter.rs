@@ -22,10 +22,10 @@ use crate::floods::Floods;
 use crate::handles::HandleTable;
 use crate::hook::Hook;
 use crate::linear::LinearTable;
+use crate::map_builder::MapBuilder;
 use crate::objects::Objects;
 use crate::run_time::RunTime;
 use crate::table::Table;
-use crate::workshop::Workshop;
 
 /// Sizes of the tables; their memory is taken when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct Filter {
     /// Timers run only while a program has their map.
     _attentions: MapHandle,
     budgets: Table<u32, Budget>,
-    workshop: Arc<Workshop>,
+    map_builder: Arc<MapBuilder>,
     /// What programs install in the packets' path.
     pub extensions: Extensions,
     /// Whose SYNs are a flood.
@@ -119,7 +119,7 @@ impl Filter {
             losses: Table::of(objects, "losses")?,
             _attentions: objects.map("attentions")?,
             budgets: Table::of(objects, "budgets")?,
-            workshop: Arc::new(Workshop::of(objects, limits)?),
+            map_builder: Arc::new(MapBuilder::of(objects, limits)?),
             extensions: Extensions::of(objects)?,
             floods: Floods::of(objects)?,
             counters: objects.map("counters")?,
@@ -231,8 +231,8 @@ impl Filter {
     }
 
     /// Where channels are made, in this thread or in another.
-    pub fn workshop(&self) -> Arc<Workshop> {
-        Arc::clone(&self.workshop)
+    pub fn map_builder(&self) -> Arc<MapBuilder> {
+        Arc::clone(&self.map_builder)
     }
 
     /// Gives a channel a ring of at least `ring_size` octets and a doorbell.
@@ -242,14 +242,14 @@ impl Filter {
         ring_size: u32,
     ) -> Result<ChannelMaps, ChannelError> {
         let maps = Maps::create(ring_size)?;
-        self.workshop.install(&[(channel, &maps)])?;
+        self.map_builder.install(&[(channel, &maps)])?;
         maps.share()
     }
 
     /// Puts the transmit filter at the ingress of a channel's tap. The program leaves with the tap.
     pub fn attach_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), AttachError> {
         self.register_tap(channel, tap_ifindex)?;
-        self.workshop.attach_tap(tap_ifindex)
+        self.map_builder.attach_tap(tap_ifindex)
     }
 
     /// Puts the packet filter at the ingress of the tap through which the server re-injects frames.
@@ -259,7 +259,7 @@ impl Filter {
     }
 
     /// Forgets a tap through which a channel sends besides its own.
-    pub fn remove_doorway(&self, tap_ifindex: u32) -> Result<(), TableError> {
+    pub fn remove_tx_queue(&self, tap_ifindex: u32) -> Result<(), TableError> {
         self.taps.remove(&tap_ifindex)
     }
 
@@ -270,12 +270,12 @@ impl Filter {
             self.taps.remove(&tap)?;
             self.channels.set(&channel.0, &0)?;
         }
-        self.workshop.remove(channel);
+        self.map_builder.remove(channel);
         Ok(())
     }
 
     /// Directs the packets of a flow; atomically if they had another direction before.
-    pub fn aim(&self, flow: &FlowKey, row: FlowRow) -> Result<(), TableError> {
+    pub fn steer(&self, flow: &FlowKey, row: FlowRow) -> Result<(), TableError> {
         let key = FilterKey::new(flow);
         self.flows.set(&key, &row)?;
         if let Some(handles) = &self.handles {
@@ -288,7 +288,7 @@ impl Filter {
     }
 
     /// Leaves the packets of a flow to bindings and to the kernel.
-    pub fn unaim(&self, flow: &FlowKey) -> Result<(), TableError> {
+    pub fn unsteer(&self, flow: &FlowKey) -> Result<(), TableError> {
         let key = FilterKey::new(flow);
         self.flows.remove(&key)?;
         if let Some(handles) = &self.handles {

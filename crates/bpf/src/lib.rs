@@ -15,10 +15,10 @@ mod holders;
 mod hook;
 mod linear;
 mod load;
+mod map_builder;
 mod objects;
 mod run_time;
 mod table;
-mod workshop;
 
 #[cfg(test)]
 mod tests;
@@ -32,5 +32,5 @@ pub use filter::{Filter, Limits};
 pub use floods::FloodSeen;
 pub use holders::HolderCount;
 pub use load::{Loaded, Refused};
+pub use map_builder::MapBuilder;
 pub use run_time::RunTime;
-pub use workshop::Workshop;

@@ -174,7 +174,7 @@ fn figures(session: &SessionReport) -> String {
         delivery => format!("{traffic} delivery:{delivery}"),
     };
     if let Some(listener) = &session.listener {
-        return format!("{traffic}{}", knocks(listener));
+        return format!("{traffic}{}", segments_shown(listener));
     }
     if session.protocol == Protocol::Udp || is_listening(session) {
         return traffic;
@@ -198,7 +198,7 @@ fn figures(session: &SessionReport) -> String {
 }
 
 /// What came of floods and cookies, if there were any.
-fn knocks(listener: &ListenerReport) -> String {
+fn segments_shown(listener: &ListenerReport) -> String {
     let ListenerReport {
         is_flooded,
         filter,

@@ -17,7 +17,7 @@ pub enum Command {
     Flush,
     Release,
     Disconnect,
-    Twin,
+    KernelSocket,
     Group,
     /// Of a listener: what a process does that performs its handshakes.
     Serve,
@@ -33,7 +33,7 @@ impl Command {
         Command::Flush,
         Command::Release,
         Command::Disconnect,
-        Command::Twin,
+        Command::KernelSocket,
         Command::Group,
         Command::Serve,
     ];
@@ -45,17 +45,17 @@ impl Command {
             RequestBody::Listen { .. } => Command::Listen,
             RequestBody::Accepted { .. } => Command::Accept,
             RequestBody::Cache { .. } => Command::Cache,
-            RequestBody::Depart { .. } | RequestBody::Stay { .. } | RequestBody::Flush { .. } => {
-                Command::Flush
-            }
+            RequestBody::BeginFlush { .. }
+            | RequestBody::AbortFlush { .. }
+            | RequestBody::Flush { .. } => Command::Flush,
             RequestBody::Release { .. } => Command::Release,
             RequestBody::Disconnect { .. } => Command::Disconnect,
-            RequestBody::Twin { .. } => Command::Twin,
+            RequestBody::KernelSocket { .. } => Command::KernelSocket,
             RequestBody::Group { .. } => Command::Group,
-            RequestBody::Claim { .. }
-            | RequestBody::Surrender { .. }
+            RequestBody::RegisterAccepted { .. }
+            | RequestBody::ReturnPending { .. }
             | RequestBody::Flooded { .. }
-            | RequestBody::Spare { .. }
+            | RequestBody::ExemptFlows { .. }
             | RequestBody::EndDelegation { .. } => Command::Serve,
             _ => return None,
         })
@@ -140,8 +140,8 @@ pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), E
         (C::Disconnect, Udp, P::Connected | P::Bound) => Ok(()),
         (C::Disconnect, _, _) => Err(Errno::INVAL),
 
-        (C::Twin | C::Group, Udp, P::Connected | P::Bound) => Ok(()),
-        (C::Twin | C::Group, _, _) => Err(Errno::INVAL),
+        (C::KernelSocket | C::Group, Udp, P::Connected | P::Bound) => Ok(()),
+        (C::KernelSocket | C::Group, _, _) => Err(Errno::INVAL),
 
         (C::Serve, Tcp, P::Listening) => Ok(()),
         (C::Serve, _, _) => Err(Errno::INVAL),
@@ -183,7 +183,7 @@ mod tests {
                 ],
             ),
             (Command::Disconnect, &[]),
-            (Command::Twin, &[]),
+            (Command::KernelSocket, &[]),
             (Command::Group, &[]),
             (Command::Serve, &[P::Listening]),
         ];

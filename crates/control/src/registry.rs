@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
-use portolan_proto::control::{Reuse, Traits};
+use portolan_proto::control::{Reuse, SocketOptionsBlob};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 
 use crate::budget::{Budget, Charge, Exhausted, Limit};
@@ -76,7 +76,7 @@ pub struct Session {
     /// How often it was wanted back from a process.
     pub recalls: u32,
     /// As a library last told them.
-    pub traits: Traits,
+    pub options_blob: SocketOptionsBlob,
     /// Charged for it; the first process that opened or cached it.
     owner: Option<ChannelId>,
     /// Processes known to have its descriptor.
@@ -290,7 +290,7 @@ impl Registry {
                 acceptor: None,
                 migrations: 0,
                 recalls: 0,
-                traits: Traits::default(),
+                options_blob: SocketOptionsBlob::default(),
                 owner: None,
                 users: BTreeSet::new(),
                 relayed_to: BTreeSet::new(),
@@ -369,16 +369,16 @@ impl Registry {
     }
 
     /// Keeps what a library says of the socket.
-    pub fn describe(&mut self, id: SessionId, traits: Traits) {
+    pub fn describe(&mut self, id: SessionId, options_blob: SocketOptionsBlob) {
         if let Some(session) = self.sessions.get_mut(&id)
-            && traits.0.len() <= Traits::MAX
+            && options_blob.0.len() <= SocketOptionsBlob::MAX
         {
-            session.traits = traits;
+            session.options_blob = options_blob;
         }
     }
 
     /// Gives the session a new holder and a fresh generation.
-    pub fn aim(&mut self, id: SessionId, holder: Holder) -> Generation {
+    pub fn steer(&mut self, id: SessionId, holder: Holder) -> Generation {
         let generation = self.next_generation();
         if let Some(session) = self.sessions.get_mut(&id) {
             session.holder = holder;

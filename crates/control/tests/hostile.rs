@@ -164,7 +164,7 @@ impl Server {
     /// As the server does it: what the process held is the server's then.
     fn hang_up(&mut self, channel: ChannelId) {
         for id in self.registry.unregister(channel) {
-            self.registry.aim(id, Holder::Server(Slot(0)));
+            self.registry.steer(id, Holder::Server(Slot(0)));
         }
     }
 
@@ -185,7 +185,7 @@ impl Server {
                 "{command:?} for a session that another process holds"
             );
         }
-        let generation = self.registry.aim(id, Holder::Process(channel, Slot(1))).0;
+        let generation = self.registry.steer(id, Holder::Process(channel, Slot(1))).0;
         assert!(generation > self.generation);
         self.generation = generation;
         if let Some(session) = self.registry.session_mut(id) {

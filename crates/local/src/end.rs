@@ -10,8 +10,8 @@ use portolan_proto::local::{End, Side, flags, holder, wants};
 use portolan_sys::shm::Rings;
 use portolan_sys::word::{self, Scope, Word};
 use portolan_tcp::{
-    CongestionKind, EVENTS_MAX, Edges, Error, Events, Figures, Options, OrphanWait, OutOfBand,
-    StateName,
+    CongestionKind, EVENTS_MAX, Error, Events, Options, OrphanWait, OutOfBand, SendSpace,
+    StateName, TcpInfo,
 };
 use portolan_types::{Instant, SeqNum};
 
@@ -74,7 +74,7 @@ struct Mark {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WakeBy {
     #[default]
-    Bell,
+    Notifier,
     /// It sleeps on the words of its ends, and hears no bell.
     Word,
 }
@@ -82,7 +82,7 @@ pub enum WakeBy {
 impl WakeBy {
     const fn bits(self) -> u32 {
         match self {
-            WakeBy::Bell => 0,
+            WakeBy::Notifier => 0,
             WakeBy::Word => wants::ON_WORD,
         }
     }
@@ -93,39 +93,39 @@ impl WakeBy {
 #[must_use = "the peer may sleep"]
 pub enum Wake {
     /// By this bell.
-    Bell(u64),
+    Notifier(u64),
     /// It was on its word, and has been; its bell would have been this.
     Word(u64),
 }
 
 impl Wake {
     /// The bell to ring.
-    pub fn bell(self) -> Option<u64> {
+    pub fn notifier(self) -> Option<u64> {
         match self {
-            Wake::Bell(number) => Some(number),
+            Wake::Notifier(number) => Some(number),
             Wake::Word(_) => None,
         }
     }
 
     /// Whose it is, as the number of a bell.
     pub fn holder(self) -> u64 {
-        let (Wake::Bell(number) | Wake::Word(number)) = self;
+        let (Wake::Notifier(number) | Wake::Word(number)) = self;
         number
     }
 }
 
 /// What an end has wished when it was armed. Who sleeps on it keeps the memory, whatever becomes of the end.
 #[derive(Debug)]
-pub struct Wish {
+pub struct WakeRequest {
     rings: Arc<Rings>,
     side: Side,
     bits: u32,
 }
 
-impl Wish {
+impl WakeRequest {
     /// Changes when the wish is fulfilled.
     pub fn word(&self) -> Word<'_> {
-        let wants = &self.rings.ends().of(self.side).bell.0.wants;
+        let wants = &self.rings.ends().of(self.side).notifier.0.wants;
         Word::new(wants, self.bits, Scope::Shared)
     }
 }
@@ -473,18 +473,18 @@ impl Local {
         // Either this side sees the wish, or the peer, who looks once more after it has wished, sees
         // what was published.
         fence(SeqCst);
-        let bell = &self.theirs().bell.0;
-        if bell.wants.load(Relaxed) & due == 0 {
+        let notifier = &self.theirs().notifier.0;
+        if notifier.wants.load(Relaxed) & due == 0 {
             return None;
         }
-        let wished = bell.wants.fetch_and(!due, AcqRel);
-        let number = bell.number.load(Acquire);
+        let wished = notifier.wants.fetch_and(!due, AcqRel);
+        let number = notifier.number.load(Acquire);
         if wished & due == 0 || number == holder::NONE {
             None
         } else if wished & wants::ON_WORD == 0 {
-            Some(Wake::Bell(number))
+            Some(Wake::Notifier(number))
         } else {
-            word::wake(&bell.wants, Scope::Shared);
+            word::wake(&notifier.wants, Scope::Shared);
             Some(Wake::Word(number))
         }
     }
@@ -492,7 +492,7 @@ impl Local {
     /// Wakes the peer whatever its word says, but for its bell: for an end whose last holder may have written anything
     /// there.
     pub fn wake_peer(&self) {
-        let wants = &self.theirs().bell.0.wants;
+        let wants = &self.theirs().notifier.0.wants;
         wants.store(0, SeqCst);
         word::wake(wants, Scope::Shared);
     }
@@ -502,7 +502,7 @@ impl Local {
     /// Wishes to be woken for what this end waits for; who then looks and finds nothing may sleep.
     pub fn arm(&self, by: WakeBy) {
         pause();
-        let wants = &self.mine().bell.0.wants;
+        let wants = &self.mine().notifier.0.wants;
         let wished = self.wanted() | by.bits();
         if wants.load(Relaxed) != wished {
             wants.store(wished, Relaxed);
@@ -511,8 +511,8 @@ impl Local {
     }
 
     /// What [`Local::arm`] has wished for who sleeps on words.
-    pub fn wish(&self) -> Wish {
-        Wish {
+    pub fn wake_request(&self) -> WakeRequest {
+        WakeRequest {
             rings: Arc::clone(&self.rings),
             side: self.side,
             bits: self.wanted() | WakeBy::Word.bits(),
@@ -522,12 +522,12 @@ impl Local {
     /// Has the peer fulfilled a wish, or was there none?
     pub fn was_rung(&self) -> bool {
         let wanted = self.wanted();
-        self.mine().bell.0.wants.load(Relaxed) & wanted != wanted
+        self.mine().notifier.0.wants.load(Relaxed) & wanted != wanted
     }
 
     /// Says whose bell is this end's; the server's affair.
     pub fn give_to(&self, number: u64) {
-        self.mine().bell.0.number.store(number, Release);
+        self.mine().notifier.0.number.store(number, Release);
     }
 
     fn wanted(&self) -> u32 {
@@ -903,13 +903,13 @@ impl Stream for Local {
     }
 
     /// What would be seen of a connection over Linux's loopback device.
-    fn figures(&self) -> Figures {
+    fn tcp_info(&self) -> TcpInfo {
         let octets = |octets: u64| u32::try_from(octets).unwrap_or(u32::MAX);
         let unsent = self
             .waiting()
             .max(self.own.sent.saturating_sub(self.own.shown));
         let room = self.rings.size() as u64 - self.queued().min(self.rings.size() as u64);
-        Figures {
+        TcpInfo {
             srtt: Some(ROUND_TRIP),
             rttvar: ROUND_TRIP / 2,
             min_rtt: Some(ROUND_TRIP),
@@ -956,10 +956,10 @@ impl Stream for Local {
             takes_turns: false,
             data_segments_in: self.reads,
             data_segments_out: self.writes,
-            octets_again: 0,
+            bytes_retransmitted: 0,
             // With the SYN.
             octets_acknowledged: self.own.sent + u64::from(self.side == Side::Opener),
-            disordered: 0,
+            out_of_order: 0,
             receive_rtt: Duration::ZERO,
             receive_space: octets(self.rings.size() as u64),
             keepalives: 0,
@@ -975,10 +975,10 @@ impl Stream for Local {
     }
 
     /// What is sent has arrived.
-    fn edges(&self) -> Edges {
+    fn edges(&self) -> SendSpace {
         // Sequence numbers are the low bits of positions.
         let end = SeqNum(self.own.sent as u32);
-        Edges {
+        SendSpace {
             una: end,
             nxt: end,
             end,

@@ -4,7 +4,7 @@
 mod end;
 mod stream;
 
-pub use end::{Local, Remains, Wake, WakeBy, Wish};
+pub use end::{Local, Remains, Wake, WakeBy, WakeRequest};
 pub use stream::Stream;
 
 #[cfg(test)]

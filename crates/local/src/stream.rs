@@ -2,7 +2,9 @@
 //! asks of a stream. The call contract is [`Connection`]'s: what `send`, `recv`, `shutdown_send`,
 //! `close` and `abort` do, the peer sees once the owner has had it sent.
 
-use portolan_tcp::{Connection, EVENTS_MAX, Edges, Error, Figures, Options, OutOfBand, StateName};
+use portolan_tcp::{
+    Connection, EVENTS_MAX, Error, Options, OutOfBand, SendSpace, StateName, TcpInfo,
+};
 use portolan_types::Instant;
 
 /// Declares the trait, and implements it for [`Connection`] by its methods of the same names. A
@@ -73,8 +75,8 @@ streams! {
     fn options(mut self) -> &mut Options;
     fn set_send_buffer(mut self, octets: usize);
     fn set_receive_buffer(mut self, octets: usize);
-    fn figures(ref self) -> Figures;
-    fn edges(ref self) -> Edges;
+    fn tcp_info(ref self) -> TcpInfo;
+    fn edges(ref self) -> SendSpace;
     fn counts(ref self) -> &[u32; EVENTS_MAX];
     fn retransmissions_in_flight(ref self) -> u32;
 }

@@ -338,7 +338,7 @@ fn a_buffer_that_grows_wakes_who_waits_for_room() {
         a.give_to(7);
         assert_eq!(a.send(NOW, &[1; 6000]), 5000);
         tell(&mut a, &mut b);
-        a.arm(WakeBy::Bell);
+        a.arm(WakeBy::Notifier);
         assert_eq!(a.look(NOW), Events::NONE);
         if grows_here {
             a.set_send_buffer(9000);
@@ -347,7 +347,7 @@ fn a_buffer_that_grows_wakes_who_waits_for_room() {
             assert_eq!(b.publish(), None, "the same");
             b.set_receive_buffer(8000);
             assert!(b.has_output());
-            assert_eq!(b.publish(), Some(Wake::Bell(7)));
+            assert_eq!(b.publish(), Some(Wake::Notifier(7)));
         }
         assert_eq!(a.look(NOW), Events::WRITABLE);
         assert_eq!(a.send(NOW, &[1; 9000]), 6000);
@@ -370,7 +370,7 @@ fn what_is_corked_shows_when_it_is_uncorked_or_long_enough_or_late() {
     ];
     for uncork in uncork {
         let (mut a, mut b) = pair();
-        b.arm(WakeBy::Bell);
+        b.arm(WakeBy::Notifier);
         a.options().cork = true;
         a.send(NOW, b"one ");
         a.send(NOW + Duration::from_millis(50), b"two");
@@ -430,15 +430,15 @@ fn what_a_holder_has_corked_its_next_one_shows() {
 fn a_sleeper_is_rung_for_once() {
     let (mut a, b) = pair();
     b.give_to(7);
-    b.arm(WakeBy::Bell);
+    b.arm(WakeBy::Notifier);
     assert!(!b.was_rung());
     a.send(NOW, b"x");
-    assert_eq!(a.publish(), Some(Wake::Bell(7)));
+    assert_eq!(a.publish(), Some(Wake::Notifier(7)));
     assert!(b.was_rung());
     a.send(NOW, b"y");
     assert_eq!(a.publish(), None, "it knows");
     b.give_to(holder::NONE);
-    b.arm(WakeBy::Bell);
+    b.arm(WakeBy::Notifier);
     a.send(NOW, b"z");
     assert_eq!(a.publish(), None, "nobody is there");
 }
@@ -508,7 +508,7 @@ fn a_hostile_peer_harms_only_the_stream() {
                     6 => own.sent.0.octets.store(word, Relaxed),
                     7 => own.taken.0.store(word, Relaxed),
                     8 => peer.kept.0.receive_limit.store(word as u32, Relaxed),
-                    9 => own.bell.0.wants.store(word as u32, Relaxed),
+                    9 => own.notifier.0.wants.store(word as u32, Relaxed),
                     10 => {
                         let most = word as usize % out.len();
                         end.recv(NOW, &mut out[..most]);
@@ -533,7 +533,7 @@ fn a_hostile_peer_harms_only_the_stream() {
                     end.inquiry(),
                     end.is_readable(),
                     end.poll_writable(),
-                    end.figures(),
+                    end.tcp_info(),
                 );
             }
         });
@@ -570,7 +570,7 @@ impl Sleeper {
             if let Some(done) = done {
                 return done;
             }
-            self.end.arm(WakeBy::Bell);
+            self.end.arm(WakeBy::Notifier);
             if self.end.look(NOW) != Events::NONE {
                 continue;
             }
@@ -584,11 +584,11 @@ impl Sleeper {
 }
 
 #[test]
-fn who_sleeps_on_its_word_needs_no_bell() {
+fn who_sleeps_on_its_word_needs_no_notifier() {
     let (mut a, b) = pair();
     b.give_to(7);
     b.arm(WakeBy::Word);
-    let wish = b.wish();
+    let wish = b.wake_request();
     let still = || std::iter::once(wish.word());
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
@@ -599,7 +599,7 @@ fn who_sleeps_on_its_word_needs_no_bell() {
         a.send(NOW, b"x");
         let wake = a.publish();
         assert_eq!(wake, Some(Wake::Word(7)));
-        assert_eq!(wake.and_then(Wake::bell), None);
+        assert_eq!(wake.and_then(Wake::notifier), None);
         sleeper.join().unwrap();
     });
     drop(b);
@@ -607,21 +607,21 @@ fn who_sleeps_on_its_word_needs_no_bell() {
 }
 
 #[test]
-fn the_next_holder_wishes_anew() {
+fn the_next_holder_wake_requests_anew() {
     let (mut a, b) = pair();
     b.give_to(7);
     b.arm(WakeBy::Word);
     b.give_to(8);
-    b.arm(WakeBy::Bell);
+    b.arm(WakeBy::Notifier);
     a.send(NOW, b"x");
-    assert_eq!(a.publish(), Some(Wake::Bell(8)));
+    assert_eq!(a.publish(), Some(Wake::Notifier(8)));
 }
 
 /// Sleeps on the word of `end` unless a look after the wish finds something.
 fn sleep_on_word(end: &mut Local) {
     end.arm(WakeBy::Word);
     if end.look(NOW) == Events::NONE {
-        let wish = end.wish();
+        let wish = end.wake_request();
         let slept = word::sleep_on(std::iter::once(wish.word()));
         assert!(matches!(slept, Ok(()) | Err(Errno::AGAIN)), "{slept:?}");
     }
@@ -732,10 +732,10 @@ fn no_wake_up_is_lost() {
 }
 
 /// A bell that is as fast as memory, so that every order of wishing and publishing comes about.
-fn sleep_until_rung(bell: &AtomicBool) {
+fn sleep_until_rung(notifier: &AtomicBool) {
     let start = std::time::Instant::now();
     for turn in 1_u32.. {
-        if bell.swap(false, SeqCst) {
+        if notifier.swap(false, SeqCst) {
             return;
         }
         if turn.is_multiple_of(1000) {
@@ -755,7 +755,7 @@ fn a_peer_sees_the_wish_or_the_wisher_what_was_sent() {
     let (a, b) = pair();
     a.give_to(2);
     b.give_to(3);
-    let bells = [AtomicBool::new(false), AtomicBool::new(false)];
+    let notifiers = [AtomicBool::new(false), AtomicBool::new(false)];
     let play = |mut end: Local, own: &AtomicBool, other: &AtomicBool, mut is_turn: bool| {
         let ring = |end: &mut Local| {
             if end.publish().is_some() {
@@ -773,7 +773,7 @@ fn a_peer_sees_the_wish_or_the_wisher_what_was_sent() {
                 if end.recv(NOW, &mut [0; 1]) == 1 {
                     break;
                 }
-                end.arm(WakeBy::Bell);
+                end.arm(WakeBy::Notifier);
                 if end.look(NOW) == Events::NONE {
                     sleep_until_rung(own);
                 }
@@ -783,7 +783,7 @@ fn a_peer_sees_the_wish_or_the_wisher_what_was_sent() {
         ring(&mut end);
     };
     std::thread::scope(|scope| {
-        let [first, second] = &bells;
+        let [first, second] = &notifiers;
         scope.spawn(|| play(a, first, second, true));
         scope.spawn(|| play(b, second, first, false));
     });

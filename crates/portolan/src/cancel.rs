@@ -88,19 +88,19 @@ pub(crate) fn is_wanted() -> bool {
 
 /// The calling thread is not cancelled until this is dropped.
 #[must_use]
-pub struct Shelter {
+pub struct CancelDisabled {
     /// Within another: a lock of the library's waits by such a call, too.
     was_sheltered: bool,
 }
 
 /// The call under way is none that threads are cancelled in.
-pub fn shelter() -> Shelter {
-    Shelter {
+pub fn shelter() -> CancelDisabled {
+    CancelDisabled {
         was_sheltered: IS_SHELTERED.replace(true),
     }
 }
 
-impl Drop for Shelter {
+impl Drop for CancelDisabled {
     fn drop(&mut self) {
         IS_SHELTERED.set(self.was_sheltered);
     }

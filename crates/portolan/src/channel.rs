@@ -1,31 +1,31 @@
 //! The channel of this process: frames in by the receive ring (or the tap, while asleep on it), or by the rings of sessions
 //! that have one of their own,
-//! frames out by the tap, and by the taps of sessions that have doorways of their own. Nothing that was
+//! frames out by the tap, and by the taps of sessions that have transmit queues of their own. Nothing that was
 //! handed to [`Channel::transmit`] is lost: what a tap does not take at once waits in its backlog, and
-//! the doorway is full until it is gone.
+//! the transmit queue is full until it is gone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Door, Frame, Wire};
-use portolan_sys::inlet::Inlet;
+use portolan_stack::{Frame, TxQueueId, Wire};
+use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
 
 use crate::accounts::Accounts;
 use crate::layers::{self, Layer};
 use crate::rings::{OwnRing, Rings};
-use crate::table::Hidden;
+use crate::table::InternalFd;
 
 pub(crate) struct Channel {
-    main: Doorway<OwnedFd>,
-    others: BTreeMap<Door, Doorway<Hidden>>,
+    main: TapQueue<OwnedFd>,
+    others: BTreeMap<TxQueueId, TapQueue<InternalFd>>,
     /// Those to come: full until then.
-    awaited: BTreeSet<Door>,
-    chosen: Door,
-    inlet: Inlet,
+    awaited: BTreeSet<TxQueueId>,
+    chosen: TxQueueId,
+    rx_path: RxPath,
     ring_fd: OwnedFd,
     rings: Rings,
     pub(crate) accounts: Accounts,
@@ -34,12 +34,12 @@ pub(crate) struct Channel {
 }
 
 /// A tap and what it did not take.
-struct Doorway<F> {
+struct TapQueue<F> {
     tap: TapIo<F>,
     backlog: VecDeque<Vec<u8>>,
 }
 
-/// Doorways that are full.
+/// TxQueues that are full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Full(u64);
 
@@ -48,8 +48,8 @@ impl Full {
     pub(crate) const NONE: Full = Full(0);
 
     #[cfg(test)]
-    pub(crate) const fn only(door: Door) -> Full {
-        Full(1 << door.0)
+    pub(crate) const fn only(tx_queue: TxQueueId) -> Full {
+        Full(1 << tx_queue.0)
     }
 
     pub(crate) fn is_any(self) -> bool {
@@ -63,13 +63,13 @@ impl Full {
 }
 
 impl Channel {
-    pub(crate) fn new(tap: TapIo<OwnedFd>, inlet: Inlet, ring_fd: OwnedFd) -> Channel {
+    pub(crate) fn new(tap: TapIo<OwnedFd>, rx_path: RxPath, ring_fd: OwnedFd) -> Channel {
         Channel {
-            main: Doorway::new(tap),
+            main: TapQueue::new(tap),
             others: BTreeMap::new(),
             awaited: BTreeSet::new(),
-            chosen: Door::MAIN,
-            inlet,
+            chosen: TxQueueId::MAIN,
+            rx_path,
             ring_fd,
             rings: Rings::default(),
             accounts: Accounts::new(),
@@ -77,29 +77,29 @@ impl Channel {
         }
     }
 
-    /// Has one more doorway from now on.
-    pub(crate) fn open_door(&mut self, door: Door, tap: OwnedFd) {
-        let tap = TapIo::new(Hidden::new(tap));
-        self.others.insert(door, Doorway::new(tap));
-        self.awaited.remove(&door);
+    /// Has one more transmit queue from now on.
+    pub(crate) fn open_tx_queue(&mut self, tx_queue: TxQueueId, tap: OwnedFd) {
+        let tap = TapIo::new(InternalFd::new(tap));
+        self.others.insert(tx_queue, TapQueue::new(tap));
+        self.awaited.remove(&tx_queue);
     }
 
-    /// Will have one more doorway.
-    pub(crate) fn await_door(&mut self, door: Door) {
-        self.awaited.insert(door);
+    /// Will have one more transmit queue.
+    pub(crate) fn await_tx_queue(&mut self, tx_queue: TxQueueId) {
+        self.awaited.insert(tx_queue);
     }
 
     /// That one does not come: who waits for it goes by the main one. False if it is there.
-    pub(crate) fn stop_awaiting(&mut self, door: Door) -> bool {
-        self.awaited.remove(&door)
+    pub(crate) fn stop_awaiting(&mut self, tx_queue: TxQueueId) -> bool {
+        self.awaited.remove(&tx_queue)
     }
 
-    /// Nothing goes through that doorway any more; false if something still waits there.
-    pub(crate) fn close_door(&mut self, door: Door) -> bool {
-        let is_idle = |doorway: &Doorway<Hidden>| doorway.backlog.is_empty();
-        let may_go = self.others.get(&door).is_none_or(is_idle);
+    /// Nothing goes through that transmit queue any more; false if something still waits there.
+    pub(crate) fn close_tx_queue(&mut self, tx_queue: TxQueueId) -> bool {
+        let is_idle = |tx_queue: &TapQueue<InternalFd>| tx_queue.backlog.is_empty();
+        let may_go = self.others.get(&tx_queue).is_none_or(is_idle);
         if may_go {
-            self.others.remove(&door);
+            self.others.remove(&tx_queue);
         }
         may_go
     }
@@ -124,7 +124,7 @@ impl Channel {
             deliver(header, frame);
         });
         for _ in 0..most {
-            let Some(record) = self.inlet.next(&self.main.tap, now) else {
+            let Some(record) = self.rx_path.next(&self.main.tap, now) else {
                 break;
             };
             match record.header.is_raw() {
@@ -134,34 +134,34 @@ impl Channel {
             deliver(&record.header, record.frame);
         }
         self.accounts.end();
-        self.inlet.release();
+        self.rx_path.release();
     }
 
     /// Are there frames to take?
     pub(crate) fn has_received(&self) -> bool {
-        self.inlet.has_received() || self.rings.has_received()
+        self.rx_path.has_received() || self.rings.has_received()
     }
 
     /// Are there frames to take, or may some be on their way by the tap?
     pub(crate) fn may_have_received(&self) -> bool {
-        self.inlet.is_settling() || self.has_received()
+        self.rx_path.is_settling() || self.has_received()
     }
 
     /// From now on frames come by the tap, or ring the bell of their ring. False if there are frames to take first; then
     /// [`Channel::wake_up`] is due.
     pub(crate) fn fall_asleep(&mut self) -> bool {
-        self.inlet.fall_asleep() && self.rings.fall_asleep()
+        self.rx_path.fall_asleep() && self.rings.fall_asleep()
     }
 
     /// Frames come by the ring again.
     pub(crate) fn wake_up(&mut self, now: Instant) {
-        self.inlet.wake_up(now);
+        self.rx_path.wake_up(now);
         self.rings.wake_up();
     }
 
     /// Has the filter wake whoever polls the rings for frames that nobody looks at for a while.
     pub(crate) fn want_attention(&self) {
-        self.inlet.want_attention();
+        self.rx_path.want_attention();
         self.rings.want_attention();
     }
 
@@ -186,15 +186,18 @@ impl Channel {
 
     /// The other taps that are full: writable when they take frames again.
     pub(crate) fn full_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let full = self.others.values().filter(|doorway| doorway.is_full());
-        full.map(|doorway| doorway.tap.as_fd())
+        let full = self.others.values().filter(|tx_queue| tx_queue.is_full());
+        full.map(|tx_queue| tx_queue.tap.as_fd())
     }
 
     pub(crate) fn full(&self) -> Full {
-        let others = self.others.iter().filter(|(_, doorway)| doorway.is_full());
+        let others = self
+            .others
+            .iter()
+            .filter(|(_, tx_queue)| tx_queue.is_full());
         let main = Full(u64::from(self.is_main_full()));
-        others.fold(main, |full, (door, _)| {
-            Full(full.0 | 1u64.checked_shl(door.0.into()).unwrap_or(0))
+        others.fold(main, |full, (tx_queue, _)| {
+            Full(full.0 | 1u64.checked_shl(tx_queue.0.into()).unwrap_or(0))
         })
     }
 
@@ -206,13 +209,13 @@ impl Channel {
     /// Tries the frames that the taps did not take.
     pub(crate) fn flush(&mut self) {
         self.main.flush();
-        self.others.values_mut().for_each(Doorway::flush);
+        self.others.values_mut().for_each(TapQueue::flush);
     }
 }
 
-impl<F: AsFd> Doorway<F> {
-    fn new(tap: TapIo<F>) -> Doorway<F> {
-        Doorway {
+impl<F: AsFd> TapQueue<F> {
+    fn new(tap: TapIo<F>) -> TapQueue<F> {
+        TapQueue {
             tap,
             backlog: VecDeque::new(),
         }
@@ -256,7 +259,7 @@ impl<F: AsFd> Doorway<F> {
 impl Wire for Channel {
     fn transmit(&mut self, frame: &Frame<'_>) {
         match self.others.get_mut(&self.chosen) {
-            Some(doorway) => doorway.transmit(frame),
+            Some(tx_queue) => tx_queue.transmit(frame),
             None => self.main.transmit(frame),
         }
     }
@@ -267,14 +270,14 @@ impl Wire for Channel {
 
     fn is_full(&self) -> bool {
         match self.others.get(&self.chosen) {
-            Some(doorway) => doorway.is_full(),
+            Some(tx_queue) => tx_queue.is_full(),
             None if self.awaited.contains(&self.chosen) => true,
             None => self.main.is_full(),
         }
     }
 
-    fn choose(&mut self, door: Door) {
-        self.chosen = door;
+    fn choose(&mut self, tx_queue: TxQueueId) {
+        self.chosen = tx_queue;
     }
 
     fn cuts_datagrams(&self) -> bool {

@@ -19,7 +19,7 @@ use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::table::{self, Hidden};
+use crate::table::{self, InternalFd};
 use crate::wait::pollfd;
 
 pub(crate) struct Control {
@@ -39,7 +39,7 @@ struct Exchange {
 /// that it left, the limit is raised for that moment.
 #[derive(Default)]
 struct Reserve {
-    copies: Vec<Hidden>,
+    copies: Vec<InternalFd>,
     /// The limit that is to be set again.
     raised_from: Option<Rlimit>,
 }
@@ -52,7 +52,8 @@ impl Reserve {
     fn fill(&mut self, connection: BorrowedFd<'_>) -> bool {
         let limits = getrlimit(Resource::Nofile);
         let limit = limits.current.unwrap_or(u64::MAX);
-        let is_usable = |copy: &Hidden| u64::from(copy.as_fd().as_raw_fd().unsigned_abs()) < limit;
+        let is_usable =
+            |copy: &InternalFd| u64::from(copy.as_fd().as_raw_fd().unsigned_abs()) < limit;
         self.copies.retain(is_usable);
         while self.copies.len() < Reserve::SIZE {
             match table::hidden_copy(connection, limit) {
@@ -275,7 +276,9 @@ fn brings_fds(body: &RequestBody) -> bool {
     needs_fds(body)
         || matches!(
             body,
-            RequestBody::Bind { .. } | RequestBody::Connect { .. } | RequestBody::Bell { .. }
+            RequestBody::Bind { .. }
+                | RequestBody::Connect { .. }
+                | RequestBody::PeerNotifier { .. }
         )
 }
 
@@ -283,7 +286,7 @@ fn brings_fds(body: &RequestBody) -> bool {
 fn needs_fds(body: &RequestBody) -> bool {
     matches!(
         body,
-        RequestBody::Cache { .. } | RequestBody::Twin { .. } | RequestBody::Direct { .. }
+        RequestBody::Cache { .. } | RequestBody::KernelSocket { .. } | RequestBody::Direct { .. }
     )
 }
 

@@ -9,13 +9,13 @@ use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
-use portolan_stack::{Delegation, FloodReport, Met, Session, Stack, TcpSession};
+use portolan_stack::{DelegateInput, Delegation, FloodReport, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
-use crate::core::Core;
-use crate::table::Hidden;
+use crate::runtime::Core;
+use crate::table::InternalFd;
 
 /// All listeners of this process that are delegated to it.
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ struct Delegated {
     id: SessionId,
     /// Where the port's segments come.
     slot: Slot,
-    far: Hidden,
+    far: InternalFd,
     /// The message lies on the descriptor.
     is_announced: bool,
     handshakes: Delegation,
@@ -103,7 +103,7 @@ impl Core {
     pub(crate) fn begin_delegation(
         &mut self,
         now: Instant,
-        (id, slot, far): (SessionId, Slot, Option<Hidden>),
+        (id, slot, far): (SessionId, Slot, Option<InternalFd>),
         (rules, options, backlog): (Rules, HandshakeOptions, u32),
     ) {
         if let Some(known) = self.delegations.at(slot) {
@@ -122,7 +122,7 @@ impl Core {
                 is_announced: false,
                 handshakes,
             });
-            self.attend(now);
+            self.poll(now);
         }
     }
 
@@ -184,7 +184,7 @@ impl Core {
         };
         known.handshakes.abort(&mut self.stack, now);
         self.orphans.extend(known.handshakes.ending());
-        self.send_out(now);
+        self.poll_tx(now);
     }
 
     /// Sends what handshakes answer without a session, tells of connections that wait and of floods, and
@@ -197,7 +197,7 @@ impl Core {
             let listener = known.id;
             let reports = known.handshakes.flood_reports().into_iter();
             self.outbox.extend(reports.map(|report| match report {
-                FloodReport::Spare(flows) => RequestBody::Spare { listener, flows },
+                FloodReport::ExemptFlows(flows) => RequestBody::ExemptFlows { listener, flows },
                 FloodReport::Flooded(queue) => RequestBody::Flooded { listener, queue },
             }));
         }
@@ -211,7 +211,7 @@ pub(crate) fn input(
     now: Instant,
     record: &RecordHeader,
     frame: &[u8],
-) -> Option<Met> {
+) -> Option<DelegateInput> {
     let handshakes = delegations.of(record)?;
     Some(handshakes.input(with, now, record, frame))
 }

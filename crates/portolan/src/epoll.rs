@@ -16,9 +16,9 @@ use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::core::Core;
+use crate::runtime::Core;
 use crate::socket::{ERR, HUP, PRI, Phase, Socket};
-use crate::table::Hidden;
+use crate::table::InternalFd;
 use crate::wait::{Waiter, pollfd};
 
 const EDGE: u32 = libc::EPOLLET as u32;
@@ -37,7 +37,7 @@ pub(crate) struct Epoll {
     fd: AtomicI32,
     /// Somebody watches the set itself.
     is_watched: AtomicBool,
-    has_own_bell: AtomicBool,
+    has_own_notifier: AtomicBool,
     /// Sets of ours are members.
     has_nested: AtomicBool,
     state: Mutex<State>,
@@ -58,22 +58,22 @@ struct State {
     kernels_turn: usize,
     /// Sets of ours that are members, all with the kernel.
     nested: Vec<Weak<Epoll>>,
-    bell: Option<Bell>,
+    notifier: Option<SetEvent>,
     sleepers: Vec<Arc<Waiter>>,
 }
 
 /// Readable while it rings, in the kernel's set.
 #[derive(Debug)]
-struct Bell(Hidden);
+struct SetEvent(InternalFd);
 
-impl Bell {
-    fn new() -> Result<Bell, Errno> {
+impl SetEvent {
+    fn new() -> Result<SetEvent, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Bell(Hidden::new(eventfd(0, flags)?)))
+        Ok(SetEvent(InternalFd::new(eventfd(0, flags)?)))
     }
 
     /// Each time is an edge to who watches for edges.
-    fn ring(&self) {
+    fn notify(&self) {
         // Fails only if it has been rung 2^64 - 2 times, and rings.
         let _ = write(&self.0, &1_u64.to_ne_bytes());
     }
@@ -83,7 +83,7 @@ impl Bell {
         ppoll(&mut polled, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
     }
 
-    fn silence(&self) {
+    fn drain(&self) {
         // Fails only if it does not ring.
         let _ = read(&self.0, &mut [0; 8]);
     }
@@ -127,7 +127,7 @@ impl Epoll {
         Epoll {
             fd: AtomicI32::new(fd),
             is_watched: AtomicBool::new(false),
-            has_own_bell: AtomicBool::new(false),
+            has_own_notifier: AtomicBool::new(false),
             has_nested: AtomicBool::new(false),
             state: Mutex::default(),
         }
@@ -168,7 +168,7 @@ impl Epoll {
             state.candidates.push_back(fd);
         }
         state.wake();
-        self.ring(&state);
+        self.notify(&state);
     }
 
     /// What the member was registered with.
@@ -309,7 +309,7 @@ impl Epoll {
     /// In a child of fork: the set in the kernel is the parent's, too, and the bell is the parent's. Another thread may
     /// have had the state locked.
     pub(crate) fn inherit(&self) {
-        self.has_own_bell.store(false, Ordering::Relaxed);
+        self.has_own_notifier.store(false, Ordering::Relaxed);
     }
 
     /// `inner` is a member from now on.
@@ -345,47 +345,47 @@ impl Epoll {
             return Ok(());
         }
         let mut state = self.state();
-        if !self.has_own_bell.load(Ordering::Relaxed) {
+        if !self.has_own_notifier.load(Ordering::Relaxed) {
             // The parent's was closed at the fork, and its number may be another's.
-            std::mem::forget(state.bell.replace(self.new_bell()?));
-            self.has_own_bell.store(true, Ordering::Relaxed);
+            std::mem::forget(state.notifier.replace(self.new_notifier()?));
+            self.has_own_notifier.store(true, Ordering::Relaxed);
         }
         let is_ready = state.has_ready(core);
-        match &state.bell {
-            Some(bell) if !is_ready => bell.silence(),
-            Some(bell) if !bell.rings() => bell.ring(),
+        match &state.notifier {
+            Some(notifier) if !is_ready => notifier.drain(),
+            Some(notifier) if !notifier.rings() => notifier.notify(),
             _ => {}
         }
         Ok(())
     }
 
     /// A member has something new: also for those who watch for edges of the set.
-    fn ring(&self, state: &State) {
-        if self.has_own_bell.load(Ordering::Relaxed)
-            && let Some(bell) = &state.bell
+    fn notify(&self, state: &State) {
+        if self.has_own_notifier.load(Ordering::Relaxed)
+            && let Some(notifier) = &state.notifier
         {
-            bell.ring();
+            notifier.notify();
         }
     }
 
-    fn new_bell(&self) -> Result<Bell, Errno> {
-        let bell = Bell::new()?;
+    fn new_notifier(&self) -> Result<SetEvent, Errno> {
+        let notifier = SetEvent::new()?;
         let event = libc::epoll_event {
             events: libc::EPOLLIN as u32,
-            u64: bell_mark(),
+            u64: notifier_mark(),
         };
-        let fd = bell.0.as_fd().as_raw_fd();
+        let fd = notifier.0.as_fd().as_raw_fd();
         descriptor::epoll_control(self.fd(), libc::EPOLL_CTL_ADD, fd, Some(event))?;
-        Ok(bell)
+        Ok(notifier)
     }
 
     /// What the kernel's members have now.
     pub(crate) fn collect_kernels(&self, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
         let count = descriptor::epoll_collect(self.fd(), events)?;
-        let is_bell = |event: &libc::epoll_event| event.u64 == bell_mark();
-        match events[..count].iter().position(is_bell) {
-            Some(bell) => {
-                events.copy_within(bell + 1..count, bell);
+        let is_notifier = |event: &libc::epoll_event| event.u64 == notifier_mark();
+        match events[..count].iter().position(is_notifier) {
+            Some(notifier) => {
+                events.copy_within(notifier + 1..count, notifier);
                 Ok(count - 1)
             }
             None => Ok(count),
@@ -406,13 +406,13 @@ impl Epoll {
 
     /// The members whose session is elsewhere.
     pub(crate) fn members_away(&self) -> Vec<(RawFd, Arc<Socket>)> {
-        if !Socket::any(Phase::Away) {
+        if !Socket::any(Phase::HeldElsewhere) {
             return Vec::new();
         }
         let state = self.state();
         let members = state.interests.iter();
         members
-            .filter(|(_, interest)| interest.socket.phase() == Phase::Away)
+            .filter(|(_, interest)| interest.socket.phase() == Phase::HeldElsewhere)
             .map(|(fd, interest)| (*fd, Arc::clone(&interest.socket)))
             .collect()
     }
@@ -431,7 +431,7 @@ impl Epoll {
             state.candidates.push_back(fd);
         }
         state.wake();
-        self.ring(&state);
+        self.notify(&state);
     }
 
     pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
@@ -489,7 +489,7 @@ impl Epoll {
     }
 }
 
-fn bell_mark() -> u64 {
+fn notifier_mark() -> u64 {
     std::ptr::from_ref(&BELL).addr() as u64
 }
 

@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use portolan_local::WakeBy;
 use portolan_proto::control::{ReplyBody, RequestBody};
-use portolan_sys::wait::Bell;
+use portolan_sys::wait::EventNotifier;
 use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::control::Control;
-use crate::core::Core;
 use crate::process::{CoreGuard, Process};
+use crate::runtime::Core;
 use crate::socket::Socket;
-use crate::table::Hidden;
+use crate::table::InternalFd;
 use crate::unseen::Looks;
 use crate::wait::{Waiter, WatchSet, pollfd};
 use crate::{inside, posix, report, table};
@@ -41,24 +41,24 @@ const PUBLISH_EVERY: u32 = 10;
 const REST: Duration = Duration::from_secs(1);
 
 /// Where application threads meet the helper.
-pub(crate) struct Post {
+pub(crate) struct BackgroundThread {
     /// Nobody else is to start it. While it is stopped for a call, too.
     is_started: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     is_resting: AtomicBool,
     is_stopping: AtomicBool,
     /// Ends its sleep.
-    bell: Bell,
+    notifier: EventNotifier,
 }
 
-impl Post {
-    pub(crate) fn new() -> Result<Post, Errno> {
-        Ok(Post {
+impl BackgroundThread {
+    pub(crate) fn new() -> Result<BackgroundThread, Errno> {
+        Ok(BackgroundThread {
             is_started: AtomicBool::new(false),
             thread: Mutex::new(None),
             is_resting: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
-            bell: Bell::from_fd(table::hide(Bell::new()?.into())),
+            notifier: EventNotifier::from_fd(table::hide(EventNotifier::new()?.into())),
         })
     }
 
@@ -114,23 +114,23 @@ impl Process {
             return false;
         };
         self.helper.is_stopping.store(true, Ordering::Release);
-        self.helper.bell.ring();
+        self.helper.notifier.notify();
         // It may wait for a fork, which waits for who is inside.
         let outside = inside::leave();
         // One that has panicked has ended, too.
         let _ = thread.join();
         drop(outside);
-        self.helper.bell.silence();
+        self.helper.notifier.drain();
         self.helper.is_stopping.store(false, Ordering::Release);
         true
     }
 
     /// Called by a leader that goes back to its application.
-    pub(crate) fn rouse_helper(&self) {
+    pub(crate) fn wake_helper(&self) {
         if self.helper.is_resting.load(Ordering::Relaxed)
             && self.helper.is_resting.swap(false, Ordering::AcqRel)
         {
-            self.helper.bell.ring();
+            self.helper.notifier.notify();
         }
     }
 
@@ -158,7 +158,7 @@ impl Process {
                 continue;
             }
             if someone_came {
-                core.attend(clock::now());
+                core.poll(clock::now());
                 seen = core.attended;
             } else {
                 self.publish(&core);
@@ -189,7 +189,7 @@ impl Process {
             let before = core.attended;
             let is_alone = before == seen;
             if has_frames || is_alone {
-                core.attend(now);
+                core.poll(now);
                 seen += core.attended - before;
             }
             // While the program comes by it runs its timers itself.
@@ -204,14 +204,14 @@ impl Process {
         let waiter = Waiter::mine();
         loop {
             let now = clock::now();
-            core.attend(now);
+            core.poll(now);
             let seen = core.attended;
             if core.is_attended() {
                 return seen;
             }
             // Programs that wait for local sessions in the library hear of them there.
             let listens = Socket::has_owner() && !core.locals.is_empty();
-            if (listens && !core.arm_locals(WakeBy::Bell)) || !core.helper_leads(now, &waiter) {
+            if (listens && !core.arm_locals(WakeBy::Notifier)) || !core.helper_leads(now, &waiter) {
                 continue;
             }
             waiter.fall_asleep();
@@ -229,14 +229,14 @@ impl Process {
                 core = self.lock();
             }
             if listens {
-                core.locals.hear(clock::now(), WakeBy::Bell);
+                core.locals.hear(clock::now(), WakeBy::Notifier);
             }
             drop(core);
             self.look_for_unseen_waits(looks);
             core = self.lock();
             if core.attended != seen || self.helper.is_stopping() {
                 // What came until now was taken, and not answered yet.
-                core.attend(clock::now());
+                core.poll(clock::now());
                 return seen;
             }
         }
@@ -262,61 +262,73 @@ impl Process {
 
     /// Waits for one of `fds`, the bell or the deadline, and does what the server asks for.
     fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
-        fds.push(pollfd(self.helper.bell.as_fd().as_raw_fd(), libc::POLLIN));
-        fds.push(pollfd(self.alert.as_fd().as_raw_fd(), libc::POLLIN));
+        fds.push(pollfd(
+            self.helper.notifier.as_fd().as_raw_fd(),
+            libc::POLLIN,
+        ));
+        fds.push(pollfd(self.recall_event.as_fd().as_raw_fd(), libc::POLLIN));
         // Whatever ended it, the next look tells.
         let outside = inside::leave();
         let _ = wait::ppoll(&mut fds, deadline, None);
         drop(outside);
-        if fds.pop().is_some_and(|alert| alert.revents != 0) {
+        if fds
+            .pop()
+            .is_some_and(|recall_event| recall_event.revents != 0)
+        {
             self.hear_server();
         }
-        let is_rung = fds.pop().is_some_and(|bell| bell.revents != 0);
+        let is_rung = fds.pop().is_some_and(|notifier| notifier.revents != 0);
         // Rung to stop, it goes on ringing until nothing sleeps here any more.
         if is_rung && !self.helper.is_stopping() {
-            self.helper.bell.silence();
+            self.helper.notifier.drain();
         }
         fds
     }
 
     fn hear_server(&self) {
-        let hearing = self.hearing.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.alert.silence() {
+        let recall_lock = self
+            .recall_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !self.recall_event.drain() {
             return;
         }
         let Ok((
             ReplyBody::Recalled {
                 sessions,
-                has_doorways,
+                has_tx_queues,
             },
             _,
-        )) = self.control.call(RequestBody::Recalls, &[])
+        )) = self.control.call(RequestBody::FetchRecalls, &[])
         else {
             return;
         };
-        if has_doorways {
-            self.fetch_doorways();
+        if has_tx_queues {
+            self.fetch_tx_queues();
         }
-        drop(hearing);
+        drop(recall_lock);
         for session in sessions {
             posix::yield_session(self, session);
         }
     }
 
-    /// The server rings before it hands over a session that is to wait for its doorway; whoever receives the session looks
+    /// The server rings before it hands over a session that is to wait for its transmit queue; whoever receives the session looks
     /// here before anything of it is sent. While the helper has silenced the bell and hears, this waits for it.
-    pub(crate) fn hear_of_doorways(&self) {
-        let _hearing = self.hearing.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.alert.is_rung() {
-            self.fetch_doorways();
+    pub(crate) fn hear_of_tx_queues(&self) {
+        let _hearing = self
+            .recall_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.recall_event.is_notified() {
+            self.fetch_tx_queues();
         }
     }
 
-    fn fetch_doorways(&self) {
-        if let Ok((ReplyBody::Doorways(doorways), taps)) =
-            self.control.call(RequestBody::Doorways, &[])
+    fn fetch_tx_queues(&self) {
+        if let Ok((ReplyBody::TxQueues(tx_queues), taps)) =
+            self.control.call(RequestBody::TxQueues, &[])
         {
-            self.lock().set_doorways(clock::now(), doorways, taps);
+            self.lock().set_tx_queues(clock::now(), tx_queues, taps);
         }
     }
 
@@ -325,7 +337,7 @@ impl Process {
         if !self.control.has_hung_up() {
             return;
         }
-        self.lock().stop_awaiting_doors(clock::now());
+        self.lock().stop_awaiting_tx_queues(clock::now());
         if self.is_cut_off() {
             self.lock().end_all(clock::now());
         }
@@ -363,14 +375,14 @@ impl Process {
 /// their owner is about to look.
 struct Unattended {
     /// An epoll set; none without descriptors to be had: there are ticks.
-    set: Option<Hidden>,
+    set: Option<InternalFd>,
     rings: usize,
 }
 
 impl Unattended {
     fn new() -> Unattended {
         Unattended {
-            set: descriptor::epoll_create(true).ok().map(Hidden::new),
+            set: descriptor::epoll_create(true).ok().map(InternalFd::new),
             rings: 0,
         }
     }

@@ -72,7 +72,7 @@ impl Inboxes {
 
     pub(crate) fn deliver(&mut self, record: &RecordHeader, frame: &[u8]) {
         if let Some(inbox) = self.by_slot.get_mut(&record.slot) {
-            inbox.take_in(record.ifindex, frame);
+            inbox.poll_rx(record.ifindex, frame);
         }
     }
 
@@ -85,7 +85,7 @@ impl Inboxes {
 }
 
 impl Inbox {
-    fn take_in(&mut self, interface: u32, frame: &[u8]) {
+    fn poll_rx(&mut self, interface: u32, frame: &[u8]) {
         let length = frame.len() as u64;
         if self.figures.receive_queue + length > ROOM {
             self.figures.dropped += 1;

@@ -60,7 +60,7 @@ fn count() -> &'static Count {
 }
 
 /// Waits while another thread forks. Either sees the other first.
-fn come_in() {
+fn count_in() {
     let count = count();
     IS_INSIDE.set(true);
     count.0.fetch_add(1, Ordering::SeqCst);
@@ -83,18 +83,18 @@ fn go_out() -> Option<PutOff> {
 }
 
 fn let_through() -> Option<PutOff> {
-    let put_off = PUT_OFF.take()?;
-    signals::let_through(put_off.before);
-    Some(put_off)
+    let defer = PUT_OFF.take()?;
+    signals::let_through(defer.before);
+    Some(defer)
 }
 
 /// Is the handler of a signal to return at once, since it has interrupted the library? Then the signal comes once more
 /// when the thread is outside, and no other before.
-pub fn put_off(arrival: &Arrival) -> bool {
+pub fn defer(arrival: &Arrival) -> bool {
     if !IS_INSIDE.get() && !IS_AT_FORK.get() {
         return false;
     }
-    let Ok(before) = arrival.put_off() else {
+    let Ok(before) = arrival.defer() else {
         return false;
     };
     PUT_OFF.set(Some(PutOff {
@@ -107,7 +107,7 @@ pub fn put_off(arrival: &Arrival) -> bool {
 /// Has the last sleep been interrupted by handlers with `SA_RESTART` only, as far as can be told?
 pub(crate) fn handlers_restart() -> bool {
     BEGINS_AGAIN.get().unwrap_or_else(|| {
-        let before = PUT_OFF.get().map(|put_off| put_off.before);
+        let before = PUT_OFF.get().map(|defer| defer.before);
         signals::handlers_restart(before)
     })
 }
@@ -116,7 +116,7 @@ pub(crate) fn handlers_restart() -> bool {
 fn go(to: Whereabouts) -> Option<PutOff> {
     match (IS_AT_FORK.get(), to, IS_INSIDE.get()) {
         (false, Whereabouts::Inside, false) => {
-            come_in();
+            count_in();
             None
         }
         (false, Whereabouts::Outside, true) => go_out(),
@@ -132,7 +132,7 @@ enum Whereabouts {
 
 /// The thread has come in, or gone out for a while, until this is dropped.
 #[must_use]
-pub struct Passage {
+pub struct LibraryGuard {
     before: Whereabouts,
 }
 
@@ -144,27 +144,27 @@ fn whereabouts() -> Whereabouts {
 }
 
 /// The thread comes into the library.
-pub fn enter() -> Passage {
+pub fn enter() -> LibraryGuard {
     let before = whereabouts();
     go(Whereabouts::Inside);
-    Passage { before }
+    LibraryGuard { before }
 }
 
 /// The thread sleeps, or becomes another program, without a lock.
-pub fn leave() -> Nap {
+pub fn leave() -> ExitGuard {
     let before = whereabouts();
     let ran = go(Whereabouts::Outside);
     BEGINS_AGAIN.set(ran.map(|ran| ran.restarts));
-    Nap {
-        _passage: Passage { before },
+    ExitGuard {
+        _passage: LibraryGuard { before },
         is_interrupted: ran.is_some(),
     }
 }
 
 /// The thread is outside until this is dropped.
 #[must_use]
-pub struct Nap {
-    _passage: Passage,
+pub struct ExitGuard {
+    _passage: LibraryGuard,
     /// Handlers have run that a sleep would not have put off.
     pub(crate) is_interrupted: bool,
 }
@@ -173,7 +173,7 @@ pub fn is_inside() -> bool {
     IS_INSIDE.get()
 }
 
-impl Drop for Passage {
+impl Drop for LibraryGuard {
     fn drop(&mut self) {
         go(self.before);
     }
@@ -206,7 +206,7 @@ pub(crate) fn let_others_go() {
 }
 
 /// After the fork, in the child: there are no others. The thread is inside until what it inherited is in order.
-pub(crate) fn forget_others() -> Passage {
+pub(crate) fn forget_others() -> LibraryGuard {
     for count in &COUNTS {
         count.0.store(0, Ordering::Relaxed);
     }
@@ -214,7 +214,7 @@ pub(crate) fn forget_others() -> Passage {
     IS_INSIDE.set(true);
     count().0.store(1, Ordering::Relaxed);
     end_fork();
-    Passage { before }
+    LibraryGuard { before }
 }
 
 fn end_fork() {

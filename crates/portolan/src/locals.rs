@@ -7,17 +7,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use portolan_local::{Local, Stream, Wake, WakeBy, Wish};
+use portolan_local::{Local, Stream, Wake, WakeBy, WakeRequest};
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::{Chime, Rope};
+use portolan_sys::wait::{WakeReceiver, WakeSender};
 use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
-use crate::core::Core;
-use crate::table::{self, Hidden};
+use crate::runtime::Core;
+use crate::table::{self, InternalFd};
 use crate::wait::pollfd;
 
 /// How often an awake process looks at ends that would have rung.
@@ -30,15 +30,15 @@ const VAIN_WAKE_UPS: u32 = 16;
 const DEAF_FOR: Duration = Duration::from_millis(1);
 
 pub(crate) struct Locals {
-    chime: Chime,
+    wake_receiver: WakeReceiver,
     /// What peers know our bell by.
     number: u64,
     ends: Vec<Option<Held>>,
     count: usize,
-    hot: Vec<Slot>,
+    active: Vec<Slot>,
     /// How those are armed that are not hot.
     armed: WakeBy,
-    ropes: HashMap<u64, Weak<Rope<Hidden>>>,
+    wake_senders: HashMap<u64, Weak<WakeSender<InternalFd>>>,
     /// Ends whose peers' bells the server is to be asked for.
     strangers: Vec<(SessionId, Slot)>,
     looked_at_all: Instant,
@@ -60,10 +60,10 @@ pub(crate) struct Locals {
 struct Held {
     id: SessionId,
     end: Local,
-    is_hot: bool,
+    is_active: bool,
     /// It stands in [`Locals::corked`].
     is_corked: bool,
-    rope: Option<(u64, Arc<Rope<Hidden>>)>,
+    wake_sender: Option<(u64, Arc<WakeSender<InternalFd>>)>,
 }
 
 /// One end, from the memory that came with a message.
@@ -73,15 +73,15 @@ pub(crate) fn open(memory: Option<OwnedFd>, side: Side) -> Result<Local, i32> {
 }
 
 impl Locals {
-    pub(crate) fn new(bell: OwnedFd, number: u64) -> Locals {
+    pub(crate) fn new(notifier: OwnedFd, number: u64) -> Locals {
         Locals {
-            chime: Chime::from_fd(table::hide(bell)),
+            wake_receiver: WakeReceiver::from_fd(table::hide(notifier)),
             number,
             ends: Vec::new(),
             count: 0,
-            hot: Vec::new(),
+            active: Vec::new(),
             armed: WakeBy::default(),
-            ropes: HashMap::new(),
+            wake_senders: HashMap::new(),
             strangers: Vec::new(),
             looked_at_all: Instant::ZERO,
             was_rung: false,
@@ -108,21 +108,21 @@ impl Locals {
         let held = Held {
             id,
             end,
-            is_hot: true,
+            is_active: true,
             is_corked: false,
-            rope: None,
+            wake_sender: None,
         };
         if self.ends[index].replace(held).is_none() {
             self.count += 1;
         }
-        self.hot.push(slot);
+        self.active.push(slot);
     }
 
     /// Takes an end out: the session, and the end with all that was published.
     fn remove(&mut self, slot: Slot) -> Option<Held> {
         let held = self.ends.get_mut(slot.0 as usize)?.take()?;
         self.count -= 1;
-        self.hot.retain(|hot| *hot != slot);
+        self.active.retain(|active| *active != slot);
         self.corked.retain(|corked| *corked != slot);
         Some(held)
     }
@@ -132,11 +132,11 @@ impl Locals {
     }
 
     /// An end that is about to be used.
-    fn heat(&mut self, slot: Slot) -> Option<&mut Held> {
+    fn mark_active(&mut self, slot: Slot) -> Option<&mut Held> {
         let held = self.ends.get_mut(slot.0 as usize)?.as_mut()?;
-        if !held.is_hot {
-            held.is_hot = true;
-            self.hot.push(slot);
+        if !held.is_active {
+            held.is_active = true;
+            self.active.push(slot);
         }
         Some(held)
     }
@@ -158,13 +158,13 @@ impl Locals {
     pub(crate) fn pollfd(&self) -> libc::pollfd {
         match self.deaf_until {
             Some(_) => pollfd(-1, 0),
-            None => pollfd(self.chime.as_fd().as_raw_fd(), libc::POLLIN),
+            None => pollfd(self.wake_receiver.as_fd().as_raw_fd(), libc::POLLIN),
         }
     }
 
     /// A peer has woken us. Peers that do so again and again without news cost no more than a look each millisecond.
     pub(crate) fn hear(&mut self, now: Instant, by: WakeBy) {
-        if by == WakeBy::Bell && !self.chime.silence() {
+        if by == WakeBy::Notifier && !self.wake_receiver.drain() {
             return;
         }
         self.was_rung = true;
@@ -205,8 +205,8 @@ impl Locals {
     }
 
     /// What all ends wish for.
-    pub(crate) fn wishes(&self) -> Vec<Wish> {
-        self.iter().map(|(_, _, end)| end.wish()).collect()
+    pub(crate) fn wake_requests(&self) -> Vec<WakeRequest> {
+        self.iter().map(|(_, _, end)| end.wake_request()).collect()
     }
 
     /// All ends are to be armed like that.
@@ -216,42 +216,50 @@ impl Locals {
         }
         for (held, slot) in self.ends.iter_mut().zip(0..) {
             if let Some(held) = held
-                && !std::mem::replace(&mut held.is_hot, true)
+                && !std::mem::replace(&mut held.is_active, true)
             {
-                self.hot.push(Slot(slot));
+                self.active.push(Slot(slot));
             }
         }
     }
 
     /// Wakes the peer of `slot`, if it is not awake by now. True if it is here, too.
-    fn ring(&mut self, slot: Slot, wake: Wake) -> bool {
+    fn notify(&mut self, slot: Slot, wake: Wake) -> bool {
         if wake.holder() == self.number {
             return true;
         }
-        let (Some(number), Some(Some(held))) = (wake.bell(), self.ends.get_mut(slot.0 as usize))
+        let (Some(number), Some(Some(held))) =
+            (wake.notifier(), self.ends.get_mut(slot.0 as usize))
         else {
             return false;
         };
-        if held.rope.as_ref().is_none_or(|(known, _)| *known != number) {
-            let known = self.ropes.get(&number).and_then(Weak::upgrade);
-            held.rope = known.map(|rope| (number, rope));
+        if held
+            .wake_sender
+            .as_ref()
+            .is_none_or(|(known, _)| *known != number)
+        {
+            let known = self.wake_senders.get(&number).and_then(Weak::upgrade);
+            held.wake_sender = known.map(|wake_sender| (number, wake_sender));
         }
-        match &held.rope {
-            Some((_, rope)) => rope.pull(),
+        match &held.wake_sender {
+            Some((_, wake_sender)) => wake_sender.wake(),
             None => self.strangers.push((held.id, slot)),
         }
         false
     }
 
     /// The server has told whose bell wakes the peer of `slot`: rings it.
-    pub(crate) fn learn(&mut self, slot: Slot, number: u64, rope: OwnedFd) {
-        let known = self.ropes.get(&number).and_then(Weak::upgrade);
-        let rope = known.unwrap_or_else(|| Arc::new(Rope::from_fd(Hidden::new(rope))));
-        rope.pull();
-        self.ropes.retain(|_, rope| rope.strong_count() > 0);
-        self.ropes.insert(number, Arc::downgrade(&rope));
+    pub(crate) fn learn(&mut self, slot: Slot, number: u64, wake_sender: OwnedFd) {
+        let known = self.wake_senders.get(&number).and_then(Weak::upgrade);
+        let wake_sender =
+            known.unwrap_or_else(|| Arc::new(WakeSender::from_fd(InternalFd::new(wake_sender))));
+        wake_sender.wake();
+        self.wake_senders
+            .retain(|_, wake_sender| wake_sender.strong_count() > 0);
+        self.wake_senders
+            .insert(number, Arc::downgrade(&wake_sender));
         if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
-            held.rope = Some((number, rope));
+            held.wake_sender = Some((number, wake_sender));
         }
     }
 
@@ -270,14 +278,14 @@ impl Locals {
             self.was_rung = true;
         }
         if !self.was_rung && now.since(self.looked_at_all) < LOOK_EVERY {
-            return self.hot.clone();
+            return self.active.clone();
         }
         self.was_rung = false;
         self.looked_at_all = now;
         let ends = self.ends.iter().zip(0..);
         ends.filter_map(|(held, slot)| {
             let held = held.as_ref()?;
-            (held.is_hot || held.end.was_rung()).then_some(Slot(slot))
+            (held.is_active || held.end.was_rung()).then_some(Slot(slot))
         })
         .collect()
     }
@@ -292,14 +300,14 @@ impl Core {
     pub(crate) fn stream(&mut self, slot: Slot) -> Option<&mut dyn Stream> {
         if self.is_local(slot) {
             self.look_at(slot);
-            return Some(&mut self.locals.heat(slot)?.end);
+            return Some(&mut self.locals.mark_active(slot)?.end);
         }
         Some(&mut self.stack.tcp(slot)?.connection)
     }
 
     /// The stream at `slot` was changed: its peer is to see it.
     pub(crate) fn touch(&mut self, slot: Slot) {
-        let Some(held) = self.locals.heat(slot) else {
+        let Some(held) = self.locals.mark_active(slot) else {
             return self.stack.touch(slot);
         };
         let wake = held.end.publish();
@@ -307,7 +315,7 @@ impl Core {
             self.locals.note_corked(slot);
         }
         if let Some(wake) = wake
-            && self.locals.ring(slot, wake)
+            && self.locals.notify(slot, wake)
         {
             // The other end is here, too.
             self.locals.was_rung = true;
@@ -324,7 +332,7 @@ impl Core {
         slot: Slot,
         finish: impl FnOnce(&mut Local),
     ) -> Option<SessionId> {
-        let end = &mut self.locals.heat(slot)?.end;
+        let end = &mut self.locals.mark_active(slot)?.end;
         finish(end);
         end.push();
         self.touch(slot);
@@ -361,7 +369,7 @@ impl Core {
     /// Shows what was held back for long enough.
     fn push_late(&mut self, now: Instant) {
         for slot in self.locals.corked.clone() {
-            let held = self.locals.heat(slot);
+            let held = self.locals.mark_active(slot);
             if let Some(held) = held
                 && held.end.pushes_at().is_some_and(|due| due <= now)
             {
@@ -378,7 +386,7 @@ impl Core {
     }
 
     fn look_at(&mut self, slot: Slot) {
-        let Some(held) = self.locals.heat(slot) else {
+        let Some(held) = self.locals.mark_active(slot) else {
             return;
         };
         let events = held.end.look(clock::now());
@@ -401,7 +409,7 @@ impl Core {
     /// As [`Core::arm_locals`], for a leader that sleeps: what another thread did with an end may have changed what
     /// its peer has to wake the leader for.
     pub(crate) fn rearm_locals(&mut self) {
-        if !self.locals.hot.is_empty() {
+        if !self.locals.active.is_empty() {
             let by = self.locals.armed;
             self.arm_locals(by);
         }
@@ -412,16 +420,16 @@ impl Core {
     pub(crate) fn arm_locals(&mut self, by: WakeBy) -> bool {
         let mut has_news = false;
         self.locals.arm_by(by);
-        for slot in std::mem::take(&mut self.locals.hot) {
+        for slot in std::mem::take(&mut self.locals.active) {
             let Some(Some(held)) = self.locals.ends.get_mut(slot.0 as usize) else {
                 continue;
             };
-            held.is_hot = false;
+            held.is_active = false;
             held.end.arm(by);
             let events = held.end.look(clock::now());
             if events != Events::NONE {
                 has_news = true;
-                self.locals.heat(slot);
+                self.locals.mark_active(slot);
                 self.locals.untold.push((slot, events));
             }
         }
@@ -433,22 +441,22 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use portolan_proto::local::RING_MIN;
-    use portolan_sys::wait::{chime_for_one, ppoll};
+    use portolan_sys::wait::{ppoll, wake_pair};
 
     use super::*;
 
     const SLOT: Slot = Slot(0);
 
     /// A process with one end, the other end, and the rope of its bell.
-    fn scene() -> (Locals, Local, Rope) {
-        let (chime, rope) = chime_for_one().expect("a socket");
-        let mut locals = Locals::new(chime.into(), 7);
+    fn scene() -> (Locals, Local, WakeSender) {
+        let (wake_receiver, wake_sender) = wake_pair().expect("a socket");
+        let mut locals = Locals::new(wake_receiver.into(), 7);
         let memory = Rings::create(RING_MIN).expect("memory");
         let rings = Arc::new(Rings::map(memory).expect("memory"));
         let here = Local::new(Arc::clone(&rings), Side::Opener);
         here.give_to(7);
         locals.insert(SLOT, SessionId(1), here);
-        (locals, Local::new(rings, Side::Accepter), rope)
+        (locals, Local::new(rings, Side::Accepter), wake_sender)
     }
 
     fn is_woken(locals: &Locals) -> bool {
@@ -460,11 +468,11 @@ mod tests {
     /// A turn of a leader that the bell may have woken. True if it had news.
     fn turn(locals: &mut Locals, now: Instant) -> bool {
         if is_woken(locals) {
-            locals.hear(now, WakeBy::Bell);
+            locals.hear(now, WakeBy::Notifier);
         }
         let mut has_news = false;
         for slot in locals.due(now) {
-            let held = locals.heat(slot).expect("it is there");
+            let held = locals.mark_active(slot).expect("it is there");
             if held.end.look(now) != Events::NONE {
                 has_news = true;
                 locals.news += 1;
@@ -474,18 +482,18 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_that_rings_without_news_is_not_heard_for_a_while() {
-        let (mut locals, mut peer, rope) = scene();
+    fn a_notifier_that_rings_without_news_is_not_heard_for_a_while() {
+        let (mut locals, mut peer, wake_sender) = scene();
         let start = Instant::ZERO + Duration::from_secs(1);
         let mut turns = 0;
         while locals.deadline().is_none() {
-            rope.pull();
+            wake_sender.wake();
             assert!(is_woken(&locals));
             assert!(!turn(&mut locals, start));
             turns += 1;
             assert!(turns < 100, "it is heard for good");
         }
-        rope.pull();
+        wake_sender.wake();
         assert!(!is_woken(&locals));
         // What is written meanwhile is found when it is heard again.
         peer.send(start, b"news");
@@ -501,22 +509,22 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_that_rings_with_news_is_always_heard() {
-        let (mut locals, mut peer, rope) = scene();
+    fn a_notifier_that_rings_with_news_is_always_heard() {
+        let (mut locals, mut peer, wake_sender) = scene();
         let now = Instant::ZERO + Duration::from_secs(1);
         for round in 0..1000 {
             peer.send(now, b"x");
             let _ = peer.publish();
-            rope.pull();
+            wake_sender.wake();
             assert!(is_woken(&locals), "{round}");
             turn(&mut locals, now);
             // Now and then one comes twice.
             if round % 2 == 0 {
-                rope.pull();
+                wake_sender.wake();
                 assert!(is_woken(&locals), "{round}");
                 turn(&mut locals, now);
             }
-            let end = &mut locals.heat(SLOT).expect("it is there").end;
+            let end = &mut locals.mark_active(SLOT).expect("it is there").end;
             end.recv(now, &mut [0; 8]);
             let _ = end.publish();
             peer.look(now);
@@ -525,15 +533,15 @@ mod tests {
 
     #[test]
     fn what_is_corked_has_a_deadline() {
-        let (mut locals, _peer, _rope) = scene();
+        let (mut locals, _peer, _wake_sender) = scene();
         let now = Instant::ZERO + Duration::from_secs(1);
-        let held = locals.heat(SLOT).expect("it is there");
+        let held = locals.mark_active(SLOT).expect("it is there");
         held.end.options().cork = true;
         held.end.send(now, b"x");
         let _ = held.end.publish();
         locals.note_corked(SLOT);
         assert_eq!(locals.deadline(), Some(now + Duration::from_millis(200)));
-        let held = locals.heat(SLOT).expect("it is there");
+        let held = locals.mark_active(SLOT).expect("it is there");
         held.end.push();
         let _ = held.end.publish();
         locals.note_corked(SLOT);

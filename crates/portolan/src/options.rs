@@ -14,7 +14,9 @@ use libc::{
     TCP_USER_TIMEOUT, TCP_WINDOW_CLAMP,
 };
 use portolan_local::Stream;
-use portolan_proto::control::{Delivery, HandshakeOptions, MappingChoice, Reuse, Traits};
+use portolan_proto::control::{
+    Delivery, HandshakeOptions, MappingChoice, Reuse, SocketOptionsBlob,
+};
 use portolan_proto::{decode, encode};
 use portolan_stack::{
     Checksums, IpOptions, MtuDiscovery, MulticastOptions, Reports, Session, TcpSession, UdpSession,
@@ -209,14 +211,18 @@ impl Options {
     }
 
     /// For the next library that has the socket's descriptor.
-    pub(crate) fn to_traits(&self, family: Family) -> Traits {
-        Traits(encode(&(family == Family::V6, &self.values)))
+    pub(crate) fn to_options_blob(&self, family: Family) -> SocketOptionsBlob {
+        SocketOptionsBlob(encode(&(family == Family::V6, &self.values)))
     }
 
     /// What another library said of a socket. It may not be one of ours: what no option of that
     /// name could be is left out.
-    pub(crate) fn from_traits(traits: &Traits, protocol: Protocol) -> Option<(Family, Options)> {
-        let (is_v6, mut values): (bool, BTreeMap<(i32, i32), Vec<u8>>) = decode(&traits.0).ok()?;
+    pub(crate) fn from_options_blob(
+        options_blob: &SocketOptionsBlob,
+        protocol: Protocol,
+    ) -> Option<(Family, Options)> {
+        let (is_v6, mut values): (bool, BTreeMap<(i32, i32), Vec<u8>>) =
+            decode(&options_blob.0).ok()?;
         values.retain(|&(level, name), value| {
             value.len() <= LONGEST && shape(protocol, level, name).is_some()
         });

@@ -13,13 +13,13 @@ use std::time::Duration;
 use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody};
 use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
-use portolan_sys::inlet::Inlet;
 use portolan_sys::pi::{PiGuard, PiMutex};
 use portolan_sys::ring::Ring;
+use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::Connection;
-use portolan_sys::wait::Chime;
+use portolan_sys::wait::WakeReceiver;
 use portolan_sys::{clock, namespace, owner, port_right, thread};
 use portolan_tcp::CongestionKind;
 use portolan_types::{Instant, SessionId, Slot};
@@ -27,9 +27,9 @@ use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::control::{Control, Lost};
-use crate::core::{Alarm, Core};
 use crate::locals::Locals;
 use crate::rings::OwnRing;
+use crate::runtime::{Alarm, Core};
 use crate::settings::{Mode, complain, complain_of, settings};
 use crate::{helper, layers, posix, table};
 
@@ -40,10 +40,10 @@ pub(crate) struct Process {
     pub(crate) control: Control,
     pub(crate) statistics: StatisticsWriter,
     /// Rings when the server wants sessions back.
-    pub(crate) alert: Chime,
+    pub(crate) recall_event: WakeReceiver,
     /// Held while what it rang for is fetched and done.
-    pub(crate) hearing: Mutex<()>,
-    pub(crate) helper: helper::Post,
+    pub(crate) recall_lock: Mutex<()>,
+    pub(crate) helper: helper::BackgroundThread,
     /// Who holds it runs with the priority of who waits (ADR 2).
     core: PiMutex<Core>,
     spin_us: u32,
@@ -268,11 +268,11 @@ impl Process {
                 ring_size,
                 cuts_datagrams,
                 parameters,
-                bell,
+                notifier,
                 ..
             } => {
                 let mut process =
-                    Process::with_channel(control, (ring_size, bell), parameters, fds)?;
+                    Process::with_channel(control, (ring_size, notifier), parameters, fds)?;
                 process.core_mut().channel.cuts_datagrams = cuts_datagrams;
                 *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 Ok(process)
@@ -302,8 +302,17 @@ impl Process {
         parameters: Parameters,
         fds: Vec<OwnedFd>,
     ) -> Result<Process, String> {
-        let Ok([tap, ring_fd, doorbell, metastate, statistics, alert, bell]) =
-            <[OwnedFd; 7]>::try_from(fds)
+        let Ok(
+            [
+                tap,
+                ring_fd,
+                doorbell,
+                metastate,
+                statistics,
+                recall_event,
+                notifier,
+            ],
+        ) = <[OwnedFd; 7]>::try_from(fds)
         else {
             return Err("the server sent no channel".to_string());
         };
@@ -312,8 +321,8 @@ impl Process {
         let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
         let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
         let statistics = StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
-        let channel = Channel::new(TapIo::new(tap), Inlet::new(ring, doorbell), ring_fd);
-        let locals = Locals::new(bell, number);
+        let channel = Channel::new(TapIo::new(tap), RxPath::new(ring, doorbell), ring_fd);
+        let locals = Locals::new(notifier, number);
         let mut core = Core::new(clock::now(), channel, locals, metastate);
         if layers::start() {
             core.stack.observe(layers::on_step);
@@ -326,9 +335,9 @@ impl Process {
             delivery: settings().delivery.unwrap_or(parameters.delivery),
             mapping: settings().mapping.unwrap_or(parameters.mapping),
             statistics,
-            alert: Chime::from_fd(table::hide(alert)),
-            hearing: Mutex::new(()),
-            helper: helper::Post::new().map_err(|e| e.to_string())?,
+            recall_event: WakeReceiver::from_fd(table::hide(recall_event)),
+            recall_lock: Mutex::new(()),
+            helper: helper::BackgroundThread::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             core: PiMutex::new(core),
@@ -343,7 +352,7 @@ impl Process {
     /// Shows the server that this program may bind `local`'s port. The socket that shows it is closed here before the
     /// next request, so that the port is free once the server has closed it, too.
     pub(crate) fn show_right_to(&self, local: SocketAddr) -> Result<(), Errno> {
-        let right = table::Hidden::new(port_right::show(local)?);
+        let right = table::InternalFd::new(port_right::show(local)?);
         // If the server has gone, the next request says so.
         let _ = self.control.tell(RequestBody::ShowRight, &[right.as_fd()]);
         Ok(())
@@ -405,13 +414,14 @@ impl Process {
     }
 
     /// Rings for the peer of a local session whose bell is not known here yet.
-    fn ring_for_stranger(&self, session: SessionId, slot: Slot) {
+    fn notify_stranger(&self, session: SessionId, slot: Slot) {
         // Without a server the peer sleeps on until something else wakes it.
-        if let Ok((ReplyBody::Bell { number }, fds)) =
-            self.control.call(RequestBody::Bell { session }, &[])
-            && let Some(rope) = fds.into_iter().next()
+        if let Ok((ReplyBody::PeerNotifier { number }, fds)) = self
+            .control
+            .call(RequestBody::PeerNotifier { session }, &[])
+            && let Some(wake_sender) = fds.into_iter().next()
         {
-            self.lock().locals.learn(slot, number, rope);
+            self.lock().locals.learn(slot, number, wake_sender);
         }
     }
 }
@@ -445,10 +455,10 @@ impl Drop for CoreGuard<'_> {
             return;
         }
         let outbox = self.take_outbox();
-        let alarms = self.take_alarms();
+        let pending_signals = self.take_alarms();
         let strangers = self.locals.take_strangers();
         self.guard = None;
-        for (socket, alarm) in alarms {
+        for (socket, alarm) in pending_signals {
             match (table::numbers_of(&socket).first(), alarm) {
                 (Some(fd), Alarm::Urgent) => owner::raise_sigurg(*fd),
                 (Some(fd), Alarm::Io(event)) => owner::raise_sigio(*fd, event),
@@ -460,7 +470,7 @@ impl Drop for CoreGuard<'_> {
             let _ = self.process.control.tell(message, &[]);
         }
         for (session, slot) in strangers {
-            self.process.ring_for_stranger(session, slot);
+            self.process.notify_stranger(session, slot);
         }
     }
 }

@@ -22,13 +22,13 @@ use portolan_types::{Instant, MacAddr, Slot};
 pub use rustix::io::Errno;
 
 use crate::control::Lost;
-use crate::core::Core;
 use crate::extension::{Extension, Object, install_on};
 use crate::inboxes::Inbox;
 pub use crate::inboxes::Received;
 use crate::inside;
 use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
+use crate::runtime::Core;
 use crate::wait::{Sleep, Waiter, Woken};
 
 /// The library's own layers, for use in others.
@@ -124,7 +124,7 @@ impl RawFlow {
         let _inside = inside::enter();
         self.check_owner()?;
         let mut core = self.process.lock();
-        core.attend(clock::now());
+        core.poll(clock::now());
         self.take(&mut core).unwrap_or(Err(Errno::AGAIN))
     }
 
@@ -206,7 +206,7 @@ impl RawFlow {
         loop {
             let mut core = self.process.lock();
             let now = clock::now();
-            core.attend(now);
+            core.poll(now);
             match core.hop(destination)? {
                 Ok(hop) => return Ok(hop),
                 Err(_) if now >= until => return Err(Errno::HOSTUNREACH),

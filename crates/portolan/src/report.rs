@@ -1,4 +1,4 @@
-//! Figures of the sessions held here, as `portolan ss` shows them.
+//! TcpInfo of the sessions held here, as `portolan ss` shows them.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub(crate) fn row(session: &Session, spent: Duration) -> StatisticsRow {
 }
 
 pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsRow {
-    let figures = stream.figures();
+    let figures = stream.tcp_info();
     let state = stream.state().to_string();
     let state = STATE_NAMES
         .iter()

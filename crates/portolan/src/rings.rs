@@ -7,7 +7,7 @@ use portolan_proto::filter::RecordHeader;
 use portolan_sys::doorbell::{Doorbell, State};
 use portolan_sys::ring::Ring;
 
-use crate::table::Hidden;
+use crate::table::InternalFd;
 
 #[derive(Debug, Default)]
 pub(crate) struct Rings(Vec<OwnRing>);
@@ -16,13 +16,13 @@ pub(crate) struct Rings(Vec<OwnRing>);
 pub(crate) struct OwnRing {
     ring: Ring,
     doorbell: Doorbell,
-    fd: Hidden,
+    fd: InternalFd,
 }
 
 impl OwnRing {
     /// Maps what the server sent; none if there is no memory for it.
     pub(crate) fn map(ring: OwnedFd, doorbell: &OwnedFd, size: u32) -> Option<OwnRing> {
-        let fd = Hidden::new(ring);
+        let fd = InternalFd::new(ring);
         Some(OwnRing {
             ring: Ring::map(&fd, size as usize).ok()?,
             doorbell: Doorbell::map(doorbell).ok()?,

@@ -10,17 +10,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_proto::control::{GroupChange, Traits};
+use portolan_proto::control::{GroupChange, SocketOptionsBlob};
 use portolan_stack::{Sending, UdpSession};
 use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
-use crate::core::Core;
 use crate::epoll::Epoll;
 use crate::options::Options;
+use crate::runtime::Core;
 use crate::stamps::Stamps;
-use crate::table::Hidden;
+use crate::table::InternalFd;
 use crate::wait::Waiter;
 
 // poll(2) and epoll(7) use the same bits.
@@ -53,7 +53,7 @@ pub(crate) enum Phase {
     Relayed,
     /// Another process that has the descriptor holds it, or the server keeps it: the next call that
     /// needs the session asks for it.
-    Away,
+    HeldElsewhere,
     Closed,
 }
 
@@ -63,11 +63,11 @@ const PHASES: [Phase; 7] = [
     Phase::Cached,
     Phase::Listening,
     Phase::Relayed,
-    Phase::Away,
+    Phase::HeldElsewhere,
     Phase::Closed,
 ];
 
-/// Sockets in each phase: waits that find none `Connecting` or `Away` need not look for them.
+/// Sockets in each phase: waits that find none `Connecting` or `HeldElsewhere` need not look for them.
 static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; PHASES.len()];
 
 /// A socket of this process has an owner who is to get signals.
@@ -85,7 +85,7 @@ pub(crate) struct Socket {
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
     /// Accepted, and nobody here has needed the session yet.
-    is_untouched: AtomicBool,
+    accepted_unused: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
     setup: Mutex<Setup>,
@@ -154,9 +154,9 @@ pub(crate) struct Setup {
     /// Once the server knows the socket.
     pub(crate) session: Option<SessionId>,
     /// The descriptor's other end, until the server gets it.
-    pub(crate) far: Option<Hidden>,
+    pub(crate) far: Option<InternalFd>,
     /// The near end, once the application has closed it under a call that still needs it.
-    pub(crate) kept: Option<Hidden>,
+    pub(crate) kept: Option<InternalFd>,
     pub(crate) local: Option<SocketAddr>,
     /// The application chose `local`.
     pub(crate) is_bound: bool,
@@ -171,7 +171,7 @@ pub(crate) struct Setup {
 #[derive(Debug, Default)]
 pub(crate) struct Datagrams {
     /// The kernel socket on the same port, once something had to be sent that way.
-    pub(crate) twin: Option<Hidden>,
+    pub(crate) kernel_socket: Option<InternalFd>,
     /// What is corked (`UDP_CORK`, `MSG_MORE`).
     pub(crate) corked: Option<Corked>,
     /// Changes of memberships made before there was a port.
@@ -195,7 +195,7 @@ struct Watchers {
 }
 
 impl Socket {
-    pub(crate) fn new(family: Family, protocol: Protocol, far: Hidden) -> Socket {
+    pub(crate) fn new(family: Family, protocol: Protocol, far: InternalFd) -> Socket {
         let setup = Setup {
             far: Some(far),
             ..Setup::default()
@@ -206,8 +206,14 @@ impl Socket {
     /// An accepted session, which the server holds.
     pub(crate) fn accepted(listener: &Socket, setup: Setup) -> Socket {
         let options = listener.options().inherited();
-        let socket = Socket::with(listener.family, Protocol::Tcp, Phase::Away, setup, options);
-        socket.is_untouched.store(true, Ordering::Relaxed);
+        let socket = Socket::with(
+            listener.family,
+            Protocol::Tcp,
+            Phase::HeldElsewhere,
+            setup,
+            options,
+        );
+        socket.accepted_unused.store(true, Ordering::Relaxed);
         socket
     }
 
@@ -240,7 +246,7 @@ impl Socket {
             is_nonblocking: AtomicBool::new(false),
             is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
-            is_untouched: AtomicBool::new(false),
+            accepted_unused: AtomicBool::new(false),
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
             wants_times: AtomicBool::new(options.wants_times()),
@@ -281,7 +287,7 @@ impl Socket {
     }
 
     pub(crate) fn cache_at(&self, slot: Slot) {
-        self.is_untouched.store(false, Ordering::Relaxed);
+        self.accepted_unused.store(false, Ordering::Relaxed);
         self.slot.store(slot.0, Ordering::Release);
         self.set_phase(Phase::Cached);
     }
@@ -328,8 +334,8 @@ impl Socket {
     }
 
     /// Is it accepted, and was its session not needed here yet? Its options are only here then.
-    pub(crate) fn is_untouched(&self) -> bool {
-        self.is_untouched.load(Ordering::Relaxed) && self.phase() == Phase::Away
+    pub(crate) fn accepted_unused(&self) -> bool {
+        self.accepted_unused.load(Ordering::Relaxed) && self.phase() == Phase::HeldElsewhere
     }
 
     /// From now on other processes may have the descriptor.
@@ -356,7 +362,7 @@ impl Socket {
     }
 
     /// Is it time to ask for a session again that is relayed?
-    pub(crate) fn may_ask_back(&self, now: Instant) -> bool {
+    pub(crate) fn may_reclaim(&self, now: Instant) -> bool {
         self.asking.is_due(now)
     }
 
@@ -405,15 +411,15 @@ impl Socket {
     }
 
     /// As the process says that had the session before.
-    pub(crate) fn adopt(&self, traits: &Traits) {
-        if let Some((_, options)) = Options::from_traits(traits, self.protocol) {
+    pub(crate) fn adopt(&self, options_blob: &SocketOptionsBlob) {
+        if let Some((_, options)) = Options::from_options_blob(options_blob, self.protocol) {
             *self.options() = options;
             self.note_wanted_times();
         }
     }
 
-    pub(crate) fn traits(&self) -> Traits {
-        self.options().to_traits(self.family)
+    pub(crate) fn options_blob(&self) -> SocketOptionsBlob {
+        self.options().to_options_blob(self.family)
     }
 
     /// An option was set.
@@ -603,7 +609,7 @@ impl Socket {
             }
             Phase::Idle => error | OUT | self.shut_readiness(),
             Phase::Closed => HUP | ERR,
-            Phase::Connecting | Phase::Listening | Phase::Relayed | Phase::Away => error,
+            Phase::Connecting | Phase::Listening | Phase::Relayed | Phase::HeldElsewhere => error,
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use portolan_tcp::Edges;
+use portolan_tcp::SendSpace;
 use portolan_types::{Instant, SeqNum};
 
 use crate::options::timestamping::{OPT_ID, TX_ACK, TX_SCHED, TX_SOFTWARE};
@@ -48,7 +48,7 @@ impl Stamps {
     }
 
     /// Watches the last octet that was given to the stream, if `flags` ask for that.
-    pub(crate) fn mark(&mut self, edges: &Edges, flags: u32) {
+    pub(crate) fn mark(&mut self, edges: &SendSpace, flags: u32) {
         let wanted = flags & (TX_SCHED | TX_SOFTWARE | TX_ACK);
         if wanted == 0 {
             return;
@@ -70,7 +70,7 @@ impl Stamps {
     }
 
     /// Notes what has passed an edge. True if there are new stamps.
-    pub(crate) fn pass(&mut self, now: Instant, edges: &Edges) -> bool {
+    pub(crate) fn pass(&mut self, now: Instant, edges: &SendSpace) -> bool {
         let before = self.queue.len();
         for mark in &mut self.marks {
             for (flag, kind) in KINDS {
@@ -109,9 +109,9 @@ impl Stamps {
 mod tests {
     use super::*;
 
-    fn edges(una: u32, nxt: u32, end: u32) -> Edges {
+    fn edges(una: u32, nxt: u32, end: u32) -> SendSpace {
         let [una, nxt, end] = [una, nxt, end].map(SeqNum);
-        Edges { una, nxt, end }
+        SendSpace { una, nxt, end }
     }
 
     fn told(stamps: &mut Stamps) -> Vec<(u32, u32)> {

@@ -167,21 +167,21 @@ pub(crate) fn all() -> Vec<(RawFd, File)> {
 /// One of the library's own descriptors, closed by a bare system call: `OwnedFd` closes by libc's
 /// symbol, which under the preload library refuses what is not the program's.
 #[derive(Debug)]
-pub(crate) struct Hidden(ManuallyDrop<OwnedFd>);
+pub(crate) struct InternalFd(ManuallyDrop<OwnedFd>);
 
-impl Hidden {
-    pub(crate) fn new(fd: OwnedFd) -> Hidden {
-        Hidden(ManuallyDrop::new(hide(fd)))
+impl InternalFd {
+    pub(crate) fn new(fd: OwnedFd) -> InternalFd {
+        InternalFd(ManuallyDrop::new(hide(fd)))
     }
 }
 
-impl AsFd for Hidden {
+impl AsFd for InternalFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Drop for Hidden {
+impl Drop for InternalFd {
     fn drop(&mut self) {
         let fd = self.0.as_raw_fd();
         let cell = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
@@ -209,14 +209,14 @@ fn note_internal(fd: &OwnedFd) {
 
 /// A copy of a descriptor that is the library's own, out of the program's way if that is possible.
 /// Under a `limit` that leaves no room there it has one of the highest numbers that are free.
-pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<Hidden, rustix::io::Errno> {
+pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<InternalFd, rustix::io::Errno> {
     let last = RawFd::try_from(limit.saturating_sub(16)).unwrap_or(HIDDEN_FROM);
     let from = |first| rustix::io::fcntl_dupfd_cloexec(fd, first);
     let copy = from(HIDDEN_FROM)
         .or_else(|_| from(last.min(HIDDEN_FROM)))
         .or_else(|_| from(0))?;
     note_internal(&copy);
-    Ok(Hidden(ManuallyDrop::new(copy)))
+    Ok(InternalFd(ManuallyDrop::new(copy)))
 }
 
 /// The library's own descriptors; a child of fork must close its copies.

@@ -17,9 +17,9 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor};
 use portolan_types::{Instant, Protocol};
 
-use crate::core::Core;
 use crate::posix;
 use crate::process::Process;
+use crate::runtime::Core;
 use crate::socket::{IN, Phase, Socket};
 use crate::table;
 

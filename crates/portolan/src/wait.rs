@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use portolan_local::{WakeBy, Wish};
+use portolan_local::{WakeBy, WakeRequest};
 use portolan_sys::word::{self, Scope, Word};
 use portolan_sys::{clock, probes, wait};
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::core::Core;
 use crate::layers::{self, Layer};
 use crate::process::Process;
+use crate::runtime::Core;
 use crate::socket::{Phase, Socket};
-use crate::table::Hidden;
+use crate::table::InternalFd;
 use crate::watch::Role;
 use crate::{cancel, inside};
 
@@ -27,7 +27,7 @@ use crate::{cancel, inside};
 #[derive(Debug)]
 pub(crate) struct Waiter {
     /// None while there are no descriptors to be had: it polls by short whiles then.
-    eventfd: OnceLock<Hidden>,
+    eventfd: OnceLock<InternalFd>,
     /// Nanoseconds of [`Instant`]: when to try again to have one.
     next_try: AtomicU64,
     /// One of those below.
@@ -96,7 +96,7 @@ impl Waiter {
         self.next_try.store(next_try.as_nanos(), Relaxed);
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         if let Ok(fd) = eventfd(0, flags) {
-            self.eventfd.get_or_init(|| Hidden::new(fd));
+            self.eventfd.get_or_init(|| InternalFd::new(fd));
         }
     }
 
@@ -201,11 +201,11 @@ pub(crate) struct Sleep<'a> {
 }
 
 /// What a thread sleeps on.
-enum Berth {
+enum WaitSet {
     /// Its own descriptors: that of its waiter and those that its role has it watch.
     Descriptors(WatchSet),
     /// Its waiter's word and those of the local ends, which are all the sessions there are.
-    Words(Vec<Wish>),
+    Words(Vec<WakeRequest>),
 }
 
 /// The descriptors that a thread polls for the library.
@@ -256,7 +256,7 @@ impl Process {
         ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
         let woken = self.wait_attending(sleep, ready);
-        self.rouse_helper();
+        self.wake_helper();
         woken
     }
 
@@ -273,8 +273,8 @@ impl Process {
             self.take_outcomes();
             let mut core = self.lock();
             let now = clock::now();
-            core.attend(now);
-            let news = (core.locals.news(), core.told);
+            core.poll(now);
+            let news = (core.locals.news(), core.notify_seq);
             if let Some(value) = ready(&mut core, now) {
                 core.hand_over();
                 return Ok(Woken::Ready(value));
@@ -283,7 +283,7 @@ impl Process {
                 core.hand_over();
                 return Err(Errno::CANCELED);
             }
-            if (core.locals.news(), core.told) != news {
+            if (core.locals.news(), core.notify_seq) != news {
                 // It came under the eyes of `ready`, but perhaps behind its back.
                 continue;
             }
@@ -305,10 +305,10 @@ impl Process {
             } else {
                 None
             };
-            let berth = core.lie_down(&waiter, role, by);
+            let wait_set = core.build_wait_set(&waiter, role, by);
             drop(core);
 
-            let slept = sleep.sleep(&waiter, berth, earliest(sleep.deadline, timer));
+            let slept = sleep.sleep(&waiter, wait_set, earliest(sleep.deadline, timer));
 
             let mut core = self.lock();
             waiter.wake();
@@ -337,7 +337,7 @@ impl Process {
                 Ok(Slept {
                     by_kernel: true, ..
                 }) => {
-                    core.attend(clock::now());
+                    core.poll(clock::now());
                     core.hand_over();
                     return Ok(Woken::Kernel);
                 }
@@ -361,16 +361,20 @@ impl Core {
             && !Socket::any(Phase::Connecting)
             && self.deadline().is_none()
             && !self.expects_frames(now);
-        if suffices { WakeBy::Word } else { WakeBy::Bell }
+        if suffices {
+            WakeBy::Word
+        } else {
+            WakeBy::Notifier
+        }
     }
 
-    fn lie_down(&mut self, waiter: &Waiter, role: Role, by: WakeBy) -> Berth {
+    fn build_wait_set(&mut self, waiter: &Waiter, role: Role, by: WakeBy) -> WaitSet {
         if by == WakeBy::Word {
             waiter.fall_asleep_on_word();
-            return Berth::Words(self.locals.wishes());
+            return WaitSet::Words(self.locals.wake_requests());
         }
         waiter.fall_asleep();
-        Berth::Descriptors(match role {
+        WaitSet::Descriptors(match role {
             Role::Lead => {
                 let mut set = WatchSet::new(waiter);
                 self.watch_as_leader(&mut set, self.watches_wire(), !self.locals.is_empty());
@@ -424,12 +428,12 @@ impl Sleep<'_> {
     fn sleep(
         &mut self,
         waiter: &Waiter,
-        berth: Berth,
+        wait_set: WaitSet,
         deadline: Option<Instant>,
     ) -> Result<Slept, Errno> {
-        match berth {
-            Berth::Descriptors(set) => self.poll(waiter, set, deadline),
-            Berth::Words(wishes) => sleep_on_words(waiter, &wishes),
+        match wait_set {
+            WaitSet::Descriptors(set) => self.poll(waiter, set, deadline),
+            WaitSet::Words(wake_requests) => sleep_on_words(waiter, &wake_requests),
         }
     }
 
@@ -447,7 +451,7 @@ impl Sleep<'_> {
         let is_rung = set.local.is_some_and(|at| own[at].revents != 0);
         Ok(Slept {
             by_kernel: theirs.iter().any(|fd| fd.revents != 0),
-            woken: is_rung.then_some(WakeBy::Bell),
+            woken: is_rung.then_some(WakeBy::Notifier),
             outcomes: set.outcomes(own),
             openings: set.openings,
         })
@@ -482,8 +486,8 @@ impl WatchSet {
     }
 }
 
-fn sleep_on_words(waiter: &Waiter, wishes: &[Wish]) -> Result<Slept, Errno> {
-    let words = wishes.iter().map(Wish::word);
+fn sleep_on_words(waiter: &Waiter, wake_requests: &[WakeRequest]) -> Result<Slept, Errno> {
+    let words = wake_requests.iter().map(WakeRequest::word);
     match outside(|| word::sleep_on(std::iter::once(waiter.word()).chain(words))) {
         // News from before it slept is news.
         Ok(()) | Err(Errno::AGAIN) => Ok(Slept {

@@ -45,7 +45,7 @@ unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context
     // No thread-local memory is used for these: any code of the program's may have faulted.
     let is_for_us = match posix::is_of_memory(signal) {
         true => arrival.is_recovered(),
-        false => posix::put_off(&arrival),
+        false => posix::defer(&arrival),
     };
     if is_for_us {
         return;
@@ -97,7 +97,7 @@ fn is_replaced(signal: c_int, function: sighandler_t) -> bool {
         libc::SIG_IGN | libc::SIG_ERR | SIG_HOLD => false,
         libc::SIG_DFL => posix::is_of_memory(signal),
         function => {
-            let is_ours = posix::may_be_put_off(signal) || posix::is_of_memory(signal);
+            let is_ours = posix::may_be_defer(signal) || posix::is_of_memory(signal);
             is_ours && !is_arrived(function)
         }
     }

@@ -68,7 +68,7 @@ pub enum RequestBody {
         remote: SocketAddr,
         slot: Slot,
         options: HandshakeOptions,
-        early: Early,
+        early: FastOpenMode,
     },
     /// Makes a bound session a listener, or changes its backlog. When it becomes one the packet
     /// carries the far and near end of the SEQPACKET pair that replaces its descriptor. An
@@ -78,13 +78,13 @@ pub enum RequestBody {
         session: SessionRef,
         backlog: u32,
         options: HandshakeOptions,
-        traits: Traits,
+        options_blob: SocketOptionsBlob,
         slot: Option<Slot>,
     },
     /// A connection of a listener that is delegated to the process, which accepts it: cached at `slot`
     /// from then on. The packet carries the far and near end of its descriptor. Reply: `Bound` or
     /// `Error`.
-    Claim {
+    RegisterAccepted {
         listener: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
@@ -94,7 +94,7 @@ pub enum RequestBody {
     },
     /// A connection of such a listener that nobody has accepted yet: the server holds it from then on.
     /// No reply.
-    Surrender { listener: SessionId, capsule: Blob },
+    ReturnPending { listener: SessionId, capsule: Blob },
     /// SYNs to such a listener are a flood, which the packet filter is to answer (ADR 22), or its queue is
     /// another than it was told to be. No reply.
     Flooded {
@@ -103,7 +103,7 @@ pub enum RequestBody {
     },
     /// Flows to such a listener that are known to the process: the packet filter is to leave them to it.
     /// No reply.
-    Spare {
+    ExemptFlows {
         listener: SessionId,
         flows: Vec<FlowKey>,
     },
@@ -121,7 +121,7 @@ pub enum RequestBody {
     Relay { session: SessionId, reader: Reader },
     /// UDP: what the session sends and receives goes by the kernel from now on, for all who have the
     /// descriptor, which the packet carries; needs no `Hello`. With it goes what nobody has read, a
-    /// list of [`crate::datagram::UnreadDatagram`]. Reply: `Twin` or `Error`.
+    /// list of [`crate::datagram::UnreadDatagram`]. Reply: `KernelSocket` or `Error`.
     Share {
         session: SessionId,
         /// The socket is of `AF_INET6`, whatever its addresses are.
@@ -132,25 +132,25 @@ pub enum RequestBody {
     Unread { session: SessionId, unread: Blob },
     /// Which sessions does the server want back, and is there anything else to hear? Asked when the
     /// alert rings. Reply: `Recalled`.
-    Recalls,
-    /// Which doorways has the process, and for what? Reply: `Doorways`.
-    Doorways,
-    /// All sessions of that doorway go through it, and nothing of them waits elsewhere. No reply.
+    FetchRecalls,
+    /// Which transmit queues has the process, and for what? Reply: `TxQueues`.
+    TxQueues,
+    /// All sessions of that transmit queue go through it, and nothing of them waits elsewhere. No reply.
     DoorwayEntered { number: u8 },
-    /// Nothing goes through that doorway any more. No reply.
+    /// Nothing goes through that transmit queue any more. No reply.
     DoorwayClosed { number: u8 },
     /// A cached TCP session is about to be flushed: its packets go to the server from now on, and wait there.
     /// Reply: `Done`, after which nothing new comes to the process for it.
-    Depart { session: SessionId },
+    BeginFlush { session: SessionId },
     /// It could not be packed, and stays. No reply.
-    Stay { session: SessionId },
+    AbortFlush { session: SessionId },
     /// Returns a cached session. The capsule of a local one is empty: all is in its memory. Reply:
     /// `Done`, after which the server holds it.
     Flush {
         session: SessionId,
         capsule: Capsule,
         then: AfterFlush,
-        traits: Traits,
+        options_blob: SocketOptionsBlob,
     },
     /// Has the frames of a session that the process holds come by a ring of its own. Reply: `Direct`, or `Error`: they go on
     /// coming by that of the channel.
@@ -165,8 +165,8 @@ pub enum RequestBody {
     /// Forgets the UDP peer (`connect` to `AF_UNSPEC`). Reply: `Bound`.
     Disconnect { session: SessionId, slot: Slot },
     /// Wants the kernel socket that holds a UDP session's port, to send what only the kernel can.
-    /// Reply: `Twin`, or `Error`.
-    Twin { session: SessionId, is_v6: bool },
+    /// Reply: `KernelSocket`, or `Error`.
+    KernelSocket { session: SessionId, is_v6: bool },
     /// Changes what a UDP session hears of a group. Reply: `Joined` or `Error`.
     Group {
         session: SessionId,
@@ -175,13 +175,13 @@ pub enum RequestBody {
     /// Wants a neighbour resolved. No reply; metastate will tell.
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
-    Stray {
+    MisdeliveredFrame {
         #[serde(with = "crate::octets")]
         frame: Vec<u8>,
     },
-    /// Whose bell wakes the peer of a local session that this process holds? Reply: `Bell` or
+    /// Whose bell wakes the peer of a local session that this process holds? Reply: `PeerNotifier` or
     /// `Error`.
-    Bell { session: SessionId },
+    PeerNotifier { session: SessionId },
     /// What is behind a descriptor this process did not open? The packet carries the fd, which is
     /// the proof; needs no `Hello`. Reply: `Probed`.
     Probe,
@@ -307,13 +307,13 @@ pub enum Caching {
 
 /// How an active open uses Fast Open (RFC 7413).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Early {
+pub enum FastOpenMode {
     #[default]
     No,
     /// `TCP_FASTOPEN_CONNECT`: opens only if there is no cookie, and asks for one.
     IfCookie,
     /// Opens with text, if there is a cookie or `cookieless`, and else asks for one.
-    Text {
+    Payload {
         octets: Vec<u8>,
         cookieless: bool,
         /// The caller waits for the connection, with what the SYN does not take.
@@ -376,12 +376,12 @@ pub struct Capsule {
     pub state: Blob,
     /// Octets that nobody has read and that come before those in `state`: in a memfd that the packet
     /// carries behind the one of `state`, if there is one.
-    pub unread: Option<Stretch>,
+    pub unread: Option<ByteRange>,
 }
 
 /// A part of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stretch {
+pub struct ByteRange {
     pub start: u32,
     pub length: u32,
 }
@@ -418,7 +418,7 @@ pub enum ReplyBody {
     Welcome {
         channel: ChannelId,
         /// Number of the bell, which peers in local sessions know it by.
-        bell: u64,
+        notifier: u64,
         /// Octets of the receive ring's data area, a power of two.
         ring_size: u32,
         /// Index of the process's tap device, for diagnosis only.
@@ -464,12 +464,12 @@ pub enum ReplyBody {
     Cached {
         capsule: Capsule,
         generation: Generation,
-        traits: Traits,
+        options_blob: SocketOptionsBlob,
     },
     /// One end of a local session; the packet carries its memory.
     CachedLocal {
         side: Side,
-        traits: Traits,
+        options_blob: SocketOptionsBlob,
     },
     /// A ring that is new to the process, of so many octets: the packet carries its map and that of its doorbell. None: it is
     /// one that the process has already.
@@ -477,20 +477,20 @@ pub enum ReplyBody {
         ring_size: Option<u32>,
     },
     /// The packet carries the side that rings.
-    Bell {
+    PeerNotifier {
         number: u64,
     },
     /// The server moves the session's data through the descriptor: calls go to the kernel.
     Relayed,
     Recalled {
         sessions: Vec<SessionId>,
-        /// The doorways have changed.
-        has_doorways: bool,
+        /// The transmit queues have changed.
+        has_tx_queues: bool,
     },
     /// The packet carries the taps of those that are new, in their order.
-    Doorways(Doorways),
+    TxQueues(TxQueues),
     /// The packet carries the kernel socket.
-    Twin,
+    KernelSocket,
     /// The program has it: a port with its number.
     Claimed {
         guard: Guard,
@@ -516,33 +516,33 @@ pub enum ReplyBody {
     },
 }
 
-/// What a process sends through. Of each doorway is said how much is to be handed over at once, in octets,
+/// What a process sends through. Of each transmit queue is said how much is to be handed over at once, in octets,
 /// so that a sender notices soon when it has to wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Doorways {
-    /// Of sessions without a doorway of their own; none if nothing is reserved for them.
+pub struct TxQueues {
+    /// Of sessions without a transmit queue of their own; none if nothing is reserved for them.
     pub main_burst: Option<u32>,
-    pub others: Vec<Doorway>,
+    pub others: Vec<TxQueue>,
 }
 
-impl Doorways {
+impl TxQueues {
     /// Of one process, besides its main one. The descriptors of all fit into a message.
     pub const MAX: u8 = 8;
 }
 
 /// A tap for the sessions of one reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Doorway {
+pub struct TxQueue {
     /// From 1 on.
     pub number: u8,
-    pub state: DoorwayState,
+    pub state: TxQueueState,
     /// A flow or a port.
     pub scope: Scope,
     pub burst: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum DoorwayState {
+pub enum TxQueueState {
     /// It is being made: its sessions wait for it.
     Awaited,
     /// Its tap comes with this message.
@@ -609,7 +609,7 @@ pub struct Probed {
     pub is_v6: bool,
     #[serde(with = "portolan_types::endpoint")]
     pub local: SocketAddr,
-    pub traits: Traits,
+    pub options_blob: SocketOptionsBlob,
 }
 
 /// Where a session stands that somebody has a descriptor of.
@@ -633,9 +633,9 @@ pub enum Standing {
 /// What a library knows of a socket beside its session: the options that were set, in its own form.
 /// The server keeps it for the next library that has the descriptor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traits(pub Vec<u8>);
+pub struct SocketOptionsBlob(pub Vec<u8>);
 
-impl Traits {
+impl SocketOptionsBlob {
     /// Octets; the server forgets what is longer.
     pub const MAX: usize = 4096;
 }

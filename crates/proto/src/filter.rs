@@ -404,7 +404,7 @@ pub const RETURN_PATHS: usize = 16_384;
 /// Processes that one look for holders can name.
 pub const HOLDERS_MAX: usize = 8;
 
-/// What the program `count_holders` is asked, and its answer. Descriptors are the asking process's.
+/// What the program `count_fd_refs` is asked, and its answer. Descriptors are the asking process's.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Holders {

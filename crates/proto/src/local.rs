@@ -75,7 +75,7 @@ pub struct Sent {
 /// on the word.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Bell {
+pub struct NotifyWord {
     pub wants: AtomicU32,
     pub reserved: AtomicU32,
     /// Whose bell: a number that the server gives, or of [`holder`].
@@ -108,7 +108,7 @@ pub struct End {
     pub sent: Line<Sent>,
     /// Octets that this end has read.
     pub taken: Line<AtomicU64>,
-    pub bell: Line<Bell>,
+    pub notifier: Line<NotifyWord>,
     pub kept: Line<Kept>,
 }
 
@@ -151,9 +151,9 @@ pub const fn size(ring: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Sent>() == 48 && size_of::<Bell>() == 16 && size_of::<Kept>() == 32);
+    assert!(size_of::<Sent>() == 48 && size_of::<NotifyWord>() == 16 && size_of::<Kept>() == 32);
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
-    assert!(offset_of!(End, taken) == 128 && offset_of!(End, bell) == 256);
+    assert!(offset_of!(End, taken) == 128 && offset_of!(End, notifier) == 256);
     assert!(offset_of!(End, kept) == 384);
     assert!(offset_of!(Ends, accepter) == 512 && size_of::<Ends>() <= HEADER);
     assert!(RING_MIN.is_power_of_two() && RING_MAX.is_power_of_two());

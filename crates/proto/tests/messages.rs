@@ -3,7 +3,8 @@
 
 use bolero::TypeGenerator;
 use portolan_proto::control::{
-    Blob, DescriptorEvent, Early, HandshakeOptions, Reply, Request, RequestBody, SessionRef, Traits,
+    Blob, DescriptorEvent, FastOpenMode, HandshakeOptions, Reply, Request, RequestBody, SessionRef,
+    SocketOptionsBlob,
 };
 use portolan_proto::metastate::Metastate;
 use portolan_proto::report::SessionReport;
@@ -64,7 +65,7 @@ impl Damaged {
                     receive_buffer: Some(id),
                     ..HandshakeOptions::default()
                 },
-                early: Early::Text {
+                early: FastOpenMode::Payload {
                     octets: self.octets.clone(),
                     cookieless: true,
                     waits: true,
@@ -76,9 +77,9 @@ impl Damaged {
                 then: portolan_proto::control::AfterFlush::Relay(
                     portolan_proto::control::Reader::Sender,
                 ),
-                traits: Traits::default(),
+                options_blob: SocketOptionsBlob::default(),
             },
-            3 => RequestBody::Stray {
+            3 => RequestBody::MisdeliveredFrame {
                 frame: self.octets.clone(),
             },
             4 => RequestBody::Resolve {
@@ -89,7 +90,7 @@ impl Damaged {
                 session,
                 capsule: Blob::Memfd { length: slot.0 }.into(),
                 then: portolan_proto::control::AfterFlush::Close,
-                traits: Traits(self.octets.clone()),
+                options_blob: SocketOptionsBlob(self.octets.clone()),
             },
             6 => RequestBody::Cache { session, slot },
             _ => RequestBody::Probe,

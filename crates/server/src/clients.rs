@@ -15,13 +15,13 @@ use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::channel_pool::PendingHello;
 use crate::delegation::Claimed;
 use crate::listen::Listening;
-use crate::opens::{Target, Wish};
+use crate::opens::{BindRequest, Target};
 use crate::poll::Token;
-use crate::recall::{Asker, Want};
+use crate::recall::{RequestedState, Requester};
 use crate::server::{Server, Source};
-use crate::spares::Newcomer;
 
 /// Replies that may wait for a client that does not read; beyond, it is disconnected.
 const WAITING_MAX: usize = 512;
@@ -66,7 +66,7 @@ pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
     Silence,
     /// The reply comes when the session's holder has given it back.
-    Recall(SessionId, Want),
+    Recall(SessionId, RequestedState),
     /// The reply comes when there is a channel for the program.
     Channel(String, Charge),
 }
@@ -196,22 +196,22 @@ impl Server {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Silence) => return,
             Ok(Answer::Recall(session, want)) => {
-                let asker = Asker {
+                let requester = Requester {
                     client: id,
                     request: number,
                     want,
                 };
-                self.recall(session, asker);
+                self.recall(session, requester);
                 return;
             }
             Ok(Answer::Channel(program, charge)) => {
-                let newcomer = Newcomer {
+                let pending_hello = PendingHello {
                     client: id,
                     request: number,
                     program,
                     charge,
                 };
-                self.await_spare(newcomer);
+                self.await_spare(pending_hello);
                 return;
             }
             Err(errno) => return self.refuse(id, number, errno),
@@ -305,7 +305,7 @@ impl Server {
                 v6_only,
                 slot,
             } => {
-                let wish = Wish {
+                let wish = BindRequest {
                     protocol,
                     local,
                     reuse,
@@ -334,18 +334,18 @@ impl Server {
                 session,
                 backlog,
                 options,
-                traits,
+                options_blob,
                 slot,
             } => {
                 let wish = Listening {
                     backlog,
                     options,
-                    traits,
+                    options_blob,
                     slot,
                 };
                 self.listen(channel, session, wish, &mut fds)
             }
-            RequestBody::Claim {
+            RequestBody::RegisterAccepted {
                 listener,
                 local,
                 remote,
@@ -358,37 +358,39 @@ impl Server {
                 };
                 self.claim(channel, listener, claimed, &mut fds)
             }
-            RequestBody::Surrender { listener, capsule } => {
+            RequestBody::ReturnPending { listener, capsule } => {
                 self.surrender(channel, listener, (capsule, fds.pop()))
             }
             RequestBody::Flooded { listener, queue } => self.flooded(channel, listener, queue),
-            RequestBody::Spare { listener, flows } => self.spare(channel, listener, &flows),
+            RequestBody::ExemptFlows { listener, flows } => self.spare(channel, listener, &flows),
             RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
-            RequestBody::Recalls => Ok(self.take_recalls(channel)),
-            RequestBody::Doorways => Ok(self.doorways(channel)),
+            RequestBody::FetchRecalls => Ok(self.take_recalls(channel)),
+            RequestBody::TxQueues => Ok(self.tx_queues(channel)),
             RequestBody::DoorwayEntered { number } => {
-                self.doorway_entered(channel, number);
+                self.tx_queue_entered(channel, number);
                 Ok(Answer::Silence)
             }
             RequestBody::DoorwayClosed { number } => {
-                self.doorway_closed(channel, number);
+                self.tx_queue_closed(channel, number);
                 Ok(Answer::Silence)
             }
-            RequestBody::Depart { session } => self.depart(channel, session),
-            RequestBody::Stay { session } => Ok(self.stay(channel, session)),
+            RequestBody::BeginFlush { session } => self.depart(channel, session),
+            RequestBody::AbortFlush { session } => Ok(self.stay(channel, session)),
             RequestBody::Flush {
                 session,
                 capsule,
                 then,
-                traits,
-            } => self.flush(channel, session, (capsule, fds), then, traits),
+                options_blob,
+            } => self.flush(channel, session, (capsule, fds), then, options_blob),
             RequestBody::Release { session } => self.release(channel, session),
             RequestBody::Disconnect { session, slot } => {
                 self.disconnect_udp(channel, session, slot)
             }
-            RequestBody::Twin { session, is_v6 } => self.twin(channel, session, is_v6),
+            RequestBody::KernelSocket { session, is_v6 } => {
+                self.hand_out_kernel_socket(channel, session, is_v6)
+            }
             RequestBody::Unread { session, unread } => {
                 self.take_unread(channel, session, unread, fds.pop());
                 Ok(Answer::Silence)
@@ -398,7 +400,7 @@ impl Server {
                 self.resolve(NextHop { interface, address });
                 Ok(Answer::Silence)
             }
-            RequestBody::Stray { frame } => {
+            RequestBody::MisdeliveredFrame { frame } => {
                 self.stray(channel, &frame);
                 Ok(Answer::Silence)
             }
@@ -415,7 +417,7 @@ impl Server {
                 self.prioritize(channel, session, priority);
                 Ok(ReplyBody::Done.into())
             }
-            RequestBody::Bell { session } => self.bell_of_peer(channel, session),
+            RequestBody::PeerNotifier { session } => self.notifier_of_peer(channel, session),
             RequestBody::Hello { .. }
             | RequestBody::ShowRight
             | RequestBody::Relay { .. }
@@ -521,7 +523,7 @@ fn takes_descriptors(body: &RequestBody) -> bool {
         RequestBody::Bind { session, .. } | RequestBody::Connect { session, .. } => {
             matches!(session, SessionRef::New)
         }
-        RequestBody::Listen { .. } | RequestBody::Claim { .. } => true,
+        RequestBody::Listen { .. } | RequestBody::RegisterAccepted { .. } => true,
         _ => false,
     }
 }

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_control::{Command, Errno, Holder, Phase};
-use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, Traits};
+use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
 use portolan_sys::shm;
-use portolan_tcp::{Prefix, StateName};
+use portolan_tcp::{HandoffBuffer, StateName};
 use portolan_types::{ChannelId, Generation, Instant, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use tracing::debug;
@@ -34,13 +34,13 @@ const NO_SLOT: Slot = Slot(u32::MAX);
 
 /// A connection whose holder died with its numbers: the peer must say them before it can be reset.
 #[derive(Clone, Copy, Debug)]
-pub struct Dying {
+pub struct OrphanedFlow {
     pub next: Instant,
     tries: u32,
 }
 
 impl Server {
-    /// `Depart`: the session is about to come back. What comes for it waits here, so that what its holder has
+    /// `BeginFlush`: the session is about to come back. What comes for it waits here, so that what its holder has
     /// before it packs is all there was.
     pub fn depart(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.registry.admit(channel, Command::Flush, id)?;
@@ -55,7 +55,7 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    /// `Stay`: it does not come, and its packets go where it is again.
+    /// `AbortFlush`: it does not come, and its packets go where it is again.
     pub fn stay(&mut self, channel: ChannelId, id: SessionId) -> Answer {
         if self.registry.admit(channel, Command::Flush, id).is_ok() {
             self.await_no_longer(id);
@@ -80,7 +80,7 @@ impl Server {
         id: SessionId,
         (capsule, fds): (Capsule, Vec<OwnedFd>),
         then: AfterFlush,
-        traits: Traits,
+        options_blob: SocketOptionsBlob,
     ) -> Result<Answer, Errno> {
         let session = self.registry.admit(channel, Command::Flush, id)?;
         self.counters.flushes += 1;
@@ -88,7 +88,7 @@ impl Server {
             return self.flush_udp(id, then);
         }
         if self.locals.has(id) {
-            return Ok(self.flush_local(channel, id, then, traits));
+            return Ok(self.flush_local(channel, id, then, options_blob));
         }
         let Some(session) = self.unpack(id, capsule, fds) else {
             self.counters.bad_capsules += 1;
@@ -97,12 +97,12 @@ impl Server {
         };
         let at = self.registry.arrive(id).unwrap_or_else(|| {
             let slot = self.stack.reserve();
-            (slot, self.aim(id, Holder::Server(slot)))
+            (slot, self.steer(id, Holder::Server(slot)))
         });
         self.hold_at(id, at, session);
         self.note_migration(id);
         self.registry.detach(id);
-        self.registry.describe(id, traits);
+        self.registry.describe(id, options_blob);
         match then {
             AfterFlush::Close => self.close_held(id),
             AfterFlush::Relay(reader) => {
@@ -136,11 +136,15 @@ impl Server {
         let unread = match unread {
             Some((memory, at)) => {
                 let memory = Arc::new(memory);
-                Some(Prefix::new(memory, at.start as usize, at.length as usize)?)
+                Some(HandoffBuffer::new(
+                    memory,
+                    at.start as usize,
+                    at.length as usize,
+                )?)
             }
             None => None,
         };
-        let beside = unread.as_ref().map_or(0, Prefix::octets_aside);
+        let beside = unread.as_ref().map_or(0, HandoffBuffer::octets_aside);
         self.counters.capsule_octets += (octets.len() + beside) as u64;
         let capsule = TcpSession::from_parts(&octets, unread).ok()?;
         let session = self.registry.session(id)?;
@@ -272,7 +276,7 @@ impl Server {
     ) -> Option<(TcpSession, Generation)> {
         let held = self.server_slot(id)?;
         self.set_phase(id, Phase::Connected);
-        let generation = self.aim(id, Holder::Process(to.0, to.1));
+        let generation = self.steer(id, Holder::Process(to.0, to.1));
         self.drain();
         self.counters.handoffs += 1;
         self.note_migration(id);
@@ -306,31 +310,31 @@ impl Server {
         self.drop_far(id);
         self.set_phase(id, Phase::Closing);
         self.await_no_longer(id);
-        self.aim(id, Holder::Server(NO_SLOT));
-        let dying = Dying {
+        self.steer(id, Holder::Server(NO_SLOT));
+        let orphaned_flows = OrphanedFlow {
             next: self.now,
             tries: 0,
         };
-        self.dying.insert(id, dying);
-        self.provoke(id);
+        self.orphaned_flows.insert(id, orphaned_flows);
+        self.probe_peer(id);
     }
 
-    fn provoke(&mut self, id: SessionId) {
+    fn probe_peer(&mut self, id: SessionId) {
         let Some(flow) = self.registry.session(id).and_then(|session| session.flow()) else {
-            self.dying.remove(&id);
+            self.orphaned_flows.remove(&id);
             return;
         };
-        let Some(dying) = self.dying.get_mut(&id) else {
+        let Some(orphaned_flows) = self.orphaned_flows.get_mut(&id) else {
             return;
         };
-        if dying.tries == PROVOKE_TIMES {
+        if orphaned_flows.tries == PROVOKE_TIMES {
             debug!(session = id.0, "peer never answered");
-            self.retire(id);
+            self.quarantine_port(id);
             return;
         }
-        dying.next = self.now + PROVOKE_EVERY * (1 << dying.tries);
-        dying.tries += 1;
-        self.provokes.add(dying.next, id);
+        orphaned_flows.next = self.now + PROVOKE_EVERY * (1 << orphaned_flows.tries);
+        orphaned_flows.tries += 1;
+        self.probes_due.add(orphaned_flows.next, id);
         let header = TcpHeader {
             source_port: flow.local.port(),
             destination_port: flow.remote.port(),
@@ -345,16 +349,20 @@ impl Server {
 
     /// Asks again the peers that have not answered. Returns when to come back.
     pub fn drive_dying(&mut self) -> Option<Instant> {
-        for (due, id) in self.provokes.take(self.now) {
-            if self.dying.get(&id).is_some_and(|dying| dying.next == due) {
-                self.provoke(id);
+        for (due, id) in self.probes_due.take(self.now) {
+            if self
+                .orphaned_flows
+                .get(&id)
+                .is_some_and(|orphaned_flows| orphaned_flows.next == due)
+            {
+                self.probe_peer(id);
             }
         }
-        self.provokes.next()
+        self.probes_due.next()
     }
 
     /// A segment of a connection whose holder died.
-    pub fn on_last_words(&mut self, id: SessionId, packet: &Packet<'_>) {
+    pub fn on_probe_answer(&mut self, id: SessionId, packet: &Packet<'_>) {
         let Transport::Tcp {
             header, payload, ..
         } = &packet.transport
@@ -366,11 +374,11 @@ impl Server {
             return;
         }
         self.reset(packet, header, payload);
-        self.retire(id);
+        self.quarantine_port(id);
     }
 
     /// Forgets a connection that ended badly, and holds its port back.
-    pub fn retire(&mut self, id: SessionId) {
+    pub fn quarantine_port(&mut self, id: SessionId) {
         let until = self.now + HOLD_BACK;
         let claim = self
             .registry

@@ -121,10 +121,10 @@ counters! {
     guarantees_scaled = "guarantees-scaled",
     guarantees_suspended = "guarantees-suspended",
     guarantees_restored = "guarantees-restored",
-    /// Reservations of flows and ports whose sessions share their process's doorway: it has too many.
-    doorways_refused = "doorways-refused",
-    /// Doorways that were not there, or not in use, after a second: their sessions shared their process's until then.
-    doorways_late = "doorways-late",
+    /// Reservations of flows and ports whose sessions share their process's transmit queue: it has too many.
+    tx_queues_refused = "tx-queues-refused",
+    /// TxQueues that were not there, or not in use, after a second: their sessions shared their process's until then.
+    tx_queues_late = "tx-queues-late",
     bad_capsules = "capsules-refused",
     time_wait_evicted = "time-wait-evictions",
     wire_overflow = "tap-backlog-drops",

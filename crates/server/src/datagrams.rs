@@ -20,7 +20,7 @@ use tracing::warn;
 
 use crate::clients::{Answer, ClientId};
 use crate::packets::SOURCE_MAC;
-use crate::recall::Want;
+use crate::recall::RequestedState;
 use crate::reservation::Reservation;
 use crate::server::{Server, Source};
 use crate::unread::open_unread;
@@ -149,16 +149,16 @@ impl Server {
         octets
     }
 
-    /// `Twin`: the kernel socket that holds the session's port.
-    pub fn twin(
+    /// `KernelSocket`: the kernel socket that holds the session's port.
+    pub fn hand_out_kernel_socket(
         &mut self,
         channel: ChannelId,
         id: SessionId,
         is_v6: bool,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Twin, id)?;
+        self.registry.admit(channel, Command::KernelSocket, id)?;
         let fd = self.kernel_socket(id, is_v6)?;
-        Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
+        Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
 
     /// `Share`: several processes have the descriptor.
@@ -172,17 +172,17 @@ impl Server {
         let mut fds = fds.into_iter();
         self.verify(id, &fds.next().ok_or(Errno::INVAL)?)?;
         let unread = open_unread(unread, fds.next())?;
-        let asker = self.clients.get(&client).and_then(|client| client.channel);
+        let requester = self.clients.get(&client).and_then(|client| client.channel);
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         match (session.protocol, session.holder) {
             (Protocol::Tcp, _) => Err(Errno::INVAL),
-            (Protocol::Udp, Holder::Process(holder, _)) if Some(holder) == asker => {
+            (Protocol::Udp, Holder::Process(holder, _)) if Some(holder) == requester => {
                 self.leave_to_kernel(id, is_v6)?;
                 self.hand_over_unread(id, unread);
                 self.end_recall(id);
                 self.shared(id)
             }
-            (Protocol::Udp, Holder::Process(..)) => Ok(Answer::Recall(id, Want::Share)),
+            (Protocol::Udp, Holder::Process(..)) => Ok(Answer::Recall(id, RequestedState::Share)),
             (Protocol::Udp, _) => self.shared(id),
         }
     }
@@ -195,7 +195,7 @@ impl Server {
         let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
         let copy = reservation.as_fd().try_clone_to_owned();
         let fd = copy.map_err(|_| Errno::NOBUFS)?;
-        Ok(Answer::Reply(ReplyBody::Twin, vec![fd]))
+        Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
 
     /// Nothing comes by the filter any more, nor by this server. The port is kept for others that have
@@ -203,7 +203,7 @@ impl Server {
     fn leave_to_kernel(&mut self, id: SessionId, is_v6: bool) -> Result<(), Errno> {
         drop(self.kernel_socket(id, is_v6)?);
         self.leave_all_groups(id);
-        self.unaim(id);
+        self.unsteer(id);
         if let Some((reservation, token)) = self.reservations.get_mut(&id) {
             if let Some(token) = token.take() {
                 self.poll.remove(&*reservation, token);

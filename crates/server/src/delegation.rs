@@ -70,7 +70,7 @@ impl Server {
         });
         self.counters.delegations += 1;
         self.end_floods_of(id);
-        self.aim_listener(id);
+        self.steer_listener(id);
         self.move_extensions_of(id);
         debug!(session = id.0, channel = channel.0, "handshakes delegated");
         let sysctls = self.sysctls.values();
@@ -147,11 +147,11 @@ impl Server {
         if let Some(session) = self.registry.session_mut(id) {
             session.acceptor = Some(channel);
         }
-        if let Err(errno) = self.keep_far(id, descriptor.far) {
+        if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
             self.forget(id);
             return Err(errno);
         }
-        let generation = self.aim(id, Holder::Process(channel, claimed.slot));
+        let generation = self.steer(id, Holder::Process(channel, claimed.slot));
         self.note_migration(id);
         self.counters.claims += 1;
         Ok(ReplyBody::Bound {
@@ -191,7 +191,7 @@ impl Server {
         }
     }
 
-    /// `Surrender`: a connection that the library opened, and nobody has accepted.
+    /// `ReturnPending`: a connection that the library opened, and nobody has accepted.
     pub fn surrender(
         &mut self,
         channel: ChannelId,
@@ -274,7 +274,7 @@ impl Server {
             listener.cookies.add(claimed);
             self.cookie_clock.note(self.now);
             self.end_floods_of(id);
-            self.aim_listener(id);
+            self.steer_listener(id);
             self.move_extensions_of(id);
             debug!(session = id.0, "handshakes taken back");
         }
@@ -295,7 +295,7 @@ impl Server {
         self.wanted_back.push_back((until, id));
         if let Some(channel) = self.channels.get_mut(&delegate.channel) {
             channel.recalled.push(id);
-            channel.alert.pull();
+            channel.recall_event.wake();
         }
     }
 

@@ -39,7 +39,7 @@ impl Server {
         event: &DescriptorEvent,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), SendError> {
-        match self.fars.get(&id) {
+        match self.peer_ends.get(&id) {
             Some(far) => unix::send(&far.fd, &encode(event), fds),
             None => Err(SendError::Closed),
         }
@@ -57,7 +57,7 @@ impl Server {
 
     /// Is the last descriptor of the session closed?
     pub fn has_hung_up(&self, id: SessionId) -> bool {
-        let Some(far) = self.fars.get(&id) else {
+        let Some(far) = self.peer_ends.get(&id) else {
             return true;
         };
         let mut fds = [PollFd::new(&far.fd, PollFlags::empty())];

@@ -219,7 +219,7 @@ impl Server {
             return refuse(libc::EINVAL, reason);
         }
         let (owner, credentials) = match self.clients.get(&client) {
-            Some(asker) => (asker.channel, asker.credentials),
+            Some(requester) => (requester.channel, requester.credentials),
             None => return Ok(()),
         };
         let uid = credentials.uid;
@@ -413,7 +413,7 @@ impl Server {
         } = place;
         let owner = entry.owner;
         let pid = match self.clients.get(&client) {
-            Some(asker) if asker.channel == Some(owner) => asker.credentials.pid,
+            Some(requester) if requester.channel == Some(owner) => requester.credentials.pid,
             _ => return refuse(libc::ESRCH, "its owner has gone"),
         };
         let keys = self.admit_guards(owner, &guards, event)?;
@@ -472,7 +472,7 @@ impl Server {
         }
         let port = u16::from_be_bytes(key.port);
         let channel = ChannelId(key.channel);
-        let is_guarded = |session: &&Session| {
+        let is_port_transitions = |session: &&Session| {
             session.local.port() == port
                 && session.protocol.number() == key.protocol
                 && self.receiving_channel(session) == Some(channel)
@@ -480,7 +480,7 @@ impl Server {
         let ids: Vec<SessionId> = self
             .registry
             .sessions()
-            .filter(is_guarded)
+            .filter(is_port_transitions)
             .map(|session| session.id)
             .collect();
         for id in ids {
@@ -536,9 +536,9 @@ impl Server {
     }
 
     fn remove_extension_for(&mut self, client: ClientId, number: u16) -> Outcome<()> {
-        let asker = self.clients.get(&client);
-        let channel = asker.and_then(|asker| asker.channel);
-        let uid = asker.map(|asker| asker.credentials.uid);
+        let requester = self.clients.get(&client);
+        let channel = requester.and_then(|requester| requester.channel);
+        let uid = requester.map(|requester| requester.credentials.uid);
         if channel.is_some_and(|channel| self.extensions.threaded.remove(channel, number)) {
             return Ok(());
         }
@@ -659,7 +659,10 @@ impl Server {
     /// Those of the asker; to root, all.
     fn list_extensions(&mut self, client: ClientId) -> Answer {
         self.look_at_extensions();
-        let uid = self.clients.get(&client).map(|asker| asker.credentials.uid);
+        let uid = self
+            .clients
+            .get(&client)
+            .map(|requester| requester.credentials.uid);
         let shows = |of: u32| uid == Some(0) || uid == Some(of);
         let in_filter = self.extensions.table.entries();
         let in_filter = in_filter

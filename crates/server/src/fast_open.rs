@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use portolan_control::Errno;
-use portolan_proto::control::Early;
+use portolan_proto::control::FastOpenMode;
 use portolan_tcp::{
     Connection, Cookie, CookieVerdict, FastOpen, StateName, fast_open_cookie, judge_cookie,
 };
@@ -39,25 +39,30 @@ impl Server {
     /// could take it.
     pub fn defers_open(
         &mut self,
-        early: &Early,
+        early: &FastOpenMode,
         has_way: impl FnOnce(&Server) -> bool,
     ) -> Result<bool, Errno> {
         self.sysctls.refresh(self.now);
         let asks = self.sysctls.values().fast_open.asks();
         match early {
-            Early::Text { .. } if !asks => Err(Errno::OPNOTSUPP),
-            Early::IfCookie => Ok(asks && has_way(self)),
-            Early::Text { .. } | Early::No => Ok(false),
+            FastOpenMode::Payload { .. } if !asks => Err(Errno::OPNOTSUPP),
+            FastOpenMode::IfCookie => Ok(asks && has_way(self)),
+            FastOpenMode::Payload { .. } | FastOpenMode::No => Ok(false),
         }
     }
 
     /// Prepares an active open as the application wants it. Returns the octets of its text that
     /// were taken.
-    pub fn open_fast(&mut self, connection: &mut Connection, remote: IpAddr, early: &Early) -> u32 {
+    pub fn open_fast(
+        &mut self,
+        connection: &mut Connection,
+        remote: IpAddr,
+        early: &FastOpenMode,
+    ) -> u32 {
         let (text, cookieless, waits): (&[u8], _, _) = match early {
-            Early::No => return 0,
-            Early::IfCookie => (&[], false, false),
-            Early::Text {
+            FastOpenMode::No => return 0,
+            FastOpenMode::IfCookie => (&[], false, false),
+            FastOpenMode::Payload {
                 octets,
                 cookieless,
                 waits,

@@ -21,21 +21,21 @@ use crate::server::Server;
 /// From one look at floods to the next.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// With fewer SYNs meanwhile a flood is over: half as many as make one (`Surge`).
+/// With fewer SYNs meanwhile a flood is over: half as many as make one (`FloodDetector`).
 const FEW: u64 = 100;
 
 /// The listeners' bindings that are flooded.
 #[derive(Debug, Default)]
 pub struct Floods {
     next_look: Option<Instant>,
-    met: HashMap<BindingKey, Met>,
+    met: HashMap<BindingKey, FloodedSyns>,
     /// By delegated listeners.
     spared: HashMap<SessionId, Spared>,
 }
 
 /// SYNs of one flood.
 #[derive(Debug, Default)]
-struct Met {
+struct FloodedSyns {
     /// Counted for its listeners.
     counted: FloodSeen,
     /// All up to the last look.
@@ -57,12 +57,12 @@ impl Server {
     /// A SYN to the listener was answered by a cookie, or dropped.
     pub fn note_unkept(&mut self, id: SessionId, flow: &FlowKey) {
         let now = self.now;
-        self.pace.note(now);
+        self.rx_throttle.note(now);
         let Some(listener) = self.listeners.get_mut(&id) else {
             return;
         };
-        listener.surge.note(now);
-        if listener.surge.is_flood(now) {
+        listener.flood_detector.note(now);
+        if listener.flood_detector.is_flood(now) {
             let mut bindings = self.bindings_of(id).into_iter();
             if let Some(binding) = bindings.find(|binding| binding.is_for(flow)) {
                 self.begin_flood(&binding);
@@ -73,11 +73,11 @@ impl Server {
     fn begin_flood(&mut self, binding: &BindingKey) {
         let is_never = self.sysctls.values().cookies == CookieUse::Never;
         let is_known = self.floods.met.contains_key(binding);
-        if !is_never && !is_known && self.aim_flood(binding) {
+        if !is_never && !is_known && self.steer_flood(binding) {
             debug!(?binding, "SYNs are a flood");
             self.counters.floods += 1;
             self.count_floods(binding, |counts| counts.floods += 1);
-            self.floods.met.insert(*binding, Met::default());
+            self.floods.met.insert(*binding, FloodedSyns::default());
             self.floods.next_look.get_or_insert(self.now + LOOK);
         }
     }
@@ -155,7 +155,7 @@ impl Server {
 
     /// Tells the filter what the listeners of a binding answer with now. False if they are left to
     /// answer themselves.
-    fn aim_flood(&mut self, binding: &BindingKey) -> bool {
+    fn steer_flood(&mut self, binding: &BindingKey) -> bool {
         let told = match self.flood_of(binding) {
             Some(flood) => self.filter.floods.set(binding, &flood).map(|()| true),
             None => {
@@ -285,7 +285,7 @@ impl Server {
     }
 
     fn review_flood(&mut self, binding: &BindingKey) {
-        if self.floods.met.contains_key(binding) && !self.aim_flood(binding) {
+        if self.floods.met.contains_key(binding) && !self.steer_flood(binding) {
             self.floods.met.remove(binding);
         }
     }

@@ -9,12 +9,12 @@ use std::time::Duration;
 use portolan_control::registry::Opening;
 use portolan_control::{Claim, ClaimId, Command, Errno, Phase};
 use portolan_proto::control::{
-    Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, Traits,
+    Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, SocketOptionsBlob,
 };
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_proto::report::{CookieCounts, FloodCounts};
 use portolan_stack::passive::{self, passive_config};
-use portolan_stack::{Backlog, Surge, SynVerdict, TcpSession};
+use portolan_stack::{Backlog, FloodDetector, SynVerdict, TcpSession};
 use portolan_sys::socket_filter;
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_tcp::isn::Secret;
@@ -44,7 +44,7 @@ const NO_SLOT: Slot = Slot(u32::MAX);
 pub struct Listening {
     pub backlog: u32,
     pub options: HandshakeOptions,
-    pub traits: Traits,
+    pub options_blob: SocketOptionsBlob,
     /// Where the process would have the port's segments, to perform the handshakes itself.
     pub slot: Option<Slot>,
 }
@@ -74,7 +74,7 @@ pub struct Listener {
     /// Of the processes that do, or did.
     pub lent_secret: Option<Secret>,
     /// Of the SYNs that were not kept.
-    pub surge: Surge,
+    pub flood_detector: FloodDetector,
     /// Of the handshakes that the server performs, and what those who did before it have claimed.
     pub cookies: CookieCounts,
     pub floods: FloodCounts,
@@ -142,7 +142,7 @@ impl Server {
             listener.options = wish.options;
         }
         let rules = self.choose_delegate(channel, id, &wish);
-        self.registry.describe(id, wish.traits);
+        self.registry.describe(id, wish.options_blob);
         Ok(ReplyBody::Listening {
             session: id,
             local,
@@ -248,7 +248,7 @@ impl Server {
             return Err(errno);
         }
         self.registry.replace_cookie(id, descriptor.cookie);
-        self.keep_far(id, descriptor.far)?;
+        self.watch_peer_end(id, descriptor.far)?;
         self.set_phase(id, Phase::Listening);
         self.listeners.insert(
             id,
@@ -265,7 +265,7 @@ impl Server {
                 is_for_children: false,
                 delegate: None,
                 lent_secret: None,
-                surge: Surge::default(),
+                flood_detector: FloodDetector::default(),
                 cookies: CookieCounts::default(),
                 floods: FloodCounts::default(),
             },
@@ -284,7 +284,8 @@ impl Server {
         let (reservation, token) = self.reservations.get_mut(&id).ok_or(Errno::INVAL)?;
         let managed: Vec<u32> = self.managed.iter().copied().collect();
         reservation.listen_except_by(&managed, backlog)?;
-        self.guarded.push_back((self.now + GUARDED_FOR, id));
+        self.port_transitions
+            .push_back((self.now + GUARDED_FOR, id));
         self.ports.listen(claim).map_err(|error| error.errno())?;
         *token = self
             .poll
@@ -295,12 +296,12 @@ impl Server {
 
     /// By now the filter has seen all that reaches the kernel's stack since the port's row stands.
     /// Returns when to come back.
-    pub fn drive_guarded(&mut self) -> Option<Instant> {
-        while let Some(&(due, id)) = self.guarded.front() {
+    pub fn drive_port_transitions(&mut self) -> Option<Instant> {
+        while let Some(&(due, id)) = self.port_transitions.front() {
             if due > self.now {
                 return Some(due);
             }
-            self.guarded.pop_front();
+            self.port_transitions.pop_front();
             if let Some((reservation, _)) = self.reservations.get(&id)
                 && let Err(errno) = socket_filter::lift(reservation)
             {
@@ -315,7 +316,7 @@ impl Server {
         let ids = self.listening_ports.entry(local.port()).or_default();
         let others = ids.clone();
         ids.push(id);
-        self.aim_listener(id);
+        self.steer_listener(id);
         for other in others {
             self.want_back(other);
         }
@@ -328,7 +329,7 @@ impl Server {
     }
 
     /// Writes the row of a listener.
-    pub fn aim_listener(&self, id: SessionId) {
+    pub fn steer_listener(&self, id: SessionId) {
         let Some(session) = self.registry.session(id) else {
             return;
         };
@@ -402,7 +403,7 @@ impl Server {
         for &id in unaccepted.chain(&listener.offered) {
             self.abort_held(id);
         }
-        self.refuse_callers(id);
+        self.refuse_pending_connects(id);
         self.forget(id);
     }
 
@@ -720,7 +721,7 @@ impl Server {
         let cookie = unix::cookie(&near).map_err(SendError::Failed)?;
         self.try_send_event(listener_id, &event, &[near.as_fd()])?;
         self.registry.replace_cookie(id, cookie);
-        if self.keep_far(id, far).is_err() {
+        if self.watch_peer_end(id, far).is_err() {
             warn!(session = id.0, "cannot watch an accepted session");
         }
         Ok(())
@@ -753,7 +754,7 @@ impl Server {
             listener.has_accepted(id);
             self.review_floods_of(listener_id);
             self.admit_crowded_out(listener_id);
-            self.admit_callers(listener_id);
+            self.admit_pending_connects(listener_id);
         }
     }
 

@@ -11,19 +11,21 @@ use std::time::Duration;
 
 use portolan_control::{ClaimId, Errno, Holder, Phase};
 use portolan_local::{Local, Remains, Stream, Wake, WakeBy};
-use portolan_proto::control::{AfterFlush, DescriptorEvent, Early, ReplyBody, Traits};
+use portolan_proto::control::{
+    AfterFlush, DescriptorEvent, FastOpenMode, ReplyBody, SocketOptionsBlob,
+};
 use portolan_proto::local::{Side, holder};
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::Path;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::{Chime, Rope, WakeAddress, chime};
+use portolan_sys::wait::{WakeAddress, WakeReceiver, WakeSender, wake_receiver};
 use portolan_tcp::Events;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, scope_of};
 use tracing::debug;
 
 use crate::clients::Answer;
-use crate::opens::{Detour, Target};
+use crate::opens::{Fallback, Target};
 use crate::server::{Server, random_u64};
 use crate::sessions::NewDescriptor;
 
@@ -74,7 +76,7 @@ impl LocalEnd {
     /// Says whose bell is this end's.
     fn give_to(&self, number: u64) {
         let end = self.memory.rings.ends().of(self.side);
-        end.bell.0.number.store(number, Release);
+        end.notifier.0.number.store(number, Release);
     }
 
     /// The end as its last holder left it.
@@ -87,7 +89,7 @@ impl LocalEnd {
 #[derive(Debug)]
 pub struct ProcessBell {
     pub number: u64,
-    rope: Rope,
+    wake_sender: WakeSender,
     /// Where its peers' sockets are connected to: each has its own.
     address: WakeAddress,
 }
@@ -96,7 +98,7 @@ impl ProcessBell {
     pub fn new(address: WakeAddress) -> Result<ProcessBell, rustix::io::Errno> {
         Ok(ProcessBell {
             number: random_u64().max(holder::FIRST),
-            rope: address.rope()?,
+            wake_sender: address.wake_sender()?,
             address,
         })
     }
@@ -104,7 +106,7 @@ impl ProcessBell {
 
 /// Whoever waits for room in a listener's queue.
 #[derive(Clone, Copy, Debug)]
-struct Caller {
+struct PendingLocalConnect {
     opener: SessionId,
     accepter: SessionId,
     until: Instant,
@@ -114,9 +116,9 @@ struct Caller {
 #[derive(Debug)]
 pub struct Locals {
     ends: HashMap<SessionId, LocalEnd>,
-    callers: HashMap<SessionId, VecDeque<Caller>>,
-    pub chime: Chime,
-    rope: Rope,
+    pending_connects: HashMap<SessionId, VecDeque<PendingLocalConnect>>,
+    pub wake_receiver: WakeReceiver,
+    wake_sender: WakeSender,
     /// The watched ends, in the order in which their words are read.
     round: VecDeque<SessionId>,
     /// How many words are still to be read since the bell was rung.
@@ -129,12 +131,12 @@ pub struct Locals {
 impl Locals {
     /// Names of wake-up sockets stand in `directory` for a moment.
     pub fn new(directory: &std::path::Path) -> Result<Locals, rustix::io::Errno> {
-        let (chime, address) = chime(directory)?;
+        let (wake_receiver, address) = wake_receiver(directory)?;
         Ok(Locals {
             ends: HashMap::new(),
-            callers: HashMap::new(),
-            chime,
-            rope: address.rope()?,
+            pending_connects: HashMap::new(),
+            wake_receiver,
+            wake_sender: address.wake_sender()?,
             address,
             round: VecDeque::new(),
             unread: 0,
@@ -194,7 +196,7 @@ impl Locals {
 
 /// An address of this host's that somebody wants to reach, and where from.
 #[derive(Clone, Copy, Debug)]
-pub struct Neighbour {
+pub struct LocalPeer {
     remote: SocketAddr,
     path: Path,
     /// The listener takes octets with the opening (`TCP_FASTOPEN`).
@@ -203,7 +205,7 @@ pub struct Neighbour {
 
 impl Server {
     /// The listener of ours that an active open leads to without leaving the host, if it does.
-    pub fn neighbour(&self, target: &Target, known: Option<SessionId>) -> Option<Neighbour> {
+    pub fn local_peer(&self, target: &Target, known: Option<SessionId>) -> Option<LocalPeer> {
         if target.protocol != Protocol::Tcp {
             return None;
         }
@@ -235,7 +237,7 @@ impl Server {
             source: Some(source),
             ..path
         };
-        Some(Neighbour {
+        Some(LocalPeer {
             remote,
             path,
             opens_fast: queue.is_some_and(|queue| queue > 0),
@@ -247,20 +249,20 @@ impl Server {
         &mut self,
         channel: ChannelId,
         known: Option<SessionId>,
-        (target, neighbour): (Target, Neighbour),
+        (target, local_peer): (Target, LocalPeer),
         descriptor: Option<NewDescriptor>,
-    ) -> Result<Answer, Detour> {
-        if self.defers_open(&target.early, |_| neighbour.opens_fast)? {
+    ) -> Result<Answer, Fallback> {
+        if self.defers_open(&target.early, |_| local_peer.opens_fast)? {
             return Ok(ReplyBody::Deferred.into());
         }
-        let Neighbour { remote, path, .. } = neighbour;
+        let LocalPeer { remote, path, .. } = local_peer;
         let opener = match known {
             Some(id) => id,
             None => self.enter_unbound(channel, &target, descriptor)?,
         };
         let introduced = self
             .local_for(opener, remote, &path)
-            .and_then(|local| self.introduce(opener, (channel, target), (local, neighbour)));
+            .and_then(|local| self.introduce(opener, (channel, target), (local, local_peer)));
         match introduced {
             Ok(answer) => Ok(answer),
             Err(errno) => {
@@ -277,9 +279,9 @@ impl Server {
         &mut self,
         opener: SessionId,
         (channel, target): (ChannelId, Target),
-        (local, neighbour): (SocketAddr, Neighbour),
+        (local, local_peer): (SocketAddr, LocalPeer),
     ) -> Result<Answer, Errno> {
-        let remote = neighbour.remote;
+        let remote = local_peer.remote;
         let flow = FlowKey {
             protocol: Protocol::Tcp,
             local: remote,
@@ -307,7 +309,7 @@ impl Server {
             has_ended: false,
         };
         let early = match target.early {
-            Early::Text { octets, .. } if neighbour.opens_fast => {
+            FastOpenMode::Payload { octets, .. } if local_peer.opens_fast => {
                 let mut opener = Local::new(Arc::clone(&memory.rings), Side::Opener);
                 let taken = opener.open_with(self.now, &octets);
                 // Nobody has the other end yet.
@@ -320,7 +322,7 @@ impl Server {
         ends.insert(opener, end(Side::Opener, accepter));
         ends.insert(accepter, end(Side::Accepter, opener));
         self.registry
-            .aim(opener, Holder::Process(channel, target.slot));
+            .steer(opener, Holder::Process(channel, target.slot));
         if let Some(session) = self.registry.session_mut(opener) {
             session.local = local;
             session.remote = Some(remote);
@@ -329,17 +331,17 @@ impl Server {
         self.counters.opens += 1;
         debug!(session = opener.0, %local, %remote, "connecting locally");
         let has_room = self.listeners.get(&listener).is_some_and(|l| l.has_room());
-        let caller = Caller {
+        let caller = PendingLocalConnect {
             opener,
             accepter,
             until: self.now + CALL_WAITS,
         };
         if has_room {
-            self.meet(caller);
+            self.complete(caller);
         } else {
             self.counters.syn_dropped += 1;
             self.locals
-                .callers
+                .pending_connects
                 .entry(listener)
                 .or_default()
                 .push_back(caller);
@@ -353,8 +355,8 @@ impl Server {
     }
 
     /// There is room: the opener gets its end, the listener hears of the other.
-    fn meet(&mut self, caller: Caller) {
-        let Caller {
+    fn complete(&mut self, caller: PendingLocalConnect) {
+        let PendingLocalConnect {
             opener, accepter, ..
         } = caller;
         let channel = match self.registry.session(opener).map(|session| session.holder) {
@@ -363,7 +365,7 @@ impl Server {
         };
         let (Some(end), Some(number)) = (
             self.locals.ends.get(&opener),
-            self.channels.get(&channel).map(|c| c.bell.number),
+            self.channels.get(&channel).map(|c| c.notifier.number),
         ) else {
             return;
         };
@@ -385,15 +387,15 @@ impl Server {
     }
 
     /// Somebody was accepted: whoever waits for room comes next.
-    pub fn admit_callers(&mut self, listener: SessionId) {
+    pub fn admit_pending_connects(&mut self, listener: SessionId) {
         while self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
-            let Some(callers) = self.locals.callers.get_mut(&listener) else {
+            let Some(pending_connects) = self.locals.pending_connects.get_mut(&listener) else {
                 return;
             };
-            match callers.pop_front() {
-                Some(caller) => self.meet(caller),
+            match pending_connects.pop_front() {
+                Some(caller) => self.complete(caller),
                 None => {
-                    self.locals.callers.remove(&listener);
+                    self.locals.pending_connects.remove(&listener);
                     return;
                 }
             }
@@ -401,30 +403,42 @@ impl Server {
     }
 
     /// The listener is gone.
-    pub fn refuse_callers(&mut self, listener: SessionId) {
-        for caller in self.locals.callers.remove(&listener).unwrap_or_default() {
+    pub fn refuse_pending_connects(&mut self, listener: SessionId) {
+        for caller in self
+            .locals
+            .pending_connects
+            .remove(&listener)
+            .unwrap_or_default()
+        {
             self.refuse_caller(caller, Errno::CONNREFUSED);
         }
     }
 
-    fn refuse_caller(&mut self, caller: Caller, errno: Errno) {
+    fn refuse_caller(&mut self, caller: PendingLocalConnect, errno: Errno) {
         self.forget(caller.accepter);
         self.open_failed(caller.opener, errno);
     }
 
     /// Sends away who has waited for too long. Returns when to come back.
-    pub fn drive_callers(&mut self) -> Option<Instant> {
+    pub fn drive_pending_connects(&mut self) -> Option<Instant> {
         let now = self.now;
         let mut late = Vec::new();
-        for callers in self.locals.callers.values_mut() {
-            while callers.front().is_some_and(|caller| caller.until <= now) {
-                late.extend(callers.pop_front());
+        for pending_connects in self.locals.pending_connects.values_mut() {
+            while pending_connects
+                .front()
+                .is_some_and(|caller| caller.until <= now)
+            {
+                late.extend(pending_connects.pop_front());
             }
         }
         for caller in late {
             self.refuse_caller(caller, Errno::TIMEDOUT);
         }
-        let next = self.locals.callers.values().filter_map(VecDeque::front);
+        let next = self
+            .locals
+            .pending_connects
+            .values()
+            .filter_map(VecDeque::front);
         next.map(|caller| caller.until).min()
     }
 
@@ -435,7 +449,12 @@ impl Server {
         id: SessionId,
         slot: Slot,
     ) -> Result<Answer, Errno> {
-        let number = self.channels.get(&channel).ok_or(Errno::PERM)?.bell.number;
+        let number = self
+            .channels
+            .get(&channel)
+            .ok_or(Errno::PERM)?
+            .notifier
+            .number;
         let end = self.locals.ends.get_mut(&id).ok_or(Errno::BADF)?;
         end.watched = None;
         end.give_to(number);
@@ -447,12 +466,12 @@ impl Server {
         }
         self.registry.entitle(id, channel);
         self.set_phase(id, Phase::Connected);
-        self.registry.aim(id, Holder::Process(channel, slot));
+        self.registry.steer(id, Holder::Process(channel, slot));
         self.counters.handoffs += 1;
         self.note_migration(id);
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
-        let traits = session.traits.clone();
-        let body = ReplyBody::CachedLocal { side, traits };
+        let options_blob = session.options_blob.clone();
+        let body = ReplyBody::CachedLocal { side, options_blob };
         Ok(Answer::Reply(body, vec![fd]))
     }
 
@@ -462,12 +481,12 @@ impl Server {
         channel: ChannelId,
         id: SessionId,
         then: AfterFlush,
-        traits: Traits,
+        options_blob: SocketOptionsBlob,
     ) -> Answer {
         self.unhold_local(id);
         self.note_migration(id);
         self.registry.detach(id);
-        self.registry.describe(id, traits);
+        self.registry.describe(id, options_blob);
         match then {
             AfterFlush::Close => self.close_local(id),
             AfterFlush::Relay(reader) => {
@@ -481,7 +500,7 @@ impl Server {
     }
 
     fn unhold_local(&mut self, id: SessionId) {
-        self.registry.aim(id, Holder::None);
+        self.registry.steer(id, Holder::None);
         if let Some(end) = self.locals.ends.get(&id) {
             end.give_to(holder::NONE);
         }
@@ -537,7 +556,7 @@ impl Server {
         match self.registry.session(peer).map(|session| session.holder) {
             Some(Holder::Process(channel, _)) => {
                 if let Some(channel) = self.channels.get(&channel) {
-                    channel.bell.rope.pull();
+                    channel.notifier.wake_sender.wake();
                 }
             }
             Some(_) => self.locals.make_due(peer),
@@ -578,11 +597,11 @@ impl Server {
         if self.locals.ends.remove(&id).is_none() {
             return;
         }
-        let is_caller = |caller: &Caller| caller.opener == id;
+        let is_caller = |caller: &PendingLocalConnect| caller.opener == id;
         let mut left = Vec::new();
-        for callers in self.locals.callers.values_mut() {
-            left.extend(callers.iter().copied().filter(is_caller));
-            callers.retain(|caller| !is_caller(caller));
+        for pending_connects in self.locals.pending_connects.values_mut() {
+            left.extend(pending_connects.iter().copied().filter(is_caller));
+            pending_connects.retain(|caller| !is_caller(caller));
         }
         for caller in left {
             self.forget(caller.accepter);
@@ -602,8 +621,8 @@ impl Server {
     }
 
     /// The server's bell was rung: the words of all ends that it watches are to be read.
-    pub fn on_bell(&mut self) {
-        self.locals.chime.silence();
+    pub fn on_notifier(&mut self) {
+        self.locals.wake_receiver.drain();
         self.locals.unread = self.locals.round.len();
     }
 
@@ -637,7 +656,7 @@ impl Server {
                 let Some(end) = self.locals.watched(id) else {
                     return;
                 };
-                end.arm(WakeBy::Bell);
+                end.arm(WakeBy::Notifier);
                 end.look(now);
                 if end.readable() > 0 || end.is_receive_shut() {
                     self.handshake_done(id);
@@ -655,9 +674,9 @@ impl Server {
             return false;
         };
         let wake = end.publish();
-        end.arm(WakeBy::Bell);
+        end.arm(WakeBy::Notifier);
         let has_news = end.look(now) != Events::NONE;
-        self.ring(wake);
+        self.notify(wake);
         has_news
     }
 
@@ -673,21 +692,21 @@ impl Server {
     }
 
     /// Rings the bell that an end has asked for, if any.
-    pub fn ring(&self, wake: Option<Wake>) {
-        match wake.and_then(Wake::bell) {
+    pub fn notify(&self, wake: Option<Wake>) {
+        match wake.and_then(Wake::notifier) {
             None | Some(holder::NONE) => {}
-            Some(holder::SERVER) => self.locals.rope.pull(),
+            Some(holder::SERVER) => self.locals.wake_sender.wake(),
             Some(number) => {
-                let mut bells = self.channels.values().map(|channel| &channel.bell);
-                if let Some(bell) = bells.find(|bell| bell.number == number) {
-                    bell.rope.pull();
+                let mut notifiers = self.channels.values().map(|channel| &channel.notifier);
+                if let Some(notifier) = notifiers.find(|notifier| notifier.number == number) {
+                    notifier.wake_sender.wake();
                 }
             }
         }
     }
 
-    /// `Bell`.
-    pub fn bell_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+    /// `EventNotifier`.
+    pub fn notifier_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
             return Err(Errno::BADF);
@@ -696,13 +715,16 @@ impl Server {
         let holder = self.registry.session(peer).map(|session| session.holder);
         let (number, address) = match holder {
             Some(Holder::Process(holder, _)) => {
-                let bell = &self.channels.get(&holder).ok_or(Errno::BADF)?.bell;
-                (bell.number, &bell.address)
+                let notifier = &self.channels.get(&holder).ok_or(Errno::BADF)?.notifier;
+                (notifier.number, &notifier.address)
             }
             _ => (holder::SERVER, &self.locals.address),
         };
-        let rope = address.rope().map_err(|_| Errno::NOBUFS)?;
-        Ok(Answer::Reply(ReplyBody::Bell { number }, vec![rope.into()]))
+        let wake_sender = address.wake_sender().map_err(|_| Errno::NOBUFS)?;
+        Ok(Answer::Reply(
+            ReplyBody::PeerNotifier { number },
+            vec![wake_sender.into()],
+        ))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `portoland`: command line, logging, exit codes.
 #![forbid(unsafe_code)]
 
+mod channel_pool;
 mod clients;
 mod close;
 mod config;
@@ -23,7 +24,6 @@ mod metastate;
 mod network;
 mod opens;
 mod orphans;
-mod pace;
 mod packets;
 mod poll;
 mod priorities;
@@ -34,12 +34,12 @@ mod recall;
 mod relay;
 mod reports;
 mod reservation;
+mod rx_throttle;
 mod server;
 mod sessions;
 mod sharing;
 mod shortage;
 mod sink;
-mod spares;
 mod sysctls;
 mod udp;
 mod unread;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use portolan_sys::clock;
 use portolan_sys::netlink::{Monitor, MonitorError, Tables};
-use portolan_sys::wait::Bell;
+use portolan_sys::wait::EventNotifier;
 use portolan_types::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -25,10 +25,10 @@ type Resolve = (u32, IpAddr);
 pub struct Network {
     pub tables: Tables,
     /// Rings when the tables are to be taken.
-    pub news: Arc<Bell>,
+    pub news: Arc<EventNotifier>,
     latest: Latest,
     orders: Sender<Resolve>,
-    ordered: Arc<Bell>,
+    ordered: Arc<EventNotifier>,
 }
 
 /// Tables that nobody has taken yet; those before them are of no use.
@@ -39,7 +39,7 @@ pub enum NetworkError {
     #[error(transparent)]
     Monitor(#[from] MonitorError),
     #[error("cannot make an eventfd: {0}")]
-    Bell(#[from] Errno),
+    EventNotifier(#[from] Errno),
 }
 
 impl Network {
@@ -47,7 +47,10 @@ impl Network {
     pub fn follow() -> Result<Network, NetworkError> {
         let monitor = Monitor::new()?;
         let tables = monitor.tables().clone();
-        let (news, ordered) = (Arc::new(Bell::new()?), Arc::new(Bell::new()?));
+        let (news, ordered) = (
+            Arc::new(EventNotifier::new()?),
+            Arc::new(EventNotifier::new()?),
+        );
         let latest = Latest::default();
         let (orders, to_do) = mpsc::channel();
         let follower = Follower {
@@ -69,7 +72,7 @@ impl Network {
 
     /// True if the tables are others now.
     pub fn take_news(&mut self) -> bool {
-        self.news.silence();
+        self.news.drain();
         let latest = self.latest.lock();
         match latest.unwrap_or_else(PoisonError::into_inner).take() {
             Some(tables) => {
@@ -84,16 +87,16 @@ impl Network {
     pub fn resolve(&self, ifindex: u32, address: IpAddr) {
         // The thread ends with the server only.
         let _ = self.orders.send((ifindex, address));
-        self.ordered.ring();
+        self.ordered.notify();
     }
 }
 
 struct Follower {
     monitor: Monitor,
     to_do: Receiver<Resolve>,
-    ordered: Arc<Bell>,
+    ordered: Arc<EventNotifier>,
     latest: Latest,
-    news: Arc<Bell>,
+    news: Arc<EventNotifier>,
 }
 
 impl Follower {
@@ -107,7 +110,7 @@ impl Follower {
 
     /// False if nobody orders any more.
     fn obey(&mut self) -> bool {
-        self.ordered.silence();
+        self.ordered.drain();
         loop {
             match self.to_do.try_recv() {
                 Ok((ifindex, address)) => {
@@ -128,7 +131,7 @@ impl Follower {
                 let latest = self.latest.lock();
                 let tables = self.monitor.tables().clone();
                 *latest.unwrap_or_else(PoisonError::into_inner) = Some(tables);
-                self.news.ring();
+                self.news.notify();
             }
             Ok(false) => {}
             Err(failure) => warn!(%failure, "routes are out of date until the next look"),

@@ -8,7 +8,7 @@ use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
 use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
 use portolan_proto::control::{
-    DescriptorEvent, Early, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
+    DescriptorEvent, FastOpenMode, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
 };
 use portolan_proto::metastate::RouteKind;
 use portolan_stack::passive::{tune_config, tune_connection};
@@ -32,7 +32,7 @@ const PORT_ATTEMPTS: usize = 16;
 
 /// A local endpoint somebody wants.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct BindRequest {
     pub protocol: Protocol,
     pub local: SocketAddr,
     pub reuse: Reuse,
@@ -46,25 +46,25 @@ pub struct Target {
     pub remote: SocketAddr,
     pub slot: Slot,
     pub options: HandshakeOptions,
-    pub early: Early,
+    pub early: FastOpenMode,
 }
 
 /// Why a call does not lead to a session of Portolan's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Detour {
+pub enum Fallback {
     Kernel(KernelReason),
     Error(Errno),
 }
 
-impl From<Errno> for Detour {
-    fn from(errno: Errno) -> Detour {
-        Detour::Error(errno)
+impl From<Errno> for Fallback {
+    fn from(errno: Errno) -> Fallback {
+        Fallback::Error(errno)
     }
 }
 
-impl From<KernelReason> for Detour {
-    fn from(reason: KernelReason) -> Detour {
-        Detour::Kernel(reason)
+impl From<KernelReason> for Fallback {
+    fn from(reason: KernelReason) -> Fallback {
+        Fallback::Kernel(reason)
     }
 }
 
@@ -74,7 +74,7 @@ impl Server {
         &mut self,
         channel: ChannelId,
         session: SessionRef,
-        wish: Wish,
+        wish: BindRequest,
         slot: Slot,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
@@ -86,7 +86,7 @@ impl Server {
         self.check_port(channel, wish.local.port())?;
         // What holds a UDP port may become the program's own socket.
         let is_v6 = wish.protocol == Protocol::Udp && wish.local.is_ipv6();
-        let wish = Wish {
+        let wish = BindRequest {
             local: canonical(wish.local),
             ..wish
         };
@@ -123,10 +123,10 @@ impl Server {
     fn bind_new(
         &mut self,
         channel: ChannelId,
-        (wish, is_v6): (Wish, bool),
+        (wish, is_v6): (BindRequest, bool),
         slot: Slot,
         descriptor: NewDescriptor,
-    ) -> Result<Answer, Detour> {
+    ) -> Result<Answer, Fallback> {
         self.check_local(wish.protocol, wish.local)?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let claim = Claim {
@@ -156,7 +156,7 @@ impl Server {
             Protocol::Tcp => self.keep_reservation(id, reservation),
         }
         let generation = match wish.protocol {
-            Protocol::Udp => self.aim(id, Holder::Process(channel, slot)),
+            Protocol::Udp => self.steer(id, Holder::Process(channel, slot)),
             Protocol::Tcp => Default::default(),
         };
         Ok(ReplyBody::Bound {
@@ -193,7 +193,7 @@ impl Server {
     /// A port that is in use may be free by now: its descriptor's end is not seen yet.
     fn claim_port(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr), Errno> {
         let bound = self.ports.bind(claim, random_u32()).or_else(|_| {
-            self.reap();
+            self.poll_hangups();
             self.ports.bind(claim, random_u32())
         });
         bound.map_err(|error| error.errno())
@@ -221,7 +221,7 @@ impl Server {
             }
         };
         let kept = self.charge_udp_rows(id).and_then(|()| match far {
-            Some(far) => self.keep_far(id, far),
+            Some(far) => self.watch_peer_end(id, far),
             None => Ok(()),
         });
         match kept {
@@ -279,8 +279,10 @@ impl Server {
             Some(_) => None,
             None => Some(NewDescriptor::from_fds(fds)?),
         };
-        let opened = match self.neighbour(&target, known) {
-            Some(neighbour) => self.connect_local(channel, known, (target, neighbour), descriptor),
+        let opened = match self.local_peer(&target, known) {
+            Some(local_peer) => {
+                self.connect_local(channel, known, (target, local_peer), descriptor)
+            }
             None => self
                 .path_to(target.remote, known)
                 .and_then(|path| match target.protocol {
@@ -301,7 +303,7 @@ impl Server {
         target: Target,
         path: Path,
         descriptor: Option<NewDescriptor>,
-    ) -> Result<Answer, Detour> {
+    ) -> Result<Answer, Fallback> {
         let peer = target.remote.ip();
         if self.defers_open(&target.early, |server| server.has_cookie(peer))? {
             return Ok(ReplyBody::Deferred.into());
@@ -443,7 +445,7 @@ impl Server {
     /// As [`Server::hold`], for a session that comes whole.
     pub fn hold_session(&mut self, id: SessionId, session: TcpSession) {
         let slot = self.stack.reserve();
-        let generation = self.aim(id, Holder::Server(slot));
+        let generation = self.steer(id, Holder::Server(slot));
         self.hold_at(id, (slot, generation), session);
     }
 
@@ -461,8 +463,8 @@ impl Server {
             slot,
             portolan_stack::Session::Tcp(Box::new(session)),
         );
-        self.forget_pace(id);
-        self.pace_held(id);
+        self.forget_rx_throttle(id);
+        self.rx_throttle_held(id);
     }
 
     /// The handshake of an active open is done: the session goes to its process.
@@ -505,7 +507,7 @@ impl Server {
                 session.holder = Holder::None;
             }
         }
-        self.unaim(id);
+        self.unsteer(id);
         self.forget_local(id);
         let bound = self
             .registry
@@ -524,7 +526,7 @@ impl Server {
     }
 
     /// Is `remote` reached through a managed device? `known` may be bound to a device's address.
-    fn path_to(&self, remote: SocketAddr, known: Option<SessionId>) -> Result<Path, Detour> {
+    fn path_to(&self, remote: SocketAddr, known: Option<SessionId>) -> Result<Path, Fallback> {
         let scope = scope_of(remote);
         let remote = remote.ip();
         // As Linux: a link-local peer is on no link that anybody knows.
@@ -540,7 +542,7 @@ impl Server {
         let path = self
             .routes
             .path_in(remote, scope)
-            .map_err(|_| Detour::Kernel(KernelReason::NoRoute))?;
+            .map_err(|_| Fallback::Kernel(KernelReason::NoRoute))?;
         match path.kind {
             RouteKind::Unicast if path.managed => {}
             RouteKind::Unicast => return Err(KernelReason::UnmanagedDevice.into()),
@@ -564,7 +566,7 @@ impl Server {
     }
 
     /// May a session of Portolan's have this local address?
-    fn check_local(&self, protocol: Protocol, local: SocketAddr) -> Result<(), Detour> {
+    fn check_local(&self, protocol: Protocol, local: SocketAddr) -> Result<(), Fallback> {
         let address = local.ip();
         if is_scoped(address) && scope_of(local) == 0 {
             return Err(Errno::INVAL.into());
@@ -593,10 +595,10 @@ impl Server {
     }
 
     /// Answers a call that leads elsewhere. A bound session gives its port to the kernel's socket.
-    fn detour(&mut self, known: Option<SessionId>, detour: Detour) -> Result<Answer, Errno> {
+    fn detour(&mut self, known: Option<SessionId>, detour: Fallback) -> Result<Answer, Errno> {
         let reason = match detour {
-            Detour::Error(errno) => return Err(errno),
-            Detour::Kernel(reason) => reason,
+            Fallback::Error(errno) => return Err(errno),
+            Fallback::Kernel(reason) => reason,
         };
         self.counters.use_kernel(reason);
         // A UDP session is left to the kernel by its library, with what is unread.

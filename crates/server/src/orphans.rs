@@ -129,7 +129,7 @@ impl Server {
         let slot = self.server_slot(id)?;
         match self.stack.get(slot)? {
             portolan_stack::Session::Tcp(session) => {
-                Some(session.connection.figures().send_queue as u64)
+                Some(session.connection.tcp_info().send_queue as u64)
             }
             portolan_stack::Session::Udp(_) => None,
         }

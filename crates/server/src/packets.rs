@@ -4,7 +4,9 @@
 use portolan_control::{Errno, Holder, Phase};
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
-use portolan_stack::passive::{Knock, answer_by_cookie, clamp_for_cookie, open_by_cookie, refusal};
+use portolan_stack::passive::{
+    ListenerSegment, answer_by_cookie, clamp_for_cookie, open_by_cookie, refusal,
+};
 use portolan_stack::{Input, IpOptions, Packet, Reassembled, Transport, send_segment};
 use portolan_tcp::cookie::Decoded;
 use portolan_tcp::{Config as TcpConfig, Events, StateName};
@@ -27,7 +29,7 @@ impl Server {
     pub fn drain(&mut self) {
         let mut frame = std::mem::take(&mut self.frame);
         for _ in 0..FRAMES_PER_TURN {
-            let Some(record) = self.inlet.next(self.wire.io(), self.now) else {
+            let Some(record) = self.rx_path.next(self.wire.io(), self.now) else {
                 break;
             };
             let header = record.header;
@@ -35,7 +37,7 @@ impl Server {
             frame.extend_from_slice(record.frame);
             self.on_frame(&header, &frame);
         }
-        self.inlet.release();
+        self.rx_path.release();
         self.frame = frame;
     }
 
@@ -195,8 +197,8 @@ impl Server {
         record: &RecordHeader,
         frame: &[u8],
     ) {
-        if self.dying.contains_key(&id) {
-            self.on_last_words(id, packet);
+        if self.orphaned_flows.contains_key(&id) {
+            self.on_probe_answer(id, packet);
             return;
         }
         let Some(session) = self.registry.session(id) else {
@@ -284,15 +286,15 @@ impl Server {
         }
         let secrets = self.lent_secret(listener).into_iter().chain([&self.secret]);
         match self.cookie_clock.judge(self.now, &flow, header, secrets) {
-            Knock::Noise => self.counters.dropped += 1,
-            Knock::Syn => {
+            ListenerSegment::Noise => self.counters.dropped += 1,
+            ListenerSegment::Syn => {
                 let isn = self.isn(&flow);
                 self.on_syn(listener, flow, (header, payload), isn);
             }
-            Knock::Cookie(decoded) => {
+            ListenerSegment::Cookie(decoded) => {
                 self.open_by_cookie(listener, flow, &decoded, (header, payload));
             }
-            Knock::Stray { is_forgery } => {
+            ListenerSegment::Stray { is_forgery } => {
                 self.counters.cookies_bad += u64::from(is_forgery);
                 self.count_cookies(listener, |cookies| cookies.refused += u64::from(is_forgery));
                 self.reset(packet, header, payload);
@@ -308,7 +310,7 @@ impl Server {
         if !self.reset_limit.allows(self.now) {
             self.counters.resets_withheld += 1;
             // So many are a flood, too.
-            return self.pace.note(self.now);
+            return self.rx_throttle.note(self.now);
         }
         let ip = IpOptions::default();
         if send_segment(&flow, ip, &reset, &self.routes, &mut self.wire) {
@@ -328,7 +330,7 @@ impl Server {
             self.count_cookies(listener, |cookies| cookies.sent += 1);
             self.cookie_clock.note(self.now);
             self.note_unkept(listener, flow);
-            self.pace.give_way(self.now);
+            self.rx_throttle.give_way(self.now);
         }
     }
 

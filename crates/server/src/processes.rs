@@ -10,15 +10,15 @@ use portolan_sys::clock;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
-use portolan_sys::wait::{Rope, chime, chime_for_one};
+use portolan_sys::wait::{WakeSender, wake_pair, wake_receiver};
 use portolan_types::{ChannelId, Instant, Protocol, SessionId};
 use tracing::{error, info, warn};
 
+use crate::channel_pool::{PendingHello, Spare};
 use crate::clients::{Answer, ClientId};
 use crate::locals::ProcessBell;
-use crate::qos::DoorwaySet;
+use crate::qos::TxQueueSet;
 use crate::server::Server;
-use crate::spares::{Newcomer, Spare};
 
 /// Longest program name that is kept.
 const PROGRAM_MAX: usize = 64;
@@ -44,12 +44,12 @@ pub struct Channel {
     /// With a copy of its descriptor: a process that had the only one would destroy the device when it
     /// ends, which is slow, and only then close its connections.
     pub tap: Tap,
-    /// Rings when `recalled` is not empty, or doorways have changed.
-    pub alert: Rope,
-    pub bell: ProcessBell,
+    /// Rings when `recalled` is not empty, or transmit queues have changed.
+    pub recall_event: WakeSender,
+    pub notifier: ProcessBell,
     /// What the process is to give back, until it asks.
     pub recalled: Vec<SessionId>,
-    pub doorways: DoorwaySet,
+    pub tx_queues: TxQueueSet,
 }
 
 impl Server {
@@ -92,13 +92,13 @@ impl Server {
     }
 
     /// As [`Server::hello`], for one that had to wait.
-    pub fn welcome_late(&mut self, newcomer: Newcomer, spare: Spare) {
-        let Newcomer {
+    pub fn welcome_late(&mut self, pending_hello: PendingHello, spare: Spare) {
+        let PendingHello {
             client,
             request,
             program,
             charge,
-        } = newcomer;
+        } = pending_hello;
         self.set_registering(client, false);
         let (body, fds) = match self.hand_channel(client, (program, charge), spare) {
             Ok(Answer::Reply(body, fds)) => (body, fds),
@@ -108,12 +108,17 @@ impl Server {
         self.reply(client, request, body, fds);
     }
 
-    pub fn refuse_late(&mut self, newcomer: Newcomer) {
+    pub fn refuse_late(&mut self, pending_hello: PendingHello) {
         self.counters.refused += 1;
-        self.set_registering(newcomer.client, false);
+        self.set_registering(pending_hello.client, false);
         let errno = Errno::NFILE.0;
         let refusal = ReplyBody::Error { errno };
-        self.reply(newcomer.client, newcomer.request, refusal, Vec::new());
+        self.reply(
+            pending_hello.client,
+            pending_hello.request,
+            refusal,
+            Vec::new(),
+        );
     }
 
     fn hand_channel(
@@ -170,22 +175,22 @@ impl Server {
         self.sysctls.look(self.now);
         let Spare { channel, tap, maps } = spare;
         let statistics = StatisticsReader::create()?;
-        let (alerted, alert) = chime_for_one()?;
-        let (chime, address) = chime(&self.wake_directory)?;
-        let bell = ProcessBell::new(address)?;
-        let number = bell.number;
+        let (recall_receiver, recall_event) = wake_pair()?;
+        let (wake_receiver, address) = wake_receiver(&self.wake_directory)?;
+        let notifier = ProcessBell::new(address)?;
+        let number = notifier.number;
         let fds: Vec<OwnedFd> = vec![
             tap.fd.try_clone()?,
             maps.ring,
             maps.doorbell,
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
-            alerted.into(),
-            chime.into(),
+            recall_receiver.into(),
+            wake_receiver.into(),
         ];
         let body = ReplyBody::Welcome {
             channel,
-            bell: number,
+            notifier: number,
             ring_size: self.config.ring_size,
             tap: tap.ifindex,
             cuts_datagrams: tap.cuts_datagrams,
@@ -197,10 +202,10 @@ impl Server {
                 client,
                 statistics,
                 tap,
-                alert,
-                bell,
+                recall_event,
+                notifier,
                 recalled: Vec::new(),
-                doorways: DoorwaySet::default(),
+                tx_queues: TxQueueSet::default(),
             },
         );
         self.tell_channel(channel);
@@ -254,9 +259,9 @@ impl Server {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));
             self.spares.destroy(gone.tap);
-            for tap in gone.doorways.into_taps() {
+            for tap in gone.tx_queues.into_taps() {
                 self.leaving_taps.push_back((due, tap.ifindex));
-                self.destroy_doorway(tap);
+                self.destroy_tx_queue(tap);
             }
             self.add_to_ended(&gone.statistics);
         }
@@ -328,7 +333,7 @@ impl Server {
             standing,
             is_v6: listener.unwrap_or(session).local.is_ipv6(),
             local: session.local,
-            traits: session.traits.clone(),
+            options_blob: session.options_blob.clone(),
         })
     }
 }

@@ -1,15 +1,14 @@
 //! Guarantees: who may ask for what, and what each kind of them does with the wish.
 
 mod cpu;
-mod doorways;
 mod groups;
 mod moves;
 mod policy;
 mod receive;
 mod scope;
 mod transmit;
+mod tx_queues;
 
-pub use doorways::DoorwaySet;
 pub use policy::PolicyError;
 use portolan_control::Session;
 use portolan_proto::control::ReplyBody;
@@ -17,6 +16,7 @@ use portolan_proto::encode;
 use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal, Scope};
 use portolan_sys::unix::Credentials;
 use portolan_types::{Instant, SessionId};
+pub use tx_queues::TxQueueSet;
 
 use crate::clients::{Answer, ClientId};
 use crate::config::{Config, Policy};
@@ -31,8 +31,8 @@ pub struct Qos {
     receive: receive::Budgets,
     cpu: cpu::Reservations,
     whereabouts: moves::Whereabouts,
-    /// No process's patience with a doorway ends before.
-    doorways_due: Option<Instant>,
+    /// No process's patience with a transmit queue ends before.
+    tx_queues_due: Option<Instant>,
     /// Of the configuration.
     policies: Vec<Policy>,
 }
@@ -45,7 +45,7 @@ impl Qos {
             receive: receive::Budgets::default(),
             cpu: cpu::Reservations::new(config),
             whereabouts: moves::Whereabouts::default(),
-            doorways_due: None,
+            tx_queues_due: None,
             policies: config.qos.policy.clone(),
         }
     }
@@ -58,7 +58,7 @@ impl Qos {
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
-struct Asker {
+struct Requester {
     credentials: Credentials,
 }
 
@@ -104,41 +104,43 @@ impl Server {
         let Some(client) = self.clients.get(&client) else {
             return Answer::Silence;
         };
-        let asker = Asker {
+        let requester = Requester {
             credentials: client.credentials,
         };
         if request == QosRequest::Show {
-            return self.show_qos(asker);
+            return self.show_qos(requester);
         }
-        let reply = self.decide(asker, request).unwrap_or_else(|refusal| {
+        let reply = self.decide(requester, request).unwrap_or_else(|refusal| {
             self.counters.guarantees_refused += 1;
             QosReply::Refused(refusal)
         });
         ReplyBody::Qos(reply).into()
     }
 
-    fn decide(&mut self, asker: Asker, request: QosRequest) -> Outcome<QosReply> {
+    fn decide(&mut self, requester: Requester, request: QosRequest) -> Outcome<QosReply> {
         is_short(name_in(&request))?;
         match request {
             QosRequest::Show => return Ok(QosReply::Done),
             QosRequest::Transmit { scope, wish } => {
-                self.reserve_transmit(asker, asker.means(scope)?, wish)
+                self.reserve_transmit(requester, requester.canonicalize(scope)?, wish)
             }
             QosRequest::Receive { scope, wish } => {
-                self.set_budget(asker, asker.means(scope)?, wish)
+                self.set_budget(requester, requester.canonicalize(scope)?, wish)
             }
-            QosRequest::Cpu { scope, wish } => self.reserve_cpu(asker, asker.means(scope)?, wish),
+            QosRequest::Cpu { scope, wish } => {
+                self.reserve_cpu(requester, requester.canonicalize(scope)?, wish)
+            }
             QosRequest::Delete { scope, kind } => {
-                let scope = asker.means(scope)?;
+                let scope = requester.canonicalize(scope)?;
                 match kind {
-                    Kind::Transmit => self.end_transmit(asker, &scope),
-                    Kind::Receive => self.end_budget(asker, &scope),
-                    Kind::Cpu => self.end_cpu(asker, &scope),
+                    Kind::Transmit => self.end_transmit(requester, &scope),
+                    Kind::Receive => self.end_budget(requester, &scope),
+                    Kind::Cpu => self.end_cpu(requester, &scope),
                 }
             }
-            QosRequest::Link { device, bits } => self.set_link_rate(asker, &device, bits),
+            QosRequest::Link { device, bits } => self.set_link_rate(requester, &device, bits),
             QosRequest::Group { key, action } => {
-                return self.change_multiplex_group(asker, key, action);
+                return self.change_multiplex_group(requester, key, action);
             }
         }
         .map(|()| QosReply::Done)
@@ -153,7 +155,7 @@ impl Server {
         }
     }
 
-    fn show_qos(&mut self, asker: Asker) -> Answer {
+    fn show_qos(&mut self, requester: Requester) -> Answer {
         let mut report = QosReport::default();
         let counts = self.qos.transmit.count_links();
         report.links = self.qos.transmit.report_links(&counts);
@@ -161,7 +163,7 @@ impl Server {
         self.report_groups(&counts, &mut report);
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
-        self.conceal(&mut report, asker);
+        self.redact(&mut report, requester);
         match pack(encode(&report)) {
             Ok((blob, fd)) => {
                 let body = ReplyBody::Qos(QosReply::State(blob));
@@ -172,12 +174,12 @@ impl Server {
     }
 
     /// Others see what they asked for, and what they may decide over; of the rest, sums.
-    fn conceal(&self, report: &mut QosReport, asker: Asker) {
-        let uid = asker.credentials.uid;
+    fn redact(&self, report: &mut QosReport, requester: Requester) {
+        let uid = requester.credentials.uid;
         if uid == 0 {
             return;
         }
-        let shows = |owner, scope: &_| owner == uid || self.may_decide(asker, scope).is_ok();
+        let shows = |owner, scope: &_| owner == uid || self.may_decide(requester, scope).is_ok();
         report
             .transmit
             .retain(|entry| shows(entry.uid, &entry.scope));
@@ -185,7 +187,7 @@ impl Server {
             .receive
             .retain(|entry| shows(entry.uid, &entry.scope));
         report.cpu.retain(|entry| shows(entry.uid, &entry.scope));
-        let looks = |key| self.may_look_at_group(asker.credentials, key);
+        let looks = |key| self.may_look_at_group(requester.credentials, key);
         report.groups.retain(|group| looks(group.key));
     }
 }

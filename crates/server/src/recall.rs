@@ -25,7 +25,7 @@ const ASKERS_MAX: usize = 64;
 
 /// What an asker wants of a session.
 #[derive(Clone, Copy, Debug)]
-pub enum Want {
+pub enum RequestedState {
     CacheAt(Slot),
     Relay,
     /// Its kernel socket.
@@ -34,17 +34,17 @@ pub enum Want {
 
 /// A request that waits for a session.
 #[derive(Clone, Copy, Debug)]
-pub struct Asker {
+pub struct Requester {
     pub client: ClientId,
     pub request: u32,
-    pub want: Want,
+    pub want: RequestedState,
 }
 
 /// A session on its way back.
 #[derive(Debug)]
 pub struct Recall {
     until: Instant,
-    askers: Vec<Asker>,
+    requesters: Vec<Requester>,
 }
 
 impl Server {
@@ -65,7 +65,7 @@ impl Server {
         }
         match (session.holder, session.phase) {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
-            (Holder::Process(..), _) => Ok(Answer::Recall(id, Want::CacheAt(slot))),
+            (Holder::Process(..), _) => Ok(Answer::Recall(id, RequestedState::CacheAt(slot))),
             (_, Phase::Relayed) => {
                 // Who else has the descriptor is counted.
                 self.sink.drop_copies();
@@ -87,14 +87,14 @@ impl Server {
         }
     }
 
-    /// Has nobody the descriptor but `asker` and processes that hold its session to be elsewhere? They
+    /// Has nobody the descriptor but `requester` and processes that hold its session to be elsewhere? They
     /// would ask for it before they use it; of others nothing is known.
-    fn is_left_alone(&mut self, id: SessionId, asker: ChannelId, near: &OwnedFd) -> bool {
+    fn is_left_alone(&mut self, id: SessionId, requester: ChannelId, near: &OwnedFd) -> bool {
         let Some(session) = self.registry.session(id) else {
             return false;
         };
         let connections: Vec<BorrowedFd<'_>> = session
-            .idle_users(asker)
+            .idle_users(requester)
             .filter_map(|channel| self.clients.get(&self.channels.get(&channel)?.client))
             .map(Client::as_fd)
             .collect();
@@ -118,7 +118,7 @@ impl Server {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         match (session.holder, session.phase) {
             (Holder::Process(..), Phase::Connected) if session.protocol == Protocol::Tcp => {
-                Ok(Answer::Recall(id, Want::Relay))
+                Ok(Answer::Recall(id, RequestedState::Relay))
             }
             (_, Phase::Parked | Phase::Offered) => {
                 self.leave_queue(id);
@@ -174,12 +174,12 @@ impl Server {
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;
         let (capsule, fds) = self.encapsulate(&session)?;
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
-        let traits = session.traits.clone();
+        let options_blob = session.options_blob.clone();
         Ok(Answer::Reply(
             ReplyBody::Cached {
                 capsule,
                 generation,
-                traits,
+                options_blob,
             },
             fds,
         ))
@@ -190,7 +190,7 @@ impl Server {
     fn encapsulate(&mut self, session: &TcpSession) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
         let octets = session.to_capsule();
         self.counters.capsule_octets += octets.len() as u64;
-        let unread = match session.connection.prefix() {
+        let unread = match session.connection.handoff() {
             Some(prefix) => {
                 self.counters.capsule_octets += prefix.octets_aside() as u64;
                 let memory = prefix.memory().as_any().downcast_ref::<SetAside>();
@@ -207,7 +207,7 @@ impl Server {
 
     /// Keeps a session for the next process that asks, as long as there is a descriptor.
     pub fn park(&mut self, id: SessionId) {
-        if self.fars.contains_key(&id) {
+        if self.peer_ends.contains_key(&id) {
             self.set_phase(id, Phase::Parked);
         } else {
             self.close_held(id);
@@ -215,21 +215,21 @@ impl Server {
     }
 
     /// Asks the holder for a session that somebody else wants.
-    pub fn recall(&mut self, id: SessionId, asker: Asker) {
+    pub fn recall(&mut self, id: SessionId, requester: Requester) {
         match self.recalls.get_mut(&id) {
-            Some(recall) if recall.askers.len() < ASKERS_MAX => {
-                recall.askers.push(asker);
+            Some(recall) if recall.requesters.len() < ASKERS_MAX => {
+                recall.requesters.push(requester);
                 return;
             }
             Some(_) => {
-                self.refuse_asker(asker, Errno::NOBUFS);
+                self.refuse_asker(requester, Errno::NOBUFS);
                 return;
             }
             None => {}
         }
         let until = self.now + RECALL_WITHIN;
-        let askers = vec![asker];
-        self.recalls.insert(id, Recall { until, askers });
+        let requesters = vec![requester];
+        self.recalls.insert(id, Recall { until, requesters });
         self.recalls_due.add(until, id);
         self.counters.recalls += 1;
         if let Some(session) = self.registry.session_mut(id) {
@@ -238,19 +238,19 @@ impl Server {
                 && let Some(channel) = self.channels.get_mut(&holder)
             {
                 channel.recalled.push(id);
-                channel.alert.pull();
+                channel.recall_event.wake();
             }
         }
     }
 
-    /// `Recalls`.
+    /// `FetchRecalls`.
     pub fn take_recalls(&mut self, channel: ChannelId) -> Answer {
         let Some(channel) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
         };
         ReplyBody::Recalled {
             sessions: std::mem::take(&mut channel.recalled),
-            has_doorways: channel.doorways.has_news(),
+            has_tx_queues: channel.tx_queues.has_news(),
         }
         .into()
     }
@@ -262,43 +262,43 @@ impl Server {
         };
         let is_first = self.registry.session(id).is_some_and(|s| s.recalls <= 1);
         let may_move = matches!(
-            recall.askers[..],
-            [Asker {
-                want: Want::CacheAt(_),
+            recall.requesters[..],
+            [Requester {
+                want: RequestedState::CacheAt(_),
                 ..
             }]
         );
         if self.phase(id) == Some(Phase::Parked) && !(is_first && may_move) {
             self.start_relay(id);
         }
-        for asker in recall.askers {
-            self.answer_asker(id, asker);
+        for requester in recall.requesters {
+            self.answer_asker(id, requester);
         }
     }
 
     /// As if the request had come now.
-    fn answer_asker(&mut self, id: SessionId, asker: Asker) {
+    fn answer_asker(&mut self, id: SessionId, requester: Requester) {
         let channel = self
             .clients
-            .get(&asker.client)
+            .get(&requester.client)
             .and_then(|client| client.channel);
-        let answer = match (asker.want, channel) {
-            (Want::CacheAt(slot), Some(channel)) => self.cache(channel, id, slot, None),
+        let answer = match (requester.want, channel) {
+            (RequestedState::CacheAt(slot), Some(channel)) => self.cache(channel, id, slot, None),
             // The asker is gone.
-            (Want::CacheAt(_), None) => return,
-            (Want::Share, _) => self.shared(id),
-            (Want::Relay, _) if self.phase(id) == Some(Phase::Relayed) => {
+            (RequestedState::CacheAt(_), None) => return,
+            (RequestedState::Share, _) => self.shared(id),
+            (RequestedState::Relay, _) if self.phase(id) == Some(Phase::Relayed) => {
                 Ok(ReplyBody::Relayed.into())
             }
-            (Want::Relay, _) => Err(Errno::CONNRESET),
+            (RequestedState::Relay, _) => Err(Errno::CONNRESET),
         };
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
-            Ok(Answer::Recall(..)) => return self.recall(id, asker),
+            Ok(Answer::Recall(..)) => return self.recall(id, requester),
             Ok(Answer::Silence | Answer::Channel(..)) => return,
             Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
         };
-        self.reply(asker.client, asker.request, body, fds);
+        self.reply(requester.client, requester.request, body, fds);
     }
 
     /// The session will not come back.
@@ -306,15 +306,15 @@ impl Server {
         let Some(recall) = self.recalls.remove(&id) else {
             return;
         };
-        for asker in recall.askers {
-            self.refuse_asker(asker, Errno::CONNRESET);
+        for requester in recall.requesters {
+            self.refuse_asker(requester, Errno::CONNRESET);
         }
     }
 
-    fn refuse_asker(&mut self, asker: Asker, errno: Errno) {
+    fn refuse_asker(&mut self, requester: Requester, errno: Errno) {
         self.counters.refused += 1;
         let body = ReplyBody::Error { errno: errno.0 };
-        self.reply(asker.client, asker.request, body, Vec::new());
+        self.reply(requester.client, requester.request, body, Vec::new());
     }
 
     /// Resets what holders did not give back. Returns when to come back.

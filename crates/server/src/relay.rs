@@ -56,7 +56,7 @@ impl Server {
             helping: Some(FIRST_HELPING),
             ..Relay::default()
         };
-        self.helpings.push_back((until, id));
+        self.throttled_relays.push_back((until, id));
         self.begin_relay(id, relay);
     }
 
@@ -69,11 +69,11 @@ impl Server {
 
     /// Moves what was held back of those that nobody wanted back. Returns when to come again.
     pub fn drive_relays(&mut self) -> Option<Instant> {
-        while let Some(&(due, id)) = self.helpings.front() {
+        while let Some(&(due, id)) = self.throttled_relays.front() {
             if due > self.now {
                 return Some(due);
             }
-            self.helpings.pop_front();
+            self.throttled_relays.pop_front();
             if let Some(relay) = self.relays.get_mut(&id) {
                 relay.helping = None;
                 self.pump(id);
@@ -169,7 +169,7 @@ impl Server {
     /// From the descriptor to the peer.
     fn pump_out(&mut self, id: SessionId) {
         let (Some(far), Some(relay), Some(stream)) = (
-            self.fars.get(&id),
+            self.peer_ends.get(&id),
             self.relays.get_mut(&id),
             held(&mut self.stack, &mut self.locals, &self.registry, id),
         ) else {
@@ -208,7 +208,7 @@ impl Server {
     fn drain_far(&mut self, id: SessionId) -> bool {
         let slot = self.server_slot(id);
         let (Some(far), Some(relay), Some(session)) = (
-            self.fars.get(&id),
+            self.peer_ends.get(&id),
             self.relays.get(&id),
             slot.and_then(|slot| self.stack.tcp(slot)),
         ) else {
@@ -236,7 +236,7 @@ impl Server {
     /// From the peer to the descriptor. True if the descriptor is full.
     fn pump_in(&mut self, id: SessionId) -> bool {
         let (Some(far), Some(relay), Some(stream)) = (
-            self.fars.get(&id),
+            self.peer_ends.get(&id),
             self.relays.get_mut(&id),
             held(&mut self.stack, &mut self.locals, &self.registry, id),
         ) else {

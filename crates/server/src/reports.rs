@@ -1,4 +1,4 @@
-//! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
+//! Answers for commands: sessions, counters, status. TcpInfo of cached sessions are what their
 //! libraries claim.
 
 use portolan_control::{Errno, Holder, Phase, Process, Session};
@@ -11,7 +11,7 @@ use portolan_proto::report::{
 };
 use portolan_stack::{COUNTERS, counter_names};
 use portolan_sys::shm::StatisticsReader;
-use portolan_tcp::Figures;
+use portolan_tcp::TcpInfo;
 use portolan_types::{ChannelId, Protocol, SessionId};
 
 use crate::clients::Answer;
@@ -27,7 +27,7 @@ impl Server {
             (Holder::None, _) if unheld.is_some() => {
                 let end = unheld.map(LocalEnd::open);
                 end.map_or_else(Default::default, |end| {
-                    (end.state().to_string(), figures(&end.figures()))
+                    (end.state().to_string(), figures(&end.tcp_info()))
                 })
             }
             (Holder::Server(slot), Protocol::Tcp) => match self.stack.get(slot) {
@@ -35,7 +35,7 @@ impl Server {
                     tcp.connection.state().to_string(),
                     SessionFigures {
                         events: *tcp.connection.counts(),
-                        ..figures(&tcp.connection.figures())
+                        ..figures(&tcp.connection.tcp_info())
                     },
                 ),
                 _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
@@ -232,7 +232,7 @@ fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
     known.to_owned()
 }
 
-fn figures(f: &Figures) -> SessionFigures {
+fn figures(f: &TcpInfo) -> SessionFigures {
     let micros = |d: std::time::Duration| u32::try_from(d.as_micros()).unwrap_or(u32::MAX);
     let octets = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     SessionFigures {

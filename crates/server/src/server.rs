@@ -17,8 +17,8 @@ use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
-use portolan_sys::inlet::Inlet;
 use portolan_sys::ring::Ring;
+use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::MetastateWriter;
 use portolan_sys::signals::Signals;
 use portolan_sys::sysctl::{ReserveError, ReservedPorts};
@@ -33,8 +33,9 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tracing::{info, warn};
 
+use crate::channel_pool::ChannelPool;
 use crate::clients::{Client, ClientId};
-use crate::close::Dying;
+use crate::close::OrphanedFlow;
 use crate::config::{Config, FLOWS};
 use crate::counters::Counters;
 use crate::direct::{self, Directs};
@@ -48,7 +49,6 @@ use crate::locals::Locals;
 use crate::metastate::Resolving;
 use crate::network::{Network, NetworkError};
 use crate::orphans::Orphans;
-use crate::pace::Pace;
 use crate::poll::{Poller, Ready, Token};
 use crate::processes::{Channel, Ending};
 use crate::qos::{PolicyError, Qos};
@@ -56,11 +56,11 @@ use crate::raw::RawFlows;
 use crate::recall::Recall;
 use crate::relay::Relay;
 use crate::reservation::Reservation;
-use crate::sessions::Far;
+use crate::rx_throttle::RxThrottle;
+use crate::sessions::DescriptorPeer;
 use crate::sharing::Sharing;
 use crate::shortage::Shortage;
 use crate::sink::Sink;
-use crate::spares::Spares;
 use crate::sysctls::Sysctls;
 use crate::wire::TapWire;
 
@@ -71,7 +71,7 @@ const RAW_BINDINGS: u32 = 8192;
 const DESCRIPTORS: u64 = 1 << 20;
 
 /// How long a stopping server waits for its last segments to leave.
-const FAREWELL: Duration = Duration::from_millis(100);
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(100);
 
 /// What the event loop waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,12 +82,12 @@ pub enum Source {
     Ring,
     Wire,
     Inject,
-    Spares,
+    ChannelPool,
     Client(ClientId),
     Descriptor(SessionId),
     Reservation(SessionId),
     /// Whoever shares a local session with the server.
-    Bell,
+    EventNotifier,
     /// The process that has the class.
     Holder(ClassId),
     /// The process that made a multiplex group.
@@ -160,7 +160,7 @@ pub struct Server {
     pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Taps of processes that are gone, and when they must be too.
     pub(crate) leaving_taps: VecDeque<(Instant, u32)>,
-    pub(crate) spares: Spares,
+    pub(crate) spares: ChannelPool,
     /// What processes counted that are gone.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
@@ -170,13 +170,13 @@ pub struct Server {
     pub(crate) filter: Filter,
     /// None where the kernel does not tell: then a relayed session stays so.
     pub(crate) holder_count: Option<HolderCount>,
-    pub(crate) inlet: Inlet,
+    pub(crate) rx_path: RxPath,
     pub(crate) stack: Stack,
     pub(crate) wire: TapWire,
     pub(crate) inject: TapWire,
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
-    pub(crate) pace: Pace,
+    pub(crate) rx_throttle: RxThrottle,
     pub(crate) reset_limit: ResetLimit,
     /// Listeners whose SYNs the packet filter answers.
     pub(crate) floods: Floods,
@@ -202,7 +202,7 @@ pub struct Server {
 
     // What sessions have beside their entry in the registry.
     pub(crate) flows: HashMap<FlowKey, SessionId>,
-    pub(crate) fars: HashMap<SessionId, Far>,
+    pub(crate) peer_ends: HashMap<SessionId, DescriptorPeer>,
     /// Sessions that have chosen how packets reach them.
     pub(crate) deliveries: HashMap<SessionId, Delivery>,
     /// Why a device has no filter in its driver that was to have one.
@@ -215,7 +215,7 @@ pub struct Server {
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
     /// Listeners whose kernel sockets are still kept from connections by managed devices, and until when.
-    pub(crate) guarded: VecDeque<(Instant, SessionId)>,
+    pub(crate) port_transitions: VecDeque<(Instant, SessionId)>,
     pub(crate) sharing: Sharing,
     pub(crate) recalls: HashMap<SessionId, Recall>,
     pub(crate) recalls_due: DueList,
@@ -223,14 +223,14 @@ pub struct Server {
     pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
     pub(crate) relays: HashMap<SessionId, Relay>,
     /// When what was held back of a relay follows, in this order.
-    pub(crate) helpings: VecDeque<(Instant, SessionId)>,
+    pub(crate) throttled_relays: VecDeque<(Instant, SessionId)>,
     /// Listeners whose handshakes processes are to give back, and until when.
     pub(crate) wanted_back: VecDeque<(Instant, SessionId)>,
     pub(crate) locals: Locals,
     /// Where the names of wake-up sockets stand for a moment.
     pub(crate) wake_directory: PathBuf,
-    pub(crate) dying: HashMap<SessionId, Dying>,
-    pub(crate) provokes: DueList,
+    pub(crate) orphaned_flows: HashMap<SessionId, OrphanedFlow>,
+    pub(crate) probes_due: DueList,
     pub(crate) orphans: Orphans,
     /// Processes that are gone, some of whose sessions are still to be ended.
     pub(crate) ending: VecDeque<Ending>,
@@ -283,8 +283,8 @@ impl Server {
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
         poll.add(&*network.news, Source::Network, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
-        let spares = Spares::new(filter.workshop(), config.ring_size, now)?;
-        poll.add(&*spares.bell, Source::Spares, EventFlags::IN)?;
+        let spares = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
+        poll.add(&*spares.notifier, Source::ChannelPool, EventFlags::IN)?;
         let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
         let edge = EventFlags::OUT | EventFlags::ET;
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
@@ -292,11 +292,11 @@ impl Server {
 
         let extensions =
             Extensions::new(filter.extensions.linkage(), config.extension.clone(), now)?;
-        poll.add(&*extensions.loader.bell, Source::Loader, EventFlags::IN)?;
+        poll.add(&*extensions.loader.notifier, Source::Loader, EventFlags::IN)?;
 
         let wake_directory = instance.directory().to_owned();
         let locals = Locals::new(&wake_directory)?;
-        poll.add(&locals.chime, Source::Bell, EventFlags::IN)?;
+        poll.add(&locals.wake_receiver, Source::EventNotifier, EventFlags::IN)?;
 
         let mut server = Server {
             registry: Registry::new(config.limits.of_registry()),
@@ -323,13 +323,13 @@ impl Server {
             sink: Sink::new(),
             filter,
             holder_count: load_holder_count(),
-            inlet: Inlet::new(ring, doorbell),
+            rx_path: RxPath::new(ring, doorbell),
             stack: Stack::new(now),
             wire,
             inject,
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
-            pace: Pace::default(),
+            rx_throttle: RxThrottle::default(),
             reset_limit: ResetLimit::default(),
             floods: Floods::default(),
             early: EarlyFragments::default(),
@@ -347,7 +347,7 @@ impl Server {
             resolving: HashMap::new(),
             reserved,
             flows: HashMap::new(),
-            fars: HashMap::new(),
+            peer_ends: HashMap::new(),
             deliveries: HashMap::new(),
             driver_refusals: HashMap::new(),
             priorities: HashMap::new(),
@@ -360,13 +360,13 @@ impl Server {
             recalls_due: DueList::default(),
             connecting: HashMap::new(),
             relays: HashMap::new(),
-            helpings: VecDeque::new(),
+            throttled_relays: VecDeque::new(),
             wanted_back: VecDeque::new(),
-            guarded: VecDeque::new(),
+            port_transitions: VecDeque::new(),
             locals,
             wake_directory,
-            dying: HashMap::new(),
-            provokes: DueList::default(),
+            orphaned_flows: HashMap::new(),
+            probes_due: DueList::default(),
             orphans: Orphans::new(&config.limits),
             ending: VecDeque::new(),
             deferred: HashMap::new(),
@@ -409,22 +409,22 @@ impl Server {
     /// Waits until something happens, and answers all of it.
     fn turn(&mut self, latest: Option<Instant>) -> Result<(), Errno> {
         let deadline = [self.deadline(), latest].into_iter().flatten().min();
-        let deadline = match self.pace.next_look(self.now) {
+        let deadline = match self.rx_throttle.next_look(self.now) {
             // It does not ring meanwhile.
             Some(next) => [deadline, Some(next)].into_iter().flatten().min(),
-            None if self.inlet.fall_asleep() => deadline,
+            None if self.rx_path.fall_asleep() => deadline,
             None => Some(self.now),
         };
         let ready = self.poll.wait(clock::now(), deadline)?;
         self.now = clock::now();
-        self.inlet.wake_up(self.now);
+        self.rx_path.wake_up(self.now);
         self.slices.begin_turn();
         self.drain();
         for Ready { source, flags } in ready {
             self.dispatch(source, flags);
         }
         self.tell_of_left();
-        // The edge of a frame on the tap may have been reported, and passed over, by `reap`.
+        // The edge of a frame on the tap may have been reported, and passed over, by `poll_hangups`.
         self.drain();
         self.stack.expire(self.now);
         self.settle();
@@ -440,12 +440,12 @@ impl Server {
             Source::Ring => self.drain(),
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),
-            Source::Spares => self.on_spares(),
+            Source::ChannelPool => self.on_spares(),
             Source::Client(id) => self.serve_client(id, flags),
             Source::Descriptor(id) => self.on_descriptor(id, flags),
             Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
             Source::Reservation(id) => self.on_kernel_connections(id),
-            Source::Bell => self.on_bell(),
+            Source::EventNotifier => self.on_notifier(),
             Source::Holder(class) => self.on_holder_gone(class),
             Source::Maker(key) => self.on_maker_gone(key),
             Source::Loader => self.on_loaded(),
@@ -453,7 +453,7 @@ impl Server {
     }
 
     /// Looks for descriptors that were closed before a request whose answer depends on it.
-    pub(crate) fn reap(&mut self) {
+    pub(crate) fn poll_hangups(&mut self) {
         let ready = match self.poll.wait(self.now, Some(self.now)) {
             Ok(ready) => ready,
             Err(errno) => {
@@ -519,7 +519,7 @@ impl Server {
             self.drive_listings(),
             self.drive_deferred(),
             self.drive_shortage(),
-            self.drive_guarded(),
+            self.drive_port_transitions(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
             self.drive_spares(),
@@ -527,13 +527,13 @@ impl Server {
             self.drive_relays(),
             self.drive_delegations(),
             self.drive_floods(),
-            self.drive_callers(),
+            self.drive_pending_connects(),
             self.drive_locals(),
             self.drive_leaving_classes(),
             self.drive_cpu(),
             self.drive_extensions(),
             self.drive_cgroups(),
-            self.drive_doorways(),
+            self.drive_tx_queues(),
             self.drive_links(),
         ]
         .into_iter()
@@ -557,8 +557,10 @@ impl Server {
                 (_, None) => self.abort_orphan(id),
             }
         }
-        let end = clock::now() + FAREWELL;
-        while clock::now() < end && !(self.dying.is_empty() && self.registry.session_count() == 0) {
+        let end = clock::now() + SHUTDOWN_GRACE;
+        while clock::now() < end
+            && !(self.orphaned_flows.is_empty() && self.registry.session_count() == 0)
+        {
             if let Err(errno) = self.turn(Some(end)) {
                 warn!(%errno, "cannot take leave of peers");
                 break;

@@ -15,7 +15,7 @@ use crate::server::{Server, Source};
 
 /// The far end of a descriptor, watched for its hang-up.
 #[derive(Debug)]
-pub struct Far {
+pub struct DescriptorPeer {
     pub fd: OwnedFd,
     pub token: Token,
 }
@@ -49,7 +49,7 @@ impl NewDescriptor {
 
 impl Server {
     /// Watches `far` for the session; replaces an earlier one.
-    pub fn keep_far(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
+    pub fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
         unix::refuse_descriptors(&far);
@@ -58,19 +58,19 @@ impl Server {
             .poll
             .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
             .map_err(|_| Errno::NOBUFS)?;
-        self.fars.insert(id, Far { fd: far, token });
+        self.peer_ends.insert(id, DescriptorPeer { fd: far, token });
         Ok(())
     }
 
     pub fn drop_far(&mut self, id: SessionId) {
-        if let Some(far) = self.fars.remove(&id) {
+        if let Some(far) = self.peer_ends.remove(&id) {
             self.poll.remove(&far.fd, far.token);
             self.sink.close(far.fd);
         }
     }
 
     pub fn watch_far(&self, id: SessionId, flags: EventFlags) {
-        if let Some(far) = self.fars.get(&id)
+        if let Some(far) = self.peer_ends.get(&id)
             && let Err(errno) = self.poll.modify(&far.fd, far.token, flags)
         {
             warn!(%errno, "cannot watch a descriptor");
@@ -78,9 +78,9 @@ impl Server {
     }
 
     /// Sends the session's packets to `holder` from now on.
-    pub fn aim(&mut self, id: SessionId, holder: Holder) -> Generation {
+    pub fn steer(&mut self, id: SessionId, holder: Holder) -> Generation {
         self.free_ring_unless(id, holder);
-        let generation = self.registry.aim(id, holder);
+        let generation = self.registry.steer(id, holder);
         let Some(session) = self.registry.session(id) else {
             return generation;
         };
@@ -90,7 +90,7 @@ impl Server {
         let set = match session.flow() {
             Some(flow) => {
                 self.flows.insert(flow, id);
-                self.filter.aim(&flow, row)
+                self.filter.steer(&flow, row)
             }
             None if session.protocol == Protocol::Udp => Ok(()),
             None => {
@@ -140,14 +140,14 @@ impl Server {
             return;
         };
         if session.phase == Phase::Listening {
-            return self.aim_listener(id);
+            return self.steer_listener(id);
         }
         let Some(row) = self.row_of(session) else {
             return;
         };
         let is_udp = session.protocol == Protocol::Udp;
         if let Some(flow) = session.flow()
-            && let Err(error) = self.filter.aim(&flow, row)
+            && let Err(error) = self.filter.steer(&flow, row)
         {
             warn!(%error, session = id.0, "cannot aim a session");
         }
@@ -157,18 +157,18 @@ impl Server {
     }
 
     /// Takes the session's row out of the filter.
-    pub fn unaim(&mut self, id: SessionId) {
+    pub fn unsteer(&mut self, id: SessionId) {
         let Some(session) = self.registry.session(id) else {
             return;
         };
         if self.locals.has(id) {
-            self.registry.aim(id, Holder::None);
+            self.registry.steer(id, Holder::None);
             return;
         }
         let removed = match (session.flow(), session.phase) {
             (Some(flow), _) => {
                 self.flows.remove(&flow);
-                self.filter.unaim(&flow)
+                self.filter.unsteer(&flow)
             }
             (None, Phase::Listening) => return,
             (None, _) if session.protocol == Protocol::Udp => Ok(()),
@@ -181,20 +181,20 @@ impl Server {
         if is_udp {
             self.leave_endpoint(id);
         }
-        self.registry.aim(id, Holder::None);
+        self.registry.steer(id, Holder::None);
     }
 
     /// Forgets the session with all it has here: row, port, sockets, engine state.
     pub fn forget(&mut self, id: SessionId) {
         self.leave_all_groups(id);
         self.end_guarantees_of_flow(id);
-        self.forget_pace(id);
+        self.forget_rx_throttle(id);
         self.await_no_longer(id);
         // Its slot, before the session has no holder any more.
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);
         }
-        self.unaim(id);
+        self.unsteer(id);
         self.end_extensions_of(id);
         self.forget_local(id);
         self.drop_far(id);
@@ -205,7 +205,7 @@ impl Server {
         self.priorities.remove(&id);
         self.free_ring(id);
         self.connecting.remove(&id);
-        self.dying.remove(&id);
+        self.orphaned_flows.remove(&id);
         self.orphans.remove(id);
         self.waiting.remove(&id);
         let Some(session) = self.registry.remove(id) else {

@@ -9,7 +9,7 @@ use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
 use tracing::debug;
 
 use crate::clients::Answer;
-use crate::opens::{Detour, Target};
+use crate::opens::{Fallback, Target};
 use crate::server::{Server, random_u32};
 use crate::sessions::NewDescriptor;
 
@@ -22,7 +22,7 @@ impl Server {
         target: Target,
         path: Path,
         descriptor: Option<NewDescriptor>,
-    ) -> Result<Answer, Detour> {
+    ) -> Result<Answer, Fallback> {
         let id = match known {
             Some(id) => id,
             None => self.enter_unbound(channel, &target, descriptor)?,
@@ -33,7 +33,7 @@ impl Server {
             }
             return Err(errno.into());
         }
-        self.unaim(id);
+        self.unsteer(id);
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = Some(target.remote);
         session.phase = Phase::Connected;
@@ -41,7 +41,7 @@ impl Server {
         self.tell_kernel_of_peer(id, Some(target.remote));
         self.choose_delivery(id, target.options.delivery);
         self.choose_priority(id, target.options.priority);
-        let generation = self.aim(id, Holder::Process(channel, target.slot));
+        let generation = self.steer(id, Holder::Process(channel, target.slot));
         self.counters.handoffs += 1;
         Ok(ReplyBody::Connected {
             session: id,
@@ -72,7 +72,7 @@ impl Server {
             let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
             let port = session.local.port();
             // The binding row goes before the address that names it does.
-            self.unaim(id);
+            self.unsteer(id);
             if let Some(session) = self.registry.session_mut(id) {
                 session.local = scoped(source, port, path.interface);
             }
@@ -89,7 +89,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         self.registry.admit(channel, Command::Disconnect, id)?;
         self.end_guarantees_of_flow(id);
-        self.unaim(id);
+        self.unsteer(id);
         let bound = self.claim_of(id);
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = None;
@@ -99,7 +99,7 @@ impl Server {
         }
         let local = session.local;
         self.tell_kernel_of_peer(id, None);
-        let generation = self.aim(id, Holder::Process(channel, slot));
+        let generation = self.steer(id, Holder::Process(channel, slot));
         Ok(ReplyBody::Bound {
             session: id,
             local,

@@ -1,4 +1,4 @@
-//! The server's doorway to the wire: its tap, and the few frames that wait while the tap is full.
+//! The server's transmit queue to the wire: its tap, and the few frames that wait while the tap is full.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

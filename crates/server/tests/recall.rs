@@ -67,7 +67,7 @@ impl Scene {
     }
 
     fn depart(&mut self) {
-        let request = RequestBody::Depart { session: self.id };
+        let request = RequestBody::BeginFlush { session: self.id };
         let reply = self.holder.client.ask(request);
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     }
@@ -75,7 +75,7 @@ impl Scene {
     fn recalled(&mut self) -> Vec<SessionId> {
         let mut recalled = Vec::new();
         await_some("a recall", || {
-            match self.holder.client.ask(RequestBody::Recalls) {
+            match self.holder.client.ask(RequestBody::FetchRecalls) {
                 ReplyBody::Recalled { sessions, .. } => recalled = sessions,
                 other => panic!("{other:?}"),
             }
@@ -189,7 +189,7 @@ fn what_is_held_back_of_a_relay_follows() {
             unread: shm::stretch(0, octets.len()),
         },
         then: AfterFlush::Relay(Reader::Other),
-        traits: Default::default(),
+        options_blob: Default::default(),
     };
     let (reply, _) = scene.holder.client.ask_with(request, &[memory.as_fd()]);
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
@@ -236,7 +236,10 @@ fn a_session_that_could_not_be_packed_goes_on_where_it_is() {
     scene.depart();
     scene.peer.write_all(b"retransmitted, ").unwrap();
     let session = scene.id;
-    scene.holder.client.send(RequestBody::Stay { session }, &[]);
+    scene
+        .holder
+        .client
+        .send(RequestBody::AbortFlush { session }, &[]);
     scene.peer.write_all(b"and sent").unwrap();
     let got = scene.holder.read(scene.slot, 23);
     assert_eq!(got, b"retransmitted, and sent");

@@ -182,7 +182,7 @@ fn a_bound_session_that_goes_to_the_kernel_takes_its_port_along() {
         remote: "127.0.0.1:80".parse().unwrap(),
         slot: Slot(0),
         options: portolan_proto::control::HandshakeOptions::default(),
-        early: portolan_proto::control::Early::No,
+        early: portolan_proto::control::FastOpenMode::No,
     };
     let (reply, fds) = library.client.ask_with(body, &[]);
     assert!(matches!(reply, ReplyBody::UseKernel { .. }), "{reply:?}");
@@ -445,7 +445,7 @@ fn udp_is_cached_at_bind_and_at_connect() {
         remote: peer.local_addr().unwrap(),
         slot: Slot(0),
         options: portolan_proto::control::HandshakeOptions::default(),
-        early: portolan_proto::control::Early::No,
+        early: portolan_proto::control::FastOpenMode::No,
     };
     let reply = library.client.ask(body);
     let ReplyBody::Connected { local, .. } = reply else {
@@ -481,7 +481,7 @@ fn hostile_clients_are_refused_or_disconnected() {
         session: SessionRef::New,
         backlog: 1,
         options: portolan_proto::control::HandshakeOptions::default(),
-        traits: Default::default(),
+        options_blob: Default::default(),
         slot: None,
     });
     assert!(matches!(reply, ReplyBody::Error { errno: 1 }), "{reply:?}");
@@ -506,7 +506,7 @@ fn hostile_clients_are_refused_or_disconnected() {
             session: SessionRef::Known(id),
             backlog: 1,
             options: portolan_proto::control::HandshakeOptions::default(),
-            traits: Default::default(),
+            options_blob: Default::default(),
             slot: None,
         },
     );

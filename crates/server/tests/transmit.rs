@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::cgroup::Cgroup;
 use common::{Client, Library, Near, await_some, control_path, start_server_with, unpack};
 use portolan_netns::{Bed, Daemon, Namespace};
-use portolan_proto::control::{AfterFlush, Doorway, DoorwayState, Reader, ReplyBody, RequestBody};
+use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, TxQueue, TxQueueState};
 use portolan_proto::qos::{
     Algorithm, Cpu, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
     Refusal, Scope, Slack, Transmit,
@@ -768,9 +768,9 @@ fn a_flow_has_its_class_until_it_ends() {
     let flow = library.stack.tcp(slot).unwrap().flow;
     let scope = Scope::Flow(flow);
     done(&mut library.client, bits(&scope, 10));
-    // The process says nothing of its doorway.
+    // The process says nothing of its transmit queue.
     await_some("the end of patience", || {
-        (library.client.counter("server", "doorways-late") == 1).then_some(())
+        (library.client.counter("server", "tx-queues-late") == 1).then_some(())
     });
     pass(&mut library, slot, &mut peer);
     let report = show(&mut library.client);
@@ -799,42 +799,42 @@ fn pass(library: &mut Library, slot: Slot, peer: &mut std::net::TcpStream) {
     });
 }
 
-/// The doorways of a process, as it fetches them.
-fn doorways(library: &mut Library) -> Vec<Doorway> {
-    match library.client.ask_with(RequestBody::Doorways, &[]) {
-        (ReplyBody::Doorways(doorways), _) => doorways.others,
+/// The transmit queues of a process, as it fetches them.
+fn tx_queues(library: &mut Library) -> Vec<TxQueue> {
+    match library.client.ask_with(RequestBody::TxQueues, &[]) {
+        (ReplyBody::TxQueues(tx_queues), _) => tx_queues.others,
         (reply, _) => panic!("{reply:?}"),
     }
 }
 
 #[test]
-fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_doorway() {
+fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_tx_queue() {
     let host = Host::start("enters", "");
     let (mut library, (_, _near, slot), mut peer) = host.connect();
     let scope = Scope::Flow(library.stack.tcp(slot).unwrap().flow);
     done(&mut library.client, bits(&scope, 10));
     pass(&mut library, slot, &mut peer);
     let before = show(&mut library.client).transmit[0].traffic.octets;
-    let is_late = library.client.counter("server", "doorways-late") > 0;
+    let is_late = library.client.counter("server", "tx-queues-late") > 0;
     assert!(before < 20_000 || is_late, "{before}");
 
     let new = await_some("the doorway", || {
-        let list = doorways(&mut library);
-        list.into_iter().find(|one| one.state == DoorwayState::New)
+        let list = tx_queues(&mut library);
+        list.into_iter().find(|one| one.state == TxQueueState::New)
     });
     assert_eq!(new.scope, scope);
     let number = new.number;
     library
         .client
         .send(RequestBody::DoorwayEntered { number }, &[]);
-    assert_eq!(doorways(&mut library)[0].state, DoorwayState::Open);
+    assert_eq!(tx_queues(&mut library)[0].state, TxQueueState::Open);
     pass(&mut library, slot, &mut peer);
     let after = show(&mut library.client).transmit[0].traffic.octets;
     assert!(after >= before + 20_000, "{after}");
 }
 
 #[test]
-fn a_process_hears_of_a_doorway_before_it_has_the_session_that_is_to_wait_for_it() {
+fn a_process_hears_of_a_tx_queue_before_it_has_the_session_that_is_to_wait_for_it() {
     let host = Host::start("arrives", "");
     let mut library = Library::start(&control_path(&host.bed.a));
     let scope = Scope::Port {
@@ -850,10 +850,10 @@ fn a_process_hears_of_a_doorway_before_it_has_the_session_that_is_to_wait_for_it
     assert!(!is_rung(&library));
     library.bind(Protocol::Udp, (Bed::A4, 7001).into(), Slot(0));
     assert!(is_rung(&library));
-    let list = doorways(&mut library);
+    let list = tx_queues(&mut library);
     assert_eq!(list.len(), 1);
     assert_eq!(list[0].scope, scope);
-    assert_ne!(list[0].state, DoorwayState::Open);
+    assert_ne!(list[0].state, TxQueueState::Open);
 }
 
 #[test]
@@ -908,7 +908,7 @@ fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
 }
 
 #[test]
-fn a_twin_sends_in_its_sessions_class() {
+fn a_kernel_socket_sends_in_its_sessions_class() {
     let host = Host::start("twin", "");
     let mut library = Library::start(&control_path(&host.bed.a));
     let (reply, _near) = library.bind(Protocol::Udp, (Bed::A4, 7000).into(), Slot(0));
@@ -916,19 +916,19 @@ fn a_twin_sends_in_its_sessions_class() {
         panic!("{reply:?}");
     };
     let (_, mut fds) = library.client.ask_with(
-        RequestBody::Twin {
+        RequestBody::KernelSocket {
             session,
             is_v6: false,
         },
         &[],
     );
-    let twin = std::net::UdpSocket::from(fds.remove(0));
+    let kernel_socket = std::net::UdpSocket::from(fds.remove(0));
     let scope = Scope::Port {
         protocol: Protocol::Udp,
         port: 7000,
     };
     done(&mut library.client, bits(&scope, 5));
-    twin.send_to(&[7; 1_000], (Bed::B4, 7000)).unwrap();
+    kernel_socket.send_to(&[7; 1_000], (Bed::B4, 7000)).unwrap();
     await_some("what the twin sent, in the class", || {
         (show(&mut library.client).transmit[0].traffic.octets > 1_000).then_some(())
     });

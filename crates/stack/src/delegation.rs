@@ -21,7 +21,7 @@ use crate::counters::Fate;
 use crate::frame::Wire;
 use crate::packet::{Drop, Packet, Transport};
 use crate::passive::{
-    self, CookieClock, Knock, Rules, answer_by_cookie, clamp_for_cookie, first_number,
+    self, CookieClock, ListenerSegment, Rules, answer_by_cookie, clamp_for_cookie, first_number,
     open_by_cookie, passive_config, refusal,
 };
 use crate::reset_limit::ResetLimit;
@@ -40,7 +40,7 @@ const ANSWERS_MAX: usize = 1024;
 
 /// What a frame of the port has become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Met {
+pub enum DelegateInput {
     /// It was heeded, or dropped.
     Done,
     /// Its connection was accepted, and has left since.
@@ -117,29 +117,29 @@ impl Delegation {
         now: Instant,
         record: &RecordHeader,
         frame: &[u8],
-    ) -> Met {
+    ) -> DelegateInput {
         self.forget_left(now);
         let packet = match Packet::parse(frame, record) {
             Ok(packet) => packet,
             Err(reason) => {
                 stack.counters.count(Fate::Dropped(reason));
-                return Met::Done;
+                return DelegateInput::Done;
             }
         };
         let Some(flow) = packet.flow() else {
-            return Met::Done;
+            return DelegateInput::Done;
         };
         let Transport::Tcp {
             header, payload, ..
         } = packet.transport
         else {
-            return Met::Done;
+            return DelegateInput::Done;
         };
         if let Some(&known) = self.flows.get(&flow) {
             self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
             self.look_at_handshake(stack, known.slot);
-            if met == Met::Done || !known.is_followed_by(&header) {
+            if met == DelegateInput::Done || !known.is_followed_by(&header) {
                 return met;
             }
             // The connection is over, else the frame would have come by its row.
@@ -147,13 +147,13 @@ impl Delegation {
         }
         if packet.ttl < self.options.ip.min_ttl {
             stack.counters.count(Fate::Dropped(Drop::TooFar));
-            return Met::Done;
+            return DelegateInput::Done;
         }
-        self.hear_knock((stack, routes), now, flow, (&header, payload));
-        Met::Done
+        self.on_segment((stack, routes), now, flow, (&header, payload));
+        DelegateInput::Done
     }
 
-    fn hear_knock(
+    fn on_segment(
         &mut self,
         (stack, routes): (&mut Stack, &Routes),
         now: Instant,
@@ -166,13 +166,13 @@ impl Delegation {
             false => self.clock,
         };
         match clock.judge(now, &flow, header, [&self.secret]) {
-            Knock::Noise => stack.counters.count(Fate::Unclaimed),
-            Knock::Syn => self.on_syn((stack, routes), now, flow, header),
+            ListenerSegment::Noise => stack.counters.count(Fate::Unclaimed),
+            ListenerSegment::Syn => self.on_syn((stack, routes), now, flow, header),
             // The peer may try again: Linux drops it, too.
-            Knock::Cookie(_) if self.backlog.is_full() => {
+            ListenerSegment::Cookie(_) if self.backlog.is_full() => {
                 stack.counters.count(Fate::AcceptOverflow);
             }
-            Knock::Cookie(decoded) => {
+            ListenerSegment::Cookie(decoded) => {
                 let Some(config) = self.config(routes, &flow) else {
                     return;
                 };
@@ -186,7 +186,7 @@ impl Delegation {
                 let queue = self.backlog.accept_queue();
                 self.flood.note_opened(now, flow, queue);
             }
-            Knock::Stray { is_forgery } => {
+            ListenerSegment::Stray { is_forgery } => {
                 self.cookies.refused += u64::from(is_forgery);
                 stack.counters.count(match is_forgery {
                     true => Fate::CookieRefused,
@@ -449,7 +449,7 @@ fn deliver(
     now: Instant,
     record: &RecordHeader,
     frame: &[u8],
-) -> Met {
+) -> DelegateInput {
     let generation = match stack.get(slot) {
         Some(Session::Tcp(session)) if session.flow == flow => session.generation,
         // It is between two places of this process, or has left.
@@ -461,8 +461,8 @@ fn deliver(
         ..*record
     };
     match stack.input(now, &record, frame) {
-        Input::Unclaimed(_) => Met::Left,
-        Input::Delivered(_) | Input::Held(_) | Input::Dropped(_) => Met::Done,
+        Input::Unclaimed(_) => DelegateInput::Left,
+        Input::Delivered(_) | Input::Held(_) | Input::Dropped(_) => DelegateInput::Done,
     }
 }
 

@@ -46,11 +46,11 @@ impl Frame<'_> {
 /// One of the ways from a holder of sessions to the device. What waits in one does not hold up the
 /// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Door(pub u8);
+pub struct TxQueueId(pub u8);
 
-impl Door {
+impl TxQueueId {
     /// Whose session has no other.
-    pub const MAIN: Door = Door(0);
+    pub const MAIN: TxQueueId = TxQueueId(0);
 }
 
 /// Takes frames to the device. It never refuses one: when the device is busy it keeps the frame
@@ -59,8 +59,8 @@ pub trait Wire {
     fn transmit(&mut self, frame: &Frame<'_>);
     fn is_full(&self) -> bool;
 
-    /// What follows is about that doorway. Most wires have one only.
-    fn choose(&mut self, _door: Door) {}
+    /// What follows is about that transmit queue. Most wires have one only.
+    fn choose(&mut self, _tx_queue: TxQueueId) {}
 
     /// What follows is sent for the session at `slot`.
     fn serve(&mut self, _slot: Slot) {}
@@ -73,7 +73,7 @@ pub trait Wire {
 
 /// What the kernel makes of a datagram on its way out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cut {
+pub(crate) enum Segmentation {
     Not,
     /// Datagrams of that payload.
     Datagrams(u16),
@@ -249,7 +249,7 @@ impl Template {
         head: &'a mut [u8; HEAD_MAX],
         (source_port, destination_port): (u16, u16),
         payload: usize,
-        cut: Cut,
+        cut: Segmentation,
         no_checksum: bool,
     ) -> &'a [u8] {
         let end = self.length + UDP;
@@ -260,15 +260,15 @@ impl Template {
         self.fill(head, UDP + payload, udp::CHECKSUM_AT);
         let start = to_u16(self.length - VNET);
         match cut {
-            Cut::Not if no_checksum => {
+            Segmentation::Not if no_checksum => {
                 VnetHeader::NONE.emit(head);
                 head[self.length + udp::CHECKSUM_AT..][..2].fill(0);
             }
-            Cut::Not => {}
-            Cut::Datagrams(size) => {
+            Segmentation::Not => {}
+            Segmentation::Datagrams(size) => {
                 VnetHeader::segments(Gso::UdpL4, to_u16(end - VNET), start, size).emit(head);
             }
-            Cut::Fragments(size) => {
+            Segmentation::Fragments(size) => {
                 VnetHeader::segments(Gso::UdpFragments, to_u16(end - VNET), start, size).emit(head);
                 if self.is_ipv4 {
                     Self::allow_fragments(&mut head[VNET + ETHERNET..]);

@@ -36,7 +36,7 @@ pub struct Rules {
 
 /// What a segment without a session wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Knock {
+pub enum ListenerSegment {
     /// Nothing that is answered.
     Noise,
     Syn,
@@ -71,19 +71,20 @@ impl CookieClock {
         flow: &FlowKey,
         header: &TcpHeader,
         secrets: impl IntoIterator<Item = &'a Secret>,
-    ) -> Knock {
+    ) -> ListenerSegment {
         match judge_at_listener(header) {
-            ListenAnswer::Ignore => Knock::Noise,
-            ListenAnswer::Open => Knock::Syn,
+            ListenAnswer::Ignore => ListenerSegment::Noise,
+            ListenAnswer::Open => ListenerSegment::Syn,
             ListenAnswer::Reset if is_plain_ack(header) && self.is_running(now) => {
                 let mut decoded = secrets
                     .into_iter()
                     .filter_map(|secret| cookie::decode(secret, flow, header, now));
-                decoded
-                    .next()
-                    .map_or(Knock::Stray { is_forgery: true }, Knock::Cookie)
+                decoded.next().map_or(
+                    ListenerSegment::Stray { is_forgery: true },
+                    ListenerSegment::Cookie,
+                )
             }
-            ListenAnswer::Reset => Knock::Stray { is_forgery: false },
+            ListenAnswer::Reset => ListenerSegment::Stray { is_forgery: false },
         }
     }
 }
@@ -268,18 +269,18 @@ mod tests {
     fn a_cookie_of_any_of_the_ports_secrets_is_known() {
         for secret in &SECRETS {
             let ack = acknowledgement_of(secret);
-            let knock = running().judge(NOW, &flow(), &ack, &SECRETS);
-            assert!(matches!(knock, Knock::Cookie(_)), "{knock:?}");
+            let segment = running().judge(NOW, &flow(), &ack, &SECRETS);
+            assert!(matches!(segment, ListenerSegment::Cookie(_)), "{segment:?}");
         }
         let ack = acknowledgement_of(&Secret([3; 16]));
-        let knock = running().judge(NOW, &flow(), &ack, &SECRETS);
-        assert_eq!(knock, Knock::Stray { is_forgery: true });
+        let segment = running().judge(NOW, &flow(), &ack, &SECRETS);
+        assert_eq!(segment, ListenerSegment::Stray { is_forgery: true });
     }
 
     #[test]
     fn without_cookies_about_an_acknowledgement_is_no_forgery() {
         let ack = acknowledgement_of(&SECRETS[0]);
-        let stray = Knock::Stray { is_forgery: false };
+        let stray = ListenerSegment::Stray { is_forgery: false };
         let never = CookieClock::default().judge(NOW, &flow(), &ack, &SECRETS);
         assert_eq!(never, stray);
         let later = NOW + COOKIE_LIFETIME;
@@ -289,8 +290,8 @@ mod tests {
     #[test]
     fn a_syn_opens_and_a_reset_is_noise() {
         let judge = |flags| running().judge(NOW, &flow(), &segment(flags), &SECRETS);
-        assert_eq!(judge(TcpFlags::SYN), Knock::Syn);
-        assert_eq!(judge(TcpFlags::RST), Knock::Noise);
+        assert_eq!(judge(TcpFlags::SYN), ListenerSegment::Syn);
+        assert_eq!(judge(TcpFlags::RST), ListenerSegment::Noise);
     }
 
     #[test]

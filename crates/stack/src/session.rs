@@ -1,7 +1,7 @@
 //! A session and its capsule: what a holder keeps, and what travels when the holder changes.
 
 use portolan_proto::ip::IpOptions;
-use portolan_tcp::{Connection, Prefix};
+use portolan_tcp::{Connection, HandoffBuffer};
 use portolan_types::{FlowKey, Generation, SessionId};
 use postcard::ser_flavors::Flavor;
 use serde::{Deserialize, Serialize};
@@ -78,7 +78,10 @@ impl TcpSession {
     }
 
     /// As [`TcpSession::from_capsule`], with the unread octets that travelled beside the capsule.
-    pub fn from_parts(octets: &[u8], unread: Option<Prefix>) -> Result<TcpSession, BadCapsule> {
+    pub fn from_parts(
+        octets: &[u8],
+        unread: Option<HandoffBuffer>,
+    ) -> Result<TcpSession, BadCapsule> {
         let [CAPSULE_VERSION, body @ ..] = octets else {
             return Err(BadCapsule::Version);
         };
@@ -87,7 +90,7 @@ impl TcpSession {
         };
         if let Some(unread) = unread {
             session.connection.lead_with(unread);
-            if session.connection.prefix().is_none() {
+            if session.connection.handoff().is_none() {
                 // There is nothing in it for this one.
                 return Err(BadCapsule::Inconsistent);
             }

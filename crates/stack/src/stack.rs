@@ -14,22 +14,22 @@ use portolan_wire::tcp::TcpHeader;
 use crate::counters::{COUNTERS, Counters, Fate};
 use crate::expected::{Expected, ExpectedDatagram, Segment};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
-use crate::frame::{Door, Frame, HEAD_MAX, Wire};
+use crate::frame::{Frame, HEAD_MAX, TxQueueId, Wire};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
+use crate::resolved_path::{Ends, NextHop, ResolvedPath};
 use crate::routes::Routes;
 use crate::session::{Session, TcpSession};
 use crate::udp::UdpSession;
-use crate::way::{Ends, NextHop, Way};
 
 mod datagrams;
-mod doors;
 mod early;
+mod tx_queues;
 
 pub use datagrams::{SendError, Sending};
 use datagrams::{deliver_datagrams, hears, report_to_udp};
-use doors::Doors;
-use early::Vacancy;
+use early::EarlyFrames;
+use tx_queues::WaitingQueues;
 
 /// A holder whose sessions wait for a route or a neighbour looks again after so long, at first and at
 /// last.
@@ -44,9 +44,9 @@ pub struct Stack {
     /// Sessions that are here.
     count: usize,
     timers: Wheel,
-    /// Sessions that may have something to send, each at most once, there or at its doorway.
+    /// Sessions that may have something to send, each at most once, there or at its transmit queue.
     pending: VecDeque<u32>,
-    doors: Doors,
+    tx_queues: WaitingQueues,
     /// Sessions that wait for a route or a neighbour.
     stalled: Vec<u32>,
     /// When to look whether there is news for them, and how long after that.
@@ -62,7 +62,7 @@ pub struct Stack {
     /// Generation of the routes that `stalled` were tried with.
     tried_generation: u32,
     pub(crate) counters: Counters,
-    takes_all_apart: bool,
+    fast_path_disabled: bool,
     observer: Option<fn(Step)>,
 }
 
@@ -79,7 +79,7 @@ pub enum Step {
 enum Place {
     /// With the generation of the session that was here last.
     Free(Option<Generation>),
-    Reserved(Vacancy),
+    Reserved(EarlyFrames),
     Taken(Box<Entry>),
 }
 
@@ -87,14 +87,14 @@ enum Place {
 struct Entry {
     session: Session,
     /// Of the last packet sent.
-    way: Option<Way>,
-    /// The session is in `pending`, or waits for its doorway.
+    way: Option<ResolvedPath>,
+    /// The session is in `pending`, or waits for its transmit queue.
     is_pending: bool,
-    door: Door,
-    /// Its doorway from now on, as soon as nothing of it waits in the one it has.
-    next_door: Door,
+    tx_queue: TxQueueId,
+    /// Its transmit queue from now on, as soon as nothing of it waits in the one it has.
+    next_tx_queue: TxQueueId,
     /// It sends nothing.
-    is_mute: bool,
+    is_suspend_tx: bool,
     expected: Option<Box<NextHeaders>>,
     /// When the wheel will look at it; never later than its deadline.
     scheduled: Instant,
@@ -131,7 +131,7 @@ impl Stack {
             count: 0,
             timers: Wheel::new(now),
             pending: VecDeque::new(),
-            doors: Doors::default(),
+            tx_queues: WaitingQueues::default(),
             stalled: Vec::new(),
             next_look: None,
             unresolved: Vec::new(),
@@ -142,14 +142,14 @@ impl Stack {
             mtus: PathMtus::default(),
             tried_generation: 0,
             counters: Counters::default(),
-            takes_all_apart: false,
+            fast_path_disabled: false,
             observer: None,
         }
     }
 
     /// Every frame takes the standard path from now on: what the fast one spares can be measured.
     pub fn take_all_apart(&mut self) {
-        self.takes_all_apart = true;
+        self.fast_path_disabled = true;
         for place in &mut self.places {
             if let Place::Taken(entry) = place {
                 entry.expected = None;
@@ -167,11 +167,11 @@ impl Stack {
         if let Some(slot) = self.free.pop() {
             let place = &mut self.places[slot as usize];
             if let Place::Free(before) = *place {
-                *place = Place::Reserved(Vacancy::after(before));
+                *place = Place::Reserved(EarlyFrames::after(before));
             }
             return Slot(slot);
         }
-        self.places.push(Place::Reserved(Vacancy::default()));
+        self.places.push(Place::Reserved(EarlyFrames::default()));
         Slot(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 sessions in memory"))
     }
 
@@ -182,9 +182,9 @@ impl Stack {
             session,
             way: None,
             is_pending: false,
-            door: Door::MAIN,
-            next_door: Door::MAIN,
-            is_mute: false,
+            tx_queue: TxQueueId::MAIN,
+            next_tx_queue: TxQueueId::MAIN,
+            is_suspend_tx: false,
             expected: None,
             scheduled: Instant::FAR_FUTURE,
         }));
@@ -194,8 +194,8 @@ impl Stack {
         if self.tcp(slot).is_some() {
             self.touch(slot);
         }
-        if let Place::Reserved(vacancy) = before {
-            for held in vacancy.release(&mut self.early) {
+        if let Place::Reserved(early) = before {
+            for held in early.release(&mut self.early) {
                 if let Input::Unclaimed(_) = self.input(now, &held.record, &held.frame) {
                     self.released.push(held.frame);
                 }
@@ -213,11 +213,11 @@ impl Stack {
     pub fn remove(&mut self, slot: Slot) -> Option<Session> {
         let taken = self.take(slot);
         let place = self.places.get_mut(slot.0 as usize)?;
-        if let Place::Reserved(vacancy) = place {
-            let vacancy = core::mem::take(vacancy);
-            *place = Place::Free(vacancy.before);
+        if let Place::Reserved(early) = place {
+            let early = core::mem::take(early);
+            *place = Place::Free(early.before);
             self.free.push(slot.0);
-            let frames = vacancy.release(&mut self.early);
+            let frames = early.release(&mut self.early);
             self.released
                 .extend(frames.into_iter().map(|held| held.frame));
         }
@@ -226,10 +226,10 @@ impl Stack {
 
     /// What waits for a session that is on its way to the slot: there is to be none.
     pub fn take_early(&mut self, slot: Slot) -> Vec<(RecordHeader, Vec<u8>)> {
-        let Some(Place::Reserved(vacancy)) = self.places.get_mut(slot.0 as usize) else {
+        let Some(Place::Reserved(early)) = self.places.get_mut(slot.0 as usize) else {
             return Vec::new();
         };
-        let held = core::mem::take(vacancy).release(&mut self.early);
+        let held = core::mem::take(early).release(&mut self.early);
         held.into_iter()
             .map(|held| (held.record, held.frame))
             .collect()
@@ -252,10 +252,10 @@ impl Stack {
             return None;
         };
         let before = generation(&entry.session);
-        let taken = core::mem::replace(place, Place::Reserved(Vacancy::after(Some(before))));
+        let taken = core::mem::replace(place, Place::Reserved(EarlyFrames::after(Some(before))));
         self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
-        self.doors.forget(slot.0);
+        self.tx_queues.forget(slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
         self.changed.retain(|&(changed, _)| changed != slot);
         match taken {
@@ -332,16 +332,16 @@ impl Stack {
     }
 
     /// The session, which is about to leave, sends nothing more from here.
-    pub fn mute(&mut self, slot: Slot) {
+    pub fn suspend_tx(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
-            entry.is_mute = true;
+            entry.is_suspend_tx = true;
         }
     }
 
     /// It stays.
-    pub fn unmute(&mut self, slot: Slot) {
+    pub fn resume_tx(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
-            entry.is_mute = false;
+            entry.is_suspend_tx = false;
         }
         self.touch(slot);
     }
@@ -393,7 +393,7 @@ impl Stack {
         if let Some(input) = self.give_expected(now, record, frame) {
             return input;
         }
-        self.give_apart(now, record, frame)
+        self.slow_path(now, record, frame)
     }
 
     /// The fast path: the frame is what its session expects, which one compare tells.
@@ -445,7 +445,7 @@ impl Stack {
 
     /// A frame has taken the standard path: what comes after it may take the fast one.
     fn expect_after(&mut self, slot: Slot, frame: &[u8], packet: &Packet<'_>) {
-        let takes_all_apart = self.takes_all_apart;
+        let fast_path_disabled = self.fast_path_disabled;
         let Some(entry) = self.entry(slot.0) else {
             return;
         };
@@ -456,7 +456,7 @@ impl Stack {
                     entry.expected.as_deref_mut(),
                 ) {
                     (Some(next), Some(NextHeaders::OfSegment(expected))) => expected.expect(next),
-                    (Some(next), _) if !takes_all_apart => {
+                    (Some(next), _) if !fast_path_disabled => {
                         let expected = Expected::after(frame, packet, next);
                         entry.expected = expected.map(|it| Box::new(NextHeaders::OfSegment(it)));
                     }
@@ -469,7 +469,7 @@ impl Stack {
                     entry.expected.as_deref(),
                     Some(NextHeaders::OfDatagram(expected)) if expected.is_between(packet)
                 );
-                if !is_known && !takes_all_apart {
+                if !is_known && !fast_path_disabled {
                     let expected = ExpectedDatagram::after(frame, packet);
                     entry.expected = expected.map(|it| Box::new(NextHeaders::OfDatagram(it)));
                 }
@@ -480,12 +480,7 @@ impl Stack {
         self.counters.count(fate);
     }
 
-    fn give_apart<'a>(
-        &mut self,
-        now: Instant,
-        record: &RecordHeader,
-        frame: &'a [u8],
-    ) -> Input<'a> {
+    fn slow_path<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
         let packet = match Packet::parse(frame, record) {
             Ok(packet) => packet,
             Err(reason) => return Input::Dropped(reason),
@@ -506,8 +501,8 @@ impl Stack {
                 self.follow_up(now, slot);
                 Input::Delivered(slot)
             }
-            Some(Place::Reserved(vacancy)) if vacancy.expects(record) => {
-                if vacancy.hold(&mut self.early, record, frame) {
+            Some(Place::Reserved(early)) if early.expects(record) => {
+                if early.hold(&mut self.early, record, frame) {
                     Input::Held(slot)
                 } else {
                     Input::Dropped(Drop::TooEarly)
@@ -547,7 +542,7 @@ impl Stack {
         self.unresolved.drain(..)
     }
 
-    /// Sends what is due until nothing is left, or only of sessions whose doorways are full.
+    /// Sends what is due until nothing is left, or only of sessions whose transmit queues are full.
     pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
         if self.tried_generation != routes.generation() {
             self.retry_stalled(routes);
@@ -556,7 +551,7 @@ impl Stack {
         while let Some(slot) = self.pending.pop_front() {
             self.output_one(now, slot, routes, wire);
         }
-        self.doors.end_turns();
+        self.tx_queues.end_turns();
         self.look_again(now);
     }
 
@@ -575,19 +570,19 @@ impl Stack {
 
     /// Is somebody waiting for the wire?
     pub fn has_output(&self) -> bool {
-        !self.pending.is_empty() || self.doors.has_waiting()
+        !self.pending.is_empty() || self.tx_queues.has_waiting()
     }
 
     fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
         let Some(entry) = entry_of(&mut self.places, slot) else {
             return;
         };
-        if entry.is_mute {
+        if entry.is_suspend_tx {
             entry.is_pending = false;
             return;
         }
         if !entry.enter(wire) {
-            return self.doors.wait(entry.door, slot);
+            return self.tx_queues.wait(entry.tx_queue, slot);
         }
         entry.is_pending = false;
         wire.serve(Slot(slot));
@@ -610,7 +605,7 @@ impl Stack {
         let is_current = way
             .as_ref()
             .is_some_and(|way| way.is_current(&ends, routes, &self.mtus));
-        let way = match Way::current(way, ends, session.ip, routes, &self.mtus) {
+        let way = match ResolvedPath::current(way, ends, session.ip, routes, &self.mtus) {
             Ok(way) if way.unresolved.is_none() => {
                 if !is_current {
                     let mtu = way.mtu_for(session.ip.discovery);
@@ -646,7 +641,7 @@ impl Stack {
             }
         }
         if entry.is_pending {
-            self.doors.wait_for_next_turn(entry.door, slot);
+            self.tx_queues.wait_for_next_turn(entry.tx_queue, slot);
         }
         let events = self
             .tcp(Slot(slot))
@@ -739,7 +734,7 @@ pub fn send_segment(
         destination: flow.remote.ip(),
         scope: scope_of(flow.remote),
     };
-    let found = Way::find(ends, ip, routes, &PathMtus::default()).ok();
+    let found = ResolvedPath::find(ends, ip, routes, &PathMtus::default()).ok();
     let Some(way) = found.filter(|way| way.unresolved.is_none()) else {
         return false;
     };

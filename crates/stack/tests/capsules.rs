@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bolero::TypeGenerator;
 use bolero::generator::*;
 use portolan_stack::TcpSession;
-use portolan_tcp::{Config, Connection, Prefix};
+use portolan_tcp::{Config, Connection, HandoffBuffer};
 use portolan_types::{FlowKey, Instant, Protocol, SeqNum, SessionId};
 use portolan_wire::tcp::{SackBlock, TcpFlags, TcpHeader, Timestamps};
 
@@ -128,7 +128,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
             if attack.is_aside {
                 set_aside(&mut session);
             }
-            let memory = session.connection.prefix().cloned();
+            let memory = session.connection.handoff().cloned();
             let mut capsule = session.to_capsule();
             // The control block lies behind and before the octets: aim at its places, too.
             let length = capsule.len();
@@ -152,7 +152,7 @@ fn a_genuine_capsule_is_accepted_at_every_stage() {
         let capsule = session.to_capsule();
         assert!(TcpSession::from_capsule(&capsule).is_ok(), "stage {stage}");
         set_aside(&mut session);
-        let (capsule, memory) = (session.to_capsule(), session.connection.prefix().cloned());
+        let (capsule, memory) = (session.to_capsule(), session.connection.handoff().cloned());
         assert!(TcpSession::from_parts(&capsule, memory).is_ok());
         assert!(
             stage == 3 || TcpSession::from_capsule(&capsule).is_err(),
@@ -179,14 +179,14 @@ fn set_aside(session: &mut TcpSession) {
     assert!(session.connection.set_aside(Arc::new(image)), "it fits");
 }
 
-fn drive(capsule: &[u8], memory: Option<Prefix>, steps: &[Step]) {
+fn drive(capsule: &[u8], memory: Option<HandoffBuffer>, steps: &[Step]) {
     let Ok(session) = TcpSession::from_parts(capsule, memory) else {
         return;
     };
     let mut connection = session.connection;
     let mut now = start() + Duration::from_millis(30);
     let mut buffer = vec![0; 1 << 16];
-    let bound = connection.figures();
+    let bound = connection.tcp_info();
     let bound = bound.send_queue.max(bound.send_buffer) + bound.receive_queue + (64 << 20);
     drain(&mut connection, now);
     for step in steps {
@@ -197,7 +197,7 @@ fn drive(capsule: &[u8], memory: Option<Prefix>, steps: &[Step]) {
             Ok(()),
             "after {step:?}: {connection:?}"
         );
-        let figures = connection.figures();
+        let figures = connection.tcp_info();
         assert!(figures.send_queue + figures.receive_queue <= bound);
     }
     rest(&mut connection, now);
@@ -249,7 +249,7 @@ fn apply(connection: &mut Connection, now: &mut Instant, buffer: &mut [u8], step
         Step::Shutdown => connection.shutdown_send(*now),
         Step::Close => connection.close(*now),
         Step::Again => {
-            let memory = connection.prefix().cloned();
+            let memory = connection.handoff().cloned();
             let octets = postcard::to_allocvec(connection).expect("connections encode");
             *connection = postcard::from_bytes(&octets).expect("and decode");
             if let Some(memory) = memory {

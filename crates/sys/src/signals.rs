@@ -31,7 +31,7 @@ const OF_THE_MOMENT: [i32; 3] = [libc::SIGSYS, libc::SIGABRT, libc::SIGPROF];
 const OF_LIBC: [i32; 2] = [32, 33];
 
 /// May a handler of this signal wait until it suits the thread?
-pub fn may_be_put_off(signal: i32) -> bool {
+pub fn may_be_defer(signal: i32) -> bool {
     let cannot_wait = [&FAULTS[..], &OF_THE_MOMENT, &OF_LIBC];
     (1..=LAST).contains(&signal) && !cannot_wait.iter().any(|those| those.contains(&signal))
 }
@@ -46,8 +46,8 @@ pub fn is_of_memory(signal: i32) -> bool {
 pub struct Mask(u64);
 
 impl Mask {
-    fn all_that_may_be_put_off() -> Mask {
-        let those = (1..=LAST).filter(|&signal| may_be_put_off(signal));
+    fn all_that_may_be_defer() -> Mask {
+        let those = (1..=LAST).filter(|&signal| may_be_defer(signal));
         Mask(those.fold(0, |set, signal| set | bit(signal)))
     }
 
@@ -84,7 +84,7 @@ impl Arrival {
     ///
     /// # Errors
     /// `EAGAIN`: there is no room for one more real-time signal; nothing was done.
-    pub fn put_off(&self) -> Result<Mask, Errno> {
+    pub fn defer(&self) -> Result<Mask, Errno> {
         self.send_again()?;
         // SAFETY: the mask in the context is what the kernel takes up when the handler returns. Of libc's set it is only
         // as long as the kernel's: what follows is something else.
@@ -92,7 +92,7 @@ impl Arrival {
             let kernels = &raw mut (*self.context.cast::<libc::ucontext_t>()).uc_sigmask;
             let kernels = kernels.cast::<u64>();
             let before = kernels.read();
-            kernels.write(before | Mask::all_that_may_be_put_off().0);
+            kernels.write(before | Mask::all_that_may_be_defer().0);
             Ok(Mask(before))
         }
     }

@@ -1,4 +1,4 @@
-//! Tap devices: the doorway through which a channel sends, and through which the filter may wake
+//! Tap devices: the transmit queue through which a channel sends, and through which the filter may wake
 //! it. Frames carry a virtio-net header, so that a segment of 64 KiB costs one write.
 
 use std::io::{IoSlice, IoSliceMut};

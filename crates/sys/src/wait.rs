@@ -54,62 +54,62 @@ pub fn ppoll(
 }
 
 /// Wakes the threads of this process that poll it, once for any number of rings. An eventfd: whoever
-/// holds it can make a write to it block, so it goes to no other process. [`chime`] is for those.
+/// holds it can make a write to it block, so it goes to no other process. [`wake_receiver`] is for those.
 #[derive(Debug)]
-pub struct Bell {
+pub struct EventNotifier {
     fd: OwnedFd,
 }
 
-impl Bell {
-    pub fn new() -> Result<Bell, Errno> {
+impl EventNotifier {
+    pub fn new() -> Result<EventNotifier, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Bell { fd })
+        Ok(EventNotifier { fd })
     }
 
     /// The same bell under another number.
-    pub fn from_fd(fd: OwnedFd) -> Bell {
-        Bell { fd }
+    pub fn from_fd(fd: OwnedFd) -> EventNotifier {
+        EventNotifier { fd }
     }
 
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         // Fails only when it has been rung 2^64 - 2 times, and then it is still ringing.
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
     }
 
     /// Silences it; true if it rang.
-    pub fn silence(&self) -> bool {
+    pub fn drain(&self) -> bool {
         read(&self.fd, &mut [0; 8]).is_ok()
     }
 }
 
-impl From<Bell> for OwnedFd {
-    fn from(bell: Bell) -> OwnedFd {
-        bell.fd
+impl From<EventNotifier> for OwnedFd {
+    fn from(notifier: EventNotifier) -> OwnedFd {
+        notifier.fd
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for EventNotifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
 /// The receiving side of wake-ups between processes that do not trust each other: a datagram socket.
-/// Each sender has a [`Rope`], a socket of its own, so that nothing that one process does to its
+/// Each sender has a [`WakeSender`], a socket of its own, so that nothing that one process does to its
 /// descriptor changes a call of another's. A send takes no lock that a process can hold while it
 /// sleeps, as the mutex of a pipe is, and `MSG_DONTWAIT` holds whatever the flags of the descriptor.
 #[derive(Debug)]
-pub struct Chime {
+pub struct WakeReceiver {
     fd: OwnedFd,
 }
 
 /// A sending side.
 #[derive(Debug)]
-pub struct Rope<F = OwnedFd> {
+pub struct WakeSender<F = OwnedFd> {
     fd: F,
 }
 
-/// Where senders of one [`Chime`] are connected to: its name in the file system, which has been
+/// Where senders of one [`WakeReceiver`] are connected to: its name in the file system, which has been
 /// removed there, so that nobody else can connect.
 #[derive(Debug)]
 pub struct WakeAddress {
@@ -120,7 +120,7 @@ pub struct WakeAddress {
 const MOST_AT_ONCE: usize = 16;
 
 /// Makes a receiver in `directory`, where its name stands for a moment only.
-pub fn chime(directory: &Path) -> Result<(Chime, WakeAddress), Errno> {
+pub fn wake_receiver(directory: &Path) -> Result<(WakeReceiver, WakeAddress), Errno> {
     let fd = datagram_socket()?;
     // The mode of the name: who may connect.
     fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
@@ -139,18 +139,18 @@ pub fn chime(directory: &Path) -> Result<(Chime, WakeAddress), Errno> {
         Mode::empty(),
     );
     unlinkat(&directory, &name, AtFlags::empty())?;
-    Ok((Chime { fd }, WakeAddress { inode: inode? }))
+    Ok((WakeReceiver { fd }, WakeAddress { inode: inode? }))
 }
 
 /// A receiver with one sender, for two processes.
-pub fn chime_for_one() -> Result<(Chime, Rope), Errno> {
+pub fn wake_pair() -> Result<(WakeReceiver, WakeSender), Errno> {
     let (receiving, sending) = socketpair(
         AddressFamily::UNIX,
         SocketType::DGRAM,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    Ok((Chime { fd: receiving }, Rope { fd: sending }))
+    Ok((WakeReceiver { fd: receiving }, WakeSender { fd: sending }))
 }
 
 fn datagram_socket() -> Result<OwnedFd, Errno> {
@@ -160,22 +160,22 @@ fn datagram_socket() -> Result<OwnedFd, Errno> {
 
 impl WakeAddress {
     /// One more sender.
-    pub fn rope(&self) -> Result<Rope, Errno> {
+    pub fn wake_sender(&self) -> Result<WakeSender, Errno> {
         let fd = datagram_socket()?;
         let path = format!("/proc/self/fd/{}", self.inode.as_raw_fd());
         connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Rope { fd })
+        Ok(WakeSender { fd })
     }
 }
 
-impl Chime {
+impl WakeReceiver {
     /// One whose descriptor came here.
-    pub fn from_fd(fd: OwnedFd) -> Chime {
-        Chime { fd }
+    pub fn from_fd(fd: OwnedFd) -> WakeReceiver {
+        WakeReceiver { fd }
     }
 
-    /// As [`Chime::silence`], but the wake-up stays.
-    pub fn is_rung(&self) -> bool {
+    /// As [`WakeReceiver::drain`], but the wake-up stays.
+    pub fn is_notified(&self) -> bool {
         let mut fds = [libc::pollfd {
             fd: self.fd.as_raw_fd(),
             events: libc::POLLIN,
@@ -185,46 +185,46 @@ impl Chime {
     }
 
     /// Silences it, unless somebody rings without end; true if it rang.
-    pub fn silence(&self) -> bool {
+    pub fn drain(&self) -> bool {
         // Fails only if nobody has rung.
         let take = || recv(&self.fd, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok();
         (0..MOST_AT_ONCE).take_while(|_| take()).count() > 0
     }
 }
 
-impl<F: AsFd> Rope<F> {
+impl<F: AsFd> WakeSender<F> {
     /// One whose descriptor came here.
-    pub fn from_fd(fd: F) -> Rope<F> {
-        Rope { fd }
+    pub fn from_fd(fd: F) -> WakeSender<F> {
+        WakeSender { fd }
     }
 
     /// Rings. A receiver who has gone hears nothing, and one whose queue is full hears enough.
-    pub fn pull(&self) {
+    pub fn wake(&self) {
         let _ = send(&self.fd, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
-impl AsFd for Chime {
+impl AsFd for WakeReceiver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl<F: AsFd> AsFd for Rope<F> {
+impl<F: AsFd> AsFd for WakeSender<F> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl From<Chime> for OwnedFd {
-    fn from(chime: Chime) -> OwnedFd {
-        chime.fd
+impl From<WakeReceiver> for OwnedFd {
+    fn from(wake_receiver: WakeReceiver) -> OwnedFd {
+        wake_receiver.fd
     }
 }
 
-impl From<Rope> for OwnedFd {
-    fn from(rope: Rope) -> OwnedFd {
-        rope.fd
+impl From<WakeSender> for OwnedFd {
+    fn from(wake_sender: WakeSender) -> OwnedFd {
+        wake_sender.fd
     }
 }
 
@@ -252,67 +252,73 @@ mod tests {
 
     #[test]
     fn a_deadline_in_the_past_only_looks() {
-        let bell = Bell::new().unwrap();
+        let notifier = EventNotifier::new().unwrap();
         let past = Some(Instant::ZERO);
-        assert_eq!(ppoll(&mut [readable(&bell)], past, None), Ok(0));
-        bell.ring();
-        assert_eq!(ppoll(&mut [readable(&bell)], past, None), Ok(1));
+        assert_eq!(ppoll(&mut [readable(&notifier)], past, None), Ok(0));
+        notifier.notify();
+        assert_eq!(ppoll(&mut [readable(&notifier)], past, None), Ok(1));
     }
 
     #[test]
-    fn a_bell_wakes_a_waiter_and_falls_silent() {
-        let bell = Bell::new().unwrap();
+    fn a_notifier_wakes_a_waiter_and_falls_silent() {
+        let notifier = EventNotifier::new().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(10));
-                bell.ring();
-                bell.ring();
+                notifier.notify();
+                notifier.notify();
             });
-            assert_eq!(ppoll(&mut [readable(&bell)], None, None), Ok(1));
+            assert_eq!(ppoll(&mut [readable(&notifier)], None, None), Ok(1));
         });
-        assert!(bell.silence());
-        assert!(!bell.silence());
+        assert!(notifier.drain());
+        assert!(!notifier.drain());
     }
 
     #[test]
-    fn each_rope_rings_the_chime_and_survives_its_end() {
-        let (chime, address) = chime(&std::env::temp_dir()).unwrap();
-        let ropes = [address.rope().unwrap(), address.rope().unwrap()];
-        assert!(!chime.is_rung());
-        for rope in &ropes {
-            rope.pull();
-            rope.pull();
+    fn each_wake_sender_rings_the_wake_receiver_and_survives_its_end() {
+        let (wake_receiver, address) = wake_receiver(&std::env::temp_dir()).unwrap();
+        let wake_senders = [
+            address.wake_sender().unwrap(),
+            address.wake_sender().unwrap(),
+        ];
+        assert!(!wake_receiver.is_notified());
+        for wake_sender in &wake_senders {
+            wake_sender.wake();
+            wake_sender.wake();
         }
-        assert!(chime.is_rung());
-        assert!(chime.silence());
-        assert!(!chime.is_rung() && !chime.silence());
+        assert!(wake_receiver.is_notified());
+        assert!(wake_receiver.drain());
+        assert!(!wake_receiver.is_notified() && !wake_receiver.drain());
         for _ in 0..100 {
-            ropes[0].pull();
+            wake_senders[0].wake();
         }
-        assert!(chime.silence(), "a full queue rings");
-        drop(chime);
-        ropes[1].pull();
+        assert!(wake_receiver.drain(), "a full queue rings");
+        drop(wake_receiver);
+        wake_senders[1].wake();
     }
 
     #[test]
     fn nothing_that_one_sender_does_to_its_socket_keeps_another_from_ringing() {
-        let (chime, address) = chime(&std::env::temp_dir()).unwrap();
-        let (hostile, honest) = (address.rope().unwrap(), address.rope().unwrap());
+        let (wake_receiver, address) = wake_receiver(&std::env::temp_dir()).unwrap();
+        let (hostile, honest) = (
+            address.wake_sender().unwrap(),
+            address.wake_sender().unwrap(),
+        );
         rustix::net::shutdown(&hostile, rustix::net::Shutdown::Both).unwrap();
-        honest.pull();
-        assert!(chime.silence());
+        honest.wake();
+        assert!(wake_receiver.drain());
     }
 
     #[test]
-    fn the_name_of_a_chime_is_gone_once_it_is_made() {
+    fn the_name_of_a_wake_receiver_is_gone_once_it_is_made() {
         let name = format!("wake-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
-        let made = chime(&directory).unwrap();
+        let made = wake_receiver(&directory).unwrap();
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
-        made.1.rope().unwrap().pull();
-        assert!(made.0.silence());
+        made.1.wake_sender().unwrap().wake();
+        assert!(made.0.drain());
     }
 
     #[test]

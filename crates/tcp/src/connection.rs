@@ -18,24 +18,24 @@ use crate::cookie;
 use crate::demux::{Demux, Edge};
 use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
+use crate::event_counters::{EVENTS_MAX, Event, EventCounters};
 use crate::events::Events;
 use crate::fastopen::{Cookie, FastOpen};
-use crate::figures::{Edges, Figures};
 use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
 use crate::listen::{ListenAnswer, judge_at_listener};
 use crate::output::Reset;
 use crate::path_mtu::PathMtu;
-use crate::queue::Prefix;
-use crate::receive::{AckNeed, Receiver};
-use crate::send::{Episode, LARGEST_SEGMENT, Sender};
+use crate::queue::HandoffBuffer;
+use crate::receive::{AckSchedule, Receiver};
+use crate::send::{CaState, LARGEST_SEGMENT, Sender};
 use crate::state::{Closed, Established, State, StateName};
-use crate::tally::{EVENTS_MAX, Event, Tally};
+use crate::tcp_info::{SendSpace, TcpInfo};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
 use crate::urgent::Place;
 
 /// Linux's `TCP_TIMEWAIT_LEN` and `tcp_fin_timeout`.
-pub(crate) const LINGERING: Duration = Duration::from_secs(60);
+pub(crate) const TIME_WAIT_LEN: Duration = Duration::from_secs(60);
 /// One TCP connection.
 ///
 /// Call contract: after each call of `on_segment`, `on_timer`, `on_icmp`, `send`, `recv`,
@@ -71,11 +71,11 @@ pub struct Connection {
     pub(crate) receive_shut: bool,
     pub(crate) challenges: Challenges,
     /// When the peer was last heard of, the keep-alive probes sent since, and when the last was.
-    pub(crate) heard: Instant,
+    pub(crate) last_rx: Instant,
     pub(crate) keepalives: u32,
     pub(crate) probed: Instant,
     pub(crate) counters: Counters,
-    pub(crate) tally: Tally,
+    pub(crate) event_counters: EventCounters,
     /// End of the last urgent octet sent, until it is acknowledged (`SND.UP`).
     pub(crate) urgent_end: Option<SeqNum>,
     pub(crate) chronometer: Chronometer,
@@ -95,7 +95,7 @@ pub(crate) struct Counters {
     pub(crate) data_out: u64,
     pub(crate) octets_out: u64,
     pub(crate) retransmits: u64,
-    pub(crate) octets_again: u64,
+    pub(crate) bytes_retransmitted: u64,
     /// Sequence space that the peer has acknowledged.
     pub(crate) octets_acknowledged: u64,
     /// Segments that arrived at a peer who echoed a congestion mark then.
@@ -122,14 +122,14 @@ impl Challenges {
     /// Linux's `tcp_invalid_ratelimit`; RFC 5961 §7 proposes ten in five seconds.
     const INTERVAL: Duration = Duration::from_millis(500);
 
-    pub(crate) fn allow(&mut self, now: Instant, tally: &mut Tally) -> bool {
+    pub(crate) fn allow(&mut self, now: Instant, event_counters: &mut EventCounters) -> bool {
         let allowed = self
             .last
             .is_none_or(|last| now.since(last) >= Challenges::INTERVAL);
         if allowed {
             self.last = Some(now);
         }
-        tally.count(if allowed {
+        event_counters.count(if allowed {
             Event::Challenge
         } else {
             Event::ChallengeWithheld
@@ -305,11 +305,11 @@ impl Connection {
             orphan: false,
             receive_shut: false,
             challenges: Challenges::default(),
-            heard: now,
+            last_rx: now,
             keepalives: 0,
             probed: now,
             counters: Counters::default(),
-            tally: Tally::default(),
+            event_counters: EventCounters::default(),
             urgent_end: None,
             chronometer: Chronometer::default(),
             early_data: false,
@@ -418,7 +418,7 @@ impl Connection {
             && self.state.may_receive()
             && self.receive.window_update_due(self.options.window_clamp)
         {
-            self.receive.want_ack(AckNeed::Now);
+            self.receive.want_ack(AckSchedule::Now);
         }
         count
     }
@@ -446,13 +446,13 @@ impl Connection {
     }
 
     /// What is read elsewhere before all that is stored here; it is none of what is encoded.
-    pub fn prefix(&self) -> Option<&Prefix> {
-        self.receive.buffer.prefix()
+    pub fn handoff(&self) -> Option<&HandoffBuffer> {
+        self.receive.buffer.handoff()
     }
 
     /// Gives a connection that was decoded what travelled beside it.
-    pub fn lead_with(&mut self, prefix: Prefix) {
-        self.receive.buffer.lead_with(prefix);
+    pub fn lead_with(&mut self, handoff: HandoffBuffer) {
+        self.receive.buffer.lead_with(handoff);
     }
 
     /// Copies octets that arrived in order, from `offset` on, and leaves them.
@@ -594,7 +594,7 @@ impl Connection {
     /// FIN-WAIT-2 without a user (Linux's `tcp_fin_time`).
     pub(crate) fn linger_orphaned(&mut self, now: Instant) {
         let wait = match self.options.orphan_wait {
-            OrphanWait::Default => LINGERING,
+            OrphanWait::Default => TIME_WAIT_LEN,
             OrphanWait::For(wait) => wait,
             OrphanWait::Never => return self.abort(now),
         };
@@ -719,7 +719,7 @@ impl Connection {
 
     /// How often each of [`EVENTS`](crate::EVENTS) happened.
     pub fn counts(&self) -> &[u32; EVENTS_MAX] {
-        self.tally.counts()
+        self.event_counters.counts()
     }
 
     /// Segments that were sent again, and neither acknowledged nor given up since.
@@ -727,10 +727,10 @@ impl Connection {
         self.send.board.retransmitted().div_ceil(self.send.mss)
     }
 
-    pub fn figures(&self) -> Figures {
+    pub fn tcp_info(&self) -> TcpInfo {
         let (send, receive) = (&self.send, &self.receive);
         let times = self.chronometer.times();
-        Figures {
+        TcpInfo {
             srtt: send.rtt.smoothed(),
             rttvar: send.rtt.variation(),
             min_rtt: send.rtt.minimum(),
@@ -768,19 +768,19 @@ impl Connection {
             delivery_rate: send.delivery_rate(),
             ecn: self.ecn.is_some(),
             undone: send.undone,
-            fast_recovery: matches!(send.episode, Episode::Recovery { .. }),
-            loss_recovery: matches!(send.episode, Episode::Loss { .. }),
+            fast_recovery: matches!(send.ca_state, CaState::Recovery { .. }),
+            loss_recovery: matches!(send.ca_state, CaState::Loss { .. }),
             last_data_sent: send.last_sent,
             last_data_received: receive.last_data,
-            last_heard: self.heard,
+            last_heard: self.last_rx,
             full_segment_in: receive.segment,
             ack_delay: receive.pace(),
             takes_turns: receive.turns,
             data_segments_in: self.counters.data_in,
             data_segments_out: self.counters.data_out,
-            octets_again: self.counters.octets_again,
+            bytes_retransmitted: self.counters.bytes_retransmitted,
             octets_acknowledged: self.counters.octets_acknowledged,
-            disordered: receive.disordered,
+            out_of_order: receive.out_of_order,
             receive_rtt: receive.measured_rtt(),
             receive_space: receive.space(),
             keepalives: self.keepalives,
@@ -796,8 +796,8 @@ impl Connection {
     }
 
     /// Where sending stands.
-    pub fn edges(&self) -> Edges {
-        Edges {
+    pub fn edges(&self) -> SendSpace {
+        SendSpace {
             una: self.send.una,
             nxt: self.send.nxt,
             end: self.send.data_end(),
@@ -884,7 +884,7 @@ impl Connection {
             }
             // RFC 5927 §4: only what is in flight can have caused it.
             _ if icmp.quoted.before(self.send.una) || icmp.quoted.at_or_after(self.send.nxt) => {
-                self.tally.count(Event::IcmpIgnored);
+                self.event_counters.count(Event::IcmpIgnored);
             }
             (_, IcmpKind::Unreachable { error, .. }) => self.soft_error = Some(error),
             (_, IcmpKind::TooBig { mtu_payload }) => {

@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(cookie, wanted);
         let connection = Connection::accept_cookie(&config, &ack, &cookie, NOW);
         assert_eq!(connection.state(), StateName::Established);
-        let figures = connection.figures();
+        let figures = connection.tcp_info();
         assert_eq!((figures.mss, figures.send_window), (1428, 500 << 9));
         assert_eq!(connection.validate(), Ok(()));
     }
@@ -351,7 +351,7 @@ mod tests {
             let connection = Connection::accept_cookie(config, &ack, &cookie, NOW);
             (
                 reply.flags.contains(TcpFlags::ECE),
-                connection.figures().ecn,
+                connection.tcp_info().ecn,
             )
         };
         assert_eq!(accepted(&asking, &config), (true, true));

@@ -16,7 +16,7 @@ pub(crate) struct Demux {
     sequence: u8,
     peers: Option<Handle>,
     /// Of the peer's last operation.
-    heard: Option<u8>,
+    last_rx: Option<u8>,
     /// Packets with options seem to get lost.
     is_barren: bool,
 }
@@ -115,10 +115,10 @@ impl Demux {
 
     /// Is it later than all that was heard? Numbers wrap.
     fn is_next(&mut self, sequence: u8) -> bool {
-        let is_later = |heard: u8| (1..128).contains(&sequence.wrapping_sub(heard));
-        let is_next = self.heard.is_none_or(is_later);
+        let is_later = |last_rx: u8| (1..128).contains(&sequence.wrapping_sub(last_rx));
+        let is_next = self.last_rx.is_none_or(is_later);
         if is_next {
-            self.heard = Some(sequence);
+            self.last_rx = Some(sequence);
         }
         is_next
     }

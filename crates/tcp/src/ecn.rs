@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::EcnMode;
 use crate::connection::Connection;
-use crate::receive::AckNeed;
+use crate::receive::AckSchedule;
 
 /// The two low bits of the traffic class (RFC 3168 §5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ impl Connection {
         ecn.echo |= codepoint == Codepoint::Ce;
         if ecn.echo != before {
             // The peer's window may have become small: do not keep it waiting.
-            self.receive.want_ack(AckNeed::Now);
+            self.receive.want_ack(AckSchedule::Now);
         }
     }
 }

@@ -4,17 +4,17 @@ use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::config::EcnMode;
-use crate::connection::{Connection, LINGERING};
+use crate::connection::{Connection, TIME_WAIT_LEN};
 use crate::demux::Demux;
 use crate::ecn::Ecn;
 use crate::error::Error;
+use crate::event_counters::Event;
 use crate::events::Events;
 use crate::handshake::{SynReceived, SynSent, SynSentAnswer};
 use crate::output::Reset;
-use crate::receive::AckNeed;
-use crate::send::{AckInput, Episode};
+use crate::receive::AckSchedule;
+use crate::send::{AckInput, CaState};
 use crate::state::{Established, State};
-use crate::tally::Event;
 use crate::timers::SendTimer;
 
 impl Connection {
@@ -102,7 +102,7 @@ impl Connection {
         self.settle(state.offer.agree(&header.options), header, now);
         self.ecn = (state.offer.ecn && Ecn::agreed(header)).then(Ecn::default);
         self.sample_handshake(now);
-        self.heard = now;
+        self.last_rx = now;
         self.note_early(header.ack - (state.iss + 1));
         // As Linux counts: the SYN, too.
         self.counters.octets_acknowledged += 1;
@@ -114,13 +114,13 @@ impl Connection {
         self.establish(header.seq, u32::from(header.window));
         let text_follows = state.fast.as_ref().is_some_and(|fast| fast.text_follows);
         self.receive.want_ack(match text_follows {
-            true => AckNeed::Delayed,
-            false => AckNeed::Now,
+            true => AckSchedule::Delayed,
+            false => AckSchedule::Now,
         });
         let fin = header.flags.contains(TcpFlags::FIN);
         self.on_urgent(header, header.seq + 1);
         if !payload.is_empty() || fin {
-            self.on_text(now, header.seq + 1, payload, fin);
+            self.on_payload(now, header.seq + 1, payload, fin);
         }
     }
 
@@ -170,9 +170,9 @@ impl Connection {
         let syn = flags.contains(TcpFlags::SYN);
         let end = header.seq + payload.len() as u32 + u32::from(fin) + u32::from(syn);
         // First: sequence number, with PAWS before it (RFC 7323 §5.3).
-        let wrapped = self.is_wrapped(now, header);
+        let wrapped = self.fails_paws(now, header);
         if wrapped || !self.receive.acceptable(header.seq, end) {
-            self.tally.count(if wrapped {
+            self.event_counters.count(if wrapped {
                 Event::DropWrapped
             } else {
                 Event::DropWindow
@@ -189,24 +189,24 @@ impl Connection {
         }
         // Fifth: ACK.
         if !flags.contains(TcpFlags::ACK) {
-            self.tally.count(Event::DropNoAck);
+            self.event_counters.count(Event::DropNoAck);
             return;
         }
         if !self.complete_handshake(now, header) || !self.check_acknowledgement(now, header.ack) {
             return;
         }
         self.note_heard(now, header);
-        self.hear_handle(header);
+        self.on_demux_option(header);
         self.on_acknowledgement(now, header, end - header.seq);
         // Sixth: URG.
         self.on_urgent(header, header.seq);
         // Seventh and eighth: text and FIN.
         if !payload.is_empty() || fin {
-            self.on_text(now, header.seq, payload, fin);
+            self.on_payload(now, header.seq, payload, fin);
         }
     }
 
-    fn is_wrapped(&self, now: Instant, header: &TcpHeader) -> bool {
+    fn fails_paws(&self, now: Instant, header: &TcpHeader) -> bool {
         match (&self.timestamps, header.options.timestamps) {
             (Some(state), Some(field)) => {
                 !header.flags.contains(TcpFlags::RST) && state.is_old(field, now)
@@ -222,10 +222,10 @@ impl Connection {
         if let State::SynReceived(state) = &mut self.state {
             // The peer's SYN again: our answer was lost.
             let again = header.flags.contains(TcpFlags::SYN) && header.seq == state.irs;
-            if self.challenges.allow(now, &mut self.tally) {
+            if self.challenges.allow(now, &mut self.event_counters) {
                 state.due |= again;
                 if !again {
-                    self.receive.want_ack(AckNeed::Now);
+                    self.receive.want_ack(AckSchedule::Now);
                 }
             }
             return;
@@ -234,11 +234,11 @@ impl Connection {
         // within limits.
         if !payload.is_empty() {
             // It was here before: its acknowledgement was lost.
-            self.doubt_handle();
+            self.disable_handles();
         }
         let fin = header.flags.contains(TcpFlags::FIN);
         let loops = header.flags.contains(TcpFlags::SYN) || (payload.is_empty() && !fin);
-        if !loops || self.challenges.allow(now, &mut self.tally) {
+        if !loops || self.challenges.allow(now, &mut self.event_counters) {
             self.receive.reject(header.seq, payload.len() as u32);
             self.restart_time_wait(now, fin);
         }
@@ -247,19 +247,19 @@ impl Connection {
     /// RFC 9293 §3.10.7.4, eighth: a FIN again means that our acknowledgement was lost.
     fn restart_time_wait(&mut self, now: Instant, fin: bool) {
         if fin && matches!(self.state, State::TimeWait(_)) {
-            self.timers.end = now + LINGERING;
+            self.timers.end = now + TIME_WAIT_LEN;
         }
     }
 
     fn on_reset(&mut self, now: Instant, seq: SeqNum) {
         if seq != self.receive.nxt {
-            self.tally.count(Event::DropReset);
-            if self.receive.in_window(seq) && self.challenges.allow(now, &mut self.tally) {
-                self.receive.want_ack(AckNeed::Now);
+            self.event_counters.count(Event::DropReset);
+            if self.receive.in_window(seq) && self.challenges.allow(now, &mut self.event_counters) {
+                self.receive.want_ack(AckSchedule::Now);
             }
             return;
         }
-        self.tally.count(Event::ResetIn);
+        self.event_counters.count(Event::ResetIn);
         match &self.state {
             State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
             // Closes it (RFC 9293 §3.10.7.4, second). RFC 1337 §3 would ignore it, and so does
@@ -276,21 +276,21 @@ impl Connection {
             if s.active && header.seq == s.irs && header.flags.contains(TcpFlags::ACK)
                 && header.ack == s.iss + 1);
         if !both_open {
-            self.tally.count(Event::DropSyn);
+            self.event_counters.count(Event::DropSyn);
         }
         if both_open {
             self.complete_handshake(now, header);
-            self.receive.want_ack(AckNeed::Now);
+            self.receive.want_ack(AckSchedule::Now);
         } else if let State::SynReceived(state) = &mut self.state
             && header.seq == state.irs
         {
             // The peer's SYN again: our answer was lost.
-            state.due |= self.challenges.allow(now, &mut self.tally);
+            state.due |= self.challenges.allow(now, &mut self.event_counters);
         } else if matches!(&self.state, State::SynReceived(s) if !s.active) {
             // RFC 9293 §3.10.7.4, fourth: a passive open returns to LISTEN.
             self.end();
-        } else if self.challenges.allow(now, &mut self.tally) {
-            self.receive.want_ack(AckNeed::Now);
+        } else if self.challenges.allow(now, &mut self.event_counters) {
+            self.receive.want_ack(AckSchedule::Now);
         }
     }
 
@@ -339,16 +339,16 @@ impl Connection {
         let ok = ack.at_or_before(self.send.nxt)
             && ack.at_or_after(self.send.una - self.send.max_window);
         if !ok {
-            self.tally.count(Event::DropBadAck);
+            self.event_counters.count(Event::DropBadAck);
         }
-        if !ok && self.challenges.allow(now, &mut self.tally) {
-            self.receive.want_ack(AckNeed::Now);
+        if !ok && self.challenges.allow(now, &mut self.event_counters) {
+            self.receive.want_ack(AckSchedule::Now);
         }
         ok
     }
 
     fn note_heard(&mut self, now: Instant, header: &TcpHeader) {
-        self.heard = now;
+        self.last_rx = now;
         self.keepalives = 0;
         if let (Some(state), Some(field)) = (&mut self.timestamps, header.options.timestamps)
             && header.seq.at_or_before(self.receive.acknowledged)
@@ -357,7 +357,7 @@ impl Connection {
         }
     }
 
-    fn hear_handle(&mut self, header: &TcpHeader) {
+    fn on_demux_option(&mut self, header: &TcpHeader) {
         if let Some(demux) = &mut self.demux
             && let Some(option) = header.options.demux
         {
@@ -366,9 +366,9 @@ impl Connection {
     }
 
     /// Something was lost: what is enclosed may be why.
-    pub(crate) fn doubt_handle(&mut self) {
+    pub(crate) fn disable_handles(&mut self) {
         if self.demux.as_mut().is_some_and(Demux::doubt) {
-            self.tally.count(Event::HandleDoubted);
+            self.event_counters.count(Event::HandleDoubted);
         }
     }
 
@@ -391,7 +391,7 @@ impl Connection {
             sack_permitted: self.sack,
             marked: self.ecn.is_some() && header.flags.contains(TcpFlags::ECE),
         };
-        let outcome = self.send.on_ack(&input, &mut self.tally);
+        let outcome = self.send.on_ack(&input, &mut self.event_counters);
         if let Some(demux) = &mut self.demux {
             demux.progress(self.send.una, header.seq + space);
         }
@@ -400,10 +400,10 @@ impl Connection {
             self.counters.delivered_marked += u64::from(segments);
         }
         if self.send.is_recovering() && !recovering {
-            self.tally.count(Event::FastRecovery);
+            self.event_counters.count(Event::FastRecovery);
         }
         if header.window == 0 {
-            self.tally.count(Event::ZeroWindowIn);
+            self.event_counters.count(Event::ZeroWindowIn);
         }
         if self.path.is_searching() {
             self.note_path(outcome.advanced);
@@ -424,7 +424,7 @@ impl Connection {
 
     /// What an acknowledgement tells of the size that the path carries.
     fn note_path(&mut self, advanced: bool) {
-        if self.send.episode != Episode::Open {
+        if self.send.ca_state != CaState::Open {
             self.path.on_loss();
         } else if advanced && let Some(size) = self.path.on_ack(self.send.una) {
             self.send.mss = size;
@@ -460,15 +460,15 @@ impl Connection {
 
     fn enter_time_wait(&mut self, now: Instant) {
         self.timers.clear_send();
-        self.timers.end = now + LINGERING;
+        self.timers.end = now + TIME_WAIT_LEN;
         // A minute is long, and thousands wait.
-        self.send.slim();
-        self.receive.slim();
+        self.send.release_buffers();
+        self.receive.release_buffers();
     }
 
     /// Nobody will read what arrives, and the peer is told so when this side sends no more either
     /// (Linux: `RCV_SHUTDOWN` in FIN-WAIT).
-    fn is_deaf(&self) -> bool {
+    fn discards_input(&self) -> bool {
         let closing = matches!(self.state, State::FinWait1(_) | State::FinWait2(_));
         self.orphan || (self.receive_shut && closing)
     }
@@ -496,20 +496,20 @@ impl Connection {
         }
     }
 
-    fn on_text(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {
+    fn on_payload(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {
         if !self.state.may_receive() {
-            self.tally.count(Event::DropClosed);
+            self.event_counters.count(Event::DropClosed);
             // RFC 9293 §3.10.7.4, seventh: text behind the peer's FIN is ignored. Eighth: a FIN is
             // acknowledged.
             if fin {
-                self.receive.want_ack(AckNeed::Now);
+                self.receive.want_ack(AckSchedule::Now);
                 self.restart_time_wait(now, fin);
             }
             return;
         }
         // RFC 9293 §3.6.1 [SHLD-3] and RFC 2525 §2.17: nobody will ever read this.
         let unread = (seq + payload.len() as u32).after(self.receive.nxt);
-        if unread && self.is_deaf() {
+        if unread && self.discards_input() {
             let orphan = self.orphan;
             self.abort(now);
             // RFC 9293 §3.10.7.1: the answer to a segment that acknowledges.
@@ -525,13 +525,13 @@ impl Connection {
         if !payload.is_empty() {
             self.counters.data_in += 1;
         }
-        let disordered = self.receive.disordered;
+        let out_of_order = self.receive.out_of_order;
         let arrival = self.receive.arrive(now, seq, payload, fin, &self.send.rtt);
-        if self.receive.disordered != disordered {
-            self.tally.count(Event::OutOfOrder);
+        if self.receive.out_of_order != out_of_order {
+            self.event_counters.count(Event::OutOfOrder);
         } else if !arrival.readable && !payload.is_empty() {
-            self.tally.count(Event::Duplicate);
-            self.doubt_handle();
+            self.event_counters.count(Event::Duplicate);
+            self.disable_handles();
         }
         if arrival.readable {
             self.events.insert(Events::READABLE);

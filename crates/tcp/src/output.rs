@@ -10,11 +10,11 @@ use crate::config::Options;
 use crate::connection::Connection;
 use crate::demux::Demux;
 use crate::ecn::{Codepoint, Ecn};
+use crate::event_counters::Event;
 use crate::handshake::{Offer, SynSent};
-use crate::receive::AckNeed;
+use crate::receive::AckSchedule;
 use crate::send::Chunk;
 use crate::state::State;
-use crate::tally::Event;
 use crate::timers::SendTimer;
 use crate::timestamps::Timestamps;
 
@@ -110,7 +110,7 @@ impl Connection {
             let header = self.header(now, self.send.nxt, TcpFlags::ACK, false);
             return Some(self.acknowledgement(header));
         }
-        self.come_to_rest(now);
+        self.on_idle(now);
         None
     }
 
@@ -131,10 +131,10 @@ impl Connection {
     /// What [`Connection::transmit`] does without output.
     pub fn rest(&mut self, now: Instant) {
         self.timers.pace = Instant::FAR_FUTURE;
-        self.come_to_rest(now);
+        self.on_idle(now);
     }
 
-    fn come_to_rest(&mut self, now: Instant) {
+    fn on_idle(&mut self, now: Instant) {
         self.arm_waiting(now);
         self.note_writable();
         self.chronometer.turn_to(self.send.activity(), now);
@@ -207,7 +207,7 @@ impl Connection {
     }
 
     fn announces_reduction(&self, chunk: Chunk) -> bool {
-        self.ecn.is_some() && self.send.announce_reduction && !chunk.retransmission && chunk.len > 0
+        self.ecn.is_some() && self.send.cwr_pending && !chunk.retransmission && chunk.len > 0
     }
 
     /// The urgent pointer of a segment at `seq`: to behind the urgent octet (BSD's reading, RFC
@@ -279,7 +279,7 @@ impl Connection {
             flags = flags.with(TcpFlags::FIN);
         }
         if self.announces_reduction(chunk) {
-            self.send.announce_reduction = false;
+            self.send.cwr_pending = false;
             flags = flags.with(TcpFlags::CWR);
         }
         // RFC 3168 §6.1.5: what goes again is not to be marked.
@@ -301,7 +301,7 @@ impl Connection {
         }
         if chunk.retransmission {
             self.counters.retransmits += u64::from(chunk.len.div_ceil(self.send.mss).max(1));
-            self.counters.octets_again += u64::from(chunk.len);
+            self.counters.bytes_retransmitted += u64::from(chunk.len);
         }
         self.counters.octets_out += u64::from(chunk.len);
         self.count_packets(chunk.len);
@@ -335,7 +335,7 @@ impl Connection {
     fn count_packets(&mut self, len: u32) {
         let packets = match len {
             0 => 0,
-            // Spares small messages the division.
+            // ChannelPool small messages the division.
             len if len <= self.send.mss => 1,
             len => u64::from(len.div_ceil(self.send.mss)),
         };
@@ -347,7 +347,7 @@ impl Connection {
     fn header(&mut self, now: Instant, seq: SeqNum, flags: TcpFlags, text: bool) -> TcpHeader {
         let window = self.receive.offer(self.options.window_clamp) >> self.receive.scale;
         if window == 0 {
-            self.tally.count(Event::ZeroWindowOut);
+            self.event_counters.count(Event::ZeroWindowOut);
         }
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         let demux = self.demux.as_ref().and_then(Demux::option);
@@ -359,7 +359,7 @@ impl Connection {
             (None, None) => 4,
         };
         let sack = match self.sack && !text {
-            true => self.receive.sack_blocks(blocks, &mut self.tally),
+            true => self.receive.sack_blocks(blocks, &mut self.event_counters),
             false => Default::default(),
         };
         let flags = match &self.ecn {
@@ -369,7 +369,7 @@ impl Connection {
         self.receive.acknowledge(now, text);
         if !sack.is_empty() && self.receive.has_news() {
             // Many segments may have come at once, and not all they changed fits here: the next segment goes on.
-            self.receive.want_ack(AckNeed::Now);
+            self.receive.want_ack(AckSchedule::Now);
         }
         self.timers.acknowledge = Instant::FAR_FUTURE;
         self.counters.segments_out += 1;
@@ -476,7 +476,7 @@ impl Connection {
     }
 
     fn emit_reset(&mut self, now: Instant, reset: Reset) -> Segment<'_> {
-        self.tally.count(Event::ResetOut);
+        self.event_counters.count(Event::ResetOut);
         self.counters.segments_out += 1;
         // RFC 7323 §3.2: a RST should carry them, too.
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));

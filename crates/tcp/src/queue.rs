@@ -9,26 +9,26 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::buffer::{ByteRing, LARGEST};
 
-mod islands;
+mod ooo_ranges;
 
-pub(crate) use islands::Island;
-use islands::Islands;
+pub(crate) use ooo_ranges::OooRange;
+use ooo_ranges::OooRanges;
 
 /// A memory that was handed on with the session, and which part of it is unread: perhaps none, if all it
 /// has came out of order.
 #[derive(Clone)]
-pub struct Prefix {
+pub struct HandoffBuffer {
     memory: Arc<dyn Memory>,
     start: usize,
     end: usize,
 }
 
-impl Prefix {
+impl HandoffBuffer {
     /// `length` octets of `memory` from `start` on; `None` if it has not as many.
-    pub fn new(memory: Arc<dyn Memory>, start: usize, length: usize) -> Option<Prefix> {
+    pub fn new(memory: Arc<dyn Memory>, start: usize, length: usize) -> Option<HandoffBuffer> {
         let end = start.checked_add(length)?;
         let has_them = end <= memory.octets().len();
-        has_them.then_some(Prefix { memory, start, end })
+        has_them.then_some(HandoffBuffer { memory, start, end })
     }
 
     pub fn memory(&self) -> &dyn Memory {
@@ -65,7 +65,7 @@ impl Prefix {
     }
 }
 
-impl fmt::Debug for Prefix {
+impl fmt::Debug for HandoffBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Prefix({} octets)", self.length())
     }
@@ -74,9 +74,9 @@ impl fmt::Debug for Prefix {
 /// Offsets count from the next octet that is read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
-    prefix: Option<Prefix>,
+    handoff: Option<HandoffBuffer>,
     /// In the memory of the prefix.
-    islands: Islands,
+    ooo_ranges: OooRanges,
     ring: ByteRing,
 }
 
@@ -88,7 +88,7 @@ impl Queue {
 
     /// Octets up to the last one that arrived, in order or not.
     pub(crate) fn span(&self) -> usize {
-        self.before() + self.ring.span().max(self.islands.span())
+        self.before() + self.ring.span().max(self.ooo_ranges.span())
     }
 
     /// Octets that are encoded with the queue.
@@ -98,13 +98,13 @@ impl Queue {
 
     /// Octets before the ring.
     fn before(&self) -> usize {
-        self.prefix.as_ref().map_or(0, Prefix::length)
+        self.handoff.as_ref().map_or(0, HandoffBuffer::length)
     }
 
     fn memory(&self) -> &[u8] {
-        self.prefix
+        self.handoff
             .as_ref()
-            .map_or(&[], |prefix| prefix.memory.octets())
+            .map_or(&[], |handoff| handoff.memory.octets())
     }
 
     /// Appends to the readable part.
@@ -119,7 +119,7 @@ impl Queue {
 
     /// Makes `count` octets readable that arrived behind the readable part.
     pub(crate) fn extend(&mut self, count: usize) {
-        if !self.islands.is_empty() {
+        if !self.ooo_ranges.is_empty() {
             self.land(count);
         }
         self.ring.extend(count);
@@ -128,15 +128,15 @@ impl Queue {
     /// Copies to the ring what is elsewhere of the next `count` octets.
     fn land(&mut self, count: usize) {
         let Queue {
-            prefix: Some(prefix),
-            islands,
+            handoff: Some(handoff),
+            ooo_ranges,
             ring,
         } = self
         else {
             return;
         };
-        while let Some((offset, island)) = islands.reach(ring.len() + count) {
-            let octets = &prefix.memory.octets()[island.start as usize..island.end as usize];
+        while let Some((offset, ooo_range)) = ooo_ranges.reach(ring.len() + count) {
+            let octets = &handoff.memory.octets()[ooo_range.start as usize..ooo_range.end as usize];
             ring.write_at(offset, octets);
         }
         self.drop_used_up();
@@ -144,94 +144,94 @@ impl Queue {
 
     /// The memory goes once nothing in it is of use.
     fn drop_used_up(&mut self) {
-        if self.before() == 0 && self.islands.is_empty() {
-            self.prefix = None;
+        if self.before() == 0 && self.ooo_ranges.is_empty() {
+            self.handoff = None;
         }
     }
 
     /// Copies readable octets from `offset` on; returns how many.
     pub(crate) fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
-        let Some(prefix) = &self.prefix else {
+        let Some(handoff) = &self.handoff else {
             return self.ring.copy_out(offset, out);
         };
-        let first = prefix.octets().get(offset..).unwrap_or_default();
+        let first = handoff.octets().get(offset..).unwrap_or_default();
         let first = &first[..first.len().min(out.len())];
         out[..first.len()].copy_from_slice(first);
-        let behind = offset.saturating_sub(prefix.length());
+        let behind = offset.saturating_sub(handoff.length());
         first.len() + self.ring.copy_out(behind, &mut out[first.len()..])
     }
 
     /// One octet of those that arrived.
     pub(crate) fn octet(&self, offset: usize) -> Option<u8> {
         let Some(behind) = offset.checked_sub(self.before()) else {
-            return self.prefix.as_ref()?.octets().get(offset).copied();
+            return self.handoff.as_ref()?.octets().get(offset).copied();
         };
-        let elsewhere = self.islands.octet(behind, self.memory());
+        let elsewhere = self.ooo_ranges.octet(behind, self.memory());
         elsewhere.or_else(|| self.ring.octet(behind))
     }
 
     /// Drops `count` readable octets at the head.
     pub(crate) fn consume(&mut self, count: usize) {
         let first = count.min(self.before());
-        if let Some(prefix) = &mut self.prefix {
-            prefix.start += first;
+        if let Some(handoff) = &mut self.handoff {
+            handoff.start += first;
             self.drop_used_up();
         }
         self.ring.consume(count - first);
-        self.islands.shift((count - first) as i64);
+        self.ooo_ranges.shift((count - first) as i64);
     }
 
     /// Puts octets back in front of the head.
     pub(crate) fn unread(&mut self, data: &[u8]) {
-        if let Some(prefix) = &mut self.prefix {
-            if prefix.rewind(data) {
+        if let Some(handoff) = &mut self.handoff {
+            if handoff.rewind(data) {
                 return;
             }
-            let octets = prefix.octets();
+            let octets = handoff.octets();
             self.ring.unread(octets);
-            self.islands.shift(-(octets.len() as i64));
-            prefix.start = prefix.end;
+            self.ooo_ranges.shift(-(octets.len() as i64));
+            handoff.start = handoff.end;
             self.drop_used_up();
         }
         self.ring.unread(data);
-        self.islands.shift(-(data.len() as i64));
+        self.ooo_ranges.shift(-(data.len() as i64));
     }
 
     /// All that has arrived, each piece with its offset; where they overlap the later ones count.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let before = self.before();
-        let prefix = self.prefix.as_ref().map(|prefix| (0, prefix.octets()));
+        let handoff = self.handoff.as_ref().map(|handoff| (0, handoff.octets()));
         let [first, second] = self.ring.slices(0, self.ring.span());
         let ring = [(before, first), (before + first.len(), second)];
-        let islands = self.islands.pieces(self.memory());
-        let islands = islands.map(move |(offset, octets)| (before + offset, octets));
-        prefix.into_iter().chain(ring).chain(islands)
+        let ooo_ranges = self.ooo_ranges.pieces(self.memory());
+        let ooo_ranges = ooo_ranges.map(move |(offset, octets)| (before + offset, octets));
+        handoff.into_iter().chain(ring).chain(ooo_ranges)
     }
 
-    pub(crate) fn prefix(&self) -> Option<&Prefix> {
-        self.prefix.as_ref()
+    pub(crate) fn handoff(&self) -> Option<&HandoffBuffer> {
+        self.handoff.as_ref()
     }
 
     /// Puts octets in front that are not in the ring; also those that are out of order may lie there.
-    pub(crate) fn lead_with(&mut self, prefix: Prefix) {
-        self.prefix = Some(prefix);
+    pub(crate) fn lead_with(&mut self, handoff: HandoffBuffer) {
+        self.handoff = Some(handoff);
         self.drop_used_up();
     }
 
-    /// All is read from `memory` from now on, which has a copy: `islands` are what came out of order.
+    /// All is read from `memory` from now on, which has a copy: `ooo_ranges` are what came out of order.
     pub(crate) fn replace(
         &mut self,
         memory: Arc<dyn Memory>,
-        islands: impl Iterator<Item = Island>,
+        ooo_ranges: impl Iterator<Item = OooRange>,
     ) {
         let end = self.len();
         *self = Queue {
-            prefix: Some(Prefix {
+            handoff: Some(HandoffBuffer {
                 memory,
                 start: 0,
                 end,
             }),
-            islands: Islands::new(end, islands),
+            ooo_ranges: OooRanges::new(end, ooo_ranges),
             ring: ByteRing::default(),
         };
         self.drop_used_up();
@@ -245,23 +245,23 @@ impl Queue {
     /// Whether the octets that lie elsewhere do.
     pub(crate) fn is_consistent(&self) -> bool {
         let readable = self.ring.len();
-        self.islands.is_consistent(readable, self.memory()) && self.span() <= LARGEST
+        self.ooo_ranges.is_consistent(readable, self.memory()) && self.span() <= LARGEST
     }
 }
 
 /// Encodes as its ring, and where octets out of order lie: what is read elsewhere travels by itself.
 impl Serialize for Queue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (&self.ring, &self.islands).serialize(serializer)
+        (&self.ring, &self.ooo_ranges).serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Queue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Queue, D::Error> {
-        let (ring, islands) = Deserialize::deserialize(deserializer)?;
+        let (ring, ooo_ranges) = Deserialize::deserialize(deserializer)?;
         Ok(Queue {
-            prefix: None,
-            islands,
+            handoff: None,
+            ooo_ranges,
             ring,
         })
     }

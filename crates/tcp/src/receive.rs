@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::assembler::Assembler;
 use crate::buffer::LARGEST;
 use crate::config::Config;
-use crate::queue::{Island, Queue};
+use crate::event_counters::{Event, EventCounters};
+use crate::queue::{OooRange, Queue};
 use crate::rtt::RttEstimator;
-use crate::tally::{Event, Tally};
 use crate::urgent::{Place, Span, Urgent};
 
 /// Linux's `TCP_DELACK_MIN` and `TCP_ATO_MIN`.
@@ -33,7 +33,7 @@ pub(crate) const MAX_SCALE: u8 = 14;
 
 /// How urgent the next acknowledgement is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub(crate) enum AckNeed {
+pub(crate) enum AckSchedule {
     None,
     Delayed,
     Now,
@@ -58,7 +58,7 @@ pub(crate) struct Receiver {
     limit: usize,
     limit_max: usize,
     autotune: bool,
-    need: AckNeed,
+    need: AckSchedule,
     /// The largest payload the peer has put into one segment.
     pub(crate) segment: u32,
     /// Acknowledgements to send at once before they may wait.
@@ -71,7 +71,7 @@ pub(crate) struct Receiver {
     pub(crate) urgent: Option<Urgent>,
     /// Sequence space that arrived in order, and segments that did not.
     pub(crate) received: u64,
-    pub(crate) disordered: u64,
+    pub(crate) out_of_order: u64,
     /// A range that arrived twice (RFC 2883).
     duplicate: Option<(SeqNum, SeqNum)>,
     tuning: Tuning,
@@ -114,14 +114,14 @@ impl Receiver {
             limit: config.receive_buffer,
             limit_max: config.receive_buffer_max.max(config.receive_buffer),
             autotune: true,
-            need: AckNeed::None,
+            need: AckSchedule::None,
             segment: ASSUMED_SEGMENT.min(u32::from(config.mss).max(1)),
             quick: 0,
             turns: false,
             pace: Duration::ZERO,
             urgent: None,
             received: 0,
-            disordered: 0,
+            out_of_order: 0,
             duplicate: None,
             tuning: Tuning::default(),
             last_data: Instant::ZERO,
@@ -228,11 +228,11 @@ impl Receiver {
         self.want_ack(self.prompt_or_delayed());
     }
 
-    fn prompt_or_delayed(&self) -> AckNeed {
+    fn prompt_or_delayed(&self) -> AckSchedule {
         if self.quick > 0 && !self.turns {
-            AckNeed::Now
+            AckSchedule::Now
         } else {
-            AckNeed::Delayed
+            AckSchedule::Delayed
         }
     }
 
@@ -264,7 +264,7 @@ impl Receiver {
 
     /// What came was not new: the peer needs to hear often where this side is (Linux's
     /// `tcp_enter_quickack_mode`).
-    fn hasten(&mut self) {
+    fn enter_quickack(&mut self) {
         self.be_quick();
         self.turns = false;
         self.pace = ACK_DELAY;
@@ -274,8 +274,8 @@ impl Receiver {
     /// turns again.
     pub(crate) fn ack_quickly(&mut self) {
         self.turns = false;
-        if self.need == AckNeed::Delayed {
-            self.need = AckNeed::Now;
+        if self.need == AckSchedule::Delayed {
+            self.need = AckSchedule::Now;
         }
     }
 
@@ -293,7 +293,7 @@ impl Receiver {
         } else {
             self.pace = (2 * self.pace).min(rtt.rto());
         }
-        self.want_ack(AckNeed::Now);
+        self.want_ack(AckSchedule::Now);
     }
 
     /// RFC 9293 §3.10.7.4, seventh and eighth: text and FIN of an acceptable segment.
@@ -321,7 +321,7 @@ impl Receiver {
         if finished {
             self.nxt += 1;
             self.edge = self.edge.max(self.nxt);
-            self.want_ack(AckNeed::Now);
+            self.want_ack(AckSchedule::Now);
         }
         self.received += u64::from(self.nxt - before);
         if readable {
@@ -339,21 +339,21 @@ impl Receiver {
             // All of it is old, or beyond the window.
             if seq.before(self.nxt) && seq != end {
                 self.duplicate = Some((seq, end.min(self.nxt)));
-                self.hasten();
+                self.enter_quickack();
             }
-            self.want_ack(AckNeed::Now);
+            self.want_ack(AckSchedule::Now);
             return;
         }
         if self.assembler.covers(start, stop) {
             // RFC 2883 §4: the range that holds the duplicate is told next to it.
             self.assembler.note(start);
             self.duplicate = Some((start, stop));
-            self.want_ack(AckNeed::Now);
+            self.want_ack(AckSchedule::Now);
             return;
         }
         if seq.before(self.nxt) {
             self.duplicate = Some((seq, self.nxt));
-            self.want_ack(AckNeed::Now);
+            self.want_ack(AckSchedule::Now);
         }
         let text = &payload[(start - seq) as usize..(stop - seq) as usize];
         let offset = self.buffer.len() + (start - self.nxt) as usize;
@@ -363,8 +363,8 @@ impl Receiver {
             if self.assembler.insert(start, stop) {
                 self.buffer.write_at(offset, text);
             }
-            self.disordered += 1;
-            self.want_ack(AckNeed::Now);
+            self.out_of_order += 1;
+            self.want_ack(AckSchedule::Now);
         }
     }
 
@@ -376,7 +376,7 @@ impl Receiver {
         self.nxt = reached;
         // RFC 5681 §4.2: at once when a gap is filled.
         self.want_ack(if fills_gap {
-            AckNeed::Now
+            AckSchedule::Now
         } else {
             self.prompt_or_delayed()
         });
@@ -386,14 +386,14 @@ impl Receiver {
     pub(crate) fn reject(&mut self, seq: SeqNum, len: u32) {
         if len > 0 && (seq + len).at_or_before(self.nxt) {
             self.duplicate = Some((seq, seq + len));
-            self.hasten();
+            self.enter_quickack();
         }
-        self.want_ack(AckNeed::Now);
+        self.want_ack(AckSchedule::Now);
     }
 
     // ---- acknowledgements ----
 
-    pub(crate) fn want_ack(&mut self, need: AckNeed) {
+    pub(crate) fn want_ack(&mut self, need: AckSchedule) {
         self.need = self.need.max(need);
     }
 
@@ -401,15 +401,15 @@ impl Receiver {
     /// every second full segment [SHLD-19]. A full one is the largest seen, as on Linux.
     pub(crate) fn ack_due(&self) -> bool {
         match self.need {
-            AckNeed::None => false,
-            AckNeed::Now => true,
-            AckNeed::Delayed => self.nxt - self.acknowledged > self.segment,
+            AckSchedule::None => false,
+            AckSchedule::Now => true,
+            AckSchedule::Delayed => self.nxt - self.acknowledged > self.segment,
         }
     }
 
     /// When a delayed acknowledgement must leave (Linux's `tcp_send_delayed_ack`).
     pub(crate) fn ack_deadline(&self, now: Instant, rtt: &RttEstimator) -> Option<Instant> {
-        (self.need == AckNeed::Delayed).then(|| now + self.ack_delay(rtt))
+        (self.need == AckSchedule::Delayed).then(|| now + self.ack_delay(rtt))
     }
 
     fn ack_delay(&self, rtt: &RttEstimator) -> Duration {
@@ -439,19 +439,19 @@ impl Receiver {
         if data && now.since(self.last_data) < self.pace {
             self.turns = true;
         }
-        if self.need != AckNeed::None && self.quick > 0 {
+        if self.need != AckSchedule::None && self.quick > 0 {
             self.quick -= 1;
             if self.quick == 0 {
                 self.pace = ACK_DELAY;
             }
         }
-        self.need = AckNeed::None;
+        self.need = AckSchedule::None;
         self.acknowledged = self.nxt;
     }
 
     /// Whether the next acknowledgement is due at once and tells of octets out of order.
     pub(crate) fn has_report(&self) -> bool {
-        self.need == AckNeed::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
+        self.need == AckSchedule::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
     }
 
     /// Is there anything out of order that the peer was not told of?
@@ -463,11 +463,11 @@ impl Receiver {
     pub(crate) fn sack_blocks(
         &mut self,
         limit: usize,
-        tally: &mut Tally,
+        event_counters: &mut EventCounters,
     ) -> ArrayVec<SackBlock, 4> {
         let mut blocks = ArrayVec::new();
         if let Some((start, end)) = self.duplicate.take() {
-            tally.count(Event::ReportOut);
+            event_counters.count(Event::ReportOut);
             blocks.push(SackBlock { start, end });
         }
         if !self.assembler.is_empty() {
@@ -632,17 +632,17 @@ impl Receiver {
         if fits {
             let (behind, next) = (self.buffer.len() as u32, self.nxt);
             let ranges = self.assembler.ranges();
-            let islands = ranges.map(|(start, end)| Island {
+            let ooo_ranges = ranges.map(|(start, end)| OooRange {
                 start: behind + (start - next),
                 end: behind + (end - next),
             });
-            self.buffer.replace(memory, islands);
+            self.buffer.replace(memory, ooo_ranges);
         }
         fits
     }
 
     /// Gives memory back when all was read.
-    pub(crate) fn slim(&mut self) {
+    pub(crate) fn release_buffers(&mut self) {
         if self.buffer.len() == 0 {
             self.buffer.release();
         }
@@ -652,7 +652,7 @@ impl Receiver {
     /// Nothing will arrive any more: what came out of order is of no use.
     pub(crate) fn stop(&mut self) {
         self.assembler.clear();
-        self.need = AckNeed::None;
+        self.need = AckSchedule::None;
     }
 
     /// Time in which a whole window arrived bounds the round trip from above.
@@ -717,7 +717,7 @@ impl Receiver {
             && (1..=0xffff).contains(&self.mss)
             && (1..=0xffff).contains(&self.segment)
             && self.pace <= Duration::from_secs(1 << 20)
-            && self.received.max(self.disordered) < 1 << 62
+            && self.received.max(self.out_of_order) < 1 << 62
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST
             && self.edge.distance(self.nxt) >= 0

@@ -99,12 +99,12 @@ pub(crate) struct Scoreboard {
     /// Segments that one was late at most, if that is more than usual, and how often one was.
     reordering: u32,
     reorderings: u32,
-    patience: Patience,
+    patience: ReorderWindow,
 }
 
 /// How many quarters of the shortest round trip a segment may be late (RFC 8985 §6.2 step 4).
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Patience {
+struct ReorderWindow {
     quarters: u32,
     /// Recoveries until it is forgotten that the peer reported duplicates.
     persist: u32,
@@ -112,9 +112,9 @@ struct Patience {
     round_end: Option<SeqNum>,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience {
+impl Default for ReorderWindow {
+    fn default() -> ReorderWindow {
+        ReorderWindow {
             quarters: 1,
             persist: 0,
             round_end: None,
@@ -325,7 +325,7 @@ impl Scoreboard {
             .round_end
             .is_none_or(|end| una.at_or_after(end))
         {
-            self.patience = Patience {
+            self.patience = ReorderWindow {
                 quarters: self.patience.quarters.saturating_add(1).min(MAX_QUARTERS),
                 persist: PERSIST,
                 round_end: Some(nxt),
@@ -337,7 +337,7 @@ impl Scoreboard {
     pub(crate) fn note_recovery(&mut self) {
         self.patience.persist = self.patience.persist.saturating_sub(1);
         if self.patience.persist == 0 {
-            self.patience = Patience::default();
+            self.patience = ReorderWindow::default();
         }
     }
 

@@ -21,9 +21,9 @@ use pace::Pacer;
 use prr::Prr;
 use tail::TailProbe;
 use undo::{ForwardRto, Undo};
-use usage::Usage;
+use usage::CwndValidation;
 
-pub(crate) use recovery::{AckInput, Episode};
+pub(crate) use recovery::{AckInput, CaState};
 
 /// What an IPv4 packet holds beside its headers and timestamps.
 pub(crate) const LARGEST_SEGMENT: u32 = 0xffff - 52;
@@ -56,7 +56,7 @@ pub(crate) struct Sender {
     pub(crate) board: Scoreboard,
     pub(crate) rtt: RttEstimator,
     pub(crate) congestion: Congestion,
-    pub(crate) episode: Episode,
+    pub(crate) ca_state: CaState,
     prr: Prr,
     undo: Option<Undo>,
     forward_rto: ForwardRto,
@@ -65,16 +65,16 @@ pub(crate) struct Sender {
     /// Segments that the peer reported to have had twice.
     pub(crate) duplicates_reported: u32,
     /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
-    pub(crate) announce_reduction: bool,
+    pub(crate) cwr_pending: bool,
     rate: Rate,
     /// The last sample that the application did not limit: octets, and how many nanoseconds.
     delivery_sample: Option<(u64, u64)>,
-    usage: Usage,
+    usage: CwndValidation,
     pacer: Pacer,
     tail: TailProbe,
     duplicates: u32,
     /// Segments that a peer without SACK must have received, by its duplicates (octets).
-    departed: u32,
+    reno_sacked_out: u32,
     /// The next segment goes out whatever the congestion window or Nagle say.
     pub(crate) forced: bool,
     /// End of the last segment that was not full (Minshall's refinement of Nagle).
@@ -127,20 +127,20 @@ impl Sender {
             board: Scoreboard::default(),
             rtt: RttEstimator::default(),
             congestion: Congestion::new(config.congestion, mss),
-            episode: Episode::Open,
+            ca_state: CaState::Open,
             prr: Prr::default(),
             undo: None,
             forward_rto: ForwardRto::Off,
             undone: 0,
             duplicates_reported: 0,
-            announce_reduction: false,
+            cwr_pending: false,
             rate: Rate::default(),
             delivery_sample: None,
-            usage: Usage::default(),
+            usage: CwndValidation::default(),
             pacer: Pacer::default(),
             tail: TailProbe::None,
             duplicates: 0,
-            departed: 0,
+            reno_sacked_out: 0,
             forced: false,
             short_end: first,
             push_end: first,
@@ -230,7 +230,7 @@ impl Sender {
         let wanted = size + PROBE_FOLLOWERS * self.mss;
         let cwnd = self.congestion.cwnd();
         let window_end = self.una + self.window;
-        self.episode == Episode::Open
+        self.ca_state == CaState::Open
             && self.unsent() >= wanted
             && cwnd >= PROBE_WINDOW * self.mss
             && cwnd.saturating_sub(self.in_flight()) >= size
@@ -311,7 +311,7 @@ impl Sender {
 
     /// Octets in the network.
     pub(crate) fn in_flight(&self) -> u32 {
-        self.board.in_flight().saturating_sub(self.departed)
+        self.board.in_flight().saturating_sub(self.reno_sacked_out)
     }
 
     pub(crate) fn next_chunk(&mut self, options: &Options) -> Option<Chunk> {
@@ -319,7 +319,7 @@ impl Sender {
         // spurious.
         if self.forward_rto == ForwardRto::Probing {
             let chunk = self.next_new(options);
-            if chunk.is_some() || self.has_sent_beyond_episode() {
+            if chunk.is_some() || self.has_sent_beyond_ca_state() {
                 return chunk;
             }
             self.forward_rto = ForwardRto::Off;
@@ -382,7 +382,7 @@ impl Sender {
         let full = (room - room % self.mss).min(burst);
         // A burst soon to come is worth more than a piece now (as Linux's TSO deferral), but not
         // while something may be lost (RFC 3042).
-        let disorder = self.is_recovering() || self.board.sacked() > 0 || self.departed > 0;
+        let disorder = self.is_recovering() || self.board.sacked() > 0 || self.reno_sacked_out > 0;
         let worthwhile = match disorder {
             true => 0,
             false => burst.min(queued).min(cwnd.min(self.window) / 4),
@@ -496,7 +496,7 @@ impl Sender {
             && (1..=0xffff).contains(&self.gso_max)
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST
-            && self.departed <= 1 << 30
+            && self.reno_sacked_out <= 1 << 30
             && self.rate.is_consistent()
             && self.undo_is_consistent()
             && self.retries.max(self.probes) <= 1 << 24
@@ -507,7 +507,7 @@ impl Sender {
     }
 
     /// Gives memory back that an idle sender does not need.
-    pub(crate) fn slim(&mut self) {
+    pub(crate) fn release_buffers(&mut self) {
         if self.buffer.len() == 0 {
             self.buffer.release();
         }

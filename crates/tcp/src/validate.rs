@@ -101,7 +101,7 @@ impl Counters {
             self.data_out,
             self.octets_out,
             self.retransmits,
-            self.octets_again,
+            self.bytes_retransmitted,
             self.octets_acknowledged,
             self.delivered_marked,
         ]

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 
 use portolan_sys::clock;
 use portolan_sys::tap::{Tap, TapIo};
-use portolan_sys::wait::{Bell, ppoll};
+use portolan_sys::wait::{EventNotifier, ppoll};
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 
@@ -28,14 +28,14 @@ const BATCH: usize = 64;
 /// Runs until dropped.
 #[derive(Debug)]
 pub(crate) struct Wire {
-    stop: Arc<Bell>,
+    stop: Arc<EventNotifier>,
     counters: Arc<Mutex<Counters>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Wire {
     pub(crate) fn start(taps: [Tap; 2], impairment: Impairment) -> Wire {
-        let stop = Arc::new(Bell::new().expect("the kernel has eventfd"));
+        let stop = Arc::new(EventNotifier::new().expect("the kernel has eventfd"));
         let counters = Arc::new(Mutex::new(Counters::default()));
         let forwarder = Forwarder {
             taps: taps.map(|tap| TapIo::new(tap.fd)),
@@ -64,7 +64,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        self.stop.ring();
+        self.stop.notify();
         if let Some(thread) = self.thread.take() {
             // If it panicked, that has been printed.
             let _ = thread.join();
@@ -80,7 +80,7 @@ struct Forwarder {
 }
 
 impl Forwarder {
-    fn run(mut self, stop: &Bell, counters: &Mutex<Counters>) {
+    fn run(mut self, stop: &EventNotifier, counters: &Mutex<Counters>) {
         while !self.wait(stop) {
             for side in 0..2 {
                 self.take(side);
@@ -95,7 +95,7 @@ impl Forwarder {
     }
 
     /// Sleeps until a tap has a frame or one is due; true if the wire is to stop.
-    fn wait(&self, stop: &Bell) -> bool {
+    fn wait(&self, stop: &EventNotifier) -> bool {
         let [a, b] = &self.taps;
         let mut fds = [a.as_fd(), b.as_fd(), stop.as_fd()].map(|fd| libc::pollfd {
             fd: fd.as_raw_fd(),

@@ -210,7 +210,7 @@ fn two_senders(bed: &Bed, protocol: Protocol, how: &str) -> Received {
     Received::from(bed, receiver)
 }
 
-/// Devices of channels and doorways on the client.
+/// Devices of channels and transmit queues on the client.
 fn taps(bed: &Bed) -> usize {
     let mut command = bed.namespace(Side::Client).exec("ip");
     let list = run(command.args(["-o", "link"])).expect("iproute2 is installed");
@@ -279,7 +279,7 @@ fn a_rate_for_what_is_under_way_does_not_stop_another_of_its_process() {
 }
 
 #[test]
-fn a_doorway_comes_with_its_reservation_and_goes_with_it_or_with_the_process() {
+fn a_tx_queue_comes_with_its_reservation_and_goes_with_it_or_with_the_process() {
     let bed = shaped_bed();
     let mut receiver = receiver(&bed);
     let mut senders = start_two(&bed, Protocol::Udp, "levels", 60.0);

@@ -19,7 +19,7 @@ fn a_stream_gets_through_a_black_hole_and_segments_grow_to_what_fits() {
     let mut pair = pair();
     pair.a_to_b.largest = 1300;
     pair.transfer(Side::A, &vec![7; 4_000_000], 5 * MINUTE);
-    let mss = pair.a.tcp().figures().mss + 12;
+    let mss = pair.a.tcp().tcp_info().mss + 12;
     assert!((1290..=1300).contains(&mss), "{mss}");
 }
 
@@ -28,7 +28,7 @@ fn a_very_small_path_is_found_too() {
     let mut pair = pair();
     pair.a_to_b.largest = 300;
     pair.transfer(Side::A, &vec![7; 200_000], 10 * MINUTE);
-    let mss = pair.a.tcp().figures().mss + 12;
+    let mss = pair.a.tcp().tcp_info().mss + 12;
     assert!((200..=300).contains(&mss), "{mss}");
 }
 
@@ -40,7 +40,7 @@ fn a_path_that_heals_is_used_in_full_again() {
     pair.a_to_b.largest = usize::MAX;
     pair.run_for(11 * MINUTE);
     pair.transfer(Side::A, &vec![7; 4_000_000], 5 * MINUTE);
-    assert!(pair.a.tcp().figures().mss > 1430);
+    assert!(pair.a.tcp().tcp_info().mss > 1430);
 }
 
 #[test]

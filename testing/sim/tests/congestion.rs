@@ -52,7 +52,7 @@ fn congestion_notification_is_used_when_one_side_asks_and_the_other_accepts() {
     ] {
         let mut pair = with_ecn(asking, asked);
         pair.establish();
-        let used = (pair.a.tcp().figures().ecn, pair.b.tcp().figures().ecn);
+        let used = (pair.a.tcp().tcp_info().ecn, pair.b.tcp().tcp_info().ecn);
         assert_eq!(used, (agreed, agreed), "{asking:?} {asked:?}");
     }
 }
@@ -66,7 +66,7 @@ fn a_lost_syn_that_asked_goes_again_without_the_question() {
     pair.run_for(500 * MS);
     pair.a_to_b.loss = 0;
     pair.run_for(1000 * MS);
-    assert!(!pair.a.tcp().figures().ecn && !pair.b.tcp().figures().ecn);
+    assert!(!pair.a.tcp().tcp_info().ecn && !pair.b.tcp().tcp_info().ecn);
     pair.transfer(Side::A, &octets(10_000), LONG);
 }
 
@@ -78,7 +78,7 @@ fn marks_keep_the_queue_short_without_a_loss() {
         pair.links(|link| link.mark_above = 40_000);
         pair.establish();
         let took = pair.transfer(Side::A, &octets(4_000_000), LONG).time;
-        let figures = pair.a.tcp().figures();
+        let figures = pair.a.tcp().tcp_info();
         assert_eq!((figures.retransmits, pair.a_to_b.dropped), (0, 0));
         assert!(pair.a_to_b.marked > 0);
         // Acknowledgements alone may not be marked (RFC 3168 §6.1.4).
@@ -132,7 +132,7 @@ fn a_time_out_leaves_one_segment_and_lowers_the_threshold_once() {
     let mut thresholds = Vec::new();
     while thresholds.len() < 3 {
         pair.step();
-        let figures = pair.a.tcp().figures();
+        let figures = pair.a.tcp().tcp_info();
         if figures.backoff as usize > thresholds.len() {
             assert_eq!(figures.cwnd, figures.mss);
             thresholds.push(figures.ssthresh);
@@ -204,7 +204,7 @@ fn a_spurious_time_out_is_taken_back() {
         ),
     ] {
         let mut pair = with_a_pause(&config, acknowledge);
-        let figures = pair.a.tcp().figures();
+        let figures = pair.a.tcp().tcp_info();
         assert_eq!(pair.a_to_b.dropped, 0, "{name}");
         assert!(figures.undone >= 1, "{name}: {figures:?}");
         assert!(count(pair.a.tcp(), sign) >= 1, "{name}");
@@ -235,7 +235,7 @@ fn without_sack_a_true_time_out_stays() {
     // Two duplicate acknowledgements are no fast retransmission.
     pair.a.tcp().send(now, &octets(2 * 1460));
     pair.run_for(Duration::from_secs(2));
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert_eq!(figures.unacknowledged, 0);
     assert_eq!(count(pair.a.tcp(), "timeouts"), 1);
     assert_eq!((figures.retransmits, figures.undone), (1, 0), "{figures:?}");
@@ -247,7 +247,7 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     pair.a_to_b.reordering = 20;
     pair.a_to_b.late = 15 * MS;
     let took = pair.transfer(Side::A, &octets(4_000_000), LONG).time;
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(figures.undone >= 1);
     assert!(took < Duration::from_millis(4500), "{took:?}");
     // 15 ms at 10 Mb/s are 12 segments.
@@ -264,7 +264,7 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
 fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
     let mut pair = pair(&Config::default());
     pair.links(|link| link.rate = 0);
-    let mss = pair.a.tcp().figures().mss;
+    let mss = pair.a.tcp().tcp_info().mss;
     let send = |pair: &mut Pair, segments: u32, loss| {
         pair.a_to_b.loss = loss;
         let now = pair.now;
@@ -275,11 +275,11 @@ fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
     send(&mut pair, 2, 0);
     // Both are reported after 20 ms; the time that reordering may take is a quarter more.
     pair.run_for(35 * MS);
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(figures.fast_recovery, "{figures:?}");
-    assert_eq!(figures.octets_again, u64::from(mss), "{figures:?}");
+    assert_eq!(figures.bytes_retransmitted, u64::from(mss), "{figures:?}");
     pair.run_for(Duration::from_secs(2));
-    assert_eq!(pair.a.tcp().figures().unacknowledged, 0);
+    assert_eq!(pair.a.tcp().tcp_info().unacknowledged, 0);
     assert_eq!(count(pair.a.tcp(), "timeouts"), 0);
 }
 
@@ -290,7 +290,7 @@ fn true_losses_are_not_taken_back_because_the_network_duplicates() {
     pair.links(|link| link.duplication = 100);
     pair.transfer(Side::A, &octets(2_000_000), LONG);
     // A retransmission that the network duplicates looks like one that was not needed.
-    let (undone, lost) = (pair.a.tcp().figures().undone, pair.a_to_b.dropped);
+    let (undone, lost) = (pair.a.tcp().tcp_info().undone, pair.a_to_b.dropped);
     assert!(undone * 4 < lost, "{undone} of {lost}");
 }
 
@@ -347,13 +347,13 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     }
     pair.a_to_b.loss = 0;
     pair.run_for(150 * MS);
-    let before = pair.a.tcp().figures();
+    let before = pair.a.tcp().tcp_info();
     assert_eq!((before.retransmits, before.unacknowledged), (1, 0));
     // What follows is acknowledged without a word of a duplicate.
     let now = pair.now;
     pair.a.tcp().send(now, &octets(20_000));
     pair.run_for(Duration::from_secs(1));
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(figures.ssthresh < before.cwnd, "{figures:?}");
     assert_eq!(figures.retransmits, 1);
     assert_eq!(count(pair.a.tcp(), "tail-probe-recoveries"), 1);
@@ -425,7 +425,7 @@ fn bbr_keeps_the_queue_of_a_deep_buffer_short() {
             ..Config::default()
         });
         pair.transfer(Side::A, &octets(6_000_000), LONG);
-        pair.a.tcp().figures().srtt.expect("there was data")
+        pair.a.tcp().tcp_info().srtt.expect("there was data")
     };
     let (cubic, bbr) = (queue(CongestionKind::Cubic), queue(CongestionKind::Bbr));
     assert!(bbr < 45 * MS && cubic > 100 * MS, "{bbr:?} {cubic:?}");
@@ -442,7 +442,7 @@ fn the_algorithm_changes_and_migrates_with_the_session() {
         let kind = CongestionKind::ALL[round % 3];
         pair.a.tcp().set_congestion(kind);
         pair.transfer(Side::A, &octets(200_000), LONG);
-        assert_eq!(pair.a.tcp().figures().congestion, kind);
+        assert_eq!(pair.a.tcp().tcp_info().congestion, kind);
     }
     assert!(pair.migrations > 50);
 }
@@ -458,7 +458,7 @@ fn a_window_that_is_not_used_does_not_grow() {
         let now = pair.now;
         pair.b.tcp().recv(now, &mut out);
     }
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(figures.cwnd <= 20 * figures.mss, "{}", figures.cwnd);
 }
 
@@ -467,7 +467,7 @@ fn a_loss_in_a_window_that_is_not_used_counts_from_what_is() {
     let mut pair = pair(&Config::default());
     pair.links(|link| link.rate = 0);
     pair.transfer(Side::A, &octets(2_000_000), LONG);
-    let large = pair.a.tcp().figures().cwnd;
+    let large = pair.a.tcp().tcp_info().cwnd;
     let trickle = |pair: &mut Pair| {
         let now = pair.now;
         pair.a.tcp().send(now, &[1; 4000]);
@@ -479,10 +479,10 @@ fn a_loss_in_a_window_that_is_not_used_counts_from_what_is() {
         trickle(&mut pair);
     }
     pair.a_to_b.loss = 500;
-    while pair.a.tcp().figures().ssthresh > large / 2 {
+    while pair.a.tcp().tcp_info().ssthresh > large / 2 {
         trickle(&mut pair);
     }
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(figures.ssthresh <= 10 * figures.mss, "{figures:?}");
 }
 
@@ -495,7 +495,7 @@ fn after_a_lost_syn_the_first_window_is_small_and_patience_long() {
     pair.run_for(Duration::from_secs(4));
     pair.a_to_b.loss = 0;
     pair.run_for(Duration::from_secs(5));
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert_eq!(figures.cwnd, figures.mss);
     assert_eq!(figures.rto, Duration::from_secs(3));
 }

@@ -205,7 +205,7 @@ fn a_connect_to_nobody_times_out_after_127_seconds() {
     pair.connect(Side::A);
     pair.run_for(Duration::from_secs(126));
     assert_eq!(pair.a.tcp().state(), StateName::SynSent);
-    assert_eq!(pair.a.tcp().figures().segments_out, 7);
+    assert_eq!(pair.a.tcp().tcp_info().segments_out, 7);
     pair.run_for(Duration::from_secs(2));
     assert_eq!(pair.a.tcp().error(), Some(Error::TimedOut));
 }
@@ -264,7 +264,7 @@ fn what_was_too_big_for_the_path_goes_again_at_once_and_the_window_stays() {
     };
     let (quoted, next) = (send(1448), send(500));
     assert_eq!(next, quoted + 1448);
-    let before = pair.a.tcp().figures();
+    let before = pair.a.tcp().tcp_info();
     let kind = IcmpKind::TooBig { mtu_payload: 1240 };
     pair.a.tcp().on_icmp(IcmpError { quoted, kind });
     let sizes: Vec<_> = core::iter::from_fn(|| {
@@ -277,7 +277,7 @@ fn what_was_too_big_for_the_path_goes_again_at_once_and_the_window_stays() {
     })
     .collect();
     assert_eq!(sizes, [(0, 1448, 1228)]);
-    let after = pair.a.tcp().figures();
+    let after = pair.a.tcp().tcp_info();
     assert_eq!((after.cwnd, after.ssthresh), (before.cwnd, before.ssthresh));
     assert_eq!(pair.a.tcp().retransmissions_in_flight(), 2);
     assert!(!after.fast_recovery && !after.loss_recovery);
@@ -293,7 +293,7 @@ fn a_peer_that_vanished_is_given_up_after_15_retransmissions() {
     assert_eq!(pair.a.tcp().state(), StateName::Established);
     pair.run_for(5 * MINUTE);
     assert_eq!(pair.a.tcp().error(), Some(Error::TimedOut));
-    assert_eq!(pair.a.tcp().figures().retransmits, 15);
+    assert_eq!(pair.a.tcp().tcp_info().retransmits, 15);
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn keep_alive_finds_out_that_the_peer_vanished() {
     keepalive.count = 3;
     pair.run_for(10 * MINUTE);
     assert_eq!(pair.a.tcp().error(), None, "the peer answers the probes");
-    assert!(pair.a.tcp().figures().segments_out > 5);
+    assert!(pair.a.tcp().tcp_info().segments_out > 5);
     pair.links(|link| link.loss = 1000);
     pair.run_for(Duration::from_secs(140));
     assert_eq!(pair.a.tcp().error(), Some(Error::TimedOut));
@@ -339,7 +339,7 @@ fn an_orphan_does_not_wait_for_ever_for_the_peers_fin() {
 #[test]
 fn a_blind_attacker_provokes_few_acknowledgements_and_no_reset() {
     let mut pair = established();
-    let segments = pair.a.tcp().figures().segments_out;
+    let segments = pair.a.tcp().tcp_info().segments_out;
     pair.b.tcp().send(portolan_sim::START, b"x");
     pair.flush(Side::B);
     let mut genuine = None;
@@ -359,7 +359,7 @@ fn a_blind_attacker_provokes_few_acknowledgements_and_no_reset() {
         pair.flush(Side::A);
     }
     assert_eq!(pair.a.tcp().state(), StateName::Established);
-    assert!(pair.a.tcp().figures().segments_out - segments <= 10);
+    assert!(pair.a.tcp().tcp_info().segments_out - segments <= 10);
     let header = segment(2000, 1000, next, TcpFlags::RST);
     pair.inject(Side::A, &Packet::new(header, Vec::new()));
     assert_eq!(pair.a.tcp().error(), Some(Error::Reset));
@@ -390,11 +390,11 @@ fn segments_grow_again_when_a_report_has_aged_but_never_beyond_what_was_agreed()
     let quoted = pair.a.tcp().transmit(now).expect("data is due").header.seq;
     let kind = IcmpKind::TooBig { mtu_payload: 1240 };
     pair.a.tcp().on_icmp(IcmpError { quoted, kind });
-    assert_eq!(pair.a.tcp().figures().mss, 1228);
+    assert_eq!(pair.a.tcp().tcp_info().mss, 1228);
     pair.a.tcp().set_path_mtu(9000);
-    assert_eq!(pair.a.tcp().figures().mss, 1448);
+    assert_eq!(pair.a.tcp().tcp_info().mss, 1448);
     pair.a.tcp().set_path_mtu(1000);
-    assert_eq!(pair.a.tcp().figures().mss, 988);
+    assert_eq!(pair.a.tcp().tcp_info().mss, 988);
     assert!(pair.a.tcp().validate().is_ok());
 }
 

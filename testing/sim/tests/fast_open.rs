@@ -59,9 +59,9 @@ fn text_that_came_with_the_syn_is_read_and_answered_before_the_handshake_is_done
     pair.run_for(MINUTE);
     for side in [Side::A, Side::B] {
         assert_eq!(pair.end(side).tcp().state(), StateName::Established);
-        assert!(pair.end(side).tcp().figures().early_data, "{side:?}");
+        assert!(pair.end(side).tcp().tcp_info().early_data, "{side:?}");
         assert!(pair.end(side).tcp().is_flushed());
-        assert_eq!(pair.end(side).tcp().figures().retransmits, 0);
+        assert_eq!(pair.end(side).tcp().tcp_info().retransmits, 0);
     }
     pair.transfer(Side::A, &[1; 100_000], MINUTE);
     pair.transfer(Side::B, &[2; 100_000], MINUTE);
@@ -74,7 +74,7 @@ fn text_that_was_not_taken_is_sent_again_after_the_handshake() {
     });
     pair.run_for(MINUTE);
     assert_eq!(received(&mut pair, Side::B), TEXT);
-    assert!(!pair.a.tcp().figures().early_data);
+    assert!(!pair.a.tcp().tcp_info().early_data);
     let granted = pair.a.tcp().take_cookie().expect("a new cookie");
     assert_eq!(granted.0.as_slice(), [9; 8]);
     assert_eq!(pair.a.tcp().take_cookie(), None);

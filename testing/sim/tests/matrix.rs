@@ -33,7 +33,7 @@ fn run(config: &Config, wire: &Wire) -> String {
     pair.establish();
     let took = pair.transfer(Side::A, &data, LIMIT).time;
     let goodput = OCTETS as f64 * 8.0 / took.as_secs_f64() / 1e6;
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     format!(
         "{:>9.3} s {goodput:>8.2} Mb/s  retransmits {:>5}  packets lost {:>5}",
         took.as_secs_f64(),

@@ -25,7 +25,7 @@ fn a_handshake_takes_one_round_trip_and_agrees_on_all_options() {
     let mut pair = established();
     assert_eq!(pair.a.tcp().state(), StateName::Established);
     assert!(pair.a.events.contains(Events::CONNECTED));
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(figures.timestamps && figures.sack && figures.window_scaling);
     assert_eq!(figures.mss, 1448);
     assert_eq!(figures.srtt, Some(2 * MS));
@@ -123,9 +123,9 @@ fn a_reader_that_stops_fills_the_window_and_the_stream_goes_on_when_it_reads_aga
     pair.b.tcp().set_receive_buffer(50_000);
     let mut sent = pair.a.tcp().send(now, &data);
     pair.run_for(Duration::from_secs(20));
-    assert_eq!(pair.a.tcp().figures().send_window, 0);
+    assert_eq!(pair.a.tcp().tcp_info().send_window, 0);
     assert!(
-        pair.a.tcp().figures().probes <= 1,
+        pair.a.tcp().tcp_info().probes <= 1,
         "each probe was answered"
     );
     let mut received = Vec::new();
@@ -171,13 +171,13 @@ fn small_writes_are_gathered_unless_nodelay_is_set() {
     let mut pair = established();
     for nodelay in [false, true] {
         pair.a.tcp().options().nodelay = nodelay;
-        let before = pair.a.tcp().figures().segments_out;
+        let before = pair.a.tcp().tcp_info().segments_out;
         for _ in 0..10 {
             let now = pair.now;
             pair.a.tcp().send(now, b"x");
             pair.flush(Side::A);
         }
-        let sent = pair.a.tcp().figures().segments_out - before;
+        let sent = pair.a.tcp().tcp_info().segments_out - before;
         assert_eq!(sent, if nodelay { 10 } else { 1 });
         pair.run_for(Duration::from_secs(1));
     }
@@ -224,7 +224,7 @@ fn an_answer_carries_the_acknowledgement() {
     let mut pair = established();
     let (mut out, rounds) = ([0; 8], 50);
     pair.run_for(Duration::from_secs(1));
-    let before = pair.a.tcp().figures().segments_out + pair.b.tcp().figures().segments_out;
+    let before = pair.a.tcp().tcp_info().segments_out + pair.b.tcp().tcp_info().segments_out;
     for _ in 0..rounds {
         for side in [Side::A, Side::B] {
             let now = pair.now;
@@ -235,7 +235,7 @@ fn an_answer_carries_the_acknowledgement() {
             assert_eq!(pair.end(side.other()).tcp().recv(now, &mut out), 1);
         }
     }
-    let after = pair.a.tcp().figures().segments_out + pair.b.tcp().figures().segments_out;
+    let after = pair.a.tcp().tcp_info().segments_out + pair.b.tcp().tcp_info().segments_out;
     assert!(
         after - before <= 2 * rounds + 2,
         "{} segments",
@@ -248,9 +248,9 @@ fn the_receive_buffer_follows_the_path() {
     let mut pair = Pair::new(1, 50 * MS, &Config::default());
     pair.links(|link| link.rate = 1_000_000_000);
     pair.establish();
-    let before = pair.b.tcp().figures().receive_buffer;
+    let before = pair.b.tcp().tcp_info().receive_buffer;
     pair.transfer(Side::A, &octets(5, 30_000_000), LONG);
-    let after = pair.b.tcp().figures().receive_buffer;
+    let after = pair.b.tcp().tcp_info().receive_buffer;
     assert!(after > 10 * before, "{before} to {after}");
 }
 
@@ -259,7 +259,7 @@ fn the_round_trip_is_measured_in_nanoseconds() {
     let mut pair = Pair::new(1, Duration::from_micros(15), &Config::default());
     pair.establish();
     pair.transfer(Side::A, &octets(6, 100_000), LONG);
-    let srtt = pair.a.tcp().figures().srtt.expect("measured");
+    let srtt = pair.a.tcp().tcp_info().srtt.expect("measured");
     assert!(srtt < Duration::from_micros(60), "{srtt:?}");
 }
 
@@ -275,7 +275,7 @@ fn a_peer_without_options_is_served() {
     pair.b.config = plain;
     pair.links(|link| link.loss = 20);
     pair.establish();
-    let figures = pair.a.tcp().figures();
+    let figures = pair.a.tcp().tcp_info();
     assert!(!figures.timestamps && !figures.sack && !figures.window_scaling);
     assert_eq!(figures.mss, 1460);
     pair.transfer(Side::A, &octets(7, 500_000), LONG);

@@ -34,7 +34,7 @@ fn from_port(flow: FlowKey, port: u16) -> FlowKey {
 
 /// Aims the flow and gives it a handle.
 fn given(bed: &Bed, flow: &FlowKey, row: FlowRow, nonce: u64) -> Handle {
-    bed.filter.aim(flow, row).unwrap();
+    bed.filter.steer(flow, row).unwrap();
     let index = bed.filter.give_handle(flow, row, nonce).unwrap().unwrap();
     Handle {
         index,
@@ -115,7 +115,7 @@ fn handlers_see_what_a_handle_would_have_led_past_them() {
         let records = bed.records();
         assert_eq!(records.last().unwrap().1, frame);
         // The same flow, when its handlers have gone.
-        bed.filter.aim(&own, row(CHANNEL)).unwrap();
+        bed.filter.steer(&own, row(CHANNEL)).unwrap();
         let taken = outcome(SHOT, &["handle_taken", "delivered"]);
         assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
     }
@@ -154,10 +154,10 @@ fn forge_and_replay(flow: FlowKey) {
     }
     // The session was flushed, cached by somebody else, and gone: the old handle leads nowhere.
     let replayed = enclosing(&Frame::received(&flow), handle);
-    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     let lost = outcome(SHOT, &["handle_stale", "drop_no_channel"]);
     assert_eq!(sorted(receive(&bed, &replayed)), sorted(lost));
-    bed.filter.unaim(&flow).unwrap();
+    bed.filter.unsteer(&flow).unwrap();
     let passed = outcome(UNSPEC, &["handle_stale", "pass_unclaimed"]);
     assert_eq!(sorted(receive(&bed, &replayed)), sorted(passed));
     // Nor does it when its place is given to another.
@@ -177,7 +177,7 @@ fn a_handle_stays_good_while_its_owner_stays() {
         class: 9,
         ..row(CHANNEL)
     };
-    bed.filter.aim(&flow, changed).unwrap();
+    bed.filter.steer(&flow, changed).unwrap();
     let frame = enclosing(&Frame::received(&flow), handle);
     let taken = outcome(SHOT, &["handle_taken", "delivered"]);
     assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
@@ -186,7 +186,7 @@ fn a_handle_stays_good_while_its_owner_stays() {
         generation: 6,
         ..changed
     };
-    bed.filter.aim(&flow, successor).unwrap();
+    bed.filter.steer(&flow, successor).unwrap();
     let found = outcome(SHOT, &["handle_stale", "delivered"]);
     assert_eq!(sorted(receive(&bed, &frame)), sorted(found));
 }
@@ -250,7 +250,7 @@ fn what_is_not_marked_whole_and_first_is_looked_up() {
 fn without_active_demultiplexing_handles_are_options_like_any_other() {
     let bed = Bed::new();
     let flow = tcp_flow();
-    bed.filter.aim(&flow, row(CHANNEL)).unwrap();
+    bed.filter.steer(&flow, row(CHANNEL)).unwrap();
     assert_eq!(
         bed.filter.give_handle(&flow, row(CHANNEL), NONCE).unwrap(),
         None
@@ -271,7 +271,7 @@ fn without_active_demultiplexing_handles_are_options_like_any_other() {
 fn a_handle_is_the_only_option_that_is_sent() {
     let bed = active_bed();
     let flow = tcp_flow();
-    bed.filter.aim(&flow, row(ChannelId(CHANNEL.0))).unwrap();
+    bed.filter.steer(&flow, row(ChannelId(CHANNEL.0))).unwrap();
     let handle = Handle {
         index: 0,
         nonce: NONCE,
@@ -290,7 +290,7 @@ fn a_handle_is_the_only_option_that_is_sent() {
         assert_eq!(bed.run("transmit_filter", &frame), dropped, "{at}: {octet}");
     }
     // Nobody encloses one in another's name.
-    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     assert_eq!(
         bed.run("transmit_filter", &good),
         outcome(SHOT, &["drop_foreign"])
@@ -340,7 +340,7 @@ fn a_handle_is_the_only_extension_header_that_is_sent() {
     let good = enclosing(&Frame::sent(&flow, OWN_MAC), handle);
     let send = |bed: &Bed, frame: &[u8]| bed.run("transmit_filter", frame);
     let bed = active_bed();
-    bed.filter.aim(&flow, row(CHANNEL)).unwrap();
+    bed.filter.steer(&flow, row(CHANNEL)).unwrap();
     assert_eq!(send(&bed, &good), outcome(REDIRECT, &["sent"]));
     // A routing header in its place or behind it, a longer one, another option.
     for (at, octet) in [(20, 43), (54, 43), (54, 17), (55, 2), (58, 0xc2), (59, 8)] {
@@ -350,10 +350,10 @@ fn a_handle_is_the_only_extension_header_that_is_sent() {
         assert_eq!(send(&bed, &frame), dropped, "{at}: {octet}");
     }
     // Nobody encloses one in another's name, and nobody at all where handles mean nothing.
-    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     assert_eq!(send(&bed, &good), outcome(SHOT, &["drop_foreign"]));
     let without = Bed::new();
-    without.filter.aim(&flow, row(CHANNEL)).unwrap();
+    without.filter.steer(&flow, row(CHANNEL)).unwrap();
     assert_eq!(send(&without, &good), outcome(SHOT, &["drop_protocol"]));
 }
 

@@ -105,7 +105,7 @@ fn datagrams_up_to_the_longest_are_copied_whole_from_a_live_device() {
             local: port,
             remote: socket.local_addr().unwrap(),
         };
-        bed.filter.aim(&flow, row(CHANNEL)).unwrap();
+        bed.filter.steer(&flow, row(CHANNEL)).unwrap();
         for length in [
             1, 2000, 4000, 4023, 4200, 9100, 9200, 16300, 16400, 32700, 32800, 65507,
         ] {

@@ -129,7 +129,7 @@ impl Bed {
         let objects = Objects::load(&limits, &settings).expect("the tests run as root");
         let mut filter = Filter::of(&objects, &limits, &settings).unwrap();
         let maps = Maps::create(RING_SIZE).unwrap();
-        filter.workshop().install(&[(CHANNEL, &maps)]).unwrap();
+        filter.map_builder().install(&[(CHANNEL, &maps)]).unwrap();
         filter.register_tap(CHANNEL, IFINDEX).unwrap();
         let interface = FilterInterface {
             ifindex: EGRESS,
@@ -216,7 +216,10 @@ impl Bed {
     /// One more ring, with a bell.
     pub(super) fn add_ring(&self, number: ChannelId) -> Maps {
         let maps = Maps::create(RING_SIZE).unwrap();
-        self.filter.workshop().install(&[(number, &maps)]).unwrap();
+        self.filter
+            .map_builder()
+            .install(&[(number, &maps)])
+            .unwrap();
         maps
     }
 

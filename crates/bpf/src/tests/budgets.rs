@@ -24,8 +24,8 @@ fn bed_with(terms: &Budget) -> (Bed, [FlowKey; 2]) {
     let bed = Bed::new();
     let flows = flows(Protocol::Udp);
     bed.filter.set_budget(BUDGET, terms).unwrap();
-    bed.filter.aim(&flows[0], with_budget(CHANNEL)).unwrap();
-    bed.filter.aim(&flows[1], row(CHANNEL)).unwrap();
+    bed.filter.steer(&flows[0], with_budget(CHANNEL)).unwrap();
+    bed.filter.steer(&flows[1], row(CHANNEL)).unwrap();
     (bed, flows)
 }
 

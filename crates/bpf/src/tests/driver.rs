@@ -33,7 +33,7 @@ fn bed_with(flow: &FlowKey, row: FlowRow) -> Bed {
         reserved: [0; 2],
     };
     bed.filter.set_interfaces(&[interface]).unwrap();
-    bed.filter.aim(flow, row).unwrap();
+    bed.filter.steer(flow, row).unwrap();
     bed
 }
 
@@ -144,7 +144,7 @@ fn a_datagram_may_be_several_where_the_hook_is_generic() {
 fn a_binding_is_this_hosts_only_by_its_addresses() {
     for flow in flows(Protocol::Udp) {
         let mut bed = bed_with(&flow, in_driver());
-        bed.filter.unaim(&flow).unwrap();
+        bed.filter.unsteer(&flow).unwrap();
         let key = BindingKey::new(Protocol::Udp, any_address(&flow));
         bed.filter.bind(&key, in_driver()).unwrap();
         let frame = Frame::received(&flow).build();
@@ -188,7 +188,7 @@ fn budgets_hold_and_a_full_ring_is_a_loss() {
     assert_eq!(filter(&bed, &frame), delivered());
     let over = outcome(XDP_DROP, &["drop_over_budget"]);
     assert_eq!(filter(&bed, &frame), over);
-    bed.filter.aim(&flow, in_driver()).unwrap();
+    bed.filter.steer(&flow, in_driver()).unwrap();
     let full = outcome(XDP_DROP, &["drop_ring_full"]);
     assert!((0..10_000).any(|_| filter(&bed, &frame) == full));
     let losses = bed.filter.losses(CHANNEL);

@@ -482,7 +482,7 @@ fn the_longest_prefix_says_which_way() {
 fn flows_that_have_rows_are_none_of_the_flood() {
     let bed = flooded(&Terms::default());
     for flow in flows(Protocol::Tcp) {
-        bed.filter.aim(&flow, row(CHANNEL)).unwrap();
+        bed.filter.steer(&flow, row(CHANNEL)).unwrap();
         assert_eq!(run(&bed, &frame(&flow, &syn(&flow))).0, left());
     }
 }

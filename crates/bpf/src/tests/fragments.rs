@@ -35,7 +35,7 @@ fn bed_with(flow: &FlowKey) -> Bed {
     bed.filter
         .create_channel(ChannelId::SERVER, 4 << 20)
         .unwrap();
-    bed.filter.aim(flow, row(CHANNEL)).unwrap();
+    bed.filter.steer(flow, row(CHANNEL)).unwrap();
     bed
 }
 

@@ -35,12 +35,12 @@ fn slot_of(bed: &Bed, flow: &FlowKey) -> u32 {
     header.slot
 }
 
-fn aim(bed: &Bed, flow: &FlowKey, slot: u32) {
+fn steer(bed: &Bed, flow: &FlowKey, slot: u32) {
     let row = FlowRow {
         slot,
         ..row(CHANNEL)
     };
-    bed.filter.aim(flow, row).unwrap();
+    bed.filter.steer(flow, row).unwrap();
 }
 
 fn assert_unclaimed(bed: &Bed, flow: &FlowKey) {
@@ -54,7 +54,7 @@ fn every_flow_is_found_among_the_others() {
     let bed = linear_bed();
     for base in [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(flows) {
         for (flow, slot) in crowd(&base, 100).zip(0..) {
-            aim(&bed, &flow, slot);
+            steer(&bed, &flow, slot);
         }
         for (flow, slot) in crowd(&base, 100).zip(0..) {
             assert_eq!(slot_of(&bed, &flow), slot);
@@ -69,11 +69,11 @@ fn a_flow_that_is_aimed_anew_or_removed_leaves_no_old_row() {
     let [base, _] = flows(Protocol::Udp);
     let all: Vec<_> = crowd(&base, 9).collect();
     for (flow, slot) in all.iter().zip(0..) {
-        aim(&bed, flow, slot);
+        steer(&bed, flow, slot);
     }
     for round in 1..=50 {
         for (flow, slot) in all.iter().zip(0..) {
-            aim(&bed, flow, 100 * round + slot);
+            steer(&bed, flow, 100 * round + slot);
         }
         for (flow, slot) in all.iter().zip(0..) {
             assert_eq!(slot_of(&bed, flow), 100 * round + slot);
@@ -81,7 +81,7 @@ fn a_flow_that_is_aimed_anew_or_removed_leaves_no_old_row() {
     }
     let (removed, kept) = all.split_at(4);
     for flow in removed {
-        bed.filter.unaim(flow).unwrap();
+        bed.filter.unsteer(flow).unwrap();
         assert_unclaimed(&bed, flow);
     }
     for (flow, slot) in kept.iter().zip(4..) {
@@ -94,15 +94,15 @@ fn as_many_flows_fit_as_the_table_is_for() {
     let bed = linear_bed();
     let [base, _] = flows(Protocol::Udp);
     for flow in crowd(&base, 1024) {
-        aim(&bed, &flow, 7);
+        steer(&bed, &flow, 7);
     }
     // The last of them are compared last.
     let last = crowd(&base, 1024).last().unwrap();
     assert_eq!(slot_of(&bed, &last), 7);
     // One more cannot be; what is there may go.
-    assert!(bed.filter.aim(&base, row(CHANNEL)).is_err());
-    bed.filter.unaim(&last).unwrap();
-    aim(&bed, &base, 8);
+    assert!(bed.filter.steer(&base, row(CHANNEL)).is_err());
+    bed.filter.unsteer(&last).unwrap();
+    steer(&bed, &base, 8);
     assert_eq!(slot_of(&bed, &base), 8);
     assert_unclaimed(&bed, &last);
 }

@@ -18,7 +18,7 @@ fn all_flows() -> impl Iterator<Item = FlowKey> {
 /// A bed on which the flow is aimed at the channel.
 fn bed_with(flow: &FlowKey) -> Bed {
     let bed = Bed::new();
-    bed.filter.aim(flow, row(CHANNEL)).unwrap();
+    bed.filter.steer(flow, row(CHANNEL)).unwrap();
     bed
 }
 
@@ -75,7 +75,7 @@ fn frames_that_an_awake_owner_leaves_alone_wake_it_after_a_while() {
 }
 
 #[test]
-fn a_flow_with_a_ring_of_its_own_shares_neither_ring_nor_bell() {
+fn a_flow_with_a_ring_of_its_own_shares_neither_ring_nor_notifier() {
     const RING: ChannelId = ChannelId(5);
     for flow in all_flows() {
         let bed = Bed::new();
@@ -84,7 +84,7 @@ fn a_flow_with_a_ring_of_its_own_shares_neither_ring_nor_bell() {
             ring: RING.0,
             ..row(CHANNEL)
         };
-        bed.filter.aim(&flow, direct).unwrap();
+        bed.filter.steer(&flow, direct).unwrap();
         // The owner of the channel's ring sleeps on the tap; that of this one is awake.
         bed.set_doorbell(Doorbell::ASLEEP_ON_TAP);
         let frame = Frame::received(&flow).build();
@@ -116,8 +116,8 @@ fn a_ring_that_is_full_or_gone_is_its_sessions_loss() {
         ring: RING.0,
         ..row(CHANNEL)
     };
-    bed.filter.aim(&flow, direct).unwrap();
-    bed.filter.aim(&other, row(CHANNEL)).unwrap();
+    bed.filter.steer(&flow, direct).unwrap();
+    bed.filter.steer(&other, row(CHANNEL)).unwrap();
     let large = Frame {
         payload: 3000,
         ..Frame::received(&flow)
@@ -130,7 +130,7 @@ fn a_ring_that_is_full_or_gone_is_its_sessions_loss() {
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
 
     bed.filter.remove_channel(RING).unwrap();
-    bed.filter.workshop().await_removal(RING);
+    bed.filter.map_builder().await_removal(RING);
     assert_eq!(filter(&bed, &large), outcome(SHOT, &["drop_no_channel"]));
 }
 
@@ -203,8 +203,8 @@ fn a_packet_that_differs_in_any_part_of_the_key_is_left_to_the_kernel() {
 fn unaimed_flows_are_left_to_the_kernel() {
     let [flow, _] = flows(Protocol::Tcp);
     let bed = bed_with(&flow);
-    bed.filter.unaim(&flow).unwrap();
-    bed.filter.unaim(&flow).unwrap();
+    bed.filter.unsteer(&flow).unwrap();
+    bed.filter.unsteer(&flow).unwrap();
     let frame = Frame::received(&flow).build();
     assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_unclaimed"]));
 }
@@ -244,7 +244,7 @@ fn a_flow_goes_before_a_binding_and_an_address_before_any() {
     filter(&bed, &frame);
     bed.filter.bind(&exact, with_slot(2)).unwrap();
     filter(&bed, &frame);
-    bed.filter.aim(&flow, with_slot(3)).unwrap();
+    bed.filter.steer(&flow, with_slot(3)).unwrap();
     filter(&bed, &frame);
     let slots: Vec<u32> = bed
         .records()
@@ -464,10 +464,10 @@ fn a_row_to_a_removed_channel_drops_rather_than_wakes_the_kernel() {
     let [flow, _] = flows(Protocol::Tcp);
     let mut bed = bed_with(&flow);
     bed.filter.remove_channel(CHANNEL).unwrap();
-    bed.filter.workshop().await_removal(CHANNEL);
+    bed.filter.map_builder().await_removal(CHANNEL);
     let frame = Frame::received(&flow).build();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
-    bed.filter.aim(&flow, row(ChannelId(u32::MAX))).unwrap();
+    bed.filter.steer(&flow, row(ChannelId(u32::MAX))).unwrap();
     assert_eq!(filter(&bed, &frame), outcome(SHOT, &["drop_no_channel"]));
 }
 

@@ -19,7 +19,7 @@ fn report_of_program_sizes_and_nanoseconds_per_packet() {
     }
     let [tcp, _] = flows(Protocol::Tcp);
     let [udp, _] = flows(Protocol::Udp);
-    bed.filter.aim(&tcp, row(CHANNEL)).unwrap();
+    bed.filter.steer(&tcp, row(CHANNEL)).unwrap();
     let drain = || drop(bed.records());
     for payload in [1, 1460, 3000] {
         let frame = Frame {

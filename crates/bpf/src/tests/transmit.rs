@@ -19,7 +19,7 @@ fn all_flows() -> impl Iterator<Item = FlowKey> {
 
 fn bed_with(flow: &FlowKey) -> Bed {
     let bed = Bed::new();
-    bed.filter.aim(flow, row(CHANNEL)).unwrap();
+    bed.filter.steer(flow, row(CHANNEL)).unwrap();
     bed
 }
 
@@ -107,7 +107,7 @@ fn a_spoofed_address_port_or_protocol_is_dropped() {
 fn another_channels_flow_is_dropped() {
     for flow in all_flows() {
         let bed = Bed::new();
-        bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+        bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
         let frame = Frame::sent(&flow, OWN_MAC).build();
         assert_eq!(send(&bed, &frame), dropped("drop_foreign"), "{flow}");
     }
@@ -117,7 +117,7 @@ fn another_channels_flow_is_dropped() {
 fn another_channels_flow_is_dropped_even_from_a_port_of_ones_own() {
     let [flow, _] = flows(Protocol::Udp);
     let bed = Bed::new();
-    bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+    bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     bed.filter
         .bind(&BindingKey::new(flow.protocol, flow.local), row(CHANNEL))
         .unwrap();
@@ -188,7 +188,7 @@ fn a_delegated_listener_lets_its_channel_and_no_other_send() {
             assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
             // A connection of somebody else's on the port is not the delegate's.
             bed.filter.bind(&key, delegated(CHANNEL)).unwrap();
-            bed.filter.aim(&flow, row(OTHER_CHANNEL)).unwrap();
+            bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
             assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
         }
     }
@@ -215,7 +215,7 @@ fn a_delegated_port_of_any_address_gives_nothing_of_a_listener_on_one() {
 fn options_extension_headers_and_fragments_are_dropped() {
     let [v4, v6] = flows(Protocol::Udp);
     let bed = bed_with(&v4);
-    bed.filter.aim(&v6, row(CHANNEL)).unwrap();
+    bed.filter.steer(&v6, row(CHANNEL)).unwrap();
     let options = Frame::sent(&v4, OWN_MAC).build_with_options();
     assert_eq!(send(&bed, &options), dropped("drop_malformed"));
     let mut fragment = Frame::sent(&v4, OWN_MAC).build();
@@ -308,7 +308,7 @@ fn a_flow_is_sent_in_its_class_and_else_in_its_channels() {
         assert_eq!(priority_of(&bed, &frame), 0, "{flow}");
         bed.filter.set_tap(CHANNEL, IFINDEX, 2).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(2), "{flow}");
-        bed.filter.aim(&flow, in_class(0x10)).unwrap();
+        bed.filter.steer(&flow, in_class(0x10)).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
         bed.filter.set_tap(CHANNEL, IFINDEX, 0).unwrap();
         assert_eq!(priority_of(&bed, &frame), priority(0x10), "{flow}");
@@ -321,7 +321,7 @@ fn what_a_program_chooses_counts_where_nothing_is_reserved() {
         let bed = bed_with(&flow);
         let frame = Frame::sent(&flow, OWN_MAC).build();
         bed.filter
-            .aim(&flow, in_class(CHOSEN_PRIORITY | 5))
+            .steer(&flow, in_class(CHOSEN_PRIORITY | 5))
             .unwrap();
         assert_eq!(priority_of(&bed, &frame), 5, "{flow}");
         // Best effort is what the scheduler makes of it anyhow.
@@ -355,7 +355,7 @@ fn what_goes_to_no_station_leaves_by_way_of_the_kernel_in_its_class() {
     in_fresh_namespace(|| {
         for flow in all_flows() {
             let bed = Bed::new();
-            bed.filter.aim(&flow, in_class(0x10)).unwrap();
+            bed.filter.steer(&flow, in_class(0x10)).unwrap();
             let mut frame = Frame::sent(&flow, OWN_MAC);
             frame.destination_mac = MacAddr::default();
             let unaddressed = outcome(STOLEN, &["unaddressed"]);
@@ -396,12 +396,12 @@ fn a_relayed_flow_keeps_its_class() {
             class: 0x14,
             ..row(ChannelId::SERVER)
         };
-        bed.filter.aim(&flow, row).unwrap();
+        bed.filter.steer(&flow, row).unwrap();
         bed.filter.set_tap(ChannelId::SERVER, IFINDEX, 2).unwrap();
         assert_eq!(priority_of(&bed, &frame.build()), priority(0x14), "{flow}");
         let other = frame.around(1, &[0; 16]);
         assert_eq!(priority_of(&bed, &other), priority(2), "{flow}");
-        bed.filter.unaim(&flow).unwrap();
+        bed.filter.unsteer(&flow).unwrap();
         assert_eq!(priority_of(&bed, &frame.build()), priority(2), "{flow}");
     }
 }

@@ -122,7 +122,7 @@ fn a_process_cannot_name_the_cached_session_of_another() {
     let other = process(&mut registry, 2);
     let connected = opening(Protocol::Tcp, Phase::Connected);
     let id = registry.open(Some(mine), connected, numbers()).unwrap();
-    registry.aim(id, Holder::Process(mine, Slot(0)));
+    registry.steer(id, Holder::Process(mine, Slot(0)));
     assert!(registry.admit(mine, Command::Flush, id).is_ok());
     assert_eq!(
         registry.admit(other, Command::Flush, id).err(),
@@ -144,13 +144,13 @@ fn an_offered_session_goes_to_whoever_learnt_its_number() {
 }
 
 #[test]
-fn every_aim_has_a_fresh_generation() {
+fn every_steer_has_a_fresh_generation() {
     let mut registry = registry();
     let id = registry
         .open(None, opening(Protocol::Tcp, Phase::Offered), numbers())
         .unwrap();
-    let first = registry.aim(id, Holder::Server(Slot(1)));
-    let second = registry.aim(id, Holder::Server(Slot(1)));
+    let first = registry.steer(id, Holder::Server(Slot(1)));
+    let second = registry.steer(id, Holder::Server(Slot(1)));
     assert_ne!(first, second);
     assert_eq!(registry.session(id).unwrap().generation, second);
 }
@@ -164,7 +164,7 @@ fn a_dead_process_leaves_the_sessions_it_held() {
     let held = registry
         .open(Some(channel), connected, &mut numbers)
         .unwrap();
-    registry.aim(held, Holder::Process(channel, Slot(0)));
+    registry.steer(held, Holder::Process(channel, Slot(0)));
     let bound = opening(Protocol::Tcp, Phase::Bound);
     registry.open(Some(channel), bound, &mut numbers).unwrap();
     assert_eq!(registry.unregister(channel), [held]);

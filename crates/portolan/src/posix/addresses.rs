@@ -24,7 +24,10 @@ pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
     fn peer(fd: RawFd) -> Result<SocketAddr, Stop> {
         let (socket, process) = find(fd)?;
         complete_connect(process, fd, &socket);
-        if !matches!(socket.phase(), Phase::Cached | Phase::Relayed | Phase::Away) {
+        if !matches!(
+            socket.phase(),
+            Phase::Cached | Phase::Relayed | Phase::HeldElsewhere
+        ) {
             return Err(Errno::NOTCONN.into());
         }
         let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;

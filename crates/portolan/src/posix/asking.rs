@@ -9,7 +9,7 @@ use portolan_proto::control::{
 };
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::{clock, descriptor, shm};
-use portolan_tcp::{Events, Prefix};
+use portolan_tcp::{Events, HandoffBuffer};
 use portolan_types::{Generation, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
@@ -17,8 +17,8 @@ use super::Stop;
 use super::fallback::{fall_back, leave_session};
 use super::socket_options::apply_quickack;
 use crate::control::Lost;
-use crate::core::Arrival;
 use crate::process::{Absent, Process};
+use crate::runtime::Arrival;
 use crate::socket::{Phase, Setup, Socket};
 use crate::unseen;
 
@@ -150,13 +150,13 @@ pub(super) fn install(
     if !stays || unseen::is_seen() {
         socket.leave_to_server();
     }
-    process.hear_of_doorways();
+    process.hear_of_tx_queues();
     let mut core = process.lock();
     let now = clock::now();
     core.put(now, slot, arrival);
     core.attach(slot, Arc::clone(socket));
     socket.cache_at(slot);
-    core.attend(now);
+    core.poll(now);
     socket.notify(Events::CONNECTED | Events::WRITABLE | Events::READABLE);
     drop(core);
     if let Some(session) = id
@@ -211,7 +211,11 @@ fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
     let unread = match unread {
         Some((memory, at)) => {
             let memory = Arc::new(memory.into_octets());
-            Some(Prefix::new(memory, at.start as usize, at.length as usize)?)
+            Some(HandoffBuffer::new(
+                memory,
+                at.start as usize,
+                at.length as usize,
+            )?)
         }
         None => None,
     };

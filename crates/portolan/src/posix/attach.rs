@@ -11,7 +11,7 @@ use portolan_types::{Protocol, SessionId};
 
 use super::fork::own_memory;
 use super::lifecycle::forget;
-use super::migrate::{is_standard_stream, lend};
+use super::migrate::{is_standard_stream, make_relayed};
 use crate::options::Options;
 use crate::process::Process;
 use crate::socket::{Family, Phase, Setup, Socket};
@@ -45,7 +45,7 @@ pub fn attach(fd: RawFd) {
     };
     table::insert(fd, File::Socket(Arc::clone(&socket)));
     if is_standard_stream(fd) {
-        lend(fd, &socket);
+        make_relayed(fd, &socket);
     }
 }
 
@@ -73,8 +73,8 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
         Standing::Datagrams { .. } => Protocol::Udp,
         _ => Protocol::Tcp,
     };
-    let (family, options) =
-        Options::from_traits(&probed.traits, protocol).unwrap_or((by_address, Options::default()));
+    let (family, options) = Options::from_options_blob(&probed.options_blob, protocol)
+        .unwrap_or((by_address, Options::default()));
     let mut setup = Setup {
         session: Some(probed.session),
         local: Some(probed.local),
@@ -92,11 +92,11 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
         }
         Standing::Connected { remote } => {
             setup.remote = Some(remote);
-            Phase::Away
+            Phase::HeldElsewhere
         }
         Standing::Datagrams { remote } => {
             setup.remote = remote;
-            Phase::Away
+            Phase::HeldElsewhere
         }
     };
     let socket = Socket::attached(family, protocol, phase, setup, options);

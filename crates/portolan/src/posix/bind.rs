@@ -15,8 +15,8 @@ use super::fallback::fall_back;
 use super::groups::join_early_groups;
 use super::socket_options::tell_priority;
 use super::{Answer, Stop, find};
-use crate::core::Arrival;
 use crate::process::Process;
+use crate::runtime::Arrival;
 use crate::socket::{Family, Phase, Socket};
 
 pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {

@@ -9,9 +9,9 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use super::{Stop, Watching, deadline_after, restarts};
-use crate::core::Core;
 use crate::options::Options;
 use crate::process::{CoreGuard, Process};
+use crate::runtime::Core;
 use crate::socket::Socket;
 use crate::wait::{Sleep, Woken};
 
@@ -50,7 +50,7 @@ impl Call<'_> {
         let mut attempt = |core: &mut Core, now: Instant| loop {
             let result = attempt(core, now);
             let was_full = core.channel.is_full();
-            core.send_out(now);
+            core.poll_tx(now);
             // If the session's way has room since the attempt, nobody will tell of it.
             let Core { stack, channel, .. } = &mut *core;
             if result.is_some() || !was_full || !stack.has_room(self.socket.slot(), channel) {
@@ -59,7 +59,7 @@ impl Call<'_> {
         };
         let now = clock::now();
         if !core.is_local(self.socket.slot()) {
-            core.take_in(now);
+            core.poll_rx(now);
         }
         let first = attempt(&mut core, now);
         drop(core);

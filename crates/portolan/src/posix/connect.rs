@@ -6,7 +6,9 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::MAX_MESSAGE;
-use portolan_proto::control::{DescriptorEvent, Early, HandshakeOptions, ReplyBody, RequestBody};
+use portolan_proto::control::{
+    DescriptorEvent, FastOpenMode, HandshakeOptions, ReplyBody, RequestBody,
+};
 use portolan_proto::local::Side;
 use portolan_stack::{Session, UdpSession};
 use portolan_sys::descriptor;
@@ -17,11 +19,11 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
-use super::lifecycle::dissolve;
+use super::lifecycle::reset_to_idle;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
-use crate::core::Arrival;
 use crate::locals;
 use crate::process::Process;
+use crate::runtime::Arrival;
 use crate::socket::{Family, Phase, Socket};
 use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
@@ -60,7 +62,7 @@ fn connect_udp(
     socket: &Arc<Socket>,
     remote: SocketAddr,
 ) -> Result<(), Stop> {
-    if matches!(socket.phase(), Phase::Relayed | Phase::Away) {
+    if matches!(socket.phase(), Phase::Relayed | Phase::HeldElsewhere) {
         return Err(Stop::NotOurs);
     }
     let chosen = socket.options().delivery();
@@ -81,7 +83,7 @@ fn connect_udp(
                 priority,
                 ..HandshakeOptions::default()
             },
-            early: Early::No,
+            early: FastOpenMode::No,
         }
     });
     let ReplyBody::Connected {
@@ -118,14 +120,14 @@ fn retarget(
     remote: Option<SocketAddr>,
     generation: Generation,
 ) {
-    process.hear_of_doorways();
+    process.hear_of_tx_queues();
     let mut core = process.lock();
     if let Some(session) = core.stack.udp(slot) {
         session.local = local;
         session.remote = remote;
         session.generation = generation;
     }
-    core.choose_door(slot);
+    core.choose_tx_queue(slot);
 }
 
 fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
@@ -136,7 +138,7 @@ fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     if !setup.is_bound {
         // Linux gives the port up too.
         drop(setup);
-        return dissolve(process, fd, socket);
+        return reset_to_idle(process, fd, socket);
     }
     let slot = socket.slot();
     match process
@@ -163,9 +165,9 @@ fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     match socket.phase() {
         Phase::Idle => Ok(()),
         Phase::Relayed => Err(Stop::NotOurs),
-        Phase::Away => Err(Errno::ISCONN.into()),
+        Phase::HeldElsewhere => Err(Errno::ISCONN.into()),
         Phase::Connecting | Phase::Cached | Phase::Listening | Phase::Closed => {
-            dissolve(process, fd, socket)
+            reset_to_idle(process, fd, socket)
         }
     }
 }
@@ -186,9 +188,9 @@ fn connect_tcp(
         Phase::Idle if socket.setup().deferred.is_some() => return Err(Errno::ISCONN.into()),
         Phase::Idle => {
             let early = if socket.options().opens_fast() {
-                Early::IfCookie
+                FastOpenMode::IfCookie
             } else {
-                Early::No
+                FastOpenMode::No
             };
             if let Opening::Deferred = start_connect(process, fd, socket, remote, early)? {
                 // The first octets take the SYN along.
@@ -199,7 +201,7 @@ fn connect_tcp(
         Phase::Connecting => {}
         Phase::Cached | Phase::Listening => return Err(Errno::ISCONN.into()),
         Phase::Relayed => return Err(Stop::NotOurs),
-        Phase::Away => return Err(Errno::ISCONN.into()),
+        Phase::HeldElsewhere => return Err(Errno::ISCONN.into()),
         Phase::Closed => return Err(Errno::BADF.into()),
     }
     if socket.is_nonblocking() {
@@ -228,7 +230,7 @@ pub(super) fn connect_with(
 ) -> Result<usize, Stop> {
     let cookieless = socket.options().opens_without_cookie();
     let waits = !socket.is_nonblocking() && flags & libc::MSG_DONTWAIT == 0;
-    let early = Early::Text {
+    let early = FastOpenMode::Payload {
         octets: text,
         cookieless,
         waits,
@@ -253,7 +255,7 @@ fn start_connect(
     fd: RawFd,
     socket: &Arc<Socket>,
     remote: SocketAddr,
-    early: Early,
+    early: FastOpenMode,
 ) -> Result<Opening, Stop> {
     let mut setup = socket.setup();
     let mut options = socket.options().handshake();

@@ -17,11 +17,11 @@ use super::datagram::{
     Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
 };
 use super::oob::receive_urgent;
-use super::{Answer, Stop, deadline_after, find_here, find_to_use, wherever};
-use crate::core::Core;
+use super::{Answer, Stop, deadline_after, find_here, find_to_use, retry_if_moved};
 use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
 use crate::process::Process;
+use crate::runtime::Core;
 use crate::socket::{Phase, Socket};
 
 /// What `recvmsg` reports besides the octets.
@@ -48,7 +48,7 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
         Ok(received)
     }
     let _call = layers::enter(Layer::Call);
-    wherever(|| take(fd, buffers, flags)).into()
+    retry_if_moved(|| take(fd, buffers, flags)).into()
 }
 
 fn by_phase(
@@ -68,7 +68,7 @@ fn by_phase(
             receive_tcp(process, socket, buffers, flags)
         }
         (Phase::Relayed, _) => Err(Stop::NotOurs),
-        (Phase::Away, _) => Err(Stop::Moved),
+        (Phase::HeldElsewhere, _) => Err(Stop::Moved),
         (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
             Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
         }
@@ -234,7 +234,7 @@ fn wait_opened(
 pub(super) fn gone<T>(socket: &Socket) -> Result<T, Stop> {
     match socket.phase() {
         Phase::Relayed => Err(Stop::NotOurs),
-        Phase::Away => Err(Stop::Moved),
+        Phase::HeldElsewhere => Err(Stop::Moved),
         _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
     }
 }
@@ -303,7 +303,7 @@ pub fn send_message(
                 send_tcp(process, &socket, buffers, flags)
             }
             (Phase::Relayed, _) => Err(Stop::NotOurs),
-            (Phase::Away, _) => Err(Stop::Moved),
+            (Phase::HeldElsewhere, _) => Err(Stop::Moved),
             (Phase::Idle, Protocol::Tcp) => send_first(process, fd, &socket, buffers, to, flags),
             (Phase::Listening | Phase::Closed, _) => {
                 Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
@@ -311,7 +311,7 @@ pub fn send_message(
         }
     }
     let _call = layers::enter(Layer::Call);
-    let answer = wherever(|| give(fd, buffers, to, flags, control)).into();
+    let answer = retry_if_moved(|| give(fd, buffers, to, flags, control)).into();
     if answer == Answer::Failed(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         descriptor::raise_sigpipe();
     }
@@ -324,7 +324,7 @@ pub fn send_space(fd: RawFd) -> Answer<usize> {
         let (socket, process) = find_here(fd)?;
         complete_connect(process, fd, &socket);
         let mut core = process.lock();
-        core.take_in(clock::now());
+        core.poll_rx(clock::now());
         match (socket.phase(), core.stream(socket.slot())) {
             (Phase::Cached, Some(stream)) => Ok(stream.send_space()),
             (Phase::Relayed, _) => Err(Stop::NotOurs),

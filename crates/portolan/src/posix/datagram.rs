@@ -18,11 +18,11 @@ use super::Stop;
 use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::data::{Received, are_readable, gone, scatter};
-use super::twin::send_by_kernel;
-use crate::core::Core;
+use super::kernel_socket::send_by_kernel;
 use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
 use crate::process::Process;
+use crate::runtime::Core;
 use crate::socket::{Corked, Family, Phase, RECEIVE, SEND, Socket};
 
 /// Ancillary data, as far as the socket's options ask for it.
@@ -312,7 +312,7 @@ fn receive_error(
     buffers: &mut [IoSliceMut<'_>],
 ) -> Result<Received, Stop> {
     let mut core = process.lock();
-    core.take_in(clock::now());
+    core.poll_rx(clock::now());
     let error = match core.stack.udp(socket.slot()) {
         Some(session) => session.take_error().ok_or(Errno::AGAIN)?,
         None => return gone(socket),
@@ -347,7 +347,7 @@ pub(super) fn receive_stamp(
     process: &'static Process,
     socket: &Arc<Socket>,
 ) -> Result<Received, Stop> {
-    process.lock().attend(clock::now());
+    process.lock().poll(clock::now());
     let stamp = socket.stamps().take().ok_or(Errno::AGAIN)?;
     let error = ExtendedError {
         errno: libc::ENOMSG,

@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use super::Stop;
 use super::asking::{Reservation, install, refusal};
 use super::lifecycle::enter;
-use crate::core::Arrival;
 use crate::process::Process;
+use crate::runtime::Arrival;
 use crate::socket::{Setup, Socket};
-use crate::table::Hidden;
+use crate::table::InternalFd;
 
 /// Where a listener's segments come, or would come if its handshakes were delegated.
 pub(super) enum Place<'a> {
@@ -67,7 +67,7 @@ pub(super) fn request(
         session,
         backlog,
         options,
-        traits: socket.traits(),
+        options_blob: socket.options_blob(),
         slot,
     }
 }
@@ -90,7 +90,7 @@ pub(super) fn heed(
             }
             let options = socket.options().handshake();
             socket.delegate_at(slot);
-            let listener = (id, slot, far.map(Hidden::new));
+            let listener = (id, slot, far.map(InternalFd::new));
             let mut core = process.lock();
             core.begin_delegation(clock::now(), listener, (rules, options, backlog));
             drop(core);
@@ -146,7 +146,7 @@ fn claim(
 ) -> Result<(RawFd, SocketAddr), Stop> {
     let listening = listener.setup().session.ok_or(Errno::INVAL)?;
     let (local, remote) = (session.flow.local, session.flow.remote);
-    let request = RequestBody::Claim {
+    let request = RequestBody::RegisterAccepted {
         listener: listening,
         local,
         remote,
@@ -200,7 +200,7 @@ pub(super) fn end(process: &Process, slot: Slot) {
     if !core.delegations.has(slot) {
         return;
     }
-    core.attend(clock::now());
+    core.poll(clock::now());
     let surrendered = core.surrender_delegation(slot);
     drop(core);
     let Some((listener, waiting)) = surrendered else {
@@ -210,7 +210,7 @@ pub(super) fn end(process: &Process, slot: Slot) {
         // What cannot be sent is lost, as is a server that does not hear it.
         if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
             let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-            let surrender = RequestBody::Surrender { listener, capsule };
+            let surrender = RequestBody::ReturnPending { listener, capsule };
             let _ = process.control.tell(surrender, &fds);
         }
     }

@@ -35,7 +35,7 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
 pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     let setup = socket.setup();
     let kernel = match (socket.protocol, socket.phase(), setup.session) {
-        (Protocol::Udp, Phase::Cached | Phase::Away, Some(session)) => {
+        (Protocol::Udp, Phase::Cached | Phase::HeldElsewhere, Some(session)) => {
             match share_port(fd, socket, session) {
                 Some(kernel) => Some(kernel),
                 None => return lose(socket),
@@ -79,7 +79,7 @@ pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> O
 
 /// The kernel socket that holds a UDP session's port, for all who have the descriptor.
 fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
-    socket.datagrams().twin = None;
+    socket.datagrams().kernel_socket = None;
     let near = descriptor::borrow(fd).ok()?;
     let is_v6 = socket.family == Family::V6;
     let request = |unread| RequestBody::Share {
@@ -91,7 +91,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
         (Phase::Cached, Some(process)) => {
             let slot = socket.slot();
             // Other calls on it wait for `setup` from now on.
-            socket.set_phase(Phase::Away);
+            socket.set_phase(Phase::HeldElsewhere);
             let (unread, memory) = pack_unread(take_unread(process, slot));
             let fds: Vec<_> = [near]
                 .into_iter()
@@ -117,7 +117,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
         _ => Process::ask(request(pack_unread(Vec::new()).0), near),
     };
     match answer? {
-        (ReplyBody::Twin, fds) => fds.into_iter().next(),
+        (ReplyBody::KernelSocket, fds) => fds.into_iter().next(),
         _ => None,
     }
 }

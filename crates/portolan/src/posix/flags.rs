@@ -98,13 +98,13 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
             _ => return Err(Stop::NotOurs),
         }
         let mut core = process.lock();
-        core.take_in(portolan_sys::clock::now());
+        core.poll_rx(portolan_sys::clock::now());
         let slot = socket.slot();
         let octets = match (request, core.stream(slot)) {
             (libc::FIONREAD, Some(stream)) => stream.inquiry(),
             (SIOCATMARK, Some(stream)) => usize::from(stream.is_at_mark()),
-            (SIOCOUTQNSD, Some(stream)) => stream.figures().unsent as usize,
-            (_, Some(stream)) => stream.figures().send_queue,
+            (SIOCOUTQNSD, Some(stream)) => stream.tcp_info().unsent as usize,
+            (_, Some(stream)) => stream.tcp_info().send_queue,
             (libc::FIONREAD, None) => core
                 .stack
                 .udp(slot)

@@ -12,8 +12,8 @@ use portolan_types::Protocol;
 
 use super::delegate;
 use super::fallback::become_kernels;
-use super::lifecycle::renew;
-use super::migrate::{Destination, give_back, lend, relay_to_others};
+use super::lifecycle::new_socketpair;
+use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
 use crate::inside;
 use crate::process::Process;
 use crate::socket::{Phase, Socket};
@@ -57,7 +57,7 @@ pub fn after_fork_in_child() {
     close_hidden();
     for (_, socket) in sockets() {
         match socket.phase() {
-            Phase::Cached => socket.set_phase(Phase::Away),
+            Phase::Cached => socket.set_phase(Phase::HeldElsewhere),
             Phase::Connecting => socket.set_phase(Phase::Closed),
             Phase::Idle => part_with_parent(&socket),
             _ => {}
@@ -98,7 +98,7 @@ fn part_with_parent(socket: &Arc<Socket>) {
     // Its number is closed already, and may be the next one's.
     if setup.far.take().is_some() {
         // Without descriptors to be had its first use fails.
-        let _ = renew(socket, &mut setup);
+        let _ = new_socketpair(socket, &mut setup);
     }
 }
 
@@ -127,7 +127,7 @@ pub fn before_exit() {
                 become_kernels(fd, &socket);
             }
             let to = if socket.is_shared() {
-                Destination::Shelf
+                Destination::Park
             } else {
                 Destination::Relay
             };
@@ -157,7 +157,7 @@ pub fn before_exec() -> bool {
     // back with its next use.
     if let Some(process) = Process::running() {
         for (_, socket) in closed {
-            give_back(process, &socket, Destination::Shelf);
+            give_back(process, &socket, Destination::Park);
         }
     }
     !inherited.is_empty()
@@ -206,7 +206,7 @@ pub fn before_lending(fd: RawFd) -> bool {
     table::socket(fd).is_none_or(|socket| {
         if socket.protocol == Protocol::Tcp {
             socket.leave_to_kernel();
-            lend(fd, &socket);
+            make_relayed(fd, &socket);
         }
         matches!(socket.phase(), Phase::Relayed | Phase::Listening)
     })
@@ -217,7 +217,7 @@ fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     socket.share();
     end_delegation_of(socket);
     if socket.protocol == Protocol::Tcp {
-        relay_to_others(fd, socket);
+        relay_for_others(fd, socket);
     }
     become_kernels(fd, socket);
 }
@@ -235,7 +235,7 @@ fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     socket.share();
     end_delegation_of(socket);
     if socket.protocol == Protocol::Tcp {
-        lend(fd, socket);
+        make_relayed(fd, socket);
     }
     become_kernels(fd, socket);
 }

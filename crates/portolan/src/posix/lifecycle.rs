@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_proto::control::{AfterFlush, RequestBody, Traits};
+use portolan_proto::control::{AfterFlush, RequestBody, SocketOptionsBlob};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, owner};
@@ -17,13 +17,13 @@ use super::bind::bind_as_asked;
 use super::connect::complete_connect;
 use super::fallback::leave_to_sharers;
 use super::fork::shares_memory;
-use super::migrate::{Destination, Parcel, give_back, is_standard_stream, lend};
+use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
 use super::{Answer, Stop, deadline_after, find_here};
 use crate::control::Lost;
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
 use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
-use crate::table::{self, File, Hidden};
+use crate::table::{self, File, InternalFd};
 use crate::unseen;
 use crate::wait::{Sleep, Waiter};
 
@@ -48,7 +48,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
             Absent::Refuse => Stop::Failed(Errno::NETDOWN),
         })?;
         let (near, far) = socket_pair(pair)?;
-        let socket = Arc::new(Socket::new(family, protocol, Hidden::new(far)));
+        let socket = Arc::new(Socket::new(family, protocol, InternalFd::new(far)));
         enter(near, socket, flags)
     }
     open(domain, kind, protocol).into()
@@ -89,7 +89,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
             Phase::Connecting => {
                 socket.set_error(libc::ECONNRESET);
-                return dissolve(process, fd, &socket);
+                return reset_to_idle(process, fd, &socket);
             }
             Phase::Idle if socket.protocol == Protocol::Udp => {}
             Phase::Listening if how == libc::SHUT_WR => return Ok(()),
@@ -131,7 +131,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             }
         }
         core.touch(slot);
-        core.send_out(now);
+        core.poll_tx(now);
         socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
         Ok(())
     }
@@ -153,11 +153,11 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         // The port is free once the server has answered, whatever it says.
         let _ = process.control.call(RequestBody::Release { session }, &[]);
     }
-    dissolve(process, fd, socket)
+    reset_to_idle(process, fd, socket)
 }
 
 /// Takes the socket back to where it was before it was connected or listened.
-pub(super) fn dissolve(
+pub(super) fn reset_to_idle(
     process: &'static Process,
     fd: RawFd,
     socket: &Arc<Socket>,
@@ -167,7 +167,7 @@ pub(super) fn dissolve(
     let phase = socket.phase();
     socket.set_phase(Phase::Idle);
     end_session(process, socket, phase, true);
-    renew(socket, &mut setup)?;
+    new_socketpair(socket, &mut setup)?;
     drop(setup);
     let core = process.lock();
     socket.notify(Events::CLOSED);
@@ -180,23 +180,23 @@ pub(super) fn dissolve(
 
 /// A fresh pair of descriptors: the server keeps the far end of the old one until it sees its
 /// hang-up.
-pub(super) fn renew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+pub(super) fn new_socketpair(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     let kind = match socket.protocol {
         Protocol::Tcp => PairKind::Stream,
         Protocol::Udp => PairKind::SeqPacket,
     };
     let (near, far) = socket_pair(kind)?;
-    put_under_all(socket, &near)?;
+    replace_fds(socket, &near)?;
     socket.note_deferred(false);
     *setup = Setup {
-        far: Some(Hidden::new(far)),
+        far: Some(InternalFd::new(far)),
         ..Setup::default()
     };
     Ok(())
 }
 
 /// `near` becomes what all the socket's numbers refer to.
-pub(super) fn put_under_all(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
+pub(super) fn replace_fds(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let near = near.as_fd();
     let numbers = table::numbers_of(socket);
     if let Some(number) = numbers.first() {
@@ -277,7 +277,7 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
     if let Some(process) = Process::running() {
         let phase = socket.phase();
         if phase == Phase::Cached && socket.protocol == Protocol::Tcp && socket.is_shared() {
-            give_back(process, socket, Destination::Shelf);
+            give_back(process, socket, Destination::Park);
             socket.set_phase(Phase::Closed);
             return true;
         }
@@ -306,7 +306,7 @@ fn wait_lingering(process: &'static Process, socket: &Arc<Socket>, time: Duratio
         stream.close(now);
     }
     core.touch(slot);
-    core.send_out(now);
+    core.poll_tx(now);
     drop(core);
     socket.watch(&waiter);
     // A signal ends the wait; whatever is left is finished by the server.
@@ -325,7 +325,7 @@ fn keep_open(fd: RawFd, socket: &Arc<Socket>) {
     if let Ok(near) = descriptor::borrow(fd)
         && let Ok(copy) = rustix::io::fcntl_dupfd_cloexec(near, 0)
     {
-        socket.setup().kept = Some(Hidden::new(copy));
+        socket.setup().kept = Some(InternalFd::new(copy));
     }
 }
 
@@ -342,7 +342,7 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
             let mut core = process.lock();
             return core.abort_delegation(clock::now(), socket.slot());
         }
-        Phase::Idle | Phase::Relayed | Phase::Away | Phase::Closed => return,
+        Phase::Idle | Phase::Relayed | Phase::HeldElsewhere | Phase::Closed => return,
     }
     let mut core = process.lock();
     let slot = socket.slot();
@@ -371,7 +371,7 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
             session.connection.close(now);
         }
         core.stack.touch(slot);
-        core.send_out(now);
+        core.poll_tx(now);
     }
     let session = core.stack.take(slot);
     drop(core);
@@ -385,7 +385,7 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
             }
         }
         Some(Session::Udp(session)) => {
-            socket.datagrams().twin = None;
+            socket.datagrams().kernel_socket = None;
             // The port is free when `close` returns; a lost server has freed it already.
             let _ = process.control.call(
                 RequestBody::Release {
@@ -403,15 +403,15 @@ fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortiv
 fn flush_of_local(session: SessionId, then: AfterFlush) -> RequestBody {
     RequestBody::Flush {
         session,
-        capsule: Parcel::empty().capsule,
+        capsule: OutgoingCapsule::empty().capsule,
         then,
-        traits: Traits::default(),
+        options_blob: SocketOptionsBlob::default(),
     }
 }
 
 /// Without waiting for the server: what it could answer would change nothing.
 fn flush_to_close(process: &Process, session: &mut TcpSession) -> Result<(), Lost> {
-    let Some(Parcel { capsule, fds }) = Parcel::of(session) else {
+    let Some(OutgoingCapsule { capsule, fds }) = OutgoingCapsule::of(session) else {
         // The server will see the descriptor's end, and reset the connection.
         return Ok(());
     };
@@ -422,7 +422,7 @@ fn flush_to_close(process: &Process, session: &mut TcpSession) -> Result<(), Los
             session: session.id,
             capsule,
             then,
-            traits: Traits::default(),
+            options_blob: SocketOptionsBlob::default(),
         },
         &fds,
     )
@@ -473,7 +473,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
         if let File::Socket(socket) = &file {
             socket.add_reference();
             if is_standard_stream(new) {
-                lend(fd, socket);
+                make_relayed(fd, socket);
             }
         }
         table::insert(new, file);

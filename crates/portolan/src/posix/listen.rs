@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::asking::{denial, install, refusal};
 use super::bind::bind_implicitly;
 use super::delegate::{self, Place};
-use super::lifecycle::{enter, put_under_all};
+use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::Process;
@@ -94,7 +94,7 @@ fn become_listener(
             setup.opened(session);
             setup.local = Some(local);
             setup.backlog = backlog;
-            put_under_all(socket, &near)?;
+            replace_fds(socket, &near)?;
             socket.set_phase(Phase::Listening);
             delegate::heed(
                 process,

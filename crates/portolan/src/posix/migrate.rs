@@ -4,7 +4,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, Traits};
+use portolan_proto::control::{
+    AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, SocketOptionsBlob,
+};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::shm::SetAside;
 use portolan_sys::{clock, descriptor, shm};
@@ -16,9 +18,9 @@ use super::asking::{Reservation, install, open_capsule, refusal};
 use super::delegate;
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
-use crate::core::{Arrival, Core};
 use crate::locals;
 use crate::process::{CoreGuard, Process};
+use crate::runtime::{Arrival, Core};
 use crate::socket::{Phase, Setup, Socket};
 use crate::table::{self, File};
 
@@ -28,7 +30,7 @@ pub(super) fn fetch(
     process: &'static Process,
     session: SessionId,
     descriptor: &[BorrowedFd<'_>],
-) -> Result<Option<(Arrival, Slot, Traits)>, Stop> {
+) -> Result<Option<(Arrival, Slot, SocketOptionsBlob)>, Stop> {
     let reservation = Reservation::at(process);
     let slot = reservation.slot();
     let request = RequestBody::Cache { session, slot };
@@ -37,19 +39,19 @@ pub(super) fn fetch(
             ReplyBody::Cached {
                 capsule,
                 generation,
-                traits,
+                options_blob,
             },
             fds,
         )) => {
             let session = open_capsule(capsule, generation, fds);
             let session = session.map_err(Errno::from_raw_os_error)?;
             let arrival = Arrival::Session(Session::Tcp(Box::new(session)));
-            Ok(Some((arrival, reservation.keep(), traits)))
+            Ok(Some((arrival, reservation.keep(), options_blob)))
         }
-        Ok((ReplyBody::CachedLocal { side, traits }, mut fds)) => {
+        Ok((ReplyBody::CachedLocal { side, options_blob }, mut fds)) => {
             let end = locals::open(fds.pop(), side).map_err(Errno::from_raw_os_error)?;
             let arrival = Arrival::Local(session, Box::new(end));
-            Ok(Some((arrival, reservation.keep(), traits)))
+            Ok(Some((arrival, reservation.keep(), options_blob)))
         }
         Ok((ReplyBody::Relayed, _)) => Ok(None),
         other => Err(refusal(other)),
@@ -62,7 +64,7 @@ pub(super) fn obtain(
     fd: RawFd,
     socket: &Arc<Socket>,
 ) -> Result<(), Stop> {
-    if socket.phase() != Phase::Away {
+    if socket.phase() != Phase::HeldElsewhere {
         return Ok(());
     }
     if is_standard(socket) || socket.protocol == Protocol::Udp {
@@ -73,12 +75,12 @@ pub(super) fn obtain(
 
 fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let setup = socket.setup();
-    let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
+    let (Phase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
-        Ok(Some((session, slot, traits))) => {
-            socket.adopt(&traits);
+        Ok(Some((session, slot, options_blob))) => {
+            socket.adopt(&options_blob);
             install(process, socket, slot, session);
             Ok(())
         }
@@ -99,8 +101,8 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Res
 /// A relayed session comes back if nobody else has the descriptor any more; `NotOurs` if it does not.
 /// Asked at ever longer intervals, by programs of one thread: another could be waiting in the kernel for
 /// what would never come there.
-pub(super) fn ask_back(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
-    if !socket.may_ask_back(clock::now()) || socket.is_with_kernel() || is_standard(socket) {
+pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    if !socket.may_reclaim(clock::now()) || socket.is_with_kernel() || is_standard(socket) {
         return Err(Stop::NotOurs);
     }
     let process = here().ok_or(Stop::NotOurs)?;
@@ -132,11 +134,11 @@ pub(super) fn is_standard_stream(fd: RawFd) -> bool {
 }
 
 /// Has the server relay a session, so that whoever has the descriptor can use it.
-pub(super) fn lend(fd: RawFd, socket: &Arc<Socket>) {
+pub(super) fn make_relayed(fd: RawFd, socket: &Arc<Socket>) {
     bring_options(fd, socket);
     match (socket.phase(), Process::running()) {
         (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
-        (Phase::Away, _) => {
+        (Phase::HeldElsewhere, _) => {
             // One that is lost shows as the end of its descriptor.
             let _ = have_relayed(fd, socket);
         }
@@ -147,7 +149,7 @@ pub(super) fn lend(fd: RawFd, socket: &Arc<Socket>) {
 /// What was set on an untouched session is with nobody else yet: it comes here first, to go with its
 /// options.
 fn bring_options(fd: RawFd, socket: &Arc<Socket>) {
-    if socket.is_untouched()
+    if socket.accepted_unused()
         && !socket.options().is_empty()
         && let Some(process) = here()
     {
@@ -157,14 +159,14 @@ fn bring_options(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 /// The same for somebody else. Here the session is away, unless its events are waited for.
-pub(super) fn relay_to_others(fd: RawFd, socket: &Arc<Socket>) {
+pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
     if socket.is_watched() {
-        return lend(fd, socket);
+        return make_relayed(fd, socket);
     }
     bring_options(fd, socket);
     match (socket.phase(), Process::running()) {
         (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Others),
-        (Phase::Away, _) => {
+        (Phase::HeldElsewhere, _) => {
             let (session, reader) = (socket.setup().session, Reader::Other);
             if let (Some(session), Ok(near)) = (session, descriptor::borrow(fd)) {
                 // One that is lost shows as the end of its descriptor.
@@ -178,13 +180,13 @@ pub(super) fn relay_to_others(fd: RawFd, socket: &Arc<Socket>) {
 /// What is away is relayed from now on, or lost; a UDP socket is the kernel's. Needs no channel.
 pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     if socket.protocol == Protocol::Udp {
-        if socket.phase() == Phase::Away {
+        if socket.phase() == Phase::HeldElsewhere {
             become_kernels(fd, socket);
         }
         return Ok(());
     }
     let setup = socket.setup();
-    let (Phase::Away, Some(session)) = (socket.phase(), setup.session) else {
+    let (Phase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
     let reader = Reader::Sender;
@@ -228,7 +230,7 @@ pub(super) enum Destination {
     /// To the server, which relays it for somebody else, until a process asks that may have it.
     Others,
     /// To the server, for the next process that asks.
-    Shelf,
+    Park,
 }
 
 /// What comes for a session that leaves goes to the server from now on, and all that has come is in it. It sends
@@ -238,11 +240,13 @@ fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> 
     let (Some(session), false) = (setup.session, core.is_local(slot)) else {
         return core;
     };
-    core.attend(clock::now());
-    core.stack.mute(slot);
+    core.poll(clock::now());
+    core.stack.suspend_tx(slot);
     drop(core);
     // If the server does not want to wait for it, some of its packets go the long way round.
-    let _ = process.control.call(RequestBody::Depart { session }, &[]);
+    let _ = process
+        .control
+        .call(RequestBody::BeginFlush { session }, &[]);
     let mut core = process.lock();
     core.take_in_all(clock::now());
     core
@@ -250,8 +254,8 @@ fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> 
 
 /// It cannot be packed, for want of descriptors or memory, and goes on here.
 fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
-    core.stack.unmute(slot);
-    let stay = |session| RequestBody::Stay { session };
+    core.stack.resume_tx(slot);
+    let stay = |session| RequestBody::AbortFlush { session };
     core.outbox.extend(setup.session.map(stay));
 }
 
@@ -268,26 +272,26 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     }
     let slot = socket.slot();
     let mut core = depart(process, &setup, slot);
-    let Some((id, parcel)) = pack(&mut core, slot) else {
+    let Some((id, outgoing)) = pack(&mut core, slot) else {
         return stay(&mut core, &setup, slot);
     };
-    core.let_go(slot);
-    core.send_out(clock::now());
+    core.release(slot);
+    core.poll_tx(clock::now());
     let (then, phase) = match to {
         Destination::Relay => (AfterFlush::Relay(Reader::Sender), Phase::Relayed),
-        Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::Away),
-        Destination::Shelf => (AfterFlush::Park, Phase::Away),
+        Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::HeldElsewhere),
+        Destination::Park => (AfterFlush::Park, Phase::HeldElsewhere),
     };
     // What other threads write to a relayed descriptor waits there; who asks for a session that is
     // away waits for `setup`.
     socket.set_phase(phase);
     drop(core);
-    let fds: Vec<_> = parcel.fds.iter().map(AsFd::as_fd).collect();
+    let fds: Vec<_> = outgoing.fds.iter().map(AsFd::as_fd).collect();
     let request = RequestBody::Flush {
         session: id,
-        capsule: parcel.capsule,
+        capsule: outgoing.capsule,
         then,
-        traits: socket.traits(),
+        options_blob: socket.options_blob(),
     };
     let moved = process.control.call(request, &fds);
     // Sleepers are signalled with the core held.
@@ -307,30 +311,30 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
 /// it is much. If that is not possible it goes in the capsule.
 fn set_aside(connection: &mut Connection) {
     let length = connection.arrived();
-    let is_worth_it = length >= shm::WORTH_SETTING_ASIDE || connection.prefix().is_some();
+    let is_worth_it = length >= shm::WORTH_SETTING_ASIDE || connection.handoff().is_some();
     if is_worth_it && let Ok(memory) = SetAside::write(length, connection.arrived_pieces()) {
         connection.set_aside(Arc::new(memory));
     }
 }
 
 /// A session and the descriptors that travel with it.
-pub(super) struct Parcel {
+pub(super) struct OutgoingCapsule {
     pub(super) capsule: Capsule,
     pub(super) fds: Vec<OwnedFd>,
 }
 
-impl Parcel {
+impl OutgoingCapsule {
     /// One of a local session: all is in its memory.
-    pub(super) fn empty() -> Parcel {
-        Parcel {
+    pub(super) fn empty() -> OutgoingCapsule {
+        OutgoingCapsule {
             capsule: Blob::Inline(Vec::new()).into(),
             fds: Vec::new(),
         }
     }
 
-    pub(super) fn of(session: &mut TcpSession) -> Option<Parcel> {
+    pub(super) fn of(session: &mut TcpSession) -> Option<OutgoingCapsule> {
         set_aside(&mut session.connection);
-        let unread = match session.connection.prefix() {
+        let unread = match session.connection.handoff() {
             Some(prefix) => {
                 let memory = prefix.memory().as_any().downcast_ref::<SetAside>()?;
                 Some((memory, prefix.start(), prefix.length()))
@@ -338,17 +342,17 @@ impl Parcel {
             None => None,
         };
         let (capsule, fds) = shm::pack_capsule(session.to_capsule(), unread).ok()?;
-        Some(Parcel { capsule, fds })
+        Some(OutgoingCapsule { capsule, fds })
     }
 }
 
 /// The session at `slot` on its way from here.
-fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, Parcel)> {
+fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, OutgoingCapsule)> {
     if let Some(id) = core.take_local(slot, |_| {}) {
-        return Some((id, Parcel::empty()));
+        return Some((id, OutgoingCapsule::empty()));
     }
     let session = core.stack.tcp(slot)?;
-    Some((session.id, Parcel::of(session)?))
+    Some((session.id, OutgoingCapsule::of(session)?))
 }
 
 /// Gives a session to the process that the server wants it for; one of UDP to the kernel. Where threads wait for its events
@@ -371,7 +375,7 @@ pub(crate) fn yield_session(process: &Process, id: SessionId) {
     let to = if socket.is_watched() {
         Destination::Relay
     } else {
-        Destination::Shelf
+        Destination::Park
     };
     give_back(process, &socket, to);
 }

@@ -15,6 +15,7 @@ mod fallback;
 mod flags;
 mod fork;
 mod groups;
+mod kernel_socket;
 mod lifecycle;
 mod listen;
 mod migrate;
@@ -22,10 +23,11 @@ mod multiplex;
 mod oob;
 mod socket_options;
 mod tcp_info;
-mod twin;
 
-pub use crate::cancel::{Shelter, cancelled, expect as expect_cancel, hold, shelter, take_end};
-pub use crate::inside::{Nap, Passage, enter, is_inside, leave, put_off};
+pub use crate::cancel::{
+    CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
+};
+pub use crate::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
 pub use crate::wait::outside;
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
@@ -47,7 +49,7 @@ pub use listen::{accept, listen};
 pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
 pub use portolan_sys::memory;
-pub use portolan_sys::signals::{Arrival, LAST as LAST_SIGNAL, is_of_memory, may_be_put_off};
+pub use portolan_sys::signals::{Arrival, LAST as LAST_SIGNAL, is_of_memory, may_be_defer};
 pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;
@@ -165,7 +167,7 @@ fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
 fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
     let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
     match socket.phase() {
-        Phase::Relayed if !socket.is_for_server() => migrate::ask_back(fd, &socket)?,
+        Phase::Relayed if !socket.is_for_server() => migrate::reclaim(fd, &socket)?,
         Phase::Cached if socket.is_for_server() => {
             if let Some(process) = here() {
                 migrate::give_back(process, &socket, migrate::Destination::Relay);
@@ -177,7 +179,7 @@ fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
 }
 
 /// Makes a call again for as long as the session moves away under it.
-fn wherever<T>(mut call: impl FnMut() -> Result<T, Stop>) -> Result<T, Stop> {
+fn retry_if_moved<T>(mut call: impl FnMut() -> Result<T, Stop>) -> Result<T, Stop> {
     loop {
         match call() {
             Err(Stop::Moved) => {}

@@ -33,9 +33,11 @@ fn source_of(fd: RawFd) -> Source {
         Some(socket) => match socket.phase() {
             Phase::Listening => Source::Listener,
             Phase::Relayed => Source::Kernel,
-            Phase::Idle | Phase::Connecting | Phase::Cached | Phase::Away | Phase::Closed => {
-                Source::Library(socket)
-            }
+            Phase::Idle
+            | Phase::Connecting
+            | Phase::Cached
+            | Phase::HeldElsewhere
+            | Phase::Closed => Source::Library(socket),
         },
         None => Source::Kernel,
     }
@@ -73,7 +75,7 @@ fn poll_once(
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
-    if Socket::any(Phase::Away) {
+    if Socket::any(Phase::HeldElsewhere) {
         for fd in fds.iter() {
             let _ = find_here(fd.fd);
         }
@@ -110,7 +112,7 @@ fn poll_once(
             if let Source::Library(socket) = source {
                 fd.revents = revents(socket.readiness(core), fd.events);
                 count += usize::from(fd.revents != 0);
-                has_left |= matches!(socket.phase(), Phase::Relayed | Phase::Away);
+                has_left |= matches!(socket.phase(), Phase::Relayed | Phase::HeldElsewhere);
             }
         }
         (count > 0 || has_left).then_some(count)
@@ -131,7 +133,7 @@ fn poll_once(
 /// Lets the kernel tell of sets that are watched themselves what is so now.
 fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
     let mut core = process.lock();
-    core.take_in(clock::now());
+    core.poll_rx(clock::now());
     sets.iter().try_for_each(|set| {
         set.be_watched();
         set.settle(&mut core)

@@ -22,7 +22,7 @@ pub(super) fn receive_urgent(
     let place = buffers.iter_mut().find(|buffer| !buffer.is_empty());
     let is_wanted = flags & libc::MSG_TRUNC == 0;
     let mut core = process.lock();
-    core.attend(clock::now());
+    core.poll(clock::now());
     let Some(connection) = core.stream(socket.slot()) else {
         return gone(socket);
     };

@@ -17,8 +17,8 @@ use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::fallback::{become_kernels, new_kernel_socket};
 use super::groups::{check_interface, sending_interface, set_membership};
+use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
-use super::twin::repeat_on_twin;
 use super::{Answer, Stop, find, find_here, tcp_info};
 use crate::options::{CONGESTION_NAME, is_privileged, is_the_kernels, timestamping};
 use crate::process::Process;
@@ -29,7 +29,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
         let (socket, process) = match find(fd) {
             // It comes with its options, to whoever needs it first.
-            Ok((socket, process)) if socket.is_untouched() && !socket.is_shared() => {
+            Ok((socket, process)) if socket.accepted_unused() && !socket.is_shared() => {
                 (socket, process)
             }
             _ => find_here(fd)?,
@@ -56,7 +56,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         if (level, name) == (IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) {
             check_interface(process, value)?;
         }
-        let told = socket.traits();
+        let told = socket.options_blob();
         let told_priority = socket.options().priority();
         if level == SOL_SOCKET && matches!(name, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) {
             if !Capability::NetAdmin.in_effect() {
@@ -77,7 +77,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         match socket.phase() {
             Phase::Cached => {}
-            Phase::Listening if socket.traits() != told => {
+            Phase::Listening if socket.options_blob() != told => {
                 return tell_of_options(process, &socket);
             }
             _ => return Ok(()),
@@ -87,7 +87,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             session.inspect(|session| tell_priority(process, &socket, *session));
         }
         if socket.protocol == Protocol::Udp {
-            repeat_on_twin(&socket, level, name);
+            repeat_on_kernel_socket(&socket, level, name);
             if !socket.options().udp_cork() && level == libc::SOL_UDP {
                 uncork(process, &socket, 0)?;
             }
@@ -115,7 +115,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             }
             core.stack.forget_path(slot);
             core.stack.touch(slot);
-            core.send_out(clock::now());
+            core.poll_tx(clock::now());
         }
         Ok(())
     }
@@ -258,7 +258,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
     let number = match name {
         libc::SO_ERROR => {
             let mut core = process.lock();
-            core.take_in(clock::now());
+            core.poll_rx(clock::now());
             socket
                 .take_error(Some(&mut core))
                 .map_or(0, Errno::raw_os_error)
@@ -341,9 +341,9 @@ fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
             None => tcp_info::of_phase(socket.phase()),
         }),
         libc::TCP_QUICKACK => {
-            let is_quick = i32::from(!connection?.figures().takes_turns);
+            let is_quick = i32::from(!connection?.tcp_info().takes_turns);
             Some(is_quick.to_ne_bytes().to_vec())
         }
-        _ => Some((connection?.figures().mss as i32).to_ne_bytes().to_vec()),
+        _ => Some((connection?.tcp_info().mss as i32).to_ne_bytes().to_vec()),
     }
 }

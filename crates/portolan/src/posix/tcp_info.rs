@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_tcp::{Figures, StateName};
+use portolan_tcp::{StateName, TcpInfo};
 use portolan_types::Instant;
 
 use crate::socket::Phase;
@@ -49,7 +49,7 @@ pub(super) fn of_connection(
     max_pacing: Option<u64>,
     now: Instant,
 ) -> Vec<u8> {
-    let figures = connection.figures();
+    let figures = connection.tcp_info();
     let mut info = Writer {
         octets: vec![0; LENGTH],
         at: 0,
@@ -63,12 +63,12 @@ pub(super) fn of_connection(
     info.octets
 }
 
-fn put_octets(info: &mut Writer, figures: &Figures, state: StateName) {
-    let disordered = figures.sacked > 0;
+fn put_octets(info: &mut Writer, figures: &TcpInfo, state: StateName) {
+    let out_of_order = figures.sacked > 0;
     let congestion = match (figures.loss_recovery, figures.fast_recovery) {
         (true, _) => LOSS,
         (_, true) => RECOVERY,
-        _ if disordered => DISORDER,
+        _ if out_of_order => DISORDER,
         _ => OPEN,
     };
     let flag = |on: bool, bit: u8| if on { bit } else { 0 };
@@ -87,7 +87,7 @@ fn put_octets(info: &mut Writer, figures: &Figures, state: StateName) {
     info.octet(0);
 }
 
-fn put_path(info: &mut Writer, figures: &Figures, again: u32, path_mtu: u32, now: Instant) {
+fn put_path(info: &mut Writer, figures: &TcpInfo, again: u32, path_mtu: u32, now: Instant) {
     let per_segment = |octets: u32| octets.div_ceil(figures.mss.max(1));
     let since = |then| millis(now.since(then));
     info.word(micros(figures.rto));
@@ -121,7 +121,7 @@ fn put_path(info: &mut Writer, figures: &Figures, again: u32, path_mtu: u32, now
 
 /// Pacing as Linux computes it, also where nothing paces: twice the window per round trip in slow
 /// start, 1.2 times afterwards.
-fn put_rates(info: &mut Writer, figures: &Figures, max_pacing: u64) {
+fn put_rates(info: &mut Writer, figures: &TcpInfo, max_pacing: u64) {
     let rate = figures.srtt.map_or(u64::MAX, |srtt| {
         let ratio = if figures.cwnd < figures.ssthresh / 2 {
             200
@@ -138,7 +138,7 @@ fn put_rates(info: &mut Writer, figures: &Figures, max_pacing: u64) {
     info.long(figures.octets_in);
 }
 
-fn put_counts(info: &mut Writer, figures: &Figures) {
+fn put_counts(info: &mut Writer, figures: &TcpInfo) {
     info.word(narrow(figures.segments_out));
     info.word(narrow(figures.segments_in));
     info.word(figures.unsent);
@@ -153,15 +153,15 @@ fn put_counts(info: &mut Writer, figures: &Figures) {
     info.word(narrow(delivered.div_ceil(u64::from(figures.mss.max(1)))));
     info.word(narrow(figures.delivered_marked));
     info.long(figures.octets_out);
-    info.long(figures.octets_again);
+    info.long(figures.bytes_retransmitted);
     info.word(figures.duplicates_reported);
     info.word(figures.reorderings);
-    info.word(narrow(figures.disordered));
+    info.word(narrow(figures.out_of_order));
     info.word(figures.send_window);
 }
 
 /// What was delivered in one round trip at most, while no flight was large enough to tell more.
-fn least_rate(figures: &Figures) -> u64 {
+fn least_rate(figures: &TcpInfo) -> u64 {
     let Some(srtt) = figures.srtt else { return 0 };
     let octets = u64::from(figures.cwnd).min(figures.octets_acknowledged);
     let rate = u128::from(octets) * 1_000_000_000 / srtt.as_nanos().max(1);

@@ -1,6 +1,6 @@
 //! A model of waiting, checked exhaustively: threads that wait, open sessions and attend in any order, the background
 //! thread, and a world that lets something arrive at any moment. The watch is the library's own code; around it stands
-//! what `wait.rs`, `core.rs` and `helper.rs` do with it (`docs/design/waiting.md`).
+//! what `wait.rs`, `runtime.rs` and `helper.rs` do with it (`docs/design/waiting.md`).
 //!
 //! One property: whoever sleeps for something that has come is about to be woken, without the background thread's tick.
 
@@ -128,8 +128,8 @@ impl State {
         }
     }
 
-    /// `Core::attend`, which does not look for the outcomes of opens.
-    fn attend(&mut self) {
+    /// `Core::poll`, which does not look for the outcomes of opens.
+    fn poll(&mut self) {
         self.look(&[Wire, FirstLocal, SecondLocal]);
     }
 
@@ -231,7 +231,7 @@ impl State {
                 self.unlock();
             }
             Step::Attend(_) => {
-                self.attend();
+                self.poll();
                 self.unlock();
             }
             Step::Wait(thread, wants) => self.wait(thread, wants),
@@ -251,7 +251,7 @@ impl State {
                 self.wait(thread, wants);
             }
             Step::HelperLeads => {
-                self.attend();
+                self.poll();
                 let needs = Needs {
                     wire: true,
                     ..self.needs()
@@ -275,7 +275,7 @@ impl State {
                     let _itself = self.watch.stop();
                 }
                 self.look(&[Outcome]);
-                self.attend();
+                self.poll();
                 self.unlock();
             }
         }

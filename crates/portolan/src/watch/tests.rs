@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use portolan_stack::Door;
+use portolan_stack::TxQueueId;
 
 use super::*;
 
@@ -32,8 +32,8 @@ fn more_to_watch_wakes_the_leader() {
         timer: Some(timer),
         ..QUIET
     };
-    let full = |door| Needs {
-        full: Full::only(Door(door)),
+    let full = |tx_queue| Needs {
+        full: Full::only(TxQueueId(tx_queue)),
         ..QUIET
     };
     let wire = Needs {

@@ -12,7 +12,7 @@ use portolan_control::extensions::{Environment, link};
 use portolan_proto::extension::{Code, Cost};
 use portolan_proto::qos::Refusal;
 use portolan_sys::capability::Capability;
-use portolan_sys::wait::Bell;
+use portolan_sys::wait::EventNotifier;
 use rustix::io::Errno;
 use tracing::error;
 
@@ -49,16 +49,16 @@ pub struct Loader {
     orders: Sender<Order>,
     done: Receiver<Done>,
     under_way: usize,
-    pub bell: Arc<Bell>,
+    pub notifier: Arc<EventNotifier>,
 }
 
 impl Loader {
     /// Starts the thread; `most` is how many instructions the verifier may have gone through.
     pub(super) fn start(linkage: Arc<Linkage>, most: u32) -> Result<Loader, Errno> {
-        let bell = Arc::new(Bell::new()?);
+        let notifier = Arc::new(EventNotifier::new()?);
         let (orders, to_do) = mpsc::channel::<Order>();
         let (finished, done) = mpsc::channel();
-        let ring = Arc::clone(&bell);
+        let ring = Arc::clone(&notifier);
         std::thread::spawn(move || {
             if let Err(errno) = Capability::Perfmon.renounce() {
                 error!(%errno, "extensions are not verified as strangers: none is installed");
@@ -69,14 +69,14 @@ impl Loader {
                 let wish = order.wish;
                 // Nobody is there any more if the server ends, and this thread with it.
                 let _ = finished.send(Done { wish, result });
-                ring.ring();
+                ring.notify();
             }
         });
         Ok(Loader {
             orders,
             done,
             under_way: 0,
-            bell,
+            notifier,
         })
     }
 
@@ -90,7 +90,7 @@ impl Loader {
     }
 
     pub(super) fn finished(&mut self) -> VecDeque<Done> {
-        self.bell.silence();
+        self.notifier.drain();
         let finished: VecDeque<Done> = self.done.try_iter().collect();
         self.under_way -= finished.len();
         finished

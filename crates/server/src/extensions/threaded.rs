@@ -115,8 +115,8 @@ impl Server {
             let most = Extension::NAME_MAX;
             return refuse(libc::EINVAL, format!("a name has 1 to {most} octets"));
         }
-        let asker = self.clients.get(&client);
-        let Some((owner, credentials)) = asker.and_then(|a| Some((a.channel?, a.credentials)))
+        let requester = self.clients.get(&client);
+        let Some((owner, credentials)) = requester.and_then(|a| Some((a.channel?, a.credentials)))
         else {
             return refuse(
                 libc::EPERM,

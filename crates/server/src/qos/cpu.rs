@@ -1,8 +1,8 @@
 //! CPU reservations (MS §V): who has one, what of it each thread gets, and what is seen of its use each second.
 
-mod crew;
 mod keep;
 mod ledger;
+mod process_threads;
 mod reservation;
 
 use std::collections::BTreeMap;
@@ -18,13 +18,13 @@ use portolan_types::Instant;
 use tracing::{info, warn};
 
 use super::scope::Life;
-use super::{Asker, Outcome, refuse};
+use super::{Outcome, Requester, refuse};
 use crate::config::Config;
 use crate::instance::{Instance, Journal, LifeRecord, ThreadRecord};
 use crate::server::Server;
-use crew::crews;
-use keep::{Kept, Left, Terms};
+use keep::{Left, Terms, ThreadReservation};
 use ledger::Ledger;
+use process_threads::crews;
 use reservation::{Reservation, Subject};
 
 /// How often threads are looked at: whether they live, and what they have used.
@@ -59,18 +59,18 @@ pub struct Reservations {
 }
 
 impl Server {
-    pub(super) fn reserve_cpu(&mut self, asker: Asker, scope: Scope, wish: Cpu) -> Outcome {
-        self.may_decide(asker, &scope)?;
-        self.qos.cpu.may_change(asker, &scope)?;
-        let (now, uid) = (self.now, asker.credentials.uid);
+    pub(super) fn reserve_cpu(&mut self, requester: Requester, scope: Scope, wish: Cpu) -> Outcome {
+        self.may_decide(requester, &scope)?;
+        self.qos.cpu.may_change(requester, &scope)?;
+        let (now, uid) = (self.now, requester.credentials.uid);
         let registry = &self.registry;
         self.qos.cpu.reserve((now, registry), uid, scope, wish)
     }
 
-    pub(super) fn end_cpu(&mut self, asker: Asker, scope: &Scope) -> Outcome {
-        self.may_decide(asker, scope)?;
+    pub(super) fn end_cpu(&mut self, requester: Requester, scope: &Scope) -> Outcome {
+        self.may_decide(requester, scope)?;
         let cpu = &mut self.qos.cpu;
-        cpu.may_change(asker, scope)?;
+        cpu.may_change(requester, scope)?;
         let Some(id) = cpu.of_scope(scope) else {
             return refuse(libc::ENOENT, format!("{scope} has no CPU reservation"));
         };
@@ -140,7 +140,7 @@ impl Reservations {
         let lives = numbers.into_iter().filter_map(Life::of);
         let lives: Vec<LifeRecord> = lives.map(Life::record).collect();
         let threads = self.all.values().flat_map(|held| &held.threads);
-        let threads: Vec<ThreadRecord> = threads.filter_map(Kept::note).collect();
+        let threads: Vec<ThreadRecord> = threads.filter_map(ThreadReservation::note).collect();
         let notes = (lives, threads);
         if notes == self.noted {
             return;
@@ -156,8 +156,8 @@ impl Reservations {
     }
 
     /// What root has reserved only root changes.
-    fn may_change(&self, asker: Asker, scope: &Scope) -> Outcome {
-        let uid = asker.credentials.uid;
+    fn may_change(&self, requester: Requester, scope: &Scope) -> Outcome {
+        let uid = requester.credentials.uid;
         match self.of_scope(scope).and_then(|id| self.all.get(&id)) {
             Some(held) if uid != 0 && uid != held.uid => refuse(
                 libc::EPERM,
@@ -337,7 +337,7 @@ impl Reservations {
         self.hear_others();
         let crews = crews(&self.all, registry.processes());
         for (id, reservation) in &mut self.all {
-            reservation.let_go(&crews[id]);
+            reservation.release(&crews[id]);
         }
         for (id, reservation) in &mut self.all {
             reservation.take_in(&crews[id]);
@@ -368,12 +368,12 @@ impl Reservations {
     /// Those to whom the kernel refuses it have weaker forms.
     fn settle_weakly(&mut self) {
         let mut threads = self.all.values().flat_map(|held| &held.threads);
-        if !threads.any(Kept::wants_weaker) {
+        if !threads.any(ThreadReservation::wants_weaker) {
             return;
         }
         self.note();
         let threads = self.all.values_mut().flat_map(|held| &mut held.threads);
-        threads.for_each(Kept::keep_weakly);
+        threads.for_each(ThreadReservation::keep_weakly);
     }
 
     fn report(&self, id: MemberId) -> CpuReport {
@@ -395,7 +395,10 @@ impl Reservations {
         self.classes.remove(id);
         if let Some(mut reservation) = self.all.remove(&id) {
             info!(scope = %reservation.scope, "CPU reservation ended");
-            reservation.threads.iter_mut().for_each(Kept::release);
+            reservation
+                .threads
+                .iter_mut()
+                .for_each(ThreadReservation::release);
             self.note();
         }
     }

@@ -13,7 +13,7 @@ use portolan_sys::unix::Credentials;
 use rustix::event::epoll::EventFlags;
 
 use super::transmit::{Held, LinkCounts, kept, open_life, refusal};
-use super::{Asker, Outcome, refuse};
+use super::{Outcome, Requester, refuse};
 use crate::poll::Token;
 use crate::server::{Server, Source};
 
@@ -111,11 +111,11 @@ impl Groups {
 impl Server {
     pub(super) fn change_multiplex_group(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         key: u32,
         action: GroupAction,
     ) -> Outcome<QosReply> {
-        let who = asker.credentials;
+        let who = requester.credentials;
         match action {
             GroupAction::Create {
                 device,
@@ -136,10 +136,11 @@ impl Server {
                 self.change_multiplex_terms(who, key, (bits, options))?;
             }
             GroupAction::Join { scope, bits } => {
-                let member = self.join_multiplex(asker, key, asker.means(scope)?, bits)?;
+                let member =
+                    self.join_multiplex(requester, key, requester.canonicalize(scope)?, bits)?;
                 return Ok(QosReply::Joined { member });
             }
-            GroupAction::Leave { member } => self.leave_multiplex(asker, key, member)?,
+            GroupAction::Leave { member } => self.leave_multiplex(requester, key, member)?,
             GroupAction::Delete => {
                 self.group(who, key, Right::Change)?;
                 self.delete_group(key);
@@ -250,10 +251,16 @@ impl Server {
         Ok(())
     }
 
-    fn join_multiplex(&mut self, asker: Asker, key: u32, scope: Scope, bits: u64) -> Outcome<u32> {
+    fn join_multiplex(
+        &mut self,
+        requester: Requester,
+        key: u32,
+        scope: Scope,
+        bits: u64,
+    ) -> Outcome<u32> {
         let life = open_life(&scope)?;
-        self.may_decide(asker, &scope)?;
-        let group = self.group(asker.credentials, key, Right::Join)?;
+        self.may_decide(requester, &scope)?;
+        let group = self.group(requester.credentials, key, Right::Join)?;
         if !matches!(scope, Scope::Flow(_) | Scope::Process { .. }) {
             return refuse(
                 libc::EINVAL,
@@ -267,8 +274,8 @@ impl Server {
         let ifindex = group.ifindex;
         let terms = group.member_terms(self.ledger(ifindex)?, bits)?;
         let within = (key, group.class);
-        let id = self.free_class(asker.credentials.uid)?;
-        let uid = asker.credentials.uid;
+        let id = self.free_class(requester.credentials.uid)?;
+        let uid = requester.credentials.uid;
         let mut ledger = self.ledger(ifindex)?.clone();
         ledger
             .join(within.1, id, uid, terms.rate)
@@ -286,8 +293,8 @@ impl Server {
         Ok(u32::from(id.0))
     }
 
-    fn leave_multiplex(&mut self, asker: Asker, key: u32, member: u32) -> Outcome {
-        let who = asker.credentials;
+    fn leave_multiplex(&mut self, requester: Requester, key: u32, member: u32) -> Outcome {
+        let who = requester.credentials;
         let id = u16::try_from(member).ok().map(ClassId);
         let known = id.and_then(|id| Some((id, self.qos.transmit.member_of(id, key)?)));
         let Some((id, uid)) = known else {

@@ -11,7 +11,7 @@ use portolan_sys::unix::Credentials;
 use portolan_types::ChannelId;
 use tracing::{info, warn};
 
-use super::Asker;
+use super::Requester;
 use crate::config::{Policy, Whom};
 use crate::server::Server;
 
@@ -55,7 +55,7 @@ impl Server {
 
     fn apply(&mut self, policy: &Policy, scope: &Scope) -> Result<(), PolicyError> {
         for (kind, wish) in wishes(policy, scope) {
-            self.decide(Asker::root(), wish)
+            self.decide(Requester::root(), wish)
                 .map_err(|Refusal { reason, .. }| PolicyError {
                     scope: scope.clone(),
                     kind: key(kind),
@@ -67,10 +67,10 @@ impl Server {
     }
 }
 
-impl Asker {
+impl Requester {
     /// The administrator, by the configuration.
-    fn root() -> Asker {
-        Asker {
+    fn root() -> Requester {
+        Requester {
             credentials: Credentials {
                 pid: std::process::id(),
                 uid: 0,

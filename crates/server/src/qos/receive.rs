@@ -7,7 +7,7 @@ use portolan_types::{ChannelId, SessionId};
 use tracing::warn;
 
 use super::scope::{breadth, covers, covers_process};
-use super::{Asker, Outcome, refuse};
+use super::{Outcome, Requester, refuse};
 use crate::server::Server;
 
 /// Budgets that one user other than root may have.
@@ -74,10 +74,15 @@ impl Budgets {
 }
 
 impl Server {
-    pub(super) fn set_budget(&mut self, asker: Asker, scope: Scope, wish: Receive) -> Outcome {
+    pub(super) fn set_budget(
+        &mut self,
+        requester: Requester,
+        scope: Scope,
+        wish: Receive,
+    ) -> Outcome {
         check(&scope, &wish)?;
-        self.may_decide(asker, &scope)?;
-        let uid = asker.credentials.uid;
+        self.may_decide(requester, &scope)?;
+        let uid = requester.credentials.uid;
         match self.qos.receive.find(&scope) {
             Some(at) => self.renegotiate(at, uid, wish),
             None => self.add_budget(uid, scope, wish),
@@ -133,11 +138,11 @@ impl Server {
         Ok(())
     }
 
-    pub(super) fn end_budget(&mut self, asker: Asker, scope: &Scope) -> Outcome {
+    pub(super) fn end_budget(&mut self, requester: Requester, scope: &Scope) -> Outcome {
         let Some(at) = self.qos.receive.find(scope) else {
             return refuse(libc::ENOENT, format!("{scope} has no receive budget"));
         };
-        may_change(&self.qos.receive.0[at], asker.credentials.uid)?;
+        may_change(&self.qos.receive.0[at], requester.credentials.uid)?;
         self.remove_budget(at);
         Ok(())
     }

@@ -7,7 +7,7 @@ use portolan_control::{Process, Session};
 use portolan_proto::qos::Scope;
 use portolan_sys::sched;
 
-use super::{Asker, Outcome, refuse};
+use super::{Outcome, Requester, refuse};
 use crate::instance::LifeRecord;
 use crate::server::Server;
 
@@ -16,9 +16,9 @@ mod cgroup;
 /// Longest path of a cgroup that is looked at.
 const PATH_MAX: usize = 4096;
 
-impl Asker {
+impl Requester {
     /// The one form of a scope that is compared with others: the number 0 is the asker's own, addresses are canonical.
-    pub(super) fn means(&self, scope: Scope) -> Outcome<Scope> {
+    pub(super) fn canonicalize(&self, scope: Scope) -> Outcome<Scope> {
         match scope {
             Scope::Process { pid: 0 } if self.credentials.pid == 0 => {
                 refuse(libc::ESRCH, "your process has no number here")
@@ -69,8 +69,8 @@ fn is_plain(path: &str) -> bool {
 
 impl Server {
     /// Root decides over everything, others over what is their own.
-    pub(super) fn may_decide(&self, asker: Asker, scope: &Scope) -> Outcome {
-        let uid = asker.credentials.uid;
+    pub(super) fn may_decide(&self, requester: Requester, scope: &Scope) -> Outcome {
+        let uid = requester.credentials.uid;
         let owner = match scope {
             Scope::Process { pid } => owner_of_task(*pid).filter(|_| is_leader(*pid)),
             Scope::Thread { tid } => owner_of_task(*tid),

@@ -24,11 +24,11 @@ pub(super) use links::LinkCounts;
 use links::{Link, rest_of};
 
 use super::scope::{breadth, covers, covers_process};
-use super::{Asker, Outcome, refuse};
+use super::{Outcome, Requester, refuse};
+use crate::channel_pool::TAP_SEND_BUFFER;
 use crate::instance::Journal;
 use crate::poll::Token;
 use crate::server::{Server, Source};
-use crate::spares::TAP_SEND_BUFFER;
 
 /// Classes below are the scheduler's own.
 const FIRST_CLASS: u16 = portolan_proto::filter::FIRST_CLASS;
@@ -83,15 +83,15 @@ pub(crate) struct Class {
 impl Server {
     pub(super) fn reserve_transmit(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         scope: Scope,
         wish: Transmit,
     ) -> Outcome {
         let life = open_life(&scope)?;
-        self.may_decide(asker, &scope)?;
-        let uid = asker.credentials.uid;
+        self.may_decide(requester, &scope)?;
+        let uid = requester.credentials.uid;
         let known = self.qos.transmit.by_scope.get(&scope).copied();
-        self.may_change(asker, known)?;
+        self.may_change(requester, known)?;
         let ifindex = self.link_for(wish.device.as_deref())?;
         let terms = self.ledger(ifindex)?.terms(&wish).map_err(refusal)?;
         let class = match known {
@@ -220,18 +220,18 @@ impl Server {
         self.drop_class(id);
     }
 
-    pub(super) fn end_transmit(&mut self, asker: Asker, scope: &Scope) -> Outcome {
+    pub(super) fn end_transmit(&mut self, requester: Requester, scope: &Scope) -> Outcome {
         let Some(&id) = self.qos.transmit.by_scope.get(scope) else {
             return refuse(libc::ENOENT, format!("{scope} has no transmit reservation"));
         };
-        self.may_decide(asker, scope)?;
-        self.may_change(asker, Some(id))?;
+        self.may_decide(requester, scope)?;
+        self.may_change(requester, Some(id))?;
         self.drop_class(id);
         Ok(())
     }
 
     /// Root's decisions are changed by root only, a group's flows by leaving it.
-    fn may_change(&self, asker: Asker, known: Option<ClassId>) -> Outcome {
+    fn may_change(&self, requester: Requester, known: Option<ClassId>) -> Outcome {
         let held = known.and_then(|id| self.qos.transmit.held.get(&id));
         match held {
             Some(Held {
@@ -243,7 +243,7 @@ impl Server {
                 format!("{scope} is in group {key}: it must leave that first"),
             ),
             Some(Held { uid, scope, .. })
-                if asker.credentials.uid != 0 && asker.credentials.uid != *uid =>
+                if requester.credentials.uid != 0 && requester.credentials.uid != *uid =>
             {
                 refuse(
                     libc::EPERM,
@@ -320,9 +320,9 @@ impl Server {
     /// Has what a scope covers sent in the class that it now has.
     fn tell_covered(&mut self, scope: &Scope) {
         self.scope_has_changed(scope);
-        // First: what is to go through a doorway does not go into its class before.
+        // First: what is to go through a transmit queue does not go into its class before.
         if let Scope::Flow(_) | Scope::Port { .. } = scope {
-            self.refresh_doorways(Some(scope));
+            self.refresh_tx_queues(Some(scope));
         }
         let covered: Vec<SessionId> = self
             .registry

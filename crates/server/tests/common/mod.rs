@@ -26,7 +26,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::shm::{self, MetastateReader};
 use portolan_sys::tap::TapIo;
 use portolan_sys::unix::{self, Connection, PairKind, ReceiveError};
-use portolan_sys::wait::Chime;
+use portolan_sys::wait::WakeReceiver;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 
 /// How long anything in a test may take.
@@ -214,7 +214,7 @@ pub struct Library {
     /// Rings when the server has something to say.
     pub alert: OwnedFd,
     /// Rings when a peer of a local session has something to say.
-    pub chime: Chime,
+    pub wake_receiver: WakeReceiver,
     /// What came with `Welcome` beside the tap, as it came.
     pub maps: Maps,
     routes: Routes,
@@ -256,8 +256,15 @@ impl Library {
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
         };
-        let [tap, ring, doorbell, metastate, statistics, alert, chime] =
-            <[OwnedFd; 7]>::try_from(fds).unwrap();
+        let [
+            tap,
+            ring,
+            doorbell,
+            metastate,
+            statistics,
+            alert,
+            wake_receiver,
+        ] = <[OwnedFd; 7]>::try_from(fds).unwrap();
         Library {
             client,
             stack: Stack::new(clock::now()),
@@ -265,7 +272,7 @@ impl Library {
             tap: Tap(TapIo::new(tap)),
             metastate: MetastateReader::map(&metastate).unwrap(),
             alert,
-            chime: Chime::from_fd(chime),
+            wake_receiver: WakeReceiver::from_fd(wake_receiver),
             maps: Maps {
                 ring,
                 doorbell,
@@ -333,7 +340,7 @@ impl Library {
             session: SessionRef::Known(session),
             backlog,
             options: portolan_proto::control::HandshakeOptions::default(),
-            traits: Default::default(),
+            options_blob: Default::default(),
             slot: None,
         };
         let (reply, near) = self.ask_new(PairKind::SeqPacket, body);
@@ -351,7 +358,7 @@ impl Library {
             remote,
             slot,
             options: portolan_proto::control::HandshakeOptions::default(),
-            early: portolan_proto::control::Early::No,
+            early: portolan_proto::control::FastOpenMode::No,
         };
         let (reply, near) = self.ask_new(PairKind::Stream, body);
         (reply, near, slot)
@@ -426,7 +433,7 @@ impl Library {
             session: id,
             capsule: Blob::Inline(session.to_capsule()).into(),
             then,
-            traits: Default::default(),
+            options_blob: Default::default(),
         };
         let reply = self.client.ask(body);
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
@@ -453,7 +460,8 @@ impl Library {
             }
         }
         for frame in strays {
-            self.client.send(RequestBody::Stray { frame }, &[]);
+            self.client
+                .send(RequestBody::MisdeliveredFrame { frame }, &[]);
         }
         self.stack.expire(now);
         self.stack.output(now, &self.routes, &mut self.tap);

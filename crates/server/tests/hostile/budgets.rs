@@ -189,7 +189,7 @@ fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
             session: id,
             capsule,
             then: AfterFlush::Close,
-            traits: Default::default(),
+            options_blob: Default::default(),
         };
         let reply = library.client.ask_with(body, &fds).0;
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
@@ -299,7 +299,7 @@ fn a_full_table_of_bindings_is_said_and_is_one_users_only() {
         session: portolan_proto::control::SessionRef::Known(session),
         backlog: 1,
         options: Default::default(),
-        traits: Default::default(),
+        options_blob: Default::default(),
         slot: None,
     };
     let (reply, _) = hostile.ask_new(portolan_sys::unix::PairKind::SeqPacket, listen);
@@ -455,11 +455,11 @@ fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Client::connect(&path);
-    let mut asker = as_nobody(|| Client::connect(&path));
+    let mut requester = as_nobody(|| Client::connect(&path));
     let (hostile, near) = many_sessions(&path, COUNT);
-    asker.send(RequestBody::ListSessions, &[]);
+    requester.send(RequestBody::ListSessions, &[]);
     let listing = longest_wait(&mut victim, 20);
-    let (reply, mut fds) = asker.receive().unwrap();
+    let (reply, mut fds) = requester.receive().unwrap();
     let ReplyBody::Sessions(list) = reply.body else {
         panic!("{reply:?}");
     };
@@ -467,11 +467,11 @@ fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
     assert_eq!(sessions.len(), COUNT as usize);
     let connection = hostile.client;
     drop((connection, near));
-    let dying = longest_wait(&mut victim, 100);
-    let longest = listing.max(dying);
+    let orphaned_flows = longest_wait(&mut victim, 100);
+    let longest = listing.max(orphaned_flows);
     assert!(
         longest < Duration::from_millis(80),
-        "{listing:?}, {dying:?}"
+        "{listing:?}, {orphaned_flows:?}"
     );
     await_some("end of the sessions", || {
         victim.sessions().is_empty().then_some(())

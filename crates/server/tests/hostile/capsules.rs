@@ -3,7 +3,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_netns::Bed;
-use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, Stretch};
+use portolan_proto::control::{
+    AfterFlush, Blob, ByteRange, Capsule, Reader, ReplyBody, RequestBody,
+};
 use portolan_stack::Session;
 use portolan_sys::shm::{SetAside, write_blob};
 use portolan_types::SessionId;
@@ -39,7 +41,7 @@ fn flush(session: SessionId, capsule: impl Into<Capsule>) -> RequestBody {
         session,
         capsule: capsule.into(),
         then: AfterFlush::Relay(Reader::Sender),
-        traits: Default::default(),
+        options_blob: Default::default(),
     }
 }
 
@@ -140,7 +142,7 @@ fn unread_octets_in_unsuitable_memory_are_refused() {
         let (id, genuine, _near) = session(&bed, &mut hostile);
         let capsule = Capsule {
             state: Blob::Inline(genuine),
-            unread: Some(Stretch { start, length }),
+            unread: Some(ByteRange { start, length }),
         };
         let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
         let errno = refused(&mut hostile, flush(id, capsule), &fds);
@@ -160,7 +162,7 @@ fn unread_octets_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it(
     let memory = SetAside::write(octets.len(), [(0, &octets[..])].into_iter()).unwrap();
     let capsule = Capsule {
         state: Blob::Inline(genuine),
-        unread: Some(Stretch {
+        unread: Some(ByteRange {
             start: 7,
             length: 599_990,
         }),
@@ -212,7 +214,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
             session: id,
             capsule: Blob::Inline(capsule).into(),
             then,
-            traits: Default::default(),
+            options_blob: Default::default(),
         };
         hostile.client.ask(body);
     }

@@ -43,7 +43,7 @@ fn listen_again(library: &mut Library, session: SessionId, slot: Option<Slot>) -
             is_delegated: Some(true),
             ..HandshakeOptions::default()
         },
-        traits: Default::default(),
+        options_blob: Default::default(),
         slot,
     };
     let (reply, near) = library.ask_new(PairKind::SeqPacket, body);
@@ -54,7 +54,7 @@ fn listen_again(library: &mut Library, session: SessionId, slot: Option<Slot>) -
 }
 
 fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> RequestBody {
-    RequestBody::Claim {
+    RequestBody::RegisterAccepted {
         listener,
         local,
         remote,
@@ -163,13 +163,13 @@ fn forged_surrenders_are_refused_and_counted() {
     // A connection, but none of the listener's.
     let foreign = session.to_capsule();
     for octets in [Vec::new(), vec![0xff; 3000], foreign.clone()] {
-        let surrender = RequestBody::Surrender {
+        let surrender = RequestBody::ReturnPending {
             listener: own,
             capsule: Blob::Inline(octets),
         };
         assert_eq!(refused(&mut hostile, surrender, &[]), PROTO);
     }
-    let surrender = RequestBody::Surrender {
+    let surrender = RequestBody::ReturnPending {
         listener: plain,
         capsule: Blob::Inline(foreign),
     };
@@ -195,7 +195,7 @@ fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
         let flooded = RequestBody::Flooded { listener, queue };
         assert_eq!(refused(&mut hostile, flooded, &[]), errno);
         let flows = vec![flow];
-        let spare = RequestBody::Spare { listener, flows };
+        let spare = RequestBody::ExemptFlows { listener, flows };
         assert_eq!(refused(&mut hostile, spare, &[]), errno);
     }
     assert_eq!(counter(&path, "server", "syn-floods"), 0);

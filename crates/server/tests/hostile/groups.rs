@@ -50,15 +50,15 @@ fn join(library: &mut Library, session: SessionId) {
     assert!(matches!(reply, ReplyBody::Joined { .. }), "{reply:?}");
 }
 
-fn twin(library: &mut Library, session: SessionId) -> OwnedFd {
+fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
     let (reply, mut fds) = library.client.ask_with(
-        RequestBody::Twin {
+        RequestBody::KernelSocket {
             session,
             is_v6: false,
         },
         &[],
     );
-    assert!(matches!(reply, ReplyBody::Twin), "{reply:?}");
+    assert!(matches!(reply, ReplyBody::KernelSocket), "{reply:?}");
     fds.remove(0)
 }
 
@@ -76,7 +76,7 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
     let groups = changes.map(|change| RequestBody::Group { session, change });
     groups
         .into_iter()
-        .chain([RequestBody::Twin {
+        .chain([RequestBody::KernelSocket {
             session,
             is_v6: false,
         }])
@@ -186,7 +186,7 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
             change(GroupAction::Join, group, None),
         );
         granted += u32::from(matches!(reply, ReplyBody::Joined { .. }));
-        drop(twin(&mut hostile, session));
+        drop(kernel_socket(&mut hostile, session));
     }
     // The kernel's own bound (`igmp_max_memberships`).
     assert!((1..=100).contains(&granted), "{granted}");
@@ -195,16 +195,16 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
     assert_serves_others(&bed, &path);
 }
 
-/// A twin is the very socket that the server reads: it must neither wait on it nor spin.
+/// A kernel socket is the very socket that the server reads: it must neither wait on it nor spin.
 #[test]
-fn whoever_has_a_twin_stops_nobody_by_it() {
+fn whoever_has_a_kernel_socket_stops_nobody_by_it() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (session, _near) = bind(&mut hostile);
-    let socket = UdpSocket::from(twin(&mut hostile, session));
+    let socket = UdpSocket::from(kernel_socket(&mut hostile, session));
     let own = socket.local_addr().unwrap();
     // The server is to wait in the next read, or to find an error again and again.
     socket.set_nonblocking(false).unwrap();
@@ -217,5 +217,5 @@ fn whoever_has_a_twin_stops_nobody_by_it() {
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
     let (other, _near) = bind(&mut hostile);
-    drop(twin(&mut hostile, other));
+    drop(kernel_socket(&mut hostile, other));
 }

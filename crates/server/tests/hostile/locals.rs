@@ -11,11 +11,11 @@ use std::time::Duration;
 use portolan_local::{Local, Stream, WakeBy};
 use portolan_netns::Bed;
 use portolan_proto::control::{
-    AfterFlush, Blob, DescriptorEvent, Reader, ReplyBody, RequestBody, Traits,
+    AfterFlush, Blob, DescriptorEvent, Reader, ReplyBody, RequestBody, SocketOptionsBlob,
 };
 use portolan_proto::local::{Side, flags, holder};
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::Rope;
+use portolan_sys::wait::WakeSender;
 use portolan_sys::{clock, word};
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
@@ -47,7 +47,7 @@ impl End {
     /// What a library does before it sleeps on its bell.
     pub fn sleep(&mut self) {
         self.local.look(clock::now());
-        self.local.arm(WakeBy::Bell);
+        self.local.arm(WakeBy::Notifier);
     }
 
     fn read(&mut self) -> Vec<u8> {
@@ -96,8 +96,8 @@ fn scribble(rings: &Rings, value: u64) {
         end.sent.0.base.store(value, Relaxed);
         end.sent.0.urgent.store(value, Relaxed);
         end.taken.0.store(value.wrapping_mul(3), Relaxed);
-        end.bell.0.wants.store(u32::MAX, Relaxed);
-        end.bell.0.number.store(value, Relaxed);
+        end.notifier.0.wants.store(u32::MAX, Relaxed);
+        end.notifier.0.number.store(value, Relaxed);
     }
 }
 
@@ -148,8 +148,8 @@ const LIES: [u32; 4] = [
 fn end_in_silence(hostile: &End, lie: u32) {
     let ends = hostile.rings.ends();
     ends.opener.sent.0.flags.store(lie, Relaxed);
-    ends.accepter.bell.0.number.store(holder::NONE, Relaxed);
-    ends.accepter.bell.0.wants.store(0, Relaxed);
+    ends.accepter.notifier.0.number.store(holder::NONE, Relaxed);
+    ends.accepter.notifier.0.wants.store(0, Relaxed);
 }
 
 #[test]
@@ -161,11 +161,11 @@ fn a_peer_that_claims_its_end_and_dies_is_told_of_all_the_same() {
         let mut honest = Library::start(&path);
         let mut hostile = hostile_library(&path);
         let (opened, mut accepted) = introduce(&mut hostile, &mut honest);
-        accepted.local.arm(WakeBy::Bell);
+        accepted.local.arm(WakeBy::Notifier);
         end_in_silence(&opened, lie);
         drop((opened, hostile));
         await_some("a ring of the bell", || {
-            honest.chime.silence().then_some(())
+            honest.wake_receiver.drain().then_some(())
         });
         accepted.local.look(clock::now());
         assert!(accepted.local.is_receive_shut(), "{lie}");
@@ -184,7 +184,7 @@ fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
         let is_awake = AtomicBool::new(false);
         thread::scope(|scope| {
             accepted.local.arm(WakeBy::Word);
-            let wish = accepted.local.wish();
+            let wish = accepted.local.wake_request();
             let is_awake = &is_awake;
             scope.spawn(move || {
                 word::sleep_on([wish.word()].into_iter()).expect("futex_waitv");
@@ -207,7 +207,7 @@ fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool)
     while !has_come() {
         if clock::now().since(start) > Duration::from_secs(5) {
             eprintln!("no {what} came");
-            let wants = &end.rings.ends().accepter.bell.0.wants;
+            let wants = &end.rings.ends().accepter.notifier.0.wants;
             word::wake(wants, word::Scope::Shared);
             return false;
         }
@@ -233,7 +233,7 @@ fn the_server_has_time_for_others_however_much_it_relays() {
                 session: accepted.id,
                 capsule: Blob::Inline(Vec::new()).into(),
                 then: AfterFlush::Relay(Reader::Sender),
-                traits: Traits::default(),
+                options_blob: SocketOptionsBlob::default(),
             };
             let reply = accepter.client.ask(flush);
             assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
@@ -241,20 +241,22 @@ fn the_server_has_time_for_others_however_much_it_relays() {
         })
         .collect();
     let session = relayed[0].0.id;
-    let (reply, mut fds) = hostile.client.ask_with(RequestBody::Bell { session }, &[]);
-    let ReplyBody::Bell { number } = reply else {
+    let (reply, mut fds) = hostile
+        .client
+        .ask_with(RequestBody::PeerNotifier { session }, &[]);
+    let ReplyBody::PeerNotifier { number } = reply else {
         panic!("{reply:?}");
     };
     assert_eq!(number, holder::SERVER);
-    let rope = Rope::from_fd(fds.remove(0));
+    let wake_sender = WakeSender::from_fd(fds.remove(0));
     for (end, _) in &mut relayed {
         end.local.send(clock::now(), &[7; 300_000]);
         let _ = end.local.publish();
     }
-    rope.pull();
+    wake_sender.wake();
     let wait = |_| {
         let start = clock::now();
-        honest.client.ask(RequestBody::Recalls);
+        honest.client.ask(RequestBody::FetchRecalls);
         clock::now().since(start)
     };
     let longest = (0..300).map(wait).max().expect("there are some");
@@ -270,7 +272,7 @@ fn the_server_has_time_for_others_however_much_it_relays() {
 }
 
 #[test]
-fn a_bell_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
+fn a_notifier_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
@@ -279,19 +281,21 @@ fn a_bell_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
     let mut stranger = hostile_library(&path);
     let (opened, accepted) = introduce(&mut hostile, &mut honest);
     for session in [opened.id, accepted.id, SessionId(1)] {
-        let errno = refused(&mut stranger, RequestBody::Bell { session }, &[]);
+        let errno = refused(&mut stranger, RequestBody::PeerNotifier { session }, &[]);
         assert_eq!(errno, libc::EBADF, "not the stranger's");
     }
     let session = opened.id;
-    let (reply, fds) = hostile.client.ask_with(RequestBody::Bell { session }, &[]);
-    let ReplyBody::Bell { number } = reply else {
+    let (reply, fds) = hostile
+        .client
+        .ask_with(RequestBody::PeerNotifier { session }, &[]);
+    let ReplyBody::PeerNotifier { number } = reply else {
         panic!("{reply:?}");
     };
     assert_eq!(
         number,
-        opened.rings.ends().accepter.bell.0.number.load(Relaxed)
+        opened.rings.ends().accepter.notifier.0.number.load(Relaxed)
     );
-    assert!(!honest.chime.is_rung());
+    assert!(!honest.wake_receiver.is_notified());
     assert_eq!(rustix::io::write(&fds[0], b"!"), Ok(1));
     let mut octet = [0_u8];
     let heard = rustix::net::recv(&fds[0], &mut octet, RecvFlags::DONTWAIT);
@@ -300,7 +304,7 @@ fn a_bell_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
         Err(Errno::AGAIN),
         "who rings does not listen"
     );
-    assert!(honest.chime.is_rung());
+    assert!(honest.wake_receiver.is_notified());
     let reopened = as_nobody(|| {
         use std::os::fd::AsRawFd;
         std::fs::File::open(format!("/proc/self/fd/{}", fds[0].as_fd().as_raw_fd()))

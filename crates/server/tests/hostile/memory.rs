@@ -56,13 +56,13 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (_, _near, _, mut peer) = open_to_b(&bed, &mut hostile);
-    let (bell, consumer) = as_nobody(|| {
-        let bell = Page::map(&hostile.maps.doorbell);
+    let (notifier, consumer) = as_nobody(|| {
+        let notifier = Page::map(&hostile.maps.doorbell);
         let consumer = Page::map(&hostile.maps.ring);
         // The producer's page and the data are not to be written.
         let data = mmap_writable_at(&hostile.maps.ring, PAGE as u64);
         assert!(data.is_err(), "the ring's data");
-        (SendPage(bell), SendPage(consumer))
+        (SendPage(notifier), SendPage(consumer))
     });
     for value in [
         0,
@@ -74,7 +74,7 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
         0x0000_0002_0000_0002,
     ] {
         for _ in 0..20 {
-            bell.0.fill(value);
+            notifier.0.fill(value);
             consumer.0.fill(value);
             peer.write_all(b"into the rubbish").unwrap();
         }

@@ -30,18 +30,18 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             session,
             slot: SLOT,
         },
-        RequestBody::Depart { session },
+        RequestBody::BeginFlush { session },
         RequestBody::Flush {
             session,
             capsule: Blob::Inline(vec![1, 2, 3]).into(),
             then: AfterFlush::Close,
-            traits: Default::default(),
+            options_blob: Default::default(),
         },
         RequestBody::Flush {
             session,
             capsule: Blob::Inline(Vec::new()).into(),
             then: AfterFlush::Relay(Reader::Sender),
-            traits: Default::default(),
+            options_blob: Default::default(),
         },
         RequestBody::Release { session },
         RequestBody::Direct { session },
@@ -55,13 +55,13 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             remote: remote(),
             slot: SLOT,
             options: portolan_proto::control::HandshakeOptions::default(),
-            early: portolan_proto::control::Early::No,
+            early: portolan_proto::control::FastOpenMode::No,
         },
         RequestBody::Listen {
             session: known,
             backlog: 1,
             options: portolan_proto::control::HandshakeOptions::default(),
-            traits: Default::default(),
+            options_blob: Default::default(),
             slot: None,
         },
         RequestBody::Bind {
@@ -92,7 +92,7 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
         // These are not answered.
         for body in [
             RequestBody::Accepted { session: id },
-            RequestBody::Stay { session: id },
+            RequestBody::AbortFlush { session: id },
         ] {
             hostile.client.send(body, &[]);
         }
@@ -204,7 +204,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
             remote: remote(),
             slot: SLOT,
             options: portolan_proto::control::HandshakeOptions::default(),
-            early: portolan_proto::control::Early::No,
+            early: portolan_proto::control::FastOpenMode::No,
         };
         let errno = refused(&mut hostile, body, &fds);
         assert_eq!(errno, 22, "{case}");
@@ -214,7 +214,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
                 session: SessionRef::New,
                 backlog: 1,
                 options: portolan_proto::control::HandshakeOptions::default(),
-                traits: Default::default(),
+                options_blob: Default::default(),
                 slot: None,
             },
             &fds,

@@ -57,7 +57,7 @@ fn share(session: SessionId, unread: Blob) -> RequestBody {
 /// The kernel socket that a session becomes.
 fn shared(library: &mut Library, near: &Near, request: RequestBody) -> UdpSocket {
     let (reply, mut fds) = library.client.ask_with(request, &[near.0.as_fd()]);
-    assert!(matches!(reply, ReplyBody::Twin), "{reply:?}");
+    assert!(matches!(reply, ReplyBody::KernelSocket), "{reply:?}");
     let socket = UdpSocket::from(fds.remove(0));
     socket.set_nonblocking(true).unwrap();
     socket

@@ -38,22 +38,24 @@ fn assert_prompt(path: &Path) {
     assert!(took < PROMPT, "the server stood for {took:?}");
 }
 
-fn bell_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
-    let (reply, mut fds) = library.client.ask_with(RequestBody::Bell { session }, &[]);
-    assert!(matches!(reply, ReplyBody::Bell { .. }), "{reply:?}");
+fn notifier_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
+    let (reply, mut fds) = library
+        .client
+        .ask_with(RequestBody::PeerNotifier { session }, &[]);
+    assert!(matches!(reply, ReplyBody::PeerNotifier { .. }), "{reply:?}");
     fds.remove(0)
 }
 
 #[test]
-fn a_clogged_bell_of_a_program_does_not_block_the_server() {
+fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let (mut opener, mut accepter) = (hostile_library(&path), hostile_library(&path));
     let (opened, mut accepted) = introduce(&mut opener, &mut accepter);
-    let bell = bell_of_peer(&mut opener, opened.id);
-    clog(bell.as_fd());
+    let notifier = notifier_of_peer(&mut opener, opened.id);
+    clog(notifier.as_fd());
     accepted.sleep();
     // The server resets what the opener leaves behind, and rings the accepter's bell.
     drop((opened, opener));
@@ -80,7 +82,7 @@ fn a_clogged_alert_does_not_block_the_server() {
 }
 
 #[test]
-fn a_peer_that_ends_its_side_of_a_bell_does_not_silence_it_for_others() {
+fn a_peer_that_ends_its_side_of_a_notifier_does_not_silence_it_for_others() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
@@ -88,28 +90,29 @@ fn a_peer_that_ends_its_side_of_a_bell_does_not_silence_it_for_others() {
     let (mut hostile, mut honest) = (hostile_library(&path), Library::start(&path));
     let (spoiled, _first) = introduce(&mut hostile, &mut accepter);
     let (opened, _second) = introduce(&mut honest, &mut accepter);
-    let bell = bell_of_peer(&mut hostile, spoiled.id);
-    clog(bell.as_fd());
-    let _ = rustix::net::shutdown(&bell, Shutdown::Both);
-    let bell = bell_of_peer(&mut honest, opened.id);
-    accepter.chime.silence();
-    rustix::net::send(&bell, &[], SendFlags::DONTWAIT).unwrap();
-    assert!(accepter.chime.is_rung());
+    let notifier = notifier_of_peer(&mut hostile, spoiled.id);
+    clog(notifier.as_fd());
+    let _ = rustix::net::shutdown(&notifier, Shutdown::Both);
+    let notifier = notifier_of_peer(&mut honest, opened.id);
+    accepter.wake_receiver.drain();
+    rustix::net::send(&notifier, &[], SendFlags::DONTWAIT).unwrap();
+    assert!(accepter.wake_receiver.is_notified());
 }
 
 /// Both are user nobody's programs: one makes its own bell block, the other rings it.
 #[test]
-fn a_program_that_rings_a_clogged_bell_does_not_wait() {
+fn a_program_that_rings_a_clogged_notifier_does_not_wait() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let (mut honest, mut hostile) = (Library::start(&path), hostile_library(&path));
     let (opened, accepted) = introduce(&mut honest, &mut hostile);
-    clog(bell_of_peer(&mut honest, opened.id).as_fd());
-    let rope = portolan_sys::wait::Rope::from_fd(bell_of_peer(&mut honest, opened.id));
+    clog(notifier_of_peer(&mut honest, opened.id).as_fd());
+    let wake_sender =
+        portolan_sys::wait::WakeSender::from_fd(notifier_of_peer(&mut honest, opened.id));
     let start = clock::now();
     for _ in 0..1000 {
-        rope.pull();
+        wake_sender.wake();
     }
     assert!(clock::now().since(start) < PROMPT);
     drop(accepted);

@@ -6,7 +6,7 @@ use core::time::Duration;
 use portolan_proto::control::AcceptQueue;
 use portolan_types::{FlowKey, Instant};
 
-use crate::surge::Surge;
+use crate::flood_detector::FloodDetector;
 
 /// The server ends floods by itself, and tells nobody: another is told of again after that time, in which the server
 /// looks at floods once.
@@ -21,13 +21,13 @@ const FLOWS_MAX: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FloodReport {
     /// Connections that the filter knows no rows of.
-    Spare(Vec<FlowKey>),
+    ExemptFlows(Vec<FlowKey>),
     Flooded(AcceptQueue),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct FloodReports {
-    surge: Surge,
+    flood_detector: FloodDetector,
     /// When it was told last, and how the queue was.
     told: Option<(Instant, AcceptQueue)>,
     pending: Vec<FloodReport>,
@@ -46,14 +46,14 @@ impl FloodReports {
         queue: AcceptQueue,
         known: impl Iterator<Item = FlowKey>,
     ) {
-        self.surge.note(now);
-        if !self.surge.is_flood(now) || self.was_told_within(AGAIN, now) {
+        self.flood_detector.note(now);
+        if !self.flood_detector.is_flood(now) || self.was_told_within(AGAIN, now) {
             return;
         }
         let known: Vec<FlowKey> = known.collect();
         let reports = known.chunks(FLOWS_MAX);
         self.pending
-            .extend(reports.map(|flows| FloodReport::Spare(flows.to_vec())));
+            .extend(reports.map(|flows| FloodReport::ExemptFlows(flows.to_vec())));
         self.tell(now, queue);
     }
 
@@ -64,14 +64,14 @@ impl FloodReports {
     /// A SYN was kept. Those that come after a while were not the filter's to answer.
     pub(super) fn note_kept(&mut self, now: Instant, flow: FlowKey) {
         if self.was_told_within(SETTLED, now) {
-            self.pending.push(FloodReport::Spare(vec![flow]));
+            self.pending.push(FloodReport::ExemptFlows(vec![flow]));
         }
     }
 
     /// A connection came by a cookie, the filter's perhaps.
     pub(super) fn note_opened(&mut self, now: Instant, flow: FlowKey, queue: AcceptQueue) {
         if self.is_told() {
-            self.pending.push(FloodReport::Spare(vec![flow]));
+            self.pending.push(FloodReport::ExemptFlows(vec![flow]));
             self.note_queue(now, queue);
         }
     }

@@ -79,7 +79,7 @@ struct Pair {
     own: Stack,
     clients: Stack,
     /// How its last frame was met.
-    met: Option<Met>,
+    met: Option<DelegateInput>,
 }
 
 impl Pair {
@@ -228,13 +228,17 @@ fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
         let with = (&mut pair.own, &own);
         pair.delegation.input(with, at, &record, &frame)
     };
-    assert_eq!(input(&mut pair, now()), Met::Done);
+    assert_eq!(input(&mut pair, now()), DelegateInput::Done);
     assert_eq!(pair.own.tcp(slot).unwrap().connection.readable(), 4);
 
     pair.own.remove(slot);
-    assert_eq!(input(&mut pair, now()), Met::Left, "it is the server's");
+    assert_eq!(
+        input(&mut pair, now()),
+        DelegateInput::Left,
+        "it is the server's"
+    );
     let later = now() + FOLLOW_FOR;
-    assert_eq!(input(&mut pair, later), Met::Done);
+    assert_eq!(input(&mut pair, later), DelegateInput::Done);
     pair.answer();
     assert_eq!(pair.state(client), StateName::Closed, "nobody knows it");
 }
@@ -248,7 +252,7 @@ fn a_port_of_the_peer_that_is_used_again_soon_opens_another_connection() {
     pair.clients.remove(first);
     pair.connect(1000);
     pair.hear();
-    assert_eq!(pair.met, Some(Met::Left), "its own SYN once more");
+    assert_eq!(pair.met, Some(DelegateInput::Left), "its own SYN once more");
     let slots: Vec<Slot> = pair.clients.iter().map(|(slot, _)| slot).collect();
     for slot in slots {
         pair.clients.remove(slot);
@@ -326,11 +330,11 @@ fn a_handshake_that_ends_at_a_full_accept_queue_waits_for_room() {
 fn a_handshake_at_a_full_accept_queue_repeats_its_answer() {
     let (mut pair, clients) = crowd();
     let session = pair.clients.tcp(clients[1]).unwrap();
-    let heard = session.connection.figures().segments_in;
+    let heard = session.connection.tcp_info().segments_in;
     pair.own.expire(now() + Duration::from_secs(3));
     pair.answer();
     let session = pair.clients.tcp(clients[1]).unwrap();
-    assert_eq!(session.connection.figures().segments_in, heard + 1);
+    assert_eq!(session.connection.tcp_info().segments_in, heard + 1);
     assert!(pair.delegation.accept(&mut pair.own, now()).is_some());
     pair.hear();
     let accepted = std::iter::from_fn(|| pair.delegation.accept(&mut pair.own, now()));
@@ -410,7 +414,7 @@ fn flooded() -> Pair {
 
 fn spared(reports: &[FloodReport]) -> Vec<u16> {
     let flows = reports.iter().flat_map(|report| match report {
-        FloodReport::Spare(flows) => flows.as_slice(),
+        FloodReport::ExemptFlows(flows) => flows.as_slice(),
         FloodReport::Flooded(_) => &[],
     });
     let mut ports: Vec<u16> = flows.map(|flow| flow.remote.port()).collect();

@@ -9,13 +9,13 @@ use portolan_wire::icmp::Cause;
 use portolan_wire::{ipv4, ipv6, udp};
 
 use super::{Entry, Stack, Step, entry_of, tell};
-use crate::frame::{Cut, Frame, HEAD_MAX, Wire};
+use crate::frame::{Frame, HEAD_MAX, Segmentation, Wire};
 use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
+use crate::resolved_path::{Ends, ResolvedPath, RouteError};
 use crate::routes::Routes;
 use crate::session::Session;
 use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession, V6Sizes};
-use crate::way::{Ends, NoWay, Way};
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
 
 /// What one datagram has different from what its session says.
@@ -115,7 +115,7 @@ impl Stack {
             let source = usual_source(session, way, destination, routes)?;
             let ends = ends(source, destination);
             (
-                Way::current(way, ends, session.ip, routes, &self.mtus).map(|way| &*way),
+                ResolvedPath::current(way, ends, session.ip, routes, &self.mtus).map(|way| &*way),
                 source,
             )
         } else {
@@ -125,8 +125,8 @@ impl Stack {
         };
         let source = SocketAddr::new(source, session.local.port());
         let found = found.map_err(|no_way| match no_way {
-            NoWay::NotOurs => SendError::NotOurs,
-            NoWay::NoRoute => SendError::NoRoute,
+            RouteError::NotOurs => SendError::NotOurs,
+            RouteError::NoRoute => SendError::NoRoute,
         })?;
         let output = Output {
             way: found,
@@ -162,7 +162,7 @@ fn ends(source: IpAddr, destination: SocketAddr) -> Ends {
 /// The session's own address, or the one that the route names.
 fn usual_source(
     session: &UdpSession,
-    way: &Option<Way>,
+    way: &Option<ResolvedPath>,
     destination: SocketAddr,
     routes: &Routes,
 ) -> Result<IpAddr, SendError> {
@@ -194,7 +194,7 @@ fn unusual_way(
     sending: &Sending,
     routes: &Routes,
     mtus: &PathMtus,
-) -> Result<(Result<Way, NoWay>, IpAddr), SendError> {
+) -> Result<(Result<ResolvedPath, RouteError>, IpAddr), SendError> {
     let target = destination.ip();
     let is_group = target.is_multicast();
     if target.is_unspecified() {
@@ -246,9 +246,9 @@ fn unusual_way(
     };
     let ends = ends(source, destination);
     let found = if is_group {
-        Way::to_group(ends, ip, path.interface, routes, mtus)
+        ResolvedPath::to_group(ends, ip, path.interface, routes, mtus)
     } else {
-        Way::find(ends, ip, routes, mtus)
+        ResolvedPath::find(ends, ip, routes, mtus)
     };
     Ok((found, source))
 }
@@ -264,7 +264,7 @@ fn longest(destination: IpAddr) -> usize {
 
 /// Where a payload goes, and in how many datagrams.
 struct Output<'a> {
-    way: &'a Way,
+    way: &'a ResolvedPath,
     ports: (u16, u16),
     discovery: MtuDiscovery,
     segment: u16,
@@ -283,21 +283,21 @@ impl Output<'_> {
             self.transmit_one(payload, cut, wire);
             return Ok(());
         }
-        if self.cut_of(size) != Ok(Cut::Not) {
+        if self.cut_of(size) != Ok(Segmentation::Not) {
             return Err(SendError::TooLong);
         }
         if wire.cuts_datagrams() {
-            self.transmit_one(payload, Cut::Datagrams(self.segment), wire);
+            self.transmit_one(payload, Segmentation::Datagrams(self.segment), wire);
             return Ok(());
         }
         for piece in payload.concat().chunks(size) {
-            self.transmit_one([piece, &[]], Cut::Not, wire);
+            self.transmit_one([piece, &[]], Segmentation::Not, wire);
         }
         Ok(())
     }
 
     /// How one datagram gets through.
-    fn cut_of(&self, length: usize) -> Result<Cut, SendError> {
+    fn cut_of(&self, length: usize) -> Result<Segmentation, SendError> {
         let sizes = if self.way.is_v6() {
             self.v6_sizes
         } else {
@@ -306,17 +306,17 @@ impl Output<'_> {
         let path = self.way.mtu_for(self.discovery);
         let mtu = sizes.most.map_or(path, |most| path.min(most));
         if self.way.ip_header() + udp::HEADER_LEN + length <= mtu as usize {
-            return Ok(Cut::Not);
+            return Ok(Segmentation::Not);
         }
         if sizes.whole_only || !self.discovery.fragments_here() {
             return Err(SendError::DoesNotFit { mtu });
         }
         let size = self.way.fragment_size(mtu as usize);
         let size = size.ok_or(SendError::TooLong)?;
-        Ok(Cut::Fragments(size))
+        Ok(Segmentation::Fragments(size))
     }
 
-    fn transmit_one(&self, payload: [&[u8]; 2], cut: Cut, wire: &mut impl Wire) {
+    fn transmit_one(&self, payload: [&[u8]; 2], cut: Segmentation, wire: &mut impl Wire) {
         let mut head = [0; HEAD_MAX];
         let length = payload[0].len() + payload[1].len();
         let template = &self.way.template;

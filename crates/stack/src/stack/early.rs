@@ -12,7 +12,7 @@ pub(super) const IN_ALL: usize = 4 << 20;
 
 /// A slot that is promised to a session.
 #[derive(Debug, Default)]
-pub(super) struct Vacancy {
+pub(super) struct EarlyFrames {
     /// Of the session that was here before: its frames are not for the one that comes.
     pub(super) before: Option<Generation>,
     held: Vec<Held>,
@@ -24,9 +24,9 @@ pub(super) struct Held {
     pub(super) frame: Vec<u8>,
 }
 
-impl Vacancy {
-    pub(super) fn after(before: Option<Generation>) -> Vacancy {
-        Vacancy {
+impl EarlyFrames {
+    pub(super) fn after(before: Option<Generation>) -> EarlyFrames {
+        EarlyFrames {
             before,
             held: Vec::new(),
         }

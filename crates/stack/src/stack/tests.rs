@@ -10,9 +10,9 @@ use super::*;
 use portolan_proto::ip::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 
-mod doors;
 mod early;
 mod expected;
+mod tx_queues;
 
 /// A wire that keeps frames, and takes only so many at a time.
 struct Kept {

@@ -243,7 +243,7 @@ impl Host {
     // ---- what an observer sees ----
 
     fn note_sent(&mut self, packets: &[Flying]) {
-        let scale = self.connection().map(|c| c.figures().receive_scale);
+        let scale = self.connection().map(|c| c.tcp_info().receive_scale);
         for packet in packets {
             let header = &packet.header;
             if header.flags.contains(TcpFlags::RST) || !header.flags.contains(TcpFlags::ACK) {
@@ -348,6 +348,6 @@ fn set_aside(session: &mut TcpSession) {
 
 /// The session as another process gets it, with the memory in which it has octets.
 fn at_the_next(session: &TcpSession) -> TcpSession {
-    let prefix = session.connection.prefix().cloned();
+    let prefix = session.connection.handoff().cloned();
     TcpSession::from_parts(&session.to_capsule(), prefix).expect("a genuine capsule")
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_proto::control::{Blob, Capsule, Stretch};
+use portolan_proto::control::{Blob, ByteRange, Capsule};
 
 use super::blob::{BlobReadError, BlobWriteError, Octets, pack, unpack};
 use super::unread::SetAside;
@@ -29,7 +29,7 @@ pub fn pack_capsule(
 pub fn unpack_capsule(
     capsule: Capsule,
     fds: Vec<OwnedFd>,
-) -> Result<(Octets, Option<(SetAside, Stretch)>), BlobReadError> {
+) -> Result<(Octets, Option<(SetAside, ByteRange)>), BlobReadError> {
     let mut fds = fds.into_iter();
     let state = match capsule.state {
         Blob::Inline(_) => None,
@@ -47,8 +47,8 @@ pub fn unpack_capsule(
 }
 
 /// How a message names a part of such a memory.
-pub fn stretch(start: usize, length: usize) -> Option<Stretch> {
-    Some(Stretch {
+pub fn stretch(start: usize, length: usize) -> Option<ByteRange> {
+    Some(ByteRange {
         start: u32::try_from(start).ok()?,
         length: u32::try_from(length).ok()?,
     })

@@ -6,10 +6,10 @@ use portolan_types::Instant;
 
 use super::Connection;
 use crate::error::Error;
+use crate::event_counters::Event;
 use crate::handshake::{SYN_ACK_RETRIES, SYN_RETRIES};
 use crate::path_mtu::BLACK_HOLE_RETRIES;
 use crate::state::State;
-use crate::tally::Event;
 use crate::timers::SendTimer;
 
 /// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
@@ -73,14 +73,14 @@ impl Connection {
         if self.send.retries >= limit || too_long {
             return self.give_up();
         }
-        self.tally.count(Event::HandshakeRetry);
+        self.event_counters.count(Event::HandshakeRetry);
         self.send.retries += 1;
         self.send.rtt.back_off();
     }
 
     /// RFC 9293 §3.8.3 [MUST-20]: R2 is reached.
     fn give_up(&mut self) {
-        self.tally.count(Event::GaveUp);
+        self.event_counters.count(Event::GaveUp);
         self.fail(self.soft_error.unwrap_or(Error::TimedOut));
     }
 
@@ -103,8 +103,8 @@ impl Connection {
         if self.is_hopeless(now, self.send.retries) {
             return self.give_up();
         }
-        self.tally.count(Event::Timeout);
-        self.doubt_handle();
+        self.event_counters.count(Event::Timeout);
+        self.disable_handles();
         self.path.on_loss();
         if self.send.retries >= BLACK_HOLE_RETRIES {
             let mss = self.path.on_black_hole(self.send.mss, now);
@@ -118,7 +118,7 @@ impl Connection {
         if self.is_hopeless(now, self.send.probes) {
             return self.give_up();
         }
-        self.tally.count(Event::WindowProbe);
+        self.event_counters.count(Event::WindowProbe);
         self.send.probes += 1;
         self.send.rtt.back_off();
         self.send.forced = true;
@@ -127,7 +127,7 @@ impl Connection {
 
     /// RFC 8985 §7.3: new data if there is any, else the last segment again.
     fn on_tail_probe(&mut self, now: Instant) {
-        self.tally.count(Event::TailProbe);
+        self.event_counters.count(Event::TailProbe);
         self.send.probe_tail();
         self.arm_retransmission(now);
     }
@@ -138,7 +138,7 @@ impl Connection {
             return Instant::FAR_FUTURE;
         }
         match self.keepalives {
-            0 => self.heard + keepalive.idle,
+            0 => self.last_rx + keepalive.idle,
             // From the probe itself: who ran late does not send them all at once.
             _ => self.probed + keepalive.interval.max(MIN_KEEPALIVE),
         }
@@ -148,7 +148,7 @@ impl Connection {
     fn on_keepalive(&mut self, now: Instant) {
         // Linux's `tcp_keepalive_timer`: the user's time-out, if set, replaces the count.
         let hopeless = match self.options.user_timeout {
-            Some(timeout) => self.keepalives > 0 && now.since(self.heard) >= timeout,
+            Some(timeout) => self.keepalives > 0 && now.since(self.last_rx) >= timeout,
             None => self.keepalives >= self.options.keepalive.count,
         };
         if hopeless {
@@ -156,7 +156,7 @@ impl Connection {
             return self.give_up();
         }
         self.keepalives += 1;
-        self.tally.count(Event::KeepAlive);
+        self.event_counters.count(Event::KeepAlive);
         self.probed = now;
         self.probe = true;
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn elsewhere(octets: &[u8], start: usize, length: usize) -> Option<Prefix> {
-    Prefix::new(Arc::new(octets.to_vec()), start, length)
+fn elsewhere(octets: &[u8], start: usize, length: usize) -> Option<HandoffBuffer> {
+    HandoffBuffer::new(Arc::new(octets.to_vec()), start, length)
 }
 
 /// "cdef" elsewhere, "gh" in the ring.
@@ -30,23 +30,23 @@ fn image(queue: &Queue) -> Vec<u8> {
     image
 }
 
-fn island(start: u32, end: u32) -> Island {
-    Island { start, end }
+fn ooo_range(start: u32, end: u32) -> OooRange {
+    OooRange { start, end }
 }
 
 /// "ab" to be read, a hole of two, "ef", a hole of one, "hij".
-fn disordered() -> Queue {
+fn out_of_order() -> Queue {
     let mut queue = Queue::default();
     queue.push(b"ab");
     queue.write_at(4, b"ef");
     queue.write_at(7, b"hij");
     let memory = Arc::new(image(&queue));
-    queue.replace(memory, [island(4, 6), island(7, 10)].into_iter());
+    queue.replace(memory, [ooo_range(4, 6), ooo_range(7, 10)].into_iter());
     queue
 }
 
 #[test]
-fn octets_are_read_from_the_prefix_and_then_from_the_ring() {
+fn octets_are_read_from_the_handoff_and_then_from_the_ring() {
     let mut queue = queue();
     assert_eq!((queue.len(), queue.span()), (6, 6));
     assert_eq!(all(&queue), b"cdefgh");
@@ -60,7 +60,7 @@ fn octets_are_read_from_the_prefix_and_then_from_the_ring() {
     assert_eq!(all(&queue), b"fgh");
     queue.consume(2);
     assert_eq!(all(&queue), b"h");
-    assert!(queue.prefix().is_none());
+    assert!(queue.handoff().is_none());
 }
 
 #[test]
@@ -75,12 +75,12 @@ fn what_arrives_comes_behind_both() {
 }
 
 #[test]
-fn octets_of_the_prefix_that_are_put_back_are_not_copied() {
+fn octets_of_the_handoff_that_are_put_back_are_not_copied() {
     let mut queue = queue();
     queue.consume(3);
     queue.unread(b"de");
     assert_eq!(all(&queue), b"defgh");
-    assert_eq!(queue.prefix().map(Prefix::start), Some(3));
+    assert_eq!(queue.handoff().map(HandoffBuffer::start), Some(3));
     // They lie before it, too, though nobody here has read them.
     queue.unread(b"abc");
     assert_eq!(all(&queue), b"abcdefgh");
@@ -92,12 +92,12 @@ fn other_octets_that_are_put_back_come_first() {
     queue.consume(1);
     queue.unread(b"zz");
     assert_eq!(all(&queue), b"zzdefgh");
-    assert!(queue.prefix().is_none());
+    assert!(queue.handoff().is_none());
 }
 
 #[test]
 fn octets_out_of_order_stay_elsewhere_until_the_stream_reaches_them() {
-    let mut queue = disordered();
+    let mut queue = out_of_order();
     assert_eq!((queue.len(), queue.span(), queue.encoded()), (2, 10, 0));
     assert_eq!(queue.octet(5), Some(b'f'));
     assert_eq!(queue.octet(9), Some(b'j'));
@@ -112,12 +112,12 @@ fn octets_out_of_order_stay_elsewhere_until_the_stream_reaches_them() {
     assert_eq!(image(&queue), b"efghij");
     queue.extend(4);
     assert_eq!(all(&queue), b"efghij");
-    assert!(queue.prefix().is_none(), "nothing is left in the memory");
+    assert!(queue.handoff().is_none(), "nothing is left in the memory");
 }
 
 #[test]
 fn octets_out_of_order_keep_their_places_when_others_are_put_back() {
-    let mut queue = disordered();
+    let mut queue = out_of_order();
     queue.consume(1);
     queue.unread(b"zzz");
     assert_eq!((queue.len(), queue.span()), (4, 12));
@@ -129,7 +129,7 @@ fn octets_out_of_order_keep_their_places_when_others_are_put_back() {
 
 #[test]
 fn what_comes_first_counts() {
-    let mut queue = disordered();
+    let mut queue = out_of_order();
     queue.write_at(2, b"CDEFGHIJK");
     assert_eq!(image(&queue), b"abCDefGhijK");
     queue.extend(9);
@@ -138,7 +138,7 @@ fn what_comes_first_counts() {
 
 #[test]
 fn a_stream_may_stop_in_the_midst_of_them() {
-    let mut queue = disordered();
+    let mut queue = out_of_order();
     queue.write_at(2, b"cd");
     queue.extend(3);
     assert_eq!(all(&queue), b"abcde");
@@ -149,17 +149,20 @@ fn a_stream_may_stop_in_the_midst_of_them() {
 
 #[test]
 fn they_go_on_to_the_next_holder() {
-    let mut queue = disordered();
+    let mut queue = out_of_order();
     queue.consume(1);
     let encoded = postcard::to_allocvec(&queue).unwrap();
-    let prefix = queue.prefix().unwrap().clone();
+    let handoff = queue.handoff().unwrap().clone();
     let mut next: Queue = postcard::from_bytes(&encoded).unwrap();
     assert!(!next.is_consistent(), "their memory is missing");
-    next.lead_with(prefix);
+    next.lead_with(handoff);
     assert!(next.is_consistent());
     assert_eq!(image(&next), image(&queue));
     let memory: Vec<u8> = image(&next);
-    next.replace(Arc::new(memory), [island(3, 5), island(6, 9)].into_iter());
+    next.replace(
+        Arc::new(memory),
+        [ooo_range(3, 5), ooo_range(6, 9)].into_iter(),
+    );
     assert_eq!(image(&next), image(&queue));
     next.write_at(1, b"cd");
     next.extend(4);
@@ -168,18 +171,18 @@ fn they_go_on_to_the_next_holder() {
 
 #[test]
 fn those_that_lie_elsewhere_than_they_can_are_noticed() {
-    let queue = |islands: &[(u32, u32)]| {
+    let queue = |ooo_ranges: &[(u32, u32)]| {
         let mut queue = Queue::default();
         queue.push(b"ab");
         let memory = Arc::new(b"ab..efghij".to_vec());
         queue.replace(
             memory,
-            islands.iter().map(|&(start, end)| island(start, end)),
+            ooo_ranges.iter().map(|&(start, end)| ooo_range(start, end)),
         );
         queue
     };
     assert!(queue(&[(4, 6), (7, 10)]).is_consistent());
-    for islands in [
+    for ooo_ranges in [
         &[(2, 4)][..],
         &[(0, 4)],
         &[(4, 4)],
@@ -189,12 +192,12 @@ fn those_that_lie_elsewhere_than_they_can_are_noticed() {
         &[(7, 10), (4, 6)],
         &[(4, 6), (6, 8)],
     ] {
-        assert!(!queue(islands).is_consistent(), "{islands:?}");
+        assert!(!queue(ooo_ranges).is_consistent(), "{ooo_ranges:?}");
     }
 }
 
 #[test]
-fn a_prefix_lies_within_its_memory() {
+fn a_handoff_lies_within_its_memory() {
     for (start, length) in [(0, 4), (3, 1), (4, 0), (usize::MAX, 2), (2, usize::MAX)] {
         assert!(
             elsewhere(b"abc", start, length).is_none(),

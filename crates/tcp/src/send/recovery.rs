@@ -11,15 +11,15 @@ use super::prr::{Progress, Prr};
 use super::tail::TailProbe;
 use super::undo::ForwardRto;
 use crate::cc::{Acknowledged, Signal};
+use crate::event_counters::{Event, EventCounters};
 use crate::sack::Delivery;
-use crate::tally::{Event, Tally};
 
 /// RFC 5681 §3.2.
 const DUPLICATE_THRESHOLD: u32 = 3;
 
 /// Where the sender stands in a loss episode; `until` is what was sent when it began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) enum Episode {
+pub(crate) enum CaState {
     Open,
     /// The network said that it is congested, without a loss (RFC 3168 §6.1.2).
     Reduced {
@@ -77,12 +77,16 @@ pub(crate) struct AckOutcome {
 impl Sender {
     /// RFC 9293 §3.10.7.4, fifth; `ack` is at most `nxt`, and not older than `una` less the
     /// largest window.
-    pub(crate) fn on_ack(&mut self, input: &AckInput<'_>, tally: &mut Tally) -> AckOutcome {
+    pub(crate) fn on_ack(
+        &mut self,
+        input: &AckInput<'_>,
+        event_counters: &mut EventCounters,
+    ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let mut delivery = self.board.expect(self.rtt.minimum_nanos());
         let flight = self.in_flight();
         let lost = self.board.lost();
-        let reported = self.note_duplicate_report(input, tally);
+        let reported = self.note_duplicate_report(input, event_counters);
         let mut news = false;
         for block in input.sack {
             news |= self.board.sack(*block, input.now, &mut delivery);
@@ -96,16 +100,16 @@ impl Sender {
             self.advance(input, &mut delivery, &mut outcome);
         }
         if self.board.note_reordering(&delivery, self.una, self.mss) {
-            tally.count(Event::Reordering);
+            event_counters.count(Event::Reordering);
         }
         let latest = self.sample(input, &delivery);
         let delivered = self.count_duplicate(input, moved, outcome.advanced, delivery.octets);
         if self.judge_tail_probe(input, outcome.advanced, reported, news) {
-            tally.count(Event::TailRepair);
+            event_counters.count(Event::TailRepair);
         }
         outcome.delivered = delivery.octets;
-        outcome.reorder_at = self.recover(input, before, news, &delivery, tally);
-        outcome.no_tail_probe = self.episode != Episode::Open || self.board.sacked() > 0;
+        outcome.reorder_at = self.recover(input, before, news, &delivery, event_counters);
+        outcome.no_tail_probe = self.ca_state != CaState::Open || self.board.sacked() > 0;
         if outcome.advanced {
             self.measure_usage(input.now);
         }
@@ -114,7 +118,7 @@ impl Sender {
             flight,
             lost,
         };
-        self.conduct(input, before, delivered, latest, &delivery);
+        self.update_congestion(input, before, delivered, latest, &delivery);
         outcome
     }
 
@@ -161,7 +165,11 @@ impl Sender {
 
     /// RFC 2883 §4: the first block reports a duplicate if it lies below the acknowledgement or
     /// within the second block. True if the probe of the tail was one.
-    fn note_duplicate_report(&mut self, input: &AckInput<'_>, tally: &mut Tally) -> bool {
+    fn note_duplicate_report(
+        &mut self,
+        input: &AckInput<'_>,
+        event_counters: &mut EventCounters,
+    ) -> bool {
         let Some(first) = input.sack.first() else {
             return false;
         };
@@ -175,7 +183,7 @@ impl Sender {
         if !sane || !(below || input.sack.get(1).is_some_and(within)) {
             return false;
         }
-        tally.count(Event::ReportIn);
+        event_counters.count(Event::DsackIn);
         let segments = (first.end - first.start).div_ceil(self.mss);
         self.duplicates_reported = self.duplicates_reported.saturating_add(segments);
         self.note_reported(first.start, first.end);
@@ -218,10 +226,10 @@ impl Sender {
         if advanced {
             self.duplicates = 0;
             // All but the first segment had told of themselves.
-            let told = self.departed.min(octets.saturating_sub(self.mss));
-            self.departed -= told;
-            if self.episode == Episode::Open {
-                self.departed = 0;
+            let told = self.reno_sacked_out.min(octets.saturating_sub(self.mss));
+            self.reno_sacked_out -= told;
+            if self.ca_state == CaState::Open {
+                self.reno_sacked_out = 0;
             }
             return octets - told;
         }
@@ -232,7 +240,7 @@ impl Sender {
             && !input.sack_permitted
         {
             self.duplicates = self.duplicates.saturating_add(1);
-            self.departed = self.departed.saturating_add(self.mss).min(1 << 30);
+            self.reno_sacked_out = self.reno_sacked_out.saturating_add(self.mss).min(1 << 30);
             return octets + self.mss;
         }
         octets
@@ -245,16 +253,16 @@ impl Sender {
         before: SeqNum,
         news: bool,
         delivery: &Delivery,
-        tally: &mut Tally,
+        event_counters: &mut EventCounters,
     ) -> Option<Instant> {
         let advanced = self.una != before;
         if self.undo.is_some() {
-            self.try_undo(input, advanced, delivery, tally);
+            self.try_undo(input, advanced, delivery, event_counters);
         }
-        self.leave_episode(input.sack_permitted);
-        if input.marked && self.episode == Episode::Open {
+        self.leave_ca_state(input.sack_permitted);
+        if input.marked && self.ca_state == CaState::Open {
             self.reduce(Signal::Mark);
-            self.episode = Episode::Reduced { until: self.nxt };
+            self.ca_state = CaState::Reduced { until: self.nxt };
             self.undo = None;
         }
         if input.sack_permitted {
@@ -264,13 +272,13 @@ impl Sender {
             }
             return None;
         }
-        match self.episode {
-            Episode::Open | Episode::Reduced { .. } if self.duplicates == DUPLICATE_THRESHOLD => {
+        match self.ca_state {
+            CaState::Open | CaState::Reduced { .. } if self.duplicates == DUPLICATE_THRESHOLD => {
                 self.board.lose_first(self.mss);
                 self.enter_recovery();
             }
             // RFC 6582 §3.2 step 3: a partial acknowledgement shows the next hole.
-            Episode::Recovery { .. } if advanced => self.board.lose_first(self.mss),
+            CaState::Recovery { .. } if advanced => self.board.lose_first(self.mss),
             _ => {}
         }
         None
@@ -278,14 +286,14 @@ impl Sender {
 
     pub(crate) fn is_recovering(&self) -> bool {
         matches!(
-            self.episode,
-            Episode::Recovery { .. } | Episode::Loss { .. }
+            self.ca_state,
+            CaState::Recovery { .. } | CaState::Loss { .. }
         )
     }
 
-    fn leave_episode(&mut self, sack_permitted: bool) {
-        let (Episode::Reduced { until } | Episode::Recovery { until } | Episode::Loss { until }) =
-            self.episode
+    fn leave_ca_state(&mut self, sack_permitted: bool) {
+        let (CaState::Reduced { until } | CaState::Recovery { until } | CaState::Loss { until }) =
+            self.ca_state
         else {
             return;
         };
@@ -294,24 +302,24 @@ impl Sender {
         if self.una.before(until) || (ambiguous && self.is_recovering()) {
             return;
         }
-        if !matches!(self.episode, Episode::Loss { .. }) && !self.congestion.steers() {
+        if !matches!(self.ca_state, CaState::Loss { .. }) && !self.congestion.steers() {
             self.congestion.set_window(self.congestion.ssthresh());
         }
         if self.is_recovering() {
             self.board.note_recovery();
         }
         self.forward_rto = ForwardRto::Off;
-        self.episode = Episode::Open;
+        self.ca_state = CaState::Open;
         self.duplicates = 0;
-        self.departed = 0;
+        self.reno_sacked_out = 0;
     }
 
     /// RFC 8985 §6.3: the time that reordering may take is over. No acknowledgement comes with a loss that shows so,
     /// and the window begins to shrink at once: one segment goes again, as in Linux's `tcp_rack_reo_timeout`.
     pub(crate) fn on_reordering_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let before = self.episode;
+        let before = self.ca_state;
         let again = self.detect_loss(now);
-        if self.episode != before && !self.congestion.steers() {
+        if self.ca_state != before && !self.congestion.steers() {
             let progress = Progress {
                 delivered: 0,
                 pipe: self.in_flight(),
@@ -341,11 +349,11 @@ impl Sender {
 
     fn enter_recovery(&mut self) {
         // A reduction for a mark in the same flight was answer enough.
-        if self.episode == Episode::Open {
+        if self.ca_state == CaState::Open {
             self.reduce(Signal::Loss);
         }
         self.prepare_undo(Signal::Loss);
-        self.episode = Episode::Recovery { until: self.nxt };
+        self.ca_state = CaState::Recovery { until: self.nxt };
         // RFC 6675 §5 step 4.3: the first retransmission does not wait for the pipe to drain.
         self.forced = true;
     }
@@ -356,12 +364,12 @@ impl Sender {
         self.prr = Prr::new(self.board.outstanding() - self.board.sacked());
         self.congestion.reduce(base, self.mss, signal);
         self.tail = TailProbe::None;
-        self.announce_reduction = true;
+        self.cwr_pending = true;
     }
 
     /// Moves the window: a steering algorithm's always, else by `prr` while an episode lasts, and
     /// by the algorithm's growth while the window is what limits (RFC 7661).
-    fn conduct(
+    fn update_congestion(
         &mut self,
         input: &AckInput<'_>,
         before: Before,
@@ -379,7 +387,7 @@ impl Sender {
             self.delivery_sample = Some((octets, interval));
         }
         let steers = self.congestion.steers();
-        let growing = matches!(self.episode, Episode::Open | Episode::Loss { .. });
+        let growing = matches!(self.ca_state, CaState::Open | CaState::Loss { .. });
         let idle = delivered == 0 && lost == 0;
         if idle || (growing && !steers && !self.is_limited(before.flight)) {
             return;
@@ -402,10 +410,10 @@ impl Sender {
             self.grow_buffer();
             return;
         }
-        match self.episode {
-            Episode::Open | Episode::Loss { .. } if self.may_grow(before.una) => self.grow(&ack),
-            Episode::Open | Episode::Loss { .. } => {}
-            Episode::Reduced { .. } | Episode::Recovery { .. } => {
+        match self.ca_state {
+            CaState::Open | CaState::Loss { .. } if self.may_grow(before.una) => self.grow(&ack),
+            CaState::Open | CaState::Loss { .. } => {}
+            CaState::Reduced { .. } | CaState::Recovery { .. } => {
                 let progress = Progress {
                     delivered,
                     pipe: ack.flight,
@@ -453,8 +461,8 @@ impl Sender {
     pub(crate) fn on_retransmit_timeout(&mut self, now: Instant) {
         let fresh = !self.is_recovering();
         // Progress since the last time-out makes this one a new event.
-        let again = matches!(self.episode, Episode::Loss { .. }) && self.retries > 0;
-        let moved = matches!(self.episode, Episode::Loss { .. }) && self.retries == 0;
+        let again = matches!(self.ca_state, CaState::Loss { .. }) && self.retries > 0;
+        let moved = matches!(self.ca_state, CaState::Loss { .. }) && self.retries == 0;
         if fresh || moved {
             self.reduce(Signal::Timeout);
             self.prepare_undo(Signal::Timeout);
@@ -467,14 +475,14 @@ impl Sender {
                 false => Instant::ZERO,
             });
         self.duplicates = 0;
-        self.departed = 0;
+        self.reno_sacked_out = 0;
         self.tail = TailProbe::None;
         self.congestion.set_window(self.in_flight() + self.mss);
         self.forward_rto = match fresh || again || moved {
             true => ForwardRto::Waiting,
             false => ForwardRto::Off,
         };
-        self.episode = Episode::Loss { until: self.nxt };
+        self.ca_state = CaState::Loss { until: self.nxt };
         self.retries += 1;
         self.rtt.back_off();
         self.forced = true;

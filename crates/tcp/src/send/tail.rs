@@ -7,7 +7,7 @@ use portolan_types::SeqNum;
 use serde::{Deserialize, Serialize};
 
 use super::Sender;
-use super::recovery::{AckInput, Episode};
+use super::recovery::{AckInput, CaState};
 use crate::cc::Signal;
 
 /// Linux adds these to two round trips before it probes the tail of a flight.
@@ -31,7 +31,7 @@ pub(crate) enum TailProbe {
 impl Sender {
     /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed.
     pub(crate) fn tail_probe_delay(&self) -> Option<Duration> {
-        let quiet = matches!(self.episode, Episode::Open | Episode::Reduced { .. });
+        let quiet = matches!(self.ca_state, CaState::Open | CaState::Reduced { .. });
         if self.tail != TailProbe::None || !quiet || self.board.sacked() > 0 {
             return None;
         }
@@ -96,7 +96,7 @@ impl Sender {
         } else if self.una.after(end) {
             // The original was lost, and only the probe told.
             self.tail = TailProbe::None;
-            if self.episode == Episode::Open {
+            if self.ca_state == CaState::Open {
                 self.reduce(Signal::Loss);
                 self.undo = None;
                 self.congestion.set_window(self.congestion.ssthresh());

@@ -7,10 +7,10 @@ use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
 
 use super::Sender;
-use super::recovery::{AckInput, Episode};
+use super::recovery::{AckInput, CaState};
 use crate::cc::Signal;
+use crate::event_counters::{Event, EventCounters};
 use crate::sack::Delivery;
-use crate::tally::{Event, Tally};
 
 /// What must be known to take the present reduction back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -122,7 +122,7 @@ impl Sender {
         input: &AckInput<'_>,
         advanced: bool,
         delivery: &Delivery,
-        tally: &mut Tally,
+        event_counters: &mut EventCounters,
     ) {
         let forward = self.step_forward_rto(input, advanced, delivery);
         let Some(undo) = &self.undo else {
@@ -133,7 +133,7 @@ impl Sender {
         };
         // RFC 3522 §3.2 step 5.
         let late = delivery.echoes_before(first, input.now);
-        let eifel = advanced && late && self.episode != Episode::Open;
+        let eifel = advanced && late && self.ca_state != CaState::Open;
         let event = if eifel {
             Event::UndoneByTimestamp
         } else if forward {
@@ -143,11 +143,11 @@ impl Sender {
         } else {
             return;
         };
-        tally.count(event);
+        event_counters.count(event);
         if undo.after_time_out {
-            tally.count(Event::SpuriousTimeout);
+            event_counters.count(Event::SpuriousTimeout);
         } else {
-            tally.count(Event::Reordering);
+            event_counters.count(Event::Reordering);
             self.board.note_late(undo.marker, delivery, self.mss);
         }
         self.undo_reduction();
@@ -158,9 +158,9 @@ impl Sender {
         self.forward_rto = ForwardRto::Off;
         self.congestion.undo();
         self.undone += 1;
-        if self.episode != Episode::Open {
+        if self.ca_state != CaState::Open {
             self.board.find_all();
-            self.episode = Episode::Open;
+            self.ca_state = CaState::Open;
             self.duplicates = 0;
         }
     }
@@ -172,7 +172,7 @@ impl Sender {
         advanced: bool,
         delivery: &Delivery,
     ) -> bool {
-        let Episode::Loss { until } = self.episode else {
+        let CaState::Loss { until } = self.ca_state else {
             return false;
         };
         if self.forward_rto == ForwardRto::Off {
@@ -188,7 +188,7 @@ impl Sender {
         match self.forward_rto {
             ForwardRto::Waiting if advanced && self.una.before(until) && self.may_send_new() => {
                 self.forward_rto = ForwardRto::Probing;
-                self.episode = Episode::Loss { until: self.nxt };
+                self.ca_state = CaState::Loss { until: self.nxt };
             }
             ForwardRto::Waiting if !advanced && !duplicate => {}
             ForwardRto::Probing if !duplicate && delivery.octets == 0 => {}
@@ -198,8 +198,8 @@ impl Sender {
     }
 
     /// New octets left after the first acknowledgement.
-    pub(super) fn has_sent_beyond_episode(&self) -> bool {
-        matches!(self.episode, Episode::Loss { until } if self.nxt.after(until))
+    pub(super) fn has_sent_beyond_ca_state(&self) -> bool {
+        matches!(self.ca_state, CaState::Loss { until } if self.nxt.after(until))
     }
 
     fn may_send_new(&self) -> bool {

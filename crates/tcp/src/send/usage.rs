@@ -15,7 +15,7 @@ const PERIOD_ROUNDS: u32 = 3;
 const NON_VALIDATED: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Usage {
+pub(crate) struct CwndValidation {
     /// The present round trip: where it ends and what was delivered when it began.
     round_end: Option<SeqNum>,
     round_delivered: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Usage {
 impl Sender {
     /// New octets are acknowledged.
     pub(super) fn measure_usage(&mut self, now: Instant) {
-        let Usage { round_end, .. } = self.usage;
+        let CwndValidation { round_end, .. } = self.usage;
         if round_end.is_some_and(|end| self.una.before(end)) {
             return;
         }

@@ -226,7 +226,7 @@ impl Arena {
             return;
         };
         let capsule = postcard::to_allocvec(connection).expect("connections encode");
-        let figures = connection.figures();
+        let figures = connection.tcp_info();
         let bound = figures.send_queue + (16 << 20) + 8192 * 40;
         assert!(capsule.len() <= bound, "{} octets", capsule.len());
         let decoded: Connection = postcard::from_bytes(&capsule).expect("and decode");
@@ -393,7 +393,7 @@ impl Arena {
                 continue;
             };
             assert_eq!(connection.validate(), Ok(()), "{connection:?}");
-            let figures = connection.figures();
+            let figures = connection.tcp_info();
             assert!(figures.receive_queue <= 1 << 20, "{figures:?}");
             assert!(
                 figures.unacknowledged as usize <= figures.send_queue + 1,

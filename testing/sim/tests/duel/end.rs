@@ -78,7 +78,7 @@ impl End {
         } else {
             self.connection
                 .as_ref()
-                .map_or(0, |c| c.figures().receive_scale)
+                .map_or(0, |c| c.tcp_info().receive_scale)
         };
         self.scale = scale;
         let edge = header.ack + (u32::from(header.window) << scale);

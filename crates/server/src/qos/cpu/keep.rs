@@ -30,7 +30,7 @@ impl Terms {
 
 /// A thread, what it had before, and what it has.
 #[derive(Debug)]
-pub struct Kept {
+pub struct ThreadReservation {
     /// Its process; its own, if it has a reservation for itself.
     pub pid: u32,
     pub tid: u32,
@@ -71,10 +71,10 @@ pub struct Seen {
     pub overruns: u32,
 }
 
-impl Kept {
+impl ThreadReservation {
     /// None if it has ended.
-    pub fn of(pid: u32, tid: u32) -> Option<Kept> {
-        Some(Kept {
+    pub fn of(pid: u32, tid: u32) -> Option<ThreadReservation> {
+        Some(ThreadReservation {
             pid,
             tid,
             life: Life::of(tid)?,
@@ -398,7 +398,7 @@ mod tests {
             .arg("60")
             .spawn()
             .unwrap();
-        let mut kept = Kept::of(program.id(), program.id()).unwrap();
+        let mut kept = ThreadReservation::of(program.id(), program.id()).unwrap();
         let terms = |rate_ppm| Terms {
             rate_ppm,
             period: 10 * MS,

@@ -6,8 +6,8 @@ use portolan_control::qos::cpu::{Adaptation, Capacity, Measured, divide};
 use portolan_proto::qos::{Adapt, Cpu, CpuForm, Scope};
 use tracing::info;
 
-use super::crew::Crew;
-use super::keep::Kept;
+use super::keep::ThreadReservation;
+use super::process_threads::ProcessThreads;
 use super::{LOOK_EVERY, MOST_THREADS, MOST_THREADS_OF_MANY};
 use crate::qos::scope::Life;
 use crate::qos::{Outcome, refuse};
@@ -19,7 +19,7 @@ pub(super) struct Reservation {
     pub uid: u32,
     pub wish: Cpu,
     /// Those of one process stand together.
-    pub threads: Vec<Kept>,
+    pub threads: Vec<ThreadReservation>,
     /// There are more of them than so many that have it.
     pub leaves_out: Option<usize>,
     adaptation: Adaptation,
@@ -83,7 +83,7 @@ impl Reservation {
         (scope, subject): (Scope, Subject),
         uid: u32,
         wish: Cpu,
-        threads: Vec<Kept>,
+        threads: Vec<ThreadReservation>,
     ) -> Self {
         Reservation {
             scope,
@@ -108,20 +108,20 @@ impl Reservation {
     }
 
     /// Threads that it has no more are scheduled as before, so that others can have them.
-    pub fn let_go(&mut self, crew: &Crew) {
+    pub fn release(&mut self, process_threads: &ProcessThreads) {
         let (stay, mut go): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
             .into_iter()
-            .partition(|kept| crew.has(kept.pid, kept.tid) && kept.life.lasts());
-        go.iter_mut().for_each(Kept::release);
+            .partition(|kept| process_threads.has(kept.pid, kept.tid) && kept.life.lasts());
+        go.iter_mut().for_each(ThreadReservation::release);
         self.threads = stay;
     }
 
-    /// Takes in threads that are new. [`Reservation::let_go`] of all reservations comes first.
-    pub fn take_in(&mut self, crew: &Crew) {
-        self.leaves_out = crew.leaves_out;
-        for (pid, tid) in crew.threads() {
+    /// Takes in threads that are new. [`Reservation::release`] of all reservations comes first.
+    pub fn take_in(&mut self, process_threads: &ProcessThreads) {
+        self.leaves_out = process_threads.leaves_out;
+        for (pid, tid) in process_threads.threads() {
             if !self.threads.iter().any(|kept| kept.tid == tid) {
-                self.threads.extend(Kept::of(pid, tid));
+                self.threads.extend(ThreadReservation::of(pid, tid));
             }
         }
         self.threads.sort_by_key(|kept| kept.pid);
@@ -132,11 +132,11 @@ impl Reservation {
     pub fn rates(&self, effective_ppm: u64, capacity: Capacity) -> Vec<u32> {
         let processes = || self.threads.chunk_by(|one, next| one.pid == next.pid);
         let used: Vec<u64> = processes()
-            .map(|threads| threads.iter().map(Kept::used).sum())
+            .map(|threads| threads.iter().map(ThreadReservation::used).sum())
             .collect();
         let parts = divide(effective_ppm, &used, capacity.ppm());
         let rates = processes().zip(parts).flat_map(|(threads, part)| {
-            let used: Vec<u64> = threads.iter().map(Kept::used).collect();
+            let used: Vec<u64> = threads.iter().map(ThreadReservation::used).collect();
             divide(part, &used, capacity.of_one_ppm.into())
         });
         // None exceeds what one CPU has.
@@ -147,7 +147,7 @@ impl Reservation {
     pub fn failure(&self) -> Option<String> {
         match self.subject {
             Subject::Many => None,
-            _ => self.threads.iter().find_map(Kept::failure),
+            _ => self.threads.iter().find_map(ThreadReservation::failure),
         }
     }
 
@@ -197,7 +197,7 @@ impl Reservation {
 
     /// The weakest of its threads'.
     pub fn form(&self) -> CpuForm {
-        if let Some(weaker) = self.threads.iter().find_map(Kept::weaker) {
+        if let Some(weaker) = self.threads.iter().find_map(ThreadReservation::weaker) {
             return weaker;
         }
         let (form, reason) = match (self.leaves_out, self.subject) {

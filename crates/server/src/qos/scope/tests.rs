@@ -5,7 +5,7 @@ use portolan_types::{FlowKey, Protocol};
 
 use super::*;
 
-const ASKER: Asker = Asker {
+const ASKER: Requester = Requester {
     credentials: Credentials {
         pid: 7,
         uid: 1000,
@@ -25,32 +25,32 @@ fn flow(local: &str, remote: &str) -> Scope {
 fn both_forms_of_an_address_mean_the_same() {
     let mapped = flow("[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.2]:4000");
     let plain = flow("10.0.0.1:80", "10.0.0.2:4000");
-    assert_eq!(ASKER.means(mapped), Ok(plain));
+    assert_eq!(ASKER.canonicalize(mapped), Ok(plain));
 }
 
 #[test]
-fn process_0_is_the_askers_own() {
-    let own = ASKER.means(Scope::Process { pid: 0 });
+fn process_0_is_the_requesters_own() {
+    let own = ASKER.canonicalize(Scope::Process { pid: 0 });
     assert_eq!(own, Ok(Scope::Process { pid: 7 }));
-    let nobodys = Asker {
+    let nobodys = Requester {
         credentials: Credentials {
             pid: 0,
             ..ASKER.credentials
         },
     };
-    let refused = nobodys.means(Scope::Process { pid: 0 }).unwrap_err();
+    let refused = nobodys.canonicalize(Scope::Process { pid: 0 }).unwrap_err();
     assert_eq!(refused.errno, libc::ESRCH);
 }
 
 #[test]
 fn a_path_that_leads_elsewhere_is_refused() {
     for path in ["", "a", "/a/../../etc", "/..", "/\u{1b}[2J", "/\0"] {
-        let refused = ASKER.means(Scope::Cgroup(path.into())).unwrap_err();
+        let refused = ASKER.canonicalize(Scope::Cgroup(path.into())).unwrap_err();
         assert_eq!(refused.errno, libc::EINVAL, "{path:?}");
     }
     let long = Scope::Cgroup(format!("/{}", "a".repeat(PATH_MAX)));
-    assert!(ASKER.means(long).is_err());
-    let slash = ASKER.means(Scope::Cgroup("/a/".into()));
+    assert!(ASKER.canonicalize(long).is_err());
+    let slash = ASKER.canonicalize(Scope::Cgroup("/a/".into()));
     assert_eq!(slash, Ok(Scope::Cgroup("/a".into())));
 }
 

@@ -14,7 +14,7 @@ use tracing::{error, info, warn};
 
 use super::links::{Link, Presence, rest_of, whole_of};
 use super::{RESERVED_FIRST, class};
-use crate::qos::{Asker, Outcome, refuse};
+use crate::qos::{Outcome, Requester, refuse};
 use crate::server::Server;
 
 /// Devices that are told to have another speed tell nobody.
@@ -42,11 +42,11 @@ impl Server {
     /// The administrator says how fast a link is; or, by `None`, that the device knows.
     pub(in crate::qos) fn set_link_rate(
         &mut self,
-        asker: Asker,
+        requester: Requester,
         name: &str,
         bits: Option<u64>,
     ) -> Outcome {
-        if asker.credentials.uid != 0 {
+        if requester.credentials.uid != 0 {
             return refuse(libc::EPERM, "links are root's");
         }
         let links = &mut self.qos.transmit.links;

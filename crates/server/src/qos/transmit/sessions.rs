@@ -14,13 +14,13 @@ impl Server {
     /// Does what the session's class, which has changed, asks for.
     pub(super) fn tell_session(&mut self, id: SessionId) {
         self.renew_rows(id);
-        self.pace_held(id);
+        self.rx_throttle_held(id);
         self.classify_kernel_socket(id);
     }
 
     /// All that the server sends leaves by one tap: who is slow there would stop all others. So each session that
     /// has a class goes no faster than that.
-    pub(crate) fn pace_held(&mut self, id: SessionId) {
+    pub(crate) fn rx_throttle_held(&mut self, id: SessionId) {
         let transmit = &mut self.qos.transmit;
         if transmit.held.is_empty() && transmit.paced.is_empty() {
             return;
@@ -52,7 +52,7 @@ impl Server {
     }
 
     /// The session is another's, or no more.
-    pub(crate) fn forget_pace(&mut self, id: SessionId) {
+    pub(crate) fn forget_rx_throttle(&mut self, id: SessionId) {
         self.qos.transmit.paced.remove(&id);
     }
 
@@ -60,7 +60,7 @@ impl Server {
         !self.qos.transmit.held.is_empty()
     }
 
-    /// What a UDP session sends by its twin is the session's, too.
+    /// What a UDP session sends by its kernel socket is the session's, too.
     pub(crate) fn classify_kernel_socket(&mut self, id: SessionId) {
         if !self.is_udp(id) {
             return;

@@ -1,10 +1,10 @@
-//! Doorways: where something is reserved for a flow or a port, the process that has such sessions gets a tap
+//! TxQueues: where something is reserved for a flow or a port, the process that has such sessions gets a tap
 //! for them beside its own (ADR 11). The thread that makes channels makes them; the process is told by its
 //! alert, fetches the list, and says when nothing goes through one any more.
 //!
-//! What goes into a slow class by the process's own tap would hold up all others. So the sessions of a doorway that is
+//! What goes into a slow class by the process's own tap would hold up all others. So the sessions of a transmit queue that is
 //! being made wait for it in the process, which hears of it before it has them; and those that were there when
-//! something was reserved for them come into their class when the process says that they go through the doorway.
+//! something was reserved for them come into their class when the process says that they go through the transmit queue.
 //! Neither lasts longer than [`PATIENCE`].
 
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use portolan_bpf::Filter;
 use portolan_control::{Holder, Session};
-use portolan_proto::control::{Doorway, DoorwayState, Doorways, ReplyBody};
+use portolan_proto::control::{ReplyBody, TxQueue, TxQueueState, TxQueues};
 use portolan_proto::qos::Scope;
 use portolan_sys::tap::Tap;
 use portolan_types::{ChannelId, Instant, SessionId};
@@ -27,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Those of one process.
 #[derive(Debug, Default)]
-pub struct DoorwaySet {
-    doorways: Vec<Entry>,
+pub struct TxQueueSet {
+    tx_queues: Vec<Entry>,
     main_burst: Option<u32>,
     has_news: bool,
 }
@@ -39,15 +39,15 @@ struct Entry {
     scope: Scope,
     class: Class,
     stage: Stage,
-    meanwhile: Meanwhile,
+    transition: Transition,
     /// Until then; none if that is over.
-    patience: Option<Instant>,
+    deadline: Option<Instant>,
 }
 
-/// What sessions do that are to go through a doorway.
+/// What sessions do that are to go through a transmit queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meanwhile {
-    /// They are in their class, and wait in their process until it has the doorway.
+enum Transition {
+    /// They are in their class, and wait in their process until it has the transmit queue.
     Wait,
     /// They are in no class until they go through it: they were there before it.
     GoOn,
@@ -63,49 +63,49 @@ enum Stage {
     Leaving(Tap),
 }
 
-impl DoorwaySet {
+impl TxQueueSet {
     pub fn has_news(&self) -> bool {
         self.has_news
     }
 
     /// A number for one more.
     fn free_number(&self) -> Option<u8> {
-        let is_free = |number: &u8| self.doorways.iter().all(|entry| entry.number != *number);
-        (1..=Doorways::MAX).find(is_free)
+        let is_free = |number: &u8| self.tx_queues.iter().all(|entry| entry.number != *number);
+        (1..=TxQueues::MAX).find(is_free)
     }
 
     fn find_ordered(&mut self, number: u8) -> Option<&mut Entry> {
         let is_it =
             |entry: &&mut Entry| entry.number == number && matches!(entry.stage, Stage::Ordered);
-        self.doorways.iter_mut().find(is_it)
+        self.tx_queues.iter_mut().find(is_it)
     }
 
     fn of_scope(&mut self, scope: &Scope) -> Option<&mut Entry> {
-        let mut entries = self.doorways.iter_mut();
+        let mut entries = self.tx_queues.iter_mut();
         entries.find(|entry| entry.is_for(scope))
     }
 
     /// Ends patience where it is due; returns for how many, and when the next is.
     fn lose_patience(&mut self, now: Instant) -> (u64, Option<Instant>) {
         let mut lost = 0;
-        for entry in &mut self.doorways {
-            if entry.patience.is_some_and(|until| until <= now) {
-                entry.patience = None;
+        for entry in &mut self.tx_queues {
+            if entry.deadline.is_some_and(|until| until <= now) {
+                entry.deadline = None;
                 lost += 1;
             }
         }
         (
             lost,
-            self.doorways
+            self.tx_queues
                 .iter()
-                .filter_map(|entry| entry.patience)
+                .filter_map(|entry| entry.deadline)
                 .min(),
         )
     }
 
     /// The taps that are still the process's, to be destroyed with it.
     pub fn into_taps(self) -> impl Iterator<Item = Tap> {
-        self.doorways
+        self.tx_queues
             .into_iter()
             .filter_map(|entry| match entry.stage {
                 Stage::Ordered => None,
@@ -120,11 +120,11 @@ impl Entry {
     }
 
     /// What the process is told. Of one that is late it hears when it is there.
-    fn state(&self) -> Option<DoorwayState> {
+    fn state(&self) -> Option<TxQueueState> {
         match self.stage {
-            Stage::Ordered => self.patience.map(|_| DoorwayState::Awaited),
-            Stage::Made(_) => Some(DoorwayState::New),
-            Stage::Handed(_) => Some(DoorwayState::Open),
+            Stage::Ordered => self.deadline.map(|_| TxQueueState::Awaited),
+            Stage::Made(_) => Some(TxQueueState::New),
+            Stage::Handed(_) => Some(TxQueueState::Open),
             Stage::Leaving(_) => None,
         }
     }
@@ -138,34 +138,34 @@ impl Entry {
         if let Stage::Made(tap) = std::mem::replace(&mut self.stage, Stage::Ordered) {
             self.stage = Stage::Handed(tap);
         }
-        if self.meanwhile == Meanwhile::Wait {
-            self.patience = None;
+        if self.transition == Transition::Wait {
+            self.deadline = None;
         }
         Ok(Some(fd))
     }
 }
 
 impl Server {
-    /// A session has come to a process: it may need a doorway there.
+    /// A session has come to a process: it may need a transmit queue there.
     pub(crate) fn note_arrival(&mut self, id: SessionId, channel: ChannelId) {
-        if let Some((scope, class)) = self.doorway_for(id) {
-            self.open_doorway(channel, (scope, class), Meanwhile::Wait);
+        if let Some((scope, class)) = self.tx_queue_for(id) {
+            self.open_tx_queue(channel, (scope, class), Transition::Wait);
         }
     }
 
-    fn doorway_for(&self, id: SessionId) -> Option<(Scope, Class)> {
+    fn tx_queue_for(&self, id: SessionId) -> Option<(Scope, Class)> {
         let session = self.registry.session(id)?;
         let (scope, class) = self.own_reservation(session)?;
         Some((scope.clone(), class))
     }
 
-    /// Is the session one of those that are in no class until they go through their doorway?
+    /// Is the session one of those that are in no class until they go through their transmit queue?
     pub(super) fn goes_on_as_before(&self, session: &Session, channel: ChannelId) -> bool {
-        let set = self.channels.get(&channel).map(|entry| &entry.doorways);
+        let set = self.channels.get(&channel).map(|entry| &entry.tx_queues);
         let goes_on =
-            |entry: &&Entry| entry.meanwhile == Meanwhile::GoOn && entry.patience.is_some();
+            |entry: &&Entry| entry.transition == Transition::GoOn && entry.deadline.is_some();
         set.is_some_and(|set| {
-            let mut going = set.doorways.iter().filter(goes_on);
+            let mut going = set.tx_queues.iter().filter(goes_on);
             going.any(|entry| {
                 self.own_reservation(session)
                     .is_some_and(|(scope, _)| entry.is_for(scope))
@@ -173,9 +173,9 @@ impl Server {
         })
     }
 
-    /// Reservations have changed, that of `anew` being new to sessions that are there: makes doorways that are missing,
+    /// Reservations have changed, that of `anew` being new to sessions that are there: makes transmit queues that are missing,
     /// and has those go that are not wanted.
-    pub(super) fn refresh_doorways(&mut self, anew: Option<&Scope>) {
+    pub(super) fn refresh_tx_queues(&mut self, anew: Option<&Scope>) {
         let held = |session: &portolan_control::Session| match session.holder {
             Holder::Process(channel, _) => Some((session.id, channel)),
             _ => None,
@@ -183,15 +183,15 @@ impl Server {
         let sessions: Vec<_> = self.registry.sessions().filter_map(held).collect();
         let channels: Vec<ChannelId> = self.channels.keys().copied().collect();
         for channel in channels {
-            self.close_doorways(channel);
+            self.close_tx_queues(channel);
         }
         for (id, channel) in sessions {
-            if let Some((scope, class)) = self.doorway_for(id) {
-                let meanwhile = match anew == Some(&scope) {
-                    true => Meanwhile::GoOn,
-                    false => Meanwhile::Wait,
+            if let Some((scope, class)) = self.tx_queue_for(id) {
+                let transition = match anew == Some(&scope) {
+                    true => Transition::GoOn,
+                    false => Transition::Wait,
                 };
-                self.open_doorway(channel, (scope, class), meanwhile);
+                self.open_tx_queue(channel, (scope, class), transition);
             }
         }
     }
@@ -199,23 +199,23 @@ impl Server {
     /// What leaves a process at once by its own tap.
     pub(super) fn tell_main_burst(&mut self, channel: ChannelId, burst: Option<u32>) {
         if let Some(entry) = self.channels.get_mut(&channel)
-            && entry.doorways.main_burst != burst
+            && entry.tx_queues.main_burst != burst
         {
-            entry.doorways.main_burst = burst;
-            self.tell_of_doorways(channel);
+            entry.tx_queues.main_burst = burst;
+            self.tell_of_tx_queues(channel);
         }
     }
 
-    fn open_doorway(
+    fn open_tx_queue(
         &mut self,
         channel: ChannelId,
         (scope, class): (Scope, Class),
-        meanwhile: Meanwhile,
+        transition: Transition,
     ) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
-        let set = &mut entry.doorways;
+        let set = &mut entry.tx_queues;
         if let Some(entry) = set.of_scope(&scope) {
             if entry.class == class {
                 return;
@@ -224,42 +224,42 @@ impl Server {
             if let Stage::Made(tap) | Stage::Handed(tap) = &entry.stage {
                 settle(&self.filter, channel, tap, class);
             }
-            return self.tell_of_doorways(channel);
+            return self.tell_of_tx_queues(channel);
         }
         let Some(number) = set.free_number() else {
-            self.counters.doorways_refused += 1;
+            self.counters.tx_queues_refused += 1;
             return;
         };
         let until = self.now + PATIENCE;
-        set.doorways.push(Entry {
+        set.tx_queues.push(Entry {
             number,
             scope,
             class,
             stage: Stage::Ordered,
-            meanwhile,
-            patience: Some(until),
+            transition,
+            deadline: Some(until),
         });
-        let due = &mut self.qos.doorways_due;
+        let due = &mut self.qos.tx_queues_due;
         *due = due.map_or(Some(until), |due| Some(due.min(until)));
-        self.spares.order_doorway(channel, number);
-        self.tell_of_doorways(channel);
+        self.spares.order_tx_queue(channel, number);
+        self.tell_of_tx_queues(channel);
     }
 
-    /// Looks for doorways that are late when it is time. Returns when to come back.
-    pub fn drive_doorways(&mut self) -> Option<Instant> {
-        if self.qos.doorways_due? > self.now {
-            return self.qos.doorways_due;
+    /// Looks for transmit queues that are late when it is time. Returns when to come back.
+    pub fn drive_tx_queues(&mut self) -> Option<Instant> {
+        if self.qos.tx_queues_due? > self.now {
+            return self.qos.tx_queues_due;
         }
         let (mut late, mut next) = (Vec::new(), None);
         for (channel, entry) in &mut self.channels {
-            let (lost, due) = entry.doorways.lose_patience(self.now);
-            self.counters.doorways_late += lost;
+            let (lost, due) = entry.tx_queues.lose_patience(self.now);
+            self.counters.tx_queues_late += lost;
             late.extend((lost > 0).then_some(*channel));
             next = [next, due].into_iter().flatten().min();
         }
-        self.qos.doorways_due = next;
+        self.qos.tx_queues_due = next;
         for channel in late {
-            self.tell_of_doorways(channel);
+            self.tell_of_tx_queues(channel);
             self.classify_sessions_of(channel);
         }
         next
@@ -271,18 +271,18 @@ impl Server {
         }
     }
 
-    /// The thread has made a doorway, or could not.
-    pub fn enter_doorway(&mut self, channel: ChannelId, number: u8, tap: Option<Tap>) {
+    /// The thread has made a transmit queue, or could not.
+    pub fn enter_tx_queue(&mut self, channel: ChannelId, number: u8, tap: Option<Tap>) {
         let Some(tap) = tap else {
-            return self.drop_doorway(channel, number);
+            return self.drop_tx_queue(channel, number);
         };
         let entry = self.channels.get_mut(&channel);
-        let ordered = entry.and_then(|entry| entry.doorways.find_ordered(number));
+        let ordered = entry.and_then(|entry| entry.tx_queues.find_ordered(number));
         match ordered {
             Some(entry) => {
                 settle(&self.filter, channel, &tap, entry.class);
                 entry.stage = Stage::Made(tap);
-                self.tell_of_doorways(channel);
+                self.tell_of_tx_queues(channel);
             }
             // The process has gone meanwhile, or the reservation.
             None => self.spares.destroy(tap),
@@ -290,31 +290,31 @@ impl Server {
     }
 
     /// It could not be made: its sessions share their process's.
-    fn drop_doorway(&mut self, channel: ChannelId, number: u8) {
+    fn drop_tx_queue(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
         entry
-            .doorways
-            .doorways
+            .tx_queues
+            .tx_queues
             .retain(|entry| entry.number != number);
-        self.counters.doorways_refused += 1;
-        self.tell_of_doorways(channel);
+        self.counters.tx_queues_refused += 1;
+        self.tell_of_tx_queues(channel);
         self.classify_sessions_of(channel);
     }
 
     /// Has those go for which nothing is reserved any more.
-    fn close_doorways(&mut self, channel: ChannelId) {
+    fn close_tx_queues(&mut self, channel: ChannelId) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
         let (mut kept, mut unused, mut has_news) = (Vec::new(), Vec::new(), false);
-        for mut doorway in std::mem::take(&mut entry.doorways.doorways) {
-            if self.qos.transmit.has(&doorway.scope) {
-                kept.push(doorway);
+        for mut tx_queue in std::mem::take(&mut entry.tx_queues.tx_queues) {
+            if self.qos.transmit.has(&tx_queue.scope) {
+                kept.push(tx_queue);
                 continue;
             }
-            match doorway.stage {
+            match tx_queue.stage {
                 // What comes from the thread for it is destroyed then.
                 Stage::Ordered => {
                     has_news = true;
@@ -327,44 +327,44 @@ impl Server {
                 }
                 Stage::Handed(tap) => {
                     has_news = true;
-                    doorway.stage = Stage::Leaving(tap);
+                    tx_queue.stage = Stage::Leaving(tap);
                 }
                 Stage::Leaving(_) => {}
             }
-            kept.push(doorway);
+            kept.push(tx_queue);
         }
-        entry.doorways.doorways = kept;
+        entry.tx_queues.tx_queues = kept;
         for tap in unused {
-            self.destroy_doorway(tap);
+            self.destroy_tx_queue(tap);
         }
         if has_news {
-            self.tell_of_doorways(channel);
+            self.tell_of_tx_queues(channel);
         }
     }
 
-    pub fn destroy_doorway(&mut self, tap: Tap) {
-        if let Err(failure) = self.filter.remove_doorway(tap.ifindex) {
+    pub fn destroy_tx_queue(&mut self, tap: Tap) {
+        if let Err(failure) = self.filter.remove_tx_queue(tap.ifindex) {
             error!(%failure, "cannot remove a doorway");
         }
         self.spares.destroy(tap);
     }
 
-    fn tell_of_doorways(&mut self, channel: ChannelId) {
+    fn tell_of_tx_queues(&mut self, channel: ChannelId) {
         if let Some(entry) = self.channels.get_mut(&channel) {
-            entry.doorways.has_news = true;
-            entry.alert.pull();
+            entry.tx_queues.has_news = true;
+            entry.recall_event.wake();
         }
     }
 
-    /// `Doorways`.
-    pub fn doorways(&mut self, channel: ChannelId) -> Answer {
+    /// `TxQueues`.
+    pub fn tx_queues(&mut self, channel: ChannelId) -> Answer {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
         };
-        let set = &mut entry.doorways;
+        let set = &mut entry.tx_queues;
         set.has_news = false;
         let (mut others, mut taps) = (Vec::new(), Vec::new());
-        for entry in &mut set.doorways {
+        for entry in &mut set.tx_queues {
             let Some(state) = entry.state() else {
                 continue;
             };
@@ -375,7 +375,7 @@ impl Server {
                     continue;
                 }
             }
-            others.push(Doorway {
+            others.push(TxQueue {
                 number: entry.number,
                 state,
                 scope: entry.scope.clone(),
@@ -383,40 +383,40 @@ impl Server {
             });
         }
         let main_burst = set.main_burst;
-        let doorways = Doorways { main_burst, others };
-        Answer::Reply(ReplyBody::Doorways(doorways), taps)
+        let tx_queues = TxQueues { main_burst, others };
+        Answer::Reply(ReplyBody::TxQueues(tx_queues), taps)
     }
 
     /// `DoorwayEntered`.
-    pub fn doorway_entered(&mut self, channel: ChannelId, number: u8) {
+    pub fn tx_queue_entered(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
         let is_it = |entry: &&mut Entry| {
             entry.number == number
-                && entry.patience.is_some()
+                && entry.deadline.is_some()
                 && matches!(entry.stage, Stage::Handed(_))
         };
-        if let Some(entry) = entry.doorways.doorways.iter_mut().find(is_it) {
-            entry.patience = None;
+        if let Some(entry) = entry.tx_queues.tx_queues.iter_mut().find(is_it) {
+            entry.deadline = None;
             self.classify_sessions_of(channel);
         }
     }
 
     /// `DoorwayClosed`.
-    pub fn doorway_closed(&mut self, channel: ChannelId, number: u8) {
+    pub fn tx_queue_closed(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
-        let set = &mut entry.doorways.doorways;
+        let set = &mut entry.tx_queues.tx_queues;
         let is_it =
             |entry: &Entry| entry.number == number && matches!(entry.stage, Stage::Leaving(_));
         if let Some(at) = set.iter().position(is_it)
             && let Stage::Leaving(tap) = set.swap_remove(at).stage
         {
-            self.destroy_doorway(tap);
+            self.destroy_tx_queue(tap);
             // What was reserved again meanwhile may need its number.
-            self.refresh_doorways(None);
+            self.refresh_tx_queues(None);
         }
     }
 }

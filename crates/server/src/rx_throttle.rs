@@ -5,16 +5,16 @@
 
 use std::time::Duration;
 
-use portolan_stack::Surge;
+use portolan_stack::FloodDetector;
 use portolan_types::Instant;
 
 /// From one look at the ring to the next.
 const INTERVAL: Duration = Duration::from_micros(500);
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace(Surge);
+pub struct RxThrottle(FloodDetector);
 
-impl Pace {
+impl RxThrottle {
     /// A SYN was not kept, a reset not sent.
     pub fn note(&mut self, now: Instant) {
         self.0.note(now);

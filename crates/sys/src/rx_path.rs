@@ -1,5 +1,5 @@
 //! How frames reach the owner of a channel: by the receive ring while it is awake, by its tap while
-//! it sleeps there, whose reader the kernel wakes with the least ado (ADR 3). [`Inlet::next`] gives
+//! it sleeps there, whose reader the kernel wakes with the least ado (ADR 3). [`RxPath::next`] gives
 //! them in the order in which they came: what was on the ring when the owner woke, then what came by
 //! the tap while it slept, then what the ring has got since. Frames of sessions that always have them by the tap come
 //! so while it is awake, too.
@@ -25,7 +25,7 @@ const LARGEST_FRAME: usize = 66 * 1024;
 
 /// The receiving half of a channel. The tap is the owner's, who also sends by it.
 #[derive(Debug)]
-pub struct Inlet {
+pub struct RxPath {
     ring: Ring,
     doorbell: Doorbell,
     /// Where a frame from the tap lies while it is looked at.
@@ -54,14 +54,14 @@ enum Place {
     Buffer(RecordHeader, usize),
 }
 
-impl Inlet {
+impl RxPath {
     /// See [`Doorbell::want_attention`].
     pub fn want_attention(&self) {
         self.doorbell.want_attention();
     }
 
-    pub fn new(ring: Ring, doorbell: Doorbell) -> Inlet {
-        Inlet {
+    pub fn new(ring: Ring, doorbell: Doorbell) -> RxPath {
+        RxPath {
             ring,
             doorbell,
             buffer: vec![0; LARGEST_FRAME].into_boxed_slice(),

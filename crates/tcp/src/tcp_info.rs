@@ -8,7 +8,7 @@ use crate::config::CongestionKind;
 
 /// A snapshot; sizes and windows in octets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Figures {
+pub struct TcpInfo {
     pub srtt: Option<Duration>,
     pub rttvar: Duration,
     pub min_rtt: Option<Duration>,
@@ -64,10 +64,10 @@ pub struct Figures {
     pub data_segments_in: u64,
     pub data_segments_out: u64,
     /// Octets sent again.
-    pub octets_again: u64,
+    pub bytes_retransmitted: u64,
     pub octets_acknowledged: u64,
     /// Segments that arrived out of order.
-    pub disordered: u64,
+    pub out_of_order: u64,
     /// Round trip as the receiver sees it; zero if it does not.
     pub receive_rtt: Duration,
     /// The most that was read in one round trip, or what the first window held.
@@ -92,7 +92,7 @@ pub struct Figures {
 /// Where sending stands (RFC 9293 §3.3.1): oldest unacknowledged octet, next to be sent, and the end of what
 /// the application has given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Edges {
+pub struct SendSpace {
     pub una: SeqNum,
     pub nxt: SeqNum,
     pub end: SeqNum,

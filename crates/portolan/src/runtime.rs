@@ -7,7 +7,7 @@ use std::time::Duration;
 use portolan_local::{Local, WakeBy};
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
-use portolan_stack::{Input, Met, NextHop, Reassembled, Routes, Session, Stack};
+use portolan_stack::{DelegateInput, Input, NextHop, Reassembled, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::shm::MetastateReader;
@@ -16,14 +16,14 @@ use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::channel::Channel;
 use crate::delegations::{self, Delegations};
-use crate::doors::DoorPlan;
 use crate::inboxes::Inboxes;
 use crate::layers::{self, Layer};
 use crate::locals::Locals;
+use crate::migrated_flows::MigratedFlows;
 use crate::openings::Openings;
 use crate::rings::OwnRing;
 use crate::socket::Socket;
-use crate::travellers::Travellers;
+use crate::tx_queues::TxQueueMap;
 use crate::wait::Waiter;
 use crate::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
@@ -42,7 +42,7 @@ const OUTBOX_MAX: usize = 256;
 pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) channel: Channel,
-    pub(crate) doors: DoorPlan,
+    pub(crate) tx_queues: TxQueueMap,
     pub(crate) locals: Locals,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
@@ -51,7 +51,7 @@ pub(crate) struct Core {
     sockets: Vec<Option<Arc<Socket>>>,
     /// Sessions of closed sockets that no server took over: they end here.
     pub(crate) orphans: Vec<Slot>,
-    travellers: Travellers,
+    migrated_flows: MigratedFlows,
     pub(crate) watch: Watch<Arc<Waiter>>,
     pub(crate) openings: Openings,
     /// Counts what was added to the descriptors that a leader polls.
@@ -60,13 +60,13 @@ pub(crate) struct Core {
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
     /// Signals that owners of sockets get.
-    alarms: Vec<(Arc<Socket>, Alarm)>,
+    pending_signals: Vec<(Arc<Socket>, Alarm)>,
     /// Until when frames are expected at least.
     wire_until: Instant,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
     /// Counts what watchers of sockets were told.
-    pub(crate) told: u64,
+    pub(crate) notify_seq: u64,
 }
 
 /// What a signal tells the owner of a socket.
@@ -108,7 +108,7 @@ impl Core {
         Core {
             stack: Stack::new(now),
             channel,
-            doors: DoorPlan::default(),
+            tx_queues: TxQueueMap::default(),
             locals,
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
@@ -116,16 +116,16 @@ impl Core {
             metastate,
             sockets: Vec::new(),
             orphans: Vec::new(),
-            travellers: Travellers::default(),
+            migrated_flows: MigratedFlows::default(),
             watch: Watch::default(),
             openings: Openings::default(),
             additions: 0,
             stamped: Vec::new(),
             outbox: Vec::new(),
-            alarms: Vec::new(),
+            pending_signals: Vec::new(),
             wire_until: Instant::ZERO,
             attended: 0,
-            told: 0,
+            notify_seq: 0,
         }
     }
 
@@ -135,10 +135,10 @@ impl Core {
         match arrival {
             Arrival::Session(session) => {
                 if let Session::Tcp(session) = &session {
-                    self.travellers.has_come(&session.flow, slot);
+                    self.migrated_flows.has_come(&session.flow, slot);
                 }
                 self.stack.insert_at(now, slot, session);
-                self.choose_door(slot);
+                self.choose_tx_queue(slot);
             }
             Arrival::Local(id, end) => {
                 self.locals.insert(slot, id, *end);
@@ -151,10 +151,10 @@ impl Core {
     }
 
     /// The session at `slot` goes elsewhere, and may come back.
-    pub(crate) fn let_go(&mut self, slot: Slot) {
+    pub(crate) fn release(&mut self, slot: Slot) {
         self.detach(slot);
         if let Some(Session::Tcp(session)) = self.stack.remove(slot) {
-            self.travellers.has_left(session.flow);
+            self.migrated_flows.has_left(session.flow);
         }
     }
 
@@ -186,7 +186,7 @@ impl Core {
     }
 
     /// Takes in what has arrived and runs due timers, without answering yet.
-    pub(crate) fn take_in(&mut self, now: Instant) {
+    pub(crate) fn poll_rx(&mut self, now: Instant) {
         self.attended += 1;
         self.refresh_routes();
         self.receive(now);
@@ -202,7 +202,7 @@ impl Core {
             outbox,
             inboxes,
             delegations,
-            travellers,
+            migrated_flows,
             routes,
             ..
         } = self;
@@ -210,7 +210,7 @@ impl Core {
             true => inboxes.deliver(record, frame),
             false => {
                 let _input = layers::enter(Layer::InputHeaders);
-                let others = (&mut *delegations, &*travellers, &mut *outbox);
+                let others = (&mut *delegations, &*migrated_flows, &mut *outbox);
                 input((stack, routes), others, now, record, frame);
             }
         });
@@ -250,7 +250,7 @@ impl Core {
     }
 
     /// Sends what sessions have to send.
-    pub(crate) fn send_out(&mut self, now: Instant) {
+    pub(crate) fn poll_tx(&mut self, now: Instant) {
         self.channel.flush();
         let output = layers::enter(Layer::OutputSession);
         self.stack.output(now, &self.routes, &mut self.channel);
@@ -266,7 +266,7 @@ impl Core {
         self.attend_delegations();
         self.pass_stamps(now);
         self.bury_orphans();
-        self.close_doors();
+        self.close_tx_queues();
     }
 
     /// Watches the way of what the stream at `slot` was given last.
@@ -341,14 +341,14 @@ impl Core {
     pub(crate) fn add_ring(&mut self, now: Instant, ring: OwnRing) {
         self.channel.add_ring(ring);
         self.additions += 1;
-        self.attend(now);
+        self.poll(now);
     }
 
     /// Puts a session back whose socket is closed: nobody else would finish it.
     pub(crate) fn keep_orphan(&mut self, now: Instant, slot: Slot, session: Session) {
         self.stack.insert_at(now, slot, session);
         self.orphans.push(slot);
-        self.send_out(now);
+        self.poll_tx(now);
     }
 
     /// No packet reaches the sessions any more: they end as if the peers had reset them.
@@ -387,17 +387,17 @@ impl Core {
     }
 
     /// Both: everything that is due.
-    pub(crate) fn attend(&mut self, now: Instant) {
-        self.take_in(now);
-        self.send_out(now);
+    pub(crate) fn poll(&mut self, now: Instant) {
+        self.poll_rx(now);
+        self.poll_tx(now);
     }
 
-    /// As [`Core::take_in`], for a session that leaves: what lies on the ring or the tap goes into it,
+    /// As [`Core::poll_rx`], for a session that leaves: what lies on the ring or the tap goes into it,
     /// and not after it by way of the server.
     pub(crate) fn take_in_all(&mut self, now: Instant) {
         self.stop_leading(now);
         for _ in 0..LAST_BATCHES {
-            self.take_in(now);
+            self.poll_rx(now);
             if !self.channel.has_received() {
                 break;
             }
@@ -407,7 +407,7 @@ impl Core {
     /// Is there anything to tell once the lock is released?
     pub(crate) fn has_messages(&self) -> bool {
         !self.outbox.is_empty()
-            || !self.alarms.is_empty()
+            || !self.pending_signals.is_empty()
             || self.locals.has_strangers()
             || self.stack.has_released()
     }
@@ -416,7 +416,7 @@ impl Core {
     pub(crate) fn take_outbox(&mut self) -> Vec<RequestBody> {
         for frame in self.stack.released() {
             if self.outbox.len() < OUTBOX_MAX {
-                self.outbox.push(RequestBody::Stray { frame });
+                self.outbox.push(RequestBody::MisdeliveredFrame { frame });
             }
         }
         std::mem::take(&mut self.outbox)
@@ -424,7 +424,7 @@ impl Core {
 
     /// Signals to be sent once the lock is released: a handler may want it.
     pub(crate) fn take_alarms(&mut self) -> Vec<(Arc<Socket>, Alarm)> {
-        std::mem::take(&mut self.alarms)
+        std::mem::take(&mut self.pending_signals)
     }
 
     fn refresh_routes(&mut self) {
@@ -452,15 +452,16 @@ impl Core {
         if events != Events::NONE
             && let Some(Some(socket)) = self.sockets.get(slot.0 as usize)
         {
-            self.told += 1;
+            self.notify_seq += 1;
             socket.notify(events);
             if events.contains(Events::URGENT) {
-                self.alarms.push((Arc::clone(socket), Alarm::Urgent));
+                self.pending_signals
+                    .push((Arc::clone(socket), Alarm::Urgent));
             }
             if socket.is_async()
                 && let Some(event) = Alarm::of(events)
             {
-                self.alarms.push((Arc::clone(socket), event));
+                self.pending_signals.push((Arc::clone(socket), event));
             }
         }
     }
@@ -481,7 +482,7 @@ impl Core {
             return Some(Role::Follow);
         }
         let sleeps_on = match by {
-            WakeBy::Bell => SleepsOn::Descriptors,
+            WakeBy::Notifier => SleepsOn::Descriptors,
             WakeBy::Word => SleepsOn::Words,
         };
         self.lead(now, Leader::Application, waiter, sleeps_on)
@@ -570,7 +571,11 @@ fn wake(waiter: Option<Arc<Waiter>>) {
 /// A frame that no session here claims is the server's to judge.
 fn input(
     (stack, routes): (&mut Stack, &Routes),
-    (delegations, travellers, outbox): (&mut Delegations, &Travellers, &mut Vec<RequestBody>),
+    (delegations, migrated_flows, outbox): (
+        &mut Delegations,
+        &MigratedFlows,
+        &mut Vec<RequestBody>,
+    ),
     now: Instant,
     record: &RecordHeader,
     frame: &[u8],
@@ -578,19 +583,19 @@ fn input(
     if record.is_fragment() {
         if let Reassembled::Whole(whole) = stack.reassemble(now, record, frame) {
             let (record, frame) = (&whole.record, &whole.frame);
-            let others = (delegations, travellers, outbox);
+            let others = (delegations, migrated_flows, outbox);
             input((stack, routes), others, now, record, frame);
         }
         return;
     }
     let met = delegations::input(delegations, (stack, routes), now, record, frame);
     let is_stray = match met {
-        Some(met) => met == Met::Left,
+        Some(met) => met == DelegateInput::Left,
         None => match stack.input(now, record, frame) {
             Input::Unclaimed(packet) => {
-                let moved = packet
-                    .flow()
-                    .and_then(|flow| readdressed(stack, travellers.slot_of(&flow)?, &flow, record));
+                let moved = packet.flow().and_then(|flow| {
+                    readdressed(stack, migrated_flows.slot_of(&flow)?, &flow, record)
+                });
                 moved.is_none_or(|record| {
                     matches!(stack.input(now, &record, frame), Input::Unclaimed(_))
                 })
@@ -599,7 +604,7 @@ fn input(
         },
     };
     if is_stray && outbox.len() < OUTBOX_MAX {
-        outbox.push(RequestBody::Stray {
+        outbox.push(RequestBody::MisdeliveredFrame {
             frame: frame.to_vec(),
         });
     }

@@ -1,4 +1,4 @@
-//! Channels that are made before anybody asks for them, and doorways. The kernel takes tens of milliseconds for
+//! Channels that are made before anybody asks for them, and transmit queues. The kernel takes tens of milliseconds for
 //! one, and a server that forks for each connection needs one each time. A thread makes them, several
 //! at a time; as many wait as the last seconds showed to be wanted.
 
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::time::Duration;
 
-use portolan_bpf::{AttachError, ChannelError, ChannelMaps, Workshop};
+use portolan_bpf::{AttachError, ChannelError, ChannelMaps, MapBuilder};
 use portolan_control::Charge;
 use portolan_sys::netlink;
 use portolan_sys::tap::{self, CreateError, Tap};
-use portolan_sys::wait::Bell;
+use portolan_sys::wait::EventNotifier;
 use portolan_types::{ChannelId, Instant};
 use rustix::io::Errno;
 use tracing::{error, warn};
@@ -38,7 +38,7 @@ pub struct Spare {
 
 /// A process whose `Hello` waits for a channel.
 #[derive(Debug)]
-pub struct Newcomer {
+pub struct PendingHello {
     pub client: ClientId,
     pub request: u32,
     pub program: String,
@@ -62,7 +62,7 @@ enum Made {
         ordered: Vec<ChannelId>,
         spare: Result<Spare, MakeError>,
     },
-    Doorway {
+    TxQueue {
         channel: ChannelId,
         number: u8,
         tap: Result<Tap, MakeError>,
@@ -103,35 +103,39 @@ impl Leaving {
     }
 }
 
-pub struct Spares {
+pub struct ChannelPool {
     ready: VecDeque<Spare>,
     ordered: BTreeSet<ChannelId>,
-    waiting: VecDeque<Newcomer>,
+    waiting: VecDeque<PendingHello>,
     /// As many are to be ready.
     target: usize,
     wanted_at: Instant,
-    workshop: Arc<Workshop>,
+    map_builder: Arc<MapBuilder>,
     orders: Sender<Order>,
     made: Receiver<Made>,
-    pub bell: Arc<Bell>,
+    pub notifier: Arc<EventNotifier>,
 }
 
-impl Spares {
+impl ChannelPool {
     /// Starts the thread that makes them.
-    pub fn new(workshop: Arc<Workshop>, ring_size: u32, now: Instant) -> Result<Spares, Errno> {
-        let bell = Arc::new(Bell::new()?);
+    pub fn new(
+        map_builder: Arc<MapBuilder>,
+        ring_size: u32,
+        now: Instant,
+    ) -> Result<ChannelPool, Errno> {
+        let notifier = Arc::new(EventNotifier::new()?);
         let (orders, to_do) = mpsc::channel();
         let (done, made) = mpsc::channel();
-        let (theirs, ring) = (Arc::clone(&workshop), Arc::clone(&bell));
+        let (theirs, ring) = (Arc::clone(&map_builder), Arc::clone(&notifier));
         std::thread::spawn(move || {
             let deliver = |made| {
                 // Nobody is there any more if the server ends, and this thread with it.
                 let _ = done.send(made);
-                ring.ring();
+                ring.notify();
             };
             work(&to_do, |wanted| match wanted {
                 Wanted::Channels(channels) => make(&theirs, channels, ring_size, deliver),
-                Wanted::Doorway(channel, number) => deliver(Made::Doorway {
+                Wanted::TxQueue(channel, number) => deliver(Made::TxQueue {
                     channel,
                     number,
                     tap: make_tap(&theirs),
@@ -142,16 +146,16 @@ impl Spares {
                 }),
             });
         });
-        Ok(Spares {
+        Ok(ChannelPool {
             ready: VecDeque::new(),
             ordered: BTreeSet::new(),
             waiting: VecDeque::new(),
             target: 1,
             wanted_at: now,
-            workshop,
+            map_builder,
             orders,
             made,
-            bell,
+            notifier,
         })
     }
 
@@ -169,8 +173,8 @@ impl Spares {
         spare
     }
 
-    /// Has a doorway made for a channel.
-    pub fn order_doorway(&self, channel: ChannelId, number: u8) {
+    /// Has a transmit queue made for a channel.
+    pub fn order_tx_queue(&self, channel: ChannelId, number: u8) {
         // The thread ends with the server only.
         let _ = self.orders.send(Order::MakeDoorway(channel, number));
     }
@@ -202,7 +206,7 @@ impl Spares {
 /// What is to be made at a time.
 enum Wanted<'a> {
     Channels(&'a [ChannelId]),
-    Doorway(ChannelId, u8),
+    TxQueue(ChannelId, u8),
     Ring(ChannelId, u32),
 }
 
@@ -223,7 +227,7 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
         for order in first.into_iter().chain(to_do.try_iter()) {
             match order {
                 Order::Make(channels) => ordered.extend(channels),
-                Order::MakeDoorway(channel, number) => make(Wanted::Doorway(channel, number)),
+                Order::MakeDoorway(channel, number) => make(Wanted::TxQueue(channel, number)),
                 Order::MakeRing(ring, size) => make(Wanted::Ring(ring, size)),
                 Order::Destroy(device) => leaving.push_back(device),
             }
@@ -238,8 +242,8 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
     }
 }
 
-fn make(workshop: &Workshop, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
-    let maps = match workshop.create_channels(channels, ring_size) {
+fn make(map_builder: &MapBuilder, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
+    let maps = match map_builder.create_channels(channels, ring_size) {
         Ok(maps) => maps,
         Err(failure) => {
             return deliver(Made::Channels {
@@ -251,29 +255,33 @@ fn make(workshop: &Workshop, channels: &[ChannelId], ring_size: u32, deliver: im
     for (&channel, maps) in channels.iter().zip(maps) {
         deliver(Made::Channels {
             ordered: vec![channel],
-            spare: with_tap(workshop, channel, maps),
+            spare: with_tap(map_builder, channel, maps),
         });
     }
 }
 
-fn make_ring(workshop: &Workshop, ring: ChannelId, size: u32) -> Result<ChannelMaps, ChannelError> {
-    let mut maps = workshop.create_channels(&[ring], size)?;
+fn make_ring(
+    map_builder: &MapBuilder,
+    ring: ChannelId,
+    size: u32,
+) -> Result<ChannelMaps, ChannelError> {
+    let mut maps = map_builder.create_channels(&[ring], size)?;
     maps.pop().ok_or(ChannelError::OutOfRange(ring))
 }
 
 fn with_tap(
-    workshop: &Workshop,
+    map_builder: &MapBuilder,
     channel: ChannelId,
     maps: ChannelMaps,
 ) -> Result<Spare, MakeError> {
-    let tap = make_tap(workshop)?;
+    let tap = make_tap(map_builder)?;
     Ok(Spare { channel, tap, maps })
 }
 
-fn make_tap(workshop: &Workshop) -> Result<Tap, MakeError> {
+fn make_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
     let tap = Tap::create(tap::PREFIX)?;
     tap.set_send_buffer(TAP_SEND_BUFFER)?;
-    workshop.attach_tap(tap.ifindex)?;
+    map_builder.attach_tap(tap.ifindex)?;
     Ok(tap)
 }
 
@@ -289,7 +297,7 @@ impl Server {
         let (leaving, free): (Vec<_>, Vec<_>) = free
             .filter(|channel| !self.spares.has(*channel))
             .take(missing + MOST)
-            .partition(|channel| self.spares.workshop.is_leaving(*channel));
+            .partition(|channel| self.spares.map_builder.is_leaving(*channel));
         let channels: Vec<ChannelId> = free.into_iter().chain(leaving).take(missing).collect();
         if channels.is_empty() {
             return;
@@ -305,14 +313,14 @@ impl Server {
     }
 
     /// Keeps a newcomer until there is a channel for it.
-    pub fn await_spare(&mut self, newcomer: Newcomer) {
-        self.spares.waiting.push_back(newcomer);
+    pub fn await_spare(&mut self, pending_hello: PendingHello) {
+        self.spares.waiting.push_back(pending_hello);
         self.order_spares();
     }
 
     /// Channels are made, or could not be.
     pub fn on_spares(&mut self) {
-        self.spares.bell.silence();
+        self.spares.notifier.drain();
         while let Ok(made) = self.spares.made.try_recv() {
             self.enter_made(made);
         }
@@ -330,13 +338,13 @@ impl Server {
     fn enter_made(&mut self, made: Made) {
         match made {
             Made::Channels { ordered, spare } => self.enter_spares(&ordered, spare),
-            Made::Doorway {
+            Made::TxQueue {
                 channel,
                 number,
                 tap,
             } => {
                 let tap = tap.inspect_err(|failure| error!(%failure, "cannot make a doorway"));
-                self.enter_doorway(channel, number, tap.ok());
+                self.enter_tx_queue(channel, number, tap.ok());
             }
             Made::Ring { ring, maps } => {
                 let maps = maps.inspect_err(|failure| error!(%failure, "cannot make a ring"));
@@ -367,15 +375,15 @@ impl Server {
             let Some(spare) = self.spares.ready.pop_front() else {
                 break;
             };
-            if let Some(newcomer) = self.spares.waiting.pop_front() {
-                self.welcome_late(newcomer, spare);
+            if let Some(pending_hello) = self.spares.waiting.pop_front() {
+                self.welcome_late(pending_hello, spare);
             }
         }
         // What could not be made is not tried again and again.
         while self.spares.ordered.len() < self.spares.waiting.len()
-            && let Some(newcomer) = self.spares.waiting.pop_back()
+            && let Some(pending_hello) = self.spares.waiting.pop_back()
         {
-            self.refuse_late(newcomer);
+            self.refuse_late(pending_hello);
         }
     }
 

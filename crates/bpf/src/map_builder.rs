@@ -17,7 +17,7 @@ use crate::hook::Hook;
 use crate::objects::Objects;
 use crate::table::Table;
 
-pub struct Workshop {
+pub struct MapBuilder {
     rings: Arc<Table<u32, i32>>,
     doorbells: Arc<Table<u32, i32>>,
     transmit_filter: OwnedFd,
@@ -26,9 +26,9 @@ pub struct Workshop {
     leaving: Mutex<HashMap<ChannelId, JoinHandle<()>>>,
 }
 
-impl Workshop {
-    pub(crate) fn of(objects: &Objects, limits: &Limits) -> Result<Workshop, LoadError> {
-        Ok(Workshop {
+impl MapBuilder {
+    pub(crate) fn of(objects: &Objects, limits: &Limits) -> Result<MapBuilder, LoadError> {
+        Ok(MapBuilder {
             rings: Arc::new(Table::of(objects, "rings")?),
             doorbells: Arc::new(Table::of(objects, "doorbells")?),
             transmit_filter: objects.program("transmit_filter")?,

@@ -45,7 +45,7 @@ events! {
     UndoneByReport = "undone-by-dsack", "window reductions taken back: all that went again was there before (DSACK)";
     UndoneByProbing = "undone-by-f-rto", "window reductions taken back: what was sent before a time-out arrived (F-RTO)";
     SpuriousTimeout = "spurious-timeouts", "time-outs that came too early, by any of these signs";
-    ReportIn = "dsacks-received", "duplicates that the peer reported (DSACK)";
+    DsackIn = "dsacks-received", "duplicates that the peer reported (DSACK)";
     ReportOut = "dsacks-sent", "duplicates reported to the peer (DSACK)";
     TailRepair = "tail-probe-recoveries", "losses that a tail probe repaired";
     Reordering = "reorderings", "acknowledgements of what came behind later segments (RACK)";
@@ -57,9 +57,9 @@ const _: () = assert!(EVENTS.len() <= EVENTS_MAX);
 
 /// Counts of one connection; they travel with it, and wrap.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Tally([u32; EVENTS_MAX]);
+pub(crate) struct EventCounters([u32; EVENTS_MAX]);
 
-impl Tally {
+impl EventCounters {
     pub(crate) fn count(&mut self, event: Event) {
         let count = &mut self.0[event as usize];
         *count = count.wrapping_add(1);

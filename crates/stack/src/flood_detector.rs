@@ -10,14 +10,14 @@ const WINDOW: Duration = Duration::from_millis(8);
 
 /// SYNs of late that were not kept.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Surge {
+pub struct FloodDetector {
     since: Instant,
     count: u32,
     /// There is a flood.
     until: Instant,
 }
 
-impl Surge {
+impl FloodDetector {
     /// A SYN was not kept.
     pub fn note(&mut self, now: Instant) {
         if now.since(self.since) > WINDOW {
@@ -42,13 +42,13 @@ mod tests {
 
     /// SYNs at that rate for a second: is there a flood at its end, and soon after?
     fn flooded(per_second: u64) -> [bool; 2] {
-        let mut surge = Surge::default();
+        let mut flood_detector = FloodDetector::default();
         let mut now = Instant::from_millis(1000);
         for _ in 0..per_second {
             now += Duration::from_secs(1) / per_second as u32;
-            surge.note(now);
+            flood_detector.note(now);
         }
-        [now, now + WINDOW].map(|now| surge.is_flood(now))
+        [now, now + WINDOW].map(|now| flood_detector.is_flood(now))
     }
 
     #[test]

@@ -1,20 +1,20 @@
-//! A full doorway stops those only who go through it, and changes of doorways keep the order of frames.
+//! A full transmit queue stops those only who go through it, and changes of transmit queues keep the order of frames.
 
 use super::*;
 
-/// A wire with two doorways: which of them is full, and what went through each.
+/// A wire with two transmit queues: which of them is full, and what went through each.
 #[derive(Default)]
-struct TwoDoors {
-    chosen: Door,
-    full: Vec<Door>,
+struct TwoQueues {
+    chosen: TxQueueId,
+    full: Vec<TxQueueId>,
     /// Takes nothing more after a frame.
     is_narrow: bool,
-    frames: Vec<(Door, Vec<u8>)>,
+    frames: Vec<(TxQueueId, Vec<u8>)>,
 }
 
-const SLOW: Door = Door(1);
+const SLOW: TxQueueId = TxQueueId(1);
 
-impl Wire for TwoDoors {
+impl Wire for TwoQueues {
     fn transmit(&mut self, frame: &Frame<'_>) {
         let octets = [frame.head, frame.payload[0], frame.payload[1]].concat();
         self.frames.push((self.chosen, octets));
@@ -27,14 +27,14 @@ impl Wire for TwoDoors {
         self.full.contains(&self.chosen)
     }
 
-    fn choose(&mut self, door: Door) {
-        self.chosen = door;
+    fn choose(&mut self, tx_queue: TxQueueId) {
+        self.chosen = tx_queue;
     }
 }
 
-impl TwoDoors {
-    fn doors(&self) -> Vec<Door> {
-        self.frames.iter().map(|(door, _)| *door).collect()
+impl TwoQueues {
+    fn tx_queues(&self) -> Vec<TxQueueId> {
+        self.frames.iter().map(|(tx_queue, _)| *tx_queue).collect()
     }
 }
 
@@ -42,20 +42,20 @@ fn known() -> Routes {
     routes(2, at(A), at(B), true)
 }
 
-fn send_to(a: &mut Stack, slot: Slot, wire: &mut TwoDoors) -> Result<usize, SendError> {
+fn send_to(a: &mut Stack, slot: Slot, wire: &mut TwoQueues) -> Result<usize, SendError> {
     let usual = Sending::default();
     a.send_datagram(slot, Some(at(B)), [b"x", b""], &usual, &known(), wire)
 }
 
 #[test]
-fn a_full_doorway_stops_its_own_sessions_only() {
+fn a_full_tx_queue_stops_its_own_sessions_only() {
     let mut a = Stack::new(now());
     let (slow, other) = (connecting(&mut a), connecting(&mut a));
-    a.set_door(slow, SLOW);
-    let mut wire = TwoDoors::default();
-    // It leaves the main doorway, which must not be full for that.
+    a.set_tx_queue(slow, SLOW);
+    let mut wire = TwoQueues::default();
+    // It leaves the main transmit queue, which must not be full for that.
     a.output(now(), &known(), &mut wire);
-    assert_eq!(wire.doors(), [SLOW, Door::MAIN]);
+    assert_eq!(wire.tx_queues(), [SLOW, TxQueueId::MAIN]);
 
     wire.frames.clear();
     wire.full.push(SLOW);
@@ -65,12 +65,12 @@ fn a_full_doorway_stops_its_own_sessions_only() {
         a.tcp(slot).unwrap().connection.on_timer(now() + HOUR);
     }
     a.output(now() + HOUR, &known(), &mut wire);
-    assert_eq!(wire.doors(), [Door::MAIN]);
+    assert_eq!(wire.tx_queues(), [TxQueueId::MAIN]);
     assert!(a.has_output());
 
     wire.full.clear();
     a.output(now() + HOUR, &known(), &mut wire);
-    assert_eq!(wire.doors(), [Door::MAIN, SLOW]);
+    assert_eq!(wire.tx_queues(), [TxQueueId::MAIN, SLOW]);
     assert!(!a.has_output());
 }
 
@@ -78,39 +78,39 @@ fn a_full_doorway_stops_its_own_sessions_only() {
 fn a_session_that_is_about_to_leave_sends_nothing_unless_it_stays() {
     let mut a = Stack::new(now());
     let (leaving, _other) = (connecting(&mut a), connecting(&mut a));
-    a.mute(leaving);
-    let mut wire = TwoDoors::default();
+    a.suspend_tx(leaving);
+    let mut wire = TwoQueues::default();
     a.output(now(), &known(), &mut wire);
     assert_eq!(wire.frames.len(), 1, "the other's");
     assert!(!a.has_output());
-    a.unmute(leaving);
+    a.resume_tx(leaving);
     a.output(now(), &known(), &mut wire);
     assert_eq!(wire.frames.len(), 2);
 }
 
 #[test]
-fn a_session_leaves_a_doorway_when_nothing_waits_there() {
+fn a_session_leaves_a_tx_queue_when_nothing_waits_there() {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
-    let mut wire = TwoDoors::default();
-    a.set_door(slot, SLOW);
-    wire.full.push(Door::MAIN);
+    let mut wire = TwoQueues::default();
+    a.set_tx_queue(slot, SLOW);
+    wire.full.push(TxQueueId::MAIN);
     assert_eq!(send_to(&mut a, slot, &mut wire), Err(SendError::Full));
-    assert!(a.uses_door(Door::MAIN) && a.uses_door(SLOW));
+    assert!(a.uses_tx_queue(TxQueueId::MAIN) && a.uses_tx_queue(SLOW));
 
     wire.full.clear();
     assert_eq!(send_to(&mut a, slot, &mut wire), Ok(1));
-    assert_eq!(wire.doors(), [SLOW]);
-    assert!(!a.uses_door(Door::MAIN));
+    assert_eq!(wire.tx_queues(), [SLOW]);
+    assert!(!a.uses_tx_queue(TxQueueId::MAIN));
 }
 
 #[test]
 fn a_refused_datagram_is_followed_by_news_when_there_is_room() {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
-    let mut wire = TwoDoors {
+    let mut wire = TwoQueues {
         is_narrow: true,
-        ..TwoDoors::default()
+        ..TwoQueues::default()
     };
     assert_eq!(send_to(&mut a, slot, &mut wire), Ok(1));
     assert_eq!(send_to(&mut a, slot, &mut wire), Err(SendError::Full));
@@ -152,7 +152,7 @@ fn established(a: &mut Stack) -> Slot {
 }
 
 #[test]
-fn sessions_take_turns_at_a_full_doorway() {
+fn sessions_take_turns_at_a_full_tx_queue() {
     let mut a = Stack::new(now());
     let slots = [(); 3].map(|()| established(&mut a));
     for (slot, octet) in slots.into_iter().zip(*b"xyz") {
@@ -160,15 +160,15 @@ fn sessions_take_turns_at_a_full_doorway() {
         assert_eq!(connection.send(now(), &[octet; 14_000]), 14_000);
         a.touch(slot);
     }
-    let mut wire = TwoDoors {
+    let mut wire = TwoQueues {
         is_narrow: true,
-        ..TwoDoors::default()
+        ..TwoQueues::default()
     };
     for _ in 0..6 {
         wire.full.clear();
         a.output(now(), &known(), &mut wire);
     }
-    let last = |(_, frame): &(Door, Vec<u8>)| frame.last().copied();
+    let last = |(_, frame): &(TxQueueId, Vec<u8>)| frame.last().copied();
     let who: Vec<u8> = wire.frames.iter().filter_map(last).collect();
     assert_eq!(who[3..], who[..3]);
     assert!(b"xyz".iter().all(|octet| who.contains(octet)), "{who:?}");

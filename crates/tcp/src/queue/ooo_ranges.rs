@@ -9,12 +9,12 @@ use crate::buffer::LARGEST;
 
 /// A stretch of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Island {
+pub(crate) struct OooRange {
     pub(crate) start: u32,
     pub(crate) end: u32,
 }
 
-impl Island {
+impl OooRange {
     fn octets(self, memory: &[u8]) -> &[u8] {
         &memory[self.start as usize..self.end as usize]
     }
@@ -22,16 +22,16 @@ impl Island {
 
 /// Sorted and disjoint. Offsets count from the start of the ring.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Islands {
-    all: VecDeque<Island>,
+pub(super) struct OooRanges {
+    all: VecDeque<OooRange>,
     /// Where the octet would lie in the memory that is the ring's first.
     base: i64,
 }
 
-impl Islands {
+impl OooRanges {
     /// The ring begins behind the first `base` octets of the memory.
-    pub(super) fn new(base: usize, all: impl Iterator<Item = Island>) -> Islands {
-        Islands {
+    pub(super) fn new(base: usize, all: impl Iterator<Item = OooRange>) -> OooRanges {
+        OooRanges {
             all: all.collect(),
             base: base as i64,
         }
@@ -64,7 +64,7 @@ impl Islands {
     ) -> impl Iterator<Item = (usize, &'a [u8])> {
         self.all
             .iter()
-            .map(move |island| (self.offset(island.start), island.octets(memory)))
+            .map(move |ooo_range| (self.offset(ooo_range.start), ooo_range.octets(memory)))
     }
 
     /// The octet at `offset`, if it lies in one of them.
@@ -74,7 +74,7 @@ impl Islands {
     }
 
     /// Takes out what begins before `offset`: which part of it lies before there, and its own offset.
-    pub(super) fn reach(&mut self, offset: usize) -> Option<(usize, Island)> {
+    pub(super) fn reach(&mut self, offset: usize) -> Option<(usize, OooRange)> {
         let &first = self.all.front()?;
         let begin = self.offset(first.start);
         if begin >= offset {
@@ -87,7 +87,7 @@ impl Islands {
         } else {
             self.all[0].start = end;
         }
-        Some((begin, Island { end, ..first }))
+        Some((begin, OooRange { end, ..first }))
     }
 
     /// Are they in the memory, in their order, and behind the `readable` octets of the ring?
@@ -96,11 +96,11 @@ impl Islands {
             return false;
         }
         let mut at = self.base + readable as i64;
-        self.all.iter().all(|island| {
-            let ok = i64::from(island.start) > at
-                && island.end > island.start
-                && island.end as usize <= memory.len();
-            at = i64::from(island.end);
+        self.all.iter().all(|ooo_range| {
+            let ok = i64::from(ooo_range.start) > at
+                && ooo_range.end > ooo_range.start
+                && ooo_range.end as usize <= memory.len();
+            at = i64::from(ooo_range.end);
             ok
         })
     }

@@ -32,7 +32,7 @@ pub struct NextHop {
 
 /// A way to one destination, valid as long as the routes stay what they were.
 #[derive(Debug)]
-pub(crate) struct Way {
+pub(crate) struct ResolvedPath {
     generation: u32,
     mtu_generation: u32,
     destination: IpAddr,
@@ -51,32 +51,32 @@ pub(crate) struct Way {
 
 /// Why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoWay {
+pub(crate) enum RouteError {
     NoRoute,
     /// The destination is this host's, not unicast, or behind a device that is not managed.
     NotOurs,
 }
 
-impl Way {
+impl ResolvedPath {
     /// Looks for a way.
     pub(crate) fn find(
         ends: Ends,
         ip: IpOptions,
         routes: &Routes,
         mtus: &PathMtus,
-    ) -> Result<Way, NoWay> {
+    ) -> Result<ResolvedPath, RouteError> {
         let path = routes
             .path_in(ends.destination, ends.scope)
-            .map_err(|NoRoute| NoWay::NoRoute)?;
+            .map_err(|NoRoute| RouteError::NoRoute)?;
         if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(ends.destination) {
-            return Err(NoWay::NotOurs);
+            return Err(RouteError::NotOurs);
         }
         // A UDP session that is bound to a group or to a broadcast address sends from another.
         if ends.protocol == Protocol::Udp && !routes.is_local(ends.source) {
-            return Err(NoWay::NotOurs);
+            return Err(RouteError::NotOurs);
         }
         let station = routes.neighbour(path.interface, path.next_hop);
-        Way::by(&path, station, ends, ip, routes, mtus)
+        ResolvedPath::by(&path, station, ends, ip, routes, mtus)
     }
 
     /// The way to a group, by the device that is named.
@@ -86,14 +86,14 @@ impl Way {
         interface: u32,
         routes: &Routes,
         mtus: &PathMtus,
-    ) -> Result<Way, NoWay> {
+    ) -> Result<ResolvedPath, RouteError> {
         let path = routes
             .path_on(interface, ends.destination)
-            .ok_or(NoWay::NotOurs)?;
+            .ok_or(RouteError::NotOurs)?;
         let (true, Some(group)) = (path.managed, MacAddr::of_group(ends.destination)) else {
-            return Err(NoWay::NotOurs);
+            return Err(RouteError::NotOurs);
         };
-        Way::by(&path, Some(group), ends, ip, routes, mtus)
+        ResolvedPath::by(&path, Some(group), ends, ip, routes, mtus)
     }
 
     fn by(
@@ -103,7 +103,7 @@ impl Way {
         ip: IpOptions,
         routes: &Routes,
         mtus: &PathMtus,
-    ) -> Result<Way, NoWay> {
+    ) -> Result<ResolvedPath, RouteError> {
         let Ends {
             protocol,
             source,
@@ -112,8 +112,8 @@ impl Way {
         } = ends;
         let next = station.unwrap_or_default();
         let template = Template::new(protocol, source, destination, path.mac, next, ip)
-            .ok_or(NoWay::NoRoute)?;
-        Ok(Way {
+            .ok_or(RouteError::NoRoute)?;
+        Ok(ResolvedPath {
             generation: routes.generation(),
             mtu_generation: mtus.generation(),
             destination,
@@ -131,19 +131,19 @@ impl Way {
 
     /// The kept way if it still leads there, else a new one, which is kept.
     pub(crate) fn current<'a>(
-        kept: &'a mut Option<Way>,
+        kept: &'a mut Option<ResolvedPath>,
         ends: Ends,
         ip: IpOptions,
         routes: &Routes,
         mtus: &PathMtus,
-    ) -> Result<&'a mut Way, NoWay> {
+    ) -> Result<&'a mut ResolvedPath, RouteError> {
         if !kept
             .as_ref()
             .is_some_and(|way| way.is_current(&ends, routes, mtus))
         {
-            *kept = Some(Way::find(ends, ip, routes, mtus)?);
+            *kept = Some(ResolvedPath::find(ends, ip, routes, mtus)?);
         }
-        kept.as_mut().ok_or(NoWay::NoRoute)
+        kept.as_mut().ok_or(RouteError::NoRoute)
     }
 
     /// The template for a segment, which is to enclose a handle or none.

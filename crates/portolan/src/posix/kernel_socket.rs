@@ -1,4 +1,4 @@
-//! Sending through the kernel: a UDP session's twin is the kernel socket that holds its port. By it go
+//! Sending through the kernel: a UDP session's kernel socket is the kernel socket that holds its port. By it go
 //! datagrams that Portolan's filter would not carry: to this host, by devices that are not managed, to
 //! others than the session's peer, from sockets that are bound to a group, to groups and broadcast
 //! addresses.
@@ -20,7 +20,7 @@ use super::blocking::Call;
 use super::{Stop, deadline_after, restarts};
 use crate::process::Process;
 use crate::socket::{Family, Phase, Socket};
-use crate::table::Hidden;
+use crate::table::InternalFd;
 use crate::wait::{Sleep, Woken, pollfd};
 
 /// Sends as the kernel would have done it all along; without an address to the session's peer.
@@ -37,8 +37,8 @@ pub(super) fn send_by_kernel(
     let pieces = payload.map(IoSlice::new);
     let mut deadline = None;
     loop {
-        let act = |twin: &Hidden| datagram::send(twin, &pieces, &departure);
-        let full = match with_twin(process, socket, act)? {
+        let act = |kernel_socket: &InternalFd| datagram::send(kernel_socket, &pieces, &departure);
+        let full = match with_kernel_socket(process, socket, act)? {
             Sent::Whole(octets) => {
                 if let Some(session) = process.lock().stack.udp(socket.slot()) {
                     session.datagrams_out += 1;
@@ -85,51 +85,51 @@ fn departure(socket: &Socket, to: Option<SocketAddr>, sending: &Sending) -> Depa
 /// What has become of a datagram.
 enum Sent {
     Whole(usize),
-    /// The twin has no room for it: a copy of the twin to wait on.
-    Full(Hidden),
+    /// The kernel socket has no room for it: a copy of the kernel socket to wait on.
+    Full(InternalFd),
 }
 
-/// Asks the server for the twin when it is first needed.
-fn with_twin(
+/// Asks the server for the kernel socket when it is first needed.
+fn with_kernel_socket(
     process: &'static Process,
     socket: &Arc<Socket>,
-    act: impl FnOnce(&Hidden) -> Result<usize, Errno>,
+    act: impl FnOnce(&InternalFd) -> Result<usize, Errno>,
 ) -> Result<Sent, Stop> {
     let session = socket.setup().session.ok_or(Errno::NETUNREACH)?;
     let mut datagrams = socket.datagrams();
-    if datagrams.twin.is_none() {
+    if datagrams.kernel_socket.is_none() {
         let is_v6 = socket.family == Family::V6;
-        let request = RequestBody::Twin { session, is_v6 };
-        let twin = match process.control.call(request, &[])? {
-            (ReplyBody::Twin, fds) => fds.into_iter().next().ok_or(Errno::PROTO)?,
+        let request = RequestBody::KernelSocket { session, is_v6 };
+        let kernel_socket = match process.control.call(request, &[])? {
+            (ReplyBody::KernelSocket, fds) => fds.into_iter().next().ok_or(Errno::PROTO)?,
             other => return Err(refusal(Ok(other))),
         };
         for (level, name, value) in socket.options().all() {
-            repeat_option(&twin, level, name, value);
+            repeat_option(&kernel_socket, level, name, value);
         }
-        datagrams.twin = Some(Hidden::new(twin));
+        datagrams.kernel_socket = Some(InternalFd::new(kernel_socket));
     }
-    let twin = datagrams.twin.as_ref().ok_or(Errno::PROTO)?;
-    match act(twin) {
+    let kernel_socket = datagrams.kernel_socket.as_ref().ok_or(Errno::PROTO)?;
+    match act(kernel_socket) {
         Ok(octets) => Ok(Sent::Whole(octets)),
         Err(Errno::AGAIN) => {
-            let copy = rustix::io::fcntl_dupfd_cloexec(twin.as_fd(), 0)?;
-            Ok(Sent::Full(Hidden::new(copy)))
+            let copy = rustix::io::fcntl_dupfd_cloexec(kernel_socket.as_fd(), 0)?;
+            Ok(Sent::Full(InternalFd::new(copy)))
         }
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Has the twin do as the socket does.
-pub(super) fn repeat_on_twin(socket: &Socket, level: i32, name: i32) {
+/// Has the kernel socket do as the socket does.
+pub(super) fn repeat_on_kernel_socket(socket: &Socket, level: i32, name: i32) {
     let value = socket.options().get(socket.protocol, level, name);
-    if let (Ok(value), Some(twin)) = (value, &socket.datagrams().twin) {
-        repeat_option(twin, level, name, &value);
+    if let (Ok(value), Some(kernel_socket)) = (value, &socket.datagrams().kernel_socket) {
+        repeat_option(kernel_socket, level, name, &value);
     }
 }
 
 /// What steers receiving is the server's to set.
-fn repeat_option(twin: impl std::os::fd::AsFd, level: i32, name: i32, value: &[u8]) {
+fn repeat_option(kernel_socket: impl std::os::fd::AsFd, level: i32, name: i32, value: &[u8]) {
     let steers_sending = match level {
         SOL_SOCKET => matches!(
             name,
@@ -157,6 +157,6 @@ fn repeat_option(twin: impl std::os::fd::AsFd, level: i32, name: i32, value: &[u
     };
     if steers_sending {
         // Refused where the kernel would have refused it from the program: nothing is lost.
-        let _ = set_socket_option(twin, level, name, value);
+        let _ = set_socket_option(kernel_socket, level, name, value);
     }
 }

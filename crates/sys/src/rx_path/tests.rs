@@ -53,7 +53,7 @@ impl Filter {
     }
 }
 
-fn inlet() -> (Filter, Inlet, TapIo<OwnedFd>) {
+fn rx_path() -> (Filter, RxPath, TapIo<OwnedFd>) {
     let (producer, ring) = crate::ring::testing::ring();
     let page = memory(page_size());
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -63,98 +63,98 @@ fn inlet() -> (Filter, Inlet, TapIo<OwnedFd>) {
         page: Mapping::read_write(page.as_fd(), 0, page_size()).unwrap(),
         wire,
     };
-    let inlet = Inlet::new(ring, Doorbell::map(&page).unwrap());
-    (filter, inlet, TapIo::new(tap))
+    let rx_path = RxPath::new(ring, Doorbell::map(&page).unwrap());
+    (filter, rx_path, TapIo::new(tap))
 }
 
 fn at(micros: u64) -> Instant {
     Instant::from_nanos(micros * 1000)
 }
 
-fn taken(inlet: &mut Inlet, tap: &TapIo<OwnedFd>, now: Instant) -> Vec<u32> {
-    std::iter::from_fn(|| inlet.next(tap, now).map(|record| record.header.slot)).collect()
+fn taken(rx_path: &mut RxPath, tap: &TapIo<OwnedFd>, now: Instant) -> Vec<u32> {
+    std::iter::from_fn(|| rx_path.next(tap, now).map(|record| record.header.slot)).collect()
 }
 
 #[test]
 fn what_met_the_owner_awake_comes_before_what_met_it_asleep() {
-    let (mut filter, mut inlet, tap) = inlet();
-    assert!(inlet.fall_asleep());
+    let (mut filter, mut rx_path, tap) = rx_path();
+    assert!(rx_path.fall_asleep());
     // The filter had seen the owner awake, and is done only now.
     filter.by_ring(1);
     filter.by_tap(2);
     filter.by_tap(3);
-    inlet.wake_up(at(10));
+    rx_path.wake_up(at(10));
     filter.by_ring(4);
-    assert_eq!(taken(&mut inlet, &tap, at(10)), [1, 2, 3, 4]);
+    assert_eq!(taken(&mut rx_path, &tap, at(10)), [1, 2, 3, 4]);
 }
 
 #[test]
 fn nobody_falls_asleep_over_a_frame() {
-    let (mut filter, mut inlet, tap) = inlet();
+    let (mut filter, mut rx_path, tap) = rx_path();
     filter.by_ring(1);
-    assert!(!inlet.fall_asleep());
-    inlet.wake_up(at(10));
-    assert_eq!(taken(&mut inlet, &tap, at(10)), [1]);
-    assert!(inlet.fall_asleep());
+    assert!(!rx_path.fall_asleep());
+    rx_path.wake_up(at(10));
+    assert_eq!(taken(&mut rx_path, &tap, at(10)), [1]);
+    assert!(rx_path.fall_asleep());
 }
 
 #[test]
 fn the_ring_waits_for_a_frame_that_is_on_its_way_to_the_tap() {
-    let (mut filter, mut inlet, tap) = inlet();
-    assert!(inlet.fall_asleep());
+    let (mut filter, mut rx_path, tap) = rx_path();
+    assert!(rx_path.fall_asleep());
     filter.count_on_tap();
-    inlet.wake_up(at(10));
+    rx_path.wake_up(at(10));
     filter.by_ring(2);
-    assert_eq!(taken(&mut inlet, &tap, at(11)), [0; 0]);
-    assert!(!inlet.fall_asleep());
+    assert_eq!(taken(&mut rx_path, &tap, at(11)), [0; 0]);
+    assert!(!rx_path.fall_asleep());
     filter.put_on_tap(1);
-    assert_eq!(taken(&mut inlet, &tap, at(12)), [1, 2]);
+    assert_eq!(taken(&mut rx_path, &tap, at(12)), [1, 2]);
 }
 
 #[test]
 fn a_frame_that_is_counted_late_is_found() {
-    let (mut filter, mut inlet, tap) = inlet();
-    assert!(inlet.fall_asleep());
-    inlet.wake_up(at(10));
-    assert_eq!(taken(&mut inlet, &tap, at(10)), [0; 0]);
+    let (mut filter, mut rx_path, tap) = rx_path();
+    assert!(rx_path.fall_asleep());
+    rx_path.wake_up(at(10));
+    assert_eq!(taken(&mut rx_path, &tap, at(10)), [0; 0]);
     filter.by_tap(1);
     filter.by_ring(2);
-    assert_eq!(taken(&mut inlet, &tap, at(11)), [1, 2]);
-    assert_eq!(taken(&mut inlet, &tap, at(12)), [0; 0]);
-    assert!(!inlet.is_settling());
+    assert_eq!(taken(&mut rx_path, &tap, at(11)), [1, 2]);
+    assert_eq!(taken(&mut rx_path, &tap, at(12)), [0; 0]);
+    assert!(!rx_path.is_settling());
 }
 
 #[test]
 fn a_lost_frame_is_given_up_and_harms_no_later_one() {
-    let (mut filter, mut inlet, tap) = inlet();
-    assert!(inlet.fall_asleep());
+    let (mut filter, mut rx_path, tap) = rx_path();
+    assert!(rx_path.fall_asleep());
     filter.count_on_tap();
-    inlet.wake_up(at(10));
+    rx_path.wake_up(at(10));
     filter.by_ring(2);
-    assert_eq!(taken(&mut inlet, &tap, at(900)), [0; 0]);
-    assert_eq!(taken(&mut inlet, &tap, at(1_100)), [2]);
+    assert_eq!(taken(&mut rx_path, &tap, at(900)), [0; 0]);
+    assert_eq!(taken(&mut rx_path, &tap, at(1_100)), [2]);
     // It comes after all, long since given up, while the owner sleeps again.
-    assert!(inlet.fall_asleep());
+    assert!(rx_path.fall_asleep());
     filter.put_on_tap(1);
     filter.by_tap(3);
-    inlet.wake_up(at(2_000));
-    assert_eq!(taken(&mut inlet, &tap, at(2_000)), [1, 3]);
-    assert!(inlet.fall_asleep());
+    rx_path.wake_up(at(2_000));
+    assert_eq!(taken(&mut rx_path, &tap, at(2_000)), [1, 3]);
+    assert!(rx_path.fall_asleep());
 }
 
 #[test]
 fn who_is_awake_finds_what_always_comes_by_the_tap() {
-    let (mut filter, mut inlet, tap) = inlet();
+    let (mut filter, mut rx_path, tap) = rx_path();
     filter.by_tap(1);
     filter.by_ring(2);
-    assert!(inlet.has_received());
-    assert_eq!(taken(&mut inlet, &tap, at(10)), [1, 2]);
+    assert!(rx_path.has_received());
+    assert_eq!(taken(&mut rx_path, &tap, at(10)), [1, 2]);
     // Counted, and on its way still: nobody sleeps over it, and it is not given up.
     filter.count_on_tap();
-    assert!(!inlet.fall_asleep());
-    assert_eq!(taken(&mut inlet, &tap, at(20)), [0; 0]);
+    assert!(!rx_path.fall_asleep());
+    assert_eq!(taken(&mut rx_path, &tap, at(20)), [0; 0]);
     filter.put_on_tap(3);
-    assert_eq!(taken(&mut inlet, &tap, at(21)), [3]);
-    assert_eq!(taken(&mut inlet, &tap, at(22)), [0; 0]);
-    assert!(inlet.fall_asleep());
+    assert_eq!(taken(&mut rx_path, &tap, at(21)), [3]);
+    assert_eq!(taken(&mut rx_path, &tap, at(22)), [0; 0]);
+    assert!(rx_path.fall_asleep());
 }

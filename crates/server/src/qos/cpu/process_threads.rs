@@ -15,13 +15,13 @@ use crate::qos::scope::{breadth, covers_process};
 
 /// The threads of one reservation, by their processes.
 #[derive(Debug, Default)]
-pub(super) struct Crew {
+pub(super) struct ProcessThreads {
     processes: BTreeMap<u32, Vec<u32>>,
     /// Only so many of all that there are.
     pub leaves_out: Option<usize>,
 }
 
-impl Crew {
+impl ProcessThreads {
     pub fn threads(&self) -> impl Iterator<Item = (u32, u32)> {
         let threads = |(pid, tids): (&u32, &Vec<u32>)| {
             let pid = *pid;
@@ -56,17 +56,17 @@ impl Crew {
 pub(super) fn crews<'a>(
     all: &BTreeMap<MemberId, Reservation>,
     served: impl Iterator<Item = &'a Process>,
-) -> BTreeMap<MemberId, Crew> {
+) -> BTreeMap<MemberId, ProcessThreads> {
     let own: BTreeSet<u32> = all.values().filter_map(Reservation::own_thread).collect();
-    let mut crews: BTreeMap<MemberId, Crew> = BTreeMap::new();
+    let mut crews: BTreeMap<MemberId, ProcessThreads> = BTreeMap::new();
     let mut processes = BTreeSet::new();
     for (id, reservation) in all {
-        let crew = crews.entry(*id).or_default();
+        let process_threads = crews.entry(*id).or_default();
         match reservation.subject {
             // Whose process it is plays no part.
-            Subject::Thread { tid, .. } => drop(crew.processes.insert(tid, vec![tid])),
+            Subject::Thread { tid, .. } => drop(process_threads.processes.insert(tid, vec![tid])),
             Subject::Process { pid, .. } => {
-                crew.add(pid, &own);
+                process_threads.add(pid, &own);
                 processes.insert(pid);
             }
             Subject::Many => {}
@@ -74,8 +74,8 @@ pub(super) fn crews<'a>(
     }
     let has_many = all.values().any(|one| one.subject == Subject::Many);
     for process in served.filter(|process| has_many && !processes.contains(&process.pid)) {
-        if let Some(crew) = narrowest(all, process).and_then(|id| crews.get_mut(&id)) {
-            crew.add(process.pid, &own);
+        if let Some(process_threads) = narrowest(all, process).and_then(|id| crews.get_mut(&id)) {
+            process_threads.add(process.pid, &own);
         }
     }
     crews

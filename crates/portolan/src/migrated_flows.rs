@@ -9,9 +9,9 @@ use portolan_types::{FlowKey, Slot};
 const MOST: usize = 16;
 
 #[derive(Debug, Default)]
-pub(crate) struct Travellers(VecDeque<(FlowKey, Option<Slot>)>);
+pub(crate) struct MigratedFlows(VecDeque<(FlowKey, Option<Slot>)>);
 
-impl Travellers {
+impl MigratedFlows {
     pub(crate) fn has_left(&mut self, flow: FlowKey) {
         self.0.retain(|(known, _)| *known != flow);
         if self.0.len() == MOST {
@@ -48,25 +48,25 @@ mod tests {
 
     #[test]
     fn only_who_has_left_and_come_back_is_found() {
-        let mut travellers = Travellers::default();
-        travellers.has_come(&flow(1), Slot(1));
-        assert_eq!(travellers.slot_of(&flow(1)), None, "it never left");
-        travellers.has_left(flow(1));
-        assert_eq!(travellers.slot_of(&flow(1)), None, "it is away");
-        travellers.has_come(&flow(1), Slot(3));
-        assert_eq!(travellers.slot_of(&flow(1)), Some(Slot(3)));
-        travellers.has_left(flow(1));
-        assert_eq!(travellers.slot_of(&flow(1)), None, "it is away again");
+        let mut migrated_flows = MigratedFlows::default();
+        migrated_flows.has_come(&flow(1), Slot(1));
+        assert_eq!(migrated_flows.slot_of(&flow(1)), None, "it never left");
+        migrated_flows.has_left(flow(1));
+        assert_eq!(migrated_flows.slot_of(&flow(1)), None, "it is away");
+        migrated_flows.has_come(&flow(1), Slot(3));
+        assert_eq!(migrated_flows.slot_of(&flow(1)), Some(Slot(3)));
+        migrated_flows.has_left(flow(1));
+        assert_eq!(migrated_flows.slot_of(&flow(1)), None, "it is away again");
     }
 
     #[test]
     fn the_oldest_are_forgotten() {
-        let mut travellers = Travellers::default();
+        let mut migrated_flows = MigratedFlows::default();
         for port in 0..=MOST as u16 {
-            travellers.has_left(flow(port));
-            travellers.has_come(&flow(port), Slot(u32::from(port)));
+            migrated_flows.has_left(flow(port));
+            migrated_flows.has_come(&flow(port), Slot(u32::from(port)));
         }
-        assert_eq!(travellers.slot_of(&flow(0)), None);
-        assert_eq!(travellers.slot_of(&flow(1)), Some(Slot(1)));
+        assert_eq!(migrated_flows.slot_of(&flow(0)), None);
+        assert_eq!(migrated_flows.slot_of(&flow(1)), Some(Slot(1)));
     }
 }
