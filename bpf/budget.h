@@ -92,14 +92,14 @@ __noinline int exceeds_budget(hook_context *packet, const struct flow_row *row)
 		return 1;
 	}
 	if ((budget->packet_price && !has_room(&budget->packets_paid, now, budget->burst)) ||
-	    (budget->octet_price && !has_room(&budget->octets_paid, now, budget->burst))) {
+	    (budget->byte_price && !has_room(&budget->bytes_paid, now, budget->burst))) {
 		__sync_fetch_and_add(&budget->dropped, packets);
 		charge_loss(row->channel, over_budget);
 		count(receive_drop_over_budget);
 		return 1;
 	}
 	__sync_fetch_and_add(&budget->packets_paid, packets * budget->packet_price);
-	__sync_fetch_and_add(&budget->octets_paid, length_of(packet) * budget->octet_price >> 14);
+	__sync_fetch_and_add(&budget->bytes_paid, length_of(packet) * budget->byte_price >> 14);
 	__sync_fetch_and_add(&budget->passed, packets);
 	return 0;
 }

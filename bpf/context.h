@@ -47,12 +47,12 @@ static __always_inline void make_linear(hook_context *packet, __u32 length)
 	(void)length;
 }
 
-static __always_inline long load_octets(hook_context *packet, void *to, __u64 length)
+static __always_inline long load_bytes(hook_context *packet, void *to, __u64 length)
 {
 	return bpf_xdp_load_bytes(packet, 0, to, length);
 }
 
-static __always_inline long store_octets(hook_context *packet, const void *from, __u32 length)
+static __always_inline long store_bytes(hook_context *packet, const void *from, __u32 length)
 {
 	return bpf_xdp_store_bytes(packet, 0, (void *)from, length);
 }
@@ -87,12 +87,12 @@ static __always_inline void make_linear(hook_context *packet, __u32 length)
 	bpf_skb_pull_data(packet, there < length ? there : length);
 }
 
-static __always_inline long load_octets(hook_context *packet, void *to, __u64 length)
+static __always_inline long load_bytes(hook_context *packet, void *to, __u64 length)
 {
 	return bpf_skb_load_bytes(packet, 0, to, length);
 }
 
-static __always_inline long store_octets(hook_context *packet, const void *from, __u32 length)
+static __always_inline long store_bytes(hook_context *packet, const void *from, __u32 length)
 {
 	return bpf_skb_store_bytes(packet, 0, from, length, 0);
 }

@@ -19,7 +19,7 @@
 
 /* What a message is: a flow, and the domain with what else there is to hash. */
 #define HASH_FLOW_WORDS 5
-#define HASH_OCTETS 48ULL
+#define HASH_BYTES 48ULL
 
 #define COOKIE_SIZES 8
 #define COOKIE_COUNTER_SHIFT 24
@@ -86,7 +86,7 @@ static __noinline __u32 hash_flow(const __u64 *secret, const __u64 *flow, __u64 
 	for (int i = 0; i < HASH_FLOW_WORDS; i++)
 		sip_word(&s, little_endian(flow[i]));
 	sip_word(&s, more);
-	sip_word(&s, HASH_OCTETS << 56);
+	sip_word(&s, HASH_BYTES << 56);
 	s.v[2] ^= 0xff;
 	for (int i = 0; i < 4; i++)
 		sip_round(&s);

@@ -31,7 +31,7 @@
 
 /*
  * One reservation of a constant size, as the verifier of Linux 6.1 demands, and one copy behind the
- * octets that the frame lacks. The copy cannot fail: length is the packet's own.
+ * bytes that the frame lacks. The copy cannot fail: length is the packet's own.
  */
 static __always_inline struct record_header *copy(hook_context *packet, void *ring,
 						  const __u64 size, __u64 length,
@@ -48,7 +48,7 @@ static __always_inline struct record_header *copy(hook_context *packet, void *ri
 		*(__be16 *)(frame + 12) = protocol_of(packet);
 		frame += ETH_HLEN;
 	}
-	load_octets(packet, frame, length);
+	load_bytes(packet, frame, length);
 	return record;
 }
 
@@ -105,7 +105,7 @@ static __always_inline int deliver_on_tap(hook_context *packet, const struct tap
 		count(receive_drop_no_channel);
 		return VERDICT_DROP;
 	}
-	if (store_octets(packet, stamp, sizeof(*stamp))) {
+	if (store_bytes(packet, stamp, sizeof(*stamp))) {
 		count(receive_drop_no_channel);
 		return VERDICT_DROP;
 	}

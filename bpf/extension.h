@@ -45,7 +45,7 @@ struct extension_work {
 	__u32 number;
 	/* What is sent needs a number of its own for each receiver. */
 	__u32 is_numbered;
-	/* Octets between the IP header and the transport's: a handle. */
+	/* Bytes between the IP header and the transport's: a handle. */
 	__u32 options;
 };
 

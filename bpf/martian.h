@@ -16,8 +16,8 @@
 static __always_inline bool is_multicast(const union address *address)
 {
 	if (is_ipv4(address))
-		return (address->octets[12] & 0xf0) == 0xe0;
-	return address->octets[0] == 0xff;
+		return (address->bytes[12] & 0xf0) == 0xe0;
+	return address->bytes[0] == 0xff;
 }
 
 /* Hosts that have no address yet send from 0.0.0.0: to everybody, or to a group of their link. */
@@ -30,7 +30,7 @@ static __always_inline bool is_for_newcomers(__be32 v4)
 /* Of IPv6 ::/127 is nobody's and loopback's, and mapped addresses are IPv4's. */
 static __always_inline bool is_martian_v6(const union address *source)
 {
-	if (source->octets[0] == 0xff || is_ipv4(source))
+	if (source->bytes[0] == 0xff || is_ipv4(source))
 		return true;
 	return !(source->words[0] | source->words[1] | source->words[2]) &&
 	       bpf_ntohl(source->words[3]) <= 1;
@@ -43,7 +43,7 @@ static __always_inline bool is_martian_v4(const union address *source,
 
 	if (v4 == 0)
 		return !is_for_newcomers(destination->words[3]);
-	return source->octets[12] == 127 || is_multicast(source) || v4 == bpf_htonl(0xffffffff);
+	return source->bytes[12] == 127 || is_multicast(source) || v4 == bpf_htonl(0xffffffff);
 }
 
 /* The destination says which version the packet is of. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
  * What the header before a frame on a tap (virtio-net) leaves to the kernel or the device: to complete a checksum,
- * and to cut a segment. The kernel takes the place of the checksum from it, and would write two octets there behind
+ * and to cut a segment. The kernel takes the place of the checksum from it, and would write two bytes there behind
  * the filter: over a port or an address. So it has to be the place where the packet's own transport has it.
  */
 #ifndef OFFLOAD_H
@@ -38,7 +38,7 @@ extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak;
 /* The checksum that is still to be computed. */
 struct offload {
 	bool is_partial;
-	/* From the first octet of the frame. */
+	/* From the first byte of the frame. */
 	__u16 start;
 	__u16 offset;
 };

@@ -332,7 +332,7 @@ struct enclosed {
 	__be32 nonce[2];
 };
 
-/* A destination options header with nothing but that, and two octets of padding before. */
+/* A destination options header with nothing but that, and two bytes of padding before. */
 struct enclosed_v6 {
 	__u8 next;
 	__u8 length;

@@ -22,7 +22,7 @@ static __always_inline __u32 headers_of(const struct extension_work *work)
 	       (is_ipv4(&work->key.local) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 }
 
-/* Behind so many octets, which stay what they are. False if it does not fit. */
+/* Behind so many bytes, which stay what they are. False if it does not fit. */
 static __always_inline bool put_payload(struct __sk_buff *skb, __u32 headers,
 					struct portolan_view *view)
 {

@@ -9,7 +9,7 @@
 #include <linux/types.h>
 
 union address {
-	__u8 octets[16];
+	__u8 bytes[16];
 	__u32 words[4];
 };
 
@@ -186,12 +186,12 @@ struct losses {
 struct budget {
 	__u64 packet_price;
 	/* In 1/2^20 ns. */
-	__u64 octet_price;
+	__u64 byte_price;
 	__u64 burst;
 	__u32 priority;
 	__u32 reserved;
 	__u64 packets_paid;
-	__u64 octets_paid;
+	__u64 bytes_paid;
 	/* Packets. */
 	__u64 passed;
 	__u64 dropped;
@@ -324,9 +324,9 @@ struct extension_run {
 #define MANAGER_SYN 4
 #define MANAGERS 5
 
-/* With what the SYNs to a listener are answered while they are a flood. Reserved octets are zero. */
+/* With what the SYNs to a listener are answered while they are a flood. Reserved bytes are zero. */
 struct flood {
-	/* SipHash's key, as octets. */
+	/* SipHash's key, as bytes. */
 	__u64 secret[2];
 	/* SYNs that were, and that would have been but for FLOOD_FULL. */
 	__u64 answered;

@@ -88,7 +88,7 @@ static __always_inline struct udphdr udp_of(const struct extension_work *work,
 	};
 }
 
-/* The header before so many octets of the packet's protocol. */
+/* The header before so many bytes of the packet's protocol. */
 static __always_inline struct iphdr v4_of(const struct extension_work *work, __u32 length)
 {
 	struct iphdr ip = {

@@ -34,7 +34,7 @@ struct layout {
 	__u32 checksum;
 };
 
-/* `options` is how many octets of options there are behind the IP header. */
+/* `options` is how many bytes of options there are behind the IP header. */
 static __always_inline struct layout layout_of(const struct filter_key *key, __u32 options)
 {
 	const __u32 check = key->protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
@@ -63,8 +63,8 @@ static __always_inline bool may_be_sent_to(const struct filter_key *key, const u
 	if (is_ipv4(&key->local) != is_ipv4(to) || is_local(to) || is_broadcast(to))
 		return false;
 	if (is_ipv4(to))
-		return to->octets[12] != 0 && to->octets[12] != 127 && to->octets[12] < 224;
-	return to->octets[0] != 0xff && (to->words[0] || to->words[1] || to->words[2]);
+		return to->bytes[12] != 0 && to->bytes[12] != 127 && to->bytes[12] < 224;
+	return to->bytes[0] != 0xff && (to->words[0] || to->words[1] || to->words[2]);
 }
 
 /* A UDP checksum of 0 is none, and stays so. */

@@ -41,7 +41,7 @@
 /* As in the packet, with room behind it, so that an index that is masked stays within. */
 union segment {
 	struct tcphdr header;
-	__u8 octets[128];
+	__u8 bytes[128];
 };
 
 struct syn {
@@ -95,9 +95,9 @@ static __always_inline bool is_intact(const struct filter_key *key, struct syn *
 	       0xffff;
 }
 
-static __always_inline __u8 octet(const struct syn *syn, __u32 at)
+static __always_inline __u8 byte(const struct syn *syn, __u32 at)
 {
-	return syn->segment.octets[at & (sizeof(syn->segment) - 1)];
+	return syn->segment.bytes[at & (sizeof(syn->segment) - 1)];
 }
 
 /* False if the option is not as long as its kind is. */
@@ -105,19 +105,19 @@ static __always_inline bool take_option(struct syn *syn, __u8 kind, __u8 length,
 {
 	switch (kind) {
 	case OPTION_MSS:
-		syn->size = octet(syn, at + 2) << 8 | octet(syn, at + 3);
+		syn->size = byte(syn, at + 2) << 8 | byte(syn, at + 3);
 		return length == 4;
 	case OPTION_SCALE:
 		syn->has_scale = true;
-		syn->scale = octet(syn, at + 2);
+		syn->scale = byte(syn, at + 2);
 		return length == 3;
 	case OPTION_SACK_PERMITTED:
 		syn->permits_sack = true;
 		return length == 2;
 	case OPTION_TIMESTAMPS:
 		syn->has_stamp = true;
-		syn->stamp = bpf_htonl((__u32)octet(syn, at + 2) << 24 | octet(syn, at + 3) << 16 |
-				       octet(syn, at + 4) << 8 | octet(syn, at + 5));
+		syn->stamp = bpf_htonl((__u32)byte(syn, at + 2) << 24 | byte(syn, at + 3) << 16 |
+				       byte(syn, at + 4) << 8 | byte(syn, at + 5));
 		return length == 10;
 	default:
 		return true;
@@ -134,12 +134,12 @@ __noinline int next_option(struct syn *syn, __u32 at, __u32 end)
 
 	if (!syn)
 		return 0;
-	kind = octet(syn, at);
+	kind = byte(syn, at);
 	if (kind == OPTION_END)
 		return end;
 	if (kind == OPTION_NOP)
 		return at + 1;
-	length = octet(syn, at + 1);
+	length = byte(syn, at + 1);
 	if (length < 2 || at + length > end || !take_option(syn, kind, length, at))
 		return 0;
 	return at + length;
@@ -174,7 +174,7 @@ static __always_inline bool read_syn(struct __sk_buff *skb, const struct filter_
 	__builtin_memset(syn, 0, sizeof(*syn));
 	if (bpf_skb_load_bytes(skb, *offset, &syn->segment, length))
 		return false;
-	flags = syn->segment.octets[TCP_FLAGS_AT];
+	flags = syn->segment.bytes[TCP_FLAGS_AT];
 	return (flags & TCP_SYN) && !(flags & others) &&
 	       syn->segment.header.doff * 4U == length && is_intact(key, syn, length) &&
 	       read_options(syn, length);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
  * Answers the SYNs of a flood with cookies, so that nobody is woken for them. The owner of the port would
- * answer the same, octet for octet, and takes the acknowledgement that brings the cookie back.
+ * answer the same, byte for byte, and takes the acknowledgement that brings the cookie back.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -58,7 +58,7 @@ static __always_inline __u8 agreed(const struct flood *flood, const struct syn *
 		return 0;
 	if (syn->permits_sack)
 		terms |= FLOOD_SACK;
-	if ((syn->segment.octets[TCP_FLAGS_AT] & asks) == asks)
+	if ((syn->segment.bytes[TCP_FLAGS_AT] & asks) == asks)
 		terms |= FLOOD_ECN;
 	return FLOOD_TIMESTAMPS | (terms & flood->flags);
 }

@@ -120,7 +120,7 @@ impl Bed {
         Bed::bare(portolan_netns::Bed::impaired(impairment))?.with_daemons()
     }
 
-    /// Two hosts with two routers between them, whose link takes `mtu` octets, with a Portolan
+    /// Two hosts with two routers between them, whose link takes `mtu` bytes, with a Portolan
     /// server on each host.
     pub fn routed(mtu: u32) -> Result<Bed, BedError> {
         Bed::bare(portolan_netns::Bed::routed(mtu))?.with_daemons()

@@ -17,10 +17,10 @@ pub struct Film {
     /// Frames per second.
     #[arg(long, default_value_t = 30)]
     pub rate: u32,
-    /// Octets of a frame.
+    /// Bytes of a frame.
     #[arg(long, default_value_t = 12_500)]
     pub size: usize,
-    /// Octets of the datagrams that a frame is sent in; 0: of one.
+    /// Bytes of the datagrams that a frame is sent in; 0: of one.
     #[arg(long, default_value_t = 0)]
     pub segment: u16,
 }
@@ -55,7 +55,7 @@ impl Film {
         ports.map(move |port| SocketAddr::new(first.ip(), port))
     }
 
-    /// Each octet depends on its place and on the frame.
+    /// Each byte depends on its place and on the frame.
     fn frame(&self, number: u32) -> Vec<u8> {
         let first = number as usize * 31;
         (first..first + self.size)

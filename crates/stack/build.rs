@@ -60,9 +60,9 @@ impl Default for Fnv {
 }
 
 impl Fnv {
-    fn add(&mut self, octets: &[u8]) {
-        for &octet in octets {
-            self.0 = (self.0 ^ u64::from(octet)).wrapping_mul(0x0000_0100_0000_01b3);
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
     }
 

@@ -15,7 +15,7 @@
 
 #include <portolan/qos.h>
 
-#define OCTETS (4 << 20)
+#define BYTES (4 << 20)
 
 static int dial(const char *address, const char *port)
 {
@@ -41,16 +41,16 @@ static void reserve(int fd, uint64_t rate)
 
 static int send_all(int fd)
 {
-    static char octets[1 << 16];
-    for (size_t sent = 0; sent < OCTETS;) {
-        ssize_t some = write(fd, octets, sizeof octets);
+    static char bytes[1 << 16];
+    for (size_t sent = 0; sent < BYTES;) {
+        ssize_t some = write(fd, bytes, sizeof bytes);
         if (some < 0)
             return -1;
         sent += (size_t)some;
     }
     /* What the peer has not got yet waits at the rate, too: it closes when it has all. */
     shutdown(fd, SHUT_WR);
-    return read(fd, octets, sizeof octets) == 0 ? 0 : -1;
+    return read(fd, bytes, sizeof bytes) == 0 ? 0 : -1;
 }
 
 int main(int count, char **words)

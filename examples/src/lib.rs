@@ -5,8 +5,8 @@ use portolan::raw::{Errno, RawFlow};
 
 /// Installs the handler of an object file on a flow, for as long as the answer lives. Why not is said.
 pub fn install(flow: &RawFlow, object: &str) -> Result<Extension, Errno> {
-    let octets = std::fs::read(object).map_err(|_| Errno::NOENT)?;
-    let object = Object::parse(&octets).map_err(|fault| {
+    let bytes = std::fs::read(object).map_err(|_| Errno::NOENT)?;
+    let object = Object::parse(&bytes).map_err(|fault| {
         eprintln!("{fault}");
         Errno::NOEXEC
     })?;

@@ -23,7 +23,7 @@
 
 #include <linux/types.h>
 
-/* Octets of a packet's payload that a handler sees, and the most that it can answer. */
+/* Bytes of a packet's payload that a handler sees, and the most that it can answer. */
 #define PORTOLAN_PAYLOAD 512
 
 /* What a handler returns. */
@@ -33,14 +33,14 @@ enum portolan_verdict {
 	/* The packet ends here. */
 	PORTOLAN_CONSUME = 1,
 	/*
-	 * `length` octets of `payload` go back to who sent the packet, which ends here (UDP, protocols of one's own).
+	 * `length` bytes of `payload` go back to who sent the packet, which ends here (UDP, protocols of one's own).
 	 */
 	PORTOLAN_REPLY = 2,
 	/* To the owner, past the handlers that would follow. */
 	PORTOLAN_DELIVER = 3,
 	/* On to `to` and `to_port`, as it came, but from here and from `from_port`. */
 	PORTOLAN_FORWARD = 4,
-	/* Of what is sent: `length` octets of `payload` go in its stead (UDP, protocols of one's own). */
+	/* Of what is sent: `length` bytes of `payload` go in its stead (UDP, protocols of one's own). */
 	PORTOLAN_REPLACE = 5,
 	/* Of what is sent: to each of `destinations`, in place of the one it was for (as above). */
 	PORTOLAN_COPY = 6,
@@ -52,14 +52,14 @@ enum portolan_verdict {
 #define PORTOLAN_CHECKED 2
 /*
  * A frame of an EtherType of one's own: both ends are stations of the link, whose addresses are in the first six
- * octets; `local` is what the frame was sent to, which may be a group, or of what is sent this host's station. `local_port` is the EtherType. The payload is all
+ * bytes; `local` is what the frame was sent to, which may be a group, or of what is sent this host's station. `local_port` is the EtherType. The payload is all
  * that follows the Ethernet header, with what the sender padded it by.
  */
 #define PORTOLAN_ETHERNET 4
 
 /*
  * One packet, at one event. Numbers are in the machine's byte order, addresses in the network's;
- * an IPv4 address is in the last four octets, behind ten of 0 and two of 0xff.
+ * an IPv4 address is in the last four bytes, behind ten of 0 and two of 0xff.
  */
 struct portolan_view {
 	/* Nanoseconds, as of portolan_now(). */
@@ -80,7 +80,7 @@ struct portolan_view {
 	__u8 tcp_flags;
 	__u32 sequence;
 	__u32 acknowledgment;
-	/* Octets of payload that the packet has, and how many of them are below. */
+	/* Bytes of payload that the packet has, and how many of them are below. */
 	__u32 packet_length;
 	__u32 captured;
 
@@ -99,7 +99,7 @@ struct portolan_view {
 /* The most that get copies of one datagram. */
 #define PORTOLAN_COPIES 32
 
-/* Who is to get a copy: a port of a host; of protocols of one's own a host, or a station in the first six octets. */
+/* Who is to get a copy: a port of a host; of protocols of one's own a host, or a station in the first six bytes. */
 struct portolan_destination {
 	__u8 address[16];
 	__u16 port;
@@ -152,9 +152,9 @@ struct portolan_map {
 #define PORTOLAN_MAP(name, type, key_type, value_type, count)                                      \
 	const struct portolan_map name __attribute__((section("portolan/maps"), used)) = {         \
 		.kind = type, .key = sizeof(key_type), .value = sizeof(value_type), .entries = count }
-#define PORTOLAN_RING(name, octets)                                                                \
+#define PORTOLAN_RING(name, bytes)                                                                \
 	const struct portolan_map name __attribute__((section("portolan/maps"), used)) = {         \
-		.kind = PORTOLAN_RINGBUF, .entries = octets }
+		.kind = PORTOLAN_RINGBUF, .entries = bytes }
 
 /* The protection domain: what an extension may call (bpf-helpers(7) describes each). */
 static void *(*const portolan_find)(const void *map, const void *key) = (void *)1;
@@ -166,7 +166,7 @@ static __u32 (*const portolan_random)(void) = (void *)7;
 static __u32 (*const portolan_processor)(void) = (void *)8;
 static __s64 (*const portolan_checksum)(const __u32 *from, __u32 from_size, const __u32 *to,
 					__u32 to_size, __u32 seed) = (void *)28;
-static long (*const portolan_ring_put)(const void *ring, const void *octets, __u64 size,
+static long (*const portolan_ring_put)(const void *ring, const void *bytes, __u64 size,
 				       __u64 flags) = (void *)130;
 
 #endif

@@ -36,7 +36,7 @@ extern "C" {
 
 /* What is to be installed. To be zeroed before it is filled in. */
 struct portolan_wish {
-    const char *name;   /* that `portolan ext list` shows, 1 to 32 octets */
+    const char *name;   /* that `portolan ext list` shows, 1 to 32 bytes */
     const void *object; /* what clang made of it */
     size_t length;
     uint32_t priority;  /* 0 to 255: the lowest is called first */
@@ -63,7 +63,7 @@ PORTOLAN_WEAK int portolan_extension_number(int extension);
 
 /*
  * Maps, by the names that the object gives them; those of global variables are called .data, .bss and .rodata. Sizes are
- * those of the map, in octets. Of a PORTOLAN_PERCPU_ARRAY, one processor's value is read, and all are written.
+ * those of the map, in bytes. Of a PORTOLAN_PERCPU_ARRAY, one processor's value is read, and all are written.
  */
 PORTOLAN_WEAK int portolan_map_get(int extension, const char *map, const void *key, size_t key_size, void *value,
                                    size_t value_size);

@@ -57,7 +57,7 @@ struct portolan_transmit {
     uint64_t ceiling;   /* bits per second while the link has slack; 0: none, PORTOLAN_SLACK: the link's rate */
     uint32_t slice_us;  /* of each period of the link's time, microseconds */
     uint32_t period_us; /* microseconds */
-    uint32_t burst;     /* octets that may go at once after a pause; 0: a slice's worth */
+    uint32_t burst;     /* bytes that may go at once after a pause; 0: a slice's worth */
     uint32_t reserved;  /* 0 */
     const char *device; /* the link; null: the only one that has a rate */
 };

@@ -58,7 +58,7 @@ PORTOLAN_WEAK int portolan_raw_close(int flow);
 
 /*
  * The next frame, from its Ethernet header on. Waits for it as long as `timeout_ms`, or for ever if that is negative.
- * Returns the frame's length, of which no more than `size` octets were copied.
+ * Returns the frame's length, of which no more than `size` bytes were copied.
  */
 PORTOLAN_WEAK ssize_t portolan_raw_recv(int flow, void *frame, size_t size, int timeout_ms);
 
@@ -72,7 +72,7 @@ PORTOLAN_WEAK int portolan_raw_send(int flow, const void *frame, size_t length);
 /* The first part of the way to a destination. */
 struct portolan_hop {
     uint32_t interface;  /* index of the device */
-    uint32_t mtu;        /* octets behind the Ethernet header */
+    uint32_t mtu;        /* bytes behind the Ethernet header */
     uint8_t own_mac[6];
     uint8_t next_mac[6]; /* of the destination, or of the gateway */
     uint8_t source[16];  /* of this host, as the route has it; of IPv4 the first four */

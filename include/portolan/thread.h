@@ -42,7 +42,7 @@ extern "C" {
 struct portolan_datagram {
     void *payload;
     size_t length; /* the handler may change it, up to `room` */
-    size_t room;   /* octets that there are at `payload`, 2048 or more */
+    size_t room;   /* bytes that there are at `payload`, 2048 or more */
     const struct sockaddr *from;
     socklen_t from_length;
     uint32_t reserved;
@@ -50,7 +50,7 @@ struct portolan_datagram {
 
 /* A handler; it may call anything, and takes as long as it takes. */
 struct portolan_thread_handler {
-    const char *name; /* that `portolan ext list` shows, 32 octets at most */
+    const char *name; /* that `portolan ext list` shows, 32 bytes at most */
     int (*call)(void *context, struct portolan_datagram *datagram);
     void *context;
     uint32_t priority; /* 0 to 255: the lowest is called first; of equals, the first */
@@ -66,7 +66,7 @@ PORTOLAN_WEAK int portolan_thread_start(int socket, const struct portolan_thread
 
 /*
  * The next datagram that the handlers leave to the program, and if `from` is not null, who sent it. Waits for it as long
- * as `timeout_ms`, or for ever if that is negative. Returns the datagram's length, of which no more than `size` octets
+ * as `timeout_ms`, or for ever if that is negative. Returns the datagram's length, of which no more than `size` bytes
  * were copied. 1024 wait; more are dropped.
  */
 PORTOLAN_WEAK ssize_t portolan_thread_recv(int thread, void *payload, size_t size, struct sockaddr *from,

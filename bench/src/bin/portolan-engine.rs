@@ -16,7 +16,7 @@ use portolan_tcp::{Config, Connection};
 use portolan_types::{FlowKey, Generation, Instant, MacAddr, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::vnet;
 
-/// Octets of payload in one segment on the wire, with timestamps.
+/// Bytes of payload in one segment on the wire, with timestamps.
 const MSS: usize = 1448;
 
 /// How long a step takes, and the wire after it.
@@ -27,7 +27,7 @@ struct Arguments {
     /// Segments to send.
     #[arg(default_value_t = 10_000)]
     segments: usize,
-    /// Octets handed to the device at once, to be cut there; as many come in at once.
+    /// Bytes handed to the device at once, to be cut there; as many come in at once.
     #[arg(long, default_value_t = MSS, value_parser = size)]
     size: usize,
     /// Takes every frame apart, also where its headers are as expected.
@@ -40,7 +40,7 @@ fn size(text: &str) -> Result<usize, String> {
     if (1..=65_160).contains(&size) {
         Ok(size)
     } else {
-        Err("1 to 65160 octets".to_owned())
+        Err("1 to 65160 bytes".to_owned())
     }
 }
 
@@ -245,7 +245,7 @@ impl Pair {
         }
     }
 
-    /// An octet goes to and fro.
+    /// A byte goes to and fro.
     fn take_turns(&mut self, turns: usize) {
         let (mut there, mut back) = (Line::default(), Line::default());
         let mut room = [0; 1];

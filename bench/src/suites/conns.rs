@@ -1,4 +1,4 @@
-//! Connections per second: connect, one octet, close, one after the other; by a server that serves
+//! Connections per second: connect, one byte, close, one after the other; by a server that serves
 //! them itself, and by one that leaves each to a child.
 
 use super::{Better, Case, Reach, number};
@@ -93,13 +93,13 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         ));
     }
     cases.push(Case::of_portolan(
-        "move-octets",
-        "octets",
+        "move-bytes",
+        "bytes",
         Better::Lower,
         |bed| {
-            let (octets, count) = (capsule_octets(bed)?, moves(bed)?);
+            let (bytes, count) = (capsule_bytes(bed)?, moves(bed)?);
             move_away_and_back(bed, 0)?;
-            Ok((capsule_octets(bed)? - octets) / (moves(bed)? - count))
+            Ok((capsule_bytes(bed)? - bytes) / (moves(bed)? - count))
         },
     ));
     cases
@@ -151,8 +151,8 @@ fn moves(bed: &Bed) -> Result<f64, MeasureError> {
     Ok(counted(bed, "sessions-cached")? + counted(bed, "sessions-flushed")?)
 }
 
-fn capsule_octets(bed: &Bed) -> Result<f64, MeasureError> {
-    counted(bed, "capsule-octets")
+fn capsule_bytes(bed: &Bed) -> Result<f64, MeasureError> {
+    counted(bed, "capsule-bytes")
 }
 
 /// A counter of the servers of both hosts.

@@ -18,10 +18,10 @@ const STEPS: [(&str, &str, &str); 3] = [
     ("ack", "count_acknowledgement", "acknowledgements"),
 ];
 
-/// Octets handed over at once: one segment on the wire, and the most that a device cuts or joins.
+/// Bytes handed over at once: one segment on the wire, and the most that a device cuts or joins.
 const SIZES: [(usize, usize); 2] = [(1448, 10_000), (65_160, 2_000)];
 
-/// `rep movsb` would count one instruction for each octet that memcpy moves.
+/// `rep movsb` would count one instruction for each byte that memcpy moves.
 pub(super) const COPY_BY_VECTORS: &str = "glibc.cpu.x86_rep_movsb_threshold=1000000";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -41,7 +41,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             ));
         }
     }
-    // One side of a round trip: an octet comes, is read, and another is written.
+    // One side of a round trip: a byte comes, is read, and another is written.
     cases.push(Case::of_portolan(
         "engine-turn-1".to_owned(),
         "instr",

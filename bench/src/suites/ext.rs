@@ -270,7 +270,7 @@ fn written(bed: &Bed, name: &str, object: &[u8]) -> Result<PathBuf, MeasureError
     }
 }
 
-/// The median of round trips of eight octets. The client asks until somebody answers.
+/// The median of round trips of eight bytes. The client asks until somebody answers.
 fn ping(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureError> {
     let endpoint = bed.endpoint(PORT).to_string();
     let count = count.to_string();

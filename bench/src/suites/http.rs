@@ -10,7 +10,7 @@ use crate::{Effort, MeasureError};
 
 const PORT: u16 = 8080;
 
-/// Octets of the page.
+/// Bytes of the page.
 const PAGE: usize = 612;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {

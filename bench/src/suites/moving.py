@@ -1,9 +1,9 @@
 """A connection that leaves its program and comes back, again and again: what a migration costs. It leaves because its
 descriptor goes into a message, which could be for somebody else; it comes back because nobody else took it.
 
-usage: give ADDRESS PORT OCTETS | move ADDRESS PORT COUNT
+usage: give ADDRESS PORT BYTES | move ADDRESS PORT COUNT
 
-`give` sends each client octets and waits until it closes. `move` prints the microseconds of one journey as JSON.
+`give` sends each client bytes and waits until it closes. `move` prints the microseconds of one journey as JSON.
 """
 
 import os
@@ -11,16 +11,16 @@ import socket
 import sys
 import time
 
-# For octets that were sent to lie in the session.
+# For bytes that were sent to lie in the session.
 SETTLED = 0.3
 
 
-def give(address, octets):
+def give(address, count):
     with socket.create_server(address) as listener:
         while True:
             connection, _ = listener.accept()
             with connection:
-                connection.sendall(b"g" * octets)
+                connection.sendall(b"g" * count)
                 connection.recv(1)
 
 

@@ -81,14 +81,14 @@ impl Path {
     }
 
     fn impairment(&self) -> Impairment {
-        let octets = |time: Duration| (self.rate as f64 / 8.0 * time.as_secs_f64()) as usize;
+        let bytes = |time: Duration| (self.rate as f64 / 8.0 * time.as_secs_f64()) as usize;
         Impairment {
             delay: self.rtt / 2,
             rate: Some(self.rate),
             loss: f64::from(self.loss) / 1000.0,
             buffer: match self.buffer {
-                Buffer::Shallow => (octets(self.rtt) / 4).max(LEAST_BUFFER),
-                Buffer::Deep => octets(DEEP),
+                Buffer::Shallow => (bytes(self.rtt) / 4).max(LEAST_BUFFER),
+                Buffer::Deep => bytes(DEEP),
             },
             per_flow: true,
             ..Impairment::default()

@@ -9,7 +9,7 @@ use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7007;
 
-/// Payloads in octets; the last fills an Ethernet frame.
+/// Payloads in bytes; the last fills an Ethernet frame.
 const TCP_SIZES: [usize; 5] = [1, 100, 512, 1024, 1460];
 const UDP_SIZES: [usize; 5] = [1, 100, 512, 1024, 1472];
 

@@ -235,7 +235,7 @@ impl Filter {
         Arc::clone(&self.map_builder)
     }
 
-    /// Gives a channel a ring of at least `ring_size` octets and a doorbell.
+    /// Gives a channel a ring of at least `ring_size` bytes and a doorbell.
     pub fn create_channel(
         &mut self,
         channel: ChannelId,
@@ -364,7 +364,7 @@ impl Filter {
         let now = self.budget(index);
         let next = Budget {
             packet_price: terms.packet_price,
-            octet_price: terms.octet_price,
+            byte_price: terms.byte_price,
             burst: terms.burst,
             priority: terms.priority,
             ..now

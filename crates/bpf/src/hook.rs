@@ -18,7 +18,7 @@ const HANDLE: u32 = 0x706f_7274;
 /// After most others, so that theirs see every frame.
 const PRIORITY: u32 = 0x706f;
 
-/// The kernel fills datagrams of a dump up to this many octets.
+/// The kernel fills datagrams of a dump up to this many bytes.
 const LARGEST_DATAGRAM: usize = 32 * 1024;
 
 /// An attached program.
@@ -132,9 +132,9 @@ fn dump(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut message = NetlinkMessage::from(request);
     message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
     message.finalize();
-    let mut octets = vec![0; message.buffer_len()];
-    message.serialize(&mut octets);
-    net::send(&socket, &octets, SendFlags::empty())?;
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    net::send(&socket, &bytes, SendFlags::empty())?;
 
     let mut replies = Vec::new();
     let mut datagram = vec![0; LARGEST_DATAGRAM];
@@ -157,7 +157,7 @@ fn take_replies(mut datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> 
             NetlinkPayload::InnerMessage(inner) => replies.push(inner),
             _ => {}
         }
-        // Messages are padded to four octets.
+        // Messages are padded to four bytes.
         let length = (reply.header.length as usize).next_multiple_of(4);
         datagram = datagram.get(length..).unwrap_or(&[]);
     }

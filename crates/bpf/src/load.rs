@@ -45,10 +45,7 @@ pub(crate) fn load(name: &CStr, instructions: &[u64]) -> Result<Loaded, Refused>
 }
 
 fn text_of(log: &[u8]) -> String {
-    let end = log
-        .iter()
-        .position(|octet| *octet == 0)
-        .unwrap_or(log.len());
+    let end = log.iter().position(|byte| *byte == 0).unwrap_or(log.len());
     String::from_utf8_lossy(&log[..end]).into_owned()
 }
 
@@ -63,7 +60,7 @@ fn attempt(name: &CStr, instructions: &[u64], log: Option<&mut [u8]>) -> io::Res
         options.log_size = log.len() as u32;
         options.log_buf = log.as_mut_ptr().cast();
     }
-    // SAFETY: both strings end with a zero, the instructions are as many as are said, eight octets
+    // SAFETY: both strings end with a zero, the instructions are as many as are said, eight bytes
     // each as the kernel's, and the log lives until the call returns.
     let fd = unsafe {
         libbpf_sys::bpf_prog_load(
@@ -85,7 +82,7 @@ fn attempt(name: &CStr, instructions: &[u64], log: Option<&mut [u8]>) -> io::Res
 fn verified_instructions(program: &OwnedFd) -> io::Result<u32> {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut length = size_of_val(&info) as u32;
-    // SAFETY: the kernel writes at most `length` octets into `info`, which asks for no arrays.
+    // SAFETY: the kernel writes at most `length` bytes into `info`, which asks for no arrays.
     let answer = unsafe {
         libbpf_sys::bpf_obj_get_info_by_fd(
             program.as_fd().as_raw_fd(),

@@ -37,7 +37,7 @@ impl MapBuilder {
         })
     }
 
-    /// Gives each of several channels a ring of at least `ring_size` octets and a doorbell.
+    /// Gives each of several channels a ring of at least `ring_size` bytes and a doorbell.
     pub fn create_channels(
         &self,
         channels: &[ChannelId],

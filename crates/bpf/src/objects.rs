@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::error::LoadError;
 use crate::filter::Limits;
 
-/// ELF sections are read in place, so the octets must be aligned for them.
+/// ELF sections are read in place, so the bytes must be aligned for them.
 #[repr(C, align(8))]
 pub(crate) struct Aligned<T: ?Sized>(pub(crate) T);
 

@@ -35,8 +35,8 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
     where
         V: FromBytes,
     {
-        let octets = self.map.lookup(key.as_bytes(), MapFlags::ANY).ok()??;
-        V::read_from_bytes(&octets).ok()
+        let bytes = self.map.lookup(key.as_bytes(), MapFlags::ANY).ok()??;
+        V::read_from_bytes(&bytes).ok()
     }
 
     /// Removes a row; that there is none is no error.

@@ -94,8 +94,8 @@ fn readable(reason: &str) -> String {
 }
 
 fn read(path: &Path) -> Result<Object, Failure> {
-    let octets = std::fs::read(path).with_context(|| path.display().to_string())?;
-    let object = Object::parse(&octets).with_context(|| path.display().to_string());
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    let object = Object::parse(&bytes).with_context(|| path.display().to_string());
     object.map_err(Failure::General)
 }
 
@@ -122,5 +122,5 @@ fn words_of(cost: Cost) -> String {
         verified,
         memory,
     } = cost;
-    format!("{instructions} instructions, {verified} verified, {memory} octets of maps")
+    format!("{instructions} instructions, {verified} verified, {memory} bytes of maps")
 }

@@ -18,8 +18,8 @@ pub enum Linkage {
 /// How the program is linked that the shell would run by this name.
 pub fn of_program(name: &OsStr) -> Linkage {
     let path = find(name);
-    let octets = path.and_then(|path| fs::read(path).ok());
-    octets.map_or(Linkage::Glibc, |octets| of_image(&octets))
+    let bytes = path.and_then(|path| fs::read(path).ok());
+    bytes.map_or(Linkage::Glibc, |bytes| of_image(&bytes))
 }
 
 fn find(name: &OsStr) -> Option<PathBuf> {
@@ -54,7 +54,7 @@ fn of_image(image: &[u8]) -> Linkage {
 }
 
 fn headers(image: &[u8]) -> Option<impl Iterator<Item = &[u8]> + Clone> {
-    /// Octets of one program header.
+    /// Bytes of one program header.
     const HEADER: usize = 56;
     if !image.starts_with(b"\x7fELF\x02") {
         return None;
@@ -65,9 +65,9 @@ fn headers(image: &[u8]) -> Option<impl Iterator<Item = &[u8]> + Clone> {
     Some(table.chunks_exact(HEADER))
 }
 
-fn number(octets: &[u8], at: usize) -> Option<usize> {
-    let octets = octets.get(at..)?.first_chunk()?;
-    usize::try_from(u64::from_ne_bytes(*octets)).ok()
+fn number(bytes: &[u8], at: usize) -> Option<usize> {
+    let bytes = bytes.get(at..)?.first_chunk()?;
+    usize::try_from(u64::from_ne_bytes(*bytes)).ok()
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {

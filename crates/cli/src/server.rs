@@ -94,8 +94,8 @@ impl ServerAddress {
 }
 
 fn unpack<T: DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> Result<T, Failure> {
-    let octets = unpack_blob(list, fds.pop()).map_err(|error| Failure::NoServer(error.into()))?;
-    decode(&octets).map_err(|_| unexpected())
+    let bytes = unpack_blob(list, fds.pop()).map_err(|error| Failure::NoServer(error.into()))?;
+    decode(&bytes).map_err(|_| unexpected())
 }
 
 fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {

@@ -159,8 +159,8 @@ fn figures(session: &SessionReport) -> String {
     let figures = &session.figures;
     let traffic = format!(
         "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{} cpu_us:{}",
-        figures.octets_out,
-        figures.octets_in,
+        figures.bytes_out,
+        figures.bytes_in,
         figures.segments_out,
         figures.segments_in,
         figures.cpu_us,

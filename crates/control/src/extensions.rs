@@ -25,7 +25,7 @@ pub struct Domain {
     pub entries: u32,
     pub key: u32,
     pub value: u32,
-    /// Octets of all maps together, processors counted.
+    /// Bytes of all maps together, processors counted.
     pub memory: u64,
     pub processors: u32,
 }

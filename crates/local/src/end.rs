@@ -53,7 +53,7 @@ const FIN_WAIT_MOST: Duration = Duration::from_secs(120);
 /// What Linux shows of a round trip over loopback, about.
 const ROUND_TRIP: Duration = Duration::from_micros(20);
 
-/// What was sent, or taken as sent. Of the peer's octets those that it holds back do not show.
+/// What was sent, or taken as sent. Of the peer's bytes those that it holds back do not show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress {
     sent: u64,
@@ -62,11 +62,11 @@ struct Progress {
     flags: u32,
 }
 
-/// The urgent octet that the peer named last.
+/// The urgent byte that the peer named last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     at: u64,
-    /// The program took the octet out of band.
+    /// The program took the byte out of band.
     taken: bool,
 }
 
@@ -148,7 +148,7 @@ pub struct Local {
     published: Progress,
     /// The position that lies first in the ring.
     base: u64,
-    /// After so many octets the ring begins again.
+    /// After so many bytes the ring begins again.
     cycle: u64,
     urgent_out: u64,
     peer: Progress,
@@ -183,7 +183,7 @@ impl Local {
         let own = rings.ends().of(side);
         let kept = &own.kept.0;
         let progress = Progress {
-            sent: own.sent.0.octets.load(Acquire),
+            sent: own.sent.0.bytes.load(Acquire),
             shown: own.sent.0.shown.load(Acquire),
             taken: own.taken.0.load(Acquire),
             flags: own.sent.0.flags.load(Acquire),
@@ -263,8 +263,8 @@ impl Local {
     pub fn look(&mut self, now: Instant) -> Events {
         let mut events = std::mem::take(&mut self.events);
         let theirs = self.rings.ends().of(self.side.other());
-        // The end of the stream is told after its last octet: looked at in the other order, the
-        // octets are there when the end is.
+        // The end of the stream is told after its last byte: looked at in the other order, the
+        // bytes are there when the end is.
         let flags = theirs.sent.0.flags.load(Acquire);
         let shown = theirs.sent.0.shown.load(Acquire);
         let seen = Progress {
@@ -317,11 +317,11 @@ impl Local {
             && seen
                 .sent
                 .checked_sub(own.taken)
-                .is_some_and(|octets| octets <= size)
+                .is_some_and(|bytes| bytes <= size)
             && own
                 .sent
                 .checked_sub(seen.taken)
-                .is_some_and(|octets| octets <= size)
+                .is_some_and(|bytes| bytes <= size)
             && before.flags & !seen.flags == 0
             && (before.flags & flags::FIN == 0 || seen.sent == before.sent)
     }
@@ -358,7 +358,7 @@ impl Local {
             let at = urgent - 1;
             if self.mark.is_none_or(|mark| at > mark.at) {
                 if self.is_at_mark() && !self.options.urgent_inline && self.queued() > 0 {
-                    // The octet of the earlier mark, if nobody has taken it, is lost.
+                    // The byte of the earlier mark, if nobody has taken it, is lost.
                     self.own.taken += 1;
                 }
                 self.mark = Some(Mark { at, taken: false });
@@ -421,7 +421,7 @@ impl Local {
         mine.sent.0.base.store(self.base, Relaxed);
         mine.sent.0.cycle.store(self.cycle, Relaxed);
         mine.sent.0.urgent.store(self.urgent_out, Relaxed);
-        mine.sent.0.octets.store(own.sent, Relaxed);
+        mine.sent.0.bytes.store(own.sent, Relaxed);
         mine.sent.0.shown.store(own.shown, Release);
         mine.taken.0.store(own.taken, Release);
         mine.sent.0.flags.store(own.flags, Release);
@@ -441,7 +441,7 @@ impl Local {
         self.wake(due)
     }
 
-    /// Octets that are not to be shown yet: a piece short of a segment whose writer has more.
+    /// Bytes that are not to be shown yet: a piece short of a segment whose writer has more.
     fn held_back(&self) -> u64 {
         let is_corked = self.options.cork || self.options.more;
         if !is_corked || self.is_pushed || self.own.flags & flags::FIN != 0 {
@@ -450,7 +450,7 @@ impl Local {
         self.own.sent.saturating_sub(self.own.shown) % u64::from(SEGMENT)
     }
 
-    /// When to call [`Local::push`]: octets are held back.
+    /// When to call [`Local::push`]: bytes are held back.
     pub fn pushes_at(&self) -> Option<Instant> {
         (self.own.shown < self.own.sent && self.held_back() > 0)
             .then(|| self.held_since + HOLDS_BACK)
@@ -538,14 +538,14 @@ impl Local {
         }
     }
 
-    // ---- octets ----
+    // ---- bytes ----
 
-    /// Octets that came and were not taken.
+    /// Bytes that came and were not taken.
     fn queued(&self) -> u64 {
         self.peer.sent - self.own.taken
     }
 
-    /// Octets that were sent and that the peer has not taken.
+    /// Bytes that were sent and that the peer has not taken.
     fn unread(&self) -> u64 {
         self.own.sent - self.peer.taken
     }
@@ -571,18 +571,18 @@ impl Local {
         }
     }
 
-    /// Has the peer taken nothing since the ring was empty? All octets lie in their first cycle then.
+    /// Has the peer taken nothing since the ring was empty? All bytes lie in their first cycle then.
     fn may_grow(&self) -> bool {
         self.peer.taken <= self.base
     }
 
-    /// What of the ring is the reader's buffer: octets in it have arrived.
+    /// What of the ring is the reader's buffer: bytes in it have arrived.
     fn share(&self, limit: u64) -> u64 {
         let receive_limit = self.theirs().kept.0.receive_limit.load(Relaxed);
         given(receive_limit, RECEIVE_BUFFER).min(limit)
     }
 
-    /// Octets that were sent and have not arrived: the reader's buffer is full.
+    /// Bytes that were sent and have not arrived: the reader's buffer is full.
     fn waiting(&self) -> u64 {
         let limit = self.limit_of(self.send_limit, self.theirs());
         self.unread().saturating_sub(self.share(limit))
@@ -610,8 +610,8 @@ impl Local {
         self.own.flags & flags::FIN == 0 && !self.has_failed
     }
 
-    /// The octets that a read may return: how many to leave out before, and how many there are. It
-    /// ends at the mark, and shows the urgent octet only if its place is there.
+    /// The bytes that a read may return: how many to leave out before, and how many there are. It
+    /// ends at the mark, and shows the urgent byte only if its place is there.
     fn span(&self) -> (u64, u64) {
         let queued = self.queued();
         let Some(before) = self
@@ -633,8 +633,8 @@ impl Local {
         self.rings.get(self.side.other(), cycle, offset, out);
     }
 
-    fn to_length(octets: u64) -> usize {
-        usize::try_from(octets).unwrap_or(usize::MAX)
+    fn to_length(bytes: u64) -> usize {
+        usize::try_from(bytes).unwrap_or(usize::MAX)
     }
 }
 
@@ -778,9 +778,9 @@ impl Stream for Local {
                 if !self.has_urgent() {
                     return OutOfBand::Announced;
                 }
-                let mut octet = [0];
-                self.copy_out(mark.at, &mut octet);
-                OutOfBand::Octet(octet[0])
+                let mut byte = [0];
+                self.copy_out(mark.at, &mut byte);
+                OutOfBand::Byte(byte[0])
             }
             _ => OutOfBand::Nothing,
         }
@@ -788,7 +788,7 @@ impl Stream for Local {
 
     fn take_urgent(&mut self) -> OutOfBand {
         let found = self.peek_urgent();
-        if let (OutOfBand::Octet(_), Some(mark)) = (found, &mut self.mark) {
+        if let (OutOfBand::Byte(_), Some(mark)) = (found, &mut self.mark) {
             mark.taken = true;
             let behind = mark.at + 1;
             self.mine().kept.0.urgent_taken.store(behind, Relaxed);
@@ -890,21 +890,21 @@ impl Stream for Local {
         &mut self.options
     }
 
-    fn set_send_buffer(&mut self, octets: usize) {
-        let octets = u32::try_from(octets).unwrap_or(u32::MAX);
-        self.send_limit = octets.into();
-        self.mine().kept.0.send_limit.store(octets, Relaxed);
+    fn set_send_buffer(&mut self, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.send_limit = bytes.into();
+        self.mine().kept.0.send_limit.store(bytes, Relaxed);
     }
 
-    fn set_receive_buffer(&mut self, octets: usize) {
-        let octets = u32::try_from(octets).unwrap_or(u32::MAX);
-        let before = self.mine().kept.0.receive_limit.swap(octets, Relaxed);
-        self.has_grown |= octets > before;
+    fn set_receive_buffer(&mut self, bytes: usize) {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let before = self.mine().kept.0.receive_limit.swap(bytes, Relaxed);
+        self.has_grown |= bytes > before;
     }
 
     /// What would be seen of a connection over Linux's loopback device.
     fn tcp_info(&self) -> TcpInfo {
-        let octets = |octets: u64| u32::try_from(octets).unwrap_or(u32::MAX);
+        let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let unsent = self
             .waiting()
             .max(self.own.sent.saturating_sub(self.own.shown));
@@ -924,16 +924,16 @@ impl Stream for Local {
             backoff: 0,
             probes: 0,
             retransmits: 0,
-            octets_in: self.peer.sent,
-            octets_out: self.own.sent,
+            bytes_in: self.peer.sent,
+            bytes_out: self.own.sent,
             // With those of the handshake.
             segments_in: self.reads + HANDSHAKE,
             segments_out: self.writes + HANDSHAKE,
             receive_queue: Local::to_length(self.queued()),
             send_queue: Local::to_length(unsent),
-            unsent: octets(unsent),
-            send_window: octets(self.room()),
-            receive_window: octets(room),
+            unsent: bytes(unsent),
+            send_window: bytes(self.room()),
+            receive_window: bytes(room),
             send_buffer: Local::to_length(self.limit()),
             receive_buffer: self.rings.size(),
             send_scale: 7,
@@ -958,10 +958,10 @@ impl Stream for Local {
             data_segments_out: self.writes,
             bytes_retransmitted: 0,
             // With the SYN.
-            octets_acknowledged: self.own.sent + u64::from(self.side == Side::Opener),
+            bytes_acknowledged: self.own.sent + u64::from(self.side == Side::Opener),
             out_of_order: 0,
             receive_rtt: Duration::ZERO,
-            receive_space: octets(self.rings.size() as u64),
+            receive_space: bytes(self.rings.size() as u64),
             keepalives: 0,
             busy: Duration::ZERO,
             window_limited: Duration::ZERO,

@@ -28,19 +28,19 @@ macro_rules! streams {
 }
 
 streams! {
-    /// Queues octets; returns how many were taken.
+    /// Queues bytes; returns how many were taken.
     fn send(mut self, now: Instant, data: &[u8]) -> usize;
-    /// The last octet that was sent is urgent.
+    /// The last byte that was sent is urgent.
     fn mark_urgent(mut self);
-    /// Octets that `send` would take now.
+    /// Bytes that `send` would take now.
     fn send_space(ref self) -> usize;
-    /// Moves octets that have come to `out`; returns how many.
+    /// Moves bytes that have come to `out`; returns how many.
     fn recv(mut self, now: Instant, out: &mut [u8]) -> usize;
-    /// Copies octets from `offset` on, and leaves them.
+    /// Copies bytes from `offset` on, and leaves them.
     fn peek(ref self, offset: usize, out: &mut [u8]) -> usize;
-    /// Octets that `recv` would return.
+    /// Bytes that `recv` would return.
     fn readable(ref self) -> usize;
-    /// Are there as many octets as `receive_low_water` asks for?
+    /// Are there as many bytes as `receive_low_water` asks for?
     fn is_readable(ref self) -> bool;
     /// What `FIONREAD` tells.
     fn inquiry(ref self) -> usize;
@@ -73,8 +73,8 @@ streams! {
     fn take_error(mut self) -> Option<Error>;
 
     fn options(mut self) -> &mut Options;
-    fn set_send_buffer(mut self, octets: usize);
-    fn set_receive_buffer(mut self, octets: usize);
+    fn set_send_buffer(mut self, bytes: usize);
+    fn set_receive_buffer(mut self, bytes: usize);
     fn tcp_info(ref self) -> TcpInfo;
     fn edges(ref self) -> SendSpace;
     fn counts(ref self) -> &[u32; EVENTS_MAX];

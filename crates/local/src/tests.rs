@@ -41,8 +41,8 @@ pub(crate) fn pause() {
     });
 }
 
-fn memory(octets: usize) -> Arc<Rings> {
-    Arc::new(Rings::map(Rings::create(octets).unwrap()).unwrap())
+fn memory(bytes: usize) -> Arc<Rings> {
+    Arc::new(Rings::map(Rings::create(bytes).unwrap()).unwrap())
 }
 
 fn pair() -> (Local, Local) {
@@ -61,14 +61,14 @@ fn tell(from: &mut Local, to: &mut Local) -> Events {
 }
 
 fn read_all(end: &mut Local) -> Vec<u8> {
-    let mut octets = vec![0; end.readable()];
-    let count = end.recv(NOW, &mut octets);
-    octets.truncate(count);
-    octets
+    let mut bytes = vec![0; end.readable()];
+    let count = end.recv(NOW, &mut bytes);
+    bytes.truncate(count);
+    bytes
 }
 
 #[test]
-fn octets_come_out_in_order_and_partial_writes_are_told() {
+fn bytes_come_out_in_order_and_partial_writes_are_told() {
     let (mut a, mut b) = pair();
     assert_eq!(a.send(NOW, b"hello"), 5);
     assert_eq!(b.look(NOW), Events::NONE, "not told yet");
@@ -101,7 +101,7 @@ fn short_messages_always_use_the_same_memory() {
     }
     let mut ring = vec![0; RING_MIN];
     rings.get(Side::Opener, RING_MIN, 0, &mut ring);
-    assert!(ring[1000..].iter().all(|octet| *octet == 0));
+    assert!(ring[1000..].iter().all(|byte| *byte == 0));
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn an_end_waits_for_the_other_one_as_long_as_its_program_says() {
 }
 
 #[test]
-fn a_close_with_octets_unread_resets_and_what_was_sent_before_can_be_read() {
+fn a_close_with_bytes_unread_resets_and_what_was_sent_before_can_be_read() {
     let (mut a, mut b) = pair();
     a.send(NOW, b"kept");
     b.send(NOW, b"never read");
@@ -233,7 +233,7 @@ fn an_abort_discards_nothing_that_the_peer_has() {
 }
 
 #[test]
-fn the_urgent_octet_stands_beside_the_stream_or_in_it() {
+fn the_urgent_byte_stands_beside_the_stream_or_in_it() {
     for inline in [false, true] {
         let (mut a, mut b) = pair();
         b.options().urgent_inline = inline;
@@ -250,8 +250,8 @@ fn the_urgent_octet_stands_beside_the_stream_or_in_it() {
             assert_eq!(b.take_urgent(), OutOfBand::Nothing);
             assert_eq!(read_all(&mut b), b"!cd");
         } else {
-            assert_eq!(b.peek_urgent(), OutOfBand::Octet(b'!'));
-            assert_eq!(b.take_urgent(), OutOfBand::Octet(b'!'));
+            assert_eq!(b.peek_urgent(), OutOfBand::Byte(b'!'));
+            assert_eq!(b.take_urgent(), OutOfBand::Byte(b'!'));
             assert_eq!(b.take_urgent(), OutOfBand::Nothing);
             assert!(!b.has_urgent());
             assert_eq!(read_all(&mut b), b"cd");
@@ -270,7 +270,7 @@ fn the_next_holder_goes_on_where_the_last_one_stopped() {
     a.send(NOW, b"two");
     tell(&mut a, &mut b);
     b.recv(NOW, &mut [0; 1]);
-    assert_eq!(b.take_urgent(), OutOfBand::Octet(b'e'));
+    assert_eq!(b.take_urgent(), OutOfBand::Byte(b'e'));
     b.shutdown_receive();
     let _ = b.publish();
 
@@ -302,30 +302,24 @@ fn buffers_bound_what_may_lie_between_two_ends() {
 #[test]
 fn a_reader_that_reads_is_not_left_far_behind() {
     let cycle = CYCLE as usize;
-    let octets: Vec<u8> = (0..RING_MIN).map(|index| (index % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..RING_MIN).map(|index| (index % 251) as u8).collect();
     let (mut a, mut b) = pair();
     // Nothing was taken: all that the buffers hold.
-    assert_eq!(a.send(NOW, &octets[..cycle - 10]), cycle - 10);
+    assert_eq!(a.send(NOW, &bytes[..cycle - 10]), cycle - 10);
     tell(&mut a, &mut b);
-    assert_eq!(a.send(NOW, &octets[cycle - 10..]), RING_MIN - cycle + 10);
+    assert_eq!(a.send(NOW, &bytes[cycle - 10..]), RING_MIN - cycle + 10);
     tell(&mut a, &mut b);
-    assert!(
-        read_all(&mut b) == octets,
-        "in the places of a larger cycle"
-    );
+    assert!(read_all(&mut b) == bytes, "in the places of a larger cycle");
     tell(&mut b, &mut a);
     // Some was: no more than a cycle.
-    assert_eq!(a.send(NOW, &octets[..100]), 100);
+    assert_eq!(a.send(NOW, &bytes[..100]), 100);
     tell(&mut a, &mut b);
     assert_eq!(b.recv(NOW, &mut [0; 1]), 1);
     tell(&mut b, &mut a);
-    assert_eq!(a.send(NOW, &octets[100..]), cycle - 99);
+    assert_eq!(a.send(NOW, &bytes[100..]), cycle - 99);
     assert!(!a.poll_writable());
     tell(&mut a, &mut b);
-    assert!(
-        read_all(&mut b) == octets[1..=cycle],
-        "over the cycle's end"
-    );
+    assert!(read_all(&mut b) == bytes[1..=cycle], "over the cycle's end");
     assert_eq!(tell(&mut b, &mut a), Events::WRITABLE);
 }
 
@@ -443,7 +437,7 @@ fn a_sleeper_is_rung_for_once() {
     assert_eq!(a.publish(), None, "nobody is there");
 }
 
-/// Any sequence of calls on two ends moves octets as two queues would.
+/// Any sequence of calls on two ends moves bytes as two queues would.
 #[test]
 fn two_ends_behave_like_two_queues() {
     check!(2000)
@@ -458,10 +452,10 @@ fn two_ends_behave_like_two_queues() {
                 let size = usize::from(size) % (RING_MIN + 100);
                 match call % 4 {
                     0 => {
-                        let octets: Vec<u8> =
+                        let bytes: Vec<u8> =
                             (0..size).map(|i| next.wrapping_add(i as u8)).collect();
-                        let count = ends[own].send(NOW, &octets);
-                        queues[own].extend(&octets[..count]);
+                        let count = ends[own].send(NOW, &bytes);
+                        queues[own].extend(&bytes[..count]);
                         next = next.wrapping_add(count as u8);
                     }
                     1 => {
@@ -505,7 +499,7 @@ fn a_hostile_peer_harms_only_the_stream() {
                     3 => peer.sent.0.flags.store(word as u32, Relaxed),
                     4 => peer.sent.0.base.store(word, Relaxed),
                     5 => peer.sent.0.urgent.store(word, Relaxed),
-                    6 => own.sent.0.octets.store(word, Relaxed),
+                    6 => own.sent.0.bytes.store(word, Relaxed),
                     7 => own.taken.0.store(word, Relaxed),
                     8 => peer.kept.0.receive_limit.store(word as u32, Relaxed),
                     9 => own.notifier.0.wants.store(word as u32, Relaxed),
@@ -669,7 +663,7 @@ fn no_wake_up_is_lost_on_words() {
 
 #[test]
 fn no_wake_up_is_lost() {
-    const OCTETS: usize = 24 << 20;
+    const BYTES: usize = 24 << 20;
     let (a, b) = pair();
     a.give_to(2);
     b.give_to(3);
@@ -691,16 +685,16 @@ fn no_wake_up_is_lost() {
             let mut sent = 0;
             // Sizes that make either side wait for the other, and answers in between.
             for round in 0.. {
-                let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(OCTETS - sent);
-                let octets: Vec<u8> = (sent..sent + size).map(|i| (i % 253) as u8).collect();
-                let mut rest = &octets[..];
+                let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(BYTES - sent);
+                let bytes: Vec<u8> = (sent..sent + size).map(|i| (i % 253) as u8).collect();
+                let mut rest = &bytes[..];
                 while !rest.is_empty() {
                     let count = writer.until(|end| Some(end.send(NOW, rest)).filter(|n| *n > 0));
                     rest = &rest[count..];
                 }
                 sent += size;
                 writer.until(|end| (end.recv(NOW, &mut [0; 1]) == 1).then_some(()));
-                if sent == OCTETS {
+                if sent == BYTES {
                     break;
                 }
             }
@@ -709,8 +703,8 @@ fn no_wake_up_is_lost() {
         scope.spawn(|| {
             let mut received = 0;
             let mut round = 0;
-            while received < OCTETS {
-                let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(OCTETS - received);
+            while received < BYTES {
+                let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(BYTES - received);
                 let end = received + size;
                 let mut buffer = vec![0; 5000];
                 while received < end {
@@ -718,8 +712,8 @@ fn no_wake_up_is_lost() {
                     let count = reader.until(|local| {
                         Some(local.recv(NOW, &mut buffer[..most])).filter(|count| *count > 0)
                     });
-                    for octet in &buffer[..count] {
-                        assert_eq!(*octet, (received % 253) as u8);
+                    for byte in &buffer[..count] {
+                        assert_eq!(*byte, (received % 253) as u8);
                         received += 1;
                     }
                 }

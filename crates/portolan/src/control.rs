@@ -220,8 +220,8 @@ impl Control {
                 }
                 Err(_) => return Err(Lost),
             };
-            let octets = exchange.buffer.get(..received.length).ok_or(Lost)?;
-            let reply: Reply = portolan_proto::decode(octets).map_err(|_| Lost)?;
+            let bytes = exchange.buffer.get(..received.length).ok_or(Lost)?;
+            let reply: Reply = portolan_proto::decode(bytes).map_err(|_| Lost)?;
             if reply.id == id && received.is_short {
                 return Ok(refused(Errno::MFILE));
             }
@@ -246,9 +246,9 @@ impl Control {
     /// The inner error is of this message alone, as `ETOOMANYREFS` where too many descriptors are on
     /// their way.
     fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Result<(), Errno>, Lost> {
-        let octets = portolan_proto::encode(request);
+        let bytes = portolan_proto::encode(request);
         loop {
-            match self.connection.send(&octets, fds) {
+            match self.connection.send(&bytes, fds) {
                 Ok(()) => return Ok(Ok(())),
                 Err(SendError::Blocked) => self.wait_until(libc::POLLOUT)?,
                 Err(SendError::Failed(errno)) => return Ok(Err(errno)),

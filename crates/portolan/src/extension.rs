@@ -34,8 +34,8 @@ pub struct Object {
 
 impl Object {
     /// Reads what clang made.
-    pub fn parse(octets: &[u8]) -> Result<Object, ObjectError> {
-        object::parse(octets).map(|code| Object { code })
+    pub fn parse(bytes: &[u8]) -> Result<Object, ObjectError> {
+        object::parse(bytes).map(|code| Object { code })
     }
 
     /// Is it for what comes, or for what is sent?

@@ -9,7 +9,7 @@ use portolan_types::Slot;
 
 use crate::wait::Waiter;
 
-/// Octets that wait for one flow; what comes beyond is dropped.
+/// Bytes that wait for one flow; what comes beyond is dropped.
 const ROOM: u64 = 1 << 20;
 
 /// A frame as it came.
@@ -18,7 +18,7 @@ pub struct Received {
     /// Index of the device it came by.
     pub interface: u32,
     /// From the Ethernet header on.
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
@@ -93,10 +93,10 @@ impl Inbox {
         }
         self.figures.receive_queue += length;
         self.figures.frames_in += 1;
-        self.figures.octets_in += length;
+        self.figures.bytes_in += length;
         self.frames.push_back(Received {
             interface,
-            octets: frame.to_vec(),
+            bytes: frame.to_vec(),
         });
         self.wake();
     }
@@ -107,7 +107,7 @@ impl Inbox {
 
     pub(crate) fn next(&mut self) -> Option<Received> {
         let received = self.frames.pop_front()?;
-        self.figures.receive_queue -= received.octets.len() as u64;
+        self.figures.receive_queue -= received.bytes.len() as u64;
         Some(received)
     }
 
@@ -120,9 +120,9 @@ impl Inbox {
         Some((self.row?, row))
     }
 
-    pub(crate) fn note_sent(&mut self, octets: usize) {
+    pub(crate) fn note_sent(&mut self, bytes: usize) {
         self.figures.frames_out += 1;
-        self.figures.octets_out += octets as u64;
+        self.figures.bytes_out += bytes as u64;
     }
 
     pub(crate) fn dropped(&self) -> u64 {
@@ -166,7 +166,7 @@ mod tests {
         let inbox = inboxes.get(slot).unwrap();
         assert_eq!(inbox.dropped(), 4);
         let read = std::iter::from_fn(|| inbox.next());
-        assert_eq!(read.filter(|r| r.octets == frame).count(), 16);
+        assert_eq!(read.filter(|r| r.bytes == frame).count(), 16);
         inboxes.deliver(&record(slot), &frame);
         assert!(inboxes.get(slot).unwrap().next().is_some());
     }
@@ -183,8 +183,8 @@ mod tests {
         let (_, row) = inboxes.rows().find(|(row, _)| *row == 3).unwrap();
         assert_eq!(row.flow, u64::from(late.0) + 1);
         let figures = row.figures;
-        assert_eq!((figures.frames_in, figures.octets_in), (1, 60));
-        assert_eq!((figures.frames_out, figures.octets_out), (1, 70));
+        assert_eq!((figures.frames_in, figures.bytes_in), (1, 60));
+        assert_eq!((figures.frames_out, figures.bytes_out), (1, 70));
         assert_eq!(figures.receive_queue, 60);
         inboxes.get(late).unwrap().next().unwrap();
         let (_, row) = inboxes.rows().find(|(row, _)| *row == 3).unwrap();

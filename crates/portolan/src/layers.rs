@@ -16,7 +16,7 @@ use crate::settings::settings;
 pub enum Layer {
     /// Of a call, all that is no other layer's: the socket, locks, who watches, timers.
     Call,
-    /// Octets between the program's buffers and the session's.
+    /// Bytes between the program's buffers and the session's.
     Copy,
     /// Ring and tap are looked at, records told apart.
     Ring,

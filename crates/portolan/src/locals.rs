@@ -51,7 +51,7 @@ pub(crate) struct Locals {
     vain: u32,
     /// Until when the bell is not heard.
     deaf_until: Option<Instant>,
-    /// Ends that hold octets back.
+    /// Ends that hold bytes back.
     corked: Vec<Slot>,
     /// What they found, until nothing is locked but the core: who is to be told may be asking.
     untold: Vec<(Slot, Events)>,
@@ -188,7 +188,7 @@ impl Locals {
         pushes.chain(self.deaf_until).min()
     }
 
-    /// Whether the end at `slot` holds octets back has changed.
+    /// Whether the end at `slot` holds bytes back has changed.
     fn note_corked(&mut self, slot: Slot) {
         if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
             held.is_corked = held.end.pushes_at().is_some();

@@ -138,7 +138,7 @@ impl Options {
                     .to_vec()
             }
         };
-        if (level, name) == (IPPROTO_TCP, TCP_MAXSEG) && kept.iter().all(|octet| *octet == 0) {
+        if (level, name) == (IPPROTO_TCP, TCP_MAXSEG) && kept.iter().all(|byte| *byte == 0) {
             // Zero takes an earlier clamp back.
             self.values.remove(&(level, name));
             return Ok(());
@@ -280,15 +280,15 @@ impl Options {
 
     pub(crate) fn receive_buffer(&self) -> Option<u32> {
         self.int(SOL_SOCKET, libc::SO_RCVBUF)
-            .and_then(|octets| u32::try_from(octets).ok())
+            .and_then(|bytes| u32::try_from(bytes).ok())
     }
 
-    /// Octets that a blocking receive waits for (`SO_RCVLOWAT`).
+    /// Bytes that a blocking receive waits for (`SO_RCVLOWAT`).
     pub(crate) fn receive_low_water(&self) -> usize {
-        let octets = self.int(SOL_SOCKET, libc::SO_RCVLOWAT);
-        octets
-            .and_then(|octets| usize::try_from(octets).ok())
-            .map_or(1, |octets| octets.max(1))
+        let bytes = self.int(SOL_SOCKET, libc::SO_RCVLOWAT);
+        bytes
+            .and_then(|bytes| usize::try_from(bytes).ok())
+            .map_or(1, |bytes| bytes.max(1))
     }
 
     pub(crate) fn receive_timeout(&self) -> Option<Duration> {
@@ -343,7 +343,7 @@ impl Options {
     /// `TCP_CONGESTION`, if it was set.
     pub(crate) fn congestion(&self) -> Option<CongestionKind> {
         let name = self.values.get(&(IPPROTO_TCP, libc::TCP_CONGESTION))?;
-        let name = name.split(|&octet| octet == 0).next()?;
+        let name = name.split(|&byte| byte == 0).next()?;
         CongestionKind::from_name(core::str::from_utf8(name).ok()?)
     }
 
@@ -354,7 +354,7 @@ impl Options {
         (rate != u64::MAX).then_some(rate)
     }
 
-    /// Whether `recvmsg` of a stream is to tell more than octets: when they came, how many are left.
+    /// Whether `recvmsg` of a stream is to tell more than bytes: when they came, how many are left.
     pub(crate) fn wants_times(&self) -> bool {
         let wanted = self.wanted_control();
         wanted.timestamp || wanted.timestamp_ns || wanted.timestamping || self.tells_rest()
@@ -384,12 +384,12 @@ impl Options {
 
     /// `SO_RCVBUFFORCE` and `SO_SNDBUFFORCE`: as the option without the bound, for who is privileged.
     pub(crate) fn force_buffer(&mut self, name: i32, value: &[u8]) -> Result<(), Errno> {
-        let octets = values::forced_buffer(name, int_of(value, SOL_SOCKET)?);
+        let bytes = values::forced_buffer(name, int_of(value, SOL_SOCKET)?);
         let plain = match name {
             libc::SO_RCVBUFFORCE => libc::SO_RCVBUF,
             _ => libc::SO_SNDBUF,
         };
-        self.keep(SOL_SOCKET, plain, &octets.to_ne_bytes());
+        self.keep(SOL_SOCKET, plain, &bytes.to_ne_bytes());
         Ok(())
     }
 
@@ -399,7 +399,7 @@ impl Options {
     }
 
     pub(crate) fn multicast(&self) -> MulticastOptions {
-        let octet = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
+        let byte = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
         let on = |level, name| self.int(level, name).is_none_or(|value| value != 0);
         let default = MulticastOptions::default();
         let v4_interface = self
@@ -411,8 +411,8 @@ impl Options {
             .int(IPPROTO_IPV6, libc::IPV6_MULTICAST_IF)
             .map(i32::cast_unsigned));
         MulticastOptions {
-            ttl: octet(IPPROTO_IP, libc::IP_MULTICAST_TTL)
-                .or(octet(IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS))
+            ttl: byte(IPPROTO_IP, libc::IP_MULTICAST_TTL)
+                .or(byte(IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS))
                 .unwrap_or(default.ttl),
             is_looped: on(IPPROTO_IP, libc::IP_MULTICAST_LOOP)
                 && on(IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
@@ -422,8 +422,8 @@ impl Options {
 
     fn apply_to_udp(&self, session: &mut UdpSession) {
         session.ip = self.ip();
-        if let Some(octets) = self.receive_buffer() {
-            session.receive_buffer = octets as usize;
+        if let Some(bytes) = self.receive_buffer() {
+            session.receive_buffer = bytes as usize;
         }
         session.multicast = self.multicast();
         let hears_all = |level, name| self.int(level, name).is_none_or(|value| value != 0);
@@ -455,7 +455,7 @@ impl Options {
 
     fn window_clamp(&self) -> Option<u32> {
         let clamp = self.int(IPPROTO_TCP, TCP_WINDOW_CLAMP)?;
-        Some(clamp.unsigned_abs()).filter(|&octets| octets > 0)
+        Some(clamp.unsigned_abs()).filter(|&bytes| bytes > 0)
     }
 
     /// What the server must know for the handshakes it does.
@@ -525,11 +525,11 @@ impl Options {
 
     /// Tells a stream, of whatever kind, all that concerns it.
     pub(crate) fn apply_to_stream(&self, stream: &mut dyn Stream) {
-        if let Some(octets) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
-            stream.set_send_buffer(usize::try_from(octets).unwrap_or(0));
+        if let Some(bytes) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
+            stream.set_send_buffer(usize::try_from(bytes).unwrap_or(0));
         }
-        if let Some(octets) = self.receive_buffer() {
-            stream.set_receive_buffer(octets as usize);
+        if let Some(bytes) = self.receive_buffer() {
+            stream.set_receive_buffer(bytes as usize);
         }
         let low_water = self.receive_low_water();
         let options = stream.options();
@@ -561,7 +561,7 @@ impl Options {
         options.receive_low_water = low_water;
         options.max_pacing = self.max_pacing();
         let unsent = self.int(IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
-        options.unsent_low_water = unsent.map(i32::cast_unsigned).filter(|&octets| octets > 0);
+        options.unsent_low_water = unsent.map(i32::cast_unsigned).filter(|&bytes| bytes > 0);
         options.orphan_wait = match self.int(IPPROTO_TCP, libc::TCP_LINGER2) {
             None | Some(0) => OrphanWait::Default,
             Some(..0) => OrphanWait::Never,
@@ -601,17 +601,17 @@ impl Options {
     }
 
     fn ip(&self) -> IpOptions {
-        let octet = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
+        let byte = |level, name| self.int(level, name).and_then(|v| u8::try_from(v).ok());
         let default = IpOptions::default();
         IpOptions {
-            ttl: octet(IPPROTO_IP, libc::IP_TTL)
-                .or(octet(IPPROTO_IPV6, IPV6_UNICAST_HOPS))
+            ttl: byte(IPPROTO_IP, libc::IP_TTL)
+                .or(byte(IPPROTO_IPV6, IPV6_UNICAST_HOPS))
                 .unwrap_or(default.ttl),
-            tos: octet(IPPROTO_IP, libc::IP_TOS)
-                .or(octet(IPPROTO_IPV6, IPV6_TCLASS))
+            tos: byte(IPPROTO_IP, libc::IP_TOS)
+                .or(byte(IPPROTO_IPV6, IPV6_TCLASS))
                 .unwrap_or(default.tos),
-            min_ttl: octet(IPPROTO_IP, libc::IP_MINTTL)
-                .or(octet(IPPROTO_IPV6, IPV6_MINHOPCOUNT))
+            min_ttl: byte(IPPROTO_IP, libc::IP_MINTTL)
+                .or(byte(IPPROTO_IPV6, IPV6_MINHOPCOUNT))
                 .unwrap_or(default.min_ttl),
             discovery: self.mtu_discovery(),
         }

@@ -60,7 +60,7 @@ pub struct Hop {
     pub interface: u32,
     /// Of this host, as the route has it.
     pub source: IpAddr,
-    /// Octets behind the Ethernet header.
+    /// Bytes behind the Ethernet header.
     pub mtu: u32,
     pub own_mac: MacAddr,
     /// Of the destination, or of the gateway.

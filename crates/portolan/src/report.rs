@@ -28,8 +28,8 @@ pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsR
         state: state as u32,
         reserved: 0,
         figures: SessionFigures {
-            octets_in: figures.octets_in,
-            octets_out: figures.octets_out,
+            bytes_in: figures.bytes_in,
+            bytes_out: figures.bytes_out,
             segments_in: figures.segments_in,
             segments_out: figures.segments_out,
             retransmits: figures.retransmits,
@@ -63,8 +63,8 @@ fn udp_row(session: &UdpSession) -> StatisticsRow {
         },
         reserved: 0,
         figures: SessionFigures {
-            octets_in: session.octets_in,
-            octets_out: session.octets_out,
+            bytes_in: session.bytes_in,
+            bytes_out: session.bytes_out,
             segments_in: session.datagrams_in,
             segments_out: session.datagrams_out,
             receive_queue: clamp(session.queue.iter().map(|d| d.data.len()).sum()),
@@ -73,8 +73,8 @@ fn udp_row(session: &UdpSession) -> StatisticsRow {
     }
 }
 
-fn clamp(octets: usize) -> u32 {
-    u32::try_from(octets).unwrap_or(u32::MAX)
+fn clamp(bytes: usize) -> u32 {
+    u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
 fn micros(duration: Duration) -> u32 {

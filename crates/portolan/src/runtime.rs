@@ -56,7 +56,7 @@ pub(crate) struct Core {
     pub(crate) openings: Openings,
     /// Counts what was added to the descriptors that a leader polls.
     additions: u64,
-    /// Streams with octets whose way is watched.
+    /// Streams with bytes whose way is watched.
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
     /// Signals that owners of sockets get.

@@ -98,17 +98,17 @@ pub(crate) struct Socket {
     error: AtomicI32,
     /// An active open has ended, or goes on, that no `connect` has told of yet.
     has_news: AtomicBool,
-    /// An open waits for octets that its SYN could carry.
+    /// An open waits for bytes that its SYN could carry.
     is_deferred: AtomicBool,
     /// Directions of a UDP socket that are shut: [`RECEIVE`], [`SEND`].
     shut: AtomicU8,
-    /// Its options ask when octets came: spares each read the look at all of them.
+    /// Its options ask when bytes came: spares each read the look at all of them.
     wants_times: AtomicBool,
     /// Where the next look begins (`SO_PEEK_OFF`); less than 0: always at the start.
     peek_offset: AtomicI32,
     /// The kernel may be at work on its descriptor: in an epoll set, or in the background.
     is_with_kernel: AtomicBool,
-    /// The server is to do its work, from its first octet on.
+    /// The server is to do its work, from its first byte on.
     is_for_server: AtomicBool,
     asking: Asking,
 }
@@ -161,7 +161,7 @@ pub(crate) struct Setup {
     /// The application chose `local`.
     pub(crate) is_bound: bool,
     pub(crate) remote: Option<SocketAddr>,
-    /// Whom an open waits to reach until there are octets for the SYN (`TCP_FASTOPEN_CONNECT`).
+    /// Whom an open waits to reach until there are bytes for the SYN (`TCP_FASTOPEN_CONNECT`).
     pub(crate) deferred: Option<SocketAddr>,
     /// Of the last `listen`.
     pub(crate) backlog: u32,
@@ -503,16 +503,16 @@ impl Socket {
         self.peek_offset.store(offset, Ordering::Relaxed);
     }
 
-    /// Octets to pass over in a look; none if each begins at the start.
+    /// Bytes to pass over in a look; none if each begins at the start.
     pub(crate) fn peek_start(&self) -> Option<usize> {
         usize::try_from(self.peek_offset()).ok()
     }
 
-    /// Octets have been looked at (more than 0) or taken (less): the next look begins elsewhere.
-    pub(crate) fn move_peek_offset(&self, octets: i32) {
+    /// Bytes have been looked at (more than 0) or taken (less): the next look begins elsewhere.
+    pub(crate) fn move_peek_offset(&self, bytes: i32) {
         let offset = self.peek_offset();
         if offset >= 0 {
-            self.set_peek_offset(offset.saturating_add(octets).max(0));
+            self.set_peek_offset(offset.saturating_add(bytes).max(0));
         }
     }
 

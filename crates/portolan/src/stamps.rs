@@ -1,5 +1,5 @@
 //! Time stamps of what a stream sends (`SO_TIMESTAMPING`, Linux's networking/timestamping.rst): when
-//! the last octet of a call left for the device, and when the peer acknowledged it. A session that
+//! the last byte of a call left for the device, and when the peer acknowledged it. A session that
 //! leaves the process takes no marks along.
 
 use std::collections::VecDeque;
@@ -15,10 +15,10 @@ const MOST: usize = 1024;
 /// What is stamped, with the value that tells of it (linux/errqueue.h, `SCM_TSTAMP_*`).
 const KINDS: [(u32, u32); 3] = [(TX_SCHED, 1), (TX_SOFTWARE, 0), (TX_ACK, 2)];
 
-/// An octet whose way is watched.
+/// A byte whose way is watched.
 #[derive(Debug)]
 struct Mark {
-    octet: SeqNum,
+    byte: SeqNum,
     /// Of `SO_TIMESTAMPING`, what has not come yet.
     wanted: u32,
     number: u32,
@@ -28,34 +28,34 @@ struct Mark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) kind: u32,
-    /// Of the octet, from where the program began to count (`SOF_TIMESTAMPING_OPT_ID`).
+    /// Of the byte, from where the program began to count (`SOF_TIMESTAMPING_OPT_ID`).
     pub(crate) number: u32,
     pub(crate) at: Instant,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Stamps {
-    /// Octet 0.
+    /// Byte 0.
     base: SeqNum,
     marks: VecDeque<Mark>,
     queue: VecDeque<Stamp>,
 }
 
 impl Stamps {
-    /// Octets are counted from `base`.
+    /// Bytes are counted from `base`.
     pub(crate) fn count_from(&mut self, base: SeqNum) {
         self.base = base;
     }
 
-    /// Watches the last octet that was given to the stream, if `flags` ask for that.
+    /// Watches the last byte that was given to the stream, if `flags` ask for that.
     pub(crate) fn mark(&mut self, edges: &SendSpace, flags: u32) {
         let wanted = flags & (TX_SCHED | TX_SOFTWARE | TX_ACK);
         if wanted == 0 {
             return;
         }
-        let octet = edges.end - 1;
+        let byte = edges.end - 1;
         let number = if flags & OPT_ID != 0 {
-            octet - self.base
+            byte - self.base
         } else {
             0
         };
@@ -63,7 +63,7 @@ impl Stamps {
             self.marks.pop_front();
         }
         self.marks.push_back(Mark {
-            octet,
+            byte,
             wanted,
             number,
         });
@@ -75,7 +75,7 @@ impl Stamps {
         for mark in &mut self.marks {
             for (flag, kind) in KINDS {
                 let edge = if flag == TX_ACK { edges.una } else { edges.nxt };
-                if mark.wanted & flag == 0 || mark.octet.at_or_after(edge) {
+                if mark.wanted & flag == 0 || mark.byte.at_or_after(edge) {
                     continue;
                 }
                 mark.wanted &= !flag;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_octet_is_stamped_as_it_leaves_and_as_it_is_acknowledged() {
+    fn the_last_byte_is_stamped_as_it_leaves_and_as_it_is_acknowledged() {
         let mut stamps = Stamps::default();
         stamps.count_from(SeqNum(1000));
         let all = TX_SCHED | TX_SOFTWARE | TX_ACK | OPT_ID;

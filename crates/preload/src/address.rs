@@ -77,10 +77,7 @@ pub fn store(
 ) -> Result<(), Errno> {
     let encoded = Encoded::from(value);
     let room = room(length)?;
-    memory::write(
-        address.cast(),
-        &encoded.octets()[..room.min(encoded.length)],
-    )?;
+    memory::write(address.cast(), &encoded.bytes()[..room.min(encoded.length)])?;
     memory::write(length, &[encoded.length as socklen_t])
 }
 
@@ -104,7 +101,7 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    pub fn octets(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.storage[..self.length]
     }
 }
@@ -142,46 +139,46 @@ fn room(length: *mut socklen_t) -> Result<usize, Errno> {
 
 fn load(address: *const sockaddr, length: socklen_t) -> Result<Given, Errno> {
     let mut storage = [0_u8; MAXIMUM_LENGTH];
-    let octets = storage.get_mut(..length as usize).ok_or(Errno::INVAL)?;
-    memory::read_into(address.cast(), octets)?;
-    parse(octets)
+    let bytes = storage.get_mut(..length as usize).ok_or(Errno::INVAL)?;
+    memory::read_into(address.cast(), bytes)?;
+    parse(bytes)
 }
 
-fn parse(octets: &[u8]) -> Result<Given, Errno> {
-    let family = sa_family_t::from_ne_bytes(field(octets, 0)?);
+fn parse(bytes: &[u8]) -> Result<Given, Errno> {
+    let family = sa_family_t::from_ne_bytes(field(bytes, 0)?);
     match i32::from(family) {
-        AF_UNSPEC => Ok(Given::Unspecified(parse_v4(octets).ok())),
-        AF_INET => Ok(Given::Inet(parse_v4(octets)?.into())),
-        AF_INET6 => Ok(Given::Inet(parse_v6(octets)?.into())),
-        _ if octets.len() < V4_LENGTH => Err(Errno::INVAL),
+        AF_UNSPEC => Ok(Given::Unspecified(parse_v4(bytes).ok())),
+        AF_INET => Ok(Given::Inet(parse_v4(bytes)?.into())),
+        AF_INET6 => Ok(Given::Inet(parse_v6(bytes)?.into())),
+        _ if bytes.len() < V4_LENGTH => Err(Errno::INVAL),
         _ => Err(Errno::AFNOSUPPORT),
     }
 }
 
-fn parse_v4(octets: &[u8]) -> Result<SocketAddrV4, Errno> {
-    if octets.len() < V4_LENGTH {
+fn parse_v4(bytes: &[u8]) -> Result<SocketAddrV4, Errno> {
+    if bytes.len() < V4_LENGTH {
         return Err(Errno::INVAL);
     }
-    let port = u16::from_be_bytes(field(octets, 2)?);
+    let port = u16::from_be_bytes(field(bytes, 2)?);
     Ok(SocketAddrV4::new(
-        Ipv4Addr::from(field::<4>(octets, 4)?),
+        Ipv4Addr::from(field::<4>(bytes, 4)?),
         port,
     ))
 }
 
-fn parse_v6(octets: &[u8]) -> Result<SocketAddrV6, Errno> {
-    if octets.len() < V6_SHORT_LENGTH {
+fn parse_v6(bytes: &[u8]) -> Result<SocketAddrV6, Errno> {
+    if bytes.len() < V6_SHORT_LENGTH {
         return Err(Errno::INVAL);
     }
-    let port = u16::from_be_bytes(field(octets, 2)?);
-    let flow = u32::from_be_bytes(field(octets, 4)?);
-    let address = Ipv6Addr::from(field::<16>(octets, 8)?);
-    let scope = field(octets, V6_SHORT_LENGTH).map_or(0, u32::from_ne_bytes);
+    let port = u16::from_be_bytes(field(bytes, 2)?);
+    let flow = u32::from_be_bytes(field(bytes, 4)?);
+    let address = Ipv6Addr::from(field::<16>(bytes, 8)?);
+    let scope = field(bytes, V6_SHORT_LENGTH).map_or(0, u32::from_ne_bytes);
     Ok(SocketAddrV6::new(address, port, flow, scope))
 }
 
-fn field<const N: usize>(octets: &[u8], offset: usize) -> Result<[u8; N], Errno> {
-    octets
+fn field<const N: usize>(bytes: &[u8], offset: usize) -> Result<[u8; N], Errno> {
+    bytes
         .get(offset..)
         .and_then(|rest| rest.first_chunk())
         .copied()
@@ -194,12 +191,12 @@ mod tests {
 
     fn encoded(address: &str) -> Vec<u8> {
         Encoded::from(address.parse::<SocketAddr>().unwrap())
-            .octets()
+            .bytes()
             .to_vec()
     }
 
-    fn bind(octets: &[u8]) -> Result<SocketAddr, Errno> {
-        to_bind(octets.as_ptr().cast(), octets.len() as socklen_t)
+    fn bind(bytes: &[u8]) -> Result<SocketAddr, Errno> {
+        to_bind(bytes.as_ptr().cast(), bytes.len() as socklen_t)
     }
 
     #[test]
@@ -213,12 +210,12 @@ mod tests {
     fn every_length_of_every_family_is_answered() {
         for family in 0..=12_u8 {
             for length in 0..=MAXIMUM_LENGTH + 1 {
-                let mut octets = vec![0xff; length];
-                octets
+                let mut bytes = vec![0xff; length];
+                bytes
                     .iter_mut()
                     .zip([family, 0])
-                    .for_each(|(octet, value)| *octet = value);
-                let _ = bind(&octets);
+                    .for_each(|(byte, value)| *byte = value);
+                let _ = bind(&bytes);
             }
         }
     }
@@ -236,9 +233,9 @@ mod tests {
 
     #[test]
     fn other_families_are_not_supported() {
-        let mut octets = encoded("192.0.2.1:80");
-        octets[0] = libc::AF_UNIX as u8;
-        assert_eq!(bind(&octets), Err(Errno::AFNOSUPPORT));
+        let mut bytes = encoded("192.0.2.1:80");
+        bytes[0] = libc::AF_UNIX as u8;
+        assert_eq!(bind(&bytes), Err(Errno::AFNOSUPPORT));
     }
 
     #[test]
@@ -252,8 +249,8 @@ mod tests {
 
     #[test]
     fn an_unspecified_family_disconnects() {
-        let octets = [0_u8; 2];
-        assert_eq!(to_connect(octets.as_ptr().cast(), 2), Ok(None));
+        let bytes = [0_u8; 2];
+        assert_eq!(to_connect(bytes.as_ptr().cast(), 2), Ok(None));
     }
 
     #[test]
@@ -277,26 +274,26 @@ mod tests {
     }
 
     #[test]
-    fn any_octets_are_refused_or_come_back_as_they_were() {
+    fn any_bytes_are_refused_or_come_back_as_they_were() {
         portolan_fuzz::check!(3000)
             .with_type::<(u8, Vec<u8>)>()
-            .for_each(|(family, octets)| {
-                let mut octets = octets.clone();
-                if let Some(first) = octets.first_mut() {
+            .for_each(|(family, bytes)| {
+                let mut bytes = bytes.clone();
+                if let Some(first) = bytes.first_mut() {
                     *first = [0, 1, 2, 10][usize::from(family % 4)];
                 }
-                if let Some(second) = octets.get_mut(1) {
+                if let Some(second) = bytes.get_mut(1) {
                     *second = 0;
                 }
-                if let Ok(Given::Inet(address)) = parse(&octets) {
+                if let Ok(Given::Inet(address)) = parse(&bytes) {
                     let again = Encoded::from(address);
                     // What follows an IPv4 address in its structure is padding; a scope may be missing.
                     let told = match address {
                         SocketAddr::V4(_) => 8,
-                        SocketAddr::V6(_) if octets.len() < V6_LENGTH => V6_SHORT_LENGTH,
+                        SocketAddr::V6(_) if bytes.len() < V6_LENGTH => V6_SHORT_LENGTH,
                         SocketAddr::V6(_) => V6_LENGTH,
                     };
-                    assert_eq!(again.octets()[..told], octets[..told]);
+                    assert_eq!(again.bytes()[..told], bytes[..told]);
                 }
             });
     }

@@ -1,4 +1,4 @@
-//! C buffers and `iovec` arrays as slices of octets.
+//! C buffers and `iovec` arrays as slices of bytes.
 //!
 //! Null and empty pieces become empty slices; a transfer is cut at the length that Linux cuts it at.
 
@@ -27,13 +27,13 @@ const FEW: usize = 16;
 /// The buffer of a receiving call. The library touches its pages before it writes there.
 ///
 /// # Safety
-/// `base` is writable for `length` octets while the slice is in use, and nothing else touches them.
+/// `base` is writable for `length` bytes while the slice is in use, and nothing else touches them.
 pub unsafe fn to_fill<'a>(base: *mut c_void, length: usize) -> Result<IoSliceMut<'a>, Errno> {
     plausible(base, length)?;
     if length == 0 {
         return Ok(IoSliceMut::new(&mut []));
     }
-    // SAFETY: the caller's promise; octets have no invalid value and the library only writes them.
+    // SAFETY: the caller's promise; bytes have no invalid value and the library only writes them.
     Ok(IoSliceMut::new(unsafe {
         slice::from_raw_parts_mut(base.cast(), length.min(MAXIMUM_TRANSFER))
     }))
@@ -42,7 +42,7 @@ pub unsafe fn to_fill<'a>(base: *mut c_void, length: usize) -> Result<IoSliceMut
 /// The buffer of a sending call. The library touches its pages before it reads there.
 ///
 /// # Safety
-/// `base` is readable for `length` octets while the slice is in use.
+/// `base` is readable for `length` bytes while the slice is in use.
 pub unsafe fn to_drain<'a>(base: *const c_void, length: usize) -> Result<IoSlice<'a>, Errno> {
     plausible(base, length)?;
     if length == 0 {
@@ -141,18 +141,18 @@ mod tests {
         })
     }
 
-    fn piece(octets: &mut [u8]) -> iovec {
+    fn piece(bytes: &mut [u8]) -> iovec {
         iovec {
-            iov_base: octets.as_mut_ptr().cast(),
-            iov_len: octets.len(),
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
         }
     }
 
     #[test]
     fn few_and_many_pieces_keep_their_order() {
-        let mut octets = vec![0; 3];
+        let mut bytes = vec![0; 3];
         for count in [1, FEW, FEW + 1, MAXIMUM_PIECES] {
-            let pieces = vec![piece(&mut octets); count];
+            let pieces = vec![piece(&mut bytes); count];
             assert_eq!(lengths(&pieces, count), Ok(vec![3; count]));
         }
     }
@@ -169,11 +169,11 @@ mod tests {
 
     #[test]
     fn too_many_pieces_and_too_long_sums_are_invalid() {
-        let mut octets = vec![0; 1];
-        let pieces = vec![piece(&mut octets); MAXIMUM_PIECES + 1];
+        let mut bytes = vec![0; 1];
+        let pieces = vec![piece(&mut bytes); MAXIMUM_PIECES + 1];
         assert_eq!(lengths(&pieces, pieces.len()), Err(Errno::INVAL));
         let long = iovec {
-            iov_base: octets.as_mut_ptr().cast(),
+            iov_base: bytes.as_mut_ptr().cast(),
             iov_len: usize::MAX,
         };
         assert_eq!(lengths(&[long, long], 2), Err(Errno::INVAL));

@@ -76,11 +76,11 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
         put_name(&mut place, (IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR), original)?;
     }
     if let Some((to, mtu)) = control.path_mtu {
-        let mut octets = [0; 32];
+        let mut bytes = [0; 32];
         let name = Encoded::from(to);
-        octets[..name.octets().len()].copy_from_slice(name.octets());
-        octets[28..].copy_from_slice(&mtu.to_ne_bytes());
-        place.put(IPPROTO_IPV6, libc::IPV6_PATHMTU, &octets)?;
+        bytes[..name.bytes().len()].copy_from_slice(name.bytes());
+        bytes[28..].copy_from_slice(&mtu.to_ne_bytes());
+        place.put(IPPROTO_IPV6, libc::IPV6_PATHMTU, &bytes)?;
     }
     if let Some(error) = control.error {
         put_error(&mut place, &error)?;
@@ -124,10 +124,10 @@ fn put_name(
     name: SocketAddr,
 ) -> Result<(), Errno> {
     let name = Encoded::from(name);
-    match name.octets().first_chunk::<28>() {
-        Some(octets) => place.put(level, kind, octets),
-        None => match name.octets().first_chunk::<16>() {
-            Some(octets) => place.put(level, kind, octets),
+    match name.bytes().first_chunk::<28>() {
+        Some(bytes) => place.put(level, kind, bytes),
+        None => match name.bytes().first_chunk::<16>() {
+            Some(bytes) => place.put(level, kind, bytes),
             None => Ok(()),
         },
     }
@@ -135,22 +135,22 @@ fn put_name(
 
 /// `struct sock_extended_err`, then the offender's `struct sockaddr_in` or `sockaddr_in6`.
 fn put_error(place: &mut Place, error: &ExtendedError) -> Result<(), Errno> {
-    let mut octets = [0; 16 + 28];
-    octets[..4].copy_from_slice(&error.errno.to_ne_bytes());
-    octets[4..7].copy_from_slice(&[error.origin, error.kind, error.code]);
-    octets[8..12].copy_from_slice(&error.info.to_ne_bytes());
-    octets[12..16].copy_from_slice(&error.data.to_ne_bytes());
+    let mut bytes = [0; 16 + 28];
+    bytes[..4].copy_from_slice(&error.errno.to_ne_bytes());
+    bytes[4..7].copy_from_slice(&[error.origin, error.kind, error.code]);
+    bytes[8..12].copy_from_slice(&error.info.to_ne_bytes());
+    bytes[12..16].copy_from_slice(&error.data.to_ne_bytes());
     if let Some(offender) = error.offender {
         let name = Encoded::from(SocketAddr::new(offender, 0));
-        octets[16..16 + name.octets().len()].copy_from_slice(name.octets());
+        bytes[16..16 + name.bytes().len()].copy_from_slice(name.bytes());
     }
     if error.is_v6 {
-        return place.put(IPPROTO_IPV6, libc::IPV6_RECVERR, &octets);
+        return place.put(IPPROTO_IPV6, libc::IPV6_RECVERR, &bytes);
     }
-    let Some(octets) = octets.first_chunk::<32>() else {
+    let Some(bytes) = bytes.first_chunk::<32>() else {
         return Ok(());
     };
-    place.put(IPPROTO_IP, libc::IP_RECVERR, octets)
+    place.put(IPPROTO_IP, libc::IP_RECVERR, bytes)
 }
 
 /// Reads the control messages of a message to send, with the judgement of Linux (`__sock_cmsg_send`,
@@ -164,9 +164,9 @@ pub fn load(message: &msghdr) -> Result<SendControl, Errno> {
     if length > MAXIMUM_CONTROL {
         return Err(Errno::NOBUFS);
     }
-    let mut octets = vec![0_u8; length];
-    memory::read_into(message.msg_control.cast(), &mut octets)?;
-    let mut rest = octets.as_slice();
+    let mut bytes = vec![0_u8; length];
+    memory::read_into(message.msg_control.cast(), &mut bytes)?;
+    let mut rest = bytes.as_slice();
     while let Some(header) = rest.first_chunk::<HEADER>() {
         let length = usize::from_ne_bytes(*header.first_chunk().ok_or(Errno::INVAL)?);
         let level = number(&header[8..])?;
@@ -238,12 +238,12 @@ fn set_source(control: &mut SendControl, interface: u32, source: IpAddr) {
     control.source = Some(source).filter(|source| !source.is_unspecified());
 }
 
-fn number(octets: &[u8]) -> Result<c_int, Errno> {
-    field(octets, 0).map(c_int::from_ne_bytes)
+fn number(bytes: &[u8]) -> Result<c_int, Errno> {
+    field(bytes, 0).map(c_int::from_ne_bytes)
 }
 
-fn field<const N: usize>(octets: &[u8], at: usize) -> Result<[u8; N], Errno> {
-    let field = octets.get(at..).and_then(|rest| rest.first_chunk());
+fn field<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Errno> {
+    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
     field.copied().ok_or(Errno::INVAL)
 }
 
@@ -281,10 +281,10 @@ impl Place {
             cmsg_type: kind,
         };
         memory::write(at.cast(), &[header])?;
-        // SAFETY: a plain value's octets may be read.
-        let octets =
+        // SAFETY: a plain value's bytes may be read.
+        let bytes =
             unsafe { slice::from_raw_parts(ptr::from_ref(value).cast::<u8>(), size_of::<T>()) };
-        memory::write(at.wrapping_add(HEADER), &octets[..kept - HEADER])?;
+        memory::write(at.wrapping_add(HEADER), &bytes[..kept - HEADER])?;
         self.used += length.next_multiple_of(align_of::<cmsghdr>()).min(left);
         Ok(())
     }
@@ -350,7 +350,7 @@ mod tests {
             let mut room = Room([0; 128]);
             let (used, truncated) = put(&mut room, length);
             assert!(used <= length);
-            assert!(room.0[length..].iter().all(|octet| *octet == 0), "{length}");
+            assert!(room.0[length..].iter().all(|byte| *byte == 0), "{length}");
             assert_eq!(truncated, length < 52, "{length}");
         }
     }
@@ -377,7 +377,7 @@ mod tests {
                     }
                 }
                 assert!(place.used <= length);
-                assert!(room.0[length..].iter().all(|octet| *octet == 0xee));
+                assert!(room.0[length..].iter().all(|byte| *byte == 0xee));
             });
     }
 }

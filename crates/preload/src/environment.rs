@@ -76,7 +76,7 @@ pub unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c
     for own in &noted.own {
         let name = own
             .as_bytes()
-            .split_inclusive(|&octet| octet == b'=')
+            .split_inclusive(|&byte| byte == b'=')
             .next()?;
         if !entries.iter().any(|&entry| text(entry).starts_with(name)) {
             entries.push(own.as_ptr());
@@ -89,7 +89,7 @@ pub unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c
 /// The paths in a value of `LD_PRELOAD` (ld.so(8)).
 fn libraries(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value
-        .split(|octet| matches!(octet, b':' | b' '))
+        .split(|byte| matches!(byte, b':' | b' '))
         .filter(|path| !path.is_empty())
 }
 

@@ -1,4 +1,4 @@
-//! `<portolan/install.h>`: numbers and octets on one side, `portolan::extension` on the other.
+//! `<portolan/install.h>`: numbers and bytes on one side, `portolan::extension` on the other.
 
 use std::ffi::{c_char, c_void};
 use std::os::fd::{AsFd, IntoRawFd};
@@ -71,7 +71,7 @@ own! {
     ) -> c_int {
         let extension = EXTENSIONS.find(extension)?;
         // SAFETY: by the contract.
-        let key = unsafe { octets(key, key_size) }?;
+        let key = unsafe { bytes(key, key_size) }?;
         if value.is_null() {
             return Err(Errno::FAULT.into());
         }
@@ -96,7 +96,7 @@ own! {
     ) -> c_int {
         let extension = EXTENSIONS.find(extension)?;
         // SAFETY: by the contract.
-        let (key, value) = unsafe { (octets(key, key_size)?, octets(value, value_size)?) };
+        let (key, value) = unsafe { (bytes(key, key_size)?, bytes(value, value_size)?) };
         // SAFETY: by the contract.
         unsafe { map_of(&extension, map) }?.set(key, value)?;
         Ok(0)
@@ -111,7 +111,7 @@ own! {
     ) -> c_int {
         let extension = EXTENSIONS.find(extension)?;
         // SAFETY: by the contract.
-        let key = unsafe { octets(key, key_size) }?;
+        let key = unsafe { bytes(key, key_size) }?;
         // SAFETY: by the contract.
         unsafe { map_of(&extension, map) }?.remove(key)?;
         Ok(0)
@@ -141,14 +141,14 @@ unsafe fn read(wish: *const Wish) -> Result<(String, u8, Object), Fault> {
         return Err(invalid("what is reserved is to be 0").into());
     }
     // SAFETY: the caller's promise.
-    let object = Object::parse(unsafe { octets(wish.object, wish.length) }?);
+    let object = Object::parse(unsafe { bytes(wish.object, wish.length) }?);
     let object = object.map_err(|error| Refused::new(Errno::INVAL, error.to_string()))?;
     Ok((name, priority, object))
 }
 
 /// # Safety
-/// `start` is null, or so many octets can be read from there for as long as the call lasts.
-unsafe fn octets<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
+/// `start` is null, or so many bytes can be read from there for as long as the call lasts.
+unsafe fn bytes<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
     if start.is_null() {
         return Err(Errno::FAULT);
     }

@@ -20,7 +20,7 @@ use crate::{
 /// One read and one send: what a large segment holds.
 const PIECE: usize = 64 * 1024;
 
-/// Sends up to `count` octets of the file `from`, starting at `*offset`, or at the file's position if it is null;
+/// Sends up to `count` bytes of the file `from`, starting at `*offset`, or at the file's position if it is null;
 /// advances the one that was used.
 pub fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<isize> {
     if ours(to).is_err() && ours(from).is_ok() {

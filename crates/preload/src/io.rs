@@ -170,7 +170,7 @@ interpose! {
 }
 
 /// # Safety
-/// `buffer` is writable for `length` octets.
+/// `buffer` is writable for `length` bytes.
 unsafe fn receive_plain(
     fd: c_int,
     buffer: *mut c_void,
@@ -186,7 +186,7 @@ unsafe fn receive_plain(
 }
 
 /// # Safety
-/// `buffer` is writable for `length` octets.
+/// `buffer` is writable for `length` bytes.
 unsafe fn receive_from(
     fd: c_int,
     buffer: *mut c_void,
@@ -220,7 +220,7 @@ unsafe fn receive_scattered(
 }
 
 /// # Safety
-/// `buffer` is readable for `length` octets.
+/// `buffer` is readable for `length` bytes.
 unsafe fn send_plain(
     fd: c_int,
     buffer: *const c_void,

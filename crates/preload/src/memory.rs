@@ -54,7 +54,7 @@ unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 pub fn load<T: Plain>(source: *const T) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::uninit();
     copy_in(source.cast(), value.as_mut_ptr().cast(), size_of::<T>())?;
-    // SAFETY: all octets were written and T is plain data.
+    // SAFETY: all bytes were written and T is plain data.
     Ok(unsafe { value.assume_init() })
 }
 
@@ -84,10 +84,10 @@ pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
 #[inline]
 pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
     readable(source, values.len())?;
-    // SAFETY: T is plain data, which can be read; octets, as the array need not be aligned.
+    // SAFETY: T is plain data, which can be read; bytes, as the array need not be aligned.
     unsafe {
-        let octets = size_of_val(values);
-        ptr::copy_nonoverlapping(source.cast::<u8>(), values.as_mut_ptr().cast(), octets);
+        let bytes = size_of_val(values);
+        ptr::copy_nonoverlapping(source.cast::<u8>(), values.as_mut_ptr().cast(), bytes);
     }
     Ok(())
 }
@@ -120,8 +120,8 @@ pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
 /// Refuses an array that cannot be read.
 #[inline]
 pub fn readable<T>(array: *const T, length: usize) -> Result<(), Errno> {
-    let octets = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
-    if readable_at(array.expose_provenance(), octets) == octets {
+    let bytes = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
+    if readable_at(array.expose_provenance(), bytes) == bytes {
         Ok(())
     } else {
         Err(Errno::FAULT)
@@ -131,8 +131,8 @@ pub fn readable<T>(array: *const T, length: usize) -> Result<(), Errno> {
 /// Refuses an array that cannot be written.
 #[inline]
 pub fn writable<T>(array: *mut T, length: usize) -> Result<(), Errno> {
-    let octets = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
-    if writable_at(array.expose_provenance(), octets) == octets {
+    let bytes = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
+    if writable_at(array.expose_provenance(), bytes) == bytes {
         Ok(())
     } else {
         Err(Errno::FAULT)

@@ -12,7 +12,7 @@ use crate::{
     select, time,
 };
 
-/// Linux refuses to hand out more events than fit an int's worth of octets.
+/// Linux refuses to hand out more events than fit an int's worth of bytes.
 const MAXIMUM_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 
 interpose! {
@@ -175,8 +175,8 @@ fn room_for_events(events: *mut epoll_event, maximum: usize) -> Result<usize, Er
     if writable(last, 1).is_ok() {
         return Ok(maximum);
     }
-    let octets = maximum * size_of::<epoll_event>();
-    let good = posix::memory::writable_at(events.expose_provenance(), octets);
+    let bytes = maximum * size_of::<epoll_event>();
+    let good = posix::memory::writable_at(events.expose_provenance(), bytes);
     Ok(good / size_of::<epoll_event>())
 }
 

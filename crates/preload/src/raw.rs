@@ -75,9 +75,9 @@ own! {
         }?;
         // SAFETY: so much room, by the contract.
         let room = unsafe { slice::from_raw_parts_mut(frame.cast::<u8>(), size) };
-        let length = size.min(received.octets.len());
-        room[..length].copy_from_slice(&received.octets[..length]);
-        Ok(received.octets.len().cast_signed())
+        let length = size.min(received.bytes.len());
+        room[..length].copy_from_slice(&received.bytes[..length]);
+        Ok(received.bytes.len().cast_signed())
     }
 
     /// `int portolan_raw_send(int, const void *, size_t)`
@@ -86,7 +86,7 @@ own! {
         if frame.is_null() {
             return Err(Errno::FAULT);
         }
-        // SAFETY: so many octets, by the contract.
+        // SAFETY: so many bytes, by the contract.
         let frame = unsafe { slice::from_raw_parts(frame.cast::<u8>(), length) };
         flow.send(frame, &[]).map(|()| 0)
     }
@@ -139,7 +139,7 @@ fn open(guard: Guard) -> Result<c_int, Errno> {
 unsafe fn address_of(family: c_int, address: *const c_void) -> Result<IpAddr, Errno> {
     match family {
         libc::AF_INET => {
-            // SAFETY: the caller's promise; octets need no alignment.
+            // SAFETY: the caller's promise; bytes need no alignment.
             Ok(Ipv4Addr::from(unsafe { address.cast::<[u8; 4]>().read() }).into())
         }
         libc::AF_INET6 => {

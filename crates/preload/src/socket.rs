@@ -96,9 +96,9 @@ interpose! {
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
         ours(fd)?;
         let room = option_length(memory::load(length)?)?;
-        let mut octets = [0; LONGEST_OPTION];
-        let written = posix::get_option(fd, level, name, &mut octets[..room]).settle()?;
-        memory::store(value.cast(), &octets[..written])?;
+        let mut bytes = [0; LONGEST_OPTION];
+        let written = posix::get_option(fd, level, name, &mut bytes[..room]).settle()?;
+        memory::store(value.cast(), &bytes[..written])?;
         memory::store(length, &[written as socklen_t])?;
         Ok(0)
     }
@@ -106,10 +106,10 @@ interpose! {
     /// `int setsockopt(int, int, int, const void *, socklen_t)`
     fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, length: socklen_t) -> c_int {
         ours(fd)?;
-        let mut octets = [0; LONGEST_OPTION];
-        let octets = &mut octets[..option_length(length)?];
-        memory::load_into(value.cast(), octets)?;
-        done(posix::set_option(fd, level, name, octets))
+        let mut bytes = [0; LONGEST_OPTION];
+        let bytes = &mut bytes[..option_length(length)?];
+        memory::load_into(value.cast(), bytes)?;
+        done(posix::set_option(fd, level, name, bytes))
     }
 }
 

@@ -1,4 +1,4 @@
-//! `splice` between a pipe and one of our streams: octets leave the one only as far as the other has
+//! `splice` between a pipe and one of our streams: bytes leave the one only as far as the other has
 //! taken them.
 
 use std::{
@@ -23,7 +23,7 @@ const PORTION: usize = 4096;
 
 type End = (RawFd, *mut off64_t);
 
-/// From the socket into the pipe. Waits for room in the pipe, then for octets, as Linux does.
+/// From the socket into the pipe. Waits for room in the pipe, then for bytes, as Linux does.
 pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (from.0, pipe_end(to, from, OFlags::WRONLY)?);
     await_pipe(pipe, PollFlags::OUT, flags)?;
@@ -40,7 +40,7 @@ pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcom
     Ok(taken as isize)
 }
 
-/// From the pipe into the socket. Waits for octets in the pipe, then for room.
+/// From the pipe into the socket. Waits for bytes in the pipe, then for room.
 pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (to.0, pipe_end(from, to, OFlags::RDONLY)?);
     let room = posix::send_space(socket).settle()?;
@@ -61,7 +61,7 @@ pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<
     while sent < count {
         let rest = [IoSlice::new(&piece[sent..count])];
         match posix::send(socket, &rest, None, more).settle() {
-            Ok(octets) => sent += octets,
+            Ok(bytes) => sent += bytes,
             // Another thread was faster; what has left the pipe has to go.
             Err(Refusal::Errno(Errno::AGAIN)) => await_room(socket)?,
             Err(refusal) if sent == 0 => return Err(refusal),
@@ -117,9 +117,9 @@ fn await_pipe(pipe: BorrowedFd, what: PollFlags, flags: c_uint) -> Result<(), Er
 }
 
 /// Writes as much as the pipe takes without waiting, whatever its mode.
-fn fill(pipe: BorrowedFd, octets: &[u8]) -> Result<usize, Errno> {
+fn fill(pipe: BorrowedFd, bytes: &[u8]) -> Result<usize, Errno> {
     let mut done = 0;
-    for portion in octets.chunks(PORTION) {
+    for portion in bytes.chunks(PORTION) {
         let mut ready = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
         if done > 0 && poll(&mut ready, Some(&Timespec::default()))? == 0 {
             break;

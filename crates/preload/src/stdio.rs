@@ -128,7 +128,7 @@ unsafe extern "C-unwind" fn close_for(cookie: *mut c_void) -> c_int {
 }
 
 /// # Safety
-/// `text` is readable for `length` octets.
+/// `text` is readable for `length` bytes.
 unsafe fn write_all(fd: c_int, text: *const c_char, length: size_t) -> size_t {
     let mut done = 0;
     while done < length {
@@ -149,15 +149,15 @@ unsafe fn write_all(fd: c_int, text: *const c_char, length: size_t) -> size_t {
 unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> Outcome<c_int> {
     let mut text = ptr::null_mut();
     let length = format(&raw mut text);
-    let Ok(octets) = size_t::try_from(length) else {
+    let Ok(bytes) = size_t::try_from(length) else {
         return Err(memory::last_error().into());
     };
     // SAFETY: the text is of that length, and ours to free.
     let written = unsafe {
-        let written = write_all(fd, text, octets);
+        let written = write_all(fd, text, bytes);
         let errno = memory::last_error();
         libc::free(text.cast());
-        if written < octets { Err(errno) } else { Ok(()) }
+        if written < bytes { Err(errno) } else { Ok(()) }
     };
     written.map_err(Refusal::from)?;
     Ok(length)

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::address::{self, Encoded};
 use crate::own::{Fault, Numbered};
 
-/// Octets that a handler finds at its payload at least.
+/// Bytes that a handler finds at its payload at least.
 const ROOM: usize = 2048;
 
 /// How soon a thread that waits for a datagram sees that there will be none.
@@ -143,7 +143,7 @@ impl Handler {
         let room = length.max(ROOM);
         datagram.payload.resize(room, 0);
         let from = datagram.from.map(Encoded::from);
-        let from = from.as_ref().map_or(&[][..], Encoded::octets);
+        let from = from.as_ref().map_or(&[][..], Encoded::bytes);
         let mut view = DatagramView {
             payload: datagram.payload.as_mut_ptr(),
             length,

@@ -176,7 +176,7 @@ pub enum RequestBody {
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
     MisdeliveredFrame {
-        #[serde(with = "crate::octets")]
+        #[serde(with = "crate::bytes")]
         frame: Vec<u8>,
     },
     /// Whose bell wakes the peer of a local session that this process holds? Reply: `PeerNotifier` or
@@ -212,7 +212,7 @@ pub struct HandshakeOptions {
     pub reuse_address: bool,
     /// `TCP_WINDOW_CLAMP`.
     pub window_clamp: Option<u32>,
-    /// Receive buffer the application asked for (`SO_RCVBUF`), octets.
+    /// Receive buffer the application asked for (`SO_RCVBUF`), bytes.
     pub receive_buffer: Option<u32>,
     /// `TCP_MAXSEG`.
     pub max_segment: Option<u16>,
@@ -314,7 +314,7 @@ pub enum FastOpenMode {
     IfCookie,
     /// Opens with text, if there is a cookie or `cookieless`, and else asks for one.
     Payload {
-        octets: Vec<u8>,
+        bytes: Vec<u8>,
         cookieless: bool,
         /// The caller waits for the connection, with what the SYN does not take.
         waits: bool,
@@ -374,7 +374,7 @@ pub enum Reader {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capsule {
     pub state: Blob,
-    /// Octets that nobody has read and that come before those in `state`: in a memfd that the packet
+    /// Bytes that nobody has read and that come before those in `state`: in a memfd that the packet
     /// carries behind the one of `state`, if there is one.
     pub unread: Option<ByteRange>,
 }
@@ -395,18 +395,18 @@ impl From<Blob> for Capsule {
     }
 }
 
-/// Octets that travel inside the message, or in the memfd that the packet carries.
+/// Bytes that travel inside the message, or in the memfd that the packet carries.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blob {
-    Inline(#[serde(with = "crate::octets")] Vec<u8>),
+    Inline(#[serde(with = "crate::bytes")] Vec<u8>),
     Memfd { length: u32 },
 }
 
 impl core::fmt::Debug for Blob {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Blob::Inline(bytes) => write!(f, "Inline({} octets)", bytes.len()),
-            Blob::Memfd { length } => write!(f, "Memfd({length} octets)"),
+            Blob::Inline(bytes) => write!(f, "Inline({} bytes)", bytes.len()),
+            Blob::Memfd { length } => write!(f, "Memfd({length} bytes)"),
         }
     }
 }
@@ -419,7 +419,7 @@ pub enum ReplyBody {
         channel: ChannelId,
         /// Number of the bell, which peers in local sessions know it by.
         notifier: u64,
-        /// Octets of the receive ring's data area, a power of two.
+        /// Bytes of the receive ring's data area, a power of two.
         ring_size: u32,
         /// Index of the process's tap device, for diagnosis only.
         tap: u32,
@@ -437,7 +437,7 @@ pub enum ReplyBody {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
-        /// Octets of `Early::Text` that went with the SYN.
+        /// Bytes of `Early::Text` that went with the SYN.
         early: u32,
     },
     /// Nothing is opened yet: text may go with the SYN (`Early::IfCookie`).
@@ -471,7 +471,7 @@ pub enum ReplyBody {
         side: Side,
         options_blob: SocketOptionsBlob,
     },
-    /// A ring that is new to the process, of so many octets: the packet carries its map and that of its doorbell. None: it is
+    /// A ring that is new to the process, of so many bytes: the packet carries its map and that of its doorbell. None: it is
     /// one that the process has already.
     Direct {
         ring_size: Option<u32>,
@@ -516,7 +516,7 @@ pub enum ReplyBody {
     },
 }
 
-/// What a process sends through. Of each transmit queue is said how much is to be handed over at once, in octets,
+/// What a process sends through. Of each transmit queue is said how much is to be handed over at once, in bytes,
 /// so that a sender notices soon when it has to wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TxQueues {
@@ -555,10 +555,10 @@ pub enum TxQueueState {
 pub struct Parameters {
     /// Microseconds a waiting thread looks at the ring before it sleeps.
     pub spin_us: u32,
-    /// Default and maximum socket buffers in octets.
+    /// Default and maximum socket buffers in bytes.
     pub send_buffer: BufferLimits,
     pub receive_buffer: BufferLimits,
-    /// Largest segment handed to the device, octets of TCP payload.
+    /// Largest segment handed to the device, bytes of TCP payload.
     pub gso_max: u32,
     /// Name of the congestion controller, as in `TCP_CONGESTION`.
     pub congestion: String,
@@ -636,7 +636,7 @@ pub enum Standing {
 pub struct SocketOptionsBlob(pub Vec<u8>);
 
 impl SocketOptionsBlob {
-    /// Octets; the server forgets what is longer.
+    /// Bytes; the server forgets what is longer.
     pub const MAX: usize = 4096;
 }
 

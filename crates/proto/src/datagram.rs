@@ -14,6 +14,6 @@ pub struct UnreadDatagram {
     pub interface: u32,
     pub hops: u8,
     pub traffic_class: u8,
-    #[serde(with = "crate::octets")]
+    #[serde(with = "crate::bytes")]
     pub payload: Vec<u8>,
 }

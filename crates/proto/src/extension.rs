@@ -192,7 +192,7 @@ pub enum Direction {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
     pub direction: Direction,
-    /// As the kernel has them, eight octets each: the functions, one behind the other.
+    /// As the kernel has them, eight bytes each: the functions, one behind the other.
     pub instructions: Vec<u64>,
     /// Where the handler begins.
     pub handler: u32,
@@ -251,7 +251,7 @@ impl MapKind {
 }
 
 /// The two instructions from `instruction` on load the map, or with `offset` the address of that
-/// octet of its entry 0.
+/// byte of its entry 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relocation {
     pub instruction: u32,
@@ -265,7 +265,7 @@ pub struct Cost {
     pub instructions: u32,
     /// The verifier went through, so that no run takes more.
     pub verified: u32,
-    /// Octets of its maps.
+    /// Bytes of its maps.
     pub memory: u64,
 }
 

@@ -62,7 +62,7 @@ impl FlowRow {
 /// Rows of the table of budgets; the first is no budget.
 pub const BUDGETS: u16 = 1024;
 
-/// A receive budget, kept by the packet filter. A price is what one packet or octet costs of the time that has
+/// A receive budget, kept by the packet filter. A price is what one packet or byte costs of the time that has
 /// passed, 0 if it is free; `*_paid` is the time up to which all is paid. Time is in 1/64 ns.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -71,12 +71,12 @@ pub const BUDGETS: u16 = 1024;
 pub struct Budget {
     pub packet_price: u64,
     /// In 1/2^20 ns.
-    pub octet_price: u64,
+    pub byte_price: u64,
     pub burst: u64,
     pub priority: u32,
     pub reserved: u32,
     pub packets_paid: u64,
-    pub octets_paid: u64,
+    pub bytes_paid: u64,
     /// Packets within the budget, beyond it, and dropped while the ring filled.
     pub passed: u64,
     pub dropped: u64,
@@ -88,8 +88,8 @@ impl Budget {
     pub const LAST: u8 = 7;
     /// What a packet costs at a rate of one in a second.
     pub const SECOND: u64 = 1_000_000_000 << 6;
-    /// What an octet costs at a rate of one bit in a second.
-    pub const OCTET_SECOND: u64 = (8 * 1_000_000_000) << 20;
+    /// What a byte costs at a rate of one bit in a second.
+    pub const BYTE_SECOND: u64 = (8 * 1_000_000_000) << 20;
 }
 
 /// Frames that a channel's owner lost, as the packet filter counts them for each channel.
@@ -217,7 +217,7 @@ pub const MAX_INTERFACES: usize = 16;
 )]
 #[repr(C)]
 pub struct RecordHeader {
-    /// Octets of the frame that follows, Ethernet header included.
+    /// Bytes of the frame that follows, Ethernet header included.
     pub length: u32,
     /// Segment size if the kernel coalesced several (GRO, GSO), else 0.
     pub gso_size: u16,

@@ -2,6 +2,7 @@
 //! shared-memory layouts. Layouts and encodings only; nothing here does I/O or keeps state.
 #![forbid(unsafe_code)]
 
+mod bytes;
 pub mod control;
 pub mod datagram;
 pub mod extension;
@@ -9,15 +10,14 @@ pub mod filter;
 pub mod ip;
 pub mod local;
 pub mod metastate;
-mod octets;
 pub mod qos;
 pub mod raw;
 pub mod report;
 
-/// Longest control message in octets, fds aside. A capsule that does not fit travels in a memfd.
+/// Longest control message in bytes, fds aside. A capsule that does not fit travels in a memfd.
 pub const MAX_MESSAGE: usize = 128 * 1024;
 
-/// Longest capsule in octets that a receiver accepts, inline or in a memfd.
+/// Longest capsule in bytes that a receiver accepts, inline or in a memfd.
 pub const MAX_CAPSULE: usize = 64 * 1024 * 1024;
 
 /// A message that does not decode.
@@ -30,7 +30,7 @@ pub fn encode<T: serde::Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).expect("plain data encodes into a growing vector")
 }
 
-/// Decodes one message; trailing octets are an error.
+/// Decodes one message; trailing bytes are an error.
 pub fn decode<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Malformed> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),

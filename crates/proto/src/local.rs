@@ -2,13 +2,13 @@
 //! share. A header with a block for each end, then the ring of what the opener sends, then that of
 //! what the accepter sends; each ring has half of what follows the header, a power of two.
 //!
-//! Positions count octets since the session began and never wrap. Each word has one writer, but
+//! Positions count bytes since the session began and never wrap. Each word has one writer, but
 //! for `wants`; whoever reads it takes it for a claim of the other end.
 
 use core::mem::{align_of, offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Octets before the rings.
+/// Bytes before the rings.
 pub const HEADER: usize = 4096;
 
 /// Sizes of one ring.
@@ -21,7 +21,7 @@ pub mod flags {
     pub const FIN: u32 = 1;
     /// Nobody has this end any more: what comes for it is refused.
     pub const CLOSED: u32 = 2;
-    /// It ended with octets unread, or by force.
+    /// It ended with bytes unread, or by force.
     pub const RESET: u32 = 4;
     /// Its FIN went before the peer's had come: this end goes to FIN-WAIT and TIME-WAIT.
     pub const ACTIVE: u32 = 8;
@@ -55,17 +55,17 @@ pub struct Line<T>(pub T);
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sent {
-    /// What the peer may read; written after the octets and all else in this line that they need.
+    /// What the peer may read; written after the bytes and all else in this line that they need.
     pub shown: AtomicU64,
     /// With what is held back until there is more (`TCP_CORK`).
-    pub octets: AtomicU64,
-    /// The position whose octet lies first in the ring; moves only while the ring is empty, so that
+    pub bytes: AtomicU64,
+    /// The position whose byte lies first in the ring; moves only while the ring is empty, so that
     /// short messages always use the same memory.
     pub base: AtomicU64,
-    /// After so many octets, a power of two, the writer begins at the first place again. It changes while the ring is
-    /// empty, or grows while no octet in it has been taken, so that those lie where they lay.
+    /// After so many bytes, a power of two, the writer begins at the first place again. It changes while the ring is
+    /// empty, or grows while no byte in it has been taken, so that those lie where they lay.
     pub cycle: AtomicU64,
-    /// Position behind the last urgent octet; 0: there was none.
+    /// Position behind the last urgent byte; 0: there was none.
     pub urgent: AtomicU64,
     /// [`flags`]; the last word to be written.
     pub flags: AtomicU32,
@@ -89,13 +89,13 @@ pub struct Kept {
     /// `SO_SNDBUF` and `SO_RCVBUF`; 0: as large as the ring.
     pub send_limit: AtomicU32,
     pub receive_limit: AtomicU32,
-    /// Position behind the urgent octet that was taken out of band last.
+    /// Position behind the urgent byte that was taken out of band last.
     pub urgent_taken: AtomicU64,
     /// The program reads no more (`SHUT_RD`).
     pub receive_shut: AtomicU32,
     /// The error that the end had was reported.
     pub error_told: AtomicU32,
-    /// Octets came with the opening (of the opener's end).
+    /// Bytes came with the opening (of the opener's end).
     pub early: AtomicU32,
     /// Seconds in FIN-WAIT-2 once this end is closed (`TCP_LINGER2`); 0: as long as usual.
     pub fin_wait: AtomicU32,
@@ -106,7 +106,7 @@ pub struct Kept {
 #[repr(C)]
 pub struct End {
     pub sent: Line<Sent>,
-    /// Octets that this end has read.
+    /// Bytes that this end has read.
     pub taken: Line<AtomicU64>,
     pub notifier: Line<NotifyWord>,
     pub kept: Line<Kept>,
@@ -145,7 +145,7 @@ impl Ends {
     }
 }
 
-/// Octets of the whole memory with rings of `ring` octets.
+/// Bytes of the whole memory with rings of `ring` bytes.
 pub const fn size(ring: usize) -> usize {
     HEADER + 2 * ring
 }

@@ -1,7 +1,7 @@
 //! Metastate: what libraries need to know of the host's network, written by the server, read by
 //! all without a call.
 //!
-//! The memfd holds a [`Header`] and then `length` octets that decode to a [`Metastate`]. The
+//! The memfd holds a [`Header`] and then `length` bytes that decode to a [`Metastate`]. The
 //! writer makes `generation` odd, writes, makes it even. A reader copies, checks that the
 //! generation was even and has not moved, and decodes its copy.
 
@@ -10,10 +10,10 @@ use core::net::IpAddr;
 use portolan_types::MacAddr;
 use serde::{Deserialize, Serialize};
 
-/// Octets of the whole memfd.
+/// Bytes of the whole memfd.
 pub const SIZE: usize = 1024 * 1024;
 
-/// First octets of the memfd: generation, then length of the encoded [`Metastate`], both `u32`
+/// First bytes of the memfd: generation, then length of the encoded [`Metastate`], both `u32`
 /// in host order.
 pub const HEADER: usize = 8;
 

@@ -103,7 +103,7 @@ pub struct Transmit {
     /// The link; may be left out if only one has a rate.
     pub device: Option<String>,
     pub rate: Rate,
-    /// Octets that may go at once after a pause; by default a slice's worth.
+    /// Bytes that may go at once after a pause; by default a slice's worth.
     pub burst: Option<u32>,
     pub slack: Slack,
 }
@@ -271,10 +271,10 @@ pub struct LinkReport {
 /// Counts of a class of the link's scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassTraffic {
-    pub octets: u64,
+    pub bytes: u64,
     pub packets: u64,
     pub drops: u64,
-    /// Octets that wait now.
+    /// Bytes that wait now.
     pub backlog: u32,
 }
 

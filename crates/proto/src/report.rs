@@ -159,7 +159,7 @@ pub enum Holder {
     },
 }
 
-/// Live figures of one session. Times in microseconds, sizes in octets, `cwnd` in octets.
+/// Live figures of one session. Times in microseconds, sizes in bytes, `cwnd` in bytes.
 #[derive(
     Clone,
     Copy,
@@ -176,8 +176,8 @@ pub enum Holder {
 )]
 #[repr(C)]
 pub struct SessionFigures {
-    pub octets_in: u64,
-    pub octets_out: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
     pub segments_in: u64,
     pub segments_out: u64,
     pub retransmits: u64,
@@ -207,7 +207,7 @@ pub struct RawReport {
     pub figures: RawFigures,
 }
 
-/// Live figures of one raw flow. Octets are those of whole frames.
+/// Live figures of one raw flow. Bytes are those of whole frames.
 #[derive(
     Clone,
     Copy,
@@ -224,13 +224,13 @@ pub struct RawReport {
 )]
 #[repr(C)]
 pub struct RawFigures {
-    pub octets_in: u64,
-    pub octets_out: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
     pub frames_in: u64,
     pub frames_out: u64,
     /// Frames for which there was no room, as too many were unread.
     pub dropped: u64,
-    /// Octets that nobody has read yet.
+    /// Bytes that nobody has read yet.
     pub receive_queue: u64,
 }
 
@@ -284,7 +284,7 @@ pub struct ThreadedRow {
     pub statistics: ExtensionStatistics,
 }
 
-/// Octets of the statistics memfd.
+/// Bytes of the statistics memfd.
 pub const STATISTICS_SIZE: usize = THREADED_AT + THREADED_ROWS * size_of::<ThreadedRow>();
 
 /// State names as `ss` prints them.

@@ -1,4 +1,4 @@
-//! Messages from a hostile process: any octets are refused or decode to something bounded, and
+//! Messages from a hostile process: any bytes are refused or decode to something bounded, and
 //! what decodes is encoded as it came.
 
 use bolero::TypeGenerator;
@@ -13,26 +13,26 @@ use portolan_types::{Protocol, SessionId, Slot};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Octets that a decoded message may own for each one received: more would be an amplifier.
+/// Bytes that a decoded message may own for each one received: more would be an amplifier.
 const BLOW_UP: usize = 64;
 
-fn round_trip<T: Serialize + DeserializeOwned>(octets: &[u8]) {
-    if let Ok(message) = decode::<T>(octets) {
+fn round_trip<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
+    if let Ok(message) = decode::<T>(bytes) {
         let again = encode(&message);
-        assert!(again.len() <= octets.len().max(1) * BLOW_UP);
+        assert!(again.len() <= bytes.len().max(1) * BLOW_UP);
         let twice: T = decode(&again).expect("what was encoded decodes");
         assert_eq!(encode(&twice), again);
     }
 }
 
 #[test]
-fn no_octets_make_a_message_decoder_panic() {
-    portolan_fuzz::check!(3000).for_each(|octets| {
-        round_trip::<Request>(octets);
-        round_trip::<Reply>(octets);
-        round_trip::<DescriptorEvent>(octets);
-        round_trip::<Metastate>(octets);
-        round_trip::<Vec<SessionReport>>(octets);
+fn no_bytes_make_a_message_decoder_panic() {
+    portolan_fuzz::check!(3000).for_each(|bytes| {
+        round_trip::<Request>(bytes);
+        round_trip::<Reply>(bytes);
+        round_trip::<DescriptorEvent>(bytes);
+        round_trip::<Metastate>(bytes);
+        round_trip::<Vec<SessionReport>>(bytes);
     });
 }
 
@@ -41,7 +41,7 @@ fn no_octets_make_a_message_decoder_panic() {
 struct Damaged {
     kind: u8,
     numbers: (u32, u64, u32),
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     changes: Vec<(u16, u8)>,
     cut: Option<u16>,
 }
@@ -54,7 +54,7 @@ impl Damaged {
         let body = match self.kind % 8 {
             0 => RequestBody::Hello {
                 version: slot.0,
-                program: String::from_utf8_lossy(&self.octets).into_owned(),
+                program: String::from_utf8_lossy(&self.bytes).into_owned(),
             },
             1 => RequestBody::Connect {
                 session: SessionRef::Known(session),
@@ -66,21 +66,21 @@ impl Damaged {
                     ..HandshakeOptions::default()
                 },
                 early: FastOpenMode::Payload {
-                    octets: self.octets.clone(),
+                    bytes: self.bytes.clone(),
                     cookieless: true,
                     waits: true,
                 },
             },
             2 => RequestBody::Flush {
                 session,
-                capsule: Blob::Inline(self.octets.clone()).into(),
+                capsule: Blob::Inline(self.bytes.clone()).into(),
                 then: portolan_proto::control::AfterFlush::Relay(
                     portolan_proto::control::Reader::Sender,
                 ),
                 options_blob: SocketOptionsBlob::default(),
             },
             3 => RequestBody::MisdeliveredFrame {
-                frame: self.octets.clone(),
+                frame: self.bytes.clone(),
             },
             4 => RequestBody::Resolve {
                 interface: slot.0,
@@ -90,7 +90,7 @@ impl Damaged {
                 session,
                 capsule: Blob::Memfd { length: slot.0 }.into(),
                 then: portolan_proto::control::AfterFlush::Close,
-                options_blob: SocketOptionsBlob(self.octets.clone()),
+                options_blob: SocketOptionsBlob(self.bytes.clone()),
             },
             6 => RequestBody::Cache { session, slot },
             _ => RequestBody::Probe,
@@ -104,26 +104,26 @@ fn a_damaged_request_is_refused_or_bounded() {
     portolan_fuzz::check!(3000)
         .with_type::<Damaged>()
         .for_each(|damaged| {
-            let mut octets = encode(&damaged.genuine());
-            round_trip::<Request>(&octets);
+            let mut bytes = encode(&damaged.genuine());
+            round_trip::<Request>(&bytes);
             for &(at, value) in damaged.changes.iter().take(8) {
-                let at = usize::from(at) % octets.len();
-                octets[at] = value;
+                let at = usize::from(at) % bytes.len();
+                bytes[at] = value;
             }
             if let Some(cut) = damaged.cut {
-                octets.truncate(usize::from(cut) % (octets.len() + 1));
+                bytes.truncate(usize::from(cut) % (bytes.len() + 1));
             }
-            round_trip::<Request>(&octets);
+            round_trip::<Request>(&bytes);
         });
 }
 
 #[test]
-fn octets_after_a_message_are_refused() {
+fn bytes_after_a_message_are_refused() {
     let request = Request {
         id: 1,
         body: RequestBody::Probe,
     };
-    let mut octets = encode(&request);
-    octets.push(0);
-    assert!(matches!(decode::<Request>(&octets), Err(Malformed)));
+    let mut bytes = encode(&request);
+    bytes.push(0);
+    assert!(matches!(decode::<Request>(&bytes), Err(Malformed)));
 }

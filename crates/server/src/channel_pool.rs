@@ -19,7 +19,7 @@ use tracing::{error, warn};
 use crate::clients::ClientId;
 use crate::server::Server;
 
-/// Octets of frames on their way to the wire before a library's tap is full.
+/// Bytes of frames on their way to the wire before a library's tap is full.
 pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
 
 /// Rings are memory that nobody else can have.
@@ -78,7 +78,7 @@ enum Order {
     Make(Vec<ChannelId>),
     /// One more tap for a channel.
     MakeDoorway(ChannelId, u8),
-    /// A ring of so many octets for one session.
+    /// A ring of so many bytes for one session.
     MakeRing(ChannelId, u32),
     /// Has the device go, which keeps the thread waiting for tens of milliseconds.
     Destroy(Leaving),

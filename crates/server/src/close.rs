@@ -131,8 +131,8 @@ impl Server {
 
     /// Decodes a capsule; only one of this very session is taken.
     fn unpack(&mut self, id: SessionId, capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
-        let (octets, unread) = shm::unpack_capsule(capsule, fds).ok()?;
-        // Unread octets stay where the last holder has put them.
+        let (bytes, unread) = shm::unpack_capsule(capsule, fds).ok()?;
+        // Unread bytes stay where the last holder has put them.
         let unread = match unread {
             Some((memory, at)) => {
                 let memory = Arc::new(memory);
@@ -144,9 +144,9 @@ impl Server {
             }
             None => None,
         };
-        let beside = unread.as_ref().map_or(0, HandoffBuffer::octets_aside);
-        self.counters.capsule_octets += (octets.len() + beside) as u64;
-        let capsule = TcpSession::from_parts(&octets, unread).ok()?;
+        let beside = unread.as_ref().map_or(0, HandoffBuffer::bytes_aside);
+        self.counters.capsule_bytes += (bytes.len() + beside) as u64;
+        let capsule = TcpSession::from_parts(&bytes, unread).ok()?;
         let session = self.registry.session(id)?;
         let is_same = capsule.id == id && Some(capsule.flow) == session.flow();
         let has_ports = capsule.connection.local_port() == capsule.flow.local.port()

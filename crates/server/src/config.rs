@@ -53,7 +53,7 @@ pub struct Config {
     /// First and last port for connections and binds that name none. Kept apart from the kernel's
     /// own by `net.ipv4.ip_local_reserved_ports`, and by default outside its 32768–60999.
     pub ephemeral_ports: [u16; 2],
-    /// Octets of each process's receive ring, a power of two.
+    /// Bytes of each process's receive ring, a power of two.
     pub ring_size: u32,
     /// Microseconds a waiting thread looks at its ring before it sleeps.
     pub spin_us: u32,
@@ -92,7 +92,7 @@ impl Default for DelegationConfig {
     }
 }
 
-/// Socket buffers in octets: where they start and how far they grow.
+/// Socket buffers in bytes: where they start and how far they grow.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Buffers {
@@ -156,8 +156,8 @@ pub enum ConfigError {
     TooManyInterfaces(usize),
     #[error("interface {0:?} is named twice")]
     RepeatedInterface(String),
-    #[error("`{key}` {octets} is not a power of two between 256 KiB and 1 GiB")]
-    RingSize { key: &'static str, octets: u32 },
+    #[error("`{key}` {bytes} is not a power of two between 256 KiB and 1 GiB")]
+    RingSize { key: &'static str, bytes: u32 },
     #[error(
         "`delivery.form` is \"shm-ipf\", which needs a hook in the driver, but `delivery.xdp` is \"off\""
     )]

@@ -82,7 +82,7 @@ counters! {
     /// Sessions without one, since all were given.
     handles_lacking = "handles-lacking",
     /// Of all capsules that went or came, unread and unacknowledged data included.
-    capsule_octets = "capsule-octets",
+    capsule_bytes = "capsule-bytes",
     /// Sessions wanted back from the process that held them.
     recalls = "sessions-recalled",
     /// Relayed sessions that came back to a library.

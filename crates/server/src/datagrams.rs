@@ -140,13 +140,13 @@ impl Server {
 
     /// `struct recipient`.
     fn recipient(&self, id: SessionId) -> [u8; SOURCE_MAC] {
-        let mut octets = [0; SOURCE_MAC];
+        let mut bytes = [0; SOURCE_MAC];
         let session = self.registry.session(id);
         if let Some(Holder::Process(channel, slot)) = session.map(|session| session.holder) {
-            octets[..4].copy_from_slice(&slot.0.to_ne_bytes());
-            octets[4..].copy_from_slice(&(channel.0 as u16).wrapping_add(1).to_ne_bytes());
+            bytes[..4].copy_from_slice(&slot.0.to_ne_bytes());
+            bytes[4..].copy_from_slice(&(channel.0 as u16).wrapping_add(1).to_ne_bytes());
         }
-        octets
+        bytes
     }
 
     /// `KernelSocket`: the kernel socket that holds the session's port.
@@ -347,19 +347,19 @@ fn group_request(change: &GroupChange) -> Result<(i32, Vec<u8>), Errno> {
 
 /// `struct sockaddr_storage`.
 fn storage(address: IpAddr) -> [u8; 128] {
-    let mut octets = [0; 128];
+    let mut bytes = [0; 128];
     let family = match address {
         IpAddr::V4(v4) => {
-            octets[4..8].copy_from_slice(&v4.octets());
+            bytes[4..8].copy_from_slice(&v4.octets());
             libc::AF_INET
         }
         IpAddr::V6(v6) => {
-            octets[8..24].copy_from_slice(&v6.octets());
+            bytes[8..24].copy_from_slice(&v6.octets());
             libc::AF_INET6
         }
     };
-    octets[..2].copy_from_slice(&(family as u16).to_ne_bytes());
-    octets
+    bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    bytes
 }
 
 /// A frame that is as if it had come by a managed device; `None` for what cannot be.
@@ -376,7 +376,7 @@ pub fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Ve
     let length = payload_len.checked_add(udp::HEADER_LEN as u16)?;
     let (ether_type, ip) = match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let mut octets = vec![0; ipv4::HEADER_LEN];
+            let mut bytes = vec![0; ipv4::HEADER_LEN];
             Ipv4Header {
                 traffic_class: arrival.service,
                 identification: 0,
@@ -389,11 +389,11 @@ pub fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Ve
                 destination,
                 payload_len: length,
             }
-            .emit(&mut octets);
-            (EtherType::IPV4, octets)
+            .emit(&mut bytes);
+            (EtherType::IPV4, bytes)
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            let mut octets = vec![0; ipv6::HEADER_LEN];
+            let mut bytes = vec![0; ipv6::HEADER_LEN];
             Ipv6Header {
                 traffic_class: arrival.service,
                 flow_label: 0,
@@ -404,8 +404,8 @@ pub fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Ve
                 payload_len: length,
                 fragment: None,
             }
-            .emit(&mut octets);
-            (EtherType::IPV6, octets)
+            .emit(&mut bytes);
+            (EtherType::IPV6, bytes)
         }
         _ => return None,
     };

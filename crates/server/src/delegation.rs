@@ -18,7 +18,7 @@ use tracing::debug;
 
 use crate::clients::Answer;
 use crate::listen::Listening;
-use crate::server::{Server, random_octets};
+use crate::server::{Server, random_bytes};
 use crate::sessions::NewDescriptor;
 
 /// How long a process may take to end a delegation that the server wants back.
@@ -60,7 +60,7 @@ impl Server {
         let listener = self.listeners.get_mut(&id)?;
         let secret = listener
             .lent_secret
-            .get_or_insert_with(|| Secret(random_octets()));
+            .get_or_insert_with(|| Secret(random_bytes()));
         let secret = secret.0;
         listener.delegate = Some(Delegate {
             channel,
@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// Not ports that listeners share, nor what only the server does: Fast Open, and waiting for
-    /// octets.
+    /// bytes.
     fn can_delegate(&self, channel: ChannelId, id: SessionId) -> bool {
         let (Some(session), Some(listener)) = (self.registry.session(id), self.listeners.get(&id))
         else {
@@ -241,9 +241,9 @@ impl Server {
         capsule: Blob,
         fd: Option<OwnedFd>,
     ) -> Option<(FlowKey, TcpSession)> {
-        let octets = portolan_sys::shm::unpack(capsule, fd).ok()?;
-        self.counters.capsule_octets += octets.len() as u64;
-        let session = TcpSession::from_capsule(&octets).ok()?;
+        let bytes = portolan_sys::shm::unpack(capsule, fd).ok()?;
+        self.counters.capsule_bytes += bytes.len() as u64;
+        let session = TcpSession::from_capsule(&bytes).ok()?;
         let flow = self
             .flow_of(listener, session.flow.local, session.flow.remote)
             .ok()?;

@@ -42,7 +42,7 @@ pub struct Extensions {
     installed: BTreeMap<u16, Installed>,
     pub loader: Loader,
     threaded: ThreadedHandlers,
-    /// Octets of maps that processes were given; they may keep them for as long as they live.
+    /// Bytes of maps that processes were given; they may keep them for as long as they live.
     memory: HashMap<ChannelId, u64>,
     domain: Domain,
     config: ExtensionConfig,
@@ -112,7 +112,7 @@ impl Extensions {
             true => refuse(
                 libc::EDQUOT,
                 format!(
-                    "its maps take {more} octets; the process was given {taken} of {most} already"
+                    "its maps take {more} bytes; the process was given {taken} of {most} already"
                 ),
             ),
             false => Ok(()),
@@ -212,7 +212,7 @@ impl Server {
         } = extension;
         if name.len() > Extension::NAME_MAX || name.is_empty() {
             let most = Extension::NAME_MAX;
-            return refuse(libc::EINVAL, format!("a name has 1 to {most} octets"));
+            return refuse(libc::EINVAL, format!("a name has 1 to {most} bytes"));
         }
         if event.direction() != code.direction {
             let reason = format!("the handler is not written for {}", event.name());

@@ -51,7 +51,7 @@ impl Server {
         }
     }
 
-    /// Prepares an active open as the application wants it. Returns the octets of its text that
+    /// Prepares an active open as the application wants it. Returns the bytes of its text that
     /// were taken.
     pub fn open_fast(
         &mut self,
@@ -63,10 +63,10 @@ impl Server {
             FastOpenMode::No => return 0,
             FastOpenMode::IfCookie => (&[], false, false),
             FastOpenMode::Payload {
-                octets,
+                bytes,
                 cookieless,
                 waits,
-            } => (octets, *cookieless, *waits),
+            } => (bytes, *cookieless, *waits),
         };
         let sysctl = self.sysctls.values().fast_open;
         if !sysctl.asks() {

@@ -561,7 +561,7 @@ impl Server {
     }
 
     /// A handshake is done, and nothing else has come. With `TCP_DEFER_ACCEPT` the application
-    /// hears of it with the first octets, or when the time is over.
+    /// hears of it with the first bytes, or when the time is over.
     pub fn defer_or_offer(&mut self, id: SessionId) {
         let seconds = self
             .registry
@@ -578,7 +578,7 @@ impl Server {
         }
     }
 
-    /// Offers the connections that have waited for octets long enough. Returns when to come back.
+    /// Offers the connections that have waited for bytes long enough. Returns when to come back.
     pub fn drive_deferred(&mut self) -> Option<Instant> {
         for (due, id) in self.deferred_due.take(self.now) {
             if self.deferred.get(&id) != Some(&due) {
@@ -604,7 +604,7 @@ impl Server {
         };
         let was_handshake = listener.handshakes.remove(&id);
         if listener.backlog.is_full() {
-            // Its handshake was done before, and octets were acknowledged that came with it since:
+            // Its handshake was done before, and bytes were acknowledged that came with it since:
             // it can only wait. Others are held before they are done.
             if was_handshake {
                 self.counters.accept_overflow += 1;
@@ -845,8 +845,8 @@ fn preferred(
 }
 
 /// A capsule or a list as it travels.
-pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
-    portolan_sys::shm::pack(octets).map_err(|_| Errno::NOBUFS)
+pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
+    portolan_sys::shm::pack(bytes).map_err(|_| Errno::NOBUFS)
 }
 
 #[cfg(test)]

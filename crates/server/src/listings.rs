@@ -27,7 +27,7 @@ struct Listing {
     /// Still to be listed.
     ids: Vec<SessionId>,
     count: usize,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 /// One for a connection at the most.
@@ -49,7 +49,7 @@ impl Server {
             request,
             ids,
             count: 0,
-            octets: Vec::new(),
+            bytes: Vec::new(),
         });
         if self.listings.0.len() == 1 {
             self.drive_listings();
@@ -71,7 +71,7 @@ impl Server {
                 };
                 if let Some(report) = self.report_to(uid, id) {
                     listing.count += 1;
-                    listing.octets.append(&mut portolan_proto::encode(&report));
+                    listing.bytes.append(&mut portolan_proto::encode(&report));
                 }
             }
             match listing.ids.is_empty() {
@@ -103,9 +103,9 @@ impl Server {
 
     fn answer_listing(&mut self, listing: Listing) {
         // A list is encoded as its length and its elements.
-        let mut octets = portolan_proto::encode(&listing.count);
-        octets.extend(listing.octets);
-        let (body, fds) = match pack(octets) {
+        let mut bytes = portolan_proto::encode(&listing.count);
+        bytes.extend(listing.bytes);
+        let (body, fds) = match pack(bytes) {
             Ok((list, fd)) => (ReplyBody::Sessions(list), fd.into_iter().collect()),
             Err(Errno(errno)) => (ReplyBody::Error { errno }, Vec::new()),
         };

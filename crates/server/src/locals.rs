@@ -29,7 +29,7 @@ use crate::opens::{Fallback, Target};
 use crate::server::{Server, random_u64};
 use crate::sessions::NewDescriptor;
 
-/// Octets of a ring: what Linux's buffers hold at most. Memory that nothing was written to costs nothing.
+/// Bytes of a ring: what Linux's buffers hold at most. Memory that nothing was written to costs nothing.
 const RING: usize = 8 << 20;
 
 /// How long a caller waits for room in a listener's queue (Linux: six SYNs).
@@ -38,7 +38,7 @@ const CALL_WAITS: Duration = Duration::from_secs(127);
 /// Linux's `TCP_TIMEWAIT_LEN`.
 const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// Rounds of moving octets before others get their turn.
+/// Rounds of moving bytes before others get their turn.
 const ROUNDS: usize = 8;
 
 /// Words of watched ends that are read in one turn.
@@ -53,7 +53,7 @@ pub struct LocalEnd {
     side: Side,
     peer: SessionId,
     memory: Arc<Memory>,
-    /// While the server moves its octets, or waits for them.
+    /// While the server moves its bytes, or waits for them.
     watched: Option<Local>,
     /// It stands in [`Locals::round`].
     is_listed: bool,
@@ -199,7 +199,7 @@ impl Locals {
 pub struct LocalPeer {
     remote: SocketAddr,
     path: Path,
-    /// The listener takes octets with the opening (`TCP_FASTOPEN`).
+    /// The listener takes bytes with the opening (`TCP_FASTOPEN`).
     opens_fast: bool,
 }
 
@@ -309,9 +309,9 @@ impl Server {
             has_ended: false,
         };
         let early = match target.early {
-            FastOpenMode::Payload { octets, .. } if local_peer.opens_fast => {
+            FastOpenMode::Payload { bytes, .. } if local_peer.opens_fast => {
                 let mut opener = Local::new(Arc::clone(&memory.rings), Side::Opener);
-                let taken = opener.open_with(self.now, &octets);
+                let taken = opener.open_with(self.now, &bytes);
                 // Nobody has the other end yet.
                 let _ = opener.publish();
                 u32::try_from(taken).unwrap_or(u32::MAX)
@@ -608,7 +608,7 @@ impl Server {
         }
     }
 
-    /// From now on the server moves the end's octets, or waits for them.
+    /// From now on the server moves the end's bytes, or waits for them.
     pub fn watch_local(&mut self, id: SessionId) {
         let Some(end) = self.locals.ends.get_mut(&id) else {
             return;
@@ -627,7 +627,7 @@ impl Server {
     }
 
     /// Attends to watched ends whose peers have news. Anybody with such a peer can ring without end, so one turn reads
-    /// a bounded number of words and moves octets for a bounded time. Returns when to come back.
+    /// a bounded number of words and moves bytes for a bounded time. Returns when to come back.
     pub fn drive_locals(&mut self) -> Option<Instant> {
         self.locals.read_words();
         let until = clock::now() + TURN_LASTS;

@@ -479,7 +479,7 @@ impl Server {
             self.keep_cookie(session.flow.remote.ip(), cookie);
         }
         let capsule = session.to_capsule();
-        self.counters.capsule_octets += capsule.len() as u64;
+        self.counters.capsule_bytes += capsule.len() as u64;
         let event = DescriptorEvent::Established {
             capsule: portolan_proto::control::Blob::Inline(capsule),
             generation,

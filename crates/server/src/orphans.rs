@@ -1,5 +1,5 @@
 //! Orphans: connections that programs have closed with data unsent, or with a peer that does not close.
-//! The server finishes them. They are limited in number and in octets, for each user and in all, and one
+//! The server finishes them. They are limited in number and in bytes, for each user and in all, and one
 //! that makes no progress in time: as Linux resets orphans (`tcp_max_orphans`, `tcp_orphan_retries`).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -21,7 +21,7 @@ const LOOKS_PER_TURN: usize = 256;
 struct Orphan {
     uid: u32,
     age: u64,
-    octets: u64,
+    bytes: u64,
     _number: Charge,
     memory: Charge,
 }
@@ -56,15 +56,15 @@ impl Orphans {
     fn add(
         &mut self,
         id: SessionId,
-        (uid, octets): (u32, u64),
+        (uid, bytes): (u32, u64),
         now: Instant,
     ) -> Result<(), Exhausted> {
         let orphan = Orphan {
             uid,
             age: self.next_age,
-            octets,
+            bytes,
             _number: self.number.charge(uid, 1)?,
-            memory: self.memory.charge(uid, octets)?,
+            memory: self.memory.charge(uid, bytes)?,
         };
         self.next_age += 1;
         self.by_age.insert((uid, orphan.age), id);
@@ -86,13 +86,13 @@ impl Orphans {
     }
 
     /// Is there less of it than at the last look?
-    fn has_shrunk_to(&mut self, id: SessionId, octets: u64) -> bool {
+    fn has_shrunk_to(&mut self, id: SessionId, bytes: u64) -> bool {
         let Some(orphan) = self.all.get_mut(&id) else {
             return false;
         };
-        let has_shrunk = octets < orphan.octets;
-        orphan.octets = octets;
-        orphan.memory.shrink_to(octets);
+        let has_shrunk = bytes < orphan.bytes;
+        orphan.bytes = bytes;
+        orphan.memory.shrink_to(bytes);
         has_shrunk
     }
 }
@@ -101,13 +101,13 @@ impl Server {
     /// The server is to finish a connection that a program has closed. Where there are too many the oldest of the
     /// same user are reset.
     pub fn note_orphan(&mut self, id: SessionId) {
-        let (Some(octets), Some(session)) = (self.unsent(id), self.registry.session(id)) else {
+        let (Some(bytes), Some(session)) = (self.unsent(id), self.registry.session(id)) else {
             return;
         };
         let uid = session.uid;
         self.orphans.remove(id);
         for _ in 0..EVICTED_AT_ONCE {
-            if self.orphans.add(id, (uid, octets), self.now).is_ok() {
+            if self.orphans.add(id, (uid, bytes), self.now).is_ok() {
                 return;
             }
             let Some(oldest) = self.orphans.oldest_of(uid) else {
@@ -124,7 +124,7 @@ impl Server {
         self.abort_held(id);
     }
 
-    /// Octets that the peer of a session held here has not acknowledged.
+    /// Bytes that the peer of a session held here has not acknowledged.
     fn unsent(&self, id: SessionId) -> Option<u64> {
         let slot = self.server_slot(id)?;
         match self.stack.get(slot)? {
@@ -144,11 +144,11 @@ impl Server {
             }
             self.orphans.looks.pop_front();
             let is_known = self.orphans.all.contains_key(&id);
-            let Some(octets) = self.unsent(id).filter(|_| is_known) else {
+            let Some(bytes) = self.unsent(id).filter(|_| is_known) else {
                 continue;
             };
             // A peer that does not close has a time-limit of its own (FIN-WAIT-2).
-            if self.orphans.has_shrunk_to(id, octets) || octets == 0 {
+            if self.orphans.has_shrunk_to(id, bytes) || bytes == 0 {
                 let next = self.now + self.orphans.patience;
                 self.orphans.looks.push_back((next, id));
             } else {

@@ -93,7 +93,7 @@ fn is_short(name: Option<&str>) -> Outcome {
     match name {
         Some(name) if name.len() > NAME_MAX => refuse(
             libc::ENAMETOOLONG,
-            format!("no name is longer than {NAME_MAX} octets"),
+            format!("no name is longer than {NAME_MAX} bytes"),
         ),
         _ => Ok(()),
     }

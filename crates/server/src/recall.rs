@@ -185,14 +185,14 @@ impl Server {
         ))
     }
 
-    /// A session as it travels, and the descriptors that go with it: unread octets go on in the memory
+    /// A session as it travels, and the descriptors that go with it: unread bytes go on in the memory
     /// in which they came.
     fn encapsulate(&mut self, session: &TcpSession) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
-        let octets = session.to_capsule();
-        self.counters.capsule_octets += octets.len() as u64;
+        let bytes = session.to_capsule();
+        self.counters.capsule_bytes += bytes.len() as u64;
         let unread = match session.connection.handoff() {
             Some(prefix) => {
-                self.counters.capsule_octets += prefix.octets_aside() as u64;
+                self.counters.capsule_bytes += prefix.bytes_aside() as u64;
                 let memory = prefix.memory().as_any().downcast_ref::<SetAside>();
                 Some((
                     memory.ok_or(Errno::NOBUFS)?,
@@ -202,7 +202,7 @@ impl Server {
             }
             None => None,
         };
-        shm::pack_capsule(octets, unread).map_err(|_| Errno::NOBUFS)
+        shm::pack_capsule(bytes, unread).map_err(|_| Errno::NOBUFS)
     }
 
     /// Keeps a session for the next process that asks, as long as there is a descriptor.

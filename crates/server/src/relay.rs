@@ -1,6 +1,6 @@
-//! Relaying: a TCP session that the server holds while its descriptor lives. Octets move both ways
+//! Relaying: a TCP session that the server holds while its descriptor lives. Bytes move both ways
 //! through the far end as each side takes them; the end of each direction is passed on. When the last
-//! copy of the descriptor goes with octets that nobody has read, the connection is reset (RFC 2525
+//! copy of the descriptor goes with bytes that nobody has read, the connection is reset (RFC 2525
 //! §2.17).
 
 use std::os::fd::OwnedFd;
@@ -16,11 +16,11 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use crate::locals::Locals;
 use crate::server::Server;
 
-/// Octets moved in one direction before others get their turn.
+/// Bytes moved in one direction before others get their turn.
 const TURN: usize = 256 * 1024;
 const CHUNK: usize = 64 * 1024;
 
-/// Octets that are taken out of a descriptor in each direction when a relay ends: more than its buffers hold, of which
+/// Bytes that are taken out of a descriptor in each direction when a relay ends: more than its buffers hold, of which
 /// nobody sends more meanwhile unless he means harm.
 const DRAINED: usize = 16 << 20;
 
@@ -38,7 +38,7 @@ pub struct Relay {
     far_ended: bool,
     /// Every copy of the descriptor is closed.
     hung_up: bool,
-    /// And octets lay in it that nobody had read.
+    /// And bytes lay in it that nobody had read.
     left_unread: bool,
     /// No more is moved to the descriptor until the last holder has had time to come back.
     helping: Option<usize>,
@@ -196,7 +196,7 @@ impl Server {
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(errno) => {
                     relay.near_ended = true;
-                    // How a pair tells that its other end was closed with octets in it.
+                    // How a pair tells that its other end was closed with bytes in it.
                     relay.left_unread |= errno == rustix::io::Errno::CONNRESET;
                 }
             }
@@ -272,8 +272,8 @@ impl Server {
             // The descriptor may be closed already, which says as much.
             let _ = shutdown(&far.fd, Shutdown::Write);
         }
-        if let Some(octets) = &mut relay.helping {
-            *octets -= moved;
+        if let Some(bytes) = &mut relay.helping {
+            *bytes -= moved;
             // The rest waits for its time, not for room.
             return false;
         }
@@ -297,13 +297,13 @@ fn held<'a>(
 
 /// What the application has not read yet.
 fn unread(near: &OwnedFd) -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let mut chunk = vec![0; CHUNK];
     // It ends, or fails, when nothing is left.
-    while octets.len() < DRAINED
+    while bytes.len() < DRAINED
         && let Ok((count @ 1.., _)) = recv(near, &mut chunk[..], RecvFlags::DONTWAIT)
     {
-        octets.extend_from_slice(&chunk[..count]);
+        bytes.extend_from_slice(&chunk[..count]);
     }
-    octets
+    bytes
 }

@@ -234,16 +234,16 @@ fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
 
 fn figures(f: &TcpInfo) -> SessionFigures {
     let micros = |d: std::time::Duration| u32::try_from(d.as_micros()).unwrap_or(u32::MAX);
-    let octets = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let bytes = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     SessionFigures {
-        octets_in: f.octets_in,
-        octets_out: f.octets_out,
+        bytes_in: f.bytes_in,
+        bytes_out: f.bytes_out,
         segments_in: f.segments_in,
         segments_out: f.segments_out,
         retransmits: f.retransmits,
         cpu_us: 0,
-        receive_queue: octets(f.receive_queue),
-        send_queue: octets(f.send_queue),
+        receive_queue: bytes(f.receive_queue),
+        send_queue: bytes(f.send_queue),
         cwnd: f.cwnd,
         ssthresh: f.ssthresh,
         srtt_us: f.srtt.map_or(0, micros),

@@ -234,7 +234,7 @@ pub struct Server {
     pub(crate) orphans: Orphans,
     /// Processes that are gone, some of whose sessions are still to be ended.
     pub(crate) ending: VecDeque<Ending>,
-    /// Accepted connections that wait for octets (`TCP_DEFER_ACCEPT`), and until when.
+    /// Accepted connections that wait for bytes (`TCP_DEFER_ACCEPT`), and until when.
     pub(crate) deferred: HashMap<SessionId, Instant>,
     pub(crate) deferred_due: DueList,
     /// Sessions in TIME_WAIT, oldest first; some have ended already.
@@ -301,7 +301,7 @@ impl Server {
         let mut server = Server {
             registry: Registry::new(config.limits.of_registry()),
             ports: PortTable::new(first..=last),
-            secret: Secret(random_octets()),
+            secret: Secret(random_bytes()),
             hasher: RandomState::new(),
             counters: Counters::default(),
             started: now,
@@ -636,23 +636,23 @@ fn reserve_ports(
     Ok(reserved)
 }
 
-/// Octets from the kernel's generator.
-pub fn random_octets<const N: usize>() -> [u8; N] {
-    let mut octets = [0; N];
+/// Bytes from the kernel's generator.
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
     let flags = rustix::rand::GetRandomFlags::empty();
-    // Up to 256 octets come whole and without an error once the generator is seeded, which the
+    // Up to 256 bytes come whole and without an error once the generator is seeded, which the
     // call waits for.
-    let filled = rustix::rand::getrandom(&mut octets, flags);
+    let filled = rustix::rand::getrandom(&mut bytes, flags);
     assert_eq!(filled, Ok(N), "the kernel has a random generator");
-    octets
+    bytes
 }
 
 pub fn random_u32() -> u32 {
-    u32::from_ne_bytes(random_octets())
+    u32::from_ne_bytes(random_bytes())
 }
 
 pub fn random_u64() -> u64 {
-    u64::from_ne_bytes(random_octets())
+    u64::from_ne_bytes(random_bytes())
 }
 
 /// Each session takes a descriptor or two here.

@@ -22,13 +22,13 @@ use crate::server::Server;
 /// Datagrams that one socket takes along; more than a receive buffer of the default size holds.
 const UNREAD_MAX: usize = 1024;
 
-/// Octets that the kernel counts for a datagram beside its payload, or more.
+/// Bytes that the kernel counts for a datagram beside its payload, or more.
 const OVERHEAD: usize = 1024;
 
 /// Reads the list that came with a request.
 pub fn open_unread(unread: Blob, memory: Option<OwnedFd>) -> Result<Vec<UnreadDatagram>, Errno> {
-    let octets = shm::unpack(unread, memory).map_err(|_| Errno::INVAL)?;
-    decode(&octets).map_err(|_| Errno::INVAL)
+    let bytes = shm::unpack(unread, memory).map_err(|_| Errno::INVAL)?;
+    decode(&bytes).map_err(|_| Errno::INVAL)
 }
 
 impl Server {

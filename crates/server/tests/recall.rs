@@ -127,7 +127,7 @@ fn a_session_that_is_wanted_by_two_is_relayed() {
     assert_eq!(&relay, b"relay");
 }
 
-/// Octets that the peer has sent lie unread in the descriptor, others follow; and as many the other way.
+/// Bytes that the peer has sent lie unread in the descriptor, others follow; and as many the other way.
 #[test]
 fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
     let bed = Bed::veth();
@@ -161,8 +161,8 @@ fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
     let slot = ask(&mut scene).expect("nobody else has it");
     scene.peer.write_all(&[2; 1000]).unwrap();
     let got = scene.holder.read(slot, 300_000);
-    assert!(got[..299_000].iter().all(|&octet| octet == 1));
-    assert!(got[299_000..].iter().all(|&octet| octet == 2));
+    assert!(got[..299_000].iter().all(|&byte| byte == 1));
+    assert!(got[299_000..].iter().all(|&byte| byte == 2));
     scene.holder.write(slot, b"by the session");
     let mut all = [0; 33];
     scene.peer.read_exact(&mut all).unwrap();
@@ -177,16 +177,16 @@ fn what_is_held_back_of_a_relay_follows() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let mut scene = scene(&bed);
-    let octets: Vec<u8> = (0..300_000).map(|index| (index % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..300_000).map(|index| (index % 251) as u8).collect();
     let Some(Session::Tcp(session)) = scene.holder.stack.remove(scene.slot) else {
         panic!("no session");
     };
-    let memory = SetAside::write(octets.len(), [(0, &octets[..])].into_iter()).unwrap();
+    let memory = SetAside::write(bytes.len(), [(0, &bytes[..])].into_iter()).unwrap();
     let request = RequestBody::Flush {
         session: scene.id,
         capsule: Capsule {
             state: Blob::Inline(session.to_capsule()),
-            unread: shm::stretch(0, octets.len()),
+            unread: shm::stretch(0, bytes.len()),
         },
         then: AfterFlush::Relay(Reader::Other),
         options_blob: Default::default(),
@@ -195,9 +195,9 @@ fn what_is_held_back_of_a_relay_follows() {
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
     descriptor.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut got = vec![0; octets.len()];
+    let mut got = vec![0; bytes.len()];
     descriptor.read_exact(&mut got).unwrap();
-    assert!(got == octets);
+    assert!(got == bytes);
 }
 
 /// What its peer sends once the holder has said that it packs does not come to the holder any more, and is there

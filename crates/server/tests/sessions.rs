@@ -239,12 +239,12 @@ fn a_dead_process_has_its_connections_reset_and_its_port_freed() {
     let (_, near, slot) = library.accept(&listener);
     let mut waiting = connect_from_b(&bed, at(Bed::A4, 8080));
     library.write(slot, &[7; 10_000]);
-    let mut octets = vec![0; 10_000];
-    peer.read_exact(&mut octets).unwrap();
+    let mut bytes = vec![0; 10_000];
+    peer.read_exact(&mut bytes).unwrap();
 
     drop((library, listener, near));
     for stream in [&mut peer, &mut waiting] {
-        let end = stream.read(&mut octets).unwrap_err();
+        let end = stream.read(&mut bytes).unwrap_err();
         assert_eq!(end.kind(), ErrorKind::ConnectionReset);
     }
     await_some("an empty table", || {
@@ -337,8 +337,8 @@ fn a_thousand_connections_leave_nothing_behind() {
 /// Sends SYNs to `10.77.0.1:8080` from addresses that nobody has.
 const FLOOD: &str = r#"
 import socket, struct
-def total(octets):
-    s = sum(struct.unpack("!%dH" % (len(octets) // 2), octets))
+def total(bytes):
+    s = sum(struct.unpack("!%dH" % (len(bytes) // 2), bytes))
     return ~((s & 0xffff) + (s >> 16)) & 0xffff
 raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 to = socket.inet_aton("10.77.0.1")

@@ -774,7 +774,7 @@ fn a_flow_has_its_class_until_it_ends() {
     });
     pass(&mut library, slot, &mut peer);
     let report = show(&mut library.client);
-    assert!(report.transmit[0].traffic.octets > 20_000, "{report:?}");
+    assert!(report.transmit[0].traffic.bytes > 20_000, "{report:?}");
     assert_eq!(report.transmit[0].traffic.drops, 0);
     let mut absent = flow;
     absent.remote.set_port(1);
@@ -787,12 +787,12 @@ fn a_flow_has_its_class_until_it_ends() {
     });
 }
 
-/// Sends 20,000 octets, which arrive.
+/// Sends 20,000 bytes, which arrive.
 fn pass(library: &mut Library, slot: Slot, peer: &mut std::net::TcpStream) {
-    let mut octets = [0; 20_000];
-    library.write(slot, &octets);
+    let mut bytes = [0; 20_000];
+    library.write(slot, &bytes);
     std::thread::scope(|scope| {
-        let reader = scope.spawn(|| std::io::Read::read_exact(peer, &mut octets).unwrap());
+        let reader = scope.spawn(|| std::io::Read::read_exact(peer, &mut bytes).unwrap());
         while !reader.is_finished() {
             library.turn();
         }
@@ -814,7 +814,7 @@ fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_
     let scope = Scope::Flow(library.stack.tcp(slot).unwrap().flow);
     done(&mut library.client, bits(&scope, 10));
     pass(&mut library, slot, &mut peer);
-    let before = show(&mut library.client).transmit[0].traffic.octets;
+    let before = show(&mut library.client).transmit[0].traffic.bytes;
     let is_late = library.client.counter("server", "tx-queues-late") > 0;
     assert!(before < 20_000 || is_late, "{before}");
 
@@ -829,7 +829,7 @@ fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_
         .send(RequestBody::DoorwayEntered { number }, &[]);
     assert_eq!(tx_queues(&mut library)[0].state, TxQueueState::Open);
     pass(&mut library, slot, &mut peer);
-    let after = show(&mut library.client).transmit[0].traffic.octets;
+    let after = show(&mut library.client).transmit[0].traffic.bytes;
     assert!(after >= before + 20_000, "{after}");
 }
 
@@ -864,7 +864,7 @@ fn a_process_that_moves_into_a_cgroup_sends_in_its_class_soon() {
     let scope = Scope::Cgroup(cgroup.path.clone());
     done(&mut library.client, bits(&scope, 20));
     pass(&mut library, slot, &mut peer);
-    let sent = |library: &mut Library| show(&mut library.client).transmit[0].traffic.octets;
+    let sent = |library: &mut Library| show(&mut library.client).transmit[0].traffic.bytes;
     assert_eq!(sent(&mut library), 0, "it is elsewhere");
     cgroup.take_in_this_process();
     await_some("what it sends, in the class", || {
@@ -881,7 +881,7 @@ fn a_process_that_moves_into_a_cgroup_sends_in_its_class_soon() {
 
 #[test]
 fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
-    const OCTETS: usize = 2_000_000;
+    const BYTES: usize = 2_000_000;
     let host = Host::start("relayed", "");
     let (mut library, (id, near, slot), mut peer) = host.connect();
     let flow = library.stack.tcp(slot).unwrap().flow;
@@ -890,9 +890,9 @@ fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
     let start = Instant::now();
     let mut descriptor = std::os::unix::net::UnixStream::from(near.0.try_clone().unwrap());
     let writer = std::thread::spawn(move || {
-        std::io::Write::write_all(&mut descriptor, &vec![7; OCTETS]).unwrap();
+        std::io::Write::write_all(&mut descriptor, &vec![7; BYTES]).unwrap();
     });
-    std::io::Read::read_exact(&mut peer, &mut vec![0; OCTETS]).unwrap();
+    std::io::Read::read_exact(&mut peer, &mut vec![0; BYTES]).unwrap();
     writer.join().unwrap();
     // Two seconds' worth, less what may go at once.
     let took = start.elapsed();
@@ -900,7 +900,7 @@ fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
     let report = show(&mut library.client);
     let traffic = report.transmit[0].traffic;
     assert!(
-        traffic.octets > OCTETS as u64 && traffic.drops == 0,
+        traffic.bytes > BYTES as u64 && traffic.drops == 0,
         "{traffic:?}"
     );
     // The engine holds it back, not the queue that all share.
@@ -930,6 +930,6 @@ fn a_kernel_socket_sends_in_its_sessions_class() {
     done(&mut library.client, bits(&scope, 5));
     kernel_socket.send_to(&[7; 1_000], (Bed::B4, 7000)).unwrap();
     await_some("what the twin sent, in the class", || {
-        (show(&mut library.client).transmit[0].traffic.octets > 1_000).then_some(())
+        (show(&mut library.client).transmit[0].traffic.bytes > 1_000).then_some(())
     });
 }

@@ -81,7 +81,7 @@ impl Expected {
         })
     }
 
-    /// The next octet that is expected.
+    /// The next byte that is expected.
     pub(crate) fn expect(&mut self, next: SeqNum) {
         self.seq = next;
     }

@@ -14,7 +14,7 @@ use portolan_wire::tcp::{self, TcpHeader};
 use portolan_wire::vnet::{self, Gso, VnetHeader};
 use portolan_wire::{ipv4, ipv6, udp};
 
-/// Octets of the virtio-net header that a tap expects before each frame.
+/// Bytes of the virtio-net header that a tap expects before each frame.
 const VNET: usize = vnet::HEADER_LEN;
 const ETHERNET: usize = ethernet::HEADER_LEN;
 const IPV4: usize = ipv4::HEADER_LEN;
@@ -22,7 +22,7 @@ const IPV6: usize = ipv6::HEADER_LEN;
 const TCP_MAX: usize = 60;
 const UDP: usize = udp::HEADER_LEN;
 
-/// In the seventh octet of an IPv4 header: path MTU discovery, RFC 1191.
+/// In the seventh byte of an IPv4 header: path MTU discovery, RFC 1191.
 const DONT_FRAGMENT: u8 = 0x40;
 
 /// The same without the transport header: virtio-net, Ethernet, IPv6 with a handle.
@@ -84,7 +84,7 @@ pub(crate) enum Segmentation {
 /// The part of the head that all packets between two addresses share, with its checksums summed.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
-    octets: [u8; TEMPLATE_MAX],
+    bytes: [u8; TEMPLATE_MAX],
     length: usize,
     /// One's complement sum of addresses and protocol (the pseudo header without its length).
     pseudo_sum: u32,
@@ -111,10 +111,10 @@ impl Template {
             Protocol::Tcp => options.tos & !3,
             Protocol::Udp => options.tos,
         };
-        let mut octets = [0; TEMPLATE_MAX];
-        octets[VNET..VNET + 6].copy_from_slice(&destination_mac.0);
-        octets[VNET + 6..VNET + 12].copy_from_slice(&source_mac.0);
-        let (ethertype, ip) = octets[VNET + 12..].split_at_mut(2);
+        let mut bytes = [0; TEMPLATE_MAX];
+        bytes[VNET..VNET + 6].copy_from_slice(&destination_mac.0);
+        bytes[VNET + 6..VNET + 12].copy_from_slice(&source_mac.0);
+        let (ethertype, ip) = bytes[VNET + 12..].split_at_mut(2);
         let mut pseudo_sum = u32::from(protocol.number());
         let (length, header_sum, is_ipv4) = match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -145,7 +145,7 @@ impl Template {
             _ => return None,
         };
         Some(Template {
-            octets,
+            bytes,
             length,
             pseudo_sum,
             header_sum,
@@ -170,7 +170,7 @@ impl Template {
 
     fn enclosing_v4(&self, handle: Handle) -> Option<Template> {
         let mut enclosing = self.clone();
-        let ip = &mut enclosing.octets[VNET + ETHERNET..];
+        let ip = &mut enclosing.bytes[VNET + ETHERNET..];
         if ip[1] != 0 {
             return None;
         }
@@ -184,7 +184,7 @@ impl Template {
 
     fn enclosing_v6(&self, handle: Handle) -> Option<Template> {
         let mut enclosing = self.clone();
-        let ip = &mut enclosing.octets[VNET + ETHERNET..];
+        let ip = &mut enclosing.bytes[VNET + ETHERNET..];
         if ip[0] != 0x60 || ip[1] != 0 {
             return None;
         }
@@ -288,7 +288,7 @@ impl Template {
     /// Writes everything below the transport header, and the transport checksum's start value:
     /// the device completes it (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     fn fill(&self, head: &mut [u8; HEAD_MAX], transport_length: usize, checksum_at: usize) {
-        head[..self.length].copy_from_slice(&self.octets[..self.length]);
+        head[..self.length].copy_from_slice(&self.bytes[..self.length]);
         let start = to_u16(self.length - VNET);
         VnetHeader::partial_checksum(start, to_u16(checksum_at)).emit(head);
         let ip = &mut head[VNET + ETHERNET..];
@@ -324,8 +324,8 @@ fn to_u16(length: usize) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }
 
-fn sum(octets: &[u8]) -> u32 {
-    octets
+fn sum(bytes: &[u8]) -> u32 {
+    bytes
         .chunks_exact(2)
         .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
         .sum()

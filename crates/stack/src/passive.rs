@@ -118,12 +118,12 @@ pub fn path_config(base: &Config, path: &Path, flow: &FlowKey, secret: &Secret) 
 /// What the application's options mean for a connection that is to be opened. `SO_RCVBUF` fixes the
 /// size: no auto-tuning beyond it.
 pub fn tune_config(config: &mut Config, options: &HandshakeOptions) {
-    config.window_clamp = options.window_clamp.filter(|&octets| octets > 0);
-    if let Some(octets) = options.receive_buffer {
+    config.window_clamp = options.window_clamp.filter(|&bytes| bytes > 0);
+    if let Some(bytes) = options.receive_buffer {
         let most = u32::try_from(config.receive_buffer_max).unwrap_or(u32::MAX);
-        let octets = octets.clamp(RECEIVE_BUFFER_MIN, most.max(RECEIVE_BUFFER_MIN)) as usize;
-        config.receive_buffer = octets;
-        config.receive_buffer_max = octets;
+        let bytes = bytes.clamp(RECEIVE_BUFFER_MIN, most.max(RECEIVE_BUFFER_MIN)) as usize;
+        config.receive_buffer = bytes;
+        config.receive_buffer_max = bytes;
     }
 }
 
@@ -297,10 +297,10 @@ mod tests {
     #[test]
     fn a_receive_buffer_that_was_asked_for_stays_within_the_hosts() {
         let base = Config::default();
-        let of = |octets| {
+        let of = |bytes| {
             let mut config = base.clone();
             let options = HandshakeOptions {
-                receive_buffer: Some(octets),
+                receive_buffer: Some(bytes),
                 ..HandshakeOptions::default()
             };
             tune_config(&mut config, &options);

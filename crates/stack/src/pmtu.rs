@@ -84,7 +84,7 @@ pub(crate) fn least(destination: IpAddr) -> u32 {
     }
 }
 
-/// What the path takes according to a report about a packet of `quoted` octets; `None` if the
+/// What the path takes according to a report about a packet of `quoted` bytes; `None` if the
 /// report cannot be true: a packet that fits is not too big.
 pub(crate) fn believable(destination: IpAddr, reported: u32, quoted: u32) -> Option<u32> {
     let mtu = match reported {

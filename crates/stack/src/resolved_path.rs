@@ -178,7 +178,7 @@ impl ResolvedPath {
         }
     }
 
-    /// How much of a datagram goes into one fragment of `mtu` octets: a multiple of eight.
+    /// How much of a datagram goes into one fragment of `mtu` bytes: a multiple of eight.
     pub(crate) fn fragment_size(&self, mtu: usize) -> Option<u16> {
         let headers = match self.destination {
             IpAddr::V4(_) => ipv4::HEADER_LEN,

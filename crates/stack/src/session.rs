@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::udp::UdpSession;
 
-/// Version of the capsule format; the first octet of each capsule.
+/// Version of the capsule format; the first byte of each capsule.
 const CAPSULE_VERSION: u8 = 2;
 
-/// Octets that a capsule seldom exceeds, stored data aside.
+/// Bytes that a capsule seldom exceeds, stored data aside.
 const STATE_ROOM: usize = 1024;
 
 #[derive(Debug)]
@@ -63,26 +63,26 @@ impl TcpSession {
         }
     }
 
-    /// Octets that are read elsewhere ([`Connection::prefix`]) have to travel beside it.
+    /// Bytes that are read elsewhere ([`Connection::prefix`]) have to travel beside it.
     pub fn to_capsule(&self) -> Vec<u8> {
-        let mut octets = Vec::with_capacity(STATE_ROOM + self.connection.stored());
-        octets.push(CAPSULE_VERSION);
-        postcard::serialize_with_flavor(self, Growing(octets))
+        let mut bytes = Vec::with_capacity(STATE_ROOM + self.connection.stored());
+        bytes.push(CAPSULE_VERSION);
+        postcard::serialize_with_flavor(self, Growing(bytes))
             .expect("plain data encodes into a growing vector")
     }
 
     /// Decodes a capsule that may come from a hostile process: whatever this returns is safe to
     /// run.
-    pub fn from_capsule(octets: &[u8]) -> Result<TcpSession, BadCapsule> {
-        TcpSession::from_parts(octets, None)
+    pub fn from_capsule(bytes: &[u8]) -> Result<TcpSession, BadCapsule> {
+        TcpSession::from_parts(bytes, None)
     }
 
-    /// As [`TcpSession::from_capsule`], with the unread octets that travelled beside the capsule.
+    /// As [`TcpSession::from_capsule`], with the unread bytes that travelled beside the capsule.
     pub fn from_parts(
-        octets: &[u8],
+        bytes: &[u8],
         unread: Option<HandoffBuffer>,
     ) -> Result<TcpSession, BadCapsule> {
-        let [CAPSULE_VERSION, body @ ..] = octets else {
+        let [CAPSULE_VERSION, body @ ..] = bytes else {
             return Err(BadCapsule::Version);
         };
         let Ok((mut session, [])) = postcard::take_from_bytes::<TcpSession>(body) else {
@@ -103,20 +103,20 @@ impl TcpSession {
     }
 }
 
-/// Where a capsule is encoded. Unlike postcard's own, it has room from the start and takes octets as
+/// Where a capsule is encoded. Unlike postcard's own, it has room from the start and takes bytes as
 /// a whole.
 struct Growing(Vec<u8>);
 
 impl Flavor for Growing {
     type Output = Vec<u8>;
 
-    fn try_push(&mut self, octet: u8) -> postcard::Result<()> {
-        self.0.push(octet);
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.0.push(byte);
         Ok(())
     }
 
-    fn try_extend(&mut self, octets: &[u8]) -> postcard::Result<()> {
-        self.0.extend_from_slice(octets);
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.0.extend_from_slice(bytes);
         Ok(())
     }
 

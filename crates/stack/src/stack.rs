@@ -54,7 +54,7 @@ pub struct Stack {
     unresolved: Vec<NextHop>,
     changed: Vec<(Slot, Events)>,
     fragments: Reassembly,
-    /// Octets of all frames that wait for sessions on their way.
+    /// Bytes of all frames that wait for sessions on their way.
     early: usize,
     /// Frames that waited for a session which did not come.
     released: Vec<Vec<u8>>,

@@ -8,7 +8,7 @@ use portolan_types::{Generation, Instant, SessionId};
 use crate::membership::Memberships;
 use portolan_proto::ip::IpOptions;
 
-/// Octets a datagram costs in a receive buffer beyond its payload.
+/// Bytes a datagram costs in a receive buffer beyond its payload.
 const DATAGRAM_OVERHEAD: usize = 256;
 
 /// Errors that wait for `MSG_ERRQUEUE`; older ones give way.
@@ -25,7 +25,7 @@ pub struct UdpSession {
     pub multicast: MulticastOptions,
     pub memberships: Memberships,
     pub queue: VecDeque<Datagram>,
-    /// `SO_RCVBUF`: what `queue` may hold, overhead included, in octets.
+    /// `SO_RCVBUF`: what `queue` may hold, overhead included, in bytes.
     pub receive_buffer: usize,
     queued: usize,
     /// Datagrams that came coalesced are read so (`UDP_GRO`).
@@ -41,8 +41,8 @@ pub struct UdpSession {
     pub path_mtu: Option<(SocketAddr, u32)>,
     pub datagrams_in: u64,
     pub datagrams_out: u64,
-    pub octets_in: u64,
-    pub octets_out: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
     /// Datagrams lost because nobody read fast enough.
     pub overflow: u64,
 }
@@ -125,7 +125,7 @@ pub struct Datagram {
     /// What its IP header said.
     pub ip: IpOptions,
     pub received: Instant,
-    /// Octets of each of the datagrams that it is made of, but for the last; 0: it is one.
+    /// Bytes of each of the datagrams that it is made of, but for the last; 0: it is one.
     pub segment: u16,
     /// How many were lost before it.
     pub dropped: u32,
@@ -191,8 +191,8 @@ impl UdpSession {
             path_mtu: None,
             datagrams_in: 0,
             datagrams_out: 0,
-            octets_in: 0,
-            octets_out: 0,
+            bytes_in: 0,
+            bytes_out: 0,
             overflow: 0,
         }
     }
@@ -207,7 +207,7 @@ impl UdpSession {
         datagram.dropped = self.overflow as u32;
         self.queued += cost;
         self.datagrams_in += 1;
-        self.octets_in += datagram.data.len() as u64;
+        self.bytes_in += datagram.data.len() as u64;
         self.queue.push_back(datagram);
         true
     }
@@ -219,7 +219,7 @@ impl UdpSession {
         Some(datagram)
     }
 
-    /// The datagram `start` octets from the first one's beginning, and where in it that is: what a
+    /// The datagram `start` bytes from the first one's beginning, and where in it that is: what a
     /// look with `SO_PEEK_OFF` sees. An empty one is seen once.
     pub fn look_from(&mut self, start: usize) -> Option<(&Datagram, usize)> {
         let mut rest = start;

@@ -18,7 +18,7 @@ fn start() -> Instant {
     Instant::from_millis(1_000_000)
 }
 
-/// A session in the middle of its life: octets in flight, lost, SACKed, unread and out of order.
+/// A session in the middle of its life: bytes in flight, lost, SACKed, unread and out of order.
 fn genuine(stage: u8) -> TcpSession {
     let mut now = start();
     let config = Config::default();
@@ -130,7 +130,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
             }
             let memory = session.connection.handoff().cloned();
             let mut capsule = session.to_capsule();
-            // The control block lies behind and before the octets: aim at its places, too.
+            // The control block lies behind and before the bytes: aim at its places, too.
             let length = capsule.len();
             for &(at, value) in &attack.changes {
                 let at = usize::from(at) % 600;
@@ -162,19 +162,19 @@ fn a_genuine_capsule_is_accepted_at_every_stage() {
 }
 
 #[test]
-fn no_octets_make_the_decoder_panic() {
-    portolan_fuzz::check!(3000).for_each(|octets| {
+fn no_bytes_make_the_decoder_panic() {
+    portolan_fuzz::check!(3000).for_each(|bytes| {
         let mut capsule = vec![2];
-        capsule.extend(octets);
+        capsule.extend(bytes);
         drive(&capsule, None, &[]);
-        drive(octets, None, &[]);
+        drive(bytes, None, &[]);
     });
 }
 
 fn set_aside(session: &mut TcpSession) {
     let mut image = vec![0; session.connection.arrived()];
-    for (at, octets) in session.connection.arrived_pieces() {
-        image[at..at + octets.len()].copy_from_slice(octets);
+    for (at, bytes) in session.connection.arrived_pieces() {
+        image[at..at + bytes.len()].copy_from_slice(bytes);
     }
     assert!(session.connection.set_aside(Arc::new(image)), "it fits");
 }
@@ -250,8 +250,8 @@ fn apply(connection: &mut Connection, now: &mut Instant, buffer: &mut [u8], step
         Step::Close => connection.close(*now),
         Step::Again => {
             let memory = connection.handoff().cloned();
-            let octets = postcard::to_allocvec(connection).expect("connections encode");
-            *connection = postcard::from_bytes(&octets).expect("and decode");
+            let bytes = postcard::to_allocvec(connection).expect("connections encode");
+            *connection = postcard::from_bytes(&bytes).expect("and decode");
             if let Some(memory) = memory {
                 connection.lead_with(memory);
             }

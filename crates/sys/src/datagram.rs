@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::descriptor::{number, set_socket_option};
 use crate::raw;
 
-/// Octets for all control messages of one datagram.
+/// Bytes for all control messages of one datagram.
 const CONTROL: usize = 256;
 
 /// A received datagram, its payload aside.
@@ -109,13 +109,13 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Arrival, Errno> {
 
 fn note(arrival: &mut Arrival, level: c_int, kind: c_int, data: &[u8]) {
     let number = |at: usize| {
-        let octets = data.get(at..at + 4).and_then(|word| word.first_chunk());
-        octets.map_or(0, |word| u32::from_ne_bytes(*word))
+        let bytes = data.get(at..at + 4).and_then(|word| word.first_chunk());
+        bytes.map_or(0, |word| u32::from_ne_bytes(*word))
     };
     match (level, kind) {
         (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
             arrival.interface = number(0);
-            if let Some(address) = data.get(8..12).and_then(|octets| octets.first_chunk()) {
+            if let Some(address) = data.get(8..12).and_then(|bytes| bytes.first_chunk()) {
                 arrival.to = Ipv4Addr::from(*address).into();
             }
         }
@@ -144,7 +144,7 @@ pub fn send(
     let mut message: libc::msghdr = unsafe { zeroed() };
     let name = departure.to.map(Name::from);
     if let Some(name) = &name {
-        message.msg_name = name.octets.as_ptr().cast_mut().cast();
+        message.msg_name = name.bytes.as_ptr().cast_mut().cast();
         message.msg_namelen = name.length;
     }
     let mut control = Control([0; CONTROL]);
@@ -166,46 +166,46 @@ pub fn send(
 
 /// A socket address in C form.
 struct Name {
-    octets: [u8; size_of::<sockaddr_in6>()],
+    bytes: [u8; size_of::<sockaddr_in6>()],
     length: libc::socklen_t,
 }
 
 impl From<SocketAddr> for Name {
     fn from(address: SocketAddr) -> Name {
-        let mut octets = [0; size_of::<sockaddr_in6>()];
-        octets[2..4].copy_from_slice(&address.port().to_be_bytes());
+        let mut bytes = [0; size_of::<sockaddr_in6>()];
+        bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
         let (family, length) = match address {
             SocketAddr::V4(v4) => {
-                octets[4..8].copy_from_slice(&v4.ip().octets());
+                bytes[4..8].copy_from_slice(&v4.ip().octets());
                 (libc::AF_INET, size_of::<sockaddr_in>())
             }
             SocketAddr::V6(v6) => {
-                octets[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
-                octets[8..24].copy_from_slice(&v6.ip().octets());
-                octets[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+                bytes[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
+                bytes[8..24].copy_from_slice(&v6.ip().octets());
+                bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
                 (libc::AF_INET6, size_of::<sockaddr_in6>())
             }
         };
-        octets[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+        bytes[..2].copy_from_slice(&(family as u16).to_ne_bytes());
         Name {
-            octets,
+            bytes,
             length: length as libc::socklen_t,
         }
     }
 }
 
 fn address_of(name: &sockaddr_storage, length: libc::socklen_t) -> Option<SocketAddr> {
-    // SAFETY: plain octets, all initialised.
-    let octets: &[u8; size_of::<sockaddr_storage>()] = unsafe { &*std::ptr::from_ref(name).cast() };
-    let port = u16::from_be_bytes([octets[2], octets[3]]);
+    // SAFETY: plain bytes, all initialised.
+    let bytes: &[u8; size_of::<sockaddr_storage>()] = unsafe { &*std::ptr::from_ref(name).cast() };
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
     match (c_int::from(name.ss_family), length as usize) {
         (libc::AF_INET, 16..) => {
-            let address = Ipv4Addr::from(*octets[4..].first_chunk()?);
+            let address = Ipv4Addr::from(*bytes[4..].first_chunk()?);
             Some(SocketAddrV4::new(address, port).into())
         }
         (libc::AF_INET6, 28..) => {
-            let address = Ipv6Addr::from(*octets[8..].first_chunk()?);
-            let scope = u32::from_ne_bytes(*octets[24..].first_chunk()?);
+            let address = Ipv6Addr::from(*bytes[8..].first_chunk()?);
+            let scope = u32::from_ne_bytes(*bytes[24..].first_chunk()?);
             Some(SocketAddrV6::new(address, port, 0, scope).into())
         }
         _ => None,
@@ -219,22 +219,22 @@ struct Control([u8; CONTROL]);
 const HEADER: usize = size_of::<cmsghdr>();
 
 impl Control {
-    /// The messages in the first `length` octets: level, type, data.
+    /// The messages in the first `length` bytes: level, type, data.
     fn messages(&self, length: usize) -> impl Iterator<Item = (c_int, c_int, &[u8])> {
-        let octets = &self.0[..length.min(CONTROL)];
+        let bytes = &self.0[..length.min(CONTROL)];
         let mut at = 0;
         std::iter::from_fn(move || {
-            let header = octets.get(at..at + HEADER)?;
+            let header = bytes.get(at..at + HEADER)?;
             let length = usize::from_ne_bytes(*header.first_chunk()?);
             let level = c_int::from_ne_bytes(*header[8..].first_chunk()?);
             let kind = c_int::from_ne_bytes(*header[12..].first_chunk()?);
-            let data = octets.get(at + HEADER..at + length)?;
+            let data = bytes.get(at + HEADER..at + length)?;
             at += length.next_multiple_of(align_of::<cmsghdr>());
             Some((level, kind, data))
         })
     }
 
-    /// Writes what `departure` asks for; answers how many octets it takes.
+    /// Writes what `departure` asks for; answers how many bytes it takes.
     fn describe(&mut self, departure: &Departure) -> usize {
         let mut used = 0;
         let mut put = |level: c_int, kind: c_int, data: &[u8]| {

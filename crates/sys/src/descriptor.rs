@@ -106,7 +106,7 @@ pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
     )
 }
 
-/// `setsockopt` with the octets as they are.
+/// `setsockopt` with the bytes as they are.
 pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     // SAFETY: `value` is readable for its length.
     unsafe {

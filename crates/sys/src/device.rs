@@ -75,13 +75,13 @@ pub(crate) fn index(name: &str) -> Result<u32, DeviceError> {
 
 /// An `ifreq` that names `name`, otherwise zero.
 pub(crate) fn request(name: &str) -> Option<libc::ifreq> {
-    let octets = name.as_bytes();
-    if octets.is_empty() || octets.len() >= libc::IFNAMSIZ || octets.contains(&0) {
+    let bytes = name.as_bytes();
+    if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.contains(&0) {
         return None;
     }
     // SAFETY: `ifreq` is integers and plain unions of them, for which zero is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(octets) {
+    for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
     Some(request)
@@ -89,8 +89,8 @@ pub(crate) fn request(name: &str) -> Option<libc::ifreq> {
 
 /// The name that an `ifreq` holds.
 pub(crate) fn name_of(request: &libc::ifreq) -> String {
-    let octets = request.ifr_name.iter().map(|octet| *octet as u8);
-    let name: Vec<u8> = octets.take_while(|octet| *octet != 0).collect();
+    let bytes = request.ifr_name.iter().map(|byte| *byte as u8);
+    let name: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&name).into_owned()
 }
 
@@ -133,8 +133,8 @@ impl Requests {
         let answer = self.perform::<{ libc::SIOCGIFHWADDR as Opcode }>(self.named)?;
         // SAFETY: SIOCGIFHWADDR fills this member.
         let address = unsafe { answer.ifr_ifru.ifru_hwaddr };
-        let octets = address.sa_data;
-        let mac = MacAddr(std::array::from_fn(|index| octets[index] as u8));
+        let bytes = address.sa_data;
+        let mac = MacAddr(std::array::from_fn(|index| bytes[index] as u8));
         Ok((address.sa_family == libc::ARPHRD_ETHER).then_some(mac))
     }
 
@@ -168,9 +168,9 @@ impl Requests {
         let mut request = self.named;
         request.ifr_ifru.ifru_data = command.as_mut_ptr().cast();
         self.perform::<{ libc::SIOCETHTOOL as Opcode }>(request)?;
-        let octets: Vec<u8> = command.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let (low, high) = (&octets[12..14], &octets[28..30]);
-        let half = |octets: &[u8]| u32::from(u16::from_ne_bytes([octets[0], octets[1]]));
+        let bytes: Vec<u8> = command.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let (low, high) = (&bytes[12..14], &bytes[28..30]);
+        let half = |bytes: &[u8]| u32::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
         let speed = half(high) << 16 | half(low);
         // A device without a carrier says 0, or that it does not know.
         let known = speed != 0 && speed != UNKNOWN && speed != 0xffff;

@@ -119,12 +119,12 @@ fn lookup_request(cookie: u64, (from, to): (SocketAddr, SocketAddr), interface: 
     body.extend(from.port().to_be_bytes());
     body.extend(to.port().to_be_bytes());
     for address in [from.ip(), to.ip()] {
-        let mut octets = [0; 16];
+        let mut bytes = [0; 16];
         match address {
-            IpAddr::V4(v4) => octets[..4].copy_from_slice(&v4.octets()),
-            IpAddr::V6(v6) => octets = v6.octets(),
+            IpAddr::V4(v4) => bytes[..4].copy_from_slice(&v4.octets()),
+            IpAddr::V6(v6) => bytes = v6.octets(),
         }
-        body.extend(octets);
+        body.extend(bytes);
     }
     body.extend(interface.to_ne_bytes());
     body.extend((cookie as u32).to_ne_bytes());

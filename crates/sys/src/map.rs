@@ -19,7 +19,7 @@ struct Attributes {
     flags: u64,
 }
 
-/// A map whose keys and values are octets.
+/// A map whose keys and values are bytes.
 #[derive(Debug)]
 pub struct Map {
     fd: OwnedFd,
@@ -28,7 +28,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// `key` and `value` are how many octets each has.
+    /// `key` and `value` are how many bytes each has.
     pub fn new(fd: OwnedFd, key: u32, value: u32) -> Map {
         Map {
             fd,
@@ -75,7 +75,7 @@ impl Map {
             value,
             flags: 0,
         };
-        // SAFETY: the kernel reads `self.key` octets at the key, and reads or writes at the value
+        // SAFETY: the kernel reads `self.key` bytes at the key, and reads or writes at the value
         // what a map of this shape has, for which the callers have made room; if the map is of
         // another shape, whoever passed its shape is at fault, which is the server that made it.
         let answer = unsafe {

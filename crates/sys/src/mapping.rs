@@ -26,7 +26,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` octets of `fd` from `offset`, shared, for reading only.
+    /// Maps `length` bytes of `fd` from `offset`, shared, for reading only.
     pub(crate) fn read_only(
         fd: BorrowedFd<'_>,
         offset: usize,
@@ -35,7 +35,7 @@ impl Mapping {
         Mapping::shared(fd, offset, length, ProtFlags::READ)
     }
 
-    /// Maps `length` octets of `fd` from `offset`, shared, for reading and writing.
+    /// Maps `length` bytes of `fd` from `offset`, shared, for reading and writing.
     pub(crate) fn read_write(
         fd: BorrowedFd<'_>,
         offset: usize,
@@ -69,7 +69,7 @@ impl Mapping {
         self.length
     }
 
-    /// First octet of `offset..offset + length`, which must lie inside the mapping.
+    /// First byte of `offset..offset + length`, which must lie inside the mapping.
     pub(crate) fn pointer(&self, offset: usize, length: usize) -> *mut u8 {
         let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "outside mapping");

@@ -86,10 +86,10 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    /// Reads the octet: 1, or 0 if it cannot be read.
-    safe fn portolan_touch_read(octet: usize) -> u32;
-    /// Writes the octet as it is, in one step: 1, or 0 if it cannot be written.
-    safe fn portolan_touch_write(octet: usize) -> u32;
+    /// Reads the byte: 1, or 0 if it cannot be read.
+    safe fn portolan_touch_read(byte: usize) -> u32;
+    /// Writes the byte as it is, in one step: 1, or 0 if it cannot be written.
+    safe fn portolan_touch_write(byte: usize) -> u32;
     safe fn portolan_touch_refused() -> u32;
 }
 
@@ -114,7 +114,7 @@ pub unsafe fn recover(context: *mut c_void) -> bool {
     is_touch
 }
 
-/// Octets from the start of a touch to the last instruction that may fault.
+/// Bytes from the start of a touch to the last instruction that may fault.
 #[cfg(target_arch = "x86_64")]
 const LAST_FAULT: u64 = 0;
 #[cfg(target_arch = "aarch64")]
@@ -138,27 +138,27 @@ unsafe fn instruction(context: *mut c_void) -> *mut u64 {
     unsafe { &raw mut (*context).uc_mcontext.pc }
 }
 
-/// How many octets from `start` on, of `length`, can be read.
+/// How many bytes from `start` on, of `length`, can be read.
 pub fn readable_at(start: usize, length: usize) -> usize {
     good(start, length, portolan_touch_read)
 }
 
-/// How many octets from `start` on, of `length`, can be written. They stay as they are.
+/// How many bytes from `start` on, of `length`, can be written. They stay as they are.
 pub fn writable_at(start: usize, length: usize) -> usize {
     good(start, length, portolan_touch_write)
 }
 
 /// The part of a buffer that can be read, from its start.
 #[inline]
-pub fn readable(octets: &[u8]) -> &[u8] {
-    &octets[..readable_at(octets.as_ptr().addr(), octets.len())]
+pub fn readable(bytes: &[u8]) -> &[u8] {
+    &bytes[..readable_at(bytes.as_ptr().addr(), bytes.len())]
 }
 
 /// The part of a buffer that can be written, from its start.
 #[inline]
-pub fn writable(octets: &mut [u8]) -> &mut [u8] {
-    let good = writable_at(octets.as_ptr().addr(), octets.len());
-    &mut octets[..good]
+pub fn writable(bytes: &mut [u8]) -> &mut [u8] {
+    let good = writable_at(bytes.as_ptr().addr(), bytes.len());
+    &mut bytes[..good]
 }
 
 #[inline]
@@ -181,7 +181,7 @@ pub fn read_int(pointer: usize) -> Result<i32, Errno> {
         return Err(Errno::FAULT);
     }
     let pointer = std::ptr::with_exposed_provenance::<i32>(pointer);
-    // SAFETY: the octets can be read, and are the caller's of `ioctl` to show.
+    // SAFETY: the bytes can be read, and are the caller's of `ioctl` to show.
     Ok(unsafe { pointer.read_unaligned() })
 }
 
@@ -191,7 +191,7 @@ pub fn write_int(pointer: usize, value: i32) -> Result<(), Errno> {
         return Err(Errno::FAULT);
     }
     let pointer = std::ptr::with_exposed_provenance_mut::<i32>(pointer);
-    // SAFETY: the octets can be written, and are the caller's of `ioctl` to give.
+    // SAFETY: the bytes can be written, and are the caller's of `ioctl` to give.
     unsafe { pointer.write_unaligned(value) };
     Ok(())
 }
@@ -262,9 +262,9 @@ mod tests {
     #[test]
     fn what_is_touched_stays_as_it_is() {
         install();
-        let mut octets = vec![7; 3 * PAGE];
-        assert_eq!(writable(&mut octets).len(), 3 * PAGE);
-        assert!(octets.iter().all(|octet| *octet == 7));
+        let mut bytes = vec![7; 3 * PAGE];
+        assert_eq!(writable(&mut bytes).len(), 3 * PAGE);
+        assert!(bytes.iter().all(|byte| *byte == 7));
         let mut value = 5;
         let place = (&raw mut value).expose_provenance();
         assert_eq!(read_int(place), Ok(5));

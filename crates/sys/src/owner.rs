@@ -110,7 +110,7 @@ impl Owner {
     /// With a `siginfo_t`, which the kernel takes for a process's own threads only: to others the
     /// signal goes without.
     fn queue(&self, signal: i32, fd: RawFd, event: IoEvent) {
-        /// The part of `siginfo_t` that `SIGIO` uses, in its 128 octets.
+        /// The part of `siginfo_t` that `SIGIO` uses, in its 128 bytes.
         #[repr(C)]
         struct Info {
             signal: i32,

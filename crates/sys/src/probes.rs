@@ -2,7 +2,7 @@
 //! them.
 //!
 //! A probe is one no-operation and a note in the ELF file that says where it lies (SystemTap's version 3 of
-//! `.note.stapsdt`, which perf, bpftrace and the debuggers read). On x86-64 it is the one of five octets that a kernel
+//! `.note.stapsdt`, which perf, bpftrace and the debuggers read). On x86-64 it is the one of five bytes that a kernel
 //! can replace by a call instead of a trap.
 
 use std::path::Path;
@@ -72,7 +72,7 @@ macro_rules! probes {
 probes! {
     /// A call of the program begins.
     call,
-    /// Octets move between the program and a session.
+    /// Bytes move between the program and a session.
     copy,
     /// The channel is looked at for frames.
     ring,
@@ -87,7 +87,7 @@ probes! {
     wake_up,
 }
 
-/// Octets of one row: nanoseconds, and how often.
+/// Bytes of one row: nanoseconds, and how often.
 const ROW: usize = 16;
 
 /// Sums of time, in a file that others read while they grow.
@@ -123,9 +123,9 @@ impl Totals {
 }
 
 /// What [`Totals`] has written to a file: nanoseconds, and how often.
-pub fn read_totals(octets: &[u8]) -> Vec<(u64, u64)> {
-    let number = |octets: &[u8]| octets.try_into().map_or(0, u64::from_ne_bytes);
-    octets
+pub fn read_totals(bytes: &[u8]) -> Vec<(u64, u64)> {
+    let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+    bytes
         .chunks_exact(ROW)
         .map(|row| (number(&row[..8]), number(&row[8..])))
         .collect()

@@ -3,7 +3,7 @@
 //!
 //! The kernel lays the ring out as one consumer page (ours to write), one producer page, and the
 //! data area mapped twice in a row, so that a record never wraps. A record is a word of length and
-//! flags, a word the kernel keeps for itself, and the data, padded to eight octets.
+//! flags, a word the kernel keeps for itself, and the data, padded to eight bytes.
 
 use std::os::fd::AsFd;
 use std::slice::from_raw_parts;
@@ -19,7 +19,7 @@ use crate::mapping::{Mapping, page_size};
 const BUSY: u32 = 1 << 31;
 /// The filter gave the record up (`BPF_RINGBUF_DISCARD_BIT`).
 const DISCARD: u32 = 1 << 30;
-/// Octets before the data of a record (`BPF_RINGBUF_HDR_SZ`).
+/// Bytes before the data of a record (`BPF_RINGBUF_HDR_SZ`).
 const RECORD_PREFIX: u64 = 8;
 const HEADER: usize = size_of::<RecordHeader>();
 
@@ -55,7 +55,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Maps the ring `fd`, whose data area has `size` octets.
+    /// Maps the ring `fd`, whose data area has `size` bytes.
     pub fn map(fd: impl AsFd, size: usize) -> Result<Ring, MapError> {
         let page = page_size();
         // The bound keeps `2 * size + page` from overflowing.
@@ -99,7 +99,7 @@ impl Ring {
                 None => self.malformed += 1,
             }
         };
-        let frame = self.octets(start, length);
+        let frame = self.bytes(start, length);
         Some(Record { header, frame })
     }
 
@@ -117,20 +117,20 @@ impl Ring {
         self.position += (u64::from(length) + RECORD_PREFIX).next_multiple_of(8);
     }
 
-    /// The header of the record whose data are `length` octets at `start`, if the record holds
+    /// The header of the record whose data are `length` bytes at `start`, if the record holds
     /// the frame that the header claims. Copied once, then checked.
     fn header(&self, start: usize, length: usize) -> Option<RecordHeader> {
         if length < HEADER || start + length > self.producer.length() {
             return None;
         }
-        let header = RecordHeader::read_from_bytes(self.octets(start, HEADER)).ok()?;
+        let header = RecordHeader::read_from_bytes(self.bytes(start, HEADER)).ok()?;
         (header.length as usize <= length - HEADER).then_some(header)
     }
 
-    /// Octets of a complete record that has not been released.
-    fn octets(&self, start: usize, length: usize) -> &[u8] {
+    /// Bytes of a complete record that has not been released.
+    fn bytes(&self, start: usize, length: usize) -> &[u8] {
         let data = self.producer.pointer(start, length);
-        // SAFETY: in bounds (`pointer` asserts it), and nobody writes these octets while the slice
+        // SAFETY: in bounds (`pointer` asserts it), and nobody writes these bytes while the slice
         // lives: the mapping is read-only, the kernel refuses a writable one to anybody, and the
         // filter reuses a record's space only after the consumer position has passed it. That
         // position is stored by `release` alone, which takes `&mut self` and so cannot run while

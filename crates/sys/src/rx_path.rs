@@ -20,7 +20,7 @@ use crate::tap::{TapIo, VNET_HEADER};
 /// microsecond, but for a processor that is taken away from it. After this time it was lost.
 const STRAGGLE: Duration = Duration::from_millis(1);
 
-/// Octets of the largest frame that comes by the tap, its virtio-net header included.
+/// Bytes of the largest frame that comes by the tap, its virtio-net header included.
 const LARGEST_FRAME: usize = 66 * 1024;
 
 /// The receiving half of a channel. The tap is the owner's, who also sends by it.
@@ -50,7 +50,7 @@ pub struct RxPath {
 /// Where the next frame lies.
 enum Place {
     Ring,
-    /// In the buffer, so many octets with its virtio-net header.
+    /// In the buffer, so many bytes with its virtio-net header.
     Buffer(RecordHeader, usize),
 }
 
@@ -192,8 +192,8 @@ impl RxPath {
 
 /// The header that the filter would have put before the frame on the ring. What it sends to the tap
 /// begins with a virtio-net header, then a stamp in place of the Ethernet addresses.
-fn header_of(octets: &[u8], now: Instant) -> Option<RecordHeader> {
-    let (vnet, frame) = VnetHeader::parse(octets).ok()?;
+fn header_of(bytes: &[u8], now: Instant) -> Option<RecordHeader> {
+    let (vnet, frame) = VnetHeader::parse(bytes).ok()?;
     let (stamp, _) = TapStamp::read_from_prefix(frame).ok()?;
     Some(RecordHeader {
         length: u32::try_from(frame.len()).ok()?,

@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-pub use blob::{BlobReadError, BlobWriteError, Octets, pack, unpack, write_blob};
+pub use blob::{BlobReadError, BlobWriteError, Bytes, pack, unpack, write_blob};
 pub use capsule::{Unread, pack_capsule, stretch, unpack_capsule};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
 pub use rings::Rings;
@@ -36,7 +36,7 @@ pub enum MapError {
     Map(#[from] Errno),
 }
 
-/// A memfd of `size` zero octets that takes seals.
+/// A memfd of `size` zero bytes that takes seals.
 fn create(name: &str, size: usize) -> Result<OwnedFd, Errno> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, size as u64)?;
@@ -49,14 +49,14 @@ fn seal(fd: &OwnedFd, more: SealFlags) -> Result<(), Errno> {
     fcntl_add_seals(fd, size | more)
 }
 
-/// Checks that mapping `size` octets of `fd` can never fault.
+/// Checks that mapping `size` bytes of `fd` can never fault.
 fn check_size(fd: impl AsFd, size: usize) -> Result<(), MapError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| MapError::Unsealed)?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(MapError::Unsealed);
     }
     match usize::try_from(fstat(&fd)?.st_size) {
-        Ok(octets) if octets >= size => Ok(()),
+        Ok(bytes) if bytes >= size => Ok(()),
         _ => Err(MapError::TooShort),
     }
 }

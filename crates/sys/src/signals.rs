@@ -180,7 +180,7 @@ fn restarts(signal: i32) -> bool {
         || action.sa_flags & libc::SA_RESTART != 0
 }
 
-/// Octets of `signalfd_siginfo`; its first word is the signal's number.
+/// Bytes of `signalfd_siginfo`; its first word is the signal's number.
 const INFO: usize = 128;
 
 /// A set of signals that the calling thread, and those it starts, no longer get otherwise.

@@ -14,7 +14,7 @@ use crate::{netlink, sysctl};
 /// How the names of a server's taps begin; a number follows, or a dash and a word.
 pub const PREFIX: &str = "ptl";
 
-/// Octets of the virtio-net header before each frame.
+/// Bytes of the virtio-net header before each frame.
 pub const VNET_HEADER: usize = 10;
 
 /// Frames the device queues for a reader. The filter's own counters bound what matters.
@@ -81,11 +81,11 @@ impl Tap {
         })
     }
 
-    /// Bounds the octets of frames on their way to the wire; beyond, `write` is `Blocked`.
-    pub fn set_send_buffer(&self, octets: u32) -> Result<(), Errno> {
-        let octets = libc::c_int::try_from(octets).unwrap_or(libc::c_int::MAX);
+    /// Bounds the bytes of frames on their way to the wire; beyond, `write` is `Blocked`.
+    pub fn set_send_buffer(&self, bytes: u32) -> Result<(), Errno> {
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         // SAFETY: TUNSETSNDBUF reads one int.
-        let call = unsafe { Setter::<{ libc::TUNSETSNDBUF as Opcode }, _>::new(octets) };
+        let call = unsafe { Setter::<{ libc::TUNSETSNDBUF as Opcode }, _>::new(bytes) };
         // SAFETY: as above.
         unsafe { ioctl(&self.fd, call) }
     }
@@ -104,9 +104,9 @@ fn attach(fd: &OwnedFd, prefix: &str) -> Result<String, CreateError> {
 }
 
 fn set_header_size(fd: &OwnedFd) -> Result<(), Errno> {
-    let octets = VNET_HEADER as libc::c_int;
+    let bytes = VNET_HEADER as libc::c_int;
     // SAFETY: TUNSETVNETHDRSZ reads one int.
-    let call = unsafe { Setter::<{ libc::TUNSETVNETHDRSZ as Opcode }, _>::new(octets) };
+    let call = unsafe { Setter::<{ libc::TUNSETVNETHDRSZ as Opcode }, _>::new(bytes) };
     // SAFETY: as above.
     unsafe { ioctl(fd, call) }
 }
@@ -150,7 +150,7 @@ impl<F: AsFd> TapIo<F> {
         TapIo { fd }
     }
 
-    /// Sends one frame: its virtio-net header and octets, gathered from `parts`.
+    /// Sends one frame: its virtio-net header and bytes, gathered from `parts`.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), WriteError> {
         match writev(&self.fd, parts) {
             Ok(_) => Ok(()),
@@ -160,7 +160,7 @@ impl<F: AsFd> TapIo<F> {
         }
     }
 
-    /// Receives one frame with its virtio-net header and tells its octets; none if none waits (or
+    /// Receives one frame with its virtio-net header and tells its bytes; none if none waits (or
     /// the device has gone, which poll reports as an error).
     pub fn read(&self, buffer: &mut [u8]) -> Option<usize> {
         read(&self.fd, buffer).ok()

@@ -6,7 +6,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::namespace;
 
-/// Plain shared memory of `length` zero octets.
+/// Plain shared memory of `length` zero bytes.
 pub(crate) fn memory(length: usize) -> OwnedFd {
     let fd = memfd_create("portolan-test", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, length as u64).unwrap();
@@ -52,7 +52,7 @@ pub(crate) enum BpfMap {
     Ring = 27,
 }
 
-/// Creates a BPF map by the bare system call. An array has one mmapable element of `size` octets;
+/// Creates a BPF map by the bare system call. An array has one mmapable element of `size` bytes;
 /// a ring has a data area of that size.
 pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
     const BPF_MAP_CREATE: libc::c_long = 0;
@@ -62,7 +62,7 @@ pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
         BpfMap::Array => [kind as u32, 4, size as u32, 1, BPF_F_MMAPABLE],
         BpfMap::Ring => [kind as u32, 0, 0, size as u32, 0],
     };
-    // SAFETY: the kernel reads as many octets of the attributes as it is told there are.
+    // SAFETY: the kernel reads as many bytes of the attributes as it is told there are.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,

@@ -46,7 +46,7 @@ const LINK_LAYER_ETHERNET: u8 = 1;
 /// Nanoseconds in the unit of times in `tc_htb_opt`.
 const TICK_NS: u128 = 64;
 
-/// Frames that may wait in a class. Senders are held back by octets long before.
+/// Frames that may wait in a class. Senders are held back by bytes long before.
 const FRAMES_WAITING: u32 = 16_384;
 
 /// Disciplines that come back from what the kernel says of them.
@@ -64,7 +64,7 @@ const RESTORABLE: [&str; 11] = [
     "sfq",
 ];
 
-/// A class: rates in bits per second, bursts in octets.
+/// A class: rates in bits per second, bursts in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
     pub minor: u16,
@@ -82,10 +82,10 @@ pub struct Class {
 /// Counts of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    pub octets: u64,
+    pub bytes: u64,
     pub packets: u64,
     pub drops: u32,
-    /// Octets that wait.
+    /// Bytes that wait.
     pub backlog: u32,
 }
 
@@ -143,7 +143,7 @@ impl Before {
             let options: String = told
                 .options
                 .iter()
-                .map(|octet| format!("{octet:02x}"))
+                .map(|byte| format!("{byte:02x}"))
                 .collect();
             format!(
                 "{tag}:{:x}:{:x}:{}:{options}",
@@ -264,7 +264,7 @@ impl Traffic {
             handle: u32::from(HANDLE) << 16,
             parent: ROOT,
             kind: "htb".to_owned(),
-            options: options.octets(),
+            options: options.bytes(),
         };
         self.remove(ifindex)?;
         self.create(NEW_QDISC, ifindex, &told)
@@ -382,7 +382,7 @@ impl Traffic {
                         handle: header.handle,
                         parent: header.parent,
                         kind: attributes.text(KIND),
-                        options: attributes.octets(OPTIONS).to_vec(),
+                        options: attributes.bytes(OPTIONS).to_vec(),
                     });
                 }
             })
@@ -401,7 +401,7 @@ impl Traffic {
             message::CREATE,
             ifindex,
             names,
-            &attributes.octets(),
+            &attributes.bytes(),
         )
     }
 }
@@ -413,14 +413,14 @@ fn is_ours(told: &Told) -> bool {
 /// Options of an HTB as the kernel takes them: it tells a longer version than it wants to hear.
 fn repeatable(options: &[u8]) -> Vec<u8> {
     let options = Reader::of(options);
-    let mut init = options.octets(HTB_INIT).to_vec();
+    let mut init = options.bytes(HTB_INIT).to_vec();
     if let Some(version) = init.first_chunk_mut() {
         *version = HTB_VERSION.to_ne_bytes();
     }
     Attributes::default()
         .with(HTB_INIT, &init)
-        .with(HTB_DIRECT_QLEN, options.octets(HTB_DIRECT_QLEN))
-        .octets()
+        .with(HTB_DIRECT_QLEN, options.bytes(HTB_DIRECT_QLEN))
+        .bytes()
 }
 
 fn failed(what: &'static str, errno: Errno) -> TrafficError {
@@ -455,8 +455,8 @@ fn parents_first(mut classes: Vec<Told>) -> Vec<Told> {
 fn options_of(class: &Class) -> Vec<u8> {
     let (rate, ceiling) = (class.rate / 8, class.ceiling / 8);
     let mut parms = Vec::new();
-    for octets in [rate, ceiling] {
-        let short = u32::try_from(octets).unwrap_or(u32::MAX);
+    for bytes in [rate, ceiling] {
+        let short = u32::try_from(bytes).unwrap_or(u32::MAX);
         parms.extend([0, LINK_LAYER_ETHERNET, 0, 0, 0, 0, 0, 0]);
         parms.extend(short.to_ne_bytes());
     }
@@ -474,33 +474,29 @@ fn options_of(class: &Class) -> Vec<u8> {
         .with(HTB_PARMS, &parms)
         .with(HTB_RATE64, &rate.to_ne_bytes())
         .with(HTB_CEIL64, &ceiling.to_ne_bytes())
-        .octets()
+        .bytes()
 }
 
-/// How long `octets` take at so many octets per second.
-fn ticks(octets: u32, rate: u64) -> u32 {
-    let ticks = u128::from(octets) * 1_000_000_000 / u128::from(rate.max(1)) / TICK_NS;
+/// How long `bytes` take at so many bytes per second.
+fn ticks(bytes: u32, rate: u64) -> u32 {
+    let ticks = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1)) / TICK_NS;
     u32::try_from(ticks).unwrap_or(u32::MAX).max(1)
 }
 
 fn counts_of(attributes: &Reader<'_>) -> Counts {
     let stats = attributes.nested(STATS2);
-    let (basic, queue) = (stats.octets(STATS_BASIC), stats.octets(STATS_QUEUE));
-    let long = |octets: &[u8], at: usize| {
-        let octets = octets.get(at..at + 8)?;
-        octets
-            .first_chunk()
-            .map(|octets| u64::from_ne_bytes(*octets))
+    let (basic, queue) = (stats.bytes(STATS_BASIC), stats.bytes(STATS_QUEUE));
+    let long = |bytes: &[u8], at: usize| {
+        let bytes = bytes.get(at..at + 8)?;
+        bytes.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes))
     };
-    let short = |octets: &[u8], at: usize| {
-        let octets = octets.get(at..at + 4)?;
-        octets
-            .first_chunk()
-            .map(|octets| u32::from_ne_bytes(*octets))
+    let short = |bytes: &[u8], at: usize| {
+        let bytes = bytes.get(at..at + 4)?;
+        bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
     };
     Counts {
-        octets: long(basic, 0).unwrap_or(0),
-        packets: long(stats.octets(STATS_PACKETS64), 0)
+        bytes: long(basic, 0).unwrap_or(0),
+        packets: long(stats.bytes(STATS_PACKETS64), 0)
             .or(short(basic, 8).map(u64::from))
             .unwrap_or(0),
         backlog: short(queue, 4).unwrap_or(0),

@@ -99,7 +99,7 @@ pub enum ReceiveError {
     Failed(Errno),
 }
 
-/// One message; its octets and descriptors are where the caller wants them.
+/// One message; its bytes and descriptors are where the caller wants them.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
     pub length: usize,
@@ -107,7 +107,7 @@ pub struct Message {
     pub is_short: bool,
 }
 
-/// What one receive brought; the octets are in the caller's buffer.
+/// What one receive brought; the bytes are in the caller's buffer.
 #[derive(Debug)]
 pub struct Received {
     pub length: usize,
@@ -249,9 +249,9 @@ impl Connection {
 
     /// Has the other side left something unread that was sent to it?
     pub fn has_unread(&self) -> bool {
-        // SAFETY: the request writes one `int`, the octets that wait.
+        // SAFETY: the request writes one `int`, the bytes that wait.
         let waiting = unsafe { ioctl(&self.fd, Getter::<OUTPUT_QUEUE, i32>::new()) };
-        waiting.is_ok_and(|octets| octets > 0)
+        waiting.is_ok_and(|bytes| bytes > 0)
     }
 
     /// As [`receive_all`].
@@ -298,7 +298,7 @@ const OUTPUT_QUEUE: Opcode = 0x5411;
 /// What a pair carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairKind {
-    /// Octets, as a relayed TCP session does.
+    /// Bytes, as a relayed TCP session does.
     Stream,
     /// Messages, as a listener's accepted sessions or a UDP session's datagrams are.
     SeqPacket,

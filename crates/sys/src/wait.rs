@@ -16,7 +16,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::{clock, raw};
 
-/// Octets of the kernel's signal set, which is shorter than libc's.
+/// Bytes of the kernel's signal set, which is shorter than libc's.
 const KERNEL_SIGSET: usize = 8;
 
 /// Waits until one of `fds` is ready, `deadline` has passed (none: for ever) or a signal came
@@ -37,7 +37,7 @@ pub fn ppoll(
     let timeout = timeout.as_mut().map_or(null_mut::<libc::timespec>(), |t| t);
     let mask = mask.map_or(null(), |mask| mask as *const libc::sigset_t);
     // SAFETY: `fds` is a slice of `pollfd`; `timeout` and `mask` are null or point to values that
-    // outlive the call; the mask is longer than the eight octets that the kernel reads.
+    // outlive the call; the mask is longer than the eight bytes that the kernel reads.
     unsafe {
         raw::syscall(
             libc::SYS_ppoll,

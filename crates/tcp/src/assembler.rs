@@ -1,4 +1,4 @@
-//! Which octets beyond the next expected one have arrived: sorted, disjoint ranges of sequence
+//! Which bytes beyond the next expected one have arrived: sorted, disjoint ranges of sequence
 //! space, and the order in which they last changed (RFC 2018 §4 wants the newest first).
 
 use arrayvec::ArrayVec;

@@ -1,8 +1,8 @@
-//! A byte ring that grows by doubling. It owns octets, knows nothing of sequence numbers, and may
-//! hold octets beyond its readable part (data that arrived out of order).
+//! A byte ring that grows by doubling. It owns bytes, knows nothing of sequence numbers, and may
+//! hold bytes beyond its readable part (data that arrived out of order).
 //!
 //! A stream goes round and round through all of a ring. One that once was large would touch new memory with
-//! every octet and never find it in a cache, so the ring's circle becomes smaller with what it holds; its
+//! every byte and never find it in a cache, so the ring's circle becomes smaller with what it holds; its
 //! memory does not.
 
 use core::fmt;
@@ -28,12 +28,12 @@ pub(crate) const LARGEST: usize = 1 << 26;
 pub(crate) struct ByteRing {
     /// Has at least what was written; the memory behind is not touched before.
     store: Vec<u8>,
-    /// Where octets wrap: zero or a power of two, and not more than there is memory for.
+    /// Where bytes wrap: zero or a power of two, and not more than there is memory for.
     circle: usize,
     head: usize,
-    /// Readable octets from `head`.
+    /// Readable bytes from `head`.
     len: usize,
-    /// Octets from `head` up to the last one ever written; at least `len`.
+    /// Bytes from `head` up to the last one ever written; at least `len`.
     span: usize,
 }
 
@@ -52,7 +52,7 @@ impl ByteRing {
         self.len += data.len();
     }
 
-    /// Writes `data` so that it starts `offset` octets after the head; does not make it readable.
+    /// Writes `data` so that it starts `offset` bytes after the head; does not make it readable.
     pub(crate) fn write_at(&mut self, offset: usize, data: &[u8]) {
         let end = offset + data.len();
         self.reserve(end);
@@ -64,7 +64,7 @@ impl ByteRing {
         self.span = self.span.max(end);
     }
 
-    /// Gives the store all of the first `count` octets from the head on.
+    /// Gives the store all of the first `count` bytes from the head on.
     fn fill(&mut self, count: usize) {
         let end = self.circle.min(self.head + count);
         if self.store.len() < end {
@@ -79,7 +79,7 @@ impl ByteRing {
         self.store.extend_from_slice(&data[known..]);
     }
 
-    /// Makes `count` octets readable that were written after the readable part.
+    /// Makes `count` bytes readable that were written after the readable part.
     pub(crate) fn extend(&mut self, count: usize) {
         self.len += count;
         if self.len > self.span {
@@ -90,7 +90,7 @@ impl ByteRing {
         }
     }
 
-    /// The readable octets `offset..offset + len`, in two pieces.
+    /// The readable bytes `offset..offset + len`, in two pieces.
     pub(crate) fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
         debug_assert!(offset + len <= self.span);
         if len == 0 {
@@ -104,13 +104,13 @@ impl ByteRing {
         ]
     }
 
-    /// One octet of those that were written.
-    pub(crate) fn octet(&self, offset: usize) -> Option<u8> {
+    /// One byte of those that were written.
+    pub(crate) fn byte(&self, offset: usize) -> Option<u8> {
         let is_here = offset < self.span;
         is_here.then(|| self.store[self.index(offset)])
     }
 
-    /// Copies readable octets from `offset` on; returns how many.
+    /// Copies readable bytes from `offset` on; returns how many.
     pub(crate) fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
         let count = out.len().min(self.len.saturating_sub(offset));
         let [a, b] = self.slices(offset.min(self.len), count);
@@ -119,7 +119,7 @@ impl ByteRing {
         count
     }
 
-    /// Drops `count` readable octets at the head.
+    /// Drops `count` readable bytes at the head.
     pub(crate) fn consume(&mut self, count: usize) {
         let count = count.min(self.len);
         self.len -= count;
@@ -128,7 +128,7 @@ impl ByteRing {
         self.narrow();
     }
 
-    /// Puts octets back in front of the head.
+    /// Puts bytes back in front of the head.
     pub(crate) fn unread(&mut self, data: &[u8]) {
         self.reserve(self.span + data.len());
         self.head = self.index(self.circle - data.len());
@@ -152,7 +152,7 @@ impl ByteRing {
         }
     }
 
-    /// Halves the circle if all octets are in its first half, and as many more would still fit.
+    /// Halves the circle if all bytes are in its first half, and as many more would still fit.
     fn narrow(&mut self) {
         let half = self.circle / 2;
         if half >= SMALLEST && self.span <= half / 2 && self.head + self.span <= half {
@@ -227,10 +227,10 @@ impl fmt::Debug for ByteRing {
     }
 }
 
-/// Encodes as the readable length and the octets of the used part, in two pieces: what lies before the wrap and behind it.
+/// Encodes as the readable length and the bytes of the used part, in two pieces: what lies before the wrap and behind it.
 impl Serialize for ByteRing {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let [first, second] = self.slices(0, self.span).map(Octets);
+        let [first, second] = self.slices(0, self.span).map(Bytes);
         (self.len as u64, first, second).serialize(serializer)
     }
 }
@@ -241,7 +241,7 @@ impl<'de> Deserialize<'de> for ByteRing {
         let len = usize::try_from(len).map_err(de::Error::custom)?;
         let span = first.len() + second.len();
         if len > span || span > LARGEST {
-            return Err(de::Error::custom("readable part exceeds the octets"));
+            return Err(de::Error::custom("readable part exceeds the bytes"));
         }
         let mut ring = ByteRing::default();
         ring.reserve(span);
@@ -252,10 +252,10 @@ impl<'de> Deserialize<'de> for ByteRing {
     }
 }
 
-/// Octets that encode as such and not as a sequence of numbers.
-struct Octets<'a>(&'a [u8]);
+/// Bytes that encode as such and not as a sequence of numbers.
+struct Bytes<'a>(&'a [u8]);
 
-impl Serialize for Octets<'_> {
+impl Serialize for Bytes<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_bytes(self.0)
     }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_come_out_in_order_across_the_wrap_and_while_it_grows() {
+    fn bytes_come_out_in_order_across_the_wrap_and_while_it_grows() {
         let mut ring = ByteRing::default();
         let (mut next_in, mut next_out) = (0u8, 0u8);
         for step in 0..200 {
@@ -286,8 +286,8 @@ mod tests {
             let mut out = vec![0; step * 5 % 800];
             let count = ring.copy_out(0, &mut out);
             ring.consume(count);
-            for octet in &out[..count] {
-                assert_eq!(*octet, next_out);
+            for byte in &out[..count] {
+                assert_eq!(*byte, next_out);
                 next_out = next_out.wrapping_add(1);
             }
         }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_are_the_same_in_a_circle_that_narrows_and_widens() {
+    fn bytes_are_the_same_in_a_circle_that_narrows_and_widens() {
         let mut ring = ByteRing::default();
         let (mut next_in, mut next_out) = (0u32, 0u32);
         let mut circles = 0;
@@ -327,8 +327,8 @@ mod tests {
             let mut out = vec![0; given];
             let count = ring.copy_out(0, &mut out);
             ring.consume(count);
-            for octet in &out[..count] {
-                assert_eq!(*octet, next_out as u8);
+            for byte in &out[..count] {
+                assert_eq!(*byte, next_out as u8);
                 next_out += 1;
             }
             circles += u32::from(ring.circle != before);
@@ -341,15 +341,15 @@ mod tests {
         drop(ring(&[&[7; 2 << 20]]));
         let mut next = ByteRing::default();
         next.write_at(300 << 10, b"x");
-        assert_eq!(next.octet(299 << 10), Some(0));
+        assert_eq!(next.byte(299 << 10), Some(0));
         next.extend((300 << 10) + 1);
         let mut out = vec![1; next.len()];
         next.copy_out(0, &mut out);
-        assert!(out.ends_with(b"\0x") && out.iter().all(|octet| *octet != 7));
+        assert!(out.ends_with(b"\0x") && out.iter().all(|byte| *byte != 7));
     }
 
     #[test]
-    fn a_ring_is_what_a_plain_list_of_octets_would_be() {
+    fn a_ring_is_what_a_plain_list_of_bytes_would_be() {
         let mut ring = ByteRing::default();
         // From the head on; what was never written is unknown.
         let mut list: Vec<Option<u8>> = Vec::new();
@@ -390,10 +390,10 @@ mod tests {
             assert_eq!(ring.span(), list.len());
             let mut out = vec![0; ring.len()];
             assert_eq!(ring.copy_out(0, &mut out), out.len());
-            let is_same = |(octet, known): (u8, Option<u8>)| known == Some(octet);
+            let is_same = |(byte, known): (u8, Option<u8>)| known == Some(byte);
             assert!(out.into_iter().zip(list.iter().copied()).all(is_same));
             for (offset, known) in list.iter().enumerate().skip(ring.len()) {
-                assert!(known.is_none() || ring.octet(offset) == *known);
+                assert!(known.is_none() || ring.byte(offset) == *known);
             }
         }
     }
@@ -401,13 +401,13 @@ mod tests {
     fn put(list: &mut Vec<Option<u8>>, offset: usize, data: &[u8]) {
         let end = list.len().max(offset + data.len());
         list.resize(end, None);
-        for (place, octet) in list[offset..].iter_mut().zip(data) {
-            *place = Some(*octet);
+        for (place, byte) in list[offset..].iter_mut().zip(data) {
+            *place = Some(*byte);
         }
     }
 
     #[test]
-    fn octets_beyond_the_readable_part_wait_to_be_made_readable() {
+    fn bytes_beyond_the_readable_part_wait_to_be_made_readable() {
         let mut ring = ring(&[b"ab"]);
         ring.write_at(4, b"ef");
         assert_eq!((ring.len(), ring.span()), (2, 6));
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_that_are_put_back_come_first_again() {
+    fn bytes_that_are_put_back_come_first_again() {
         let mut ring = ring(&[b"abcdef"]);
         ring.write_at(8, b"ij");
         ring.consume(4);

@@ -60,7 +60,7 @@ impl EcnMode {
     }
 }
 
-/// RFC 9293 §3.7.1: 536 octets over IPv4, 1220 over IPv6.
+/// RFC 9293 §3.7.1: 536 bytes over IPv4, 1220 over IPv6.
 pub const ASSUMED_MSS_V4: u16 = 536;
 pub const ASSUMED_MSS_V6: u16 = 1220;
 
@@ -82,7 +82,7 @@ pub struct Config {
     pub timestamps: bool,
     pub sack: bool,
     pub window_scaling: bool,
-    /// Octets that a handle takes of each packet; 0: the peer is not told that handles are understood.
+    /// Bytes that a handle takes of each packet; 0: the peer is not told that handles are understood.
     pub handle_room: u16,
     /// Bound of the advertised window, from the first on.
     pub window_clamp: Option<u32>,
@@ -157,15 +157,15 @@ pub struct Options {
     pub user_timeout: Option<Duration>,
     /// Clamp of the segment size in both directions (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
-    /// Octets that make the connection readable.
+    /// Bytes that make the connection readable.
     pub receive_low_water: usize,
     /// Bound of the advertised window.
     pub window_clamp: Option<u32>,
-    /// Bound of the sending rate, octets per second (`SO_MAX_PACING_RATE`).
+    /// Bound of the sending rate, bytes per second (`SO_MAX_PACING_RATE`).
     pub max_pacing: Option<u64>,
-    /// Unsent octets from which on `send` takes no more (`TCP_NOTSENT_LOWAT`).
+    /// Unsent bytes from which on `send` takes no more (`TCP_NOTSENT_LOWAT`).
     pub unsent_low_water: Option<u32>,
-    /// Shows the urgent octet among the others (`SO_OOBINLINE`).
+    /// Shows the urgent byte among the others (`SO_OOBINLINE`).
     pub urgent_inline: bool,
     /// SYNs or SYN+ACKs that are sent again before an open fails (`TCP_SYNCNT`).
     pub syn_retries: Option<u8>,

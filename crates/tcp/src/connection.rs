@@ -76,7 +76,7 @@ pub struct Connection {
     pub(crate) probed: Instant,
     pub(crate) counters: Counters,
     pub(crate) event_counters: EventCounters,
-    /// End of the last urgent octet sent, until it is acknowledged (`SND.UP`).
+    /// End of the last urgent byte sent, until it is acknowledged (`SND.UP`).
     pub(crate) urgent_end: Option<SeqNum>,
     pub(crate) chronometer: Chronometer,
     /// Text went with the SYN and was taken (RFC 7413).
@@ -93,11 +93,11 @@ pub(crate) struct Counters {
     /// Segments with text.
     pub(crate) data_in: u64,
     pub(crate) data_out: u64,
-    pub(crate) octets_out: u64,
+    pub(crate) bytes_out: u64,
     pub(crate) retransmits: u64,
     pub(crate) bytes_retransmitted: u64,
     /// Sequence space that the peer has acknowledged.
-    pub(crate) octets_acknowledged: u64,
+    pub(crate) bytes_acknowledged: u64,
     /// Segments that arrived at a peer who echoed a congestion mark then.
     pub(crate) delivered_marked: u64,
 }
@@ -105,11 +105,11 @@ pub(crate) struct Counters {
 /// What `recv` with `MSG_OOB` finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutOfBand {
-    /// No mark, or its octet was taken, or it lies among the others.
+    /// No mark, or its byte was taken, or it lies among the others.
     Nothing,
-    /// The peer named an octet that is not here yet.
+    /// The peer named a byte that is not here yet.
     Announced,
-    Octet(u8),
+    Byte(u8),
 }
 
 /// Limits answers to segments that an attacker may have sent (RFC 5961 §7).
@@ -252,7 +252,7 @@ impl Connection {
     }
 
     /// A passive open whose state travelled in a SYN cookie: ESTABLISHED. The caller then passes
-    /// the same segment to `on_segment`, for the octets it may carry.
+    /// the same segment to `on_segment`, for the bytes it may carry.
     pub fn accept_cookie(
         config: &Config,
         ack: &TcpHeader,
@@ -358,9 +358,9 @@ impl Connection {
         mss.clamp(1, LARGEST_SEGMENT).min(clamp)
     }
 
-    // ---- the user's octets ----
+    // ---- the user's bytes ----
 
-    /// Queues octets; returns how many were taken. None after an end or a shutdown of sending.
+    /// Queues bytes; returns how many were taken. None after an end or a shutdown of sending.
     pub fn send(&mut self, _now: Instant, data: &[u8]) -> usize {
         if !self.may_send() {
             return 0;
@@ -373,7 +373,7 @@ impl Connection {
         count
     }
 
-    /// Takes all of `data`, full or not: octets that a session has to take along when it moves.
+    /// Takes all of `data`, full or not: bytes that a session has to take along when it moves.
     /// False, and nothing taken, if it sends no more or that would be beyond measure.
     pub fn send_whole(&mut self, data: &[u8]) -> bool {
         let is_possible = self.may_send() && self.send.buffer.len() + data.len() <= LARGEST;
@@ -388,7 +388,7 @@ impl Connection {
         self.send.push();
     }
 
-    /// The last octet that was sent is urgent (`MSG_OOB`).
+    /// The last byte that was sent is urgent (`MSG_OOB`).
     pub fn mark_urgent(&mut self) {
         let end = self.send.una + self.send.buffer.len() as u32;
         if self.may_send() && end.after(self.send.una) {
@@ -396,7 +396,7 @@ impl Connection {
         }
     }
 
-    /// Octets that `send` would take now.
+    /// Bytes that `send` would take now.
     pub fn send_space(&self) -> usize {
         if self.may_send() {
             let room = self.send.unsent_room(self.options.unsent_low_water);
@@ -410,7 +410,7 @@ impl Connection {
         self.state.may_send() && !self.send.fin
     }
 
-    /// Moves octets that arrived in order to `out`; returns how many.
+    /// Moves bytes that arrived in order to `out`; returns how many.
     pub fn recv(&mut self, now: Instant, out: &mut [u8]) -> usize {
         let place = self.urgent_place();
         let count = self.receive.read(now, out, self.send.rtt.smoothed(), place);
@@ -423,23 +423,23 @@ impl Connection {
         count
     }
 
-    /// Takes octets back that `recv` has returned last: they are the next that it returns.
-    pub fn unread(&mut self, octets: &[u8]) {
-        self.receive.unread(octets);
+    /// Takes bytes back that `recv` has returned last: they are the next that it returns.
+    pub fn unread(&mut self, bytes: &[u8]) {
+        self.receive.unread(bytes);
     }
 
-    /// All that has arrived and nobody has read, each piece with its offset from the next octet; where they
-    /// overlap the later ones count. They span [`Connection::arrived`] octets.
+    /// All that has arrived and nobody has read, each piece with its offset from the next byte; where they
+    /// overlap the later ones count. They span [`Connection::arrived`] bytes.
     pub fn arrived_pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
         self.receive.buffer.pieces()
     }
 
-    /// Octets from the next one that is read to the last one that has arrived, in order or not.
+    /// Bytes from the next one that is read to the last one that has arrived, in order or not.
     pub fn arrived(&self) -> usize {
         self.receive.buffer.span()
     }
 
-    /// The same octets lie in `memory`, too, and are read there from now on; `false` if it has another
+    /// The same bytes lie in `memory`, too, and are read there from now on; `false` if it has another
     /// number of them.
     pub fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
         self.receive.set_aside(memory)
@@ -455,12 +455,12 @@ impl Connection {
         self.receive.buffer.lead_with(handoff);
     }
 
-    /// Copies octets that arrived in order, from `offset` on, and leaves them.
+    /// Copies bytes that arrived in order, from `offset` on, and leaves them.
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> usize {
         self.receive.peek(offset, out, self.urgent_place())
     }
 
-    /// Octets that are encoded: unread, out of order, unacknowledged, unsent.
+    /// Bytes that are encoded: unread, out of order, unacknowledged, unsent.
     pub fn stored(&self) -> usize {
         self.receive.buffer.encoded() + self.send.buffer.span()
     }
@@ -470,12 +470,12 @@ impl Connection {
         self.receive.last_data
     }
 
-    /// Octets that `recv` would return.
+    /// Bytes that `recv` would return.
     pub fn readable(&self) -> usize {
         self.receive.readable(self.urgent_place())
     }
 
-    /// Are there as many octets as `receive_low_water` asks for? Also if no more would fit the
+    /// Are there as many bytes as `receive_low_water` asks for? Also if no more would fit the
     /// buffer (Linux's `tcp_stream_is_readable`).
     pub fn is_readable(&self) -> bool {
         let readable = self.readable();
@@ -484,7 +484,7 @@ impl Connection {
                 || self.receive.offered() < self.receive.mss)
     }
 
-    /// What `FIONREAD` tells: octets up to the urgent mark.
+    /// What `FIONREAD` tells: bytes up to the urgent mark.
     pub fn inquiry(&self) -> usize {
         self.receive.inquiry(self.urgent_place())
     }
@@ -511,7 +511,7 @@ impl Connection {
         self.receive.is_at_mark()
     }
 
-    /// Is there an urgent octet that nobody took (`POLLPRI`)?
+    /// Is there an urgent byte that nobody took (`POLLPRI`)?
     pub fn has_urgent(&self) -> bool {
         self.receive.has_urgent()
     }
@@ -521,16 +521,16 @@ impl Connection {
         match self.receive.urgent {
             Some(urgent) if !urgent.taken && !self.options.urgent_inline => self
                 .receive
-                .urgent_octet()
-                .map_or(OutOfBand::Announced, OutOfBand::Octet),
+                .urgent_byte()
+                .map_or(OutOfBand::Announced, OutOfBand::Byte),
             _ => OutOfBand::Nothing,
         }
     }
 
-    /// As `peek_urgent`; an octet is gone afterwards.
+    /// As `peek_urgent`; a byte is gone afterwards.
     pub fn take_urgent(&mut self) -> OutOfBand {
         let found = self.peek_urgent();
-        if let (OutOfBand::Octet(_), Some(urgent)) = (found, &mut self.receive.urgent) {
+        if let (OutOfBand::Byte(_), Some(urgent)) = (found, &mut self.receive.urgent) {
             urgent.taken = true;
         }
         found
@@ -549,13 +549,13 @@ impl Connection {
     }
 
     /// Sets the size of the send buffer and ends its auto-tuning.
-    pub fn set_send_buffer(&mut self, octets: usize) {
-        self.send.set_limit(octets.min(LARGEST));
+    pub fn set_send_buffer(&mut self, bytes: usize) {
+        self.send.set_limit(bytes.min(LARGEST));
     }
 
     /// Sets the size of the receive buffer and ends its auto-tuning.
-    pub fn set_receive_buffer(&mut self, octets: usize) {
-        self.receive.set_limit(octets.min(LARGEST));
+    pub fn set_receive_buffer(&mut self, bytes: usize) {
+        self.receive.set_limit(bytes.min(LARGEST));
     }
 
     // ---- closing ----
@@ -579,7 +579,7 @@ impl Connection {
         self.receive_shut = true;
     }
 
-    /// The user is gone. Octets that nobody read make this a reset (RFC 2525 §2.17).
+    /// The user is gone. Bytes that nobody read make this a reset (RFC 2525 §2.17).
     pub fn close(&mut self, now: Instant) {
         if self.receive.buffer.len() > 0 || self.options.reset_on_close {
             return self.abort(now);
@@ -745,8 +745,8 @@ impl Connection {
             backoff: send.retries,
             probes: send.probes,
             retransmits: self.counters.retransmits,
-            octets_in: receive.received,
-            octets_out: self.counters.octets_out,
+            bytes_in: receive.received,
+            bytes_out: self.counters.bytes_out,
             segments_in: self.counters.segments_in,
             segments_out: self.counters.segments_out,
             receive_queue: receive.buffer.len(),
@@ -779,7 +779,7 @@ impl Connection {
             data_segments_in: self.counters.data_in,
             data_segments_out: self.counters.data_out,
             bytes_retransmitted: self.counters.bytes_retransmitted,
-            octets_acknowledged: self.counters.octets_acknowledged,
+            bytes_acknowledged: self.counters.bytes_acknowledged,
             out_of_order: receive.out_of_order,
             receive_rtt: receive.measured_rtt(),
             receive_space: receive.space(),
@@ -842,8 +842,8 @@ impl Connection {
     }
 
     /// Bounds what leaves at once, where a larger burst would hold up others.
-    pub fn limit_bursts(&mut self, octets: Option<u32>) {
-        self.send.limit_bursts(octets);
+    pub fn limit_bursts(&mut self, bytes: Option<u32>) {
+        self.send.limit_bursts(bytes);
     }
 
     /// What a packet on the path holds beside IP and TCP headers, as far as is known now: more after

@@ -2,7 +2,7 @@
 //! in the initial sequence number and in the timestamp, and costs no memory.
 //!
 //! Sequence number: keyed hash over flow and peer's number, plus the peer's number, plus a minute
-//! counter in the top octet, plus index of the MSS. Timestamp: its low bits are the peer's window
+//! counter in the top byte, plus index of the MSS. Timestamp: its low bits are the peer's window
 //! scale and whether it permits SACK and asks for ECN.
 
 use portolan_types::{FlowKey, Instant, SeqNum};

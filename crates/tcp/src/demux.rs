@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Demux {
-    /// Octets that a handle takes of each packet.
+    /// Bytes that a handle takes of each packet.
     room: u16,
     phase: Phase,
     /// This side's, while the peer may use it.

@@ -21,7 +21,7 @@ pub enum Codepoint {
 }
 
 impl Codepoint {
-    /// Of an IPv4 TOS octet or an IPv6 traffic class.
+    /// Of an IPv4 TOS byte or an IPv6 traffic class.
     pub const fn of_traffic_class(class: u8) -> Codepoint {
         match class & 3 {
             0 => Codepoint::NotEct,

@@ -17,9 +17,9 @@ impl Events {
     pub const PEER_CLOSED: Events = Events(8);
     pub const ERROR: Events = Events(16);
     pub const CLOSED: Events = Events(32);
-    /// The peer announced an urgent octet: what SIGURG tells.
+    /// The peer announced an urgent byte: what SIGURG tells.
     pub const URGENT: Events = Events(64);
-    /// The urgent octet is here: what `POLLPRI` tells.
+    /// The urgent byte is here: what `POLLPRI` tells.
     pub const PRIORITY: Events = Events(128);
     /// The acknowledgement that would complete a handshake was dropped, as the holder wished.
     pub const HELD: Events = Events(256);

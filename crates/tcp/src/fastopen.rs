@@ -7,7 +7,7 @@ use portolan_wire::tcp::MAX_COOKIE;
 
 use crate::isn::Secret;
 
-/// Octets of the cookies made here, as Linux's.
+/// Bytes of the cookies made here, as Linux's.
 const LENGTH: usize = 8;
 /// How long one key is used.
 const PERIOD_MS: u64 = 3_600_000;
@@ -65,8 +65,8 @@ fn of_period(secret: &Secret, flow: &FlowKey, period: u32) -> Cookie {
     hosts.local.set_port(0);
     hosts.remote.set_port(0);
     let hash = secret.hash(COOKIE, &hosts, period).to_be_bytes();
-    let octets: [u8; LENGTH] = hash;
-    Cookie(octets.iter().copied().collect())
+    let bytes: [u8; LENGTH] = hash;
+    Cookie(bytes.iter().copied().collect())
 }
 
 #[cfg(test)]

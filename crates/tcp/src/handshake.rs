@@ -13,7 +13,7 @@ use crate::receive::MAX_SCALE;
 /// Less is not a path but an attack.
 const MIN_MSS: u16 = 48;
 /// Timestamps with their padding.
-const TIMESTAMP_OCTETS: u16 = 12;
+const TIMESTAMP_BYTES: u16 = 12;
 /// Linux's `tcp_syn_retries`: the last wait ends after 127 s.
 pub(crate) const SYN_RETRIES: u32 = 6;
 /// Linux's `tcp_synack_retries`.
@@ -34,7 +34,7 @@ pub(crate) struct SynSent {
 pub(crate) struct FastSyn {
     /// Empty to ask for one; none to send text without one.
     pub(crate) cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
-    /// Octets of text that went with the SYN.
+    /// Bytes of text that went with the SYN.
     pub(crate) sent: u32,
     /// The user waits with text for the handshake: it takes the acknowledgement along.
     pub(crate) text_follows: bool,
@@ -77,7 +77,7 @@ pub(crate) struct Offer {
     pub(crate) sack: bool,
     /// Asks for, or agrees to, explicit congestion notification.
     pub(crate) ecn: bool,
-    /// Active demultiplexing: octets that a handle takes, or 0.
+    /// Active demultiplexing: bytes that a handle takes, or 0.
     pub(crate) handle_room: u16,
 }
 
@@ -129,7 +129,7 @@ impl Offer {
         // RFC 9293 §3.7.1 [MUST-15].
         let theirs = peer.mss.unwrap_or(self.assumed_mss);
         let room = self.mss.min(theirs).max(MIN_MSS);
-        let timestamps = if ours.timestamps { TIMESTAMP_OCTETS } else { 0 };
+        let timestamps = if ours.timestamps { TIMESTAMP_BYTES } else { 0 };
         Agreement {
             mss: room - timestamps - ours.handle_room,
             send_scale: scales.map_or(0, |(_, theirs)| theirs.min(MAX_SCALE)),

@@ -105,7 +105,7 @@ impl Connection {
         self.last_rx = now;
         self.note_early(header.ack - (state.iss + 1));
         // As Linux counts: the SYN, too.
-        self.counters.octets_acknowledged += 1;
+        self.counters.bytes_acknowledged += 1;
         self.granted = header
             .options
             .fast_open
@@ -124,12 +124,12 @@ impl Connection {
         }
     }
 
-    /// `taken` octets of the text that went with the SYN have arrived; the rest is sent as if it
+    /// `taken` bytes of the text that went with the SYN have arrived; the rest is sent as if it
     /// never had been (RFC 7413 §4.1.3).
     fn note_early(&mut self, taken: u32) {
         if taken > 0 {
             self.send.take_early(taken);
-            self.counters.octets_acknowledged += u64::from(taken);
+            self.counters.bytes_acknowledged += u64::from(taken);
             self.early_data = true;
         }
     }
@@ -409,7 +409,7 @@ impl Connection {
             self.note_path(outcome.advanced);
         }
         if outcome.advanced {
-            self.counters.octets_acknowledged += u64::from(self.send.una - before);
+            self.counters.bytes_acknowledged += u64::from(self.send.una - before);
             self.urgent_end = self.urgent_end.filter(|end| end.after(self.send.una));
         }
         let no_probe = outcome.no_tail_probe && self.timers.runs(SendTimer::TailProbe);
@@ -483,13 +483,13 @@ impl Connection {
         {
             return;
         }
-        let octet = start + u32::from(header.urgent) - 1;
-        if self.receive.mark_urgent(octet, self.urgent_place()) {
+        let byte = start + u32::from(header.urgent) - 1;
+        if self.receive.mark_urgent(byte, self.urgent_place()) {
             self.events.insert(Events::URGENT);
         }
     }
 
-    /// Tells once that the urgent octet is here.
+    /// Tells once that the urgent byte is here.
     fn note_urgent_arrival(&mut self) {
         if self.receive.urgent.is_some() && self.receive.has_urgent() {
             self.events.insert(Events::PRIORITY);

@@ -1,4 +1,4 @@
-//! One TCP connection as a sans-IO state machine (RFC 9293): segments, time and octets in,
+//! One TCP connection as a sans-IO state machine (RFC 9293): segments, time and bytes in,
 //! segments and events out. No clock, no I/O, no randomness, no allocation per segment.
 #![forbid(unsafe_code)]
 

@@ -18,7 +18,7 @@ use crate::state::State;
 use crate::timers::SendTimer;
 use crate::timestamps::Timestamps;
 
-/// Octets that options may take in a SYN.
+/// Bytes that options may take in a SYN.
 const MAX_OPTIONS: u16 = 40;
 
 /// A segment to send. The payload lies in two pieces of the connection's buffer.
@@ -141,7 +141,7 @@ impl Connection {
     }
 
     fn next_path_probe(&mut self, now: Instant) -> Option<Chunk> {
-        let is_full = self.urgent_end.is_some() || self.demux_octets() > 0;
+        let is_full = self.urgent_end.is_some() || self.demux_bytes() > 0;
         if is_full || !self.send.may_probe_path(self.send.mss) {
             return None;
         }
@@ -154,7 +154,7 @@ impl Connection {
         Some(chunk)
     }
 
-    /// The next octets, once their moment has come.
+    /// The next bytes, once their moment has come.
     fn next_chunk(&mut self, now: Instant) -> Option<Chunk> {
         if !self.send.forced
             && let Some(at) = self.send.held_until(now, self.options.max_pacing)
@@ -174,14 +174,14 @@ impl Connection {
 
     /// Each segment carries the option of active demultiplexing while there is one.
     fn leave_room(&self, chunk: &mut Chunk) {
-        let room = self.send.mss.saturating_sub(self.demux_octets()).max(1);
-        if self.demux_octets() > 0 && chunk.len > room {
+        let room = self.send.mss.saturating_sub(self.demux_bytes()).max(1);
+        if self.demux_bytes() > 0 && chunk.len > room {
             chunk.len = room;
             chunk.fin = false;
         }
     }
 
-    fn demux_octets(&self) -> u32 {
+    fn demux_bytes(&self) -> u32 {
         let option = self.demux.as_ref().and_then(Demux::option);
         option.map_or(0, |option| option.padded_len() as u32)
     }
@@ -210,7 +210,7 @@ impl Connection {
         self.ecn.is_some() && self.send.cwr_pending && !chunk.retransmission && chunk.len > 0
     }
 
-    /// The urgent pointer of a segment at `seq`: to behind the urgent octet (BSD's reading, RFC
+    /// The urgent pointer of a segment at `seq`: to behind the urgent byte (BSD's reading, RFC
     /// 6093 §2). What lies too far ahead is announced as far as the field reaches.
     fn urgent_pointer(&self, seq: SeqNum) -> Option<u16> {
         let ahead = self.urgent_end?.distance(seq);
@@ -303,7 +303,7 @@ impl Connection {
             self.counters.retransmits += u64::from(chunk.len.div_ceil(self.send.mss).max(1));
             self.counters.bytes_retransmitted += u64::from(chunk.len);
         }
-        self.counters.octets_out += u64::from(chunk.len);
+        self.counters.bytes_out += u64::from(chunk.len);
         self.count_packets(chunk.len);
         let segment_size = if chunk.len > self.send.mss {
             self.send.mss as u16
@@ -412,7 +412,7 @@ impl Connection {
         }
         if len > 0 {
             self.counters.data_out += 1;
-            self.counters.octets_out += len as u64;
+            self.counters.bytes_out += len as u64;
         }
         let header = self.syn(now, iss, offer, cookie, false);
         Segment {

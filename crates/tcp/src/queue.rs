@@ -24,10 +24,10 @@ pub struct HandoffBuffer {
 }
 
 impl HandoffBuffer {
-    /// `length` octets of `memory` from `start` on; `None` if it has not as many.
+    /// `length` bytes of `memory` from `start` on; `None` if it has not as many.
     pub fn new(memory: Arc<dyn Memory>, start: usize, length: usize) -> Option<HandoffBuffer> {
         let end = start.checked_add(length)?;
-        let has_them = end <= memory.octets().len();
+        let has_them = end <= memory.bytes().len();
         has_them.then_some(HandoffBuffer { memory, start, end })
     }
 
@@ -35,7 +35,7 @@ impl HandoffBuffer {
         &*self.memory
     }
 
-    /// Where in its memory the unread octets begin.
+    /// Where in its memory the unread bytes begin.
     pub fn start(&self) -> usize {
         self.start
     }
@@ -46,20 +46,20 @@ impl HandoffBuffer {
     }
 
     /// All that lies in its memory from there on, holes among it.
-    pub fn octets_aside(&self) -> usize {
-        self.memory.octets().len() - self.start
+    pub fn bytes_aside(&self) -> usize {
+        self.memory.bytes().len() - self.start
     }
 
-    fn octets(&self) -> &[u8] {
-        &self.memory.octets()[self.start..self.end]
+    fn bytes(&self) -> &[u8] {
+        &self.memory.bytes()[self.start..self.end]
     }
 
-    /// Are `octets` those that were read from it last? Then they are unread again.
-    fn rewind(&mut self, octets: &[u8]) -> bool {
-        let before = &self.memory.octets()[..self.start];
-        let fits = before.ends_with(octets);
+    /// Are `bytes` those that were read from it last? Then they are unread again.
+    fn rewind(&mut self, bytes: &[u8]) -> bool {
+        let before = &self.memory.bytes()[..self.start];
+        let fits = before.ends_with(bytes);
         if fits {
-            self.start -= octets.len();
+            self.start -= bytes.len();
         }
         fits
     }
@@ -67,11 +67,11 @@ impl HandoffBuffer {
 
 impl fmt::Debug for HandoffBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Prefix({} octets)", self.length())
+        write!(f, "Prefix({} bytes)", self.length())
     }
 }
 
-/// Offsets count from the next octet that is read.
+/// Offsets count from the next byte that is read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     handoff: Option<HandoffBuffer>,
@@ -81,22 +81,22 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Readable octets.
+    /// Readable bytes.
     pub(crate) fn len(&self) -> usize {
         self.before() + self.ring.len()
     }
 
-    /// Octets up to the last one that arrived, in order or not.
+    /// Bytes up to the last one that arrived, in order or not.
     pub(crate) fn span(&self) -> usize {
         self.before() + self.ring.span().max(self.ooo_ranges.span())
     }
 
-    /// Octets that are encoded with the queue.
+    /// Bytes that are encoded with the queue.
     pub(crate) fn encoded(&self) -> usize {
         self.ring.span()
     }
 
-    /// Octets before the ring.
+    /// Bytes before the ring.
     fn before(&self) -> usize {
         self.handoff.as_ref().map_or(0, HandoffBuffer::length)
     }
@@ -104,7 +104,7 @@ impl Queue {
     fn memory(&self) -> &[u8] {
         self.handoff
             .as_ref()
-            .map_or(&[], |handoff| handoff.memory.octets())
+            .map_or(&[], |handoff| handoff.memory.bytes())
     }
 
     /// Appends to the readable part.
@@ -117,7 +117,7 @@ impl Queue {
         self.ring.write_at(offset - self.before(), data);
     }
 
-    /// Makes `count` octets readable that arrived behind the readable part.
+    /// Makes `count` bytes readable that arrived behind the readable part.
     pub(crate) fn extend(&mut self, count: usize) {
         if !self.ooo_ranges.is_empty() {
             self.land(count);
@@ -125,7 +125,7 @@ impl Queue {
         self.ring.extend(count);
     }
 
-    /// Copies to the ring what is elsewhere of the next `count` octets.
+    /// Copies to the ring what is elsewhere of the next `count` bytes.
     fn land(&mut self, count: usize) {
         let Queue {
             handoff: Some(handoff),
@@ -136,8 +136,8 @@ impl Queue {
             return;
         };
         while let Some((offset, ooo_range)) = ooo_ranges.reach(ring.len() + count) {
-            let octets = &handoff.memory.octets()[ooo_range.start as usize..ooo_range.end as usize];
-            ring.write_at(offset, octets);
+            let bytes = &handoff.memory.bytes()[ooo_range.start as usize..ooo_range.end as usize];
+            ring.write_at(offset, bytes);
         }
         self.drop_used_up();
     }
@@ -149,28 +149,28 @@ impl Queue {
         }
     }
 
-    /// Copies readable octets from `offset` on; returns how many.
+    /// Copies readable bytes from `offset` on; returns how many.
     pub(crate) fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
         let Some(handoff) = &self.handoff else {
             return self.ring.copy_out(offset, out);
         };
-        let first = handoff.octets().get(offset..).unwrap_or_default();
+        let first = handoff.bytes().get(offset..).unwrap_or_default();
         let first = &first[..first.len().min(out.len())];
         out[..first.len()].copy_from_slice(first);
         let behind = offset.saturating_sub(handoff.length());
         first.len() + self.ring.copy_out(behind, &mut out[first.len()..])
     }
 
-    /// One octet of those that arrived.
-    pub(crate) fn octet(&self, offset: usize) -> Option<u8> {
+    /// One byte of those that arrived.
+    pub(crate) fn byte(&self, offset: usize) -> Option<u8> {
         let Some(behind) = offset.checked_sub(self.before()) else {
-            return self.handoff.as_ref()?.octets().get(offset).copied();
+            return self.handoff.as_ref()?.bytes().get(offset).copied();
         };
-        let elsewhere = self.ooo_ranges.octet(behind, self.memory());
-        elsewhere.or_else(|| self.ring.octet(behind))
+        let elsewhere = self.ooo_ranges.byte(behind, self.memory());
+        elsewhere.or_else(|| self.ring.byte(behind))
     }
 
-    /// Drops `count` readable octets at the head.
+    /// Drops `count` readable bytes at the head.
     pub(crate) fn consume(&mut self, count: usize) {
         let first = count.min(self.before());
         if let Some(handoff) = &mut self.handoff {
@@ -181,15 +181,15 @@ impl Queue {
         self.ooo_ranges.shift((count - first) as i64);
     }
 
-    /// Puts octets back in front of the head.
+    /// Puts bytes back in front of the head.
     pub(crate) fn unread(&mut self, data: &[u8]) {
         if let Some(handoff) = &mut self.handoff {
             if handoff.rewind(data) {
                 return;
             }
-            let octets = handoff.octets();
-            self.ring.unread(octets);
-            self.ooo_ranges.shift(-(octets.len() as i64));
+            let bytes = handoff.bytes();
+            self.ring.unread(bytes);
+            self.ooo_ranges.shift(-(bytes.len() as i64));
             handoff.start = handoff.end;
             self.drop_used_up();
         }
@@ -200,11 +200,11 @@ impl Queue {
     /// All that has arrived, each piece with its offset; where they overlap the later ones count.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let before = self.before();
-        let handoff = self.handoff.as_ref().map(|handoff| (0, handoff.octets()));
+        let handoff = self.handoff.as_ref().map(|handoff| (0, handoff.bytes()));
         let [first, second] = self.ring.slices(0, self.ring.span());
         let ring = [(before, first), (before + first.len(), second)];
         let ooo_ranges = self.ooo_ranges.pieces(self.memory());
-        let ooo_ranges = ooo_ranges.map(move |(offset, octets)| (before + offset, octets));
+        let ooo_ranges = ooo_ranges.map(move |(offset, bytes)| (before + offset, bytes));
         handoff.into_iter().chain(ring).chain(ooo_ranges)
     }
 
@@ -212,7 +212,7 @@ impl Queue {
         self.handoff.as_ref()
     }
 
-    /// Puts octets in front that are not in the ring; also those that are out of order may lie there.
+    /// Puts bytes in front that are not in the ring; also those that are out of order may lie there.
     pub(crate) fn lead_with(&mut self, handoff: HandoffBuffer) {
         self.handoff = Some(handoff);
         self.drop_used_up();
@@ -242,14 +242,14 @@ impl Queue {
         *self = Queue::default();
     }
 
-    /// Whether the octets that lie elsewhere do.
+    /// Whether the bytes that lie elsewhere do.
     pub(crate) fn is_consistent(&self) -> bool {
         let readable = self.ring.len();
         self.ooo_ranges.is_consistent(readable, self.memory()) && self.span() <= LARGEST
     }
 }
 
-/// Encodes as its ring, and where octets out of order lie: what is read elsewhere travels by itself.
+/// Encodes as its ring, and where bytes out of order lie: what is read elsewhere travels by itself.
 impl Serialize for Queue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         (&self.ring, &self.ooo_ranges).serialize(serializer)

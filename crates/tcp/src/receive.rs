@@ -1,4 +1,4 @@
-//! The receiving half: octets in order and out of order, the window offered to the peer, and when
+//! The receiving half: bytes in order and out of order, the window offered to the peer, and when
 //! an acknowledgement is due.
 
 use core::time::Duration;
@@ -41,7 +41,7 @@ pub(crate) enum AckSchedule {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Receiver {
-    /// Next octet expected.
+    /// Next byte expected.
     pub(crate) nxt: SeqNum,
     /// Right edge of the window offered so far; it never moves left (RFC 9293 §3.8.6 [SHLD-14]).
     edge: SeqNum,
@@ -94,7 +94,7 @@ struct Tuning {
 /// What a segment's text did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    /// Octets became readable.
+    /// Bytes became readable.
     pub(crate) readable: bool,
     /// The FIN was reached.
     pub(crate) finished: bool,
@@ -162,7 +162,7 @@ impl Receiver {
         u16::try_from(window).unwrap_or(u16::MAX)
     }
 
-    /// The window to offer now, octets; moves the edge.
+    /// The window to offer now, bytes; moves the edge.
     pub(crate) fn offer(&mut self, clamp: Option<u32>) -> u32 {
         let offered = self.offered();
         let wanted = self.wanted(clamp);
@@ -210,7 +210,7 @@ impl Receiver {
 
     // ---- arrival ----
 
-    /// Whether `len` octets at `seq` are exactly what comes next, with room for them.
+    /// Whether `len` bytes at `seq` are exactly what comes next, with room for them.
     pub(crate) fn is_next(&self, seq: SeqNum, len: usize) -> bool {
         seq == self.nxt
             && len <= self.offered() as usize
@@ -218,7 +218,7 @@ impl Receiver {
             && self.fin.is_none()
     }
 
-    /// The next octets arrived, in order and with room: the fast path.
+    /// The next bytes arrived, in order and with room: the fast path.
     pub(crate) fn append(&mut self, now: Instant, payload: &[u8], rtt: &RttEstimator) {
         self.note_text(now, payload.len(), rtt);
         self.buffer.push(payload);
@@ -382,7 +382,7 @@ impl Receiver {
         });
     }
 
-    /// `len` octets at `seq` lie outside the window: the peer must hear where it is.
+    /// `len` bytes at `seq` lie outside the window: the peer must hear where it is.
     pub(crate) fn reject(&mut self, seq: SeqNum, len: u32) {
         if len > 0 && (seq + len).at_or_before(self.nxt) {
             self.duplicate = Some((seq, seq + len));
@@ -449,7 +449,7 @@ impl Receiver {
         self.acknowledged = self.nxt;
     }
 
-    /// Whether the next acknowledgement is due at once and tells of octets out of order.
+    /// Whether the next acknowledgement is due at once and tells of bytes out of order.
     pub(crate) fn has_report(&self) -> bool {
         self.need == AckSchedule::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
     }
@@ -478,7 +478,7 @@ impl Receiver {
 
     // ---- reading ----
 
-    /// Moves readable octets to `out`.
+    /// Moves readable bytes to `out`.
     pub(crate) fn read(
         &mut self,
         now: Instant,
@@ -498,10 +498,10 @@ impl Receiver {
         count
     }
 
-    /// Puts octets back that were read last; the application has not taken them.
-    pub(crate) fn unread(&mut self, octets: &[u8]) {
-        self.buffer.unread(octets);
-        self.tuning.copied = self.tuning.copied.saturating_sub(octets.len());
+    /// Puts bytes back that were read last; the application has not taken them.
+    pub(crate) fn unread(&mut self, bytes: &[u8]) {
+        self.buffer.unread(bytes);
+        self.tuning.copied = self.tuning.copied.saturating_sub(bytes.len());
     }
 
     fn read_to_mark(&mut self, out: &mut [u8], place: Place) -> usize {
@@ -521,14 +521,14 @@ impl Receiver {
         count
     }
 
-    /// Copies readable octets from `offset` on.
+    /// Copies readable bytes from `offset` on.
     pub(crate) fn peek(&self, offset: usize, out: &mut [u8], place: Place) -> usize {
         let Span { skip, len } = self.span(place);
         let room = out.len().min(len.saturating_sub(offset));
         self.buffer.copy_out(skip + offset, &mut out[..room])
     }
 
-    /// Octets that a read returns at once.
+    /// Bytes that a read returns at once.
     pub(crate) fn readable(&self, place: Place) -> usize {
         self.span(place).len
     }
@@ -544,14 +544,14 @@ impl Receiver {
         }
     }
 
-    /// Number of the octet that is read next.
+    /// Number of the byte that is read next.
     fn head(&self) -> SeqNum {
         self.nxt - u32::from(self.fin_consumed()) - self.buffer.len() as u32
     }
 
     // ---- urgent data ----
 
-    /// The peer's urgent pointer names the octet `seq` (Linux's `tcp_check_urg`). True if that is
+    /// The peer's urgent pointer names the byte `seq` (Linux's `tcp_check_urg`). True if that is
     /// news.
     pub(crate) fn mark_urgent(&mut self, seq: SeqNum, place: Place) -> bool {
         let known = self.urgent.is_some_and(|u| seq.at_or_before(u.seq));
@@ -559,7 +559,7 @@ impl Receiver {
             return false;
         }
         if self.is_at_mark() && place == Place::Aside && self.buffer.len() > 0 {
-            // The octet of the earlier mark, if nobody has taken it, is lost.
+            // The byte of the earlier mark, if nobody has taken it, is lost.
             self.buffer.consume(1);
         }
         self.urgent = Some(Urgent { seq, taken: false });
@@ -571,7 +571,7 @@ impl Receiver {
         self.urgent.is_some_and(|urgent| urgent.seq == self.head())
     }
 
-    /// Whether an urgent octet is here that nobody has taken out of band.
+    /// Whether an urgent byte is here that nobody has taken out of band.
     pub(crate) fn has_urgent(&self) -> bool {
         self.urgent
             .is_some_and(|urgent| !urgent.taken && self.urgent_offset(urgent).is_some())
@@ -583,13 +583,13 @@ impl Receiver {
         (here && offset < self.buffer.span()).then_some(offset)
     }
 
-    /// The urgent octet, if it is here.
-    pub(crate) fn urgent_octet(&self) -> Option<u8> {
+    /// The urgent byte, if it is here.
+    pub(crate) fn urgent_byte(&self) -> Option<u8> {
         let offset = self.urgent_offset(self.urgent?)?;
-        self.buffer.octet(offset)
+        self.buffer.byte(offset)
     }
 
-    /// `FIONREAD` (Linux's `tcp_inq`): octets before the mark, if there is one ahead.
+    /// `FIONREAD` (Linux's `tcp_inq`): bytes before the mark, if there is one ahead.
     pub(crate) fn inquiry(&self, place: Place) -> usize {
         let queued = self.buffer.len();
         match self.urgent {
@@ -616,8 +616,8 @@ impl Receiver {
     }
 
     /// The user's own size: auto-tuning ends.
-    pub(crate) fn set_limit(&mut self, octets: usize) {
-        self.limit = octets;
+    pub(crate) fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes;
         self.autotune = false;
     }
 
@@ -626,9 +626,9 @@ impl Receiver {
     }
 
     /// All that has arrived lies in `memory`, too, and is read there from now on; `false` if it has another
-    /// number of octets.
+    /// number of bytes.
     pub(crate) fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
-        let fits = memory.octets().len() == self.buffer.span();
+        let fits = memory.bytes().len() == self.buffer.span();
         if fits {
             let (behind, next) = (self.buffer.len() as u32, self.nxt);
             let ranges = self.assembler.ranges();
@@ -702,7 +702,7 @@ impl Receiver {
     /// Whether the fields agree with each other and stay within bounds.
     pub(crate) fn is_consistent(&self) -> bool {
         let beyond = self.assembler.end().map_or(0, |end| end - self.nxt) as usize;
-        // The peer's FIN is the last octet there was, or still to come behind all that came.
+        // The peer's FIN is the last byte there was, or still to come behind all that came.
         let fin = self.fin.is_none_or(|fin| {
             let awaited = fin.at_or_after(self.nxt)
                 && fin.at_or_before(self.edge)
@@ -735,7 +735,7 @@ impl Receiver {
     }
 }
 
-/// Octets that a clamp lets through.
+/// Bytes that a clamp lets through.
 fn most(clamp: Option<u32>) -> usize {
     clamp.map_or(usize::MAX, |clamp| clamp as usize)
 }

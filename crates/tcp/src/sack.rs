@@ -1,4 +1,4 @@
-//! The scoreboard: what became of each octet in flight (RFC 6675 §3), and which of them count as
+//! The scoreboard: what became of each byte in flight (RFC 6675 §3), and which of them count as
 //! lost by the time they were sent (RFC 8985). It decides nothing about windows.
 //!
 //! Records cover `una..nxt` without holes. One record stands for one transmission, or for the
@@ -51,15 +51,15 @@ impl Record {
 /// What one acknowledgement brought.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivery {
-    /// Octets known to have arrived that were not known before.
-    pub(crate) octets: u32,
+    /// Bytes known to have arrived that were not known before.
+    pub(crate) bytes: u32,
     /// When the newest of them was sent; none if all had been retransmitted (Karn).
     pub(crate) sent: Option<Instant>,
     /// End of the first of them that were sent only once.
     pub(crate) original: Option<SeqNum>,
     /// Some of them were sent again.
     pub(crate) again: bool,
-    /// End of the highest SACKed octet before the acknowledgement came.
+    /// End of the highest SACKed byte before the acknowledgement came.
     highest: Option<SeqNum>,
     /// Start of the first of them that later ones overtook.
     overtaken: Option<SeqNum>,
@@ -94,7 +94,7 @@ pub(crate) struct Scoreboard {
     sacked: u32,
     lost: u32,
     rack: Option<Rack>,
-    /// End of the highest SACKed octet, while there is one.
+    /// End of the highest SACKed byte, while there is one.
     highest: Option<SeqNum>,
     /// Segments that one was late at most, if that is more than usual, and how often one was.
     reordering: u32,
@@ -131,7 +131,7 @@ impl Scoreboard {
         self.records.shrink_to_fit();
     }
 
-    /// Octets sent and not cumulatively acknowledged.
+    /// Bytes sent and not cumulatively acknowledged.
     pub(crate) fn outstanding(&self) -> u32 {
         match (self.records.front(), self.records.back()) {
             (Some(first), Some(last)) => last.end - first.start,
@@ -139,7 +139,7 @@ impl Scoreboard {
         }
     }
 
-    /// Octets believed to be in the network (`pipe` of RFC 6675).
+    /// Bytes believed to be in the network (`pipe` of RFC 6675).
     pub(crate) fn in_flight(&self) -> u32 {
         self.outstanding() - self.sacked - self.lost
     }
@@ -205,7 +205,7 @@ impl Scoreboard {
         self.highest = self.highest.filter(|h| h.after(una));
     }
 
-    /// The peer holds the octets of `block`; whether this tells anything new.
+    /// The peer holds the bytes of `block`; whether this tells anything new.
     pub(crate) fn sack(&mut self, block: SackBlock, now: Instant, delivery: &mut Delivery) -> bool {
         let (Some(first), Some(last)) = (self.records.front(), self.records.back()) else {
             return false;
@@ -237,7 +237,7 @@ impl Scoreboard {
     }
 
     /// RFC 8985 §6.2 step 5: marks as lost what was sent long enough before the newest delivered
-    /// transmission. Returns the octets newly lost and when to look again.
+    /// transmission. Returns the bytes newly lost and when to look again.
     pub(crate) fn detect_loss(&mut self, now: Instant, window: Duration) -> (u32, Option<Instant>) {
         let Some(rack) = self.rack.clone() else {
             return (0, None);
@@ -312,7 +312,7 @@ impl Scoreboard {
         self.reorderings
     }
 
-    /// Octets in the network that were sent again.
+    /// Bytes in the network that were sent again.
     pub(crate) fn retransmitted(&self) -> u32 {
         let again = |r: &&Record| r.retransmitted && r.fate == Fate::Outstanding;
         self.records.iter().filter(again).map(Record::len).sum()
@@ -341,13 +341,13 @@ impl Scoreboard {
         }
     }
 
-    /// The first `octets` in flight are lost (three duplicate or one partial acknowledgement from
+    /// The first `bytes` in flight are lost (three duplicate or one partial acknowledgement from
     /// a peer without SACK).
-    pub(crate) fn lose_first(&mut self, octets: u32) {
+    pub(crate) fn lose_first(&mut self, bytes: u32) {
         let Some(first) = self.records.front() else {
             return;
         };
-        let end = first.start + octets.min(first.len());
+        let end = first.start + bytes.min(first.len());
         self.split(end);
         let first = &mut self.records[0];
         if first.fate == Fate::Outstanding {
@@ -368,7 +368,7 @@ impl Scoreboard {
         self.lost > before
     }
 
-    /// A retransmission time-out: the first octets are lost, and what was sent before `limit`
+    /// A retransmission time-out: the first bytes are lost, and what was sent before `limit`
     /// (RFC 8985 §6.3). If the peer's first hole is SACKed it has reneged, and what it said is
     /// forgotten (RFC 2018 §8).
     pub(crate) fn lose_sent_before(&mut self, limit: Instant) {
@@ -397,7 +397,7 @@ impl Scoreboard {
         self.lost = 0;
     }
 
-    /// The first lost octets, at most `limit`.
+    /// The first lost bytes, at most `limit`.
     pub(crate) fn first_lost(&self, limit: u32) -> Option<(SeqNum, u32)> {
         if self.lost == 0 {
             return None;
@@ -414,12 +414,12 @@ impl Scoreboard {
         Some((start, (end - start).min(limit)))
     }
 
-    /// The last `octets` in flight go again as a probe, if they may have been lost.
-    pub(crate) fn lose_last(&mut self, octets: u32) {
+    /// The last `bytes` in flight go again as a probe, if they may have been lost.
+    pub(crate) fn lose_last(&mut self, bytes: u32) {
         let Some(last) = self.records.back().filter(|r| r.fate == Fate::Outstanding) else {
             return;
         };
-        self.split(last.end - octets.min(last.len()));
+        self.split(last.end - bytes.min(last.len()));
         if let Some(last) = self.records.back_mut() {
             last.fate = Fate::Lost;
             self.lost += last.len();
@@ -482,14 +482,14 @@ impl Scoreboard {
     }
 
     fn deliver(&mut self, record: Record, now: Instant, delivery: &mut Delivery) {
-        delivery.octets += record.len();
+        delivery.bytes += record.len();
         delivery.newest = Newest::choose(delivery.newest, record.stamp, record.sent);
         let rtt = now.since(record.sent);
         if !record.retransmitted {
             delivery.sent = Some(delivery.sent.map_or(record.sent, |s| s.max(record.sent)));
             let end = record.end;
             delivery.original = Some(delivery.original.map_or(end, |first| first.min(end)));
-            // RFC 8985 §6.2 step 3: it was passed by later octets on its way.
+            // RFC 8985 §6.2 step 3: it was passed by later bytes on its way.
             if delivery.highest.is_some_and(|h| record.end.before(h)) {
                 let start = record.start;
                 delivery.overtaken =

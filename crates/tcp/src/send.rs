@@ -1,5 +1,5 @@
-//! The sending half: the queue of octets, what of it is in flight, the peer's window. It decides
-//! which octets go next; `output` makes segments of them, `recovery` hears the answers.
+//! The sending half: the queue of bytes, what of it is in flight, the peer's window. It decides
+//! which bytes go next; `output` makes segments of them, `recovery` hears the answers.
 
 mod pace;
 mod prr;
@@ -12,7 +12,7 @@ use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::{ByteRing, LARGEST};
-use crate::cc::{Congestion, Rate, octets_per_second};
+use crate::cc::{Congestion, Rate, bytes_per_second};
 use crate::chrono::Activity;
 use crate::config::{Config, Options};
 use crate::rtt::{MIN_RTO, RttEstimator};
@@ -35,14 +35,14 @@ const PROBE_WINDOW: u32 = 11;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Sender {
-    /// Oldest unacknowledged octet; the head of `buffer`.
+    /// Oldest unacknowledged byte; the head of `buffer`.
     pub(crate) una: SeqNum,
-    /// Next octet to send for the first time.
+    /// Next byte to send for the first time.
     pub(crate) nxt: SeqNum,
     pub(crate) buffer: ByteRing,
-    /// A FIN follows the last octet of `buffer`, and is not acknowledged yet.
+    /// A FIN follows the last byte of `buffer`, and is not acknowledged yet.
     pub(crate) fin: bool,
-    /// The peer's window and the largest it ever offered, octets.
+    /// The peer's window and the largest it ever offered, bytes.
     pub(crate) window: u32,
     pub(crate) max_window: u32,
     /// Sequence number of the segment that the window came with.
@@ -67,19 +67,19 @@ pub(crate) struct Sender {
     /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
     pub(crate) cwr_pending: bool,
     rate: Rate,
-    /// The last sample that the application did not limit: octets, and how many nanoseconds.
+    /// The last sample that the application did not limit: bytes, and how many nanoseconds.
     delivery_sample: Option<(u64, u64)>,
     usage: CwndValidation,
     pacer: Pacer,
     tail: TailProbe,
     duplicates: u32,
-    /// Segments that a peer without SACK must have received, by its duplicates (octets).
+    /// Segments that a peer without SACK must have received, by its duplicates (bytes).
     reno_sacked_out: u32,
     /// The next segment goes out whatever the congestion window or Nagle say.
     pub(crate) forced: bool,
     /// End of the last segment that was not full (Minshall's refinement of Nagle).
     short_end: SeqNum,
-    /// Octets up to here are not held back, corked or not.
+    /// Bytes up to here are not held back, corked or not.
     push_end: SeqNum,
     /// The congestion window, not the application, held back the last transmission.
     pub(crate) congestion_limited: bool,
@@ -100,7 +100,7 @@ pub(crate) struct Sender {
     burst_limit: Option<u32>,
 }
 
-/// Octets that go out next.
+/// Bytes that go out next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
     pub(crate) seq: SeqNum,
@@ -110,7 +110,7 @@ pub(crate) struct Chunk {
 }
 
 impl Sender {
-    /// `first` is the sequence number of the first octet of the stream.
+    /// `first` is the sequence number of the first byte of the stream.
     pub(crate) fn new(config: &Config, first: SeqNum, now: Instant) -> Sender {
         let mss = u32::from(config.mss).clamp(1, LARGEST_SEGMENT);
         Sender {
@@ -171,7 +171,7 @@ impl Sender {
         self.rtt.complete_handshake();
     }
 
-    /// The peer has the first `count` octets, which went with the SYN.
+    /// The peer has the first `count` bytes, which went with the SYN.
     pub(crate) fn take_early(&mut self, count: u32) {
         self.buffer.consume(count as usize);
         self.una += count;
@@ -199,16 +199,16 @@ impl Sender {
     }
 
     /// The user's own size: auto-tuning ends.
-    pub(crate) fn set_limit(&mut self, octets: usize) {
-        self.limit = octets;
+    pub(crate) fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes;
         self.autotune = false;
     }
 
-    pub(crate) fn limit_bursts(&mut self, octets: Option<u32>) {
-        self.burst_limit = octets;
+    pub(crate) fn limit_bursts(&mut self, bytes: Option<u32>) {
+        self.burst_limit = bytes;
     }
 
-    /// Octets that may join those not sent yet (`TCP_NOTSENT_LOWAT`); a burst at least, until the
+    /// Bytes that may join those not sent yet (`TCP_NOTSENT_LOWAT`); a burst at least, until the
     /// mark is reached.
     pub(crate) fn unsent_room(&self, low_water: Option<u32>) -> usize {
         let unsent = self.unsent();
@@ -237,7 +237,7 @@ impl Sender {
             && (self.nxt + wanted).at_or_before(window_end)
     }
 
-    /// The next octets as one segment of `size`, which tries the path.
+    /// The next bytes as one segment of `size`, which tries the path.
     pub(crate) fn path_probe(&self, size: u32) -> Chunk {
         self.chunk(self.nxt, size, false)
     }
@@ -275,7 +275,7 @@ impl Sender {
             && low_water.is_none_or(|mark| self.unsent().saturating_mul(2) < mark)
     }
 
-    /// Octets of `buffer` not sent yet.
+    /// Bytes of `buffer` not sent yet.
     pub(crate) fn unsent(&self) -> u32 {
         let end = self.data_end();
         if self.nxt.after(end) {
@@ -309,13 +309,13 @@ impl Sender {
 
     // ---- what goes next ----
 
-    /// Octets in the network.
+    /// Bytes in the network.
     pub(crate) fn in_flight(&self) -> u32 {
         self.board.in_flight().saturating_sub(self.reno_sacked_out)
     }
 
     pub(crate) fn next_chunk(&mut self, options: &Options) -> Option<Chunk> {
-        // RFC 5682 §3.1 step 2b: new octets, and nothing again, show whether the time-out was
+        // RFC 5682 §3.1 step 2b: new bytes, and nothing again, show whether the time-out was
         // spurious.
         if self.forward_rto == ForwardRto::Probing {
             let chunk = self.next_new(options);
@@ -340,8 +340,8 @@ impl Sender {
         let burst = self.burst(options.max_pacing);
         let room = cwnd.saturating_sub(flight).min(burst);
         let limit = (room - room % self.mss).max(self.mss);
-        let (seq, octets) = self.board.first_lost(limit)?;
-        Some(self.chunk(seq, octets, true))
+        let (seq, bytes) = self.board.first_lost(limit)?;
+        Some(self.chunk(seq, bytes, true))
     }
 
     /// RFC 9293 §3.7.4 [SHLD-7], §3.8.6.2.1 [MUST-38]: window, congestion window, Nagle and silly windows.
@@ -365,8 +365,8 @@ impl Sender {
         let congestion = cwnd.saturating_sub(flight).max(self.mss);
         let room = window.min(congestion);
         if self.forced {
-            let octets = queued.min(window).min(self.mss);
-            return (octets > 0).then(|| self.fresh(octets, queued));
+            let bytes = queued.min(window).min(self.mss);
+            return (bytes > 0).then(|| self.fresh(bytes, queued));
         }
         if room >= queued && queued <= self.mss {
             return self.next_tail(queued, options);
@@ -404,8 +404,8 @@ impl Sender {
             && (options.cork
                 || options.more
                 || (!options.nodelay && self.short_end.after(self.una)));
-        let octets = if wait { queued - short } else { queued };
-        (octets > 0).then(|| self.fresh(octets, queued))
+        let bytes = if wait { queued - short } else { queued };
+        (bytes > 0).then(|| self.fresh(bytes, queued))
     }
 
     /// What is queued goes out, though a segment of it is not full (Linux's `TCP_NAGLE_PUSH`).
@@ -413,10 +413,10 @@ impl Sender {
         self.push_end = self.data_end();
     }
 
-    /// New octets; the FIN rides on the last of them.
-    fn fresh(&self, octets: u32, queued: u32) -> Chunk {
-        let fin = self.fin && octets == queued;
-        self.chunk(self.nxt, octets + u32::from(fin), false)
+    /// New bytes; the FIN rides on the last of them.
+    fn fresh(&self, bytes: u32, queued: u32) -> Chunk {
+        let fin = self.fin && bytes == queued;
+        self.chunk(self.nxt, bytes + u32::from(fin), false)
     }
 
     /// A chunk of `space` in sequence space; a FIN lies behind the end of the data.
@@ -430,10 +430,10 @@ impl Sender {
         }
     }
 
-    /// Octets per second that the path delivered of late.
+    /// Bytes per second that the path delivered of late.
     pub(crate) fn delivery_rate(&self) -> Option<u64> {
-        let (octets, interval) = self.delivery_sample?;
-        octets_per_second(octets, interval)
+        let (bytes, interval) = self.delivery_sample?;
+        bytes_per_second(bytes, interval)
     }
 
     /// `chunk` goes out now.
@@ -460,7 +460,7 @@ impl Sender {
         self.last_sent = now;
     }
 
-    /// Before the first octets after a pause: RFC 5681 §4.1.
+    /// Before the first bytes after a pause: RFC 5681 §4.1.
     pub(crate) fn resume(&mut self, now: Instant) {
         if self.board.is_empty() {
             let idle = now.since(self.last_sent);
@@ -483,7 +483,7 @@ impl Sender {
         }
     }
 
-    /// The octets of `chunk`.
+    /// The bytes of `chunk`.
     pub(crate) fn payload(&self, chunk: Chunk) -> [&[u8]; 2] {
         self.buffer
             .slices((chunk.seq - self.una) as usize, chunk.len as usize)

@@ -128,7 +128,7 @@ impl State {
         }
     }
 
-    /// The peer's FIN is the next octet and was consumed.
+    /// The peer's FIN is the next byte and was consumed.
     pub(crate) fn fin(&mut self) {
         *self = match core::mem::replace(self, State::Closed(Closed)) {
             State::Established(s) => State::CloseWait(s.fin()),

@@ -6,7 +6,7 @@ use portolan_types::SeqNum;
 
 use crate::config::CongestionKind;
 
-/// A snapshot; sizes and windows in octets.
+/// A snapshot; sizes and windows in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpInfo {
     pub srtt: Option<Duration>,
@@ -25,12 +25,12 @@ pub struct TcpInfo {
     pub backoff: u32,
     pub probes: u32,
     pub retransmits: u64,
-    pub octets_in: u64,
-    pub octets_out: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
     pub segments_in: u64,
     pub segments_out: u64,
     pub receive_queue: usize,
-    /// Queued octets that the peer has not acknowledged.
+    /// Queued bytes that the peer has not acknowledged.
     pub send_queue: usize,
     pub unsent: u32,
     pub send_window: u32,
@@ -43,7 +43,7 @@ pub struct TcpInfo {
     pub sack: bool,
     pub window_scaling: bool,
     pub congestion: CongestionKind,
-    /// Octets per second: what is sent at most, and what was delivered of late.
+    /// Bytes per second: what is sent at most, and what was delivered of late.
     pub pacing_rate: Option<u64>,
     pub delivery_rate: Option<u64>,
     pub ecn: bool,
@@ -63,9 +63,9 @@ pub struct TcpInfo {
     /// Segments with text.
     pub data_segments_in: u64,
     pub data_segments_out: u64,
-    /// Octets sent again.
+    /// Bytes sent again.
     pub bytes_retransmitted: u64,
-    pub octets_acknowledged: u64,
+    pub bytes_acknowledged: u64,
     /// Segments that arrived out of order.
     pub out_of_order: u64,
     /// Round trip as the receiver sees it; zero if it does not.
@@ -89,7 +89,7 @@ pub struct TcpInfo {
     pub reorderings: u32,
 }
 
-/// Where sending stands (RFC 9293 §3.3.1): oldest unacknowledged octet, next to be sent, and the end of what
+/// Where sending stands (RFC 9293 §3.3.1): oldest unacknowledged byte, next to be sent, and the end of what
 /// the application has given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendSpace {

@@ -1,5 +1,5 @@
-//! The urgent mark as Linux treats it: one octet "out of band", told by the BSD reading of the
-//! urgent pointer (it points behind that octet; RFC 9293 §3.8.5, RFC 6093 §2).
+//! The urgent mark as Linux treats it: one byte "out of band", told by the BSD reading of the
+//! urgent pointer (it points behind that byte; RFC 9293 §3.8.5, RFC 6093 §2).
 
 use portolan_types::SeqNum;
 use serde::{Deserialize, Serialize};
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// What the urgent pointer of the peer says of the receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Urgent {
-    /// Number of the urgent octet.
+    /// Number of the urgent byte.
     pub(crate) seq: SeqNum,
-    /// The user took the octet out of band.
+    /// The user took the byte out of band.
     pub(crate) taken: bool,
 }
 
-/// Where the user wants the urgent octet (`SO_OOBINLINE`).
+/// Where the user wants the urgent byte (`SO_OOBINLINE`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     /// Among the others.
@@ -25,15 +25,15 @@ pub(crate) enum Place {
 /// How a read deals with the mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
-    /// Urgent octets to leave out before the read.
+    /// Urgent bytes to leave out before the read.
     pub(crate) skip: usize,
-    /// Octets that may be read in one go.
+    /// Bytes that may be read in one go.
     pub(crate) len: usize,
 }
 
 impl Urgent {
-    /// The stretch of `queued` octets from `head` on that a read may return: it ends at the mark,
-    /// and shows the octet only if its place is there.
+    /// The stretch of `queued` bytes from `head` on that a read may return: it ends at the mark,
+    /// and shows the byte only if its place is there.
     pub(crate) fn span(self, head: SeqNum, queued: usize, place: Place) -> Span {
         let before = self.seq.distance(head);
         match usize::try_from(before) {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_stops_at_the_mark_and_then_steps_over_the_octet() {
+    fn a_read_stops_at_the_mark_and_then_steps_over_the_byte() {
         let span = |head, place| mark(10).span(SeqNum(head), 8, place);
         assert_eq!(span(5, Place::Aside), Span { skip: 0, len: 5 });
         assert_eq!(span(10, Place::Aside), Span { skip: 1, len: 7 });
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_octet_that_is_not_here_yet_is_not_stepped_over() {
+    fn an_byte_that_is_not_here_yet_is_not_stepped_over() {
         assert_eq!(
             mark(10).span(SeqNum(10), 0, Place::Aside),
             Span { skip: 0, len: 0 }

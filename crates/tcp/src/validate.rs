@@ -99,10 +99,10 @@ impl Counters {
             self.segments_out,
             self.data_in,
             self.data_out,
-            self.octets_out,
+            self.bytes_out,
             self.retransmits,
             self.bytes_retransmitted,
-            self.octets_acknowledged,
+            self.bytes_acknowledged,
             self.delivered_marked,
         ]
         .iter()

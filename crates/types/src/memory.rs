@@ -1,4 +1,4 @@
-//! Octets that lie somewhere, and stay as they are.
+//! Bytes that lie somewhere, and stay as they are.
 
 use alloc::vec::Vec;
 use core::any::Any;
@@ -6,14 +6,14 @@ use core::fmt::Debug;
 
 /// Memory that nobody can change while it is held.
 pub trait Memory: Debug + Send + Sync {
-    fn octets(&self) -> &[u8];
+    fn bytes(&self) -> &[u8];
 
     /// For whoever made it, and knows more of it.
     fn as_any(&self) -> &dyn Any;
 }
 
 impl Memory for Vec<u8> {
-    fn octets(&self) -> &[u8] {
+    fn bytes(&self) -> &[u8] {
         self
     }
 

@@ -31,7 +31,7 @@ impl SeqNum {
         !self.before(other)
     }
 
-    /// Signed distance from `other` to `self` in octets.
+    /// Signed distance from `other` to `self` in bytes.
     pub const fn distance(self, other: SeqNum) -> i32 {
         self.0.wrapping_sub(other.0) as i32
     }
@@ -49,27 +49,27 @@ impl SeqNum {
 
 impl Add<u32> for SeqNum {
     type Output = SeqNum;
-    fn add(self, octets: u32) -> SeqNum {
-        SeqNum(self.0.wrapping_add(octets))
+    fn add(self, bytes: u32) -> SeqNum {
+        SeqNum(self.0.wrapping_add(bytes))
     }
 }
 
 impl AddAssign<u32> for SeqNum {
-    fn add_assign(&mut self, octets: u32) {
-        *self = *self + octets;
+    fn add_assign(&mut self, bytes: u32) {
+        *self = *self + bytes;
     }
 }
 
 impl Sub<u32> for SeqNum {
     type Output = SeqNum;
-    fn sub(self, octets: u32) -> SeqNum {
-        SeqNum(self.0.wrapping_sub(octets))
+    fn sub(self, bytes: u32) -> SeqNum {
+        SeqNum(self.0.wrapping_sub(bytes))
     }
 }
 
 impl Sub<SeqNum> for SeqNum {
     type Output = u32;
-    /// Octets from `earlier` to `self`; wraps, so the caller knows which one is earlier.
+    /// Bytes from `earlier` to `self`; wraps, so the caller knows which one is earlier.
     fn sub(self, earlier: SeqNum) -> u32 {
         self.0.wrapping_sub(earlier.0)
     }

@@ -7,7 +7,7 @@ use core::net::IpAddr;
 /// fine, the next one continues at its odd position.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
-    /// Sum of 16-bit words in the machine's octet order, which RFC 1071 §2(B) allows; 32-bit words
+    /// Sum of 16-bit words in the machine's byte order, which RFC 1071 §2(B) allows; 32-bit words
     /// are added whole, so 2^32 of them fit before it overflows.
     total: u64,
     odd: bool,
@@ -49,7 +49,7 @@ impl Sum {
         last[..rest.len()].copy_from_slice(rest);
         piece += u64::from(u32::from_ne_bytes(last));
         let piece = if self.odd {
-            // RFC 1071 §2(B): a sum at an odd position is the sum with its octets swapped.
+            // RFC 1071 §2(B): a sum at an odd position is the sum with its bytes swapped.
             u64::from(fold(piece).swap_bytes())
         } else {
             piece

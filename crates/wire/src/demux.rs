@@ -3,9 +3,9 @@
 
 use portolan_types::Handle;
 
-/// Octets of the option that encloses a handle; always the first of its header.
+/// Bytes of the option that encloses a handle; always the first of its header.
 pub const ENCLOSED_V4_LEN: usize = 12;
-/// Octets of the header that does over IPv6; always the first behind the IPv6 header.
+/// Bytes of the header that does over IPv6; always the first behind the IPv6 header.
 pub const ENCLOSED_V6_LEN: usize = 16;
 
 /// RFC 4727 §3.2: an experimental option, copied to fragments.
@@ -67,7 +67,7 @@ pub enum DemuxOption {
 }
 
 impl DemuxOption {
-    /// Octets with padding.
+    /// Bytes with padding.
     pub fn padded_len(&self) -> usize {
         self.len().next_multiple_of(4)
     }
@@ -98,7 +98,7 @@ impl DemuxOption {
         }
     }
 
-    /// Writes the option of that kind to `out`, which has room for [`DemuxOption::padded_len`] octets of no-operation.
+    /// Writes the option of that kind to `out`, which has room for [`DemuxOption::padded_len`] bytes of no-operation.
     pub(crate) fn emit(&self, kind: u8, out: &mut [u8]) {
         out[0] = kind;
         out[1] = self.len() as u8;
@@ -151,7 +151,7 @@ mod tests {
             let length = usize::from(out[1]);
             assert_eq!(DemuxOption::parse(&out[2..length], syn), Some(option));
             assert_eq!(DemuxOption::parse(&out[2..length], !syn), None);
-            assert!(out[length..].iter().all(|&octet| octet == 1));
+            assert!(out[length..].iter().all(|&byte| byte == 1));
         }
     }
 
@@ -165,13 +165,13 @@ mod tests {
 
     #[test]
     fn an_enclosed_handle_lies_as_the_filter_reads_it() {
-        let octets = [
+        let bytes = [
             158, 12, 1, 2, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
         ];
-        assert_eq!(enclose_v4(HANDLE), octets);
-        let octets = [
+        assert_eq!(enclose_v4(HANDLE), bytes);
+        let bytes = [
             6, 1, 1, 0, 0x1e, 10, 1, 2, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
         ];
-        assert_eq!(enclose_v6(HANDLE), octets);
+        assert_eq!(enclose_v6(HANDLE), bytes);
     }
 }

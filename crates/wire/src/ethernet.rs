@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{Malformed, put};
 
-/// Octets of the header.
+/// Bytes of the header.
 pub const HEADER_LEN: usize = 14;
 
 /// What an Ethernet frame carries.
@@ -46,7 +46,7 @@ impl EthernetHeader {
         Ok((header, payload))
     }
 
-    /// Writes [`HEADER_LEN`] octets to the front of `out`, which must have room.
+    /// Writes [`HEADER_LEN`] bytes to the front of `out`, which must have room.
     pub fn emit(&self, out: &mut [u8]) {
         let raw = Raw {
             destination: self.destination.0,

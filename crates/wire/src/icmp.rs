@@ -10,7 +10,7 @@ use crate::checksum::Sum;
 use crate::ipv4::Ipv4Header;
 use crate::ipv6::{self, Ipv6Header};
 
-/// Octets before the quoted packet or the echo data.
+/// Bytes before the quoted packet or the echo data.
 pub const HEADER_LEN: usize = 8;
 /// IP protocol numbers.
 pub const ICMP: u8 = 1;
@@ -75,7 +75,7 @@ pub struct Quoted {
     pub destination: SocketAddr,
     /// If the packet is TCP.
     pub seq: Option<SeqNum>,
-    /// Octets of the whole packet, as its header says.
+    /// Bytes of the whole packet, as its header says.
     pub length: u32,
 }
 
@@ -122,12 +122,12 @@ impl<'a> IcmpMessage<'a> {
         })
     }
 
-    /// Octets that `emit_v4` and `emit_v6` write.
+    /// Bytes that `emit_v4` and `emit_v6` write.
     pub fn emitted_len(&self) -> usize {
         HEADER_LEN + self.body().len()
     }
 
-    /// Writes [`IcmpMessage::emitted_len`] octets, checksum included, to the front of `out`.
+    /// Writes [`IcmpMessage::emitted_len`] bytes, checksum included, to the front of `out`.
     pub fn emit_v4(&self, out: &mut [u8]) {
         let (kind, code, word) = match self {
             IcmpMessage::Error(error) => error.cause.to_v4(),
@@ -140,7 +140,7 @@ impl<'a> IcmpMessage<'a> {
         out[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&checksum.to_be_bytes());
     }
 
-    /// Writes [`IcmpMessage::emitted_len`] octets, checksum included, to the front of `out`.
+    /// Writes [`IcmpMessage::emitted_len`] bytes, checksum included, to the front of `out`.
     pub fn emit_v6(&self, source: Ipv6Addr, destination: Ipv6Addr, out: &mut [u8]) {
         let (kind, code, word) = match self {
             IcmpMessage::Error(error) => error.cause.to_v6(),
@@ -285,7 +285,7 @@ impl IcmpError<'_> {
         if protocol != 6 && protocol != 17 {
             return None;
         }
-        // RFC 792: at least eight octets of the transport header are quoted.
+        // RFC 792: at least eight bytes of the transport header are quoted.
         let first: [u8; 8] = transport.get(..8)?.try_into().ok()?;
         let [s0, s1, d0, d1, seq @ ..] = first;
         Some(Quoted {

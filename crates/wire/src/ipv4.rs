@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::checksum::Sum;
 use crate::{Malformed, put};
 
-/// Octets of a header without options, as [`Ipv4Header::emit`] writes it.
+/// Bytes of a header without options, as [`Ipv4Header::emit`] writes it.
 pub const HEADER_LEN: usize = 20;
 
 const DONT_FRAGMENT: u16 = 0x4000;
@@ -22,13 +22,13 @@ pub struct Ipv4Header {
     pub identification: u16,
     pub dont_fragment: bool,
     pub more_fragments: bool,
-    /// In octets.
+    /// In bytes.
     pub fragment_offset: u16,
     pub ttl: u8,
     pub protocol: u8,
     pub source: Ipv4Addr,
     pub destination: Ipv4Addr,
-    /// Octets after the header, as its length field says.
+    /// Bytes after the header, as its length field says.
     pub payload_len: u16,
 }
 
@@ -96,8 +96,8 @@ impl Ipv4Header {
         self.more_fragments || self.fragment_offset != 0
     }
 
-    /// Writes [`HEADER_LEN`] octets, checksum included, to the front of `out`, which must have
-    /// room. The payload may be as long as 65,515 octets.
+    /// Writes [`HEADER_LEN`] bytes, checksum included, to the front of `out`, which must have
+    /// room. The payload may be as long as 65,515 bytes.
     pub fn emit(&self, out: &mut [u8]) {
         let mut fragment = self.fragment_offset >> 3;
         if self.dont_fragment {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn no_octets_make_the_parser_panic() {
+    fn no_bytes_make_the_parser_panic() {
         portolan_fuzz::check!(2000).for_each(|bytes| {
             let _ = Ipv4Header::parse(bytes);
             let _ = Ipv4Header::parse_quoted(bytes);

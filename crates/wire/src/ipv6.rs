@@ -7,10 +7,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{Malformed, put};
 
-/// Octets of the header, as [`Ipv6Header::emit`] writes it.
+/// Bytes of the header, as [`Ipv6Header::emit`] writes it.
 pub const HEADER_LEN: usize = 40;
 
-/// Octets of the fragment header.
+/// Bytes of the fragment header.
 pub const FRAGMENT_HEADER_LEN: usize = 8;
 
 const HOP_BY_HOP: u8 = 0;
@@ -30,7 +30,7 @@ pub struct Ipv6Header {
     pub protocol: u8,
     pub source: Ipv6Addr,
     pub destination: Ipv6Addr,
-    /// Octets after the fixed header, as its length field says.
+    /// Bytes after the fixed header, as its length field says.
     pub payload_len: u16,
     pub fragment: Option<Ipv6Fragment>,
 }
@@ -39,7 +39,7 @@ pub struct Ipv6Header {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv6Fragment {
     pub identification: u32,
-    /// In octets.
+    /// In bytes.
     pub offset: u16,
     pub more: bool,
 }
@@ -122,7 +122,7 @@ impl Ipv6Header {
         }))
     }
 
-    /// Writes [`HEADER_LEN`] octets to the front of `out`, which must have room. Extension headers
+    /// Writes [`HEADER_LEN`] bytes to the front of `out`, which must have room. Extension headers
     /// are not written, so `fragment` must be `None`.
     pub fn emit(&self, out: &mut [u8]) {
         debug_assert!(self.fragment.is_none());
@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn unknown_options_are_skipped_unless_their_type_forbids_it() {
         for kind in [HOP_BY_HOP, DESTINATION_OPTIONS] {
-            // PadN of four octets; then option 0x1e, which may be skipped.
+            // PadN of four bytes; then option 0x1e, which may be skipped.
             assert_eq!(with_extension(kind, &[17, 0, 1, 4, 0, 0, 0, 0]), Ok(17));
             assert_eq!(with_extension(kind, &[17, 0, 0x1e, 4, 0, 0, 0, 0]), Ok(17));
             for forbidding in [0x5e, 0x9e, 0xde] {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn no_octets_make_the_parser_panic() {
+    fn no_bytes_make_the_parser_panic() {
         portolan_fuzz::check!(2000).for_each(|bytes| {
             let _ = Ipv6Header::parse(bytes);
             let _ = Ipv6Header::parse_quoted(bytes);

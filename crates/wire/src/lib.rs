@@ -1,5 +1,5 @@
-//! Packet headers: parse from octets, build into octets, checksum. `no_std`, no allocation, no
-//! state. Raw packet octets are interpreted here and nowhere else.
+//! Packet headers: parse from bytes, build into bytes, checksum. `no_std`, no allocation, no
+//! state. Raw packet bytes are interpreted here and nowhere else.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub mod vnet;
 
 use core::fmt;
 
-/// Octets that are not the header they should be: cut short, inconsistent, or with a bad checksum.
+/// Bytes that are not the header they should be: cut short, inconsistent, or with a bad checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 

@@ -9,9 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::demux::DemuxOption;
 use crate::{Malformed, put};
 
-/// Octets of a header without options.
+/// Bytes of a header without options.
 pub const HEADER_LEN: usize = 20;
-/// Octets of the longest header.
+/// Bytes of the longest header.
 pub const MAX_HEADER_LEN: usize = 60;
 /// Where the checksum field lies in the header.
 pub const CHECKSUM_AT: usize = 16;
@@ -28,9 +28,9 @@ const TIMESTAMPS: u8 = 8;
 const FAST_OPEN: u8 = 34;
 /// Shared by experiments (RFC 6994).
 const EXPERIMENTAL: u8 = 254;
-/// Octets of a Fast Open cookie (RFC 7413 §4.1.1).
+/// Bytes of a Fast Open cookie (RFC 7413 §4.1.1).
 const COOKIE_LENGTHS: core::ops::RangeInclusive<usize> = 4..=MAX_COOKIE;
-/// Octets of the longest Fast Open cookie.
+/// Bytes of the longest Fast Open cookie.
 pub const MAX_COOKIE: usize = 16;
 
 /// What precedes the timestamps where they are the only option.
@@ -71,7 +71,7 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// Octets `start..end` that the receiver holds beyond its cumulative acknowledgement.
+/// Bytes `start..end` that the receiver holds beyond its cumulative acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SackBlock {
     pub start: SeqNum,
@@ -137,12 +137,12 @@ impl TcpHeader {
         Ok((header, header_len))
     }
 
-    /// Octets that [`TcpHeader::emit`] writes.
+    /// Bytes that [`TcpHeader::emit`] writes.
     pub fn header_len(&self) -> usize {
         HEADER_LEN + self.options.len()
     }
 
-    /// Writes [`TcpHeader::header_len`] octets to the front of `out`, which must have room, and
+    /// Writes [`TcpHeader::header_len`] bytes to the front of `out`, which must have room, and
     /// answers their number. The checksum field is left zero.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let header_len = self.header_len();
@@ -164,7 +164,7 @@ impl TcpHeader {
 }
 
 impl TcpOptions {
-    /// Octets of the options as emitted, padding included; a multiple of four, at most 40.
+    /// Bytes of the options as emitted, padding included; a multiple of four, at most 40.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         let sack_blocks = self.sack_that_fit().len();
@@ -338,7 +338,7 @@ impl Writer<'_> {
         self.at += bytes.len();
     }
 
-    /// The next octets, as no-operations.
+    /// The next bytes, as no-operations.
     fn pad(&mut self, length: usize) -> &mut [u8] {
         let start = self.at;
         self.at += length;

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::checksum::{Offload, Sum};
 use crate::{Malformed, put};
 
-/// Octets of the header.
+/// Bytes of the header.
 pub const HEADER_LEN: usize = 8;
 /// Where the checksum field lies in it.
 pub const CHECKSUM_AT: usize = 6;
@@ -19,7 +19,7 @@ const PROTOCOL: u8 = 17;
 pub struct UdpHeader {
     pub source_port: u16,
     pub destination_port: u16,
-    /// Octets after the header, as its length field says.
+    /// Bytes after the header, as its length field says.
     pub payload_len: u16,
     /// As on the wire; 0: the sender computed none.
     pub checksum: u16,
@@ -102,7 +102,7 @@ impl UdpHeader {
         }
     }
 
-    /// Writes [`HEADER_LEN`] octets to the front of `out`, which must have room.
+    /// Writes [`HEADER_LEN`] bytes to the front of `out`, which must have room.
     pub fn emit(&self, out: &mut [u8]) {
         put(&self.raw(), out);
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn no_octets_make_the_parser_panic() {
+    fn no_bytes_make_the_parser_panic() {
         portolan_fuzz::check!(2000).for_each(|bytes| {
             if let Ok((header, payload)) = UdpHeader::parse(bytes) {
                 header.verify(A, B, payload, Offload::MayBePartial);

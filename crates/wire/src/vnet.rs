@@ -1,12 +1,12 @@
 //! The virtio_net_hdr that precedes each frame on a tap opened with `IFF_VNET_HDR`
-//! (virtio 1.2 §5.1.6; 10 octets, the machine's octet order): what is left for the device to do.
+//! (virtio 1.2 §5.1.6; 10 bytes, the machine's byte order): what is left for the device to do.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::Malformed;
 use crate::{tcp, udp};
 
-/// Octets of the header.
+/// Bytes of the header.
 pub const HEADER_LEN: usize = size_of::<VnetHeader>();
 
 const NEEDS_CSUM: u8 = 1;
@@ -37,7 +37,7 @@ pub enum Gso {
     TcpV4,
     TcpV6,
     UdpL4,
-    /// One datagram, to be sent in IP fragments. The size counts octets of IP payload.
+    /// One datagram, to be sent in IP fragments. The size counts bytes of IP payload.
     UdpFragments,
 }
 
@@ -65,7 +65,7 @@ impl VnetHeader {
         }
     }
 
-    /// To be cut into segments of `size` payload octets behind headers of `header_len` octets,
+    /// To be cut into segments of `size` payload bytes behind headers of `header_len` bytes,
     /// the transport header at `start`. The checksum field holds the pseudo-header sum over the
     /// whole.
     pub const fn segments(gso: Gso, header_len: u16, start: u16, size: u16) -> VnetHeader {
@@ -90,7 +90,7 @@ impl VnetHeader {
         VnetHeader::read_from_prefix(bytes).map_err(|_| Malformed)
     }
 
-    /// Writes [`HEADER_LEN`] octets to the front of `out`, which must have room.
+    /// Writes [`HEADER_LEN`] bytes to the front of `out`, which must have room.
     pub fn emit(&self, out: &mut [u8]) {
         crate::put(self, out);
     }

@@ -1,5 +1,5 @@
 //! What is built is read again as it was, by this crate and by `etherparse`; and where `etherparse`
-//! and this crate both read octets that somebody else made, they read the same.
+//! and this crate both read bytes that somebody else made, they read the same.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -79,16 +79,16 @@ fn a_segment_comes_back_as_it_was_built_and_as_etherparse_reads_it() {
         .with_type::<Segment>()
         .for_each(|segment| {
             let header = segment.header();
-            let mut octets = vec![0; header.header_len()];
-            assert_eq!(header.emit(&mut octets), octets.len());
-            assert!(octets.len() <= tcp::MAX_HEADER_LEN && octets.len().is_multiple_of(4));
-            octets.extend(&segment.payload);
-            let (parsed, length) = TcpHeader::parse(&octets).expect("what was built parses");
-            assert_eq!(&octets[length..], &segment.payload);
+            let mut bytes = vec![0; header.header_len()];
+            assert_eq!(header.emit(&mut bytes), bytes.len());
+            assert!(bytes.len() <= tcp::MAX_HEADER_LEN && bytes.len().is_multiple_of(4));
+            bytes.extend(&segment.payload);
+            let (parsed, length) = TcpHeader::parse(&bytes).expect("what was built parses");
+            assert_eq!(&bytes[length..], &segment.payload);
             let blocks = parsed.options.sack.len();
             assert_eq!(parsed, as_received(&header, blocks));
 
-            let oracle = etherparse::TcpSlice::from_slice(&octets).expect("etherparse agrees");
+            let oracle = etherparse::TcpSlice::from_slice(&bytes).expect("etherparse agrees");
             assert_eq!(oracle.sequence_number(), header.seq.0);
             assert_eq!(oracle.window_size(), header.window);
             assert_eq!(oracle.payload(), segment.payload);
@@ -99,25 +99,25 @@ fn a_segment_comes_back_as_it_was_built_and_as_etherparse_reads_it() {
 }
 
 #[test]
-fn etherparse_reads_the_same_options_from_any_octets() {
+fn etherparse_reads_the_same_options_from_any_bytes() {
     use etherparse::TcpOptionElement as Element;
     portolan_fuzz::check!(5000)
         .with_type::<(Segment, Vec<(u8, u8)>)>()
         .for_each(|(segment, damages)| {
             let mut header = segment.header();
             header.flags = header.flags.with(TcpFlags::SYN);
-            let mut octets = vec![0; header.header_len()];
-            header.emit(&mut octets);
+            let mut bytes = vec![0; header.header_len()];
+            header.emit(&mut bytes);
             for &(at, value) in damages.iter().take(4) {
                 let at = tcp::HEADER_LEN + usize::from(at);
-                if let Some(octet) = octets.get_mut(at) {
-                    *octet = value;
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = value;
                 }
             }
-            let Ok((parsed, _)) = TcpHeader::parse(&octets) else {
+            let Ok((parsed, _)) = TcpHeader::parse(&bytes) else {
                 return;
             };
-            let oracle = etherparse::TcpSlice::from_slice(&octets).expect("etherparse agrees");
+            let oracle = etherparse::TcpSlice::from_slice(&bytes).expect("etherparse agrees");
             let (mut mss, mut scale, mut stamps) = (None, None, None);
             for element in oracle.options_iterator() {
                 match element {
@@ -171,15 +171,12 @@ fn an_ipv4_packet_comes_back_as_it_was_built_and_as_etherparse_reads_it() {
                 destination: Ipv4Addr::from(packet.destination),
                 payload_len: packet.payload.len() as u16,
             };
-            let mut octets = vec![0; ipv4::HEADER_LEN];
-            header.emit(&mut octets);
-            octets.extend(&packet.payload);
-            octets.extend(vec![0; packet.padding.into()]);
-            assert_eq!(
-                Ipv4Header::parse(&octets),
-                Ok((header, &packet.payload[..]))
-            );
-            let (oracle, _) = etherparse::Ipv4Header::from_slice(&octets).expect("agrees");
+            let mut bytes = vec![0; ipv4::HEADER_LEN];
+            header.emit(&mut bytes);
+            bytes.extend(&packet.payload);
+            bytes.extend(vec![0; packet.padding.into()]);
+            assert_eq!(Ipv4Header::parse(&bytes), Ok((header, &packet.payload[..])));
+            let (oracle, _) = etherparse::Ipv4Header::from_slice(&bytes).expect("agrees");
             assert_eq!(oracle.calc_header_checksum(), oracle.header_checksum);
             assert_eq!(oracle.fragment_offset.value() * 8, header.fragment_offset);
             assert_eq!(oracle.time_to_live, header.ttl);
@@ -190,23 +187,23 @@ fn an_ipv4_packet_comes_back_as_it_was_built_and_as_etherparse_reads_it() {
 fn no_ipv4_packet_that_etherparse_refuses_is_read() {
     portolan_fuzz::check!(5000)
         .with_type::<(Vec<u8>, u8)>()
-        .for_each(|(octets, words)| {
-            let mut octets = octets.clone();
-            if octets.len() < ipv4::HEADER_LEN {
+        .for_each(|(bytes, words)| {
+            let mut bytes = bytes.clone();
+            if bytes.len() < ipv4::HEADER_LEN {
                 return;
             }
-            // Most octets are no packets; make them ones as far as length and checksum go.
+            // Most bytes are no packets; make them ones as far as length and checksum go.
             let header_len = usize::from(5 + words % 11) * 4;
-            octets.resize(octets.len().max(header_len), 0);
-            octets[0] = 0x40 | (header_len / 4) as u8;
-            let length = (octets.len() as u16).to_be_bytes();
-            octets[2..4].copy_from_slice(&length);
-            octets[10..12].fill(0);
-            let sum = Sum::default().over(&octets[..header_len]).checksum();
-            octets[10..12].copy_from_slice(&sum.to_be_bytes());
-            let (header, payload) = Ipv4Header::parse(&octets).expect("it is one now");
-            assert_eq!(payload, &octets[header_len..]);
-            let (oracle, rest) = etherparse::Ipv4Header::from_slice(&octets).expect("agrees");
+            bytes.resize(bytes.len().max(header_len), 0);
+            bytes[0] = 0x40 | (header_len / 4) as u8;
+            let length = (bytes.len() as u16).to_be_bytes();
+            bytes[2..4].copy_from_slice(&length);
+            bytes[10..12].fill(0);
+            let sum = Sum::default().over(&bytes[..header_len]).checksum();
+            bytes[10..12].copy_from_slice(&sum.to_be_bytes());
+            let (header, payload) = Ipv4Header::parse(&bytes).expect("it is one now");
+            assert_eq!(payload, &bytes[header_len..]);
+            let (oracle, rest) = etherparse::Ipv4Header::from_slice(&bytes).expect("agrees");
             assert_eq!(rest, payload);
             assert_eq!(oracle.protocol.0, header.protocol);
             assert_eq!(oracle.more_fragments, header.more_fragments);
@@ -238,17 +235,17 @@ fn chains_of_ipv6_extension_headers_are_walked_within_the_packet() {
                 body.extend(vec![0; 6 + 8 * usize::from(words)]);
             }
             body.extend(&chain.payload);
-            let mut octets = vec![0; ipv6::HEADER_LEN];
-            octets[0] = 0x60;
-            octets[4..6].copy_from_slice(&(body.len() as u16).to_be_bytes());
-            octets[6] = kind(chain.first);
-            octets.extend(&body);
-            octets.truncate(octets.len().saturating_sub(usize::from(chain.cut / 16)));
-            if let Ok((header, payload)) = Ipv6Header::parse(&octets) {
-                assert!(octets.ends_with(payload), "all of the rest is payload");
-                assert!(usize::from(header.payload_len) <= octets.len() - ipv6::HEADER_LEN);
+            let mut bytes = vec![0; ipv6::HEADER_LEN];
+            bytes[0] = 0x60;
+            bytes[4..6].copy_from_slice(&(body.len() as u16).to_be_bytes());
+            bytes[6] = kind(chain.first);
+            bytes.extend(&body);
+            bytes.truncate(bytes.len().saturating_sub(usize::from(chain.cut / 16)));
+            if let Ok((header, payload)) = Ipv6Header::parse(&bytes) {
+                assert!(bytes.ends_with(payload), "all of the rest is payload");
+                assert!(usize::from(header.payload_len) <= bytes.len() - ipv6::HEADER_LEN);
             }
-            let _ = Ipv6Header::parse_quoted(&octets);
+            let _ = Ipv6Header::parse_quoted(&bytes);
         });
 }
 
@@ -269,13 +266,13 @@ fn datagrams_frames_and_echoes_come_back_as_they_were_built() {
                 checksum: 0,
             };
             let header = header.with_checksum(source, destination, &[payload]);
-            let mut octets = vec![0; 8];
-            header.emit(&mut octets);
-            octets.extend(payload);
-            let (parsed, data) = UdpHeader::parse(&octets).expect("what was built parses");
+            let mut bytes = vec![0; 8];
+            header.emit(&mut bytes);
+            bytes.extend(payload);
+            let (parsed, data) = UdpHeader::parse(&bytes).expect("what was built parses");
             assert_eq!((parsed, data), (header, &payload[..]));
             assert!(parsed.verify(source, destination, data, Offload::Complete));
-            let oracle = etherparse::UdpSlice::from_slice(&octets).expect("agrees");
+            let oracle = etherparse::UdpSlice::from_slice(&bytes).expect("agrees");
             assert_eq!(oracle.payload(), payload);
 
             let frame = EthernetHeader {
@@ -283,19 +280,19 @@ fn datagrams_frames_and_echoes_come_back_as_they_were_built() {
                 source: MacAddr([2; 6]),
                 ether_type: EtherType(*a),
             };
-            let mut octets = vec![0; 14];
-            frame.emit(&mut octets);
-            octets.extend(payload);
-            assert_eq!(EthernetHeader::parse(&octets), Ok((frame, &payload[..])));
+            let mut bytes = vec![0; 14];
+            frame.emit(&mut bytes);
+            bytes.extend(payload);
+            assert_eq!(EthernetHeader::parse(&bytes), Ok((frame, &payload[..])));
 
             let echo = IcmpMessage::EchoRequest(Echo {
                 identifier: *a,
                 sequence: *b,
                 data: payload,
             });
-            let mut octets = vec![0; echo.emitted_len()];
-            echo.emit_v4(&mut octets);
-            assert_eq!(IcmpMessage::parse_v4(&octets), Ok(echo));
+            let mut bytes = vec![0; echo.emitted_len()];
+            echo.emit_v4(&mut bytes);
+            assert_eq!(IcmpMessage::parse_v4(&bytes), Ok(echo));
         });
 }
 
@@ -304,35 +301,30 @@ fn one_changed_bit_is_noticed_by_a_checksum() {
     portolan_fuzz::check!(2000)
         .with_type::<(Vec<u8>, u16)>()
         .for_each(|(payload, at)| {
-            let mut octets = vec![0; tcp::HEADER_LEN];
-            TcpHeader::default().emit(&mut octets);
-            octets.extend(payload);
+            let mut bytes = vec![0; tcp::HEADER_LEN];
+            TcpHeader::default().emit(&mut bytes);
+            bytes.extend(payload);
             let localhost = Ipv4Addr::LOCALHOST.into();
-            let pseudo = Sum::pseudo_header(localhost, localhost, 6, octets.len());
-            let sum = pseudo.over(&octets).checksum();
-            octets[tcp::CHECKSUM_AT..][..2].copy_from_slice(&sum.to_be_bytes());
-            assert!(verify(pseudo, &octets, tcp::CHECKSUM_AT, Offload::Complete));
-            let bit = usize::from(*at) % (octets.len() * 8);
-            octets[bit / 8] ^= 1 << (bit % 8);
-            assert!(!verify(
-                pseudo,
-                &octets,
-                tcp::CHECKSUM_AT,
-                Offload::Complete
-            ));
+            let pseudo = Sum::pseudo_header(localhost, localhost, 6, bytes.len());
+            let sum = pseudo.over(&bytes).checksum();
+            bytes[tcp::CHECKSUM_AT..][..2].copy_from_slice(&sum.to_be_bytes());
+            assert!(verify(pseudo, &bytes, tcp::CHECKSUM_AT, Offload::Complete));
+            let bit = usize::from(*at) % (bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert!(!verify(pseudo, &bytes, tcp::CHECKSUM_AT, Offload::Complete));
         });
 }
 
 #[test]
-fn a_vnet_header_of_any_octets_is_read_without_a_panic() {
-    portolan_fuzz::check!(1000).for_each(|octets| {
-        if let Ok((header, rest)) = VnetHeader::parse(octets) {
-            assert!(octets.ends_with(rest));
+fn a_vnet_header_of_any_bytes_is_read_without_a_panic() {
+    portolan_fuzz::check!(1000).for_each(|bytes| {
+        if let Ok((header, rest)) = VnetHeader::parse(bytes) {
+            assert!(bytes.ends_with(rest));
             header.gso();
-            let mut again = vec![0; octets.len() - rest.len()];
+            let mut again = vec![0; bytes.len() - rest.len()];
             header.emit(&mut again);
-            assert!(octets.starts_with(&again));
+            assert!(bytes.starts_with(&again));
         }
-        let _ = EthernetHeader::parse(octets);
+        let _ = EthernetHeader::parse(bytes);
     });
 }

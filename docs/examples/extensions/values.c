@@ -1,5 +1,5 @@
 /*
- * Answers `get KEY` from a map that the owner fills; the answer is `VALUE = ` and 32 octets. What is
+ * Answers `get KEY` from a map that the owner fills; the answer is `VALUE = ` and 32 bytes. What is
  * not there, and what is no such question, the owner gets.
  */
 #include <portolan/extension.h>

@@ -51,8 +51,8 @@ struct Message {
 impl Message {
     const LEN: usize = 14;
 
-    fn parse(octets: &[u8]) -> Option<Message> {
-        let (handler, rest) = octets.split_first_chunk()?;
+    fn parse(bytes: &[u8]) -> Option<Message> {
+        let (handler, rest) = bytes.split_first_chunk()?;
         let (sequence, rest) = rest.split_first_chunk()?;
         Some(Message {
             handler: u16::from_be_bytes(*handler),
@@ -79,7 +79,7 @@ impl Message {
 /// The next message of the flow and who sent it; what is no message is passed over.
 fn next(flow: &RawFlow, patience: Option<Duration>) -> Result<(EthernetHeader, Message), Errno> {
     loop {
-        let frame = flow.recv(patience)?.octets;
+        let frame = flow.recv(patience)?.bytes;
         if let Ok((header, body)) = EthernetHeader::parse(&frame)
             && let Some(message) = Message::parse(body)
         {

@@ -1,15 +1,15 @@
 //! A TCP of its own beside the host's: the library's TCP machine, put together by the program itself from the layers, for
-//! one service and with its own parameters: BBR, and no timestamps, which leaves 12 octets more to each segment. (PX §2:
+//! one service and with its own parameters: BBR, and no timestamps, which leaves 12 bytes more to each segment. (PX §2:
 //! TCP-special beside TCP-standard.) Over IP protocol 253 between two such programs
 //!
 //!     special-tcp serve
-//!     special-tcp send ADDRESS OCTETS
+//!     special-tcp send ADDRESS BYTES
 //!
-//! who both tell how many octets they have sent or received, and their sum; or at one port of TCP, for the whole world:
+//! who both tell how many bytes they have sent or received, and their sum; or at one port of TCP, for the whole world:
 //!
-//!     special-tcp offer PORT OCTETS
+//!     special-tcp offer PORT BYTES
 //!
-//! answers HTTP with so many octets, to one client after the other. IPv4 only.
+//! answers HTTP with so many bytes, to one client after the other. IPv4 only.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
@@ -185,7 +185,7 @@ fn drive(
         let mut received = flow.recv(Some(wait));
         for _ in 0..BATCH {
             match received {
-                Ok(frame) => take(way, connection, &frame.octets),
+                Ok(frame) => take(way, connection, &frame.bytes),
                 Err(Errno::AGAIN) => break,
                 Err(errno) => return Err(errno),
             }
@@ -210,12 +210,12 @@ fn initial_sequence() -> SeqNum {
     SeqNum(now().as_nanos() as u32)
 }
 
-/// The octets of a stream, which tell where they belong.
-fn octet(position: u64) -> u8 {
+/// The bytes of a stream, which tell where they belong.
+fn byte(position: u64) -> u8 {
     (position ^ position >> 8 ^ position >> 16) as u8
 }
 
-fn send(flow: &RawFlow, address: Ipv4Addr, octets: u64) -> Result<(), Errno> {
+fn send(flow: &RawFlow, address: Ipv4Addr, bytes: u64) -> Result<(), Errno> {
     let way = Way::find(flow, address)?;
     let own_port = 1 + (std::process::id() % 0xfff0) as u16;
     let mut connection =
@@ -223,16 +223,16 @@ fn send(flow: &RawFlow, address: Ipv4Addr, octets: u64) -> Result<(), Errno> {
     let (mut sent, mut sum) = (0, 0);
     let begun = Clock::now();
     drive(flow, &way, &mut connection, |connection| {
-        while sent < octets {
+        while sent < bytes {
             let room = connection.send_space().min(CHUNK) as u64;
-            let chunk: Vec<u8> = (sent..octets.min(sent + room)).map(octet).collect();
+            let chunk: Vec<u8> = (sent..bytes.min(sent + room)).map(byte).collect();
             if chunk.is_empty() {
                 return false;
             }
             let count = connection.send(now(), &chunk);
             sum += chunk[..count]
                 .iter()
-                .map(|&octet| u64::from(octet))
+                .map(|&byte| u64::from(byte))
                 .sum::<u64>();
             sent += count as u64;
         }
@@ -241,8 +241,8 @@ fn send(flow: &RawFlow, address: Ipv4Addr, octets: u64) -> Result<(), Errno> {
         }
         connection.is_flushed() && connection.is_receive_finished()
     })?;
-    println!("octets {sent} sum {sum}");
-    let rate = octets as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e6;
+    println!("bytes {sent} sum {sum}");
+    let rate = bytes as f64 * 8.0 / begun.elapsed().as_secs_f64() / 1e6;
     println!("{rate:.0} Mb/s");
     Ok(())
 }
@@ -255,7 +255,7 @@ fn serve(
 ) -> Result<(), Errno> {
     println!("serving");
     loop {
-        let Some(syn) = parse(protocol_of(flow), &flow.recv(None)?.octets) else {
+        let Some(syn) = parse(protocol_of(flow), &flow.recv(None)?.bytes) else {
             continue;
         };
         let flags = syn.header.flags.0 & !(TcpFlags::ECE.0 | TcpFlags::CWR.0);
@@ -281,7 +281,7 @@ fn receive(flow: &RawFlow, way: &Way, connection: &mut Connection) -> Result<(),
                 break;
             }
             for &got in &chunk[..count] {
-                wrong += u64::from(got != octet(received));
+                wrong += u64::from(got != byte(received));
                 sum += u64::from(got);
                 received += 1;
             }
@@ -291,25 +291,25 @@ fn receive(flow: &RawFlow, way: &Way, connection: &mut Connection) -> Result<(),
         }
         connection.is_closed()
     })?;
-    println!("octets {received} sum {sum} wrong {wrong}");
+    println!("bytes {received} sum {sum} wrong {wrong}");
     Ok(())
 }
 
 /// The head of an answer, and behind it the stream.
-fn answer(octets: u64, position: u64, room: usize) -> Vec<u8> {
-    let head = format!("HTTP/1.0 200 OK\r\nContent-Length: {octets}\r\n\r\n");
+fn answer(bytes: u64, position: u64, room: usize) -> Vec<u8> {
+    let head = format!("HTTP/1.0 200 OK\r\nContent-Length: {bytes}\r\n\r\n");
     let head = head.as_bytes();
-    let end = head.len() as u64 + octets;
+    let end = head.len() as u64 + bytes;
     (position..end.min(position + room as u64))
         .map(|at| match head.get(at as usize) {
-            Some(&octet) => octet,
-            None => octet(at - head.len() as u64),
+            Some(&byte) => byte,
+            None => byte(at - head.len() as u64),
         })
         .collect()
 }
 
 /// Reads a question to its end, and answers it.
-fn reply(flow: &RawFlow, way: &Way, connection: &mut Connection, octets: u64) -> Result<(), Errno> {
+fn reply(flow: &RawFlow, way: &Way, connection: &mut Connection, bytes: u64) -> Result<(), Errno> {
     let mut question = Vec::new();
     let mut chunk = vec![0; CHUNK];
     let mut sent = 0;
@@ -319,19 +319,19 @@ fn reply(flow: &RawFlow, way: &Way, connection: &mut Connection, octets: u64) ->
         question.truncate(QUESTION_MAX);
         let is_asked = question
             .windows(QUESTION_END.len())
-            .any(|octets| octets == QUESTION_END);
+            .any(|bytes| bytes == QUESTION_END);
         let is_over = connection.is_receive_finished();
         if !is_asked {
             return is_over || question.len() == QUESTION_MAX;
         }
         loop {
-            let rest = answer(octets, sent, connection.send_space().min(CHUNK));
+            let rest = answer(bytes, sent, connection.send_space().min(CHUNK));
             if rest.is_empty() {
                 break;
             }
             sent += connection.send(now(), &rest) as u64;
         }
-        if answer(octets, sent, 1).is_empty() && !connection.is_send_closed() {
+        if answer(bytes, sent, 1).is_empty() && !connection.is_send_closed() {
             connection.shutdown_send(now());
         }
         connection.is_flushed() && is_over
@@ -343,19 +343,19 @@ fn run(words: &[&str]) -> Result<(), Errno> {
     let number = |word: &str| word.parse::<u64>().map_err(|_| Errno::INVAL);
     match words {
         ["serve"] => serve(&own()?, PORT, receive),
-        ["send", address, octets] => {
+        ["send", address, bytes] => {
             let address = address.parse().map_err(|_| Errno::INVAL)?;
-            send(&own()?, address, number(octets)?)
+            send(&own()?, address, number(bytes)?)
         }
-        ["offer", port, octets] => {
+        ["offer", port, bytes] => {
             let port = port.parse().map_err(|_| Errno::INVAL)?;
-            let octets = number(octets)?;
+            let bytes = number(bytes)?;
             let flow = RawFlow::open(Guard::Port {
                 protocol: Protocol::Tcp,
                 local: SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)),
             })?;
             serve(&flow, port, |flow, way, connection| {
-                reply(flow, way, connection, octets)
+                reply(flow, way, connection, bytes)
             })
         }
         _ => Err(Errno::INVAL),

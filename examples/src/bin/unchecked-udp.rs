@@ -1,5 +1,5 @@
 //! A UDP of its own at one port, which neither computes nor verifies checksums, as video and voice may like it: the data is
-//! touched once less, and a wrong octet is better than none. (PX §2.) All other ports are the host's. IPv4 only (RFC 8200
+//! touched once less, and a wrong byte is better than none. (PX §2.) All other ports are the host's. IPv4 only (RFC 8200
 //! §8.1 wants checksums).
 //!
 //!     unchecked-udp echo PORT [OBJECT]
@@ -109,7 +109,7 @@ fn echo(port: u16, object: Option<&str>) -> Result<(), Errno> {
     let _handler = object.map(|object| install(&flow, object)).transpose()?;
     println!("serving {port}");
     loop {
-        let frame = flow.recv(None)?.octets;
+        let frame = flow.recv(None)?.bytes;
         if let Some((way, payload)) = parse(&frame) {
             way.back().send(&flow, payload)?;
         }
@@ -132,7 +132,7 @@ fn call(destination: SocketAddrV4, count: u32) -> Result<(), Errno> {
     for number in 0..count {
         let payload = number.to_be_bytes();
         way.send(&flow, &payload)?;
-        let frame = flow.recv(Some(PATIENCE))?.octets;
+        let frame = flow.recv(Some(PATIENCE))?.bytes;
         came_back += u32::from(parse(&frame).is_some_and(|(_, answer)| answer == payload));
     }
     println!("{came_back} of {count} came back");

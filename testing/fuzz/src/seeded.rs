@@ -8,7 +8,7 @@ use bolero::bolero_engine::input::Bytes;
 use bolero::bolero_engine::{Failure, panic};
 use bolero::{Engine, Test};
 
-/// Octets of the longest input.
+/// Bytes of the longest input.
 const LONGEST: u64 = 4096;
 
 #[derive(Clone, Copy, Debug)]

@@ -52,7 +52,7 @@ impl Bed {
         bed
     }
 
-    /// Hosts with two routers between them, whose own link takes `mtu` octets only. The hosts have
+    /// Hosts with two routers between them, whose own link takes `mtu` bytes only. The hosts have
     /// the same addresses as ever, and the routers as gateways: by IPv6 of link-local scope.
     pub fn routed(mtu: u32) -> Bed {
         let (a, b) = (Namespace::new("a"), Namespace::new("b"));

@@ -19,9 +19,9 @@ pub struct Impairment {
     pub delay: Duration,
     /// Bits per second; none is as fast as the machine.
     pub rate: Option<u64>,
-    /// Octets that wait for their turn at `rate`; more are dropped at the tail.
+    /// Bytes that wait for their turn at `rate`; more are dropped at the tail.
     pub buffer: usize,
-    /// With more octets than this waiting, frames are marked whose senders allow it (RFC 3168).
+    /// With more bytes than this waiting, frames are marked whose senders allow it (RFC 3168).
     pub mark_above: Option<usize>,
     /// Each TCP flow has a wire of its own with these faults, and its port on host `b` for a seed:
     /// flows to one port meet the same accidents whenever they run.
@@ -128,7 +128,7 @@ impl Link {
         self.carry(departure, frame);
     }
 
-    /// When a frame of `length` octets has been sent at the wire's rate; none if the buffer is
+    /// When a frame of `length` bytes has been sent at the wire's rate; none if the buffer is
     /// full.
     fn transmit(&mut self, now: Instant, length: usize) -> Option<Instant> {
         let Some(rate) = self.impairment.rate else {
@@ -137,13 +137,13 @@ impl Link {
         if self.waiting(now) + length as f64 > self.impairment.buffer as f64 {
             return None;
         }
-        let octets_per_second = rate as f64 / 8.0;
+        let bytes_per_second = rate as f64 / 8.0;
         let start = self.busy_until.max(now);
-        self.busy_until = start + Duration::from_secs_f64(length as f64 / octets_per_second);
+        self.busy_until = start + Duration::from_secs_f64(length as f64 / bytes_per_second);
         Some(self.busy_until)
     }
 
-    /// Octets that wait for their turn.
+    /// Bytes that wait for their turn.
     fn waiting(&self, now: Instant) -> f64 {
         let rate = self.impairment.rate.unwrap_or_default() as f64;
         self.busy_until.since(now).as_secs_f64() * rate / 8.0
@@ -204,7 +204,7 @@ mod tests {
         Instant::from_millis(millis)
     }
 
-    /// First octets of all frames that leave by `now`.
+    /// First bytes of all frames that leave by `now`.
     fn drain(link: &mut Link, now: Instant) -> Vec<u8> {
         std::iter::from_fn(|| link.due(now))
             .map(|frame| frame[0])
@@ -214,8 +214,8 @@ mod tests {
     #[test]
     fn a_wire_without_faults_keeps_order_and_loses_nothing() {
         let mut link = Link::new(Impairment::default(), 0);
-        for octet in 0..100 {
-            link.offer(at(0), vec![octet]);
+        for byte in 0..100 {
+            link.offer(at(0), vec![byte]);
         }
         assert_eq!(drain(&mut link, at(0)), (0..100).collect::<Vec<_>>());
     }
@@ -292,8 +292,8 @@ mod tests {
             },
             0,
         );
-        for octet in 0..5 {
-            link.offer(at(0), vec![octet; 1000]);
+        for byte in 0..5 {
+            link.offer(at(0), vec![byte; 1000]);
         }
         assert_eq!(drain(&mut link, at(1)), [0]);
         assert_eq!(drain(&mut link, at(3)), [1, 2]);

@@ -1,7 +1,7 @@
 //! What a NIC does to a frame before it is on the wire: cuts a large TCP segment into small ones
 //! and completes checksums. Input comes from a tap, behind a virtio-net header.
 
-/// Octets of the virtio-net header.
+/// Bytes of the virtio-net header.
 pub(crate) const VNET_HEADER: usize = 10;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`
@@ -28,11 +28,11 @@ struct VnetHeader {
 }
 
 impl VnetHeader {
-    fn parse(octets: &[u8; VNET_HEADER]) -> VnetHeader {
-        let word = |at: usize| usize::from(u16::from_ne_bytes([octets[at], octets[at + 1]]));
+    fn parse(bytes: &[u8; VNET_HEADER]) -> VnetHeader {
+        let word = |at: usize| usize::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
         VnetHeader {
-            flags: octets[0],
-            gso_type: octets[1],
+            flags: bytes[0],
+            gso_type: bytes[1],
             gso_size: word(4),
             checksum_start: word(6),
             checksum_offset: word(8),
@@ -169,9 +169,9 @@ fn put(frame: &mut [u8], at: usize, value: u16) {
     frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Sum of the octets as big-endian words (RFC 1071), not yet folded.
-fn sum(octets: &[u8]) -> u64 {
-    let words = octets.chunks(2).map(|pair| {
+/// Sum of the bytes as big-endian words (RFC 1071), not yet folded.
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks(2).map(|pair| {
         let second = pair.get(1).copied().unwrap_or(0);
         u64::from(u16::from_be_bytes([pair[0], second]))
     });
@@ -200,8 +200,8 @@ mod tests {
         frame[12..14].copy_from_slice(if ipv4 { &[0x08, 0] } else { &[0x86, 0xdd] });
         frame[ETHERNET_HEADER] = if ipv4 { 0x45 } else { 0x60 };
         put(&mut frame, ETHERNET_HEADER + 4, 0xffff);
-        for octet in &mut frame[tcp - 8..tcp] {
-            *octet = 7;
+        for byte in &mut frame[tcp - 8..tcp] {
+            *byte = 7;
         }
         frame[tcp + 4..tcp + 8].copy_from_slice(&(u32::MAX - 1000).to_be_bytes());
         frame[tcp + 12] = 5 << 4;

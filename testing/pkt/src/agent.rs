@@ -106,7 +106,7 @@ impl Agent {
 
     fn next_answer(&mut self, deadline: Duration) -> Result<Answer, AgentError> {
         loop {
-            if let Some(end) = self.unread.iter().position(|&octet| octet == b'\n') {
+            if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
                 return serde_json::from_slice(&line).map_err(|_| AgentError::Gone);
             }
@@ -123,10 +123,10 @@ impl Agent {
                 Ok(_) => {}
                 Err(_) => return Err(AgentError::Gone),
             }
-            let mut octets = [0; 4096];
-            match pipe.read(&mut octets) {
+            let mut bytes = [0; 4096];
+            match pipe.read(&mut bytes) {
                 Ok(0) | Err(_) => return Err(AgentError::Gone),
-                Ok(length) => self.unread.extend_from_slice(&octets[..length]),
+                Ok(length) => self.unread.extend_from_slice(&bytes[..length]),
             }
         }
     }

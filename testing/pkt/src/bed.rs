@@ -179,8 +179,8 @@ fn await_ready(namespace: &Namespace, device: &str) {
     }
 }
 
-fn mac(octets: [u8; 6]) -> String {
-    octets.map(|octet| format!("{octet:02x}")).join(":")
+fn mac(bytes: [u8; 6]) -> String {
+    bytes.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 fn start_daemon(host: &Namespace, tools: &Tools) -> Daemon {

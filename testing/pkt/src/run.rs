@@ -125,7 +125,7 @@ struct Player<'a> {
     flows: HashMap<String, Flow>,
     reassembly: Reassembly,
     started: HashMap<String, u32>,
-    /// Where each stream's next octet is in the pattern; none after octets of another kind.
+    /// Where each stream's next byte is in the pattern; none after bytes of another kind.
     read_so_far: HashMap<i64, Option<u64>>,
     datagram_sockets: Vec<i64>,
     /// When the last step came true, or began to if it took a while.
@@ -302,16 +302,16 @@ impl<'a> Player<'a> {
     fn inject(&mut self, packet: &Packet, time: Time) -> Stepped {
         self.wait_until(self.cursor + time.earliest);
         let flow = self.flow(packet)?.clone();
-        let octets = build(packet, &flow, &self.scope).map_err(|error| error.to_string())?;
+        let bytes = build(packet, &flow, &self.scope).map_err(|error| error.to_string())?;
         self.cursor = now();
         self.slack = Duration::ZERO;
-        let shown = crate::segment::read(&octets, self.cursor);
+        let shown = crate::segment::read(&bytes, self.cursor);
         let shown = shown.map_or("part of a packet".to_owned(), |seen| {
             show(&seen, &flow, false)
         });
         let name = flow_tag(&packet.flow);
         self.trace.push((self.cursor, format!("< {name}{shown}")));
-        let sent = self.bed.wire.send(&octets);
+        let sent = self.bed.wire.send(&bytes);
         self.done = now();
         sent.map_err(|error| error.to_string())
     }

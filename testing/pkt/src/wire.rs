@@ -56,7 +56,7 @@ impl Wire {
 
     /// Puts an IP packet on the wire.
     pub fn send(&self, packet: &[u8]) -> io::Result<()> {
-        let kind = match packet.first().map(|octet| octet >> 4) {
+        let kind = match packet.first().map(|byte| byte >> 4) {
             Some(6) => ETHERTYPE_V6,
             _ => ETHERTYPE_V4,
         };
@@ -159,7 +159,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Octets of the next frame and its stamp; none if none waits.
+/// Bytes of the next frame and its stamp; none if none waits.
 fn receive_stamped(socket: &OwnedFd, frame: &mut [u8]) -> Option<(usize, Duration)> {
     let mut control = [0_u64; 16];
     let mut piece = libc::iovec {

@@ -105,7 +105,7 @@ pub fn connect_raw(fd: Fd, address: *const sockaddr, length: socklen_t) -> Answe
     number(unsafe { libc::connect(fd, address, length) })
 }
 
-/// connect with the first `length` octets of an address.
+/// connect with the first `length` bytes of an address.
 pub fn connect_short(fd: Fd, address: SocketAddr, length: socklen_t) -> Answer<c_int> {
     let raw = Raw::from(address);
     connect_raw(fd, raw.pointer(), length.min(raw.length))
@@ -159,7 +159,7 @@ pub fn local_address_cut(fd: Fd, room: usize) -> Answer<(usize, socklen_t)> {
     Ok((
         place
             .iter()
-            .rposition(|octet| *octet != 0xee)
+            .rposition(|byte| *byte != 0xee)
             .map_or(0, |last| last + 1),
         length,
     ))
@@ -363,7 +363,7 @@ pub fn send_message(
     answered(unsafe { libc::sendmsg(fd, &header, flags) })
 }
 
-/// recvmmsg into buffers of 64 octets: the texts.
+/// recvmmsg into buffers of 64 bytes: the texts.
 pub fn receive_messages(
     fd: Fd,
     count: usize,
@@ -431,7 +431,7 @@ pub fn send_to(fd: Fd, buffer: &[u8], flags: c_int, to: SocketAddr) -> Answer<us
     })
 }
 
-/// The octets sent and the offset afterwards.
+/// The bytes sent and the offset afterwards.
 pub fn send_file(to: Fd, from: Fd, offset: Option<i64>, count: usize) -> Answer<(usize, i64)> {
     let mut at = offset.unwrap_or(-1);
     let pointer = if offset.is_some() {

@@ -20,12 +20,12 @@ pub fn worked<T>(answer: Answer<T>) -> String {
     told(answer.map(|_| "ok"))
 }
 
-/// A call's octets as text.
-pub fn text(octets: &[u8]) -> String {
-    format!("{:?}", String::from_utf8_lossy(octets))
+/// A call's bytes as text.
+pub fn text(bytes: &[u8]) -> String {
+    format!("{:?}", String::from_utf8_lossy(bytes))
 }
 
-/// A call that received octets: as many as it says, as text.
+/// A call that received bytes: as many as it says, as text.
 pub fn read_text(answer: Answer<usize>, buffer: &[u8]) -> String {
     match answer {
         Ok(length) => format!("{length} {}", text(&buffer[..length.min(buffer.len())])),

@@ -35,7 +35,7 @@ pub fn connect(bed: &Bed, port: u16) -> TcpStream {
 pub fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
     for block in 0..blocks {
         let sent: Vec<u8> = (0..size).map(|i| (i * 7 + block) as u8).collect();
-        stream.write_all(&sent).expect("it takes octets");
+        stream.write_all(&sent).expect("it takes bytes");
         let mut got = vec![0; size];
         stream.read_exact(&mut got).expect("they come back");
         assert!(got == sent, "block {block} differs");

@@ -73,7 +73,7 @@ fn no_helper_works_while_an_application_thread_waits() {
     );
 }
 
-/// A stream of octets to the server host while it is kept, and a connection on which nothing happens.
+/// A stream of bytes to the server host while it is kept, and a connection on which nothing happens.
 fn streaming(bed: &Bed) -> [Background; 4] {
     let [busy, idle] = [PORT, IDLE_PORT].map(|port| bed.endpoint(port).to_string());
     let sink = serve(

@@ -104,13 +104,13 @@ fn streams_in_large_segments_and_over_a_path_with_faults_are_exact() {
             .serve(Stack::Portolan, PORT, TRAFFIC, &["mirror", &endpoint])
             .unwrap();
         let (file, copy) = (bed.file("sent"), bed.file("came-back"));
-        let octets: Vec<u8> = (0..4_000_000u32)
+        let bytes: Vec<u8> = (0..4_000_000u32)
             .map(|i| (i.wrapping_mul(i) >> 7) as u8)
             .collect();
-        fs::write(&file, &octets).unwrap();
+        fs::write(&file, &bytes).unwrap();
         let mut send = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
         run(send.args(["send", &endpoint]).args([&file, &copy])).unwrap();
-        assert!(fs::read(&copy).unwrap() == octets, "the stream was damaged");
+        assert!(fs::read(&copy).unwrap() == bytes, "the stream was damaged");
         assert!(received(&bed, Side::Server, "handle_taken") > 0);
     }
 }
@@ -133,7 +133,7 @@ fn forged_replayed_and_stale_handles_harm_nobody() {
 fn forge_and_replay(bed: &Bed) {
     let _echo = echo(bed);
     let mut forger = forger(bed);
-    // All its octets come back in order, or it would wait for ever.
+    // All its bytes come back in order, or it would wait for ever.
     run(&mut ping(bed, 20_000)).unwrap();
     forger.await_line("forged");
     let server = Side::Server;

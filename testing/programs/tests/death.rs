@@ -156,7 +156,7 @@ fn a_transfer_outlives_both_servers() {
     assert!(bulk.wait(Duration::from_secs(10)), "the transfer hangs");
     // It prints a report only if the sink has read to the end, and exactly what was sent.
     let report = bulk.finish();
-    assert!(report.contains("octets"), "{report}");
+    assert!(report.contains("bytes"), "{report}");
 }
 
 /// Greets three connections, and tells how the first one ends.

@@ -74,7 +74,7 @@ fn echo(bed: &Bed) {
 /// The peer hears that its connection has ended.
 fn assert_is_reset(mut stream: TcpStream) {
     stream.set_read_timeout(Some(PROMPTLY)).expect("a time-out");
-    let end = stream.read(&mut [0; 1]).expect_err("no octets");
+    let end = stream.read(&mut [0; 1]).expect_err("no bytes");
     assert_eq!(end.kind(), ErrorKind::ConnectionReset);
 }
 
@@ -155,11 +155,11 @@ fn the_servers_configuration_has_the_last_word() {
     assert_eq!(served(&wanting, "connections-claimed"), 1);
 }
 
-/// Three connections that wait to be accepted, with octets each.
+/// Three connections that wait to be accepted, with bytes each.
 fn waiting(bed: &Bed) -> Vec<TcpStream> {
     let open = |_| {
         let mut stream = connect(bed, PORT);
-        stream.write_all(b"early").expect("it takes octets");
+        stream.write_all(b"early").expect("it takes bytes");
         stream
     };
     (0..3).map(open).collect()
@@ -176,7 +176,7 @@ fn assert_served_late(streams: Vec<TcpStream>) {
 }
 
 #[test]
-fn a_busy_programs_connections_wait_with_their_octets() {
+fn a_busy_programs_connections_wait_with_their_bytes() {
     let bed = bed();
     let server = start(&bed, "late");
     let streams = waiting(&bed);
@@ -231,9 +231,7 @@ fn who_waits_hears_that_the_program_was_killed_and_the_port_is_free() {
     assert!(eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0));
     for stream in &mut streams {
         // Nobody knows its numbers any more: the kernel answers what comes next.
-        stream
-            .write_all(b"anybody there?")
-            .expect("it takes octets");
+        stream.write_all(b"anybody there?").expect("it takes bytes");
     }
     streams.into_iter().for_each(assert_is_reset);
     drop(server);

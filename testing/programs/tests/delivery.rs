@@ -71,16 +71,16 @@ fn streams_are_exact_in_each_form() {
     let bed = bed();
     let endpoint = bed.endpoint(PORT).to_string();
     let (file, copy) = (bed.file("sent"), bed.file("came-back"));
-    let octets: Vec<u8> = (0..8_000_000u32)
+    let bytes: Vec<u8> = (0..8_000_000u32)
         .map(|i| (i.wrapping_mul(i) >> 7) as u8)
         .collect();
-    fs::write(&file, &octets).unwrap();
+    fs::write(&file, &bytes).unwrap();
     for form in ["ipc", "server", "shm"] {
         let _mirror = start(&bed, form, &["mirror", &endpoint]);
         let mut send = client(&bed, form);
         run(send.args(["send", &endpoint]).args([&file, &copy])).unwrap();
         assert!(
-            fs::read(&copy).unwrap() == octets,
+            fs::read(&copy).unwrap() == bytes,
             "{form}: the stream was damaged"
         );
     }
@@ -95,7 +95,7 @@ fn what_is_for_the_server_stays_there() {
     let mut ping = client(&bed, "server");
     run(ping.args(["ping", "tcp", &endpoint, "--count", "500"])).unwrap();
     let after = [Side::Client, Side::Server].map(|side| moves(&bed, side));
-    // There with the handshake, and back with the first octet.
+    // There with the handshake, and back with the first byte.
     assert_eq!(before.map(|moves| moves + 2), after);
 }
 

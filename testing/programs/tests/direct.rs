@@ -186,17 +186,17 @@ fn streams_and_datagrams_are_exact_over_both_families() {
     for bed in [bed(), bed().over_ipv6()] {
         let endpoint = bed.endpoint(PORT).to_string();
         let (file, copy) = (bed.file("sent"), bed.file("came-back"));
-        let octets: Vec<u8> = (0..8_000_000u32)
+        let bytes: Vec<u8> = (0..8_000_000u32)
             .map(|i| (i.wrapping_mul(i) >> 7) as u8)
             .collect();
-        fs::write(&file, &octets).unwrap();
+        fs::write(&file, &bytes).unwrap();
         let mut mirror = traffic(&bed, Side::Server);
         let _mirror = bed
             .serve_command(PORT, TRAFFIC, mirror.args(["mirror", &endpoint]))
             .unwrap();
         let mut send = traffic(&bed, Side::Client);
         run(send.args(["send", &endpoint]).args([&file, &copy])).unwrap();
-        assert!(fs::read(&copy).unwrap() == octets, "the stream was damaged");
+        assert!(fs::read(&copy).unwrap() == bytes, "the stream was damaged");
         let endpoint = bed.endpoint(OTHER).to_string();
         let mut echo = traffic(&bed, Side::Server);
         let _echo =

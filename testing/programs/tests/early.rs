@@ -6,7 +6,7 @@ use portolan_programs::{PYTHON, bed, client};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/early.py");
 const PORT: u16 = 7031;
-/// Less than a peer may send before it hears of the first octets, so that it has sent all.
+/// Less than a peer may send before it hears of the first bytes, so that it has sent all.
 const LENGTH: &str = "9000";
 const COUNT: u64 = 20;
 

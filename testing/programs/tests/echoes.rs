@@ -1,5 +1,5 @@
 //! Echo services as Python's and Java's libraries have them, and many clients of Python's asyncio
-//! that check each octet.
+//! that check each byte.
 
 use std::process::Command;
 

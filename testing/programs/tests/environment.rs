@@ -16,7 +16,7 @@ use portolan_programs::{
 const ECHO: &str = "import socketserver, sys\n\
      class Echo(socketserver.BaseRequestHandler):\n\
      \x20   def handle(self):\n\
-     \x20       while octets := self.request.recv(4096): self.request.sendall(octets)\n\
+     \x20       while bytes := self.request.recv(4096): self.request.sendall(bytes)\n\
      socketserver.ThreadingTCPServer.allow_reuse_address = True\n\
      address = (sys.argv[1], int(sys.argv[2]))\n\
      socketserver.ThreadingTCPServer(address, Echo).serve_forever()";

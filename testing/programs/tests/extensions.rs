@@ -45,25 +45,25 @@ except TimeoutError:
 const SERVER: &str = "import socket, sys, threading
 def serve(peer, address):
     peer.sendall(address[0].encode() + b'\\n')
-    while octets := peer.recv(1 << 16):
-        peer.sendall(octets)
+    while bytes := peer.recv(1 << 16):
+        peer.sendall(bytes)
     peer.close()
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
 while True:
     threading.Thread(target=serve, args=listener.accept(), daemon=True).start()";
 
-/// Sends so many octets, reads them all back behind the server's first line, and prints that.
+/// Sends so many bytes, reads them all back behind the server's first line, and prints that.
 const CLIENT: &str = "import socket, sys, threading
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
 count = int(sys.argv[3])
-octets = bytes(n * 7 % 251 for n in range(count))
+bytes = bytes(n * 7 % 251 for n in range(count))
 def send():
-    s.sendall(octets)
+    s.sendall(bytes)
     s.shutdown(socket.SHUT_WR)
 threading.Thread(target=send).start()
 stream = s.makefile('rb')
 line = stream.readline().decode().strip()
-assert stream.read() == octets
+assert stream.read() == bytes
 print(line)";
 
 /// Connects, waits for the line, then for whatever becomes of the connection.
@@ -351,7 +351,7 @@ fn what_the_two_ends_of_a_forwarded_connection_say_is_not_changed() {
     let stop = bed.file("enough");
     let near = sniff(&forwarding.guest, 7010, &stop);
     let far = sniff(bed.namespace(Side::Server), BEHIND, &stop);
-    // A RST first, then octets both ways and a FIN of each end.
+    // A RST first, then bytes both ways and a FIN of each end.
     let said = run(&mut forwarding.client(WATCHER, &["/dev/null"])).unwrap();
     assert_eq!(said, "refused");
     let server = forwarding.serve();
@@ -393,9 +393,9 @@ fn a_forwarded_connection_is_one_of_the_two_ends() {
     let said = run(&mut forwarding.client(WATCHER, &["/dev/null"])).unwrap();
     assert_eq!(said, "refused");
     let server = forwarding.serve();
-    for octets in ["0", "1", "100000", "3000000"] {
-        let said = run(&mut forwarding.client(CLIENT, &[octets])).unwrap();
-        assert_eq!(said, forwarding.front, "{octets}");
+    for bytes in ["0", "1", "100000", "3000000"] {
+        let said = run(&mut forwarding.client(CLIENT, &[bytes])).unwrap();
+        assert_eq!(said, forwarding.front, "{bytes}");
     }
     // The end of one end is the end of the other's, as the first puts it.
     let mark = forwarding.bed.file("connected");
@@ -431,7 +431,7 @@ while True:
     }
 }
 
-/// Takes films of so many frames and octets at so many ports, and says how many came as they were sent.
+/// Takes films of so many frames and bytes at so many ports, and says how many came as they were sent.
 const AUDIENCE: &str = "import select, socket, sys
 address, first, streams, frames, size = sys.argv[1], *map(int, sys.argv[2:6])
 film = b''.join(bytes((f * 31 + n) % 251 for n in range(size)) for f in range(frames))
@@ -442,13 +442,13 @@ for port in range(first, first + streams):
     s.bind((address, port))
     seen[s] = b''
 listener = socket.create_server((address, first), family=s.family)
-while any(len(octets) < len(film) for octets in seen.values()):
+while any(len(bytes) < len(film) for bytes in seen.values()):
     ready = select.select(seen, [], [], 10)[0]
     if not ready:
         break
     for s in ready:
         seen[s] += s.recv(65536)
-print(sum(octets == film for octets in seen.values()), min(map(len, seen.values())))";
+print(sum(bytes == film for bytes in seen.values()), min(map(len, seen.values())))";
 
 const FILM_PORT: u16 = 7200;
 
@@ -577,9 +577,9 @@ except TimeoutError:
 fn a_program_in_c_keeps_hosts_out_of_connections_that_it_has_accepted() {
     const CLIENT: &str = "import socket, sys
 s = socket.create_connection((sys.argv[1], 7014), 10)
-for octet in b'a-b!c':
-    s.sendall(bytes([octet]))
-    assert s.recv(1) == bytes([octet])";
+for byte in b'a-b!c':
+    s.sendall(bytes([byte]))
+    assert s.recv(1) == bytes([byte])";
     let bed = bed();
     let program = compiled(&bed, "testing/programs/fixtures/gate_keeper.c");
     let source = std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/gate.c"));
@@ -595,8 +595,8 @@ for octet in b'a-b!c':
     assert_eq!(gate["name"], "gate");
     assert_eq!(gate["ports"], serde_json::json!([7014]));
     client(&bed, Stack::Kernel, PYTHON, &["-c", CLIENT, &address]);
-    for octet in ["a", "-", "b", "!", "c"] {
-        owner.await_line(octet);
+    for byte in ["a", "-", "b", "!", "c"] {
+        owner.await_line(byte);
     }
     assert!(extensions(&bed, &["list"]).is_empty());
 }

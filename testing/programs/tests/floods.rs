@@ -236,7 +236,7 @@ fn assert_drops_and_then_answers(bed: &Bed, by: By) {
     let server = start(bed, by, "late", "2");
     let open = |_| {
         let mut stream = connect(bed, PORT);
-        stream.write_all(b"early").expect("it takes octets");
+        stream.write_all(b"early").expect("it takes bytes");
         stream
     };
     let streams: Vec<TcpStream> = (0..3).map(open).collect();

@@ -38,23 +38,23 @@ fn left_other(bed: &Bed, side: Side) -> u64 {
     counter(bed, side, "driver", "left_other")
 }
 
-/// Octets of which no two blocks are alike.
-fn noise(octets: usize) -> Vec<u8> {
+/// Bytes of which no two blocks are alike.
+fn noise(bytes: usize) -> Vec<u8> {
     let word = |n: usize| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    (0..octets / 8).flat_map(word).collect()
+    (0..bytes / 8).flat_map(word).collect()
 }
 
-/// Octets there and back at once, exact.
+/// Bytes there and back at once, exact.
 fn mirror(bed: &Bed, pairing: Pairing) {
     let endpoint = bed.endpoint(PORT).to_string();
     let (file, copy) = (bed.file("sent"), bed.file("came-back"));
-    let octets = noise(16 << 20);
-    fs::write(&file, &octets).expect("the bed's directory is writable");
+    let bytes = noise(16 << 20);
+    fs::write(&file, &bytes).expect("the bed's directory is writable");
     let _mirror = serve(bed, pairing.server, PORT, TRAFFIC, &["mirror", &endpoint]);
     let mut send = bed.command(Side::Client, pairing.client, TRAFFIC);
     run(send.args(["send", &endpoint]).args([&file, &copy])).expect("it is sent");
     let back = fs::read(&copy).expect("it came back");
-    assert!(back == octets, "{pairing:?}: the stream was damaged");
+    assert!(back == bytes, "{pairing:?}: the stream was damaged");
 }
 
 fn side_of(pairing: Pairing) -> Side {

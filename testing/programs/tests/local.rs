@@ -59,7 +59,7 @@ fn kernel_and_portolan_meet_on_one_host_as_before() {
         );
         let arguments = ["bulk", &endpoint, "--seconds", "0.5"];
         let report = on_host(&bed, pairing.client, "portolan-traffic", &arguments);
-        assert!(report.contains("octets"), "{pairing:?}: {report}");
+        assert!(report.contains("bytes"), "{pairing:?}: {report}");
         let is_local = pairing.server == Stack::Portolan && pairing.client == Stack::Portolan;
         assert_eq!(
             local_sessions(&bed) - before,
@@ -152,8 +152,8 @@ fn nginx_serves_its_own_host() {
         bed.file("").display(),
     );
     fs::write(&config, text).expect("the bed's directory is writable");
-    let octets: Vec<u8> = (0..3_000_000_u32).map(|i| (i * 31 % 251) as u8).collect();
-    fs::write(bed.file("page"), &octets).expect("the bed's directory is writable");
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|i| (i * 31 % 251) as u8).collect();
+    fs::write(bed.file("page"), &bytes).expect("the bed's directory is writable");
     let config = config.display().to_string();
     let _nginx = serve(&bed, Stack::Portolan, 8095, "nginx", &["-c", &config]);
     let before = local_sessions(&bed);
@@ -164,7 +164,7 @@ fn nginx_serves_its_own_host() {
             let arguments = ["-sS", "--max-time", "40", "-o", &got, &url];
             on_host(&bed, stack, "curl", &arguments);
             assert!(
-                fs::read(&got).expect("it was written") == octets,
+                fs::read(&got).expect("it was written") == bytes,
                 "{stack:?} {url}"
             );
         }
@@ -217,9 +217,9 @@ fn local_sessions_follow_whoever_uses_them() {
 import os, socket, sys
 end = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 for _ in range(8):
-    octets = os.urandom(5000)
-    end.sendall(octets)
-    assert end.recv(5000, socket.MSG_WAITALL) == octets
+    bytes = os.urandom(5000)
+    end.sendall(bytes)
+    assert end.recv(5000, socket.MSG_WAITALL) == bytes
 end.shutdown(socket.SHUT_WR)
 assert end.recv(1) == b""
 print("well")
@@ -293,8 +293,8 @@ listener = socket.create_server(("127.0.0.1", 0))
 opener = socket.create_connection(listener.getsockname())
 accepter = listener.accept()[0]
 def echo():
-    while octets := accepter.recv(65536):
-        accepter.sendall(octets)
+    while bytes := accepter.recv(65536):
+        accepter.sendall(bytes)
     accepter.close()
 threading.Thread(target=echo).start()
 for line in sys.stdin:

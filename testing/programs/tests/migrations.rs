@@ -17,7 +17,7 @@ fn moves() -> u64 {
     moves.map_or(60, |text| text.parse().expect("a number"))
 }
 
-/// Octets between two moves. Under the loss of this test the path takes 45 ms for those that the kernel's
+/// Bytes between two moves. Under the loss of this test the path takes 45 ms for those that the kernel's
 /// stack receives and 10 ms for those that it sends: it loses whole segments of TSO, fewer and longer ones.
 const WAYS: [(&str, u64); 2] = [("send", 256 << 10), ("receive", 1 << 20)];
 
@@ -53,9 +53,9 @@ fn cached(bed: &Bed) -> u64 {
     counter(bed, Side::Client, "server", "sessions-cached")
 }
 
-/// Octets of all capsules, with what they carry, that went or came.
+/// Bytes of all capsules, with what they carry, that went or came.
 fn carried(bed: &Bed) -> u64 {
-    counter(bed, Side::Client, "server", "capsule-octets")
+    counter(bed, Side::Client, "server", "capsule-bytes")
 }
 
 #[test]

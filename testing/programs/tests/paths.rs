@@ -214,8 +214,8 @@ fn segments_that_a_router_cut_arrive() {
     let setting = ["-qw", "net.ipv4.ip_no_pmtu_disc=1"];
     client(&bed, Stack::Kernel, "sysctl", &setting);
     let (source, copy) = (bed.file("stream"), bed.file("copy"));
-    let octets: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
-    fs::write(&source, &octets).expect("the bed's directory is writable");
+    let bytes: Vec<u8> = (0..200_000u32).map(|n| (n % 251) as u8).collect();
+    fs::write(&source, &bytes).expect("the bed's directory is writable");
     let endpoint = bed.endpoint(PORT).to_string();
     let _mirror = bed
         .serve(
@@ -232,7 +232,7 @@ fn segments_that_a_router_cut_arrive() {
         "portolan-traffic",
         &["send", &endpoint, &from, &to],
     );
-    assert!(fs::read(&copy).is_ok_and(|copy| copy == octets));
+    assert!(fs::read(&copy).is_ok_and(|copy| copy == bytes));
 }
 
 /// A listener and a bound UDP port of Portolan's on the server host, to be looked at from outside.

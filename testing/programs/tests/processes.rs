@@ -74,14 +74,14 @@ fn a_long_stream_passes_through_a_program_that_knows_no_sockets() {
     let sent: Vec<u8> = (0..16u32 << 20).map(|i| (i ^ (i >> 11)) as u8).collect();
     let got = std::thread::scope(|scope| {
         scope.spawn(|| {
-            writer.write_all(&sent).expect("it takes octets");
+            writer.write_all(&sent).expect("it takes bytes");
             writer.shutdown(Shutdown::Write).expect("connected");
         });
         let mut got = Vec::new();
         stream.read_to_end(&mut got).expect("they come back");
         got
     });
-    assert!(got == sent, "{} octets of {}", got.len(), sent.len());
+    assert!(got == sent, "{} bytes of {}", got.len(), sent.len());
 }
 
 #[test]

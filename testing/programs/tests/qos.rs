@@ -173,10 +173,10 @@ impl Received {
 
     /// In these windows of 200 ms.
     fn rate_in(&self, tag: u64, range: Range<usize>) -> f64 {
-        let windows = self.sender(tag)["octets"].as_array().expect("a list");
-        let octets = windows.iter().take(range.end).skip(range.start);
-        let octets: f64 = octets.filter_map(Value::as_f64).sum();
-        octets * 8.0 / range.len() as f64 * WINDOWS as f64 / 1e6
+        let windows = self.sender(tag)["bytes"].as_array().expect("a list");
+        let bytes = windows.iter().take(range.end).skip(range.start);
+        let bytes: f64 = bytes.filter_map(Value::as_f64).sum();
+        bytes * 8.0 / range.len() as f64 * WINDOWS as f64 / 1e6
     }
 
     fn lost(&self, tag: u64) -> u64 {
@@ -223,7 +223,7 @@ fn assert_apart(received: &Received) {
     let (slow, other) = (received.rate(SLOW), received.rate(OTHER));
     assert!((1.6..2.2).contains(&slow), "{slow} of 2 Mb/s");
     assert!(other > 5.0 * slow, "{other} beside {slow} Mb/s");
-    // From the first octet on: nothing goes into the slow class by the way that both would share.
+    // From the first byte on: nothing goes into the slow class by the way that both would share.
     let first = received.first_window(OTHER);
     let at_first = received.rate_in(OTHER, first..first + WINDOWS);
     assert!(at_first > other / 2.0, "{at_first} at first, then {other}");

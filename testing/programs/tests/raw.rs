@@ -13,7 +13,7 @@ use portolan_programs::{
 };
 
 const CALLS: u64 = 2_000;
-const OCTETS: &str = "8388608";
+const BYTES: &str = "8388608";
 
 /// The users of Debian whom no policy names, and one does.
 const STRANGER: &str = "65534";
@@ -173,12 +173,12 @@ fn a_tcp_of_ones_own_carries_a_stream_over_a_lossy_wire() {
     let mut lines = BufReader::new(server.output().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "serving");
     let address = bed.endpoint(0).ip().to_string();
-    let words = ["send", &address, OCTETS];
+    let words = ["send", &address, BYTES];
     let sent = run(&mut command(&bed, Side::Client, "special-tcp", &words)).unwrap();
     let received = lines.next().unwrap().unwrap();
     assert!(received.ends_with(" wrong 0"), "{received}");
     let (sent, _) = sent.split_once('\n').unwrap();
-    assert!(sent.starts_with(&format!("octets {OCTETS} ")), "{sent}");
+    assert!(sent.starts_with(&format!("bytes {BYTES} ")), "{sent}");
     assert_eq!(received.trim_end_matches(" wrong 0"), sent);
     let dropped = |name| counter(&bed, Side::Client, "transmit", name);
     assert_eq!(dropped("drop_protocol") + dropped("drop_foreign"), 0);
@@ -189,9 +189,9 @@ const STANDARD_PORT: u16 = 7082;
 const PAGE: u64 = 4_000_000;
 
 /// The stream that `special-tcp` sends.
-fn stream(octets: u64) -> Vec<u8> {
-    let octet = |at: u64| (at ^ at >> 8 ^ at >> 16) as u8;
-    (0..octets).map(octet).collect()
+fn stream(bytes: u64) -> Vec<u8> {
+    let byte = |at: u64| (at ^ at >> 8 ^ at >> 16) as u8;
+    (0..bytes).map(byte).collect()
 }
 
 /// What a command of a host's kernel stack fetches by HTTP.

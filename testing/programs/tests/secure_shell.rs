@@ -134,17 +134,17 @@ fn a_user_logs_in_by_key_and_runs_commands() {
 
 #[test]
 fn a_large_file_is_copied_both_ways() {
-    const OCTETS: usize = 32 << 20;
+    const BYTES: usize = 32 << 20;
     each(|bed, pairing| {
         let shell = Shell::start(bed, pairing.server);
-        let mut octets = vec![0; OCTETS];
+        let mut bytes = vec![0; BYTES];
         let mut state = 1_u32;
-        for chunk in octets.chunks_mut(4) {
+        for chunk in bytes.chunks_mut(4) {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             chunk.copy_from_slice(&state.to_be_bytes()[..chunk.len()]);
         }
         let (here, there, back) = (path(bed, "here"), path(bed, "there"), path(bed, "back"));
-        fs::write(&here, octets).expect("there is room");
+        fs::write(&here, bytes).expect("there is room");
         let options = shell.options();
         let port = PORT.to_string();
         let remote = format!("root@{}:{there}", bed.server.address);

@@ -15,7 +15,7 @@ fn a_connection_outlives_what_children_of_vfork_do_with_its_descriptor() {
         "import socket, sys\n\
          listener = socket.create_server((sys.argv[1], int(sys.argv[2])))\n\
          connection, _ = listener.accept()\n\
-         while octets := connection.recv(4096): connection.sendall(octets)",
+         while bytes := connection.recv(4096): connection.sendall(bytes)",
         &endpoint.ip().to_string(),
         &endpoint.port().to_string(),
     ];
@@ -39,7 +39,7 @@ fn children_of_busy_threads_find_no_lock_held() {
         "import socketserver, sys\n\
          class Echo(socketserver.BaseRequestHandler):\n\
          \x20   def handle(self):\n\
-         \x20       while octets := self.request.recv(4096): self.request.sendall(octets)\n\
+         \x20       while bytes := self.request.recv(4096): self.request.sendall(bytes)\n\
          address = (sys.argv[1], int(sys.argv[2]))\n\
          socketserver.ThreadingTCPServer(address, Echo).serve_forever()",
         &endpoint.ip().to_string(),

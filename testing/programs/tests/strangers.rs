@@ -46,8 +46,8 @@ fn vsftpd_lets_in_and_gives_files() {
     let start = |bed: &Bed, pairing: Pairing| {
         let root = bed.file("ftp");
         fs::create_dir_all(&root).expect("the bed's directory is writable");
-        let octets: Vec<u8> = (0..3_000_000u32).map(|i| (i ^ (i >> 9)) as u8).collect();
-        fs::write(root.join("large"), octets).expect("it is ours");
+        let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i ^ (i >> 9)) as u8).collect();
+        fs::write(root.join("large"), bytes).expect("it is ours");
         fs::write(root.join("small"), "well").expect("it is ours");
         open_to_all(bed.file("").as_path());
         open_to_all(&root);

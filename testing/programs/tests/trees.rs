@@ -8,7 +8,7 @@ use std::process::Command;
 use portolan_bench::process::run;
 use portolan_programs::{bed, client, each_pairing, file, serve};
 
-/// Files from empty to a few hundred thousand octets that do not compress well.
+/// Files from empty to a few hundred thousand bytes that do not compress well.
 fn plant(root: &Path) {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     for (number, size) in [0, 1, 1000, 70_000, 400_000]
@@ -19,7 +19,7 @@ fn plant(root: &Path) {
     {
         let directory = root.join(format!("directory{}", number % 7));
         fs::create_dir_all(&directory).expect("the bed's directory is writable");
-        let octets: Vec<u8> = std::iter::repeat_with(|| {
+        let bytes: Vec<u8> = std::iter::repeat_with(|| {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -27,7 +27,7 @@ fn plant(root: &Path) {
         })
         .take(size)
         .collect();
-        fs::write(directory.join(number.to_string()), octets).expect("the same");
+        fs::write(directory.join(number.to_string()), bytes).expect("the same");
     }
 }
 

@@ -166,7 +166,7 @@ fn haproxy_stands_before_nginx_and_is_reloaded_without_a_failed_request() {
             assert_eq!(answers, 4, "{who}");
         }
         let got = fetch(&bed, stack, &[&url("page")]);
-        assert!(got == page(3000).trim_end(), "{} octets", got.len());
+        assert!(got == page(3000).trim_end(), "{} bytes", got.len());
         load(&bed, stack, &url("who"), (1, "Connection: keep-alive"));
         std::thread::scope(|scope| {
             let load = || load(&bed, stack, &url("who"), (3, CLOSE));
@@ -178,7 +178,7 @@ fn haproxy_stands_before_nginx_and_is_reloaded_without_a_failed_request() {
             load.join().expect("no request fails");
         });
         let got = fetch(&bed, stack, &[&url("page")]);
-        assert!(got == page(3000).trim_end(), "{} octets", got.len());
+        assert!(got == page(3000).trim_end(), "{} bytes", got.len());
     }
 }
 
@@ -201,12 +201,12 @@ fn node_serves_pages_and_gives_back_what_it_gets() {
         let got = fetch(&bed, stack, &[&url("1600000")]);
         assert!(
             got == "0123456789abcdef".repeat(100_000),
-            "{} octets",
+            "{} bytes",
             got.len()
         );
         let data = format!("@{path}");
         let got = fetch(&bed, stack, &["--data-binary", &data, &url("")]);
-        assert!(got == sent.trim_end(), "{} octets", got.len());
+        assert!(got == sent.trim_end(), "{} bytes", got.len());
         for header in ["Connection: keep-alive", "Connection: close"] {
             load(&bed, stack, &url("160"), (1, header));
         }

@@ -1,4 +1,4 @@
-//! What the engine itself costs: nanoseconds for each one-octet round, and for each octet of a
+//! What the engine itself costs: nanoseconds for each one-byte round, and for each byte of a
 //! bulk stream. Two connections in one thread, no network in between.
 
 use std::time::Instant as Clock;
@@ -55,7 +55,7 @@ fn main() {
         a.recv(now, &mut out);
     }
     let each = start.elapsed().as_nanos() / u128::from(2 * ROUNDS);
-    println!("one octet: {each} ns for send, transmit, on_segment and recv; {segments} segments");
+    println!("one byte: {each} ns for send, transmit, on_segment and recv; {segments} segments");
 
     let data = vec![1; 1 << 18];
     let (mut moved, mut segments, mut acks) = (0, 0, 0);

@@ -9,7 +9,7 @@ use portolan_wire::tcp::TcpHeader;
 
 use crate::random::Random;
 
-/// Octets of headers below TCP's payload, for the rate.
+/// Bytes of headers below TCP's payload, for the rate.
 const OVERHEAD: usize = 66;
 
 #[derive(Clone, Debug)]
@@ -40,9 +40,9 @@ pub struct Link {
     pub delay: Duration,
     /// Bits per second; 0 is no limit.
     pub rate: u64,
-    /// Octets that may wait for the wire.
+    /// Bytes that may wait for the wire.
     pub buffer: usize,
-    /// With more octets than this waiting, packets that may be marked are (RFC 3168).
+    /// With more bytes than this waiting, packets that may be marked are (RFC 3168).
     pub mark_above: usize,
     /// Larger payloads, options included, vanish without a word.
     pub largest: usize,
@@ -137,14 +137,14 @@ impl Link {
         self.flying.insert((arrival, self.departures), packet);
     }
 
-    fn time_of(&self, octets: usize) -> Duration {
+    fn time_of(&self, bytes: usize) -> Duration {
         match self.rate {
             0 => Duration::ZERO,
-            rate => Duration::from_nanos(octets as u64 * 8 * 1_000_000_000 / rate),
+            rate => Duration::from_nanos(bytes as u64 * 8 * 1_000_000_000 / rate),
         }
     }
 
-    /// Octets that wait for the wire.
+    /// Bytes that wait for the wire.
     fn waiting(&self, now: Instant) -> usize {
         let wait = self.free_at.since(now).as_nanos();
         usize::try_from(wait * u128::from(self.rate) / 8_000_000_000).unwrap_or(usize::MAX)

@@ -61,7 +61,7 @@ pub struct Pair {
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     pub time: Duration,
-    pub octets: usize,
+    pub bytes: usize,
 }
 
 pub const PORT_A: u16 = 1000;
@@ -210,7 +210,7 @@ impl Pair {
         assert!(received == data, "the stream was damaged");
         Transfer {
             time: self.now - start,
-            octets: data.len(),
+            bytes: data.len(),
         }
     }
 
@@ -237,7 +237,7 @@ impl Pair {
             for packet in cut(&segment) {
                 let mtu = usize::from(end.config.mss);
                 assert!(
-                    packet.payload.len() + option_octets(&packet) <= mtu,
+                    packet.payload.len() + option_bytes(&packet) <= mtu,
                     "{packet:?}"
                 );
                 if let Some(trace) = &mut self.trace {
@@ -330,17 +330,17 @@ fn ports(side: Side) -> (u16, u16) {
 
 /// What a network card makes of a segment.
 pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
-    let octets = segment.payload.concat();
+    let bytes = segment.payload.concat();
     if segment.segment_size == 0 {
         return vec![Packet {
             header: segment.header.clone(),
-            payload: octets,
+            payload: bytes,
             codepoint: segment.codepoint,
             handle: segment.handle,
         }];
     }
     let size = usize::from(segment.segment_size);
-    let count = octets.len().div_ceil(size);
+    let count = bytes.len().div_ceil(size);
     let piece = |(i, payload): (usize, &[u8])| {
         let mut header = segment.header.clone();
         header.seq += (i * size) as u32;
@@ -354,7 +354,7 @@ pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
             handle: segment.handle,
         }
     };
-    octets.chunks(size).enumerate().map(piece).collect()
+    bytes.chunks(size).enumerate().map(piece).collect()
 }
 
 /// Merges packets that follow each other and have no IP options, as the kernel's GRO does.
@@ -386,8 +386,8 @@ fn follows(last: &Packet, packet: &Packet) -> bool {
         && last.payload.len() + packet.payload.len() <= GRO_MAX
 }
 
-/// Octets of the options that may accompany text, with their padding.
-fn option_octets(packet: &Packet) -> usize {
+/// Bytes of the options that may accompany text, with their padding.
+fn option_bytes(packet: &Packet) -> usize {
     let options = &packet.header.options;
     let sack = match options.sack.len() {
         0 => 0,

@@ -99,8 +99,8 @@ fn every_packet_fits_the_path_with_its_options() {
                 0 => segment.payload_len(),
                 size => size.into(),
             };
-            let octets = segment.header.header_len() + text;
-            assert!(octets <= largest, "{octets}");
+            let bytes = segment.header.header_len() + text;
+            assert!(bytes <= largest, "{bytes}");
         }
     };
     pair.a.tcp().advertise(HANDLE);

@@ -8,7 +8,7 @@ use portolan_tcp::{Config, CongestionKind, Connection, EVENTS, EcnMode};
 const MS: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(600);
 
-fn octets(count: usize) -> Vec<u8> {
+fn bytes(count: usize) -> Vec<u8> {
     let mut random = Random::new(7);
     (0..count).map(|_| random.draw() as u8).collect()
 }
@@ -67,7 +67,7 @@ fn a_lost_syn_that_asked_goes_again_without_the_question() {
     pair.a_to_b.loss = 0;
     pair.run_for(1000 * MS);
     assert!(!pair.a.tcp().tcp_info().ecn && !pair.b.tcp().tcp_info().ecn);
-    pair.transfer(Side::A, &octets(10_000), LONG);
+    pair.transfer(Side::A, &bytes(10_000), LONG);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn marks_keep_the_queue_short_without_a_loss() {
         pair.a.config.congestion = congestion;
         pair.links(|link| link.mark_above = 40_000);
         pair.establish();
-        let took = pair.transfer(Side::A, &octets(4_000_000), LONG).time;
+        let took = pair.transfer(Side::A, &bytes(4_000_000), LONG).time;
         let figures = pair.a.tcp().tcp_info();
         assert_eq!((figures.retransmits, pair.a_to_b.dropped), (0, 0));
         assert!(pair.a_to_b.marked > 0);
@@ -98,7 +98,7 @@ fn without_an_agreement_nothing_may_be_marked() {
     let mut pair = with_ecn(EcnMode::Accept, EcnMode::Accept);
     pair.links(|link| link.mark_above = 0);
     pair.establish();
-    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    pair.transfer(Side::A, &bytes(1_000_000), LONG);
     assert_eq!((pair.a_to_b.marked, pair.b_to_a.marked), (0, 0));
 }
 
@@ -125,10 +125,10 @@ fn retransmissions_may_not_be_marked() {
 #[test]
 fn a_time_out_leaves_one_segment_and_lowers_the_threshold_once() {
     let mut pair = pair(&Config::default());
-    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    pair.transfer(Side::A, &bytes(1_000_000), LONG);
     let now = pair.now;
     pair.a_to_b.loss = 1000;
-    pair.a.tcp().send(now, &octets(100_000));
+    pair.a.tcp().send(now, &bytes(100_000));
     let mut thresholds = Vec::new();
     while thresholds.len() < 3 {
         pair.step();
@@ -144,11 +144,11 @@ fn a_time_out_leaves_one_segment_and_lowers_the_threshold_once() {
 
 // ---- false alarms ----
 
-/// Runs a transfer with a pause of the wire in its middle, longer than a time-out, and more octets
+/// Runs a transfer with a pause of the wire in its middle, longer than a time-out, and more bytes
 /// queued than fit the window; `acknowledge` sets how B acknowledges.
 fn with_a_pause(config: &Config, acknowledge: fn(&mut Connection)) -> Pair {
     let mut pair = pair(config);
-    let data = octets(400_000);
+    let data = bytes(400_000);
     pair.transfer(Side::A, &data, LONG);
     // What is sent from here on comes almost a second late, and nothing is lost.
     pair.a_to_b.delay += 900 * MS;
@@ -225,15 +225,15 @@ fn without_sack_a_true_time_out_stays() {
         timestamps: false,
         ..Config::default()
     });
-    pair.transfer(Side::A, &octets(400_000), LONG);
+    pair.transfer(Side::A, &bytes(400_000), LONG);
     pair.run_for(Duration::from_secs(1));
     let now = pair.now;
     pair.a_to_b.loss = 1000;
-    pair.a.tcp().send(now, &octets(1460));
+    pair.a.tcp().send(now, &bytes(1460));
     pair.flush(Side::A);
     pair.a_to_b.loss = 0;
     // Two duplicate acknowledgements are no fast retransmission.
-    pair.a.tcp().send(now, &octets(2 * 1460));
+    pair.a.tcp().send(now, &bytes(2 * 1460));
     pair.run_for(Duration::from_secs(2));
     let figures = pair.a.tcp().tcp_info();
     assert_eq!(figures.unacknowledged, 0);
@@ -246,7 +246,7 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     let mut pair = pair(&Config::default());
     pair.a_to_b.reordering = 20;
     pair.a_to_b.late = 15 * MS;
-    let took = pair.transfer(Side::A, &octets(4_000_000), LONG).time;
+    let took = pair.transfer(Side::A, &bytes(4_000_000), LONG).time;
     let figures = pair.a.tcp().tcp_info();
     assert!(figures.undone >= 1);
     assert!(took < Duration::from_millis(4500), "{took:?}");
@@ -268,7 +268,7 @@ fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
     let send = |pair: &mut Pair, segments: u32, loss| {
         pair.a_to_b.loss = loss;
         let now = pair.now;
-        pair.a.tcp().send(now, &octets((segments * mss) as usize));
+        pair.a.tcp().send(now, &bytes((segments * mss) as usize));
         pair.flush(Side::A);
     };
     send(&mut pair, 8, 1000);
@@ -288,7 +288,7 @@ fn true_losses_are_not_taken_back_because_the_network_duplicates() {
     let mut pair = pair(&Config::default());
     pair.a_to_b.loss = 10;
     pair.links(|link| link.duplication = 100);
-    pair.transfer(Side::A, &octets(2_000_000), LONG);
+    pair.transfer(Side::A, &bytes(2_000_000), LONG);
     // A retransmission that the network duplicates looks like one that was not needed.
     let (undone, lost) = (pair.a.tcp().tcp_info().undone, pair.a_to_b.dropped);
     assert!(undone * 4 < lost, "{undone} of {lost}");
@@ -296,13 +296,13 @@ fn true_losses_are_not_taken_back_because_the_network_duplicates() {
 
 // ---- the end of a flight ----
 
-/// Sends `count` octets that all get lost, and returns how long it takes until they are there.
+/// Sends `count` bytes that all get lost, and returns how long it takes until they are there.
 fn after_a_lost_tail(pair: &mut Pair, count: usize) -> Duration {
     // Without a queue, so that round trips are those of the wire.
     pair.links(|link| link.rate = 0);
-    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    pair.transfer(Side::A, &bytes(1_000_000), LONG);
     pair.run_for(Duration::from_secs(1));
-    let (now, data) = (pair.now, octets(count));
+    let (now, data) = (pair.now, bytes(count));
     pair.a_to_b.loss = 1000;
     pair.a.tcp().send(now, &data);
     pair.flush(Side::A);
@@ -329,7 +329,7 @@ fn a_lone_segment_waits_for_its_delayed_acknowledgement_first() {
 fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     let mut pair = pair(&Config::default());
     pair.links(|link| link.rate = 0);
-    pair.transfer(Side::A, &octets(1_000_000), LONG);
+    pair.transfer(Side::A, &bytes(1_000_000), LONG);
     pair.run_for(Duration::from_secs(1));
     // The two take turns once, which makes B delay its acknowledgements.
     for side in [Side::A, Side::B] {
@@ -342,7 +342,7 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     for loss in [0, 1000] {
         let now = pair.now;
         pair.a_to_b.loss = loss;
-        pair.a.tcp().send(now, &octets(1448));
+        pair.a.tcp().send(now, &bytes(1448));
         pair.flush(Side::A);
     }
     pair.a_to_b.loss = 0;
@@ -351,7 +351,7 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     assert_eq!((before.retransmits, before.unacknowledged), (1, 0));
     // What follows is acknowledged without a word of a duplicate.
     let now = pair.now;
-    pair.a.tcp().send(now, &octets(20_000));
+    pair.a.tcp().send(now, &bytes(20_000));
     pair.run_for(Duration::from_secs(1));
     let figures = pair.a.tcp().tcp_info();
     assert!(figures.ssthresh < before.cwnd, "{figures:?}");
@@ -381,7 +381,7 @@ fn a_bounded_rate_is_kept_without_bursts() {
         let mut pair = pair(&config);
         pair.a.tcp().options().max_pacing = Some(250_000);
         pair.trace = Some(Vec::new());
-        let took = pair.transfer(Side::A, &octets(1_000_000), LONG).time;
+        let took = pair.transfer(Side::A, &bytes(1_000_000), LONG).time;
         // Headers are not paced, and the first window of 14 kB is not either.
         let seconds = took.as_secs_f64();
         assert!((3.5..4.6).contains(&seconds), "{congestion:?}: {seconds}");
@@ -410,7 +410,7 @@ fn bbr_fills_a_lossy_path_that_cubic_cannot() {
             ..Config::default()
         });
         pair.a_to_b.loss = 30;
-        pair.transfer(Side::A, &octets(4_000_000), LONG).time
+        pair.transfer(Side::A, &bytes(4_000_000), LONG).time
     });
     assert!(times[1] < times[0] / 2, "{times:?}");
     times.sort_unstable();
@@ -424,7 +424,7 @@ fn bbr_keeps_the_queue_of_a_deep_buffer_short() {
             congestion,
             ..Config::default()
         });
-        pair.transfer(Side::A, &octets(6_000_000), LONG);
+        pair.transfer(Side::A, &bytes(6_000_000), LONG);
         pair.a.tcp().tcp_info().srtt.expect("there was data")
     };
     let (cubic, bbr) = (queue(CongestionKind::Cubic), queue(CongestionKind::Bbr));
@@ -441,7 +441,7 @@ fn the_algorithm_changes_and_migrates_with_the_session() {
     for round in 0..9 {
         let kind = CongestionKind::ALL[round % 3];
         pair.a.tcp().set_congestion(kind);
-        pair.transfer(Side::A, &octets(200_000), LONG);
+        pair.transfer(Side::A, &bytes(200_000), LONG);
         assert_eq!(pair.a.tcp().tcp_info().congestion, kind);
     }
     assert!(pair.migrations > 50);
@@ -466,7 +466,7 @@ fn a_window_that_is_not_used_does_not_grow() {
 fn a_loss_in_a_window_that_is_not_used_counts_from_what_is() {
     let mut pair = pair(&Config::default());
     pair.links(|link| link.rate = 0);
-    pair.transfer(Side::A, &octets(2_000_000), LONG);
+    pair.transfer(Side::A, &bytes(2_000_000), LONG);
     let large = pair.a.tcp().tcp_info().cwnd;
     let trickle = |pair: &mut Pair| {
         let now = pair.now;

@@ -127,7 +127,7 @@ fn two_active_opens_meet_although_packets_are_lost() {
 }
 
 #[test]
-fn unread_octets_turn_a_close_into_a_reset() {
+fn unread_bytes_turn_a_close_into_a_reset() {
     let mut pair = established();
     let now = pair.now;
     pair.a.tcp().send(now, b"never read");
@@ -140,7 +140,7 @@ fn unread_octets_turn_a_close_into_a_reset() {
 }
 
 #[test]
-fn octets_for_a_user_that_is_gone_are_answered_by_a_reset() {
+fn bytes_for_a_user_that_is_gone_are_answered_by_a_reset() {
     let mut pair = established();
     close(&mut pair, Side::B);
     pair.run_for(10 * MS);

@@ -39,10 +39,10 @@ fn opened(
 
 fn received(pair: &mut Pair, side: Side) -> Vec<u8> {
     let now = pair.now;
-    let mut octets = vec![0; 1 << 16];
-    let count = pair.end(side).tcp().recv(now, &mut octets);
-    octets.truncate(count);
-    octets
+    let mut bytes = vec![0; 1 << 16];
+    let count = pair.end(side).tcp().recv(now, &mut bytes);
+    bytes.truncate(count);
+    bytes
 }
 
 #[test]

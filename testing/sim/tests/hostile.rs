@@ -221,7 +221,7 @@ fn an_opening_connection_survives_any_peer() {
         });
 }
 
-/// Turns octets of a genuine capsule into others.
+/// Turns bytes of a genuine capsule into others.
 #[derive(Debug, TypeGenerator)]
 struct Damage {
     at: u16,

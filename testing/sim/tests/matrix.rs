@@ -7,7 +7,7 @@ use std::fmt::Write;
 use portolan_sim::{Pair, Random, Side};
 use portolan_tcp::{Config, CongestionKind};
 
-const OCTETS: usize = 2_000_000;
+const BYTES: usize = 2_000_000;
 const LIMIT: Duration = Duration::from_secs(3600);
 
 struct Wire {
@@ -21,7 +21,7 @@ struct Wire {
 
 fn run(config: &Config, wire: &Wire) -> String {
     let mut random = Random::new(9);
-    let data: Vec<u8> = (0..OCTETS).map(|_| random.draw() as u8).collect();
+    let data: Vec<u8> = (0..BYTES).map(|_| random.draw() as u8).collect();
     let mut pair = Pair::new(42, wire.delay, config);
     pair.links(|link| {
         link.rate = wire.rate;
@@ -32,7 +32,7 @@ fn run(config: &Config, wire: &Wire) -> String {
     });
     pair.establish();
     let took = pair.transfer(Side::A, &data, LIMIT).time;
-    let goodput = OCTETS as f64 * 8.0 / took.as_secs_f64() / 1e6;
+    let goodput = BYTES as f64 * 8.0 / took.as_secs_f64() / 1e6;
     let figures = pair.a.tcp().tcp_info();
     format!(
         "{:>9.3} s {goodput:>8.2} Mb/s  retransmits {:>5}  packets lost {:>5}",

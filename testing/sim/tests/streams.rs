@@ -1,4 +1,4 @@
-//! Streams of octets between two connections over a wire that behaves.
+//! Streams of bytes between two connections over a wire that behaves.
 
 use core::time::Duration;
 
@@ -9,7 +9,7 @@ use portolan_types::Instant;
 const MS: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(600);
 
-fn octets(seed: u64, count: usize) -> Vec<u8> {
+fn bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     (0..count).map(|_| random.draw() as u8).collect()
 }
@@ -34,8 +34,8 @@ fn a_handshake_takes_one_round_trip_and_agrees_on_all_options() {
 #[test]
 fn a_stream_arrives_unchanged_in_both_directions() {
     let mut pair = established();
-    pair.transfer(Side::A, &octets(1, 3_000_000), LONG);
-    pair.transfer(Side::B, &octets(2, 3_000_000), LONG);
+    pair.transfer(Side::A, &bytes(1, 3_000_000), LONG);
+    pair.transfer(Side::B, &bytes(2, 3_000_000), LONG);
 }
 
 #[test]
@@ -50,8 +50,8 @@ fn a_stream_arrives_unchanged_over_a_hostile_wire_in_both_directions_at_once() {
         pair.establish();
         exchange(
             &mut pair,
-            &octets(seed, 400_000),
-            &octets(seed + 100, 300_000),
+            &bytes(seed, 400_000),
+            &bytes(seed + 100, 300_000),
         );
     }
 }
@@ -69,8 +69,8 @@ fn a_stream_stays_exact_while_both_connections_migrate_all_the_time() {
         pair.establish();
         exchange(
             &mut pair,
-            &octets(seed, 400_000),
-            &octets(seed + 100, 300_000),
+            &bytes(seed, 400_000),
+            &bytes(seed + 100, 300_000),
         );
         assert!(pair.migrations > 100);
     }
@@ -118,7 +118,7 @@ fn pump(connection: &mut Connection, now: Instant, rest: &[u8]) -> usize {
 #[test]
 fn a_reader_that_stops_fills_the_window_and_the_stream_goes_on_when_it_reads_again() {
     let mut pair = established();
-    let data = octets(3, 1_000_000);
+    let data = bytes(3, 1_000_000);
     let now = pair.now;
     pair.b.tcp().set_receive_buffer(50_000);
     let mut sent = pair.a.tcp().send(now, &data);
@@ -149,7 +149,7 @@ fn a_reader_that_stops_fills_the_window_and_the_stream_goes_on_when_it_reads_aga
 fn a_lost_window_update_is_made_up_for_by_a_probe() {
     let mut pair = established();
     pair.b.tcp().set_receive_buffer(20_000);
-    let data = octets(4, 80_000);
+    let data = bytes(4, 80_000);
     let now = pair.now;
     pair.a.tcp().send(now, &data);
     pair.run_for(Duration::from_secs(1));
@@ -249,7 +249,7 @@ fn the_receive_buffer_follows_the_path() {
     pair.links(|link| link.rate = 1_000_000_000);
     pair.establish();
     let before = pair.b.tcp().tcp_info().receive_buffer;
-    pair.transfer(Side::A, &octets(5, 30_000_000), LONG);
+    pair.transfer(Side::A, &bytes(5, 30_000_000), LONG);
     let after = pair.b.tcp().tcp_info().receive_buffer;
     assert!(after > 10 * before, "{before} to {after}");
 }
@@ -258,7 +258,7 @@ fn the_receive_buffer_follows_the_path() {
 fn the_round_trip_is_measured_in_nanoseconds() {
     let mut pair = Pair::new(1, Duration::from_micros(15), &Config::default());
     pair.establish();
-    pair.transfer(Side::A, &octets(6, 100_000), LONG);
+    pair.transfer(Side::A, &bytes(6, 100_000), LONG);
     let srtt = pair.a.tcp().tcp_info().srtt.expect("measured");
     assert!(srtt < Duration::from_micros(60), "{srtt:?}");
 }
@@ -278,6 +278,6 @@ fn a_peer_without_options_is_served() {
     let figures = pair.a.tcp().tcp_info();
     assert!(!figures.timestamps && !figures.sack && !figures.window_scaling);
     assert_eq!(figures.mss, 1460);
-    pair.transfer(Side::A, &octets(7, 500_000), LONG);
-    pair.transfer(Side::B, &octets(8, 500_000), LONG);
+    pair.transfer(Side::A, &bytes(7, 500_000), LONG);
+    pair.transfer(Side::B, &bytes(8, 500_000), LONG);
 }

@@ -15,7 +15,7 @@ fn pair(change: fn(&mut Pair)) -> Pair {
     pair
 }
 
-/// A sends `before`, an urgent octet, and `after`.
+/// A sends `before`, an urgent byte, and `after`.
 fn send(pair: &mut Pair, before: &[u8], after: &[u8]) {
     let now = pair.now;
     let tcp = pair.a.tcp();
@@ -27,15 +27,15 @@ fn send(pair: &mut Pair, before: &[u8], after: &[u8]) {
 
 fn read(pair: &mut Pair) -> Vec<u8> {
     let now = pair.now;
-    let mut octets = vec![0; 1 << 17];
-    let count = pair.b.tcp().recv(now, &mut octets);
-    octets.truncate(count);
-    octets
+    let mut bytes = vec![0; 1 << 17];
+    let count = pair.b.tcp().recv(now, &mut bytes);
+    bytes.truncate(count);
+    bytes
 }
 
 /// [MUST-30, MUST-31]
 #[test]
-fn the_urgent_octet_is_found_behind_any_length_over_a_wire_that_loses_and_reorders() {
+fn the_urgent_byte_is_found_behind_any_length_over_a_wire_that_loses_and_reorders() {
     for length in [0, 1, 1448, 10_000, 60_000] {
         let mut pair = pair(|pair| {
             pair.links(|link| {
@@ -46,7 +46,7 @@ fn the_urgent_octet_is_found_behind_any_length_over_a_wire_that_loses_and_reorde
         send(&mut pair, &vec![1; length], &[2; 5000]);
         pair.run_for(MINUTE);
         assert!(pair.b.tcp().has_urgent(), "{length}");
-        assert_eq!(pair.b.tcp().take_urgent(), OutOfBand::Octet(b'!'));
+        assert_eq!(pair.b.tcp().take_urgent(), OutOfBand::Byte(b'!'));
         assert_eq!(pair.b.tcp().take_urgent(), OutOfBand::Nothing);
         if length > 0 {
             assert_eq!(read(&mut pair), vec![1; length]);
@@ -95,5 +95,5 @@ fn urgent_data_is_not_held_back() {
     pair.a.tcp().options().cork = true;
     send(&mut pair, b"now", b"");
     pair.run_for(7 * MS);
-    assert_eq!(pair.b.tcp().peek_urgent(), OutOfBand::Octet(b'!'));
+    assert_eq!(pair.b.tcp().peek_urgent(), OutOfBand::Byte(b'!'));
 }

@@ -183,7 +183,7 @@ fn rally(local: SocketAddr, remote: SocketAddr, object: &Path, count: u64) -> Re
     // One more: the first is only there for its time.
     let start = [count + 1, 0].map(u64::to_ne_bytes);
     rallies.set(&[0; 4], start.as_flattened())?;
-    port.send(b"8 octets", remote)?;
+    port.send(b"8 bytes", remote)?;
     port.receive(&mut [0; 64])?;
     let median = median_length(map(&extension, "lengths")?)?;
     println!(
@@ -200,8 +200,8 @@ const LENGTH_NS: f64 = 16.0;
 /// Microseconds; the middle of the length that the median has.
 fn median_length(lengths: &Map) -> Result<f64, Failure> {
     let count = |length: u32| -> Result<u64, Failure> {
-        let octets = lengths.get(&length.to_ne_bytes())?;
-        Ok(u64::from_ne_bytes(octets.as_slice().try_into()?))
+        let bytes = lengths.get(&length.to_ne_bytes())?;
+        Ok(u64::from_ne_bytes(bytes.as_slice().try_into()?))
     };
     let counts: Vec<u64> = (0..LENGTHS).map(count).collect::<Result<_, _>>()?;
     let half = counts.iter().sum::<u64>() / 2;
@@ -297,7 +297,7 @@ fn threaded(local: SocketAddr) -> Result<(), Failure> {
 
 fn threaded_rally(local: SocketAddr, remote: SocketAddr, count: u64) -> Result<(), Failure> {
     let port = Port::open(local)?;
-    port.send(b"8 octets", remote)?;
+    port.send(b"8 bytes", remote)?;
     let mut last = Instant::now();
     let mut times = Vec::new();
     let volley = move |datagram: &mut Datagram| {
@@ -356,14 +356,14 @@ const DESTINATIONS_MAX: usize = 32;
 
 /// As `video.c` has its audience.
 fn destinations(audience: &[SocketAddr]) -> Vec<u8> {
-    let mut octets = (audience.len() as u64).to_ne_bytes().to_vec();
+    let mut bytes = (audience.len() as u64).to_ne_bytes().to_vec();
     for to in audience {
-        octets.extend(mapped(to.ip()));
-        octets.extend(to.port().to_ne_bytes());
-        octets.extend([0; 6]);
+        bytes.extend(mapped(to.ip()));
+        bytes.extend(to.port().to_ne_bytes());
+        bytes.extend([0; 6]);
     }
-    octets.resize(8 + DESTINATIONS_MAX * 24, 0);
-    octets
+    bytes.resize(8 + DESTINATIONS_MAX * 24, 0);
+    bytes
 }
 
 /// As a view has addresses.
@@ -388,9 +388,9 @@ fn print_median(mut times: Vec<Duration>) {
 }
 
 fn padded<const N: usize>(text: &str) -> [u8; N] {
-    let mut octets = [0; N];
-    for (place, octet) in octets.iter_mut().zip(text.bytes()) {
-        *place = octet;
+    let mut bytes = [0; N];
+    for (place, byte) in bytes.iter_mut().zip(text.bytes()) {
+        *place = byte;
     }
-    octets
+    bytes
 }

@@ -21,21 +21,21 @@ const ADD: u8 = 1;
 const ANSWER: u8 = 0x80;
 
 fn header(destination: MacAddr, source: MacAddr) -> [u8; HEADER_LEN] {
-    let mut octets = [0; HEADER_LEN];
+    let mut bytes = [0; HEADER_LEN];
     let header = EthernetHeader {
         destination,
         source,
         ether_type: EtherType(ETHERTYPE),
     };
-    header.emit(&mut octets);
-    octets
+    header.emit(&mut bytes);
+    bytes
 }
 
 pub fn serve() -> Result<(), Failure> {
     let flow = RawFlow::open(Guard::EtherType(ETHERTYPE))?;
     let mut sum = 0_u64;
     loop {
-        let frame = flow.recv(None)?.octets;
+        let frame = flow.recv(None)?.bytes;
         let Ok((from, body)) = EthernetHeader::parse(&frame) else {
             continue;
         };
@@ -83,7 +83,7 @@ fn add(flow: &RawFlow, head: &[u8], number: u32) -> Result<(), Failure> {
     message[13] = 1;
     flow.send(head, &message)?;
     loop {
-        let answer = flow.recv(Some(PATIENCE))?.octets;
+        let answer = flow.recv(Some(PATIENCE))?.bytes;
         let answer = answer.get(HEADER_LEN..).unwrap_or_default();
         if answer.first() == Some(&ANSWER) && answer.get(2..6) == Some(&message[2..6]) {
             return Ok(());

@@ -1,5 +1,5 @@
 //! Bulk transfer in the manner of ttcp: writes for a while, then waits until the other side says
-//! how much it has read, so that the rate counts octets that arrived.
+//! how much it has read, so that the rate counts bytes that arrived.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,7 +11,7 @@ const READ_SIZE: usize = 256 * 1024;
 
 #[derive(Serialize)]
 pub struct Report {
-    pub octets: u64,
+    pub bytes: u64,
     pub seconds: f64,
     pub gigabits_per_second: f64,
 }
@@ -50,16 +50,16 @@ pub fn send(address: SocketAddr, size: usize, duration: Duration) -> io::Result<
     let mut answer = [0; 8];
     stream.read_exact(&mut answer)?;
     let seconds = start.elapsed().as_secs_f64();
-    let octets = u64::from_be_bytes(answer);
-    if octets != sent {
+    let bytes = u64::from_be_bytes(answer);
+    if bytes != sent {
         return Err(io::Error::new(
             ErrorKind::InvalidData,
-            format!("sent {sent} octets, the sink read {octets}"),
+            format!("sent {sent} bytes, the sink read {bytes}"),
         ));
     }
     Ok(Report {
-        octets,
+        bytes,
         seconds,
-        gigabits_per_second: octets as f64 * 8.0 / seconds / 1e9,
+        gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
     })
 }

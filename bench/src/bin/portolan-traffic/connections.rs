@@ -1,4 +1,4 @@
-//! Short connections, one after the other: connect, read one octet and the end of the stream,
+//! Short connections, one after the other: connect, read one byte and the end of the stream,
 //! close. The server closes first and so keeps TIME-WAIT, which leaves the client its ports.
 
 use std::io::{self, ErrorKind, Read, Write};

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Accepts, writes one octet, keeps the connection.
+/// Accepts, writes one byte, keeps the connection.
 pub fn gather(address: SocketAddr) -> io::Result<()> {
     raise_descriptor_limit()?;
     let listener = TcpListener::bind(address)?;

@@ -17,14 +17,14 @@ pub struct Report {
     pub mean: f64,
 }
 
-/// What is measured of a flow: it begins some time after the first octet.
+/// What is measured of a flow: it begins some time after the first byte.
 #[derive(Clone, Copy)]
 pub struct Window {
     pub skip: Duration,
     pub length: Duration,
 }
 
-/// Takes flows at `count` ports from that of `address` on, answers each with the octets that
+/// Takes flows at `count` ports from that of `address` on, answers each with the bytes that
 /// arrived within the window, and goes on reading until the peer ends.
 pub fn measure(address: SocketAddr, count: u16, window: Window) -> io::Result<()> {
     // The first port last: who sees it may connect to all.
@@ -52,7 +52,7 @@ fn receive(mut stream: TcpStream, window: Window) -> io::Result<()> {
     stream.read_exact(&mut buffer[..1])?;
     let start = Instant::now() + window.skip;
     let end = start + window.length;
-    let mut octets = 0u64;
+    let mut bytes = 0u64;
     loop {
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -62,13 +62,13 @@ fn receive(mut stream: TcpStream, window: Window) -> io::Result<()> {
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(()),
-            Ok(count) if Instant::now() >= start => octets += count as u64,
+            Ok(count) if Instant::now() >= start => bytes += count as u64,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) => return Err(error),
         }
     }
-    stream.write_all(&octets.to_be_bytes())?;
+    stream.write_all(&bytes.to_be_bytes())?;
     stream.set_read_timeout(None)?;
     while stream.read(&mut buffer)? > 0 {}
     Ok(())

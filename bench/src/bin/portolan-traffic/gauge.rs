@@ -36,7 +36,7 @@ pub struct Sender {
     pub protocol: &'static str,
     /// In each window since anything came: of datagrams with their headers, of
     /// streams what was read.
-    pub octets: Vec<u64>,
+    pub bytes: Vec<u64>,
     /// Numbers that did not arrive before the last that did.
     pub lost: u64,
     /// First and last arrival.
@@ -59,14 +59,14 @@ struct Record {
 }
 
 impl Record {
-    fn note(&self, tag: u16, protocol: &'static str, octets: u64, number: Option<u64>) {
+    fn note(&self, tag: u16, protocol: &'static str, bytes: u64, number: Option<u64>) {
         let at = self.start.get_or_init(Instant::now).elapsed();
         let at_ms = at.as_secs_f64() * 1e3;
         let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = senders.entry(tag).or_insert_with(|| Sender {
             tag,
             protocol,
-            octets: Vec::new(),
+            bytes: Vec::new(),
             lost: 0,
             first_ms: at_ms,
             last_ms: at_ms,
@@ -77,10 +77,10 @@ impl Record {
         sender.longest_gap_ms = sender.longest_gap_ms.max(at_ms - sender.last_ms);
         sender.last_ms = at_ms;
         let window = (at.as_nanos() / self.window.as_nanos()) as usize;
-        if sender.octets.len() <= window {
-            sender.octets.resize(window + 1, 0);
+        if sender.bytes.len() <= window {
+            sender.bytes.resize(window + 1, 0);
         }
-        sender.octets[window] += octets;
+        sender.bytes[window] += bytes;
         if let Some(number) = number {
             sender.arrived += 1;
             sender.highest = sender.highest.max(number);
@@ -134,10 +134,10 @@ fn take_datagrams(socket: &UdpSocket, record: &Record, duration: Duration) -> io
         {
             let number = number
                 .iter()
-                .fold(0, |sum, octet| sum << 8 | u64::from(*octet));
+                .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
             let tag = u16::from_be_bytes([*a, *b]);
-            let octets = length as u64 + DATAGRAM_HEADERS;
-            record.note(tag, "udp", octets, Some(number));
+            let bytes = length as u64 + DATAGRAM_HEADERS;
+            record.note(tag, "udp", bytes, Some(number));
         }
     }
     Ok(())

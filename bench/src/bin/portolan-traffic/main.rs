@@ -41,11 +41,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answers every message of `ping` with the same octets.
+    /// Answers every message of `ping` with the same bytes.
     Echo {
         protocol: Transport,
         address: SocketAddr,
-        /// Octets per message; TCP answers when that many have arrived.
+        /// Bytes per message; TCP answers when that many have arrived.
         #[arg(long, default_value_t = 1)]
         size: usize,
         #[arg(long)]
@@ -60,7 +60,7 @@ enum Command {
     },
     /// Joins each connection with one of its own to another endpoint.
     Relay { address: SocketAddr, to: SocketAddr },
-    /// Reads each connection to its end and answers with the number of octets.
+    /// Reads each connection to its end and answers with the number of bytes.
     Sink { address: SocketAddr },
     /// Writes to a `sink` as fast as it takes them.
     Bulk {
@@ -81,7 +81,7 @@ enum Command {
         /// What the receiver knows it by.
         #[arg(long)]
         tag: u16,
-        /// Octets of a datagram.
+        /// Bytes of a datagram.
         #[arg(long, default_value_t = 1472)]
         size: usize,
         #[arg(long, default_value_t = 2.0)]
@@ -93,7 +93,7 @@ enum Command {
     /// Receives from several `pour`s, and tells what arrived of each in every window.
     Gauge {
         address: SocketAddr,
-        /// From the first octet on.
+        /// From the first byte on.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
         #[arg(long, default_value_t = 200)]
@@ -163,7 +163,7 @@ enum Command {
         #[arg(long, default_value_t = 9)]
         work_ms: u64,
     },
-    /// Accepts, writes one octet, closes.
+    /// Accepts, writes one byte, closes.
     Greet { address: SocketAddr },
     /// Opens connections to `greet`, one after the other.
     Connect {
@@ -182,7 +182,7 @@ enum Command {
         #[arg(long)]
         count: usize,
     },
-    /// Returns every octet to its sender, one connection after the other.
+    /// Returns every byte to its sender, one connection after the other.
     Mirror { address: SocketAddr },
     /// Sends a file to a `mirror` and stores what comes back.
     Send {
@@ -210,7 +210,7 @@ struct Flows {
     address: SocketAddr,
     #[arg(long, default_value_t = 1)]
     count: u16,
-    /// Not measured, after the first octet.
+    /// Not measured, after the first byte.
     #[arg(long, default_value_t = 0.0)]
     skip: f64,
     #[arg(long, default_value_t = 2.0)]

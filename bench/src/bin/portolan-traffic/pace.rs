@@ -142,6 +142,6 @@ fn process(work: Duration) {
 }
 
 fn number_at(buffer: &[u8], offset: usize) -> u64 {
-    let octets = buffer[offset..offset + 8].iter();
-    octets.fold(0, |sum, octet| sum << 8 | u64::from(*octet))
+    let bytes = buffer[offset..offset + 8].iter();
+    bytes.fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }

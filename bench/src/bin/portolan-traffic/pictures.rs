@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-/// Octets of a compressed picture: 4 Mb/s at 30 a second.
+/// Bytes of a compressed picture: 4 Mb/s at 30 a second.
 const PICTURE: usize = 16 << 10;
 
 /// Not counted: a reservation may still be to come.

@@ -20,7 +20,7 @@ const LOST: Duration = Duration::from_secs(2);
 /// How many round trips, and of what.
 #[derive(Clone, Copy, clap::Args)]
 pub struct Plan {
-    /// Octets of a message.
+    /// Bytes of a message.
     #[arg(long, default_value_t = 1)]
     size: usize,
     #[arg(long, default_value_t = 10_000)]

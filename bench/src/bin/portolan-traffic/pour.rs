@@ -16,7 +16,7 @@ pub const HEADER: usize = 16;
 pub struct Report {
     pub tag: u16,
     /// Of payload.
-    pub octets: u64,
+    pub bytes: u64,
     /// Calls that were refused for want of room.
     pub refused: u64,
     pub seconds: f64,
@@ -40,17 +40,17 @@ impl Plan {
         Ok(Instant::now())
     }
 
-    fn report(&self, start: Instant, octets: u64, refused: u64) -> Report {
+    fn report(&self, start: Instant, bytes: u64, refused: u64) -> Report {
         Report {
             tag: self.tag,
-            octets,
+            bytes,
             refused,
             seconds: start.elapsed().as_secs_f64(),
         }
     }
 }
 
-/// Datagrams of `size` octets, numbered.
+/// Datagrams of `size` bytes, numbered.
 pub fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
     let any: SocketAddr = match plan.to {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -96,13 +96,13 @@ pub fn stream(plan: Plan) -> io::Result<Report> {
     let start = plan.await_start()?;
     stream.write_all(&plan.tag.to_be_bytes())?;
     let block = vec![0x5a; BLOCK];
-    let mut octets = 2;
+    let mut bytes = 2;
     while start.elapsed() < plan.duration {
-        octets += match stream.write(&block) {
+        bytes += match stream.write(&block) {
             Ok(count) => count as u64,
             Err(error) if has_enough(&error) => break,
             Err(error) => return Err(error),
         };
     }
-    Ok(plan.report(start, octets, 0))
+    Ok(plan.report(start, bytes, 0))
 }

@@ -6,7 +6,7 @@ use std::thread;
 
 use rustix::pipe::{SpliceFlags, pipe, splice};
 
-/// Octets that are moved at a time.
+/// Bytes that are moved at a time.
 const PIECE: usize = 64 * 1024;
 
 /// Joins each connection with one of its own to another endpoint.

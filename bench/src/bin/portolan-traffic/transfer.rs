@@ -12,7 +12,7 @@ const BUFFER: usize = 64 * 1024;
 
 #[derive(Serialize)]
 pub struct Report {
-    pub octets: u64,
+    pub bytes: u64,
     pub seconds: f64,
 }
 
@@ -37,11 +37,11 @@ pub fn mirror(address: SocketAddr) -> io::Result<()> {
 pub fn send(address: SocketAddr, file: &Path, copy: &Path) -> io::Result<Report> {
     let start = Instant::now();
     let stream = TcpStream::connect(address)?;
-    let octets = std::thread::scope(|scope| {
+    let bytes = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let octets = copy_all(&mut File::open(file)?, &mut &stream)?;
+            let bytes = copy_all(&mut File::open(file)?, &mut &stream)?;
             stream.shutdown(Shutdown::Write)?;
-            Ok::<u64, io::Error>(octets)
+            Ok::<u64, io::Error>(bytes)
         });
         copy_all(&mut &stream, &mut File::create(copy)?)?;
         writer
@@ -49,7 +49,7 @@ pub fn send(address: SocketAddr, file: &Path, copy: &Path) -> io::Result<Report>
             .map_err(|_| io::Error::other("the writer panicked"))?
     })?;
     Ok(Report {
-        octets,
+        bytes,
         seconds: start.elapsed().as_secs_f64(),
     })
 }

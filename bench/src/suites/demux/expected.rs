@@ -9,7 +9,7 @@ use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7330;
 
-/// Segments that are counted, in order, and their octets.
+/// Segments that are counted, in order, and their bytes.
 const SEGMENTS: usize = 10_000;
 const SIZE: usize = 1448;
 

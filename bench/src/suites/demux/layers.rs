@@ -66,11 +66,11 @@ fn measure(
     let mut ping = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
     ping.env("PORTOLAN_LAYERS", &file);
     run(ping.args(["ping", protocol, &to, "--size", &size, "--count", &times]))?;
-    let octets = fs::read(&file).map_err(|source| MeasureError::File {
+    let bytes = fs::read(&file).map_err(|source| MeasureError::File {
         path: file.display().to_string(),
         source,
     })?;
-    let (nanoseconds, _) = read_totals(&octets)
+    let (nanoseconds, _) = read_totals(&bytes)
         .get(layer as usize)
         .copied()
         .unwrap_or_default();

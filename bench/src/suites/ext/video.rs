@@ -11,7 +11,7 @@ use crate::process::{Background, run};
 const AUDIENCE_PORT: u16 = 7200;
 const SERVER_PORT: u16 = 7199;
 
-/// Octets of a datagram with which a frame fits a link.
+/// Bytes of a datagram with which a frame fits a link.
 const SEGMENT: &str = "1400";
 
 static VIDEO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/video.o"));

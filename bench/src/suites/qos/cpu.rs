@@ -14,7 +14,7 @@ use crate::{Effort, MeasureError};
 const PROGRAM: &str = "portolan-traffic";
 const PORT: u16 = 7310;
 
-/// Round trips of a run, and octets of each message.
+/// Round trips of a run, and bytes of each message.
 const ROUND_TRIPS: usize = 2000;
 const SIZE: usize = 1400;
 

@@ -32,7 +32,7 @@ const FINE: Duration = Duration::from_millis(20);
 /// A guarantee is reached when that much of it arrives.
 const REACHED: f64 = 0.97;
 
-/// Wire octets for each of a stream's payload: full segments with timestamps.
+/// Wire bytes for each of a stream's payload: full segments with timestamps.
 const STREAM_OVERHEAD: f64 = 1514.0 / 1448.0;
 
 const MEGABIT: u64 = 1_000_000;
@@ -43,7 +43,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// How late a recording may end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Not measured, after the first octet: bursts that were saved up.
+/// Not measured, after the first byte: bursts that were saved up.
 const WARM_UP: Duration = Duration::from_millis(600);
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -165,9 +165,9 @@ impl Shares {
         })
     }
 
-    /// Octets that a sender should have in each window.
+    /// Bytes that a sender should have in each window.
     fn share(&self, tag: u16) -> f64 {
-        octets(self.link * 4 * u64::from(tag) / 100, WINDOW)
+        bytes(self.link * 4 * u64::from(tag) / 100, WINDOW)
     }
 
     fn errors_of_windows(&self) -> impl Iterator<Item = f64> {
@@ -221,10 +221,10 @@ impl Joins {
         })
     }
 
-    /// For each that joined: periods from its first octet to the end of the first that was full.
+    /// For each that joined: periods from its first byte to the end of the first that was full.
     fn periods(&self) -> impl Iterator<Item = f64> {
         (Joins::FIRST_MS..=Joins::LAST_MS).map(|slice_ms| {
-            let full = octets(self.link * u64::from(slice_ms) / 100, PERIOD);
+            let full = bytes(self.link * u64::from(slice_ms) / 100, PERIOD);
             let parts = (PERIOD.as_nanos() / FINE.as_nanos()) as usize;
             let trace = self.traces.of(Joins::tag(slice_ms));
             let reached = trace
@@ -237,7 +237,7 @@ impl Joins {
     /// Between the last join and the end.
     fn slack_use(&self) -> f64 {
         let guaranteed: u64 = (Joins::FIRST_MS..=Joins::LAST_MS).map(u64::from).sum();
-        let rest = octets(self.link * (100 - guaranteed) / 100, FINE);
+        let rest = bytes(self.link * (100 - guaranteed) / 100, FINE);
         let trace = self.traces.of(Joins::SLACK_USER);
         let last = (self.every.as_nanos() / FINE.as_nanos()) as usize;
         // The window in which the measurement ended is not whole.
@@ -286,7 +286,7 @@ impl Mixed {
                 _ => 1.0,
             };
             let arrived = mean(self.traces.steady(tag)) * overhead;
-            error(arrived, octets(rate, WINDOW))
+            error(arrived, bytes(rate, WINDOW))
         })
     }
 }
@@ -479,18 +479,18 @@ struct Traces {
 #[derive(Clone, Deserialize)]
 struct Trace {
     tag: u16,
-    octets: Vec<f64>,
+    bytes: Vec<f64>,
     lost: u64,
     first_ms: f64,
 }
 
 impl Traces {
-    /// What arrived of a sender from its first octet on.
+    /// What arrived of a sender from its first byte on.
     fn of(&self, tag: u16) -> &[f64] {
         let trace = self.senders.iter().find(|sender| sender.tag == tag);
         trace.map_or(&[], |trace| {
             let first = (trace.first_ms / self.window_ms as f64) as usize;
-            &trace.octets[first.min(trace.octets.len())..]
+            &trace.bytes[first.min(trace.bytes.len())..]
         })
     }
 
@@ -509,14 +509,14 @@ impl Traces {
     }
 }
 
-/// Octets that a rate gives in a time.
-fn octets(bits_per_second: u64, time: Duration) -> f64 {
+/// Bytes that a rate gives in a time.
+fn bytes(bits_per_second: u64, time: Duration) -> f64 {
     bits_per_second as f64 / 8.0 * time.as_secs_f64()
 }
 
 /// Relative to what should be; one if there is nothing.
-fn error(octets: f64, share: f64) -> f64 {
-    (octets / share - 1.0).abs()
+fn error(bytes: f64, share: f64) -> f64 {
+    (bytes / share - 1.0).abs()
 }
 
 fn worst(errors: impl Iterator<Item = f64>) -> f64 {
@@ -533,7 +533,7 @@ fn variation(windows: &[f64]) -> f64 {
     if mean == 0.0 {
         return 1.0;
     }
-    let squares: f64 = windows.iter().map(|octets| (octets - mean).powi(2)).sum();
+    let squares: f64 = windows.iter().map(|bytes| (bytes - mean).powi(2)).sum();
     (squares / windows.len() as f64).sqrt() / mean
 }
 
@@ -541,10 +541,10 @@ fn variation(windows: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    fn traces(octets: &[f64]) -> Traces {
+    fn traces(bytes: &[f64]) -> Traces {
         let sender = Trace {
             tag: 1,
-            octets: octets.to_vec(),
+            bytes: bytes.to_vec(),
             lost: 0,
             first_ms: 250.0,
         };

@@ -44,22 +44,22 @@ fn given(bed: &Bed, flow: &FlowKey, row: FlowRow, nonce: u64) -> Handle {
 }
 
 fn enclosing(frame: &Frame, handle: Handle) -> Vec<u8> {
-    let mut octets = frame.build();
+    let mut bytes = frame.build();
     if frame.source.is_ipv6() {
-        octets[14] |= handle.marker >> 4;
-        octets[15] = handle.marker << 4;
-        let length = u16::from_be_bytes([octets[18], octets[19]]) + 16;
-        octets[18..20].copy_from_slice(&length.to_be_bytes());
-        octets[20] = 60;
-        octets.splice(54..54, enclose_v6(handle));
-        return octets;
+        bytes[14] |= handle.marker >> 4;
+        bytes[15] = handle.marker << 4;
+        let length = u16::from_be_bytes([bytes[18], bytes[19]]) + 16;
+        bytes[18..20].copy_from_slice(&length.to_be_bytes());
+        bytes[20] = 60;
+        bytes.splice(54..54, enclose_v6(handle));
+        return bytes;
     }
-    octets[14] = 0x48;
-    octets[15] = handle.marker;
-    let total = u16::from_be_bytes([octets[16], octets[17]]) + 12;
-    octets[16..18].copy_from_slice(&total.to_be_bytes());
-    octets.splice(34..34, enclose_v4(handle));
-    octets
+    bytes[14] = 0x48;
+    bytes[15] = handle.marker;
+    let total = u16::from_be_bytes([bytes[16], bytes[17]]) + 12;
+    bytes[16..18].copy_from_slice(&total.to_be_bytes());
+    bytes.splice(34..34, enclose_v4(handle));
+    bytes
 }
 
 fn receive(bed: &Bed, frame: &[u8]) -> super::bed::Outcome {
@@ -218,9 +218,9 @@ fn what_is_not_marked_whole_and_first_is_looked_up() {
     let flow = tcp_flow();
     let handle = given(&bed, &flow, row(CHANNEL), NONCE);
     let good = enclosing(&Frame::received(&flow), handle);
-    let spoilt = |at: usize, octet: u8| {
+    let spoilt = |at: usize, byte: u8| {
         let mut frame = good.clone();
-        frame[at] = octet;
+        frame[at] = byte;
         frame
     };
     for frame in [
@@ -283,11 +283,11 @@ fn a_handle_is_the_only_option_that_is_sent() {
         outcome(REDIRECT, &["sent"])
     );
     // A source route in its place, behind it, or a header that is longer than it.
-    for (at, octet) in [(34, 131), (35, 8), (35, 16), (14, 0x49), (14, 0x46)] {
+    for (at, byte) in [(34, 131), (35, 8), (35, 16), (14, 0x49), (14, 0x46)] {
         let mut frame = good.clone();
-        frame[at] = octet;
+        frame[at] = byte;
         let dropped = outcome(SHOT, &["drop_malformed"]);
-        assert_eq!(bed.run("transmit_filter", &frame), dropped, "{at}: {octet}");
+        assert_eq!(bed.run("transmit_filter", &frame), dropped, "{at}: {byte}");
     }
     // Nobody encloses one in another's name.
     bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
@@ -303,12 +303,12 @@ fn over_ipv6_what_is_not_marked_whole_and_first_is_looked_up() {
     let flow = flows(Protocol::Tcp)[1];
     let handle = given(&bed, &flow, row(CHANNEL), NONCE);
     let good = enclosing(&Frame::received(&flow), handle);
-    let spoilt = |at: usize, octet: u8| {
+    let spoilt = |at: usize, byte: u8| {
         let mut frame = good.clone();
-        frame[at] = octet;
+        frame[at] = byte;
         frame
     };
-    for (at, octet) in [
+    for (at, byte) in [
         // No marker, and another one.
         (15, 0),
         (15, 0x80),
@@ -319,7 +319,7 @@ fn over_ipv6_what_is_not_marked_whole_and_first_is_looked_up() {
         (59, 8),
     ] {
         let found = outcome(SHOT, &["delivered"]);
-        assert_eq!(receive(&bed, &spoilt(at, octet)), found, "{at}: {octet}");
+        assert_eq!(receive(&bed, &spoilt(at, byte)), found, "{at}: {byte}");
     }
     let taken = outcome(SHOT, &["handle_taken", "delivered"]);
     let marked = spoilt(15, good[15] | 0x30);
@@ -343,11 +343,11 @@ fn a_handle_is_the_only_extension_header_that_is_sent() {
     bed.filter.steer(&flow, row(CHANNEL)).unwrap();
     assert_eq!(send(&bed, &good), outcome(REDIRECT, &["sent"]));
     // A routing header in its place or behind it, a longer one, another option.
-    for (at, octet) in [(20, 43), (54, 43), (54, 17), (55, 2), (58, 0xc2), (59, 8)] {
+    for (at, byte) in [(20, 43), (54, 43), (54, 17), (55, 2), (58, 0xc2), (59, 8)] {
         let mut frame = good.clone();
-        frame[at] = octet;
+        frame[at] = byte;
         let dropped = outcome(SHOT, &["drop_protocol"]);
-        assert_eq!(send(&bed, &frame), dropped, "{at}: {octet}");
+        assert_eq!(send(&bed, &frame), dropped, "{at}: {byte}");
     }
     // Nobody encloses one in another's name, and nobody at all where handles mean nothing.
     bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();

@@ -112,8 +112,8 @@ fn datagrams_up_to_the_longest_are_copied_whole_from_a_live_device() {
             let payload: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
             socket.send_to(&payload, port).unwrap();
             let records = bed.records();
-            assert_eq!(records.len(), 1, "{length} octets");
-            assert_eq!(&records[0].1[42..], &payload[..], "{length} octets");
+            assert_eq!(records.len(), 1, "{length} bytes");
+            assert_eq!(&records[0].1[42..], &payload[..], "{length} bytes");
         }
         bed.filter.detach_interface(IFINDEX).unwrap();
     });

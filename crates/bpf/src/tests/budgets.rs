@@ -80,11 +80,11 @@ fn a_budget_comes_back_with_time() {
 }
 
 #[test]
-fn octets_have_a_budget_of_their_own() {
-    let octets = Frame::received(&flows(Protocol::Udp)[0]).build().len() as u64;
+fn bytes_have_a_budget_of_their_own() {
+    let bytes = Frame::received(&flows(Protocol::Udp)[0]).build().len() as u64;
     let terms = Budget {
         // Two frames each second.
-        octet_price: Budget::OCTET_SECOND / (2 * 8 * octets),
+        byte_price: Budget::BYTE_SECOND / (2 * 8 * bytes),
         burst: Budget::SECOND,
         priority: Budget::LAST.into(),
         ..Budget::default()
@@ -138,7 +138,7 @@ fn packets_of_low_priority_go_first_while_the_ring_fills() {
         let delivered_before = (0..300)
             .take_while(|_| bed.run("packet_filter", &frame) == delivered())
             .count() as u32;
-        // Each record has a header of eight octets more.
+        // Each record has a header of eight bytes more.
         assert!(
             delivered_before.abs_diff(kept) <= 1,
             "{delivered_before} of priority {priority}"

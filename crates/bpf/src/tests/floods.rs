@@ -113,12 +113,12 @@ fn syn(flow: &FlowKey) -> TcpHeader {
     }
 }
 
-/// The segment of a header, and of octets behind it, which may be options.
+/// The segment of a header, and of bytes behind it, which may be options.
 fn segment(header: &TcpHeader, more: &[u8]) -> Vec<u8> {
-    let mut octets = vec![0; header.header_len()];
-    header.emit(&mut octets);
-    octets.extend(more);
-    octets
+    let mut bytes = vec![0; header.header_len()];
+    header.emit(&mut bytes);
+    bytes.extend(more);
+    bytes
 }
 
 fn seal(flow: &FlowKey, segment: &mut [u8]) {
@@ -187,16 +187,16 @@ fn open(flow: &FlowKey, answer: &[u8]) -> (u8, u8, Vec<u8>) {
 
 /// The filter's answer, at whichever millisecond it was made, is one that the engine makes.
 fn assert_agrees(terms: &Terms, flow: &FlowKey, syn: &TcpHeader, began: u64, answer: &[u8]) {
-    let (hops, class, mut octets) = open(flow, answer);
+    let (hops, class, mut bytes) = open(flow, answer);
     let ip = terms.options.ip;
     assert_eq!((hops, class), (ip.ttl, ip.tos & !3));
-    octets[CHECKSUM_AT..CHECKSUM_AT + 2].fill(0);
+    bytes[CHECKSUM_AT..CHECKSUM_AT + 2].fill(0);
     let engines: Vec<Vec<u8>> = (began..=now_ms())
         .map(|ms| segment(&terms.answer(flow, syn, Instant::from_millis(ms)), &[]))
         .collect();
     assert!(
-        engines.contains(&octets),
-        "{syn:?}: {octets:?} is none of {engines:?}"
+        engines.contains(&bytes),
+        "{syn:?}: {bytes:?} is none of {engines:?}"
     );
 }
 
@@ -220,16 +220,16 @@ type Wish = (Option<u16>, Option<u8>, bool, Option<u32>, bool, bool);
 type Peer = (bool, [u8; 14], u16, u32, Wish);
 type Choice = ([u8; 16], [bool; 5], Option<u16>, Option<u32>, u8, u8);
 
-fn flow_of(&(is_ipv6, octets, port, ..): &Peer) -> FlowKey {
+fn flow_of(&(is_ipv6, bytes, port, ..): &Peer) -> FlowKey {
     let flow = flows(Protocol::Tcp)[usize::from(is_ipv6)];
     let address: IpAddr = match is_ipv6 {
         // Of somebody on the network, whatever the rest.
         true => {
             let mut address = [0x20; 16];
-            address[2..].copy_from_slice(&octets);
+            address[2..].copy_from_slice(&bytes);
             address.into()
         }
-        false => [11, octets[0], octets[1], octets[2]].into(),
+        false => [11, bytes[0], bytes[1], bytes[2]].into(),
     };
     FlowKey {
         remote: SocketAddr::new(address, port.max(1)),
@@ -319,11 +319,11 @@ fn of_options_of_any_kind_both_understand_the_same() {
             }
             options.truncate(40);
             options.resize(options.len().next_multiple_of(4), 0);
-            let mut octets = segment(&bare(&flow), &options);
-            octets[12] = ((octets.len() / 4) as u8) << 4;
-            let (understood, _) = TcpHeader::parse(&octets).unwrap();
+            let mut bytes = segment(&bare(&flow), &options);
+            bytes[12] = ((bytes.len() / 4) as u8) << 4;
+            let (understood, _) = TcpHeader::parse(&bytes).unwrap();
             let began = now_ms();
-            let (outcome, answer) = run(&bed, &frame_of(&flow, octets));
+            let (outcome, answer) = run(&bed, &frame_of(&flow, bytes));
             if outcome == left() {
                 bed.records();
                 return;
@@ -337,12 +337,12 @@ fn of_options_of_any_kind_both_understand_the_same() {
 fn the_device_that_was_to_finish_the_checksum_finishes_the_answers() {
     let bed = flooded(&Terms::default());
     for flow in flows(Protocol::Tcp) {
-        let mut octets = segment(&syn(&flow), &[]);
+        let mut bytes = segment(&syn(&flow), &[]);
         let (source, destination) = (flow.remote.ip(), flow.local.ip());
-        let start = Sum::pseudo_header(source, destination, 6, octets.len());
+        let start = Sum::pseudo_header(source, destination, 6, bytes.len());
         let start = (!start.checksum()).to_be_bytes();
-        octets[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&start);
-        let (outcome, answer) = run(&bed, &Frame::received(&flow).around(6, &octets));
+        bytes[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&start);
+        let (outcome, answer) = run(&bed, &Frame::received(&flow).around(6, &bytes));
         assert_eq!(outcome, answered());
         let headers = answer.len() - tcp::MAX_HEADER_LEN.min(40);
         let found = &answer[headers + CHECKSUM_AT..][..2];
@@ -495,11 +495,11 @@ fn flows_of_a_delegate_are_spared_by_name() {
     };
     let bed = flooded_with(Terms::default().flood(), delegated);
     for flow in flows(Protocol::Tcp) {
-        let octets = frame(&flow, &syn(&flow));
+        let bytes = frame(&flow, &syn(&flow));
         bed.filter.floods.spare(&flow).unwrap();
-        assert_eq!(run(&bed, &octets).0, left());
+        assert_eq!(run(&bed, &bytes).0, left());
         bed.filter.floods.spare_no_more(&flow).unwrap();
-        assert_eq!(run(&bed, &octets).0, answered());
+        assert_eq!(run(&bed, &bytes).0, answered());
     }
 }
 
@@ -509,15 +509,15 @@ fn another_listener_on_the_port_is_not_flooded_with_it() {
     for flow in flows(Protocol::Tcp) {
         let own = BindingKey::new(Protocol::Tcp, flow.local);
         bed.filter.bind(&own, row(CHANNEL)).unwrap();
-        let octets = frame(&flow, &syn(&flow));
-        assert_eq!(run(&bed, &octets).0, left());
+        let bytes = frame(&flow, &syn(&flow));
+        assert_eq!(run(&bed, &bytes).0, left());
         let any = BindingKey::new(Protocol::Tcp, any_address(&flow));
         bed.filter.floods.end(&any).unwrap();
         bed.filter
             .floods
             .set(&own, &Terms::default().flood())
             .unwrap();
-        assert_eq!(run(&bed, &octets).0, answered());
+        assert_eq!(run(&bed, &bytes).0, answered());
     }
 }
 
@@ -572,10 +572,10 @@ fn an_answer_is_paid_for_like_what_is_received() {
     };
     bed.filter.set_budget(BUDGET, &once).unwrap();
     let [flow, _] = flows(Protocol::Tcp);
-    let octets = frame(&flow, &syn(&flow));
-    assert_eq!(run(&bed, &octets).0, answered());
+    let bytes = frame(&flow, &syn(&flow));
+    assert_eq!(run(&bed, &bytes).0, answered());
     let over = outcome(SHOT, &["drop_over_budget"]);
-    assert_eq!(run(&bed, &octets).0, over);
+    assert_eq!(run(&bed, &bytes).0, over);
     assert_eq!(bed.filter.budget(BUDGET).passed, 1);
 }
 
@@ -606,7 +606,7 @@ fn a_transport_of_ones_own_is_not_answered_for() {
 fn what_the_server_lets_in_again_is_not_answered() {
     let bed = flooded(&Terms::default());
     let [flow, _] = flows(Protocol::Tcp);
-    let octets = frame(&flow, &syn(&flow));
-    assert_ne!(bed.run("inject_filter", &octets).verdict, REDIRECT);
-    assert_ne!(run(&bed, &octets).0.verdict, UNSPEC);
+    let bytes = frame(&flow, &syn(&flow));
+    assert_ne!(bed.run("inject_filter", &bytes).verdict, REDIRECT);
+    assert_ne!(run(&bed, &bytes).0.verdict, UNSPEC);
 }

@@ -219,9 +219,9 @@ fn only_whoever_has_a_port_sends_from_there() {
         let others = bed_at_port(protocol, OTHER_CHANNEL);
         for flow in flows(protocol) {
             let frame = Frame::sent(&flow, OWN_MAC);
-            let octets = frame.build();
-            assert_eq!(sent(&own, &octets), outcome(REDIRECT, &["sent"]));
-            assert_eq!(sent(&others, &octets), outcome(SHOT, &["drop_foreign"]));
+            let bytes = frame.build();
+            assert_eq!(sent(&own, &bytes), outcome(REDIRECT, &["sent"]));
+            assert_eq!(sent(&others, &bytes), outcome(SHOT, &["drop_foreign"]));
             let mut elsewhere = frame.clone();
             elsewhere.source.set_port(81);
             let nobodys = outcome(SHOT, &["drop_no_flow"]);

@@ -150,7 +150,7 @@ fn frames_of_every_length_are_copied_whole() {
         assert_eq!(filter(&bed, &frame), outcome(SHOT, &["delivered"]));
         let records = bed.records();
         assert_eq!(records.len(), 1);
-        assert_eq!(records[0].1, frame, "{payload} octets");
+        assert_eq!(records[0].1, frame, "{payload} bytes");
     }
 }
 

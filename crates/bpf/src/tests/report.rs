@@ -28,7 +28,7 @@ fn report_of_program_sizes_and_nanoseconds_per_packet() {
         }
         .build();
         let time = bed.time("packet_filter", &frame, drain);
-        println!("deliver {:4} octets: {time:?}", frame.len());
+        println!("deliver {:4} bytes: {time:?}", frame.len());
     }
     let stranger = Frame::received(&udp).build();
     println!(

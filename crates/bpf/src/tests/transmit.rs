@@ -65,7 +65,7 @@ fn a_spoofed_source_mac_is_dropped() {
             assert_eq!(
                 send(&bed, &frame),
                 dropped("drop_source_mac"),
-                "octet {spoof}"
+                "byte {spoof}"
             );
         }
         let frame = Frame::sent(&flow, MacAddr::default()).build();

@@ -35,8 +35,8 @@ fn capabilities() -> Check {
 /// Since Linux 5.11 BPF memory is charged to the control group instead.
 fn memlock() -> Check {
     let limit = getrlimit(Resource::Memlock).current;
-    let limit = limit.map_or("unlimited".to_owned(), |octets| {
-        format!("{} KiB", octets >> 10)
+    let limit = limit.map_or("unlimited".to_owned(), |bytes| {
+        format!("{} KiB", bytes >> 10)
     });
     Check::ok("locked memory", format!("{limit}; BPF maps do not count"))
 }

@@ -317,7 +317,7 @@ fn of_transmit(report: &QosReport) -> Vec<Family> {
             "portolan_transmit_reserved_bytes",
             "Bytes sent in the class of a reservation",
             all.clone()
-                .map(|index| (labels(index), rows[index].traffic.octets as f64))
+                .map(|index| (labels(index), rows[index].traffic.bytes as f64))
                 .collect(),
         ),
         counters(

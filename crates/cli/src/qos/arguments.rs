@@ -108,7 +108,7 @@ struct TransmitArguments {
     #[arg(long, value_name = "TIME", value_parser = text::duration, requires = "slice")]
     period: Option<u32>,
     /// Bytes that may be sent at once after a pause: 64k [default: what the rate sends in a slice].
-    #[arg(long, value_name = "SIZE", value_parser = text::octets)]
+    #[arg(long, value_name = "SIZE", value_parser = text::bytes)]
     burst: Option<u32>,
     /// Send beyond the rate, up to this one, while the link has capacity left.
     #[arg(long, value_name = "RATE", value_parser = text::rate, conflicts_with = "slack")]

@@ -1,6 +1,6 @@
 //! `portolan qos show`, `classes` and `group list`: what is reserved, in tables.
 
-use portolan_proto::qos::text::{show_duration, show_octets, show_rate, show_share};
+use portolan_proto::qos::text::{show_bytes, show_duration, show_rate, show_share};
 use portolan_proto::qos::{
     ClassTraffic, CpuForm, CpuReport, GroupOptions, GroupReport, Kept, LinkReport, QosReport,
     Scope, TransmitReport,
@@ -84,7 +84,7 @@ fn transmit(report: &QosReport) -> Vec<String> {
             class(entry.class),
             show_rate(entry.rate),
             show_rate(entry.ceiling),
-            show_octets(entry.burst),
+            show_bytes(entry.burst),
             kept(entry.kept),
             entry.group.map_or_else(nothing, |key| key.to_string()),
             user(entry.uid),
@@ -226,7 +226,7 @@ fn link_classes(report: &QosReport) -> Vec<String> {
     });
     let rows: Vec<_> = best_effort.chain(groups).chain(flows).collect();
     let head = [
-        "Dev", "Class", "For", "Rate", "Ceil", "Octets", "Packets", "Drops", "Backlog",
+        "Dev", "Class", "For", "Rate", "Ceil", "Bytes", "Packets", "Drops", "Backlog",
     ];
     lines(&head, &rows)
 }
@@ -238,7 +238,7 @@ fn class_row(
     traffic: ClassTraffic,
 ) -> Vec<String> {
     let counts = [
-        traffic.octets,
+        traffic.bytes,
         traffic.packets,
         traffic.drops,
         traffic.backlog.into(),

@@ -104,7 +104,7 @@ fn rates(before: &QosReport, now: &QosReport, time: Duration) -> Rates {
             device: sender.device.clone(),
             class: sender.class,
             rate: sender.rate,
-            bits: per_second(traffic.octets, earlier.octets).saturating_mul(8),
+            bits: per_second(traffic.bytes, earlier.bytes).saturating_mul(8),
             packets: per_second(traffic.packets, earlier.packets),
             drops: per_second(traffic.drops, earlier.drops),
             backlog: traffic.backlog,
@@ -216,7 +216,7 @@ mod tests {
     fn an_interval_shows_what_happened_in_it() {
         let before = report();
         let mut now = report();
-        now.transmit[0].traffic.octets += 5_000_000;
+        now.transmit[0].traffic.bytes += 5_000_000;
         now.transmit[0].traffic.packets += 4_000;
         now.receive[0].dropped += 20;
         let rates = rates(&before, &now, Duration::from_secs(2));

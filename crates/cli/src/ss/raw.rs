@@ -31,8 +31,8 @@ pub fn figures(flow: &RawReport) -> String {
     let figures = &flow.figures;
     format!(
         "bytes_sent:{} bytes_received:{} frames_out:{} frames_in:{} dropped:{} uid:{} channel:{}",
-        figures.octets_out,
-        figures.octets_in,
+        figures.bytes_out,
+        figures.bytes_in,
         figures.frames_out,
         figures.frames_in,
         figures.dropped,

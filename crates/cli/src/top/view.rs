@@ -132,8 +132,8 @@ fn sessions(before: &[SessionReport], now: &[SessionReport], seconds: f64) -> Ve
                 Holder::Relayed => "relayed".to_owned(),
                 Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
             },
-            in_bits: 8.0 * rate(earlier.octets_in, figures.octets_in),
-            out_bits: 8.0 * rate(earlier.octets_out, figures.octets_out),
+            in_bits: 8.0 * rate(earlier.bytes_in, figures.bytes_in),
+            out_bits: 8.0 * rate(earlier.bytes_out, figures.bytes_out),
             in_packets: rate(earlier.segments_in, figures.segments_in),
             out_packets: rate(earlier.segments_out, figures.segments_out),
             retransmits: rate(earlier.retransmits, figures.retransmits),
@@ -214,7 +214,7 @@ fn guarantees(before: &QosReport, now: &QosReport, seconds: f64) -> Vec<Guarante
             scope: name(&class.scope),
             unit: "bit/s",
             granted: class.rate as f64,
-            used: 8.0 * rate(Some(known.octets), class.traffic.octets, seconds),
+            used: 8.0 * rate(Some(known.bytes), class.traffic.bytes, seconds),
             drops: rate(Some(known.drops), class.traffic.drops, seconds),
         }
     });
@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    fn session(port: u16, octets_in: u64) -> SessionReport {
+    fn session(port: u16, bytes_in: u64) -> SessionReport {
         SessionReport {
             session: SessionId(0),
             protocol: Protocol::Udp,
@@ -273,7 +273,7 @@ mod tests {
             delivery: DeliveryReport::As(Default::default()),
             listener: None,
             figures: SessionFigures {
-                octets_in,
+                bytes_in,
                 ..Default::default()
             },
         }

@@ -37,11 +37,11 @@ pub enum Fault {
     TooManyMaps(usize, usize),
     #[error("map {0:?}: {1}")]
     Map(String, String),
-    #[error("the maps take {0} octets; a handler may have {1}")]
+    #[error("the maps take {0} bytes; a handler may have {1}")]
     Memory(u64, u64),
 }
 
-/// Checks code, and answers how many octets its maps take.
+/// Checks code, and answers how many bytes its maps take.
 pub fn check(code: &Code, domain: &Domain) -> Result<u64, Fault> {
     let length = code.instructions.len();
     if length == 0 {
@@ -101,7 +101,7 @@ fn check_one(
     }
 }
 
-/// Of memory, of one to eight octets; `LDX` also with the sign.
+/// Of memory, of one to eight bytes; `LDX` also with the sign.
 fn is_plain_access(instruction: Instruction) -> bool {
     const MEM: u8 = 0x60;
     const MEM_SIGNED: u8 = 0x80;
@@ -233,7 +233,7 @@ fn check_maps(maps: &[MapDefinition], domain: &Domain) -> Result<u64, Fault> {
     }
 }
 
-/// Answers how many octets the map takes.
+/// Answers how many bytes the map takes.
 fn check_map(map: &MapDefinition, domain: &Domain) -> Result<u64, String> {
     /// What the kernel has beside each entry of a hash.
     const ENTRY: u64 = 64;
@@ -246,7 +246,7 @@ fn check_map(map: &MapDefinition, domain: &Domain) -> Result<u64, String> {
         let is_sound = map.entries.is_power_of_two() && (4096..=1 << 20).contains(&map.entries);
         return match is_sound && map.contents.is_empty() && map.key == 0 && map.value == 0 {
             true => Ok(entries),
-            false => Err("a ring has a power of two of octets, from 4096 to 1048576".to_owned()),
+            false => Err("a ring has a power of two of bytes, from 4096 to 1048576".to_owned()),
         };
     }
     if !(1..=domain.entries).contains(&map.entries) {
@@ -254,13 +254,13 @@ fn check_map(map: &MapDefinition, domain: &Domain) -> Result<u64, String> {
     }
     if !(1..=domain.key).contains(&map.key) || !(1..=domain.value).contains(&map.value) {
         return Err(format!(
-            "a key has 1 to {} octets, a value 1 to {}",
+            "a key has 1 to {} bytes, a value 1 to {}",
             domain.key, domain.value
         ));
     }
     let is_array = matches!(map.kind, MapKind::Array | MapKind::PerCpuArray);
     if is_array && map.key != 4 {
-        return Err("the key of an array has four octets".to_owned());
+        return Err("the key of an array has four bytes".to_owned());
     }
     let has_contents = !map.contents.is_empty() || map.is_constant;
     let is_initial = map.kind == MapKind::Array && map.contents.len() <= map.value as usize;

@@ -1,5 +1,5 @@
 //! Admission to a link: reservations, groups, and what is left for all others. Rates in bits per second, bursts in
-//! octets. Numbers come from programs: none of them can make a sum overflow.
+//! bytes. Numbers come from programs: none of them can make a sum overflow.
 
 use std::collections::BTreeMap;
 
@@ -47,22 +47,22 @@ pub struct Terms {
 impl Terms {
     /// What may go at once at the ceiling's rate: with a ceiling that is the rate, the burst itself.
     pub fn ceiling_burst(&self) -> u32 {
-        let octets = octets_in(self.ceiling, CEILING_BURST_MS);
-        clamped(octets, 0..=u64::from(MOST_BURST)).max(self.burst)
+        let bytes = bytes_in(self.ceiling, CEILING_BURST_MS);
+        clamped(bytes, 0..=u64::from(MOST_BURST)).max(self.burst)
     }
 
     /// Portion in sharing what others leave: by rate, a frame at least.
     pub fn quantum(&self) -> u32 {
         clamped(
-            octets_in(self.rate, 1),
+            bytes_in(self.rate, 1),
             u64::from(LEAST_BURST)..=LARGEST_FRAME * 4,
         )
     }
 
-    /// Octets that a tap may have waiting in the class.
+    /// Bytes that a tap may have waiting in the class.
     pub fn send_buffer(&self) -> u32 {
-        let sure = octets_in(self.rate, WAITING_MS);
-        let maybe = octets_in(self.ceiling, WAITING_CEILING_MS);
+        let sure = bytes_in(self.rate, WAITING_MS);
+        let maybe = bytes_in(self.ceiling, WAITING_CEILING_MS);
         clamped(sure.max(maybe), WAITING).max(self.burst.min(1 << 20))
     }
 }
@@ -85,7 +85,7 @@ pub enum Refused {
     Period(u32),
     #[error("a slice of {slice_us} µs is not between 1 and its period of {period_us} µs")]
     Slice { slice_us: u32, period_us: u32 },
-    #[error("a burst of {0} octets is not between {LEAST_BURST} and {MOST_BURST}")]
+    #[error("a burst of {0} bytes is not between {LEAST_BURST} and {MOST_BURST}")]
     Burst(u32),
     #[error("a ceiling of {} is below the rate, {}", show_rate(*.ceiling), show_rate(*.rate))]
     Ceiling { ceiling: u64, rate: u64 },
@@ -198,7 +198,7 @@ impl Link {
             rate,
             ceiling: self.rate,
             burst: clamped(
-                octets_in(rate, CEILING_BURST_MS),
+                bytes_in(rate, CEILING_BURST_MS),
                 LARGEST_FRAME..=u64::from(MOST_BURST),
             ),
         }
@@ -210,7 +210,7 @@ impl Link {
             rate: self.rate,
             ceiling: self.rate,
             burst: clamped(
-                octets_in(self.rate, CEILING_BURST_MS),
+                bytes_in(self.rate, CEILING_BURST_MS),
                 LARGEST_FRAME..=u64::from(MOST_BURST),
             ),
         }
@@ -231,7 +231,7 @@ impl Link {
         if rate < LEAST_RATE {
             return Err(Refused::Slow(rate));
         }
-        let usual = || clamped(octets_in(rate, DEFAULT_BURST_MS), DEFAULT_BURST);
+        let usual = || clamped(bytes_in(rate, DEFAULT_BURST_MS), DEFAULT_BURST);
         let burst = match (wish.burst, slice) {
             (Some(burst), _) if !(LEAST_BURST..=MOST_BURST).contains(&burst) => {
                 return Err(Refused::Burst(burst));
@@ -378,16 +378,16 @@ fn percent(of: u64, percent: u8) -> u64 {
     (u128::from(of) * u128::from(percent.min(100)) / 100) as u64
 }
 
-/// Octets that `rate` bits per second are in so many milliseconds.
-fn octets_in(rate: u64, milliseconds: u64) -> u64 {
+/// Bytes that `rate` bits per second are in so many milliseconds.
+fn bytes_in(rate: u64, milliseconds: u64) -> u64 {
     (rate / 8_000).saturating_mul(milliseconds)
 }
 
 fn micros_of(rate: u64, microseconds: u32) -> u64 {
-    let octets = u128::from(rate) * u128::from(microseconds) / 8_000_000;
-    u64::try_from(octets).unwrap_or(u64::MAX)
+    let bytes = u128::from(rate) * u128::from(microseconds) / 8_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
-fn clamped(octets: u64, to: std::ops::RangeInclusive<u64>) -> u32 {
-    u32::try_from(octets.clamp(*to.start(), *to.end())).unwrap_or(u32::MAX)
+fn clamped(bytes: u64, to: std::ops::RangeInclusive<u64>) -> u32 {
+    u32::try_from(bytes.clamp(*to.start(), *to.end())).unwrap_or(u32::MAX)
 }

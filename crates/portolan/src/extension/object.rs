@@ -16,7 +16,7 @@ const SEND_HANDLER: &str = "portolan/send";
 const PREDICATE: &str = "portolan/predicate";
 const MAPS: &str = "portolan/maps";
 
-/// Octets of an instruction, and of a map's declaration.
+/// Bytes of an instruction, and of a map's declaration.
 const INSTRUCTION: u64 = 8;
 const DECLARATION: u64 = 16;
 
@@ -51,8 +51,8 @@ pub enum ObjectError {
 type Elf<'a> = ElfFile64<'a, Endianness>;
 
 /// Reads an object file.
-pub(super) fn parse(octets: &[u8]) -> Result<Code, ObjectError> {
-    let elf = Elf::parse(octets)?;
+pub(super) fn parse(bytes: &[u8]) -> Result<Code, ObjectError> {
+    let elf = Elf::parse(bytes)?;
     if elf.architecture() != object::Architecture::Bpf || !elf.is_little_endian() {
         return Err(ObjectError::NotBpf);
     }
@@ -83,7 +83,7 @@ fn handler_of(elf: &Elf<'_>) -> Result<(Function, Direction), ObjectError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Function {
     section: SectionIndex,
-    /// In octets.
+    /// In bytes.
     start: u64,
     size: u64,
 }
@@ -177,7 +177,7 @@ impl<'a> Assembly<'a> {
         self.placed.insert(function, first as u32);
         let words = code.chunks_exact(INSTRUCTION as usize);
         self.instructions
-            .extend(words.map(|word| u64::from_le_bytes(word.try_into().expect("eight octets"))));
+            .extend(words.map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))));
         self.relocate(function, first)?;
         Ok(first as u32)
     }
@@ -311,8 +311,8 @@ impl<'a> Assembly<'a> {
             .try_into()
             .map_err(|_| wrong())?;
         let number = |at: usize| {
-            let octets = [0, 1, 2, 3].map(|octet| declaration[at + octet]);
-            u32::from_le_bytes(octets)
+            let bytes = [0, 1, 2, 3].map(|byte| declaration[at + byte]);
+            u32::from_le_bytes(bytes)
         };
         Ok(MapDefinition {
             kind: MapKind::from_number(number(0)).ok_or_else(wrong)?,
@@ -401,12 +401,12 @@ mod tests {
 
     #[test]
     fn no_file_makes_the_reader_panic() {
-        portolan_fuzz::check!(2000).for_each(|octets| {
-            let _ = parse(octets);
+        portolan_fuzz::check!(2000).for_each(|bytes| {
+            let _ = parse(bytes);
             // As far as possible like one of BPF's.
             let mut like = [0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
             like.extend([1, 0, 247, 0, 1, 0, 0, 0]);
-            like.extend(octets);
+            like.extend(bytes);
             let _ = parse(&like);
         });
     }

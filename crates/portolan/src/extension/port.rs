@@ -83,7 +83,7 @@ impl Port {
         install(&sockets, name, priority, object)
     }
 
-    /// Has what is sent be cut into datagrams of `size` octets (`UDP_SEGMENT`); 0: not.
+    /// Has what is sent be cut into datagrams of `size` bytes (`UDP_SEGMENT`); 0: not.
     pub fn cut(&self, size: u16) -> Result<(), Errno> {
         self.set(libc::SOL_UDP, libc::UDP_SEGMENT, size.into())
     }
@@ -98,14 +98,14 @@ impl Port {
         let seconds = time.as_secs().to_ne_bytes();
         let rest = u64::from(time.subsec_micros()).to_ne_bytes();
         let value = [seconds, rest];
-        self.set_octets(libc::SOL_SOCKET, libc::SO_RCVTIMEO, value.as_flattened())
+        self.set_bytes(libc::SOL_SOCKET, libc::SO_RCVTIMEO, value.as_flattened())
     }
 
     fn set(&self, level: i32, name: i32, value: i32) -> Result<(), Errno> {
-        self.set_octets(level, name, &value.to_ne_bytes())
+        self.set_bytes(level, name, &value.to_ne_bytes())
     }
 
-    fn set_octets(&self, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
+    fn set_bytes(&self, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
         done(posix::set_option(self.fd, level, name, value))
     }
 

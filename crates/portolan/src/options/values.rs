@@ -60,7 +60,7 @@ pub(super) enum Shape {
     Time,
     /// The name of an algorithm.
     Congestion,
-    /// Octets per second.
+    /// Bytes per second.
     Rate,
     ReadOnly {
         default: i32,
@@ -206,11 +206,11 @@ fn ipv6_shape(name: i32) -> Option<Shape> {
     })
 }
 
-/// IP options may be given as one octet, all others as an `int`.
+/// IP options may be given as one byte, all others as an `int`.
 pub(super) fn int_of(value: &[u8], level: i32) -> Result<i32, Errno> {
     match value {
         [a, b, c, d, ..] => Ok(i32::from_ne_bytes([*a, *b, *c, *d])),
-        [octet, ..] if level == IPPROTO_IP => Ok(i32::from(*octet)),
+        [byte, ..] if level == IPPROTO_IP => Ok(i32::from(*byte)),
         _ => Err(Errno::INVAL),
     }
 }
@@ -284,7 +284,7 @@ pub(super) fn kept_int(
         (SOL_SOCKET, libc::SO_RCVLOWAT) => match number {
             0 => 1,
             i32::MIN..=-1 => LOW_WATER_MAX,
-            octets => octets.min(LOW_WATER_MAX),
+            bytes => bytes.min(LOW_WATER_MAX),
         },
         (IPPROTO_TCP, TCP_WINDOW_CLAMP) if number != 0 => number.max(WINDOW_CLAMP_MIN),
         (IPPROTO_TCP, libc::TCP_LINGER2) => match number {
@@ -312,12 +312,12 @@ fn deferral(seconds: i32) -> i32 {
 
 /// As socket(7): the kernel keeps twice what was asked for.
 fn doubled(asked: i32, least: u32) -> i32 {
-    let octets = asked
+    let bytes = asked
         .cast_unsigned()
         .min(BUFFER_MAX)
         .saturating_mul(2)
         .max(least);
-    i32::try_from(octets).unwrap_or(i32::MAX)
+    i32::try_from(bytes).unwrap_or(i32::MAX)
 }
 
 /// The same without the bound of what an application may ask for.
@@ -361,8 +361,8 @@ pub(super) fn is_before_now(value: &[u8]) -> bool {
 /// `struct timeval`.
 pub(super) fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
     let word = |at: usize| -> Result<i64, Errno> {
-        let octets = value.get(at..at + 8).and_then(|word| word.first_chunk());
-        Ok(i64::from_ne_bytes(*octets.ok_or(Errno::INVAL)?))
+        let bytes = value.get(at..at + 8).and_then(|word| word.first_chunk());
+        Ok(i64::from_ne_bytes(*bytes.ok_or(Errno::INVAL)?))
     };
     match (word(0)?, word(8)?) {
         (_, ..0 | 1_000_000..) => Err(Errno::DOM),
@@ -372,7 +372,7 @@ pub(super) fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
 
 /// The name of an algorithm that there is, filled up as Linux shows it.
 pub(super) fn congestion(value: &[u8]) -> Result<Vec<u8>, Errno> {
-    let name = value.split(|&octet| octet == 0).next().unwrap_or_default();
+    let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
     core::str::from_utf8(name)
         .ok()
         .and_then(CongestionKind::from_name)

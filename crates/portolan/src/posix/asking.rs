@@ -205,12 +205,12 @@ pub(super) fn open_capsule(
     Ok(session)
 }
 
-/// Unread octets are read where they lie; their descriptor would be in the program's way.
+/// Unread bytes are read where they lie; their descriptor would be in the program's way.
 fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
-    let (octets, unread) = shm::unpack_capsule(capsule, fds).ok()?;
+    let (bytes, unread) = shm::unpack_capsule(capsule, fds).ok()?;
     let unread = match unread {
         Some((memory, at)) => {
-            let memory = Arc::new(memory.into_octets());
+            let memory = Arc::new(memory.into_bytes());
             Some(HandoffBuffer::new(
                 memory,
                 at.start as usize,
@@ -219,7 +219,7 @@ fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
         }
         None => None,
     };
-    TcpSession::from_parts(&octets, unread).ok()
+    TcpSession::from_parts(&bytes, unread).ok()
 }
 
 #[cfg(test)]

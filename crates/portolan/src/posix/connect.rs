@@ -193,7 +193,7 @@ fn connect_tcp(
                 FastOpenMode::No
             };
             if let Opening::Deferred = start_connect(process, fd, socket, remote, early)? {
-                // The first octets take the SYN along.
+                // The first bytes take the SYN along.
                 return Ok(());
             }
         }
@@ -213,13 +213,13 @@ fn connect_tcp(
 
 /// What became of an active open.
 enum Opening {
-    /// It is under way, and so many octets went with the SYN.
+    /// It is under way, and so many bytes went with the SYN.
     Started { early: usize },
-    /// It waits for octets that could go with the SYN (`TCP_FASTOPEN_CONNECT`).
+    /// It waits for bytes that could go with the SYN (`TCP_FASTOPEN_CONNECT`).
     Deferred,
 }
 
-/// `MSG_FASTOPEN`, or the first octets of a deferred open: connects with as much of `text` as the
+/// `MSG_FASTOPEN`, or the first bytes of a deferred open: connects with as much of `text` as the
 /// SYN takes, and returns how much that was (Linux's `tcp_sendmsg_fastopen`).
 pub(super) fn connect_with(
     process: &'static Process,
@@ -231,7 +231,7 @@ pub(super) fn connect_with(
     let cookieless = socket.options().opens_without_cookie();
     let waits = !socket.is_nonblocking() && flags & libc::MSG_DONTWAIT == 0;
     let early = FastOpenMode::Payload {
-        octets: text,
+        bytes: text,
         cookieless,
         waits,
     };

@@ -24,7 +24,7 @@ use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::{Phase, Socket};
 
-/// What `recvmsg` reports besides the octets.
+/// What `recvmsg` reports besides the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     /// As the call returns it: with `MSG_TRUNC` the datagram's own length.
@@ -41,9 +41,9 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
         complete_connect(process, fd, &socket);
         let received = by_phase(process, fd, &socket, buffers, flags)?;
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
-            let octets = i32::try_from(received.length).unwrap_or(i32::MAX);
+            let bytes = i32::try_from(received.length).unwrap_or(i32::MAX);
             let is_peek = flags & libc::MSG_PEEK != 0;
-            socket.move_peek_offset(if is_peek { octets } else { -octets });
+            socket.move_peek_offset(if is_peek { bytes } else { -bytes });
         }
         Ok(received)
     }
@@ -156,7 +156,7 @@ fn receive_tcp(
     })
 }
 
-/// Moves octets to `buffers`, behind the first `before` of them: how many, and whether a buffer that they were to go to
+/// Moves bytes to `buffers`, behind the first `before` of them: how many, and whether a buffer that they were to go to
 /// cannot be written.
 fn read_out(
     connection: &mut dyn Stream,
@@ -167,7 +167,7 @@ fn read_out(
 ) -> (usize, bool) {
     let _copy = layers::enter(Layer::Copy);
     let is_peek = flags & libc::MSG_PEEK != 0;
-    // With MSG_TRUNC octets are dropped unseen (tcp(7)).
+    // With MSG_TRUNC bytes are dropped unseen (tcp(7)).
     let is_drop = flags & libc::MSG_TRUNC != 0;
     let offset = if is_peek { start } else { 0 };
     let there = connection.readable().saturating_sub(offset);
@@ -186,8 +186,8 @@ fn read_out(
         } else if is_peek {
             connection.peek(start + taken, piece)
         } else if is_drop {
-            let octets = piece.len().min(connection.readable());
-            connection.recv(now, &mut vec![0; octets])
+            let bytes = piece.len().min(connection.readable());
+            connection.recv(now, &mut vec![0; bytes])
         } else {
             connection.recv(now, piece)
         };
@@ -197,21 +197,21 @@ fn read_out(
     (taken, false)
 }
 
-/// Can so many octets be written behind the first `skip`, as far as the buffers have room?
-fn may_be_filled(buffers: &mut [IoSliceMut<'_>], skip: usize, mut octets: usize) -> bool {
+/// Can so many bytes be written behind the first `skip`, as far as the buffers have room?
+fn may_be_filled(buffers: &mut [IoSliceMut<'_>], skip: usize, mut bytes: usize) -> bool {
     let mut is_good = true;
     scatter(buffers, skip, |piece| {
-        let wanted = piece.len().min(octets);
-        octets -= wanted;
+        let wanted = piece.len().min(bytes);
+        bytes -= wanted;
         is_good = memory::writable(&mut piece[..wanted]).len() == wanted;
         if is_good { wanted } else { 0 }
     });
     is_good
 }
 
-/// What a call that has moved so many octets returns rather than an error.
-fn some(octets: usize) -> Option<usize> {
-    (octets > 0).then_some(octets)
+/// What a call that has moved so many bytes returns rather than an error.
+fn some(bytes: usize) -> Option<usize> {
+    (bytes > 0).then_some(bytes)
 }
 
 /// Data calls on a socket that connects wait until it is connected.
@@ -239,7 +239,7 @@ pub(super) fn gone<T>(socket: &Socket) -> Result<T, Stop> {
     }
 }
 
-/// Calls `fill` for each piece of `buffers` behind the first `skip` octets, until one is not
+/// Calls `fill` for each piece of `buffers` behind the first `skip` bytes, until one is not
 /// filled.
 pub(super) fn scatter(
     buffers: &mut [IoSliceMut<'_>],
@@ -318,7 +318,7 @@ pub fn send_message(
     answer
 }
 
-/// Octets that `send` would take from a stream now.
+/// Bytes that `send` would take from a stream now.
 pub fn send_space(fd: RawFd) -> Answer<usize> {
     fn look(fd: RawFd) -> Result<usize, Stop> {
         let (socket, process) = find_here(fd)?;
@@ -334,7 +334,7 @@ pub fn send_space(fd: RawFd) -> Answer<usize> {
     look(fd).into()
 }
 
-/// Octets that a SYN could carry; what is beyond is sent once the connection stands.
+/// Bytes that a SYN could carry; what is beyond is sent once the connection stands.
 const EARLY_MAX: usize = 1460;
 
 /// Sends on a socket that is not connected: with `MSG_FASTOPEN`, or to where an open was deferred,
@@ -377,7 +377,7 @@ fn send_first(
     }
 }
 
-/// Watches the way of the last octet sent, if that is asked for.
+/// Watches the way of the last byte sent, if that is asked for.
 fn stamp_stream(process: &Process, socket: &Socket, control: &SendControl) {
     match control.timestamping {
         Some(_) => socket.start_stamping(),
@@ -442,7 +442,7 @@ fn send_tcp(
     call.complete(process.lock(), attempt, || some(done.get()))
 }
 
-/// Can the octets behind the first `skip` be read, as far as there is room for them?
+/// Can the bytes behind the first `skip` be read, as far as there is room for them?
 fn may_be_sent(buffers: &[IoSlice<'_>], skip: usize, mut room: usize) -> bool {
     let mut is_good = true;
     gather(buffers, skip, |piece| {
@@ -463,7 +463,7 @@ pub(super) fn are_readable(buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
     }
 }
 
-/// Calls `take` for each piece of `buffers` behind the first `skip` octets, until one is not
+/// Calls `take` for each piece of `buffers` behind the first `skip` bytes, until one is not
 /// taken whole.
 fn gather(buffers: &[IoSlice<'_>], mut skip: usize, mut take: impl FnMut(&[u8]) -> usize) {
     for buffer in buffers {

@@ -50,11 +50,11 @@ pub struct Control {
     /// The same of IPv6 (`IPV6_RECVHOPLIMIT`, `IPV6_RECVTCLASS`).
     pub v6_hops: Option<u8>,
     pub v6_class: Option<u8>,
-    /// Octets of each of the datagrams that are read as one (`UDP_GRO`).
+    /// Bytes of each of the datagrams that are read as one (`UDP_GRO`).
     pub segment: Option<u16>,
     /// How many were lost before it (`SO_RXQ_OVFL`).
     pub dropped: Option<u32>,
-    /// Octets that a stream has left to read (`TCP_INQ`).
+    /// Bytes that a stream has left to read (`TCP_INQ`).
     pub rest: Option<usize>,
     /// What the error queue says (`IP_RECVERR`).
     pub error: Option<ExtendedError>,
@@ -84,7 +84,7 @@ pub struct ExtendedError {
     pub is_v6: bool,
 }
 
-/// What a message that is sent asks for besides its octets.
+/// What a message that is sent asks for besides its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendControl {
     /// `IP_PKTINFO`, `IPV6_PKTINFO`
@@ -109,7 +109,7 @@ const SEGMENTS_MAX: usize = 128;
 /// Linux does not look at what is longer than a datagram's length can say.
 const LENGTH_MAX: usize = 65_535;
 
-/// Octets of the longest payload.
+/// Bytes of the longest payload.
 const PAYLOAD_MAX: usize = 65_507;
 
 pub(super) fn receive_udp(
@@ -264,7 +264,7 @@ fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
     }
 }
 
-/// When the latest octets came that a stream has.
+/// When the latest bytes came that a stream has.
 pub(super) fn times(socket: &Socket, received: Instant) -> Control {
     let wants = socket.options().wanted_control();
     let received = || since_epoch(received);
@@ -342,7 +342,7 @@ fn receive_error(
     })
 }
 
-/// `MSG_ERRQUEUE` of a stream: what has become of octets that were to be stamped.
+/// `MSG_ERRQUEUE` of a stream: what has become of bytes that were to be stamped.
 pub(super) fn receive_stamp(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -397,9 +397,9 @@ fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {
     }
 }
 
-/// Copies octets out: how many, and whether there was room for fewer than there are.
-fn copy_out(octets: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, bool), Errno> {
-    let mut rest = octets;
+/// Copies bytes out: how many, and whether there was room for fewer than there are.
+fn copy_out(bytes: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, bool), Errno> {
+    let mut rest = bytes;
     let mut is_bad = false;
     scatter(buffers, 0, |piece| {
         let (now, later) = rest.split_at(rest.len().min(piece.len()));
@@ -414,7 +414,7 @@ fn copy_out(octets: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, boo
     });
     match is_bad {
         true => Err(Errno::FAULT),
-        false => Ok((octets.len() - rest.len(), !rest.is_empty())),
+        false => Ok((bytes.len() - rest.len(), !rest.is_empty())),
     }
 }
 

@@ -13,9 +13,9 @@ use crate::process::Process;
 use crate::socket::{Phase, Socket};
 use crate::table;
 
-/// Is the next octet urgent? (`asm-generic/sockios.h`)
+/// Is the next byte urgent? (`asm-generic/sockios.h`)
 const SIOCATMARK: u64 = 0x8905;
-/// Octets that were never sent (`linux/sockios.h`).
+/// Bytes that were never sent (`linux/sockios.h`).
 const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Notes what concerns us; the descriptor's own flags are the kernel's.
@@ -100,7 +100,7 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
         let mut core = process.lock();
         core.poll_rx(portolan_sys::clock::now());
         let slot = socket.slot();
-        let octets = match (request, core.stream(slot)) {
+        let bytes = match (request, core.stream(slot)) {
             (libc::FIONREAD, Some(stream)) => stream.inquiry(),
             (SIOCATMARK, Some(stream)) => usize::from(stream.is_at_mark()),
             (SIOCOUTQNSD, Some(stream)) => stream.tcp_info().unsent as usize,
@@ -113,7 +113,7 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
             (_, None) => 0,
         };
         drop(core);
-        memory::write_int(argument, i32::try_from(octets).unwrap_or(i32::MAX))?;
+        memory::write_int(argument, i32::try_from(bytes).unwrap_or(i32::MAX))?;
         Ok(0)
     }
     answer(fd, request, argument).into()

@@ -237,7 +237,7 @@ pub(super) fn sending_interface(process: &Process, value: &[u8]) -> Result<Vec<u
     Ok([[0; 4], address.octets(), interface.to_ne_bytes()].concat())
 }
 
-/// The octets of an option.
+/// The bytes of an option.
 #[derive(Clone, Copy)]
 struct Value<'a>(&'a [u8]);
 
@@ -253,12 +253,12 @@ impl Value<'_> {
 
     fn v4(self, at: usize) -> Result<IpAddr, Errno> {
         self.field::<4>(at)
-            .map(|octets| Ipv4Addr::from(octets).into())
+            .map(|bytes| Ipv4Addr::from(bytes).into())
     }
 
     fn v6(self, at: usize) -> Result<IpAddr, Errno> {
         self.field::<16>(at)
-            .map(|octets| Ipv6Addr::from(octets).into())
+            .map(|bytes| Ipv6Addr::from(bytes).into())
     }
 
     /// `struct sockaddr_storage` of the level's family.

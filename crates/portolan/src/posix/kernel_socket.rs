@@ -39,12 +39,12 @@ pub(super) fn send_by_kernel(
     loop {
         let act = |kernel_socket: &InternalFd| datagram::send(kernel_socket, &pieces, &departure);
         let full = match with_kernel_socket(process, socket, act)? {
-            Sent::Whole(octets) => {
+            Sent::Whole(bytes) => {
                 if let Some(session) = process.lock().stack.udp(socket.slot()) {
                     session.datagrams_out += 1;
-                    session.octets_out += octets as u64;
+                    session.bytes_out += bytes as u64;
                 }
-                return Ok(octets);
+                return Ok(bytes);
             }
             Sent::Full(_) if call.never_waits() => return Err(Errno::AGAIN.into()),
             Sent::Full(copy) => copy,
@@ -111,7 +111,7 @@ fn with_kernel_socket(
     }
     let kernel_socket = datagrams.kernel_socket.as_ref().ok_or(Errno::PROTO)?;
     match act(kernel_socket) {
-        Ok(octets) => Ok(Sent::Whole(octets)),
+        Ok(bytes) => Ok(Sent::Whole(bytes)),
         Err(Errno::AGAIN) => {
             let copy = rustix::io::fcntl_dupfd_cloexec(kernel_socket.as_fd(), 0)?;
             Ok(Sent::Full(InternalFd::new(copy)))

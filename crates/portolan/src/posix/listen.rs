@@ -20,7 +20,7 @@ use crate::process::Process;
 use crate::socket::{Phase, Setup, Socket};
 use crate::wait::{Sleep, Woken, pollfd};
 
-/// Octets of the longest message a listener's descriptor carries.
+/// Bytes of the longest message a listener's descriptor carries.
 const ACCEPT_MESSAGE: usize = 4096;
 
 pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {

@@ -31,11 +31,11 @@ pub(super) fn receive_urgent(
     } else {
         connection.take_urgent()
     };
-    let octet = match found {
+    let byte = match found {
         OutOfBand::Nothing => return Err(Errno::INVAL.into()),
         OutOfBand::Announced if connection.is_receive_shut() => return Ok(Received::default()),
         OutOfBand::Announced => return Err(Errno::AGAIN.into()),
-        OutOfBand::Octet(octet) => octet,
+        OutOfBand::Byte(byte) => byte,
     };
     let mut received = Received {
         flags: libc::MSG_OOB,
@@ -45,7 +45,7 @@ pub(super) fn receive_urgent(
         Some(buffer) => {
             if is_wanted {
                 let first = memory::writable(&mut buffer[..1]).first_mut();
-                *first.ok_or(Errno::FAULT)? = octet;
+                *first.ok_or(Errno::FAULT)? = byte;
             }
             received.length = 1;
         }

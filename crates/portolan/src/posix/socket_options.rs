@@ -51,7 +51,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         if (level, name) == (SOL_SOCKET, libc::SO_TIMESTAMPING) && socket.protocol == Protocol::Tcp
         {
-            count_octets(process, &socket, value)?;
+            count_bytes(process, &socket, value)?;
         }
         if (level, name) == (IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) {
             check_interface(process, value)?;
@@ -138,9 +138,9 @@ fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> Stop {
     }
 }
 
-/// With `SOF_TIMESTAMPING_OPT_ID` stamps tell octets by their number, from where the peer's
+/// With `SOF_TIMESTAMPING_OPT_ID` stamps tell bytes by their number, from where the peer's
 /// acknowledgements stand when it is first set.
-fn count_octets(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), Errno> {
+fn count_bytes(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), Errno> {
     socket.start_stamping();
     let Some(flags) = value.first_chunk().map(|flags| u32::from_ne_bytes(*flags)) else {
         return Ok(());
@@ -158,7 +158,7 @@ fn count_octets(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), 
 
 /// What Linux takes only before a socket is connected, or only afterwards.
 fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
-    let is_zero = value.iter().take(4).all(|octet| *octet == 0);
+    let is_zero = value.iter().take(4).all(|byte| *byte == 0);
     let phase = socket.phase();
     let refused = level == IPPROTO_TCP
         && match name {
@@ -198,7 +198,7 @@ const SO_ORIGINAL_DST: i32 = 80;
 /// `struct ucred` of a peer that is no process of this host: 0 and twice -1.
 const NOBODY: [u8; 12] = [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255];
 
-/// Writes at most `value.len()` octets and says how many.
+/// Writes at most `value.len()` bytes and says how many.
 pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<usize> {
     fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
         let (socket, process) = find_here(fd)?;
@@ -322,9 +322,9 @@ fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
 /// `struct ip6_mtuinfo`, whose address says nothing here.
 fn known_path(process: &Process, socket: &Socket) -> Result<Vec<u8>, Errno> {
     let mtu = path_mtu(process, socket)?;
-    let mut octets = vec![0; 28];
-    octets.extend(mtu.to_ne_bytes());
-    Ok(octets)
+    let mut bytes = vec![0; 28];
+    bytes.extend(mtu.to_ne_bytes());
+    Ok(bytes)
 }
 
 fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {

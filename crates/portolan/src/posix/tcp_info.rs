@@ -1,5 +1,5 @@
 //! `struct tcp_info` as Linux 6.1 lays it out (`include/uapi/linux/tcp.h`). Counts of segments are
-//! made from octets: the engine keeps no list of packets.
+//! made from bytes: the engine keeps no list of packets.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use portolan_types::Instant;
 
 use crate::socket::Phase;
 
-/// Octets of the structure; callers get what fits their buffer.
+/// Bytes of the structure; callers get what fits their buffer.
 const LENGTH: usize = 232;
 
 /// `TCPI_OPT_…`.
@@ -51,19 +51,19 @@ pub(super) fn of_connection(
 ) -> Vec<u8> {
     let figures = connection.tcp_info();
     let mut info = Writer {
-        octets: vec![0; LENGTH],
+        bytes: vec![0; LENGTH],
         at: 0,
     };
-    put_octets(&mut info, &figures, connection.state());
+    put_bytes(&mut info, &figures, connection.state());
     let again = connection.retransmissions_in_flight();
     put_path(&mut info, &figures, again, path_mtu, now);
     put_rates(&mut info, &figures, max_pacing.unwrap_or(u64::MAX));
     put_counts(&mut info, &figures);
     debug_assert_eq!(info.at, LENGTH);
-    info.octets
+    info.bytes
 }
 
-fn put_octets(info: &mut Writer, figures: &TcpInfo, state: StateName) {
+fn put_bytes(info: &mut Writer, figures: &TcpInfo, state: StateName) {
     let out_of_order = figures.sacked > 0;
     let congestion = match (figures.loss_recovery, figures.fast_recovery) {
         (true, _) => LOSS,
@@ -77,18 +77,18 @@ fn put_octets(info: &mut Writer, figures: &TcpInfo, state: StateName) {
         | flag(figures.window_scaling, WINDOW_SCALE)
         | flag(figures.ecn, ECN)
         | flag(figures.early_data, SYN_DATA);
-    info.octet(linux_state(state));
-    info.octet(congestion);
-    info.octet(capped(figures.backoff));
-    info.octet(capped(figures.probes.max(figures.keepalives)));
-    info.octet(capped(figures.backoff.max(figures.probes)));
-    info.octet(options);
-    info.octet(figures.send_scale & 0xf | figures.receive_scale << 4);
-    info.octet(0);
+    info.byte(linux_state(state));
+    info.byte(congestion);
+    info.byte(capped(figures.backoff));
+    info.byte(capped(figures.probes.max(figures.keepalives)));
+    info.byte(capped(figures.backoff.max(figures.probes)));
+    info.byte(options);
+    info.byte(figures.send_scale & 0xf | figures.receive_scale << 4);
+    info.byte(0);
 }
 
 fn put_path(info: &mut Writer, figures: &TcpInfo, again: u32, path_mtu: u32, now: Instant) {
-    let per_segment = |octets: u32| octets.div_ceil(figures.mss.max(1));
+    let per_segment = |bytes: u32| bytes.div_ceil(figures.mss.max(1));
     let since = |then| millis(now.since(then));
     info.word(micros(figures.rto));
     info.word(micros(figures.ack_delay));
@@ -109,7 +109,7 @@ fn put_path(info: &mut Writer, figures: &TcpInfo, again: u32, path_mtu: u32, now
     info.word(micros(figures.rttvar));
     info.word(match figures.ssthresh {
         UNSET_THRESHOLD.. => NO_THRESHOLD,
-        octets => octets / figures.mss.max(1),
+        bytes => bytes / figures.mss.max(1),
     });
     info.word(figures.cwnd / figures.mss.max(1));
     info.word(figures.receive_mss);
@@ -134,8 +134,8 @@ fn put_rates(info: &mut Writer, figures: &TcpInfo, max_pacing: u64) {
     let rate = figures.pacing_rate.unwrap_or(rate);
     info.long(rate.min(max_pacing));
     info.long(max_pacing);
-    info.long(figures.octets_acknowledged);
-    info.long(figures.octets_in);
+    info.long(figures.bytes_acknowledged);
+    info.long(figures.bytes_in);
 }
 
 fn put_counts(info: &mut Writer, figures: &TcpInfo) {
@@ -149,10 +149,10 @@ fn put_counts(info: &mut Writer, figures: &TcpInfo) {
     info.long(long_micros(figures.busy));
     info.long(long_micros(figures.window_limited));
     info.long(long_micros(figures.buffer_limited));
-    let delivered = figures.octets_acknowledged + u64::from(figures.sacked);
+    let delivered = figures.bytes_acknowledged + u64::from(figures.sacked);
     info.word(narrow(delivered.div_ceil(u64::from(figures.mss.max(1)))));
     info.word(narrow(figures.delivered_marked));
-    info.long(figures.octets_out);
+    info.long(figures.bytes_out);
     info.long(figures.bytes_retransmitted);
     info.word(figures.duplicates_reported);
     info.word(figures.reorderings);
@@ -163,8 +163,8 @@ fn put_counts(info: &mut Writer, figures: &TcpInfo) {
 /// What was delivered in one round trip at most, while no flight was large enough to tell more.
 fn least_rate(figures: &TcpInfo) -> u64 {
     let Some(srtt) = figures.srtt else { return 0 };
-    let octets = u64::from(figures.cwnd).min(figures.octets_acknowledged);
-    let rate = u128::from(octets) * 1_000_000_000 / srtt.as_nanos().max(1);
+    let bytes = u64::from(figures.cwnd).min(figures.bytes_acknowledged);
+    let rate = u128::from(bytes) * 1_000_000_000 / srtt.as_nanos().max(1);
     u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
@@ -206,12 +206,12 @@ fn millis(duration: Duration) -> u32 {
 
 /// Fills the structure from the front.
 struct Writer {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     at: usize,
 }
 
 impl Writer {
-    fn octet(&mut self, value: u8) {
+    fn byte(&mut self, value: u8) {
         self.put(&[value]);
     }
 
@@ -223,8 +223,8 @@ impl Writer {
         self.put(&value.to_ne_bytes());
     }
 
-    fn put(&mut self, octets: &[u8]) {
-        self.octets[self.at..self.at + octets.len()].copy_from_slice(octets);
-        self.at += octets.len();
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes[self.at..self.at + bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
     }
 }

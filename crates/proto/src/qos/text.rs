@@ -26,7 +26,7 @@ const RATES: [(&str, u64); 4] = [
     ("bit", 1),
 ];
 const TIMES: [(&str, u64); 3] = [("s", 1_000_000), ("ms", 1_000), ("us", 1)];
-const OCTETS: [(&str, u64); 3] = [("m", 1 << 20), ("k", 1 << 10), ("", 1)];
+const BYTES: [(&str, u64); 3] = [("m", 1 << 20), ("k", 1 << 10), ("", 1)];
 const SHARES: [(&str, u64); 2] = [("%", 10_000), ("", 1_000_000)];
 
 /// Bits per second.
@@ -57,12 +57,12 @@ pub fn milliseconds(word: &str) -> Result<u32, Unreadable> {
         .ok_or_else(|| unreadable(word, "a time in whole milliseconds, such as 50ms"))
 }
 
-/// Octets.
-pub fn octets(word: &str) -> Result<u32, Unreadable> {
-    narrow(quantity(word, &OCTETS)).ok_or_else(|| {
+/// Bytes.
+pub fn bytes(word: &str) -> Result<u32, Unreadable> {
+    narrow(quantity(word, &BYTES)).ok_or_else(|| {
         unreadable(
             word,
-            "a size: octets below 4096m, alone or with k or m for 1024 or 1048576 of them",
+            "a size: bytes below 4096m, alone or with k or m for 1024 or 1048576 of them",
         )
     })
 }
@@ -188,7 +188,7 @@ fn narrow(value: Option<u64>) -> Option<u32> {
 
 /// Only digits, and some: `parse` alone would take a sign.
 fn digits(word: &str) -> Option<&str> {
-    (!word.is_empty() && word.bytes().all(|octet| octet.is_ascii_digit())).then_some(word)
+    (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())).then_some(word)
 }
 
 fn with_protocol(word: &str) -> Option<(Protocol, &str)> {
@@ -218,11 +218,11 @@ pub fn show_duration(us: u32) -> String {
     show(us.into(), &TIMES)
 }
 
-/// A size as [`octets`] reads it.
-pub fn show_octets(octets: u32) -> String {
-    let whole = |(_, scale): &&(&str, u64)| octets != 0 && u64::from(octets).is_multiple_of(*scale);
-    let (unit, scale) = OCTETS.iter().find(whole).unwrap_or(&OCTETS[2]);
-    format!("{}{unit}", u64::from(octets) / scale)
+/// A size as [`bytes`] reads it.
+pub fn show_bytes(bytes: u32) -> String {
+    let whole = |(_, scale): &&(&str, u64)| bytes != 0 && u64::from(bytes).is_multiple_of(*scale);
+    let (unit, scale) = BYTES.iter().find(whole).unwrap_or(&BYTES[2]);
+    format!("{}{unit}", u64::from(bytes) / scale)
 }
 
 /// A share as [`share`] reads it.

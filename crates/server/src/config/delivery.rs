@@ -17,7 +17,7 @@ pub struct DeliveryConfig {
     pub mapping: MappingChoice,
     /// Rings that one process may have beside its channel's, each for one session; 0: none has.
     pub direct_per_process: u32,
-    /// Octets of each, a power of two.
+    /// Bytes of each, a power of two.
     pub direct_ring_size: u32,
     /// By which hooks the packet filter goes into the drivers of devices; if not said, by any if the form wants it.
     pub xdp: Option<Xdp>,
@@ -69,9 +69,9 @@ impl DeliveryConfig {
 }
 
 /// The server and its programs map as much as is asked for, so that it must be what the kernel makes.
-pub(super) fn check_ring_size(key: &'static str, octets: u32) -> Result<(), ConfigError> {
-    match octets.is_power_of_two() && RING_SIZES.contains(&octets) {
+pub(super) fn check_ring_size(key: &'static str, bytes: u32) -> Result<(), ConfigError> {
+    match bytes.is_power_of_two() && RING_SIZES.contains(&bytes) {
         true => Ok(()),
-        false => Err(ConfigError::RingSize { key, octets }),
+        false => Err(ConfigError::RingSize { key, bytes }),
     }
 }

@@ -16,7 +16,7 @@ pub struct ExtensionConfig {
     pub time_limit_ns: u64,
     /// Instructions that the verifier may go through to see that a handler ends: no run takes more.
     pub instructions: u32,
-    /// Octets of maps that one process may be given.
+    /// Bytes of maps that one process may be given.
     pub memory_per_process: u64,
     /// `[[extension.allow]]`. If there are none, everybody may on ports of his own.
     pub allow: Vec<ExtensionRule>,

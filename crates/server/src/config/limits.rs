@@ -142,11 +142,11 @@ impl LimitsConfig {
         self.limit(self.orphans, self.orphans_per_user)
     }
 
-    /// In octets.
+    /// In bytes.
     pub fn orphan_memory(&self) -> Limit {
-        let octets = |mebibytes: u32| u64::from(mebibytes) * MIB;
+        let bytes = |mebibytes: u32| u64::from(mebibytes) * MIB;
         let (total, per_user) = (self.orphan_memory, self.orphan_memory_per_user);
-        Limit::with_reserve(octets(total), octets(per_user), self.root_reserve)
+        Limit::with_reserve(bytes(total), bytes(per_user), self.root_reserve)
     }
 
     pub fn orphan_patience(&self) -> Duration {

@@ -133,7 +133,7 @@ struct TransmitTable {
     slice: Option<u32>,
     #[serde(default, deserialize_with = "duration")]
     period: Option<u32>,
-    #[serde(default, deserialize_with = "octets")]
+    #[serde(default, deserialize_with = "bytes")]
     burst: Option<u32>,
     #[serde(default, deserialize_with = "rate")]
     ceiling: Option<u64>,
@@ -282,8 +282,8 @@ fn milliseconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Er
     word(from, text::milliseconds)
 }
 
-fn octets<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    word(from, text::octets)
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    word(from, text::bytes)
 }
 
 fn share<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {

@@ -28,7 +28,7 @@ const LONGEST_REASON: usize = 4096;
 pub(super) struct Order {
     pub wish: Wish,
     pub code: Code,
-    /// Octets of its maps.
+    /// Bytes of its maps.
     pub memory: u64,
 }
 

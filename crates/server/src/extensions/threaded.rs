@@ -113,7 +113,7 @@ impl Server {
     ) -> Outcome<ExtensionReply> {
         if name.len() > Extension::NAME_MAX || name.is_empty() {
             let most = Extension::NAME_MAX;
-            return refuse(libc::EINVAL, format!("a name has 1 to {most} octets"));
+            return refuse(libc::EINVAL, format!("a name has 1 to {most} bytes"));
         }
         let requester = self.clients.get(&client);
         let Some((owner, credentials)) = requester.and_then(|a| Some((a.channel?, a.credentials)))

@@ -298,9 +298,9 @@ fn terms(wish: &Receive) -> Budget {
         packet_price: wish
             .packets
             .map_or(0, |rate| Budget::SECOND.div_ceil(rate.into())),
-        octet_price: wish
+        byte_price: wish
             .bits
-            .map_or(0, |rate| Budget::OCTET_SECOND.div_ceil(rate)),
+            .map_or(0, |rate| Budget::BYTE_SECOND.div_ceil(rate)),
         burst: Budget::SECOND / 1000 * u64::from(wish.burst_ms),
         priority: wish.priority.unwrap_or(Budget::LAST).into(),
         ..Budget::default()
@@ -396,7 +396,7 @@ mod tests {
                 bits: Some(rate),
                 ..wish()
             });
-            let kept = Budget::OCTET_SECOND as f64 / terms.octet_price as f64;
+            let kept = Budget::BYTE_SECOND as f64 / terms.byte_price as f64;
             assert!((1.0 - kept / rate as f64).abs() < 1e-3, "{rate}: {kept}");
         }
     }
@@ -408,8 +408,8 @@ mod tests {
                 bits: Some(bits),
                 ..wish()
             });
-            assert!(terms.octet_price.checked_mul(70_000).is_some());
-            assert_ne!(terms.octet_price, 0);
+            assert!(terms.byte_price.checked_mul(70_000).is_some());
+            assert_ne!(terms.byte_price, 0);
         }
     }
 }

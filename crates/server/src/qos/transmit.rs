@@ -32,7 +32,7 @@ use crate::server::{Server, Source};
 
 /// Classes below are the scheduler's own.
 const FIRST_CLASS: u16 = portolan_proto::filter::FIRST_CLASS;
-/// Each costs the kernel a few hundred octets and a place in its trees.
+/// Each costs the kernel a few hundred bytes and a place in its trees.
 const CLASSES_MAX: usize = 4096;
 
 /// And those of one user other than root.

@@ -129,8 +129,8 @@ impl Client {
         self.next
     }
 
-    pub fn send_raw(&self, octets: &[u8]) {
-        self.connection.send(octets, &[]).unwrap();
+    pub fn send_raw(&self, bytes: &[u8]) {
+        self.connection.send(bytes, &[]).unwrap();
     }
 
     pub fn ask(&mut self, body: RequestBody) -> ReplyBody {
@@ -372,13 +372,13 @@ impl Library {
         };
         let (event, _) = near.event();
         let DescriptorEvent::Established {
-            capsule: Blob::Inline(octets),
+            capsule: Blob::Inline(bytes),
             generation,
         } = event
         else {
             panic!("{event:?}");
         };
-        self.adopt(&octets, generation, slot);
+        self.adopt(&bytes, generation, slot);
         (session, near, slot)
     }
 
@@ -412,8 +412,8 @@ impl Library {
             (ReplyBody::Relayed, _) => return None,
             (reply, _) => panic!("{reply:?}"),
         };
-        let octets = shm::unpack(capsule.state, fds.into_iter().next()).unwrap();
-        self.adopt(&octets, generation, slot);
+        let bytes = shm::unpack(capsule.state, fds.into_iter().next()).unwrap();
+        self.adopt(&bytes, generation, slot);
         Some(slot)
     }
 
@@ -467,8 +467,8 @@ impl Library {
         self.stack.output(now, &self.routes, &mut self.tap);
     }
 
-    pub fn write(&mut self, slot: Slot, octets: &[u8]) {
-        let mut left = octets;
+    pub fn write(&mut self, slot: Slot, bytes: &[u8]) {
+        let mut left = bytes;
         await_some("room to send", || {
             let now = clock::now();
             let sent = self.stack.tcp(slot).unwrap().connection.send(now, left);
@@ -479,12 +479,12 @@ impl Library {
         });
     }
 
-    /// Reads exactly `count` octets.
+    /// Reads exactly `count` bytes.
     pub fn read(&mut self, slot: Slot, count: usize) -> Vec<u8> {
-        let mut octets = Vec::new();
-        await_some("octets", || {
+        let mut bytes = Vec::new();
+        await_some("bytes", || {
             self.turn();
-            let mut chunk = vec![0; count - octets.len()];
+            let mut chunk = vec![0; count - bytes.len()];
             let now = clock::now();
             let got = self
                 .stack
@@ -492,9 +492,9 @@ impl Library {
                 .unwrap()
                 .connection
                 .recv(now, &mut chunk);
-            octets.extend_from_slice(&chunk[..got]);
+            bytes.extend_from_slice(&chunk[..got]);
             self.stack.touch(slot);
-            (octets.len() == count).then(|| octets.clone())
+            (bytes.len() == count).then(|| bytes.clone())
         })
     }
 }
@@ -532,6 +532,6 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 pub fn unpack<T: serde::de::DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> T {
-    let octets = shm::unpack(list, fds.pop()).unwrap();
-    decode(&octets).unwrap()
+    let bytes = shm::unpack(list, fds.pop()).unwrap();
+    decode(&bytes).unwrap()
 }

@@ -60,7 +60,7 @@ fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
             "verifier",
         ),
         (
-            "a packet's octets",
+            "a packet's bytes",
             code([op(0x20, 0, 0, 0, 0), exit()]),
             "opcode",
         ),
@@ -94,7 +94,7 @@ fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
             code([mov(1, 1), mov(2, 0), call(23), exit()]),
             "helper 23",
         ),
-        ("store octets", code([call(9), exit()]), "helper 9"),
+        ("store bytes", code([call(9), exit()]), "helper 9"),
         ("kernel memory", code([call(113), exit()]), "helper 113"),
         ("a tail call", code([call(12), exit()]), "helper 12"),
         ("a trace", code([call(6), exit()]), "helper 6"),
@@ -157,7 +157,7 @@ fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
                 map(MapKind::Hash, 4, 4096, 65_536),
                 own(&[mov(0, 0), exit()]),
             ),
-            "octets",
+            "bytes",
         ),
         (
             "too many entries",

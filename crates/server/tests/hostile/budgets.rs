@@ -153,7 +153,7 @@ fn a_connection_gets_one_channel_however_often_it_says_hello() {
 
 const LARGE_BUFFERS: &str = "[buffers]\nsend_initial = 8388608";
 
-/// Sessions with unsent octets that their program leaves to the server.
+/// Sessions with unsent bytes that their program leaves to the server.
 fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
     const UNSENT: usize = 4 << 20;
     let listener = bed
@@ -204,7 +204,7 @@ fn assert_reset(peer: &mut TcpStream) {
 }
 
 #[test]
-fn unsent_octets_of_programs_that_are_gone_are_limited() {
+fn unsent_bytes_of_programs_that_are_gone_are_limited() {
     let bed = Bed::veth();
     let server = Configuration::new(&bed.a, LARGE_BUFFERS).start(&bed.a);
     let path = control_path(&bed.a);
@@ -434,9 +434,9 @@ fn who_does_not_read_is_not_served_and_is_served_when_it_does() {
     // Both queues fill up, and neither is read.
     let start = clock::now();
     while clock::now().since(start) < Duration::from_millis(700) {
-        let octets = portolan_proto::encode(&request(sent + 1));
+        let bytes = portolan_proto::encode(&request(sent + 1));
         let flags = rustix::net::SendFlags::DONTWAIT;
-        match rustix::net::send(&client, &octets, flags) {
+        match rustix::net::send(&client, &bytes, flags) {
             Ok(_) => sent += 1,
             Err(_) => sleep(Duration::from_millis(20)),
         }

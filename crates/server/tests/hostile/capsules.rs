@@ -17,9 +17,9 @@ use crate::{Victim, assert_serves_others, counter, hostile_library, open_to_b, r
 
 const PROTO: i32 = 71;
 
-fn unsealed(octets: &[u8]) -> OwnedFd {
+fn unsealed(bytes: &[u8]) -> OwnedFd {
     let fd = memfd_create("forged", MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::io::pwrite(&fd, octets, 0).unwrap();
+    rustix::io::pwrite(&fd, bytes, 0).unwrap();
     fd
 }
 
@@ -106,9 +106,9 @@ fn capsules_in_unsuitable_memory_are_refused() {
     victim.assert_unharmed();
 }
 
-/// What is read from them is read without a look at each octet: they must be as they were said to be.
+/// What is read from them is read without a look at each byte: they must be as they were said to be.
 #[test]
-fn unread_octets_in_unsuitable_memory_are_refused() {
+fn unread_bytes_in_unsuitable_memory_are_refused() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
@@ -152,14 +152,14 @@ fn unread_octets_in_unsuitable_memory_are_refused() {
 }
 
 #[test]
-fn unread_octets_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it() {
+fn unread_bytes_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut library = hostile_library(&path);
-    let octets: Vec<u8> = (0..600_000).map(|index| (index % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..600_000).map(|index| (index % 251) as u8).collect();
     let (id, genuine, near) = session(&bed, &mut library);
-    let memory = SetAside::write(octets.len(), [(0, &octets[..])].into_iter()).unwrap();
+    let memory = SetAside::write(bytes.len(), [(0, &bytes[..])].into_iter()).unwrap();
     let capsule = Capsule {
         state: Blob::Inline(genuine),
         unread: Some(ByteRange {
@@ -174,7 +174,7 @@ fn unread_octets_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it(
     drop(memory);
     let mut got = [0; 1000];
     rustix::net::recv(&near.0, &mut got[..], RecvFlags::WAITALL).unwrap();
-    assert_eq!(got[..], octets[7..1007]);
+    assert_eq!(got[..], bytes[7..1007]);
     let request = RequestBody::Cache {
         session: id,
         slot: library.stack.reserve(),
@@ -186,7 +186,7 @@ fn unread_octets_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it(
     let unread = capsule.unread.expect("they lie where they lay");
     assert_eq!((unread.start, unread.length), (1007, 598_990));
     let memory = SetAside::open(fds.into_iter().next_back().unwrap()).unwrap();
-    assert!(*memory.into_octets() == octets, "the same memory");
+    assert!(*memory.into_bytes() == bytes, "the same memory");
 }
 
 /// Whatever passes validation is run by the server: it must not fall over.

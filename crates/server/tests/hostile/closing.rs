@@ -17,7 +17,7 @@ use crate::{Victim, as_nobody};
 const PROMPT: Duration = Duration::from_millis(500);
 const LINGER: Duration = Duration::from_secs(8);
 
-/// A connection with octets that its peer does not take, whose last close waits for that; and its peer.
+/// A connection with bytes that its peer does not take, whose last close waits for that; and its peer.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -48,8 +48,8 @@ fn answers_promptly_after(action: impl FnOnce(&Client, &[BorrowedFd<'_>])) {
     victim.assert_unharmed();
 }
 
-fn send(client: &Client, octets: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
-    let pieces = [std::io::IoSlice::new(octets)];
+fn send(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+    let pieces = [std::io::IoSlice::new(bytes)];
     let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
     let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(fds)));

@@ -162,10 +162,10 @@ fn forged_surrenders_are_refused_and_counted() {
     };
     // A connection, but none of the listener's.
     let foreign = session.to_capsule();
-    for octets in [Vec::new(), vec![0xff; 3000], foreign.clone()] {
+    for bytes in [Vec::new(), vec![0xff; 3000], foreign.clone()] {
         let surrender = RequestBody::ReturnPending {
             listener: own,
-            capsule: Blob::Inline(octets),
+            capsule: Blob::Inline(bytes),
         };
         assert_eq!(refused(&mut hostile, surrender, &[]), PROTO);
     }

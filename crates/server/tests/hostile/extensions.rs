@@ -32,7 +32,7 @@ fn a_handler_answers_in_its_owners_stead() {
         let peer = peer(&bed, owner.port);
         for length in [0, 1, 2, 3, 8, 100, 511, 512] {
             let question: Vec<u8> = (0..length).map(|n| (n % 251) as u8 + 1).collect();
-            assert_eq!(answer(&peer, &question), question, "{length} octets");
+            assert_eq!(answer(&peer, &question), question, "{length} bytes");
         }
         // Of what is longer than a view there is the beginning.
         assert_eq!(answer(&peer, &[7; 600]), [7; 512]);
@@ -55,7 +55,7 @@ fn a_handlers_edits_are_sent_with_the_right_sums() {
     let path = control_path(&bed.a);
     for address in [Bed::A4, Bed::A6] {
         let mut owner = Owner::of(hostile_library(&path), SocketAddr::new(address, 0));
-        // Five octets, "XX" first; the sixth is written, too, and is none of the answer.
+        // Five bytes, "XX" first; the sixth is written, too, and is none of the answer.
         owner.install(code([
             op(0x6a, 1, 0, PAYLOAD, 0x5858),
             op(0x72, 1, 0, PAYLOAD + 5, 0x59),
@@ -77,7 +77,7 @@ fn handlers_are_called_in_their_order_until_one_decides() {
     let path = control_path(&bed.a);
     let mut owner = Owner::start(&path);
     let peer = peer(&bed, owner.port);
-    // Whoever comes adds its letter at the octet that `mark` counts.
+    // Whoever comes adds its letter at the byte that `mark` counts.
     let adds = |letter: i32, verdict| {
         code([
             op(0x61, 2, 1, LENGTH, 0),
@@ -219,7 +219,7 @@ fn a_view_shows_nothing_of_other_packets() {
         told.send(&[0x55; 512]).unwrap();
         let seen = answer(&asked, b"?");
         assert_eq!(seen[0], b'?');
-        assert!(seen[1..].iter().all(|octet| *octet == 0), "{seen:?}");
+        assert!(seen[1..].iter().all(|byte| *byte == 0), "{seen:?}");
     }
 }
 

@@ -292,7 +292,7 @@ fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
     crate::common::await_some("genuine frames", || passed().then_some(()));
 }
 
-/// The frame as one that the kernel is to cut into fragments of eight octets.
+/// The frame as one that the kernel is to cut into fragments of eight bytes.
 fn to_be_cut(mut frame: Vec<u8>) -> Vec<u8> {
     VnetHeader::segments(Gso::UdpFragments, 14 + 20 + 8, 14 + 20, 8).emit(&mut frame);
     frame

@@ -83,20 +83,20 @@ impl Forgery {
     }
 
     fn transport(&self) -> Vec<u8> {
-        let mut octets = self.source_port.to_be_bytes().to_vec();
-        octets.extend(self.destination_port.to_be_bytes());
+        let mut bytes = self.source_port.to_be_bytes().to_vec();
+        bytes.extend(self.destination_port.to_be_bytes());
         match self.protocol {
             // Echo request, identifier and sequence.
-            ICMP => octets = vec![8, 0, 0, 0, 0, 1, 0, 1],
+            ICMP => bytes = vec![8, 0, 0, 0, 0, 1, 0, 1],
             UDP => {
-                octets.extend(((8 + MARK.len()) as u16).to_be_bytes());
-                octets.extend([0, 0]);
+                bytes.extend(((8 + MARK.len()) as u16).to_be_bytes());
+                bytes.extend([0, 0]);
             }
             // An acknowledgement far outside any window.
-            _ => octets.extend([0x55, 0, 0, 0, 0x66, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0]),
+            _ => bytes.extend([0x55, 0, 0, 0, 0x66, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0]),
         }
-        octets.extend(MARK);
-        octets
+        bytes.extend(MARK);
+        bytes
     }
 }
 

@@ -75,13 +75,13 @@ impl Hostile {
     fn send(&mut self, body: RequestBody, fds: &[OwnedFd], random: &mut Random) -> bool {
         self.next = self.next.wrapping_add(1);
         let id = if random.once_in(5) { 0 } else { self.next };
-        let mut octets = encode(&Request { id, body });
+        let mut bytes = encode(&Request { id, body });
         if random.once_in(25) {
-            damage(&mut octets, random);
+            damage(&mut bytes, random);
         }
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         // What does not fit is not sent; who does not read is not heard.
-        let _ = self.connection.send(&octets, &fds);
+        let _ = self.connection.send(&bytes, &fds);
         self.hear(random)
     }
 
@@ -121,12 +121,12 @@ impl Hostile {
 }
 
 /// A bit changes, the end is missing, or there is more.
-fn damage(octets: &mut Vec<u8>, random: &mut Random) {
-    let at = random.below(octets.len());
+fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
+    let at = random.below(bytes.len());
     match random.below(3) {
-        0 => octets[at] ^= 1 << random.below(8),
-        1 => octets.truncate(at),
-        _ => octets.extend((0..random.below(50)).map(|n| n as u8)),
+        0 => bytes[at] ^= 1 << random.below(8),
+        1 => bytes.truncate(at),
+        _ => bytes.extend((0..random.below(50)).map(|n| n as u8)),
     }
 }
 

@@ -52,9 +52,9 @@ impl End {
 
     fn read(&mut self) -> Vec<u8> {
         self.local.look(clock::now());
-        let mut octets = vec![0; self.local.readable()];
-        self.local.recv(clock::now(), &mut octets);
-        octets
+        let mut bytes = vec![0; self.local.readable()];
+        self.local.recv(clock::now(), &mut bytes);
+        bytes
     }
 }
 
@@ -90,7 +90,7 @@ pub fn introduce(opener: &mut Library, accepter: &mut Library) -> (End, End) {
 fn scribble(rings: &Rings, value: u64) {
     for side in [Side::Opener, Side::Accepter] {
         let end = rings.ends().of(side);
-        end.sent.0.octets.store(value, Relaxed);
+        end.sent.0.bytes.store(value, Relaxed);
         end.sent.0.shown.store(value, Relaxed);
         end.sent.0.cycle.store(value, Relaxed);
         end.sent.0.base.store(value, Relaxed);
@@ -112,7 +112,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
         let mut hostile = hostile_library(&path);
         let (mut spoiled, mut end) = introduce(&mut hostile, &mut honest);
         let (mut other, mut whole) = introduce(&mut hostile, &mut honest);
-        end.local.send(clock::now(), b"some octets");
+        end.local.send(clock::now(), b"some bytes");
         let _ = end.local.publish();
         scribble(&spoiled.rings, value);
         let _ = end.read();
@@ -263,11 +263,11 @@ fn the_server_has_time_for_others_however_much_it_relays() {
     assert!(longest < Duration::from_millis(40), "{longest:?}");
     // All are heard in the end.
     for (_, accepted) in &relayed {
-        let mut octet = [0];
-        await_some("an octet", || {
-            rustix::io::read(&accepted.near.0, &mut octet).ok()
+        let mut byte = [0];
+        await_some("a byte", || {
+            rustix::io::read(&accepted.near.0, &mut byte).ok()
         });
-        assert_eq!(octet, [7]);
+        assert_eq!(byte, [7]);
     }
 }
 
@@ -297,8 +297,8 @@ fn a_notifier_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
     );
     assert!(!honest.wake_receiver.is_notified());
     assert_eq!(rustix::io::write(&fds[0], b"!"), Ok(1));
-    let mut octet = [0_u8];
-    let heard = rustix::net::recv(&fds[0], &mut octet, RecvFlags::DONTWAIT);
+    let mut byte = [0_u8];
+    let heard = rustix::net::recv(&fds[0], &mut byte, RecvFlags::DONTWAIT);
     assert_eq!(
         heard.map(|_| ()),
         Err(Errno::AGAIN),

@@ -87,7 +87,7 @@ impl Victim {
         }
     }
 
-    /// Octets go both ways on the old connection.
+    /// Bytes go both ways on the old connection.
     fn assert_unharmed(&mut self) {
         echo(&mut self.library, self.slot, &mut self.peer, b"unharmed");
     }

@@ -145,8 +145,8 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     let mut messages = vec![vec![0], vec![0xff; 9], huge];
     messages.extend((0..genuine.len().min(12)).map(|cut| genuine[..cut].to_vec()));
     for seed in 0..300_u32 {
-        let octets = (0..seed % 40).map(|i| (seed.wrapping_mul(2_654_435_761) >> (i % 24)) as u8);
-        messages.push(octets.collect());
+        let bytes = (0..seed % 40).map(|i| (seed.wrapping_mul(2_654_435_761) >> (i % 24)) as u8);
+        messages.push(bytes.collect());
     }
     as_nobody(|| {
         for message in messages {

@@ -189,8 +189,8 @@ fn edit(verdict: i32) -> [u64; 4] {
 fn copies_to(addresses: &[[u8; 16]]) -> Code {
     let mut instructions = vec![op(0x62, 1, 0, COPIES, addresses.len() as i32)];
     for (index, address) in (0..).zip(addresses) {
-        for (word, octets) in (0..).zip(address.chunks_exact(4)) {
-            let value = i32::from_le_bytes(octets.try_into().unwrap());
+        for (word, bytes) in (0..).zip(address.chunks_exact(4)) {
+            let value = i32::from_le_bytes(bytes.try_into().unwrap());
             let place = DESTINATIONS + index * DESTINATION + 4 * word;
             instructions.push(op(0x62, 1, 0, place, value));
         }

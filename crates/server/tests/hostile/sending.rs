@@ -44,12 +44,12 @@ fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
     let mut instructions = vec![op(0x62, 1, 0, COPIES, count)];
     for (index, to) in (0..).zip(destinations) {
         let at = DESTINATIONS + index * DESTINATION;
-        let octets = match to.ip() {
+        let bytes = match to.ip() {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
             IpAddr::V6(v6) => v6.octets(),
         };
-        for (word, octets) in (0..).zip(octets.chunks_exact(4)) {
-            let value = i32::from_le_bytes(octets.try_into().unwrap());
+        for (word, bytes) in (0..).zip(bytes.chunks_exact(4)) {
+            let value = i32::from_le_bytes(bytes.try_into().unwrap());
             instructions.push(op(0x62, 1, 0, at + 4 * word, value));
         }
         instructions.push(op(0x6a, 1, 0, at + 16, to.port().into()));
@@ -459,7 +459,7 @@ fn install_on_connection(victim: &mut Victim, code: Code) -> u16 {
     }
 }
 
-/// Writes octets that do not arrive, removes the handler that had them, and has them arrive after all.
+/// Writes bytes that do not arrive, removes the handler that had them, and has them arrive after all.
 fn lose_and_recover(victim: &mut Victim, path: &Path, code: Code, counted: &str) {
     use std::io::{Read, Write};
     const WORDS: &[u8] = b"late";

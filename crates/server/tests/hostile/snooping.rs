@@ -13,13 +13,13 @@ use crate::common::{Client, control_path, start_server};
 use crate::frames::{MARK, is_marked};
 use crate::{Victim, as_nobody, hostile_library};
 
-/// All octets of a memfd.
+/// All bytes of a memfd.
 fn contents(fd: &OwnedFd) -> Vec<u8> {
     let length = rustix::fs::fstat(fd).unwrap().st_size as usize;
-    let mut octets = vec![0; length];
-    let read = rustix::io::pread(fd, &mut octets[..], 0).unwrap();
+    let mut bytes = vec![0; length];
+    let read = rustix::io::pread(fd, &mut bytes[..], 0).unwrap();
     assert_eq!(read, length);
-    octets
+    bytes
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn a_channel_shows_nothing_of_other_peoples_sessions() {
     }
     assert!(!is_marked(&contents(&hostile.maps.metastate)), "metastate");
     let statistics = contents(&hostile.maps.statistics);
-    assert!(statistics.iter().all(|&octet| octet == 0), "statistics");
+    assert!(statistics.iter().all(|&byte| byte == 0), "statistics");
 }
 
 #[test]

@@ -194,7 +194,7 @@ impl Pair {
 }
 
 #[test]
-fn a_handshake_ends_in_the_queue_and_octets_wait_with_it() {
+fn a_handshake_ends_in_the_queue_and_bytes_wait_with_it() {
     let mut pair = Pair::new(8);
     let client = pair.open(1000);
     assert_eq!(pair.state(client), StateName::Established);

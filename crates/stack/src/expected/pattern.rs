@@ -121,10 +121,10 @@ impl Pattern {
     }
 }
 
-fn words_of(octets: &[u8; LONGEST]) -> [u64; WORDS] {
+fn words_of(bytes: &[u8; LONGEST]) -> [u64; WORDS] {
     core::array::from_fn(|i| {
         let mut word = [0; WORD];
-        word.copy_from_slice(&octets[i * WORD..(i + 1) * WORD]);
+        word.copy_from_slice(&bytes[i * WORD..(i + 1) * WORD]);
         u64::from_ne_bytes(word)
     })
 }

@@ -168,7 +168,7 @@ fn the_next_segment_is_expected_in_every_shape() {
     }
 }
 
-/// The place of an octet, in IP's header or in TCP's.
+/// The place of a byte, in IP's header or in TCP's.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Ip(usize),
@@ -277,8 +277,8 @@ fn whatever_is_changed_both_paths_tell_the_same() {
             let (is_v4, is_stamped) = SHAPES[usize::from(shape % 4)];
             let (expected, mut next) = after(is_v4, is_stamped);
             for (at, bits) in changes {
-                if let Some(octet) = next.get_mut(START + usize::from(*at)) {
-                    *octet ^= bits;
+                if let Some(byte) = next.get_mut(START + usize::from(*at)) {
+                    *byte ^= bits;
                 }
             }
             if shape & 0x80 == 0 {

@@ -11,7 +11,7 @@ use super::{Key, Piece};
 /// Reordering is a matter of milliseconds; what waits longer has lost its first fragment.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Octets of all that wait.
+/// Bytes of all that wait.
 const MEMORY: usize = 1 << 20;
 
 /// Fragments in the server's keeping.
@@ -20,7 +20,7 @@ pub struct EarlyFragments {
     datagrams: HashMap<Key, Early>,
     /// Oldest first; some are gone already.
     order: VecDeque<(Instant, Key)>,
-    octets: usize,
+    bytes: usize,
     /// Fragments given up because nobody claimed them.
     pub unclaimed: u64,
 }
@@ -53,12 +53,12 @@ impl EarlyFragments {
             Early::Waiting(frames) if is_first => {
                 let released = core::mem::take(frames);
                 *early = Early::Claimed;
-                self.octets -= released.iter().map(Vec::len).sum::<usize>();
+                self.bytes -= released.iter().map(Vec::len).sum::<usize>();
                 released
             }
             Early::Waiting(frames) => {
                 frames.push(frame.to_vec());
-                self.octets += frame.len();
+                self.bytes += frame.len();
                 self.make_room();
                 Vec::new()
             }
@@ -66,7 +66,7 @@ impl EarlyFragments {
     }
 
     fn make_room(&mut self) {
-        while self.octets > MEMORY
+        while self.bytes > MEMORY
             && let Some((_, key)) = self.order.pop_front()
         {
             self.forget(key);
@@ -85,7 +85,7 @@ impl EarlyFragments {
     fn forget(&mut self, key: Key) {
         if let Some(Early::Waiting(frames)) = self.datagrams.remove(&key) {
             self.unclaimed += frames.len() as u64;
-            self.octets -= frames.iter().map(Vec::len).sum::<usize>();
+            self.bytes -= frames.iter().map(Vec::len).sum::<usize>();
         }
     }
 }

@@ -17,7 +17,7 @@ const LIFETIME_V4: Duration = Duration::from_secs(30);
 /// RFC 8200 §4.5.
 const LIFETIME_V6: Duration = Duration::from_secs(60);
 
-/// Octets that all unfinished datagrams may take, their bookkeeping included (Linux:
+/// Bytes that all unfinished datagrams may take, their bookkeeping included (Linux:
 /// `ipfrag_high_thresh`).
 const MEMORY: usize = 4 << 20;
 /// The same for one session: one that is sent rubbish leaves the others room.
@@ -25,7 +25,7 @@ const MEMORY_OF_SESSION: usize = 1 << 20;
 /// Unfinished datagrams of one session.
 const DATAGRAMS_OF_SESSION: usize = 128;
 
-/// What a piece and a datagram cost beside their octets.
+/// What a piece and a datagram cost beside their bytes.
 const PIECE_OVERHEAD: usize = 64;
 const DATAGRAM_OVERHEAD: usize = 256;
 
@@ -76,7 +76,7 @@ pub(crate) struct Reassembly {
     /// Oldest first; the number keeps apart what came at one time.
     deadlines: BTreeMap<(Instant, u64), Key>,
     sessions: HashMap<u32, Usage>,
-    octets: usize,
+    bytes: usize,
     next: u64,
     pub(crate) counters: FragmentCounters,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Reassembly {
 #[derive(Debug, Default)]
 struct Usage {
     datagrams: usize,
-    octets: usize,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -197,15 +197,15 @@ impl Reassembly {
         self.make_room(slot);
     }
 
-    fn charge(&mut self, slot: u32, octets: usize) {
-        self.octets += octets;
-        self.sessions.entry(slot).or_default().octets += octets;
+    fn charge(&mut self, slot: u32, bytes: usize) {
+        self.bytes += bytes;
+        self.sessions.entry(slot).or_default().bytes += bytes;
     }
 
     /// The oldest give way: first the session's own, then anybody's.
     fn make_room(&mut self, slot: u32) {
         while self.sessions.get(&slot).is_some_and(|usage| {
-            usage.octets > MEMORY_OF_SESSION || usage.datagrams > DATAGRAMS_OF_SESSION
+            usage.bytes > MEMORY_OF_SESSION || usage.datagrams > DATAGRAMS_OF_SESSION
         }) {
             let oldest = self
                 .deadlines
@@ -216,7 +216,7 @@ impl Reassembly {
             self.counters.crowded_out += 1;
             self.remove(oldest);
         }
-        while self.octets > MEMORY {
+        while self.bytes > MEMORY {
             let Some(oldest) = self.deadlines.values().next().copied() else {
                 break;
             };
@@ -228,10 +228,10 @@ impl Reassembly {
     fn remove(&mut self, key: Key) -> Option<Unfinished> {
         let datagram = self.datagrams.remove(&key)?;
         self.deadlines.remove(&datagram.deadline);
-        let octets = datagram.octets();
-        self.octets = self.octets.saturating_sub(octets);
+        let bytes = datagram.bytes();
+        self.bytes = self.bytes.saturating_sub(bytes);
         if let Some(usage) = self.sessions.get_mut(&key.slot) {
-            usage.octets = usage.octets.saturating_sub(octets);
+            usage.bytes = usage.bytes.saturating_sub(bytes);
             usage.datagrams = usage.datagrams.saturating_sub(1);
             if usage.datagrams == 0 {
                 self.sessions.remove(&key.slot);
@@ -245,14 +245,14 @@ impl Reassembly {
         let Some(datagram) = self.datagrams.get_mut(&key) else {
             return;
         };
-        let freed = datagram.octets() - DATAGRAM_OVERHEAD;
+        let freed = datagram.bytes() - DATAGRAM_OVERHEAD;
         datagram.is_spoilt = true;
         datagram.pieces.clear();
         datagram.first = None;
         let slot = key.slot;
-        self.octets = self.octets.saturating_sub(freed);
+        self.bytes = self.bytes.saturating_sub(freed);
         if let Some(usage) = self.sessions.get_mut(&slot) {
-            usage.octets = usage.octets.saturating_sub(freed);
+            usage.bytes = usage.bytes.saturating_sub(freed);
         }
     }
 
@@ -283,7 +283,7 @@ impl Reassembly {
 
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.datagrams.is_empty() && self.sessions.is_empty() && self.octets == 0
+        self.datagrams.is_empty() && self.sessions.is_empty() && self.bytes == 0
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -292,7 +292,7 @@ impl Reassembly {
 }
 
 impl Unfinished {
-    fn octets(&self) -> usize {
+    fn bytes(&self) -> usize {
         let pieces: usize = self.pieces.values().map(Vec::len).sum();
         DATAGRAM_OVERHEAD + self.pieces.len() * PIECE_OVERHEAD + pieces
     }
@@ -306,7 +306,7 @@ impl Unfinished {
             Header::V4(_) => LONGEST_V4,
             Header::V6(_) => LONGEST_V6,
         };
-        // RFC 8200 §4.5: all but the last are multiples of eight octets long.
+        // RFC 8200 §4.5: all but the last are multiples of eight bytes long.
         let is_cut = piece.more && !piece.body.len().is_multiple_of(8);
         if piece.body.is_empty() || is_cut || piece.end() > longest {
             return Err(Misfit::Malformed);
@@ -314,7 +314,7 @@ impl Unfinished {
         let furthest = self
             .pieces
             .last_key_value()
-            .map_or(0, |(start, octets)| start + octets.len());
+            .map_or(0, |(start, bytes)| start + bytes.len());
         let contradicts = match (self.total, piece.more) {
             (Some(total), true) => piece.end() >= total && !self.holds(piece),
             (Some(total), false) => piece.end() != total,
@@ -337,14 +337,14 @@ impl Unfinished {
     fn holds(&self, piece: &Piece<'_>) -> bool {
         self.pieces
             .get(&piece.offset)
-            .is_some_and(|octets| octets == piece.body)
+            .is_some_and(|bytes| bytes == piece.body)
     }
 
     fn overlaps(&self, piece: &Piece<'_>) -> bool {
         self.pieces
             .range(..piece.end())
             .next_back()
-            .is_some_and(|(start, octets)| start + octets.len() > piece.offset)
+            .is_some_and(|(start, bytes)| start + bytes.len() > piece.offset)
     }
 
     fn add(&mut self, piece: &Piece<'_>, record: &RecordHeader, frame: &[u8]) {
@@ -374,7 +374,7 @@ impl Unfinished {
         frame.extend(first.ethernet);
         match first.header {
             Header::V4(header) => {
-                let mut octets = [0; ipv4::HEADER_LEN];
+                let mut bytes = [0; ipv4::HEADER_LEN];
                 ipv4::Ipv4Header {
                     traffic_class: header.traffic_class | ecn,
                     more_fragments: false,
@@ -382,23 +382,23 @@ impl Unfinished {
                     payload_len: length,
                     ..header
                 }
-                .emit(&mut octets);
-                frame.extend(octets);
+                .emit(&mut bytes);
+                frame.extend(bytes);
             }
             Header::V6(header) => {
-                let mut octets = [0; ipv6::HEADER_LEN];
+                let mut bytes = [0; ipv6::HEADER_LEN];
                 ipv6::Ipv6Header {
                     traffic_class: header.traffic_class | ecn,
                     payload_len: length,
                     fragment: None,
                     ..header
                 }
-                .emit(&mut octets);
-                frame.extend(octets);
+                .emit(&mut bytes);
+                frame.extend(bytes);
             }
         }
-        for octets in self.pieces.values() {
-            frame.extend_from_slice(octets);
+        for bytes in self.pieces.values() {
+            frame.extend_from_slice(bytes);
         }
         let record = RecordHeader {
             // Bounded by the longest IP packet.

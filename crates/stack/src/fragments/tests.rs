@@ -79,10 +79,10 @@ fn now() -> Instant {
     Instant::from_millis(1_000)
 }
 
-/// A datagram of 100 octets in pieces of 32.
+/// A datagram of 100 bytes in pieces of 32.
 fn pieces(family: Family, id: u16) -> Vec<Vec<u8>> {
-    let octets: Vec<u8> = (0..100).collect();
-    let chunks = octets.chunks(32).zip((0..).step_by(32));
+    let bytes: Vec<u8> = (0..100).collect();
+    let chunks = bytes.chunks(32).zip((0..).step_by(32));
     chunks
         .map(|(chunk, at)| piece(family, id, at, at + 32 < 100, 0, chunk))
         .collect()
@@ -143,7 +143,7 @@ fn an_overlap_ends_the_datagram_and_what_still_comes_of_it() {
     for family in FAMILIES {
         let good = pieces(family, 7);
         let liars = [
-            // Inside, across the end, from before, other octets at the same place.
+            // Inside, across the end, from before, other bytes at the same place.
             piece(family, 7, 8, true, 0, &[1; 8]),
             piece(family, 7, 24, true, 0, &[1; 16]),
             piece(family, 7, 0, true, 0, &[1; 40]),

@@ -26,7 +26,7 @@ pub struct Sending {
     pub interface: Option<u32>,
     pub ttl: Option<u8>,
     pub tos: Option<u8>,
-    /// Octets of each of the datagrams that the payload is cut into; 0: it is one.
+    /// Bytes of each of the datagrams that the payload is cut into; 0: it is one.
     pub segment: u16,
 }
 
@@ -53,7 +53,7 @@ pub enum SendError {
     NoDestination,
     #[error("message too long")]
     TooLong,
-    /// The path takes `mtu` octets, and the session has nothing cut.
+    /// The path takes `mtu` bytes, and the session has nothing cut.
     #[error("message longer than the path takes")]
     DoesNotFit { mtu: u32 },
     /// A payload cannot be cut into datagrams without checksums.
@@ -145,7 +145,7 @@ impl Stack {
             *way = None;
         }
         session.datagrams_out += 1;
-        session.octets_out += length as u64;
+        session.bytes_out += length as u64;
         Ok(length)
     }
 }

@@ -7,7 +7,7 @@ use portolan_types::Generation;
 
 /// Frames that wait at one slot.
 pub(super) const AT_A_SLOT: usize = 2048;
-/// Octets of all frames that wait.
+/// Bytes of all frames that wait.
 pub(super) const IN_ALL: usize = 4 << 20;
 
 /// A slot that is promised to a session.
@@ -37,12 +37,12 @@ impl EarlyFrames {
         self.before != Some(Generation(record.generation))
     }
 
-    /// Keeps a frame, if there is room for it beside `others`, the octets that wait already.
+    /// Keeps a frame, if there is room for it beside `others`, the bytes that wait already.
     pub(super) fn hold(&mut self, others: &mut usize, record: &RecordHeader, frame: &[u8]) -> bool {
-        let octets = *others + frame.len();
-        let has_room = self.held.len() < AT_A_SLOT && octets <= IN_ALL;
+        let bytes = *others + frame.len();
+        let has_room = self.held.len() < AT_A_SLOT && bytes <= IN_ALL;
         if has_room {
-            *others = octets;
+            *others = bytes;
             self.held.push(Held {
                 record: *record,
                 frame: frame.to_vec(),

@@ -326,11 +326,11 @@ fn a_removed_session_leaves_its_slot_and_its_timer() {
 }
 
 #[test]
-fn no_capsule_of_random_octets_is_accepted_or_panics() {
+fn no_capsule_of_random_bytes_is_accepted_or_panics() {
     portolan_fuzz::check!(2000)
         .with_type::<Vec<u8>>()
-        .for_each(|octets| {
-            if let Ok(session) = TcpSession::from_capsule(octets) {
+        .for_each(|bytes| {
+            if let Ok(session) = TcpSession::from_capsule(bytes) {
                 assert!(session.connection.validate().is_ok());
             }
         });
@@ -346,7 +346,7 @@ fn a_capsule_comes_back_as_it_was() {
     assert_eq!(copy.to_capsule(), session.to_capsule());
 }
 
-/// A datagram that `discovery` says how to send, over a path of 1,500 octets; `Err` if refused, else
+/// A datagram that `discovery` says how to send, over a path of 1,500 bytes; `Err` if refused, else
 /// whether the kernel is to fragment it, and at how much, and whether routers are not.
 fn sent_with(
     discovery: MtuDiscovery,
@@ -405,7 +405,7 @@ fn what_does_not_fit_is_fragmented_or_refused_as_the_socket_wants() {
     }
 }
 
-/// What a router says about the first `quoted` octets of a frame that `A` sent.
+/// What a router says about the first `quoted` bytes of a frame that `A` sent.
 fn too_big(sent: &[u8], mtu: u32) -> Vec<u8> {
     use portolan_wire::icmp::{Cause, IcmpError, IcmpMessage as Message};
     let packet = &received(sent)[14..];

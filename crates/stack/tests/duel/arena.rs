@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Both ends come to rest: TIME-WAIT, or R2 of one whose peer has gone.
 const FOREVER: Duration = Duration::from_secs(4 * 3600);
 const EVENTS: usize = 100_000;
-/// What routers take: no less than 552 octets of IPv4, and 1280 of IPv6.
+/// What routers take: no less than 552 bytes of IPv4, and 1280 of IPv6.
 const WIDTHS: [u32; 4] = [1280, 1300, 1400, 1499];
 /// Where checksums begin to cover a frame: behind Ethernet's header, and the first words of IPv6's.
 const COVERED_V4: usize = 14;
@@ -76,11 +76,11 @@ impl Setup {
 pub enum Step {
     Write {
         who: bool,
-        octets: u16,
+        bytes: u16,
     },
     Read {
         who: bool,
-        octets: u16,
+        bytes: u16,
     },
     /// The packet at that place in the queue of those on their way from `who` arrives.
     Deliver {
@@ -154,7 +154,7 @@ impl Arena {
         self.reports
     }
 
-    /// Octets that the second host has read.
+    /// Bytes that the second host has read.
     pub fn delivered(&self) -> u64 {
         self.hosts[1].read
     }
@@ -171,8 +171,8 @@ impl Arena {
 
     fn apply(&mut self, step: &Step) {
         match *step {
-            Step::Write { who, octets } => self.write(who.into(), octets.into()),
-            Step::Read { who, octets } => self.read(who.into(), octets.into()),
+            Step::Write { who, bytes } => self.write(who.into(), bytes.into()),
+            Step::Read { who, bytes } => self.read(who.into(), bytes.into()),
             Step::Deliver { who, place } => {
                 if let Some(packet) = self.take(who.into(), place) {
                     self.pass(who.into(), packet);
@@ -204,11 +204,11 @@ impl Arena {
 
     // ---- the users ----
 
-    fn write(&mut self, who: usize, octets: usize) {
+    fn write(&mut self, who: usize, bytes: usize) {
         let now = self.now;
         let host = &mut self.hosts[who];
-        let data: Vec<u8> = (host.written..host.written + octets as u64)
-            .map(|position| host.octet(position))
+        let data: Vec<u8> = (host.written..host.written + bytes as u64)
+            .map(|position| host.byte(position))
             .collect();
         let Some(connection) = host.connection().filter(|c| !c.is_closed()) else {
             return;
@@ -219,10 +219,10 @@ impl Arena {
         host.output(now);
     }
 
-    fn read(&mut self, who: usize, octets: usize) {
+    fn read(&mut self, who: usize, bytes: usize) {
         let now = self.now;
         let host = &mut self.hosts[who];
-        let mut buffer = vec![0; octets];
+        let mut buffer = vec![0; bytes];
         let Some(connection) = host.connection() else {
             return;
         };
@@ -231,9 +231,9 @@ impl Arena {
         host.read += count as u64;
         host.touch();
         let peer = &self.hosts[1 - who];
-        for (octet, position) in buffer[..count].iter().zip(from..) {
-            assert!(position < peer.written, "an octet that nobody wrote");
-            assert_eq!(*octet, peer.octet(position), "octet {position}");
+        for (byte, position) in buffer[..count].iter().zip(from..) {
+            assert!(position < peer.written, "a byte that nobody wrote");
+            assert_eq!(*byte, peer.byte(position), "byte {position}");
         }
         self.hosts[who].output(now);
     }

@@ -11,7 +11,7 @@ use portolan_wire::ipv6::{self, Ipv6Header};
 use portolan_wire::tcp::{self, TcpFlags, TcpHeader};
 use portolan_wire::vnet::VnetHeader;
 
-/// Octets of a packet that a router quotes.
+/// Bytes of a packet that a router quotes.
 const QUOTED: usize = 128;
 const TCP: u8 = 6;
 
@@ -24,7 +24,7 @@ pub struct Flying {
 }
 
 impl Flying {
-    /// Octets of the IP packet.
+    /// Bytes of the IP packet.
     pub fn length(&self) -> usize {
         self.frame.len() - ethernet::HEADER_LEN
     }
@@ -64,24 +64,24 @@ impl Parsed<'_> {
         let payload_len = u16::try_from(body.len()).expect("a packet's worth");
         match self.ip {
             Ip::V4(ref header) => {
-                let mut octets = [0; ipv4::HEADER_LEN];
+                let mut bytes = [0; ipv4::HEADER_LEN];
                 let header = Ipv4Header {
                     payload_len,
                     protocol,
                     ..*header
                 };
-                header.emit(&mut octets);
-                frame.extend(octets);
+                header.emit(&mut bytes);
+                frame.extend(bytes);
             }
             Ip::V6(ref header) => {
-                let mut octets = [0; ipv6::HEADER_LEN];
+                let mut bytes = [0; ipv6::HEADER_LEN];
                 let header = Ipv6Header {
                     payload_len,
                     protocol,
                     ..*header
                 };
-                header.emit(&mut octets);
-                frame.extend(octets);
+                header.emit(&mut bytes);
+                frame.extend(bytes);
             }
         }
         frame.extend(body);

@@ -278,8 +278,8 @@ impl Host {
         self.allowed = Some(self.allowed.map_or(edge, |before| before.max(edge)));
     }
 
-    /// The stream of this host: an octet out of place is noticed.
-    pub fn octet(&self, position: u64) -> u8 {
+    /// The stream of this host: a byte out of place is noticed.
+    pub fn byte(&self, position: u64) -> u8 {
         let salt = u64::from(self.flow.local.port());
         ((position ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
     }
@@ -340,13 +340,13 @@ fn routes(own: IpAddr, peer: IpAddr) -> Routes {
 
 fn set_aside(session: &mut TcpSession) {
     let mut image = vec![0; session.connection.arrived()];
-    for (at, octets) in session.connection.arrived_pieces() {
-        image[at..at + octets.len()].copy_from_slice(octets);
+    for (at, bytes) in session.connection.arrived_pieces() {
+        image[at..at + bytes.len()].copy_from_slice(bytes);
     }
     assert!(session.connection.set_aside(Arc::new(image)), "it fits");
 }
 
-/// The session as another process gets it, with the memory in which it has octets.
+/// The session as another process gets it, with the memory in which it has bytes.
 fn at_the_next(session: &TcpSession) -> TcpSession {
     let prefix = session.connection.handoff().cloned();
     TcpSession::from_parts(&session.to_capsule(), prefix).expect("a genuine capsule")

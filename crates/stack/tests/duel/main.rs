@@ -34,7 +34,7 @@ fn a_session_moves_while_its_frames_wait_for_the_old_holder() {
                 [
                     Step::Write {
                         who: round % 2 == 0,
-                        octets: 5000,
+                        bytes: 5000,
                     },
                     Step::Move {
                         who: round % 3 == 0,
@@ -60,7 +60,7 @@ fn a_router_that_takes_less_is_heard_at_once() {
         let mut arena = Arena::new(&Setup::plain(family));
         let write = Step::Write {
             who: false,
-            octets: 20_000,
+            bytes: 20_000,
         };
         arena.run(&[Step::Narrow(0), write, Step::Calm(7)]);
         assert!(arena.reports() > 0);

@@ -81,7 +81,7 @@ pub(super) fn is_own_tap(link: &LinkMessage) -> bool {
         });
     let suffix = name.and_then(|name| name.strip_prefix(tap::PREFIX));
     suffix.is_some_and(|suffix| {
-        suffix.starts_with('-') || suffix.bytes().all(|octet| octet.is_ascii_digit())
+        suffix.starts_with('-') || suffix.bytes().all(|byte| byte.is_ascii_digit())
     })
 }
 
@@ -107,8 +107,8 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Interface> {
         match attribute {
             LinkAttribute::IfName(name) => interface.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
-            LinkAttribute::Address(octets) => {
-                interface.mac = mac(octets).unwrap_or_default();
+            LinkAttribute::Address(bytes) => {
+                interface.mac = mac(bytes).unwrap_or_default();
             }
             _ => {}
         }
@@ -116,8 +116,8 @@ pub(super) fn link(message: &RouteNetlinkMessage) -> Option<Interface> {
     Some(interface)
 }
 
-fn mac(octets: &[u8]) -> Option<MacAddr> {
-    octets.try_into().ok().map(MacAddr)
+fn mac(bytes: &[u8]) -> Option<MacAddr> {
+    bytes.try_into().ok().map(MacAddr)
 }
 
 pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
@@ -288,7 +288,7 @@ pub(super) fn neighbour(message: &RouteNetlinkMessage) -> Option<Neighbour> {
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => {
                 address = Some(IpAddr::V6(*v6));
             }
-            NeighbourAttribute::LinkLayerAddress(octets) => link_layer = mac(octets),
+            NeighbourAttribute::LinkLayerAddress(bytes) => link_layer = mac(bytes),
             _ => {}
         }
     }

@@ -25,7 +25,7 @@ const EVENT_BUFFER: usize = 1024 * 1024;
 /// How often a dump starts over because the table changed meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// Octets of a message header; shorter lengths would not advance.
+/// Bytes of a message header; shorter lengths would not advance.
 const HEADER: usize = 16;
 
 pub(super) fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
@@ -40,16 +40,16 @@ pub(super) fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 
 /// Calls `each` with every message of one datagram. What this version of the parser cannot read
 /// is skipped: tables hold entries that do not concern Portolan.
-fn for_each_message(mut octets: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
-    while let Some(length) = octets.first_chunk().map(|word| u32::from_ne_bytes(*word)) {
+fn for_each_message(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
+    while let Some(length) = bytes.first_chunk().map(|word| u32::from_ne_bytes(*word)) {
         let length = length as usize;
-        if length < HEADER || length > octets.len() {
+        if length < HEADER || length > bytes.len() {
             return;
         }
-        if let Ok(message) = NetlinkMessage::deserialize(&octets[..length]) {
+        if let Ok(message) = NetlinkMessage::deserialize(&bytes[..length]) {
             each(message);
         }
-        octets = octets.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
     }
 }
 
@@ -178,9 +178,9 @@ impl Requests {
         header.sequence_number = self.sequence;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
         message.finalize();
-        let mut octets = vec![0; message.buffer_len()];
-        message.serialize(&mut octets);
-        send(&self.fd, &octets, SendFlags::empty()).map(drop)
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        send(&self.fd, &bytes, SendFlags::empty()).map(drop)
     }
 
     /// Takes one datagram of answers to the last request.
@@ -223,7 +223,7 @@ mod tests {
     /// The kernel is trusted; the parser of another crate, which meets what future kernels send,
     /// less so.
     #[test]
-    fn no_octets_make_the_parsers_panic() {
+    fn no_bytes_make_the_parsers_panic() {
         portolan_fuzz::check!(3000)
             .with_type::<(Vec<(u8, Vec<u8>)>, u8)>()
             .for_each(|(messages, tail)| {

@@ -31,12 +31,12 @@ pub(crate) fn ring() -> (Producer, Ring) {
 impl Producer {
     pub(crate) fn put(&mut self, flags: u32, data: &[u8]) {
         let start = (self.position as usize) & (SIZE - 1);
-        for (index, octet) in data.iter().enumerate() {
+        for (index, byte) in data.iter().enumerate() {
             let place = (start + 8 + index) % SIZE;
             for copy in [0, SIZE] {
                 let pointer = self.memory.pointer(2 * page_size() + copy + place, 1);
                 // SAFETY: in bounds, and no slice of the ring is alive in these tests.
-                unsafe { pointer.write(*octet) };
+                unsafe { pointer.write(*byte) };
             }
         }
         self.mark(flags, data.len());

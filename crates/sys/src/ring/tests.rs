@@ -117,7 +117,7 @@ struct Put {
     discard: bool,
     claimed: u32,
     honest: bool,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn records_that_claim_anything_are_counted_or_read_within_their_bounds() {
             let (mut producer, mut ring) = ring();
             let mut bad = 0;
             for put in puts {
-                let frame = &put.octets[..put.octets.len().min(1000)];
+                let frame = &put.bytes[..put.bytes.len().min(1000)];
                 let mut data = record(frame, 0);
                 if !put.honest {
                     data[..4].copy_from_slice(&put.claimed.to_ne_bytes());

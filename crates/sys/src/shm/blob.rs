@@ -15,12 +15,12 @@ use crate::mapping::Mapping;
 /// What `fstatfs` calls ordinary shared memory (`TMPFS_MAGIC`).
 const TMPFS: FsWord = libc::TMPFS_MAGIC as FsWord;
 
-/// Octets that go in the message.
+/// Bytes that go in the message.
 const INLINE: usize = 32 * 1024;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BlobWriteError {
-    #[error("{0} octets are more than a blob may have")]
+    #[error("{0} bytes are more than a blob may have")]
     TooLarge(usize),
     #[error("cannot write a blob: {0}")]
     Write(#[from] Errno),
@@ -42,7 +42,7 @@ pub enum BlobReadError {
 
 /// What came, to be read in place.
 #[derive(Debug)]
-pub struct Octets(Place);
+pub struct Bytes(Place);
 
 #[derive(Debug)]
 enum Place {
@@ -51,15 +51,15 @@ enum Place {
     Sealed(Mapping),
 }
 
-impl Deref for Octets {
+impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Place::Message(octets) => octets,
+            Place::Message(bytes) => bytes,
             Place::Sealed(mapping) => {
                 let length = mapping.length();
-                // SAFETY: `length` octets are mapped for as long as `self` lives, and the seals that `map` asked for
+                // SAFETY: `length` bytes are mapped for as long as `self` lives, and the seals that `map` asked for
                 // keep everybody from writing to them.
                 unsafe { std::slice::from_raw_parts(mapping.pointer(0, length), length) }
             }
@@ -67,30 +67,30 @@ impl Deref for Octets {
     }
 }
 
-/// Packs octets for a message; the memfd, if one is needed, has to travel along.
-pub fn pack(octets: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), BlobWriteError> {
-    if octets.len() <= INLINE {
-        return Ok((Blob::Inline(octets), None));
+/// Packs bytes for a message; the memfd, if one is needed, has to travel along.
+pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), BlobWriteError> {
+    if bytes.len() <= INLINE {
+        return Ok((Blob::Inline(bytes), None));
     }
-    let fd = write_blob(&octets)?;
-    let length = u32::try_from(octets.len()).map_err(|_| BlobWriteError::TooLarge(octets.len()))?;
+    let fd = write_blob(&bytes)?;
+    let length = u32::try_from(bytes.len()).map_err(|_| BlobWriteError::TooLarge(bytes.len()))?;
     Ok((Blob::Memfd { length }, Some(fd)))
 }
 
-/// Takes the octets of a message, or of the descriptor that came with it.
-pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Octets, BlobReadError> {
+/// Takes the bytes of a message, or of the descriptor that came with it.
+pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Bytes, BlobReadError> {
     match blob {
-        Blob::Inline(octets) => Ok(Octets(Place::Message(octets))),
+        Blob::Inline(bytes) => Ok(Bytes(Place::Message(bytes))),
         Blob::Memfd { length } => map(fd.ok_or(BlobReadError::Missing)?, length),
     }
 }
 
-/// Puts `octets` into a sealed memfd.
-pub fn write_blob(octets: &[u8]) -> Result<OwnedFd, BlobWriteError> {
-    write_pieces(octets.len(), [(0, octets)].into_iter())
+/// Puts `bytes` into a sealed memfd.
+pub fn write_blob(bytes: &[u8]) -> Result<OwnedFd, BlobWriteError> {
+    write_pieces(bytes.len(), [(0, bytes)].into_iter())
 }
 
-/// The same for pieces that have their places among `length` octets.
+/// The same for pieces that have their places among `length` bytes.
 pub(super) fn write_pieces<'a>(
     length: usize,
     pieces: impl Iterator<Item = (usize, &'a [u8])>,
@@ -109,17 +109,17 @@ pub(super) fn write_pieces<'a>(
     Ok(fd)
 }
 
-/// Maps the `length` octets that a message says are in `fd`.
-fn map(fd: impl AsFd, length: u32) -> Result<Octets, BlobReadError> {
-    let octets = map_all(fd)?;
-    match octets.len() == length as usize {
-        true => Ok(octets),
+/// Maps the `length` bytes that a message says are in `fd`.
+fn map(fd: impl AsFd, length: u32) -> Result<Bytes, BlobReadError> {
+    let bytes = map_all(fd)?;
+    match bytes.len() == length as usize {
+        true => Ok(bytes),
         false => Err(BlobReadError::WrongLength),
     }
 }
 
 /// Maps all of `fd`, if nobody can change it.
-pub(super) fn map_all(fd: impl AsFd) -> Result<Octets, BlobReadError> {
+pub(super) fn map_all(fd: impl AsFd) -> Result<Bytes, BlobReadError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| BlobReadError::Unsealed)?;
     if !seals.contains(SealFlags::SHRINK | SealFlags::WRITE) {
         return Err(BlobReadError::Unsealed);
@@ -134,8 +134,8 @@ pub(super) fn map_all(fd: impl AsFd) -> Result<Octets, BlobReadError> {
         return Err(BlobReadError::WrongLength);
     }
     match length {
-        0 => Ok(Octets(Place::Message(Vec::new()))),
-        _ => Ok(Octets(Place::Sealed(Mapping::read_only(
+        0 => Ok(Bytes(Place::Message(Vec::new()))),
+        _ => Ok(Bytes(Place::Sealed(Mapping::read_only(
             fd.as_fd(),
             0,
             length,
@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn a_blob_crosses_whole() {
         for length in [0, 1, 100_000, 5_000_000] {
-            let octets: Vec<u8> = (0..length).map(|index| index as u8).collect();
-            let fd = write_blob(&octets).unwrap();
-            assert_eq!(*map(&fd, length).unwrap(), octets);
+            let bytes: Vec<u8> = (0..length).map(|index| index as u8).collect();
+            let fd = write_blob(&bytes).unwrap();
+            assert_eq!(*map(&fd, length).unwrap(), bytes);
         }
     }
 

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 
 use portolan_proto::control::{Blob, ByteRange, Capsule};
 
-use super::blob::{BlobReadError, BlobWriteError, Octets, pack, unpack};
+use super::blob::{BlobReadError, BlobWriteError, Bytes, pack, unpack};
 use super::unread::SetAside;
 
-/// Unread octets: from where on in a memory, and how many.
+/// Unread bytes: from where on in a memory, and how many.
 pub type Unread<'a> = (&'a SetAside, usize, usize);
 
 /// Packs a session for a message; the descriptors have to travel along.
@@ -25,17 +25,17 @@ pub fn pack_capsule(
     Ok((capsule, fds))
 }
 
-/// Takes a session's octets, and where the unread ones are, from a message and its descriptors.
+/// Takes a session's bytes, and where the unread ones are, from a message and its descriptors.
 pub fn unpack_capsule(
     capsule: Capsule,
     fds: Vec<OwnedFd>,
-) -> Result<(Octets, Option<(SetAside, ByteRange)>), BlobReadError> {
+) -> Result<(Bytes, Option<(SetAside, ByteRange)>), BlobReadError> {
     let mut fds = fds.into_iter();
     let state = match capsule.state {
         Blob::Inline(_) => None,
         Blob::Memfd { .. } => fds.next(),
     };
-    let octets = unpack(capsule.state, state)?;
+    let bytes = unpack(capsule.state, state)?;
     let unread = match capsule.unread {
         Some(stretch) => {
             let fd = fds.next().ok_or(BlobReadError::Missing)?;
@@ -43,7 +43,7 @@ pub fn unpack_capsule(
         }
         None => None,
     };
-    Ok((octets, unread))
+    Ok((bytes, unread))
 }
 
 /// How a message names a part of such a memory.

@@ -23,7 +23,7 @@ const ATTEMPTS: usize = 1000;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PublishError {
-    #[error("the metastate has {0} octets, more than its memory")]
+    #[error("the metastate has {0} bytes, more than its memory")]
     TooLarge(usize),
 }
 
@@ -53,7 +53,7 @@ impl MetastateWriter {
         let generation = self.memory.u32_at(GENERATION);
         let before = generation.load(Relaxed);
         generation.store(before.wrapping_add(1), Relaxed);
-        // The odd generation is visible before any octet changes.
+        // The odd generation is visible before any byte changes.
         fence(Release);
         self.write(&encoded);
         generation.store(before.wrapping_add(2), Release);
@@ -105,7 +105,7 @@ impl MetastateReader {
         for _ in 0..ATTEMPTS {
             let before = self.generation();
             let encoded = self.copy()?;
-            // The octets are read before the generation is looked at again.
+            // The bytes are read before the generation is looked at again.
             fence(Acquire);
             let settled = before.is_multiple_of(2);
             if settled && self.memory.u32_at(GENERATION).load(Relaxed) == before {

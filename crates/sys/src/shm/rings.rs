@@ -1,6 +1,6 @@
 //! The memory of a local session: two byte rings and a block for each end (see
 //! [`portolan_proto::local`]). The server creates and seals it; both ends map all of it. The other
-//! end may write anything anywhere at any time, so the header is atomics only, octets of the rings
+//! end may write anything anywhere at any time, so the header is atomics only, bytes of the rings
 //! are copied and never borrowed, and every copy is bounded here.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,12 +16,12 @@ use crate::mapping::Mapping;
 #[derive(Debug)]
 pub struct Rings {
     memory: Mapping,
-    /// Octets of one ring, a power of two.
+    /// Bytes of one ring, a power of two.
     size: usize,
 }
 
 impl Rings {
-    /// Creates the memory with rings of at least `least` octets, within bounds.
+    /// Creates the memory with rings of at least `least` bytes, within bounds.
     pub fn create(least: usize) -> Result<OwnedFd, CreateError> {
         let ring = least.clamp(RING_MIN, RING_MAX).next_power_of_two();
         let fd = create("portolan-local", size(ring))?;
@@ -30,8 +30,8 @@ impl Rings {
     }
 
     pub fn map(fd: impl AsFd) -> Result<Rings, MapError> {
-        let octets = usize::try_from(fstat(&fd)?.st_size).map_err(|_| MapError::TooShort)?;
-        let ring = octets.saturating_sub(HEADER) / 2;
+        let bytes = usize::try_from(fstat(&fd)?.st_size).map_err(|_| MapError::TooShort)?;
+        let ring = bytes.saturating_sub(HEADER) / 2;
         if !ring.is_power_of_two() || !(RING_MIN..=RING_MAX).contains(&ring) {
             return Err(MapError::TooShort);
         }
@@ -40,7 +40,7 @@ impl Rings {
         Ok(Rings { memory, size: ring })
     }
 
-    /// Octets of one ring.
+    /// Bytes of one ring.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -54,12 +54,12 @@ impl Rings {
         unsafe { &*start.cast_const().cast::<Ends>() }
     }
 
-    /// Copies `octets`, no more than the ring has, into the ring of `side` from `offset` on. After `cycle` octets, a
+    /// Copies `bytes`, no more than the ring has, into the ring of `side` from `offset` on. After `cycle` bytes, a
     /// power of two, it begins again.
-    pub fn put(&self, side: Side, cycle: usize, offset: u64, octets: &[u8]) {
-        let octets = &octets[..octets.len().min(self.size)];
-        let (start, first) = self.place(cycle, offset, octets.len());
-        let (front, back) = octets.split_at(first);
+    pub fn put(&self, side: Side, cycle: usize, offset: u64, bytes: &[u8]) {
+        let bytes = &bytes[..bytes.len().min(self.size)];
+        let (start, first) = self.place(cycle, offset, bytes.len());
+        let (front, back) = bytes.split_at(first);
         // SAFETY: `place` gives a part of the ring of `side` that begins at `start` and has room for
         // `front`; what does not fit before its end starts at its beginning, and both together are
         // no longer than the ring. The source is private memory and cannot overlap.
@@ -73,13 +73,13 @@ impl Rings {
         }
     }
 
-    /// Copies octets, no more than the ring has, from the ring of `side` from `offset` on. What the
+    /// Copies bytes, no more than the ring has, from the ring of `side` from `offset` on. What the
     /// other end writes meanwhile may show in part.
     pub fn get(&self, side: Side, cycle: usize, offset: u64, out: &mut [u8]) {
         let length = out.len().min(self.size);
         let (start, first) = self.place(cycle, offset, length);
         let (front, back) = out[..length].split_at_mut(first);
-        // SAFETY: as in `put`, the other way round; any octets are a value of `u8`.
+        // SAFETY: as in `put`, the other way round; any bytes are a value of `u8`.
         unsafe {
             copy_nonoverlapping(
                 self.at(side, start, front.len()).cast_const(),
@@ -94,14 +94,14 @@ impl Rings {
         }
     }
 
-    /// Where `offset` lies in a ring, and how many of `length` octets fit before the end of the cycle.
+    /// Where `offset` lies in a ring, and how many of `length` bytes fit before the end of the cycle.
     fn place(&self, cycle: usize, offset: u64, length: usize) -> (usize, usize) {
         let cycle = cycle.clamp(1, self.size);
         let start = (offset & (cycle as u64 - 1)) as usize;
         (start, length.min(cycle - start))
     }
 
-    /// First of `length` octets of a ring, which must lie inside it.
+    /// First of `length` bytes of a ring, which must lie inside it.
     fn at(&self, side: Side, start: usize, length: usize) -> *mut u8 {
         assert!(start + length <= self.size, "outside ring");
         let ring = match side {
@@ -125,16 +125,16 @@ mod tests {
     }
 
     #[test]
-    fn octets_cross_also_over_the_end_of_a_cycle() {
+    fn bytes_cross_also_over_the_end_of_a_cycle() {
         let (a, b) = pair();
         for cycle in [a.size(), RING_MIN / 4] {
-            let octets: Vec<u8> = (0..cycle).map(|index| (index % 251) as u8).collect();
+            let bytes: Vec<u8> = (0..cycle).map(|index| (index % 251) as u8).collect();
             for side in [Side::Opener, Side::Accepter] {
                 for offset in [0, 1, RING_MIN as u64 - 1, u64::MAX - 5] {
-                    a.put(side, cycle, offset, &octets);
-                    let mut got = vec![0; octets.len()];
+                    a.put(side, cycle, offset, &bytes);
+                    let mut got = vec![0; bytes.len()];
                     b.get(side, cycle, offset, &mut got);
-                    assert!(got == octets, "{side:?} {offset}");
+                    assert!(got == bytes, "{side:?} {offset}");
                 }
             }
         }
@@ -147,8 +147,8 @@ mod tests {
             a.put(Side::Opener, cycle, 7, &vec![0xff; 3 * a.size()]);
             let mut other = vec![1; b.size()];
             b.get(Side::Accepter, cycle, 0, &mut other);
-            assert!(other.iter().all(|octet| *octet == 0));
-            assert_eq!(b.ends().accepter.sent.0.octets.load(Relaxed), 0);
+            assert!(other.iter().all(|byte| *byte == 0));
+            assert_eq!(b.ends().accepter.sent.0.bytes.load(Relaxed), 0);
         }
     }
 
@@ -163,12 +163,12 @@ mod tests {
     fn memory_of_another_shape_is_refused() {
         let shrinkable = memory(size(RING_MIN));
         assert!(matches!(Rings::map(&shrinkable), Err(MapError::Unsealed)));
-        for octets in [0, HEADER, size(RING_MIN) - 1, size(RING_MIN + 4096)] {
-            let fd = create("test", octets).unwrap();
+        for bytes in [0, HEADER, size(RING_MIN) - 1, size(RING_MIN + 4096)] {
+            let fd = create("test", bytes).unwrap();
             seal(&fd, SealFlags::empty()).unwrap();
             assert!(
                 matches!(Rings::map(&fd), Err(MapError::TooShort)),
-                "{octets}"
+                "{bytes}"
             );
         }
     }

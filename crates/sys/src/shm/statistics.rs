@@ -161,7 +161,7 @@ mod tests {
             state: 3,
             ..StatisticsRow::default()
         };
-        row.figures.octets_in = 1 << 40;
+        row.figures.bytes_in = 1 << 40;
         row.figures.send_window = 5;
         writer.publish(Slot(7), &row);
         let read = reader.row(Slot(7)).unwrap();

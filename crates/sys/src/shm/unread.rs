@@ -1,4 +1,4 @@
-//! Unread octets of a session that moves: written once, into a memfd that nobody can change any
+//! Unread bytes of a session that moves: written once, into a memfd that nobody can change any
 //! more, and read there by whoever holds the session next.
 
 use std::any::Any;
@@ -8,33 +8,33 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_types::Memory;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
-use super::blob::{BlobReadError, BlobWriteError, Octets, map_all, write_pieces};
+use super::blob::{BlobReadError, BlobWriteError, Bytes, map_all, write_pieces};
 
-/// Fewer octets travel in the capsule with less ado.
+/// Fewer bytes travel in the capsule with less ado.
 pub const WORTH_SETTING_ASIDE: usize = 16 * 1024;
 
-/// A memfd with octets that somebody has not read, mapped.
+/// A memfd with bytes that somebody has not read, mapped.
 pub struct SetAside {
     fd: OwnedFd,
-    octets: Octets,
+    bytes: Bytes,
 }
 
 impl SetAside {
-    /// Puts `pieces` into a memfd of `length` octets, each where it says, one after the other; and seals it.
+    /// Puts `pieces` into a memfd of `length` bytes, each where it says, one after the other; and seals it.
     pub fn write<'a>(
         length: usize,
         pieces: impl Iterator<Item = (usize, &'a [u8])>,
     ) -> Result<SetAside, BlobWriteError> {
         let fd = write_pieces(length, pieces)?;
-        let octets = map_all(&fd).map_err(|_| BlobWriteError::Write(Errno::NOMEM))?;
-        Ok(SetAside { fd, octets })
+        let bytes = map_all(&fd).map_err(|_| BlobWriteError::Write(Errno::NOMEM))?;
+        Ok(SetAside { fd, bytes })
     }
 
     /// Takes what came with a message. It can be read without fear only if nobody can change or
     /// shrink it.
     pub fn open(fd: OwnedFd) -> Result<SetAside, BlobReadError> {
-        let octets = map_all(&fd)?;
-        Ok(SetAside { fd, octets })
+        let bytes = map_all(&fd)?;
+        Ok(SetAside { fd, bytes })
     }
 
     /// Another descriptor of the same memory, for a message.
@@ -43,8 +43,8 @@ impl SetAside {
     }
 
     /// To be read, and not to be handed on: without the descriptor.
-    pub fn into_octets(self) -> Octets {
-        self.octets
+    pub fn into_bytes(self) -> Bytes {
+        self.bytes
     }
 }
 
@@ -55,8 +55,8 @@ impl AsFd for SetAside {
 }
 
 impl Memory for SetAside {
-    fn octets(&self) -> &[u8] {
-        &self.octets
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -64,8 +64,8 @@ impl Memory for SetAside {
     }
 }
 
-impl Memory for Octets {
-    fn octets(&self) -> &[u8] {
+impl Memory for Bytes {
+    fn bytes(&self) -> &[u8] {
         self
     }
 
@@ -76,7 +76,7 @@ impl Memory for Octets {
 
 impl fmt::Debug for SetAside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SetAside({} octets)", self.octets.len())
+        write!(f, "SetAside({} bytes)", self.bytes.len())
     }
 }
 
@@ -89,19 +89,15 @@ mod tests {
     use crate::testing::memory;
 
     #[test]
-    fn octets_that_are_set_aside_are_there_for_the_next_and_fixed() {
+    fn bytes_that_are_set_aside_are_there_for_the_next_and_fixed() {
         let pieces: [(usize, &[u8]); 4] = [(0, b"ab"), (2, b""), (2, b"xxcde"), (2, b"cd")];
         let written = SetAside::write(8, pieces.into_iter()).unwrap();
         let opened = SetAside::open(written.descriptor().unwrap()).unwrap();
         drop(written);
-        assert_eq!(
-            opened.octets(),
-            b"abcdcde\0",
-            "what is written later counts"
-        );
+        assert_eq!(opened.bytes(), b"abcdcde\0", "what is written later counts");
         assert_eq!(pwrite(&opened, b"x", 0), Err(Errno::PERM));
         assert_eq!(ftruncate(&opened, 0), Err(Errno::PERM));
-        assert_eq!(&*opened.into_octets(), b"abcdcde\0");
+        assert_eq!(&*opened.into_bytes(), b"abcdcde\0");
     }
 
     #[test]

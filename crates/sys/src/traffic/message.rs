@@ -1,4 +1,4 @@
-//! rtnetlink messages of traffic control, octet by octet.
+//! rtnetlink messages of traffic control, byte by byte.
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +17,7 @@ const INTERRUPTED: u16 = 0x10;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 
-/// Octets of `nlmsghdr` and `tcmsg`.
+/// Bytes of `nlmsghdr` and `tcmsg`.
 const HEADER: usize = 16;
 const TC_HEADER: usize = 20;
 const ATTRIBUTE: usize = 4;
@@ -41,17 +41,17 @@ pub(super) struct Header {
 pub(super) struct Attributes(Vec<u8>);
 
 impl Attributes {
-    pub(super) fn with(mut self, kind: u16, octets: &[u8]) -> Attributes {
-        // What goes in is a few hundred octets, or came in an attribute.
-        let length = (ATTRIBUTE + octets.len()) as u16;
+    pub(super) fn with(mut self, kind: u16, bytes: &[u8]) -> Attributes {
+        // What goes in is a few hundred bytes, or came in an attribute.
+        let length = (ATTRIBUTE + bytes.len()) as u16;
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
-        self.0.extend(octets);
+        self.0.extend(bytes);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
         self
     }
 
-    pub(super) fn octets(self) -> Vec<u8> {
+    pub(super) fn bytes(self) -> Vec<u8> {
         self.0
     }
 }
@@ -61,16 +61,16 @@ impl Attributes {
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(super) fn of(octets: &'a [u8]) -> Reader<'a> {
-        Reader(octets)
+    pub(super) fn of(bytes: &'a [u8]) -> Reader<'a> {
+        Reader(bytes)
     }
 
-    /// The octets of an attribute; none if it is not there.
-    pub(super) fn octets(&self, kind: u16) -> &'a [u8] {
+    /// The bytes of an attribute; none if it is not there.
+    pub(super) fn bytes(&self, kind: u16) -> &'a [u8] {
         let mut rest = self.0;
-        while let Some((found, octets, after)) = next_attribute(rest) {
+        while let Some((found, bytes, after)) = next_attribute(rest) {
             if found == kind {
-                return octets;
+                return bytes;
             }
             rest = after;
         }
@@ -78,24 +78,24 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn nested(&self, kind: u16) -> Reader<'a> {
-        Reader(self.octets(kind))
+        Reader(self.bytes(kind))
     }
 
     pub(super) fn text(&self, kind: u16) -> String {
-        let octets = self.octets(kind);
-        let end = octets
+        let bytes = self.bytes(kind);
+        let end = bytes
             .iter()
-            .position(|octet| *octet == 0)
-            .unwrap_or(octets.len());
-        String::from_utf8_lossy(&octets[..end]).into_owned()
+            .position(|byte| *byte == 0)
+            .unwrap_or(bytes.len());
+        String::from_utf8_lossy(&bytes[..end]).into_owned()
     }
 }
 
-fn next_attribute(octets: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = usize::from(u16::from_ne_bytes(*octets.first_chunk()?));
-    let kind = u16::from_ne_bytes(*octets.get(2..)?.first_chunk()?) & TYPE_MASK;
-    let value = octets.get(ATTRIBUTE..length)?;
-    let rest = octets.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+fn next_attribute(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
+    let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?) & TYPE_MASK;
+    let value = bytes.get(ATTRIBUTE..length)?;
+    let rest = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
     Some((kind, value, rest))
 }
 
@@ -141,10 +141,10 @@ impl Kernel {
             self.send(kind, DUMP, ifindex, (0, parent), &[])?;
             let mut entries: Vec<(Header, Vec<u8>)> = Vec::new();
             let disturbed =
-                self.answers(|header, octets| entries.push((*header, octets.to_vec())))?;
+                self.answers(|header, bytes| entries.push((*header, bytes.to_vec())))?;
             if !disturbed {
-                for (header, octets) in &entries {
-                    each(header, &Reader(octets));
+                for (header, bytes) in &entries {
+                    each(header, &Reader(bytes));
                 }
                 return Ok(());
             }
@@ -162,17 +162,17 @@ impl Kernel {
     ) -> Result<(), Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         let length = (HEADER + TC_HEADER + attributes.len()) as u32;
-        let mut octets = Vec::with_capacity(length as usize);
-        octets.extend(length.to_ne_bytes());
-        octets.extend(kind.to_ne_bytes());
-        octets.extend((REQUEST | flags).to_ne_bytes());
-        octets.extend(self.sequence.to_ne_bytes());
+        let mut bytes = Vec::with_capacity(length as usize);
+        bytes.extend(length.to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend((REQUEST | flags).to_ne_bytes());
+        bytes.extend(self.sequence.to_ne_bytes());
         // The port is the kernel's to fill in, the family none.
         for word in [0, 0, ifindex, handle, parent, 0] {
-            octets.extend(word.to_ne_bytes());
+            bytes.extend(word.to_ne_bytes());
         }
-        octets.extend(attributes);
-        send(&self.fd, &octets, SendFlags::empty()).map(drop)
+        bytes.extend(attributes);
+        send(&self.fd, &bytes, SendFlags::empty()).map(drop)
     }
 
     /// Takes all answers to the last request; tells whether the table changed meanwhile.
@@ -208,17 +208,17 @@ struct Message<'a> {
     body: &'a [u8],
 }
 
-fn next_message(octets: &[u8]) -> Option<(Message<'_>, &[u8])> {
-    let length = word(octets, 0)? as usize;
-    let body = octets.get(HEADER..length)?;
-    let kinds = word(octets, 4)?.to_ne_bytes();
+fn next_message(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
+    let length = word(bytes, 0)? as usize;
+    let body = bytes.get(HEADER..length)?;
+    let kinds = word(bytes, 4)?.to_ne_bytes();
     let message = Message {
         kind: u16::from_ne_bytes([kinds[0], kinds[1]]),
         flags: u16::from_ne_bytes([kinds[2], kinds[3]]),
-        sequence: word(octets, 8)?,
+        sequence: word(bytes, 8)?,
         body,
     };
-    let rest = octets.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+    let rest = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
     Some((message, rest))
 }
 
@@ -238,8 +238,8 @@ fn split(body: &[u8]) -> Option<(Header, &[u8])> {
     Some((header, body.get(TC_HEADER..)?))
 }
 
-fn word(octets: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(*octets.get(at..)?.first_chunk()?))
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]
@@ -247,11 +247,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_octets_make_the_reader_panic_or_stay() {
+    fn no_bytes_make_the_reader_panic_or_stay() {
         portolan_fuzz::check!(3000)
             .with_type::<Vec<u8>>()
-            .for_each(|octets| {
-                let mut rest = octets.as_slice();
+            .for_each(|bytes| {
+                let mut rest = bytes.as_slice();
                 while let Some((message, after)) = next_message(rest) {
                     assert!(after.len() < rest.len());
                     if let Some((_, attributes)) = split(message.body) {

@@ -58,7 +58,7 @@ fn classes_are_as_tc_shows_them() {
         put(traffic, ifindex);
         assert!(traffic.is_ours(ifindex).unwrap());
         let shown = tc("class show dev p0");
-        // More than 32 bits of octets per second.
+        // More than 32 bits of bytes per second.
         assert!(
             shown.contains("htb 706f:1 root rate 40Gbit ceil 40Gbit"),
             "{shown}"

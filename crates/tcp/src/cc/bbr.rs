@@ -53,7 +53,7 @@ enum Mode {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Bbr {
     mode: Mode,
-    /// Octets per second, by round.
+    /// Bytes per second, by round.
     bandwidth: MaxFilter,
     /// The round trip without queues, and when it was seen.
     min_rtt: Option<(Duration, Instant)>,
@@ -251,7 +251,7 @@ impl Bbr {
         (product + 3 * self.quantum(mss)).min(MAX_WINDOW)
     }
 
-    /// §4.2.2: octets that leave at once, about a millisecond's worth.
+    /// §4.2.2: bytes that leave at once, about a millisecond's worth.
     fn quantum(&self, mss: u32) -> u32 {
         let burst = u32::try_from(self.rate.unwrap_or(0) / 1000).unwrap_or(u32::MAX);
         burst.clamp(2 * mss, (2 * mss).max(64 << 10))
@@ -273,14 +273,14 @@ impl Bbr {
         if ack.recovering && !self.recovering {
             self.conserving = true;
             self.round_end = ack.sample.delivered;
-            window.cwnd = ack.flight + ack.octets.max(ack.mss);
+            window.cwnd = ack.flight + ack.bytes.max(ack.mss);
         } else if !ack.recovering && self.recovering {
             self.conserving = false;
             window.cwnd = window.cwnd.max(self.saved);
         }
         self.recovering = ack.recovering;
         if self.conserving {
-            window.cwnd = window.cwnd.max(ack.flight + ack.octets);
+            window.cwnd = window.cwnd.max(ack.flight + ack.bytes);
         }
         self.conserving
     }
@@ -288,7 +288,7 @@ impl Bbr {
     fn set_window(&mut self, window: &mut Window, ack: &Acknowledged) {
         if !self.modulate(window, ack) {
             let target = self.inflight(self.cwnd_gain(), ack.mss);
-            let grown = window.cwnd.saturating_add(ack.octets);
+            let grown = window.cwnd.saturating_add(ack.bytes);
             if self.filled {
                 window.cwnd = grown.min(target);
             } else if window.cwnd < target

@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438) in integers: octets and milliseconds. The first slow start is HyStart++'s.
+//! CUBIC (RFC 9438) in integers: bytes and milliseconds. The first slow start is HyStart++'s.
 
 use core::time::Duration;
 
@@ -21,18 +21,18 @@ pub(super) struct Cubic {
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Curve {
-    /// `W_max` of the next stage, octets; zero before a loss and after a time-out.
+    /// `W_max` of the next stage, bytes; zero before a loss and after a time-out.
     w_max: u32,
     /// `cwnd_prior`: the window before the last reduction.
     cwnd_prior: u32,
     /// Start of the present congestion avoidance stage; none before its first acknowledgement.
     epoch: Option<Instant>,
-    /// The inflection point of the stage, octets, and `K`, milliseconds from its start to there.
+    /// The inflection point of the stage, bytes, and `K`, milliseconds from its start to there.
     origin: u32,
     k: u64,
-    /// `W_est`: what Reno would have, octets.
+    /// `W_est`: what Reno would have, bytes.
     estimate: u32,
-    /// Octets acknowledged that have not yet moved `estimate`, and the window.
+    /// Bytes acknowledged that have not yet moved `estimate`, and the window.
     estimate_credit: u64,
     credit: u64,
 }
@@ -48,7 +48,7 @@ impl Curve {
         self.k = cube_root(missing * 2_500_000_000 / u64::from(ack.mss));
     }
 
-    /// `W_cubic(t)`, octets.
+    /// `W_cubic(t)`, bytes.
     fn cubic(&self, millis: u64, mss: u32) -> u32 {
         let distance = millis.abs_diff(self.k).min(MAX_MILLIS);
         // C·t³ in segments is t³·0.4e-9 with t in milliseconds.
@@ -63,26 +63,26 @@ impl Curve {
 
     /// RFC 9438 §4.3: Reno's window with a decrease factor of 0.7 grows by 9/17 of a segment
     /// each round trip, and by a whole one once it has passed `cwnd_prior`.
-    fn grow_estimate(&mut self, octets: u32, mss: u32) {
+    fn grow_estimate(&mut self, bytes: u32, mss: u32) {
         let (num, den) = if self.estimate < self.cwnd_prior {
             (9, 17)
         } else {
             (1, 1)
         };
-        self.estimate_credit += u64::from(octets) * u64::from(mss) * num / den;
+        self.estimate_credit += u64::from(bytes) * u64::from(mss) * num / den;
         let estimate = u64::from(self.estimate);
         self.estimate = clamp(estimate + self.estimate_credit / estimate);
         self.estimate_credit %= estimate;
     }
 
-    /// Growth in congestion avoidance, for `octets` acknowledged.
-    fn avoid(&mut self, window: &mut Window, ack: &Acknowledged, octets: u32) {
+    /// Growth in congestion avoidance, for `bytes` acknowledged.
+    fn avoid(&mut self, window: &mut Window, ack: &Acknowledged, bytes: u32) {
         if self.epoch.is_none_or(|epoch| epoch > ack.now) {
             self.begin(window, ack);
         }
         let elapsed = ack.now.since(self.epoch.unwrap_or(ack.now)) + ack.rtt;
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
-        self.grow_estimate(octets, ack.mss);
+        self.grow_estimate(bytes, ack.mss);
         let cwnd = window.cwnd;
         // RFC 9438 §4.4, §4.5: at most half as much again in one round trip. Before there was a
         // loss, at least a twentieth (as Linux): the capacity is not known yet.
@@ -90,7 +90,7 @@ impl Curve {
         let target = self
             .cubic(millis, ack.mss)
             .clamp(cwnd + least, cwnd + cwnd / 2);
-        self.credit += u64::from(target - cwnd) * u64::from(octets);
+        self.credit += u64::from(target - cwnd) * u64::from(bytes);
         let grown = self.credit / u64::from(cwnd);
         self.credit %= u64::from(cwnd);
         window.cwnd = clamp(u64::from(cwnd) + grown).max(self.estimate);
@@ -126,20 +126,20 @@ impl Curve {
 
 impl Controller for Cubic {
     fn grow(&mut self, window: &mut Window, ack: &Acknowledged) {
-        let mut octets = ack.octets;
+        let mut bytes = ack.bytes;
         if window.in_slow_start() {
             // RFC 9406 §4.3: only in the first slow start.
             let first = window.ssthresh == MAX_WINDOW;
             match first.then(|| self.hystart.on_ack(ack)) {
-                None | Some(Growth::SlowStart) => octets = window.slow_start(octets),
+                None | Some(Growth::SlowStart) => bytes = window.slow_start(bytes),
                 Some(Growth::Conservative) => {
-                    octets = window.slow_start(octets / CSS_GROWTH_DIVISOR);
+                    bytes = window.slow_start(bytes / CSS_GROWTH_DIVISOR);
                 }
                 Some(Growth::End) => window.ssthresh = window.cwnd,
             }
         }
-        if octets > 0 {
-            self.curve.avoid(window, ack, octets);
+        if bytes > 0 {
+            self.curve.avoid(window, ack, bytes);
         }
     }
 
@@ -162,8 +162,8 @@ impl Controller for Cubic {
     }
 }
 
-fn clamp(octets: u64) -> u32 {
-    u32::try_from(octets)
+fn clamp(bytes: u64) -> u32 {
+    u32::try_from(bytes)
         .unwrap_or(MAX_WINDOW)
         .clamp(1, MAX_WINDOW)
 }

@@ -1,5 +1,5 @@
 //! Congestion control: one window, and the algorithm that moves it, which may change while the
-//! session lives. The algorithms know octets, time and losses; when data counts as lost, and how
+//! session lives. The algorithms know bytes, time and losses; when data counts as lost, and how
 //! the flight shrinks to a smaller window, is not their business (`send::recovery`, `send::prr`).
 
 mod bbr;
@@ -19,14 +19,14 @@ use bbr::Bbr;
 use cubic::Cubic;
 use reno::Reno;
 
-pub(crate) use rate::{Newest, Rate, RateSample, Stamp, octets_per_second};
+pub(crate) use rate::{Newest, Rate, RateSample, Stamp, bytes_per_second};
 
 /// RFC 6928: ten segments.
 const INITIAL_SEGMENTS: u32 = 10;
 /// Far above any path's bandwidth-delay product, far below overflow.
 pub(crate) const MAX_WINDOW: u32 = 1 << 30;
 
-/// Octets that may be in flight, and where slow start ends.
+/// Bytes that may be in flight, and where slow start ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Window {
     pub(crate) cwnd: u32,
@@ -38,13 +38,13 @@ impl Window {
         self.cwnd < self.ssthresh
     }
 
-    /// RFC 5681 §3.1: grows by `octets` up to the threshold; returns what is left of them. Like
+    /// RFC 5681 §3.1: grows by `bytes` up to the threshold; returns what is left of them. Like
     /// Linux without the limit of RFC 3465 §2.2: receivers merge packets and acknowledge many
     /// segments at once, which says nothing of their spacing.
-    fn slow_start(&mut self, octets: u32) -> u32 {
-        let used = octets.min(self.ssthresh.saturating_sub(self.cwnd));
+    fn slow_start(&mut self, bytes: u32) -> u32 {
+        let used = bytes.min(self.ssthresh.saturating_sub(self.cwnd));
         self.cwnd += used;
-        octets - used
+        bytes - used
     }
 
     fn is_consistent(&self) -> bool {
@@ -56,11 +56,11 @@ impl Window {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acknowledged {
     pub(crate) now: Instant,
-    /// Octets that are now known to have arrived.
-    pub(crate) octets: u32,
-    /// Octets that now count as lost.
+    /// Bytes that are now known to have arrived.
+    pub(crate) bytes: u32,
+    /// Bytes that now count as lost.
     pub(crate) lost: u32,
-    /// Octets in the network, after this acknowledgement.
+    /// Bytes in the network, after this acknowledgement.
     pub(crate) flight: u32,
     pub(crate) mss: u32,
     /// Smoothed round-trip time, and the one that this acknowledgement shows.
@@ -86,7 +86,7 @@ pub(crate) enum Signal {
 trait Controller {
     /// New data was acknowledged, outside recovery, while the window was in full use.
     fn grow(&mut self, window: &mut Window, ack: &Acknowledged);
-    /// The threshold after `signal`; `base` octets were what the path did not carry.
+    /// The threshold after `signal`; `base` bytes were what the path did not carry.
     fn reduce(&mut self, window: &Window, base: u32, signal: Signal) -> u32;
     /// The last reduction was a mistake.
     fn undo(&mut self) {}
@@ -94,7 +94,7 @@ trait Controller {
     fn resume(&mut self, _now: Instant, _idle: Duration) {}
     /// Moves the window by a model of the path, at each acknowledgement and in recovery too.
     fn steer(&mut self, _window: &mut Window, _ack: &Acknowledged) {}
-    /// Octets per second at which segments are to leave.
+    /// Bytes per second at which segments are to leave.
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
@@ -220,7 +220,7 @@ impl Congestion {
         window.cwnd = window.cwnd.clamp(ack.mss, MAX_WINDOW);
     }
 
-    /// Lowers the threshold once for `signal`; `base` octets were what the path did not carry. How
+    /// Lowers the threshold once for `signal`; `base` bytes were what the path did not carry. How
     /// the window gets there is up to the caller.
     pub(crate) fn reduce(&mut self, base: u32, mss: u32, signal: Signal) {
         self.prior = self.window.clone();
@@ -232,8 +232,8 @@ impl Congestion {
     }
 
     /// What `send::prr` and time-outs make of the window.
-    pub(crate) fn set_window(&mut self, octets: u32) {
-        self.window.cwnd = octets.clamp(1, MAX_WINDOW);
+    pub(crate) fn set_window(&mut self, bytes: u32) {
+        self.window.cwnd = bytes.clamp(1, MAX_WINDOW);
     }
 
     /// The last reduction was a mistake (RFC 4015 §3.2, RFC 9438 §4.9).

@@ -4,10 +4,10 @@
 use portolan_types::Instant;
 use serde::{Deserialize, Serialize};
 
-/// What was known when some octets were sent.
+/// What was known when some bytes were sent.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Stamp {
-    /// Octets delivered by then, and when the last of them were.
+    /// Bytes delivered by then, and when the last of them were.
     delivered: u64,
     delivered_at: Instant,
     /// When the sampled flight began.
@@ -29,7 +29,7 @@ pub(crate) struct Rate {
 /// What one acknowledgement tells of the rate; without an interval it tells nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RateSample {
-    /// Octets delivered in all, and those that were when the newest octets were sent.
+    /// Bytes delivered in all, and those that were when the newest bytes were sent.
     pub(crate) delivered: u64,
     pub(crate) prior_delivered: u64,
     /// Nanoseconds.
@@ -38,17 +38,17 @@ pub(crate) struct RateSample {
 }
 
 impl RateSample {
-    /// Octets per second.
+    /// Bytes per second.
     pub(crate) fn rate(&self) -> Option<u64> {
-        octets_per_second(
+        bytes_per_second(
             self.delivered.saturating_sub(self.prior_delivered),
             self.interval?,
         )
     }
 }
 
-pub(crate) fn octets_per_second(octets: u64, nanos: u64) -> Option<u64> {
-    Some(octets.checked_mul(1_000_000_000)? / nanos.max(1))
+pub(crate) fn bytes_per_second(bytes: u64, nanos: u64) -> Option<u64> {
+    Some(bytes.checked_mul(1_000_000_000)? / nanos.max(1))
 }
 
 /// The newest transmission of those that one acknowledgement covers.
@@ -68,7 +68,7 @@ impl Newest {
 }
 
 impl Rate {
-    /// Octets leave now.
+    /// Bytes leave now.
     pub(crate) fn stamp(&mut self, now: Instant, idle: bool) -> Stamp {
         if idle {
             self.first_sent = now;
@@ -91,15 +91,15 @@ impl Rate {
         self.delivered
     }
 
-    /// `octets` arrived, the newest of which were `newest`; `min_rtt` in nanoseconds.
+    /// `bytes` arrived, the newest of which were `newest`; `min_rtt` in nanoseconds.
     pub(crate) fn deliver(
         &mut self,
         now: Instant,
-        octets: u32,
+        bytes: u32,
         newest: Option<Newest>,
         min_rtt: u64,
     ) -> RateSample {
-        self.delivered += u64::from(octets);
+        self.delivered += u64::from(bytes);
         let mut sample = RateSample {
             delivered: self.delivered,
             ..RateSample::default()

@@ -7,13 +7,13 @@ use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Reno {
-    /// Octets acknowledged since the window last grew.
+    /// Bytes acknowledged since the window last grew.
     counted: u32,
 }
 
 impl Controller for Reno {
     fn grow(&mut self, window: &mut Window, ack: &Acknowledged) {
-        let left = window.slow_start(ack.octets);
+        let left = window.slow_start(ack.bytes);
         self.counted = self.counted.saturating_add(left);
         while self.counted >= window.cwnd {
             self.counted -= window.cwnd;

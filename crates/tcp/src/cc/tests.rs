@@ -8,10 +8,10 @@ use super::*;
 
 const MSS: u32 = 1000;
 
-fn ack(now_ms: u64, octets: u32) -> Acknowledged {
+fn ack(now_ms: u64, bytes: u32) -> Acknowledged {
     Acknowledged {
         now: Instant::from_millis(now_ms),
-        octets,
+        bytes,
         lost: 0,
         flight: 0,
         mss: MSS,
@@ -174,7 +174,7 @@ fn an_idle_time_shrinks_the_window_towards_the_initial_one() {
     assert_eq!(cc.cwnd(), 10 * MSS);
 }
 
-/// A path that carries `rate` octets a second with a round trip of 20 ms, one acknowledgement for
+/// A path that carries `rate` bytes a second with a round trip of 20 ms, one acknowledgement for
 /// each two segments; what does not fit queues.
 fn bbr_on_a_path(rate: u64, seconds: u64) -> Congestion {
     let mut cc = new(CongestionKind::Bbr);

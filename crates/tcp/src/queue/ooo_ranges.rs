@@ -1,4 +1,4 @@
-//! Octets that came out of order to an earlier holder of the session, and lie in the memory that was
+//! Bytes that came out of order to an earlier holder of the session, and lie in the memory that was
 //! handed on. They are copied once the stream reaches them, if that is while the session is here.
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ pub(crate) struct OooRange {
 }
 
 impl OooRange {
-    fn octets(self, memory: &[u8]) -> &[u8] {
+    fn bytes(self, memory: &[u8]) -> &[u8] {
         &memory[self.start as usize..self.end as usize]
     }
 }
@@ -24,12 +24,12 @@ impl OooRange {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct OooRanges {
     all: VecDeque<OooRange>,
-    /// Where the octet would lie in the memory that is the ring's first.
+    /// Where the byte would lie in the memory that is the ring's first.
     base: i64,
 }
 
 impl OooRanges {
-    /// The ring begins behind the first `base` octets of the memory.
+    /// The ring begins behind the first `base` bytes of the memory.
     pub(super) fn new(base: usize, all: impl Iterator<Item = OooRange>) -> OooRanges {
         OooRanges {
             all: all.collect(),
@@ -41,7 +41,7 @@ impl OooRanges {
         self.all.is_empty()
     }
 
-    /// `count` octets have left the ring at its head, or, if negative, come back there.
+    /// `count` bytes have left the ring at its head, or, if negative, come back there.
     pub(super) fn shift(&mut self, count: i64) {
         if !self.all.is_empty() {
             self.base += count;
@@ -64,13 +64,13 @@ impl OooRanges {
     ) -> impl Iterator<Item = (usize, &'a [u8])> {
         self.all
             .iter()
-            .map(move |ooo_range| (self.offset(ooo_range.start), ooo_range.octets(memory)))
+            .map(move |ooo_range| (self.offset(ooo_range.start), ooo_range.bytes(memory)))
     }
 
-    /// The octet at `offset`, if it lies in one of them.
-    pub(super) fn octet(&self, offset: usize, memory: &[u8]) -> Option<u8> {
+    /// The byte at `offset`, if it lies in one of them.
+    pub(super) fn byte(&self, offset: usize, memory: &[u8]) -> Option<u8> {
         self.pieces(memory)
-            .find_map(|(start, octets)| octets.get(offset.checked_sub(start)?).copied())
+            .find_map(|(start, bytes)| bytes.get(offset.checked_sub(start)?).copied())
     }
 
     /// Takes out what begins before `offset`: which part of it lies before there, and its own offset.
@@ -90,7 +90,7 @@ impl OooRanges {
         Some((begin, OooRange { end, ..first }))
     }
 
-    /// Are they in the memory, in their order, and behind the `readable` octets of the ring?
+    /// Are they in the memory, in their order, and behind the `readable` bytes of the ring?
     pub(super) fn is_consistent(&self, readable: usize, memory: &[u8]) -> bool {
         if self.base.unsigned_abs() > LARGEST as u64 {
             return false;

@@ -1,9 +1,9 @@
-//! A queue reads the same wherever its octets lie.
+//! A queue reads the same wherever its bytes lie.
 
 use super::*;
 
-fn elsewhere(octets: &[u8], start: usize, length: usize) -> Option<HandoffBuffer> {
-    HandoffBuffer::new(Arc::new(octets.to_vec()), start, length)
+fn elsewhere(bytes: &[u8], start: usize, length: usize) -> Option<HandoffBuffer> {
+    HandoffBuffer::new(Arc::new(bytes.to_vec()), start, length)
 }
 
 /// "cdef" elsewhere, "gh" in the ring.
@@ -24,8 +24,8 @@ fn all(queue: &Queue) -> Vec<u8> {
 /// What somebody else would get.
 fn image(queue: &Queue) -> Vec<u8> {
     let mut image = vec![b'.'; queue.span()];
-    for (at, octets) in queue.pieces() {
-        image[at..at + octets.len()].copy_from_slice(octets);
+    for (at, bytes) in queue.pieces() {
+        image[at..at + bytes.len()].copy_from_slice(bytes);
     }
     image
 }
@@ -46,7 +46,7 @@ fn out_of_order() -> Queue {
 }
 
 #[test]
-fn octets_are_read_from_the_handoff_and_then_from_the_ring() {
+fn bytes_are_read_from_the_handoff_and_then_from_the_ring() {
     let mut queue = queue();
     assert_eq!((queue.len(), queue.span()), (6, 6));
     assert_eq!(all(&queue), b"cdefgh");
@@ -54,7 +54,7 @@ fn octets_are_read_from_the_handoff_and_then_from_the_ring() {
         let mut out = [0; 3];
         let count = queue.copy_out(offset, &mut out);
         assert_eq!(out[..count], b"cdefgh"[offset..(offset + 3).min(6)]);
-        assert_eq!(queue.octet(offset), Some(b"cdefgh"[offset]));
+        assert_eq!(queue.byte(offset), Some(b"cdefgh"[offset]));
     }
     queue.consume(3);
     assert_eq!(all(&queue), b"fgh");
@@ -75,7 +75,7 @@ fn what_arrives_comes_behind_both() {
 }
 
 #[test]
-fn octets_of_the_handoff_that_are_put_back_are_not_copied() {
+fn bytes_of_the_handoff_that_are_put_back_are_not_copied() {
     let mut queue = queue();
     queue.consume(3);
     queue.unread(b"de");
@@ -87,7 +87,7 @@ fn octets_of_the_handoff_that_are_put_back_are_not_copied() {
 }
 
 #[test]
-fn other_octets_that_are_put_back_come_first() {
+fn other_bytes_that_are_put_back_come_first() {
     let mut queue = queue();
     queue.consume(1);
     queue.unread(b"zz");
@@ -96,17 +96,17 @@ fn other_octets_that_are_put_back_come_first() {
 }
 
 #[test]
-fn octets_out_of_order_stay_elsewhere_until_the_stream_reaches_them() {
+fn bytes_out_of_order_stay_elsewhere_until_the_stream_reaches_them() {
     let mut queue = out_of_order();
     assert_eq!((queue.len(), queue.span(), queue.encoded()), (2, 10, 0));
-    assert_eq!(queue.octet(5), Some(b'f'));
-    assert_eq!(queue.octet(9), Some(b'j'));
+    assert_eq!(queue.byte(5), Some(b'f'));
+    assert_eq!(queue.byte(9), Some(b'j'));
     queue.write_at(2, b"cd");
     queue.extend(4);
     assert_eq!(all(&queue), b"abcdef");
     queue.consume(5);
     assert_eq!((queue.len(), queue.span()), (1, 5));
-    assert_eq!(queue.octet(4), Some(b'j'));
+    assert_eq!(queue.byte(4), Some(b'j'));
     queue.unread(b"e");
     queue.write_at(2, b"g");
     assert_eq!(image(&queue), b"efghij");
@@ -116,7 +116,7 @@ fn octets_out_of_order_stay_elsewhere_until_the_stream_reaches_them() {
 }
 
 #[test]
-fn octets_out_of_order_keep_their_places_when_others_are_put_back() {
+fn bytes_out_of_order_keep_their_places_when_others_are_put_back() {
     let mut queue = out_of_order();
     queue.consume(1);
     queue.unread(b"zzz");

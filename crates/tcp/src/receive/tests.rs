@@ -18,7 +18,7 @@ fn finished() -> Receiver {
 }
 
 #[test]
-fn a_fin_is_the_last_octet_there_was() {
+fn a_fin_is_the_last_byte_there_was() {
     let mut receiver = finished();
     assert!(receiver.is_consistent());
     receiver.fin = Some(SeqNum(105));
@@ -46,7 +46,7 @@ fn nothing_that_arrived_lies_behind_a_fin() {
 }
 
 #[test]
-fn octets_that_are_put_back_were_not_taken() {
+fn bytes_that_are_put_back_were_not_taken() {
     let start = Instant::from_millis(1_000);
     let rtt = Duration::from_millis(10);
     let mut receiver = Receiver::new(&Config::default());

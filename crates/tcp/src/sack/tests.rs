@@ -1,4 +1,4 @@
-//! What the scoreboard knows of each octet, and when it gives one up.
+//! What the scoreboard knows of each byte, and when it gives one up.
 
 use super::*;
 
@@ -43,8 +43,8 @@ fn late(board: &mut Scoreboard, start: u32, end: u32) {
 #[test]
 fn a_block_counts_once_and_leaves_the_network() {
     let mut board = board();
-    assert_eq!(sack(&mut board, 2500, 4000, at(120)).octets, 1500);
-    assert_eq!(sack(&mut board, 2500, 4500, at(120)).octets, 500);
+    assert_eq!(sack(&mut board, 2500, 4000, at(120)).bytes, 1500);
+    assert_eq!(sack(&mut board, 2500, 4500, at(120)).bytes, 500);
     assert_eq!((board.sacked(), board.in_flight()), (2000, 8000));
     assert_eq!(board.records.len(), 10);
 }
@@ -52,9 +52,9 @@ fn a_block_counts_once_and_leaves_the_network() {
 #[test]
 fn blocks_outside_what_was_sent_are_ignored() {
     let mut board = board();
-    assert_eq!(sack(&mut board, 9000, 10_001, at(120)).octets, 0);
-    assert_eq!(sack(&mut board, 4000, 3000, at(120)).octets, 0);
-    assert_eq!(sack(&mut board, u32::MAX - 5, 3000, at(120)).octets, 0);
+    assert_eq!(sack(&mut board, 9000, 10_001, at(120)).bytes, 0);
+    assert_eq!(sack(&mut board, 4000, 3000, at(120)).bytes, 0);
+    assert_eq!(sack(&mut board, u32::MAX - 5, 3000, at(120)).bytes, 0);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_hole_is_given_the_time_that_reordering_may_take() {
 }
 
 #[test]
-fn a_retransmission_is_lost_again_when_later_octets_arrive() {
+fn a_retransmission_is_lost_again_when_later_bytes_arrive() {
     let mut board = board();
     sack(&mut board, 1000, 4000, at(120));
     board.detect_loss(at(120), Duration::ZERO);
@@ -100,13 +100,13 @@ fn a_retransmission_is_lost_again_when_later_octets_arrive() {
 }
 
 #[test]
-fn an_acknowledgement_of_retransmitted_octets_tells_no_round_trip() {
+fn an_acknowledgement_of_retransmitted_bytes_tells_no_round_trip() {
     let mut board = board();
     board.lose_first(1000);
     board.retransmit(SeqNum(0), 1000, at(300), Stamp::default());
     let mut delivery = Delivery::default();
     board.acknowledge(SeqNum(1000), at(310), &mut delivery);
-    assert_eq!((delivery.octets, delivery.sent), (1000, None));
+    assert_eq!((delivery.bytes, delivery.sent), (1000, None));
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_peer_that_takes_its_word_back_is_not_believed() {
 }
 
 #[test]
-fn late_octets_show_how_much_the_path_reorders() {
+fn late_bytes_show_how_much_the_path_reorders() {
     let mut board = board();
     late(&mut board, 5000, 6000);
     assert_eq!((board.reordering(), board.reorderings()), (3, 0));

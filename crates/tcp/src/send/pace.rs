@@ -27,7 +27,7 @@ pub(crate) struct Pacer {
 }
 
 impl Sender {
-    /// Octets per second that the window amounts to, with room to grow (Linux's
+    /// Bytes per second that the window amounts to, with room to grow (Linux's
     /// `tcp_update_pacing_rate`).
     pub(crate) fn window_rate(&self) -> Option<u64> {
         let nanos = u64::try_from(self.rtt.smoothed()?.as_nanos()).ok()?.max(1);
@@ -64,13 +64,13 @@ impl Sender {
         held.then_some(self.pacer.next)
     }
 
-    /// `octets` leave now: the next burst waits for as long as they take. A late timer is made up
+    /// `bytes` leave now: the next burst waits for as long as they take. A late timer is made up
     /// for by half a burst at most, as in Linux.
-    pub(super) fn pace(&mut self, octets: u32, now: Instant, maximum: Option<u64>) {
+    pub(super) fn pace(&mut self, bytes: u32, now: Instant, maximum: Option<u64>) {
         let Some(rate) = self.pacing_rate(maximum) else {
             return;
         };
-        let took = Duration::from_nanos(u64::from(octets) * 1_000_000_000 / rate);
+        let took = Duration::from_nanos(u64::from(bytes) * 1_000_000_000 / rate);
         let took = took.min(LONGEST);
         let late = match self.pacer.next {
             Instant::ZERO => Duration::ZERO,
@@ -90,14 +90,14 @@ impl Sender {
         let Some(rate) = paced.or_else(|| self.window_rate()) else {
             return largest;
         };
-        let mut octets = u32::try_from(rate / BURSTS_PER_SECOND).unwrap_or(u32::MAX);
+        let mut bytes = u32::try_from(rate / BURSTS_PER_SECOND).unwrap_or(u32::MAX);
         if paced.is_none() {
             let rtt = self.rtt.minimum().unwrap_or(Duration::ZERO);
             let halvings = rtt.as_micros() / SHORT_PATH.as_micros();
             let halvings = u32::try_from(halvings).unwrap_or(u32::MAX);
-            octets = octets.saturating_add(self.gso_max.checked_shr(halvings).unwrap_or(0));
+            bytes = bytes.saturating_add(self.gso_max.checked_shr(halvings).unwrap_or(0));
         }
-        (octets - octets % self.mss).clamp((MIN_SEGMENTS * self.mss).min(largest), largest)
+        (bytes - bytes % self.mss).clamp((MIN_SEGMENTS * self.mss).min(largest), largest)
     }
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct Prr {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     pub(crate) delivered: u32,
-    /// Octets in the network now.
+    /// Bytes in the network now.
     pub(crate) pipe: u32,
     /// `SafeACK`: the stream moved on and no further loss showed.
     pub(crate) safe: bool,
@@ -31,9 +31,9 @@ impl Prr {
         }
     }
 
-    /// Octets left.
-    pub(crate) fn sent(&mut self, octets: u32) {
-        self.out = self.out.saturating_add(octets);
+    /// Bytes left.
+    pub(crate) fn sent(&mut self, bytes: u32) {
+        self.out = self.out.saturating_add(bytes);
     }
 
     /// §6: the window after an acknowledgement.

@@ -56,7 +56,7 @@ pub(crate) struct AckInput<'a> {
 #[derive(Clone, Copy)]
 struct Before {
     una: SeqNum,
-    /// Octets in the network, and lost.
+    /// Bytes in the network, and lost.
     flight: u32,
     lost: u32,
 }
@@ -70,7 +70,7 @@ pub(crate) struct AckOutcome {
     pub(crate) reorder_at: Option<Instant>,
     /// A probe of the tail is no longer what to wait for.
     pub(crate) no_tail_probe: bool,
-    /// Octets that are now known to have arrived.
+    /// Bytes that are now known to have arrived.
     pub(crate) delivered: u32,
 }
 
@@ -103,11 +103,11 @@ impl Sender {
             event_counters.count(Event::Reordering);
         }
         let latest = self.sample(input, &delivery);
-        let delivered = self.count_duplicate(input, moved, outcome.advanced, delivery.octets);
+        let delivered = self.count_duplicate(input, moved, outcome.advanced, delivery.bytes);
         if self.judge_tail_probe(input, outcome.advanced, reported, news) {
             event_counters.count(Event::TailRepair);
         }
-        outcome.delivered = delivery.octets;
+        outcome.delivered = delivery.bytes;
         outcome.reorder_at = self.recover(input, before, news, &delivery, event_counters);
         outcome.no_tail_probe = self.ca_state != CaState::Open || self.board.sacked() > 0;
         if outcome.advanced {
@@ -124,11 +124,11 @@ impl Sender {
 
     /// Drops what is acknowledged.
     fn advance(&mut self, input: &AckInput<'_>, delivery: &mut Delivery, outcome: &mut AckOutcome) {
-        let octets = (input.ack - self.una) as usize;
+        let bytes = (input.ack - self.una) as usize;
         self.board.acknowledge(input.ack, input.now, delivery);
-        outcome.fin_acknowledged = self.fin && octets > self.buffer.len();
+        outcome.fin_acknowledged = self.fin && bytes > self.buffer.len();
         self.fin &= !outcome.fin_acknowledged;
-        self.buffer.consume(octets);
+        self.buffer.consume(bytes);
         self.una = input.ack;
         self.short_end = self.short_end.max(self.una);
         self.push_end = self.push_end.max(self.una);
@@ -194,10 +194,10 @@ impl Sender {
         probe
     }
 
-    /// Karn's rule: the clock of an octet sent once, else the echoed timestamp. Returns the round
-    /// trip of octets sent once.
+    /// Karn's rule: the clock of a byte sent once, else the echoed timestamp. Returns the round
+    /// trip of bytes sent once.
     fn sample(&mut self, input: &AckInput<'_>, delivery: &Delivery) -> Option<Duration> {
-        if delivery.octets == 0 {
+        if delivery.bytes == 0 {
             return None;
         }
         match (delivery.sent, input.echo) {
@@ -214,24 +214,24 @@ impl Sender {
         }
     }
 
-    /// RFC 5681 §2: what is a duplicate acknowledgement. Returns the octets that have left the
+    /// RFC 5681 §2: what is a duplicate acknowledgement. Returns the bytes that have left the
     /// network, of which a peer without SACK tells by duplicates.
     fn count_duplicate(
         &mut self,
         input: &AckInput<'_>,
         window_moved: bool,
         advanced: bool,
-        octets: u32,
+        bytes: u32,
     ) -> u32 {
         if advanced {
             self.duplicates = 0;
             // All but the first segment had told of themselves.
-            let told = self.reno_sacked_out.min(octets.saturating_sub(self.mss));
+            let told = self.reno_sacked_out.min(bytes.saturating_sub(self.mss));
             self.reno_sacked_out -= told;
             if self.ca_state == CaState::Open {
                 self.reno_sacked_out = 0;
             }
-            return octets - told;
+            return bytes - told;
         }
         if !input.occupies
             && !window_moved
@@ -241,9 +241,9 @@ impl Sender {
         {
             self.duplicates = self.duplicates.saturating_add(1);
             self.reno_sacked_out = self.reno_sacked_out.saturating_add(self.mss).min(1 << 30);
-            return octets + self.mss;
+            return bytes + self.mss;
         }
-        octets
+        bytes
     }
 
     /// Enters, pursues and leaves loss episodes. Returns when to look for losses again.
@@ -381,10 +381,10 @@ impl Sender {
         let min_rtt = delivery.min_rtt;
         let sample = self
             .rate
-            .deliver(input.now, delivery.octets, delivery.newest, min_rtt);
+            .deliver(input.now, delivery.bytes, delivery.newest, min_rtt);
         if let Some(interval) = sample.interval.filter(|_| !sample.limited) {
-            let octets = sample.delivered.saturating_sub(sample.prior_delivered);
-            self.delivery_sample = Some((octets, interval));
+            let bytes = sample.delivered.saturating_sub(sample.prior_delivered);
+            self.delivery_sample = Some((bytes, interval));
         }
         let steers = self.congestion.steers();
         let growing = matches!(self.ca_state, CaState::Open | CaState::Loss { .. });
@@ -394,7 +394,7 @@ impl Sender {
         }
         let ack = Acknowledged {
             now: input.now,
-            octets: delivery.octets,
+            bytes: delivery.bytes,
             lost,
             flight: self.in_flight(),
             mss: self.mss,
@@ -426,7 +426,7 @@ impl Sender {
         }
     }
 
-    /// Whether the window is what limits, of which `flight` octets were in use (RFC 7661).
+    /// Whether the window is what limits, of which `flight` bytes were in use (RFC 7661).
     fn is_limited(&self, flight: u32) -> bool {
         let doubles = flight.saturating_mul(2) > self.congestion.cwnd();
         self.congestion_limited || (doubles && self.congestion.in_slow_start())
@@ -440,7 +440,7 @@ impl Sender {
 
     /// RFC 5681 §3.1.
     fn grow(&mut self, ack: &Acknowledged) {
-        if ack.octets > 0 {
+        if ack.bytes > 0 {
             self.congestion.grow(ack);
             self.congestion_limited = false;
             self.grow_buffer();

@@ -44,7 +44,7 @@ impl Sender {
         Some(2 * srtt + patience)
     }
 
-    /// RFC 8985 §7.3: one segment may leave although the window is full; without new octets that
+    /// RFC 8985 §7.3: one segment may leave although the window is full; without new bytes that
     /// the peer has room for, the last ones go again.
     pub(crate) fn probe_tail(&mut self) {
         if self.tail_probe_delay().is_none() {

@@ -15,7 +15,7 @@ use crate::sack::Delivery;
 /// What must be known to take the present reduction back.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Undo {
-    /// The oldest unacknowledged octet when the window was reduced.
+    /// The oldest unacknowledged byte when the window was reduced.
     marker: SeqNum,
     /// It was reduced for a time-out.
     after_time_out: bool,
@@ -178,7 +178,7 @@ impl Sender {
         if self.forward_rto == ForwardRto::Off {
             return false;
         }
-        // Octets that were sent once, before the time-out, have arrived. Without SACK they may have
+        // Bytes that were sent once, before the time-out, have arrived. Without SACK they may have
         // arrived long ago, and what was sent again has filled the hole before them.
         let told = input.sack_permitted || !delivery.again;
         if told && delivery.original.is_some_and(|end| end.at_or_before(until)) {
@@ -191,13 +191,13 @@ impl Sender {
                 self.ca_state = CaState::Loss { until: self.nxt };
             }
             ForwardRto::Waiting if !advanced && !duplicate => {}
-            ForwardRto::Probing if !duplicate && delivery.octets == 0 => {}
+            ForwardRto::Probing if !duplicate && delivery.bytes == 0 => {}
             _ => self.forward_rto = ForwardRto::Off,
         }
         false
     }
 
-    /// New octets left after the first acknowledgement.
+    /// New bytes left after the first acknowledgement.
     pub(super) fn has_sent_beyond_ca_state(&self) -> bool {
         matches!(self.ca_state, CaState::Loss { until } if self.nxt.after(until))
     }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn all_is_reported_once_each_octet_is() {
+    fn all_is_reported_once_each_byte_is() {
         let mut undo = undo();
         for (start, end) in [(1000, 2500), (0, 1000), (5000, 6000)] {
             undo.reported(SeqNum(start), SeqNum(end));

@@ -28,7 +28,7 @@ pub(crate) struct CwndValidation {
 }
 
 impl Sender {
-    /// New octets are acknowledged.
+    /// New bytes are acknowledged.
     pub(super) fn measure_usage(&mut self, now: Instant) {
         let CwndValidation { round_end, .. } = self.usage;
         if round_end.is_some_and(|end| self.una.before(end)) {

@@ -22,7 +22,7 @@ fn emit_v4(message: &IcmpMessage) -> Vec<u8> {
     bytes
 }
 
-/// An IPv4 packet of which only eight transport octets are left.
+/// An IPv4 packet of which only eight transport bytes are left.
 fn quoted_v4(protocol: u8, fragment_offset: u16) -> Vec<u8> {
     let mut packet = vec![0; 28];
     Ipv4Header {
@@ -111,7 +111,7 @@ fn a_bad_checksum_is_malformed() {
 }
 
 #[test]
-fn no_octets_make_the_parser_panic() {
+fn no_bytes_make_the_parser_panic() {
     portolan_fuzz::check!(2000).for_each(|bytes| {
         for message in [
             IcmpMessage::parse_v4(bytes),

@@ -155,7 +155,7 @@ fn a_data_offset_outside_the_segment_is_malformed() {
 }
 
 #[test]
-fn no_octets_make_the_parser_panic_and_what_parses_can_be_emitted() {
+fn no_bytes_make_the_parser_panic_and_what_parses_can_be_emitted() {
     portolan_fuzz::check!(2000).for_each(|bytes| {
         if let Ok((header, header_len)) = TcpHeader::parse(bytes) {
             assert!(header_len <= bytes.len());

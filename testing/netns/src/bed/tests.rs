@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::daemon::{Daemon, Ready};
 
-/// Sends `octets` from `a` to `to` on `b` and back by the kernel's TCP.
-fn echo(bed: &Bed, to: IpAddr, octets: usize) {
+/// Sends `bytes` from `a` to `to` on `b` and back by the kernel's TCP.
+fn echo(bed: &Bed, to: IpAddr, bytes: usize) {
     let listener = bed.b.enter(|| TcpListener::bind((to, 7)).unwrap());
-    let sent: Vec<u8> = (0..octets).map(|index| (index / 7) as u8).collect();
+    let sent: Vec<u8> = (0..bytes).map(|index| (index / 7) as u8).collect();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut received = vec![0; octets];
+            let mut received = vec![0; bytes];
             stream.read_exact(&mut received).unwrap();
             stream.write_all(&received).unwrap();
         });
         let mut stream = bed.a.enter(|| TcpStream::connect((to, 7)).unwrap());
         stream.write_all(&sent).unwrap();
-        let mut received = vec![0; octets];
+        let mut received = vec![0; bytes];
         stream.read_exact(&mut received).unwrap();
-        assert!(received == sent, "the octets differ");
+        assert!(received == sent, "the bytes differ");
     });
 }
 

@@ -123,9 +123,9 @@ impl Player<'_> {
         let wrong = data
             .iter()
             .zip(position..)
-            .position(|(octet, p)| *octet != pattern(p));
+            .position(|(byte, p)| *byte != pattern(p));
         if let Some(at) = wrong {
-            return Err(format!("octet {at} of what was received is wrong"));
+            return Err(format!("byte {at} of what was received is wrong"));
         }
         if !peeks {
             let next = position + data.len() as u64;

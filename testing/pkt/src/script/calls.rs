@@ -5,7 +5,7 @@
 pub enum ArgumentKind {
     /// A number; a descriptor is the name that `x = socket(…)` gave it.
     Number,
-    /// `"text"`, or how many octets of the pattern.
+    /// `"text"`, or how many bytes of the pattern.
     Data,
     /// A word, or several joined by `|`.
     Words,

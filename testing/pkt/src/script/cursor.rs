@@ -189,38 +189,38 @@ impl<'a> Cursor<'a> {
         if !self.take("\"") {
             return Ok(None);
         }
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let mut characters = self.rest().char_indices();
         while let Some((_, c)) = characters.next() {
             let escaped = match c {
                 '"' => {
                     self.at += characters.offset();
-                    return Ok(Some(octets));
+                    return Ok(Some(bytes));
                 }
                 '\\' => characters.next().map(|(_, c)| c),
                 c => {
-                    octets.extend(c.encode_utf8(&mut [0; 4]).as_bytes());
+                    bytes.extend(c.encode_utf8(&mut [0; 4]).as_bytes());
                     continue;
                 }
             };
             match escaped {
-                Some('n') => octets.push(b'\n'),
+                Some('n') => bytes.push(b'\n'),
                 Some('x') => {
                     let digits: String = characters.by_ref().take(2).map(|(_, c)| c).collect();
                     match u8::from_str_radix(&digits, 16) {
-                        Ok(octet) => octets.push(octet),
+                        Ok(byte) => bytes.push(byte),
                         Err(_) => return self.error("\\x needs two hexadecimal digits"),
                     }
                 }
-                Some(c @ ('\\' | '"')) => octets.push(c as u8),
+                Some(c @ ('\\' | '"')) => bytes.push(c as u8),
                 _ => return self.error("an unknown escape in a text"),
             }
         }
         self.error("the text has no end")
     }
 
-    /// Octets as hexadecimal digits.
-    pub(super) fn octets(&mut self) -> Parsed<Vec<u8>> {
+    /// Bytes as hexadecimal digits.
+    pub(super) fn bytes(&mut self) -> Parsed<Vec<u8>> {
         self.skip_blanks();
         let digits = self.run(|c| c.is_ascii_hexdigit());
         if digits.is_empty() || digits.len() % 2 == 1 {

@@ -186,7 +186,7 @@ pub struct Ip {
     /// Traffic class, ECN bits included.
     pub tos: Option<Field>,
     pub dont_fragment: Option<bool>,
-    /// Send only these octets of the IP payload, as a fragment.
+    /// Send only these bytes of the IP payload, as a fragment.
     pub part: Option<Part>,
 }
 
@@ -233,7 +233,7 @@ pub enum Sequence {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Payload {
-    /// So many octets of the sender's stream, which is a pattern.
+    /// So many bytes of the sender's stream, which is a pattern.
     Stream(Expression),
     /// Those between two sequence numbers.
     Span(Expression, Expression),
@@ -260,7 +260,7 @@ pub enum TcpOption {
     FastOpen(Option<Vec<u8>>),
     Nop,
     End,
-    /// Octets as they are.
+    /// Bytes as they are.
     Raw(Vec<u8>),
 }
 

@@ -249,12 +249,12 @@ fn option(cursor: &mut Cursor) -> Parsed<TcpOption> {
             true => TcpOption::FastOpen(None),
             false => TcpOption::FastOpen(Some(match cursor.take_word("request") {
                 true => Vec::new(),
-                false => cursor.octets()?,
+                false => cursor.bytes()?,
             })),
         },
         "nop" => TcpOption::Nop,
         "end" => TcpOption::End,
-        "raw" => TcpOption::Raw(cursor.octets()?),
+        "raw" => TcpOption::Raw(cursor.bytes()?),
         other => return cursor.error(format!("{other:?} is no option")),
     })
 }

@@ -21,7 +21,7 @@ pub enum Unbuildable {
     TooLarge,
 }
 
-/// Octets of the largest packet that is built.
+/// Bytes of the largest packet that is built.
 const LARGEST: usize = 65_535;
 const ACK: u16 = 0x10;
 
@@ -81,8 +81,8 @@ impl IpHeader {
         }
         Ok(match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let mut octets = vec![0x45, self.tos];
-                octets.extend((20 + content.len() as u16).to_be_bytes());
+                let mut bytes = vec![0x45, self.tos];
+                bytes.extend((20 + content.len() as u16).to_be_bytes());
                 let (identification, place) = match &fragment {
                     Some(part) => {
                         let more = if part.more { 0x2000 } else { 0 };
@@ -91,15 +91,15 @@ impl IpHeader {
                     None if self.dont_fragment => (0, 0x4000),
                     None => (0, 0),
                 };
-                octets.extend(identification.to_be_bytes());
-                octets.extend(place.to_be_bytes());
-                octets.extend([self.ttl, self.protocol, 0, 0]);
-                octets.extend(from.octets());
-                octets.extend(to.octets());
-                let checksum = !sum(&[&octets]);
-                octets[10..12].copy_from_slice(&checksum.to_be_bytes());
-                octets.extend(content);
-                octets
+                bytes.extend(identification.to_be_bytes());
+                bytes.extend(place.to_be_bytes());
+                bytes.extend([self.ttl, self.protocol, 0, 0]);
+                bytes.extend(from.octets());
+                bytes.extend(to.octets());
+                let checksum = !sum(&[&bytes]);
+                bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
+                bytes.extend(content);
+                bytes
             }
             (from, to) => {
                 let extension = match &fragment {
@@ -116,17 +116,17 @@ impl IpHeader {
                     Some(_) => FRAGMENT,
                     None => self.protocol,
                 };
-                let mut octets = vec![0x60 | self.tos >> 4, self.tos << 4, 0, 0];
-                octets.extend(((extension.len() + content.len()) as u16).to_be_bytes());
-                octets.extend([next, self.ttl]);
+                let mut bytes = vec![0x60 | self.tos >> 4, self.tos << 4, 0, 0];
+                bytes.extend(((extension.len() + content.len()) as u16).to_be_bytes());
+                bytes.extend([next, self.ttl]);
                 for address in [from, to] {
                     if let IpAddr::V6(v6) = address {
-                        octets.extend(v6.octets());
+                        bytes.extend(v6.octets());
                     }
                 }
-                octets.extend(extension);
-                octets.extend(content);
-                octets
+                bytes.extend(extension);
+                bytes.extend(content);
+                bytes
             }
         })
     }
@@ -181,24 +181,24 @@ impl Maker<'_> {
         let options = self.options(tcp.options.as_deref().unwrap_or_default())?;
         let words = tcp.offset.unwrap_or((5 + options.len() / 4) as u8);
         let flags = tcp.flags & 0x1ff;
-        let mut octets = Vec::new();
-        octets.extend(self.flow.remote.port().to_be_bytes());
-        octets.extend(self.flow.local.port().to_be_bytes());
-        octets.extend(sequence.to_be_bytes());
-        octets.extend(ack.to_be_bytes());
-        octets.extend((u16::from(words) << 12 | flags).to_be_bytes());
-        octets.extend((self.field(&tcp.window, 65_535)? as u16).to_be_bytes());
-        octets.extend([0, 0]);
-        octets.extend((self.field(&tcp.urgent, 0)? as u16).to_be_bytes());
-        octets.extend(options);
+        let mut bytes = Vec::new();
+        bytes.extend(self.flow.remote.port().to_be_bytes());
+        bytes.extend(self.flow.local.port().to_be_bytes());
+        bytes.extend(sequence.to_be_bytes());
+        bytes.extend(ack.to_be_bytes());
+        bytes.extend((u16::from(words) << 12 | flags).to_be_bytes());
+        bytes.extend((self.field(&tcp.window, 65_535)? as u16).to_be_bytes());
+        bytes.extend([0, 0]);
+        bytes.extend((self.field(&tcp.urgent, 0)? as u16).to_be_bytes());
+        bytes.extend(options);
         let position = sequence.wrapping_sub(self.flow.remote_isn);
         // A SYN counts one; data in it are the first of the stream.
         let syn = tcp.flags & 2 != 0;
         let position = u64::from(position) + u64::from(syn) + 251;
-        octets.extend(self.payload(&tcp.payload, position - 1)?);
-        self.checksum(&mut octets, TCP, 16, tcp.checksum);
+        bytes.extend(self.payload(&tcp.payload, position - 1)?);
+        self.checksum(&mut bytes, TCP, 16, tcp.checksum);
         debug_assert!(tcp.ack.is_some() || flags & ACK == 0);
-        Ok(octets)
+        Ok(bytes)
     }
 
     /// `position` is where in the pattern it begins, give or take whole periods.
@@ -225,43 +225,43 @@ impl Maker<'_> {
 
     /// Padded by ends of the list.
     fn options(&self, options: &[TcpOption]) -> Result<Vec<u8>, Unbuildable> {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for option in options {
             match option {
                 TcpOption::Mss(mss) => {
-                    octets.extend([2, 4]);
-                    octets.extend((self.told(mss)? as u16).to_be_bytes());
+                    bytes.extend([2, 4]);
+                    bytes.extend((self.told(mss)? as u16).to_be_bytes());
                 }
-                TcpOption::WindowScale(shift) => octets.extend([3, 3, self.told(shift)? as u8]),
-                TcpOption::SackPermitted => octets.extend([4, 2]),
+                TcpOption::WindowScale(shift) => bytes.extend([3, 3, self.told(shift)? as u8]),
+                TcpOption::SackPermitted => bytes.extend([4, 2]),
                 TcpOption::Sack(blocks) => {
-                    octets.extend([5, 2 + 8 * blocks.len() as u8]);
+                    bytes.extend([5, 2 + 8 * blocks.len() as u8]);
                     for (start, end) in blocks {
                         for edge in [start, end] {
                             let edge = self.number(edge)? as u32;
                             let edge = self.local_isn()?.wrapping_add(edge);
-                            octets.extend(edge.to_be_bytes());
+                            bytes.extend(edge.to_be_bytes());
                         }
                     }
                 }
                 TcpOption::Timestamps(value, echo) => {
-                    octets.extend([8, 10]);
-                    octets.extend((self.told(value)? as u32).to_be_bytes());
-                    octets.extend((self.told(echo)? as u32).to_be_bytes());
+                    bytes.extend([8, 10]);
+                    bytes.extend((self.told(value)? as u32).to_be_bytes());
+                    bytes.extend((self.told(echo)? as u32).to_be_bytes());
                 }
                 TcpOption::FastOpen(cookie) => {
                     let cookie = cookie.as_deref().ok_or(Unbuildable::NotTold)?;
-                    octets.extend([34, 2 + cookie.len().min(16) as u8]);
-                    octets.extend(&cookie[..cookie.len().min(16)]);
+                    bytes.extend([34, 2 + cookie.len().min(16) as u8]);
+                    bytes.extend(&cookie[..cookie.len().min(16)]);
                 }
-                TcpOption::Nop => octets.push(1),
-                TcpOption::End => octets.push(0),
-                TcpOption::Raw(raw) => octets.extend(raw),
+                TcpOption::Nop => bytes.push(1),
+                TcpOption::End => bytes.push(0),
+                TcpOption::Raw(raw) => bytes.extend(raw),
             }
         }
-        octets.resize(octets.len().next_multiple_of(4), 0);
-        match octets.len() {
-            0..=40 => Ok(octets),
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        match bytes.len() {
+            0..=40 => Ok(bytes),
             _ => Err(Unbuildable::TooLarge),
         }
     }
@@ -272,20 +272,20 @@ impl Maker<'_> {
             return Err(Unbuildable::TooLarge);
         }
         let length = udp.length.unwrap_or(8 + payload.len() as u16);
-        let mut octets = Vec::new();
-        octets.extend(self.flow.remote.port().to_be_bytes());
-        octets.extend(self.flow.local.port().to_be_bytes());
-        octets.extend(length.to_be_bytes());
-        octets.extend([0, 0]);
-        octets.extend(payload);
-        self.checksum(&mut octets, UDP, 6, udp.checksum);
-        Ok(octets)
+        let mut bytes = Vec::new();
+        bytes.extend(self.flow.remote.port().to_be_bytes());
+        bytes.extend(self.flow.local.port().to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        bytes.extend([0, 0]);
+        bytes.extend(payload);
+        self.checksum(&mut bytes, UDP, 6, udp.checksum);
+        Ok(bytes)
     }
 
-    fn checksum(&self, octets: &mut [u8], protocol: u8, at: usize, kind: Checksum) {
+    fn checksum(&self, bytes: &mut [u8], protocol: u8, at: usize, kind: Checksum) {
         let (from, to) = (self.flow.remote.ip(), self.flow.local.ip());
-        let pseudo = pseudo_header(from, to, protocol, octets.len());
-        let good = match !sum(&[&pseudo, octets]) {
+        let pseudo = pseudo_header(from, to, protocol, bytes.len());
+        let good = match !sum(&[&pseudo, bytes]) {
             // RFC 768: zero would say that there is none.
             0 if protocol == UDP => 0xffff,
             good => good,
@@ -296,7 +296,7 @@ impl Maker<'_> {
             Checksum::Bad => good ^ 0x5a5a,
             Checksum::Zero => 0,
         };
-        octets[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+        bytes[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
     }
 
     fn icmp(&self, icmp: &Icmp) -> Result<Vec<u8>, Unbuildable> {
@@ -306,24 +306,24 @@ impl Maker<'_> {
         } else {
             icmp_v6(icmp.kind)
         };
-        let mut octets = vec![kind, code, 0, 0];
-        octets.extend(word.to_be_bytes());
+        let mut bytes = vec![kind, code, 0, 0];
+        bytes.extend(word.to_be_bytes());
         let length = match icmp.kind {
             IcmpKind::TooBig(_) => LARGE,
             _ => QUOTED,
         };
-        octets.extend(self.quoted(&icmp.about, length)?);
+        bytes.extend(self.quoted(&icmp.about, length)?);
         let checksum = if v4 {
-            !sum(&[&octets])
+            !sum(&[&bytes])
         } else {
             let (from, to) = (self.flow.remote.ip(), self.flow.local.ip());
-            !sum(&[&pseudo_header(from, to, ICMPV6, octets.len()), &octets])
+            !sum(&[&pseudo_header(from, to, ICMPV6, bytes.len()), &bytes])
         };
-        octets[2..4].copy_from_slice(&checksum.to_be_bytes());
-        Ok(octets)
+        bytes[2..4].copy_from_slice(&checksum.to_be_bytes());
+        Ok(bytes)
     }
 
-    /// The start of a packet that the stack under test has sent, with `length` octets behind its IP
+    /// The start of a packet that the stack under test has sent, with `length` bytes behind its IP
     /// header.
     fn quoted(&self, about: &About, length: usize) -> Result<Vec<u8>, Unbuildable> {
         let mut content = Vec::new();
@@ -363,7 +363,7 @@ impl Maker<'_> {
     }
 }
 
-/// Octets behind the IP header that an error quotes.
+/// Bytes behind the IP header that an error quotes.
 const QUOTED: usize = 20;
 /// And that a packet had which was too big.
 const LARGE: usize = 1480;

@@ -87,7 +87,7 @@ impl Judge<'_> {
             return Err("the flags differ".to_owned());
         }
         self.sequence("seq", &tcp.sequence, seen.sequence, self.flow.local_isn)?;
-        // A SYN counts one; the first octet of the stream comes after it.
+        // A SYN counts one; the first byte of the stream comes after it.
         let syn = u32::from(seen.flags & 2 != 0);
         let position = self.flow.local_isn.map(|isn| {
             let position = seen.sequence.wrapping_add(syn).wrapping_sub(isn);
@@ -121,7 +121,7 @@ impl Judge<'_> {
             Payload::Span(first, end) => self.number(end)?.saturating_sub(self.number(first)?),
         };
         if seen.len() as i64 != length {
-            return Err(format!("{} octets of payload, not {length}", seen.len()));
+            return Err(format!("{} bytes of payload, not {length}", seen.len()));
         }
         let Some(position) = position else {
             return Ok(());
@@ -129,9 +129,9 @@ impl Judge<'_> {
         let wrong = seen
             .iter()
             .zip(position..)
-            .position(|(octet, p)| *octet != pattern(p));
+            .position(|(byte, p)| *byte != pattern(p));
         match wrong {
-            Some(at) => Err(format!("octet {at} of the payload is wrong")),
+            Some(at) => Err(format!("byte {at} of the payload is wrong")),
             None => Ok(()),
         }
     }
@@ -265,6 +265,6 @@ fn kind_of_seen(option: &SeenOption) -> u8 {
         SeenOption::Sack(_) => 5,
         SeenOption::Timestamps(..) => 8,
         SeenOption::FastOpen(_) => 34,
-        SeenOption::Other(octets) => octets.first().copied().unwrap_or(0),
+        SeenOption::Other(bytes) => bytes.first().copied().unwrap_or(0),
     }
 }

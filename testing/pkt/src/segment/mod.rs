@@ -24,7 +24,7 @@ pub(crate) const ICMP: u8 = 1;
 pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const FRAGMENT: u8 = 44;
 
-/// The octet at a position of every stream and datagram whose text no script tells. The period is
+/// The byte at a position of every stream and datagram whose text no script tells. The period is
 /// prime, so that a piece at a wrong place shows.
 pub fn pattern(position: u64) -> u8 {
     (position % 251) as u8
@@ -90,14 +90,14 @@ pub(crate) fn sum(pieces: &[&[u8]]) -> u16 {
 
 /// The pseudo-header of RFC 9293 §3.1 and RFC 8200 §8.1.
 pub(crate) fn pseudo_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
-    let mut octets = Vec::with_capacity(40);
+    let mut bytes = Vec::with_capacity(40);
     for address in [from, to] {
         match address {
-            IpAddr::V4(v4) => octets.extend(v4.octets()),
-            IpAddr::V6(v6) => octets.extend(v6.octets()),
+            IpAddr::V4(v4) => bytes.extend(v4.octets()),
+            IpAddr::V6(v6) => bytes.extend(v6.octets()),
         }
     }
-    octets.extend((length as u32).to_be_bytes());
-    octets.extend([0, 0, 0, protocol]);
-    octets
+    bytes.extend((length as u32).to_be_bytes());
+    bytes.extend([0, 0, 0, protocol]);
+    bytes
 }

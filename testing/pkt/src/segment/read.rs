@@ -116,8 +116,8 @@ fn ip_v4(packet: &[u8]) -> Option<IpPacket<'_>> {
         more: place & 0x2000 != 0,
     });
     let address = |at: usize| -> Option<IpAddr> {
-        let octets: [u8; 4] = packet.get(at..at + 4)?.try_into().ok()?;
-        Some(Ipv4Addr::from(octets).into())
+        let bytes: [u8; 4] = packet.get(at..at + 4)?.try_into().ok()?;
+        Some(Ipv4Addr::from(bytes).into())
     };
     Some(IpPacket {
         from: address(12)?,
@@ -135,8 +135,8 @@ fn ip_v4(packet: &[u8]) -> Option<IpPacket<'_>> {
 fn ip_v6(packet: &[u8]) -> Option<IpPacket<'_>> {
     let length = usize::from(half(packet, 4)?);
     let address = |at: usize| -> Option<IpAddr> {
-        let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
-        Some(Ipv6Addr::from(octets).into())
+        let bytes: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
+        Some(Ipv6Addr::from(bytes).into())
     };
     let mut protocol = *packet.get(6)?;
     let mut content = packet.get(40..40 + length)?;
@@ -211,17 +211,17 @@ fn tcp(segment: &[u8]) -> Option<SeenTcp> {
     })
 }
 
-fn options(mut octets: &[u8]) -> Option<Vec<SeenOption>> {
+fn options(mut bytes: &[u8]) -> Option<Vec<SeenOption>> {
     let mut options = Vec::new();
-    while let Some((&kind, rest)) = octets.split_first() {
+    while let Some((&kind, rest)) = bytes.split_first() {
         match kind {
             0 => break,
-            1 => octets = rest,
+            1 => bytes = rest,
             _ => {
                 let length = usize::from(*rest.first()?);
-                let (option, rest) = octets.split_at_checked(length.max(2))?;
+                let (option, rest) = bytes.split_at_checked(length.max(2))?;
                 options.push(option_of(kind, &option[2..], option)?);
-                octets = rest;
+                bytes = rest;
             }
         }
     }
@@ -267,8 +267,8 @@ fn icmp(message: &[u8], protocol: u8) -> Option<SeenIcmp> {
         4 => {
             let header_length = usize::from(quoted[0] & 15) * 4;
             let address = |at: usize| -> Option<IpAddr> {
-                let octets: [u8; 4] = quoted.get(at..at + 4)?.try_into().ok()?;
-                Some(Ipv4Addr::from(octets).into())
+                let bytes: [u8; 4] = quoted.get(at..at + 4)?.try_into().ok()?;
+                Some(Ipv4Addr::from(bytes).into())
             };
             let protocol = *quoted.get(9)?;
             (
@@ -280,8 +280,8 @@ fn icmp(message: &[u8], protocol: u8) -> Option<SeenIcmp> {
         }
         _ => {
             let address = |at: usize| -> Option<IpAddr> {
-                let octets: [u8; 16] = quoted.get(at..at + 16)?.try_into().ok()?;
-                Some(Ipv6Addr::from(octets).into())
+                let bytes: [u8; 16] = quoted.get(at..at + 16)?.try_into().ok()?;
+                Some(Ipv6Addr::from(bytes).into())
             };
             (
                 address(8)?,
@@ -304,10 +304,10 @@ fn icmp(message: &[u8], protocol: u8) -> Option<SeenIcmp> {
     })
 }
 
-fn half(octets: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes(octets.get(at..at + 2)?.try_into().ok()?))
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }
 
-fn word(octets: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_be_bytes(octets.get(at..at + 4)?.try_into().ok()?))
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }

@@ -85,7 +85,7 @@ fn show_option(option: &SeenOption, firsts: &Firsts) -> String {
         SeenOption::SackPermitted => "sackok".to_owned(),
         SeenOption::Timestamps(value, echo) => format!("ts {value} {echo}"),
         SeenOption::FastOpen(cookie) => format!("fastopen {}", hexadecimal(cookie)),
-        SeenOption::Other(octets) => format!("raw {}", hexadecimal(octets)),
+        SeenOption::Other(bytes) => format!("raw {}", hexadecimal(bytes)),
         SeenOption::Sack(blocks) => {
             let edge = |edge: u32| edge.wrapping_sub(firsts.ack);
             let blocks = blocks
@@ -96,9 +96,9 @@ fn show_option(option: &SeenOption, firsts: &Firsts) -> String {
     }
 }
 
-fn hexadecimal(octets: &[u8]) -> String {
-    octets.iter().fold(String::new(), |mut text, octet| {
-        let _ = write!(text, "{octet:02x}");
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
         text
     })
 }

@@ -40,14 +40,14 @@ impl Edge {
         Edge { start }
     }
 
-    /// The first octet of the second page.
+    /// The first byte of the second page.
     pub fn bad(&self) -> *mut c_void {
         self.last(0)
     }
 
-    /// The last octets of the first page.
-    pub fn last(&self, octets: usize) -> *mut c_void {
-        self.start.wrapping_add(PAGE - octets).cast()
+    /// The last bytes of the first page.
+    pub fn last(&self, bytes: usize) -> *mut c_void {
+        self.start.wrapping_add(PAGE - bytes).cast()
     }
 
     /// Puts something plain at the end of the first page.

@@ -1,4 +1,4 @@
-//! libc's streams, and the calls that move octets without passing them through the program.
+//! libc's streams, and the calls that move bytes without passing them through the program.
 
 use std::{
     ffi::{CStr, CString, c_int},
@@ -141,9 +141,9 @@ pub fn is_at_mark(fd: Fd) -> Answer<c_int> {
 
 /// An ioctl about an interface: what is behind its name in `struct ifreq`.
 pub fn of_interface(fd: Fd, request: u64, name: &str) -> Answer<Vec<u8>> {
-    let mut octets = [0_u8; 40];
-    octets[..name.len()].copy_from_slice(name.as_bytes());
+    let mut bytes = [0_u8; 40];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
     // SAFETY: these requests take a `struct ifreq`, which is as long.
-    number(unsafe { libc::ioctl(fd, request, octets.as_mut_ptr()) })?;
-    Ok(octets[16..32].to_vec())
+    number(unsafe { libc::ioctl(fd, request, bytes.as_mut_ptr()) })?;
+    Ok(bytes[16..32].to_vec())
 }

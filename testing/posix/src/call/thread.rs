@@ -58,9 +58,9 @@ unsafe extern "C-unwind" fn in_recv(argument: *mut c_void) -> *mut c_void {
 }
 
 unsafe extern "C-unwind" fn in_send(argument: *mut c_void) -> *mut c_void {
-    static OCTETS: [u8; 1 << 16] = [0; 1 << 16];
-    // SAFETY: the octets are static.
-    unsafe { while send(fd_of(argument), OCTETS.as_ptr().cast(), OCTETS.len(), 0) > 0 {} }
+    static BYTES: [u8; 1 << 16] = [0; 1 << 16];
+    // SAFETY: the bytes are static.
+    unsafe { while send(fd_of(argument), BYTES.as_ptr().cast(), BYTES.len(), 0) > 0 {} }
     ptr::null_mut()
 }
 

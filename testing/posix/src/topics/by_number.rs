@@ -81,10 +81,10 @@ pub fn run(side: &mut Side) {
     );
 }
 
-fn give(call: c_long, socket: Fd, octets: &[u8]) -> Answer<usize> {
+fn give(call: c_long, socket: Fd, bytes: &[u8]) -> Answer<usize> {
     by_number(
         call,
-        [socket as usize, octets.as_ptr() as usize, octets.len(), 0],
+        [socket as usize, bytes.as_ptr() as usize, bytes.len(), 0],
     )
 }
 

@@ -77,7 +77,7 @@ fn by_number(side: &mut Side) {
         threads::cancel(thread);
         side.report("by number", threads::end_of(thread));
         side.step();
-        side.report("by number: octets", threads::end_of(thread));
+        side.report("by number: bytes", threads::end_of(thread));
     }
     side.step();
 }

@@ -194,7 +194,7 @@ fn addresses(side: &Side, open: u16) {
         told(call::connect_short(socket, side.there(open), whole - 1)),
     );
     side.report(
-        "address of one octet",
+        "address of one byte",
         told(call::connect_short(socket, side.there(open), 1)),
     );
     side.report(

@@ -166,14 +166,14 @@ fn error(side: &Side, data: &[u8]) -> String {
     let host: Option<IpAddr> = match i32::from(family) {
         libc::AF_INET => offender[4..8]
             .first_chunk()
-            .map(|octets: &[u8; 4]| Ipv4Addr::from(*octets).into()),
+            .map(|bytes: &[u8; 4]| Ipv4Addr::from(*bytes).into()),
         libc::AF_INET6 => offender[8..24]
             .first_chunk()
-            .map(|octets: &[u8; 16]| Ipv6Addr::from(*octets).into()),
+            .map(|bytes: &[u8; 16]| Ipv6Addr::from(*bytes).into()),
         _ => None,
     };
     let host = host.map(|host| side.name((host, 0).into(), 0));
-    format!("{fixed:?} {} octets of {family} {host:?}", offender.len())
+    format!("{fixed:?} {} bytes of {family} {host:?}", offender.len())
 }
 
 fn received(side: &Side, socket: Fd, flags: c_int, port: u16) -> String {

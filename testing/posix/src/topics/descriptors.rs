@@ -96,7 +96,7 @@ fn interfaces(side: &Side, connected: Fd) {
             let answer = call::of_interface(socket, request, "eth0");
             side.report(
                 &format!("{kind}: {what}"),
-                told(answer.map(|octets| format!("{octets:x?}"))),
+                told(answer.map(|bytes| format!("{bytes:x?}"))),
             );
         }
         let unknown = call::of_interface(socket, libc::SIOCGIFADDR, "none0");

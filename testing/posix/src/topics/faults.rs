@@ -131,7 +131,7 @@ fn receiving(side: &mut Side) {
     );
     let many = raw::ioctl_raw(socket, libc::FIONREAD, read.bad());
     side.report("FIONREAD", told(many));
-    // More room than there is memory, and less octets.
+    // More room than there is memory, and less bytes.
     let rest = raw::recv_raw(socket, none.last(16), 64, 0);
     side.report("recv: enough", told(rest));
     side.step();

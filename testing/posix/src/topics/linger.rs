@@ -104,19 +104,19 @@ fn delivered(side: &mut Side) {
     let socket = side.connection();
     const COUNT: usize = 1 << 20;
     if side.is_server() {
-        let octets: Vec<u8> = (0..COUNT).map(|index| (index >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..COUNT).map(|index| (index >> 3) as u8).collect();
         let mut sent = 0;
         while sent < COUNT {
-            sent += call::send(socket, &octets[sent..], 0).expect("send");
+            sent += call::send(socket, &bytes[sent..], 0).expect("send");
         }
         side.report("closing after much", told(call::close(socket)));
     } else {
-        let mut octets = vec![0; COUNT + 1];
-        let got = call::receive(socket, &mut octets, libc::MSG_WAITALL).expect("receive");
-        let intact = octets[..got]
+        let mut bytes = vec![0; COUNT + 1];
+        let got = call::receive(socket, &mut bytes, libc::MSG_WAITALL).expect("receive");
+        let intact = bytes[..got]
             .iter()
             .enumerate()
-            .all(|(index, octet)| *octet == (index >> 3) as u8);
+            .all(|(index, byte)| *byte == (index >> 3) as u8);
         side.report("all arrived", format!("{got} {intact}"));
     }
     side.step();

@@ -232,13 +232,13 @@ fn other_threads(side: &mut Side, socket: Fd) {
     call::epoll_control(set, EPOLL_CTL_ADD, inner, EPOLLIN, 7).expect("EPOLL_CTL_ADD");
     let thread = blocked(wait);
     ask(side, "inside");
-    side.report("octets for a set inside", outcome(&thread));
+    side.report("bytes for a set inside", outcome(&thread));
     drain(socket);
     let thread = blocked(move || {
         told(call::poll(&[(set, POLLIN)], 2000).map(|(_, found)| events(found[0])))
     });
     ask(side, "polled");
-    side.report("octets for a set that is polled", outcome(&thread));
+    side.report("bytes for a set that is polled", outcome(&thread));
     drain(socket);
     for fd in [inner, set, event] {
         call::close(fd).expect("close");
@@ -312,7 +312,7 @@ fn many(side: &mut Side, socket: Fd) {
 fn urgent(side: &mut Side, socket: Fd) {
     let set = set_of(&[(socket, EPOLLPRI, 1)]);
     ask(side, "plain");
-    side.report("priority: plain octets", ready(set));
+    side.report("priority: plain bytes", ready(set));
     ask(side, "urgent");
     side.report("priority: urgent", ready(set));
     let mut buffer = [0; 4];

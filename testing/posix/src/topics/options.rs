@@ -288,17 +288,17 @@ fn structures(side: &Side, kind: &str, socket: Fd) {
 /// Lengths other than an int's.
 fn lengths(side: &Side, kind: &str, socket: Fd) {
     let short = call::set_option(socket, SOL_SOCKET, libc::SO_KEEPALIVE, &1_u8);
-    side.report(&format!("{kind} set one octet"), told(short));
+    side.report(&format!("{kind} set one byte"), told(short));
     let long = call::set_option(socket, SOL_SOCKET, libc::SO_KEEPALIVE, &[1_u8; 16]);
-    side.report(&format!("{kind} set sixteen octets"), told(long));
-    let octet = call::option::<u8>(socket, SOL_SOCKET, libc::SO_KEEPALIVE);
+    side.report(&format!("{kind} set sixteen bytes"), told(long));
+    let byte = call::option::<u8>(socket, SOL_SOCKET, libc::SO_KEEPALIVE);
     side.report(
-        &format!("{kind} one octet"),
-        told(octet.map(|(value, length)| format!("{value} ({length})"))),
+        &format!("{kind} one byte"),
+        told(byte.map(|(value, length)| format!("{value} ({length})"))),
     );
     let many = call::option::<[u8; 16]>(socket, SOL_SOCKET, libc::SO_KEEPALIVE);
     side.report(
-        &format!("{kind} sixteen octets"),
+        &format!("{kind} sixteen bytes"),
         told(many.map(|(_, length)| format!("({length})"))),
     );
     let mut place: c_int = 0;
@@ -324,10 +324,10 @@ fn lengths(side: &Side, kind: &str, socket: Fd) {
 fn congestion(side: &Side) {
     let socket = side.socket(STREAM);
     let get = || call::option::<[u8; 16]>(socket, IPPROTO_TCP, libc::TCP_CONGESTION);
-    let name = |(octets, length): ([u8; 16], usize)| {
+    let name = |(bytes, length): ([u8; 16], usize)| {
         format!(
             "{} ({length})",
-            String::from_utf8_lossy(&octets).trim_end_matches('\0')
+            String::from_utf8_lossy(&bytes).trim_end_matches('\0')
         )
     };
     side.report("TCP_CONGESTION", told(get().map(name)));

@@ -15,7 +15,7 @@ const F_GETSIG: i32 = 11;
 const MOMENT: Duration = Duration::from_millis(100);
 
 pub fn run(side: &mut Side) {
-    told_of_octets(side);
+    told_of_bytes(side);
     told_of_a_connection(side);
     carried(side);
 }
@@ -26,7 +26,7 @@ fn came(signals: &call::Counted) -> bool {
     signals.so_far() > 0
 }
 
-fn told_of_octets(side: &mut Side) {
+fn told_of_bytes(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
         for _ in 0..4 {

@@ -144,7 +144,7 @@ fn scattered(side: &mut Side, socket: Fd) {
     let texts = got.map(|texts| {
         texts
             .iter()
-            .map(|octets| text(octets))
+            .map(|bytes| text(bytes))
             .collect::<Vec<_>>()
             .join(" ")
     });

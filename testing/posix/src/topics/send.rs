@@ -18,10 +18,10 @@ pub fn run(side: &mut Side) {
 }
 
 fn receive_all(socket: Fd, count: usize) -> Vec<u8> {
-    let mut octets = vec![0; count];
-    let got = call::receive(socket, &mut octets, libc::MSG_WAITALL).expect("receive");
-    octets.truncate(got);
-    octets
+    let mut bytes = vec![0; count];
+    let got = call::receive(socket, &mut bytes, libc::MSG_WAITALL).expect("receive");
+    bytes.truncate(got);
+    bytes
 }
 
 fn pieces(side: &mut Side) {
@@ -70,7 +70,7 @@ fn file(side: &mut Side) {
         let intact = large
             .iter()
             .enumerate()
-            .all(|(index, octet)| *octet == index as u8);
+            .all(|(index, byte)| *byte == index as u8);
         side.report("large file", format!("{} {intact}", large.len()));
     } else {
         let small = call::file(b"0123456789");
@@ -127,14 +127,14 @@ fn full(side: &mut Side) {
     if side.is_server() {
         side.step();
         let expected: usize = side.hear().parse().expect("a count");
-        let octets = receive_all(socket, expected);
-        let intact = octets
+        let bytes = receive_all(socket, expected);
+        let intact = bytes
             .iter()
             .enumerate()
-            .all(|(index, octet)| *octet == index as u8);
+            .all(|(index, byte)| *byte == index as u8);
         side.report(
             "full: all arrived",
-            format!("{} {intact}", octets.len() == expected),
+            format!("{} {intact}", bytes.len() == expected),
         );
         side.step();
     } else {

@@ -148,9 +148,9 @@ fn sending(side: &mut Side, flags: i32, name: &str) {
         while call::receive(socket, &mut room, 0).is_ok_and(|length| length > 0) {}
         return;
     }
-    let octets = vec![0; 1 << 16];
+    let bytes = vec![0; 1 << 16];
     loop {
-        match call::send(socket, &octets, libc::MSG_DONTWAIT) {
+        match call::send(socket, &bytes, libc::MSG_DONTWAIT) {
             Ok(_) => {}
             // What is under way may still make room.
             Err(_) if call::poll(&[(socket, libc::POLLOUT)], 300).is_ok_and(|(n, _)| n == 0) => {

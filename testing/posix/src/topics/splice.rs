@@ -132,8 +132,8 @@ fn refused(side: &mut Side) {
 fn a_lot(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
-        let octets: Vec<u8> = (0..LOT).map(|index| (index / 5) as u8).collect();
-        let copy = octets.clone();
+        let bytes: Vec<u8> = (0..LOT).map(|index| (index / 5) as u8).collect();
+        let copy = bytes.clone();
         let sender = thread::spawn(move || {
             let mut sent = 0;
             while sent < LOT {
@@ -143,7 +143,7 @@ fn a_lot(side: &mut Side) {
         let mut back = vec![0; LOT];
         let got = call::receive(socket, &mut back, libc::MSG_WAITALL);
         side.report("came back", told(got));
-        side.report("as it went", back == octets);
+        side.report("as it went", back == bytes);
         sender.join().expect("the sender");
         return;
     }

@@ -111,8 +111,8 @@ fn background(side: &mut Side) {
     }
     side.step();
     if !side.is_server() {
-        let mut octets = [0; 4];
-        let answer = call::in_background(libc::aio_read, 9999, &mut octets);
+        let mut bytes = [0; 4];
+        let answer = call::in_background(libc::aio_read, 9999, &mut bytes);
         side.report("aio_read of a closed one", told(answer));
     }
 }

@@ -24,7 +24,7 @@ pub fn run(side: &mut Side) {
     sent_times(side);
 }
 
-/// What the error queue tells of octets that were sent: which kind of stamp, and of which octet.
+/// What the error queue tells of bytes that were sent: which kind of stamp, and of which byte.
 fn sent_times(side: &mut Side) {
     // linux/net_tstamp.h
     const SOFTWARE: i32 = 1 << 4;
@@ -85,14 +85,14 @@ fn sent_time(socket: Fd) -> Option<String> {
     });
     let entries: Vec<String> = entries.collect();
     Some(format!(
-        "{} octets, flags {:x}, {}",
+        "{} bytes, flags {:x}, {}",
         message.length,
         message.flags,
         entries.join(", ")
     ))
 }
 
-/// When octets came, as far as options ask; what is not read has no time.
+/// When bytes came, as far as options ask; what is not read has no time.
 fn times(side: &mut Side) {
     let socket = side.connection();
     // Linux begins to stamp packets a moment after the first socket wants it, in a work queue, and goes on while one does.
@@ -115,10 +115,7 @@ fn times(side: &mut Side) {
             let mut room = [0; 16];
             let message = call::receive_message(socket, &mut [&mut room], 0);
             let shown = told(message.map(|m| format!("{} {:?}", m.length, m.control)));
-            side.report(
-                &format!("time of octets: {name}"),
-                format!("{set}; {shown}"),
-            );
+            side.report(&format!("time of bytes: {name}"), format!("{set}; {shown}"));
             let none = call::receive_message(socket, &mut [&mut room], MSG_DONTWAIT);
             side.report(
                 &format!("time of nothing: {name}"),
@@ -193,16 +190,16 @@ impl Info {
     }
 
     fn word(&self, at: usize) -> u64 {
-        let octets = self.0[at..at + 4].try_into().expect("four octets");
-        u64::from(u32::from_ne_bytes(octets))
+        let bytes = self.0[at..at + 4].try_into().expect("four bytes");
+        u64::from(u32::from_ne_bytes(bytes))
     }
 
     fn long(&self, at: usize) -> u64 {
-        u64::from_ne_bytes(self.0[at..at + 8].try_into().expect("eight octets"))
+        u64::from_ne_bytes(self.0[at..at + 8].try_into().expect("eight bytes"))
     }
 }
 
-/// Turns of 1,000 octets each way, and 100,000 from the client: what must come out the same.
+/// Turns of 1,000 bytes each way, and 100,000 from the client: what must come out the same.
 fn information(side: &mut Side) {
     let socket = side.connection();
     const LARGE: usize = 100_000;
@@ -421,7 +418,7 @@ fn queues(side: &mut Side) {
     side.step();
 }
 
-/// TCP_DEFER_ACCEPT: a connection is not there before its first octets are.
+/// TCP_DEFER_ACCEPT: a connection is not there before its first bytes are.
 fn deferred(side: &mut Side) {
     let port = side.port();
     if !side.is_server() {
@@ -443,7 +440,7 @@ fn deferred(side: &mut Side) {
     side.step();
     std::thread::sleep(Duration::from_millis(200));
     side.report(
-        "deferred: before the octets",
+        "deferred: before the bytes",
         told(call::events_now(listener).map(events)),
     );
     side.step();

@@ -89,18 +89,18 @@ fn both_ways(side: &mut Side) {
     const COUNT: usize = 4 << 20;
     let socket = side.connection();
     let sender = thread::spawn(move || {
-        let octets: Vec<u8> = (0..COUNT).map(|index| ((index * 7) >> 5) as u8).collect();
+        let bytes: Vec<u8> = (0..COUNT).map(|index| ((index * 7) >> 5) as u8).collect();
         let mut sent = 0;
         while sent < COUNT {
-            sent += call::send(socket, &octets[sent..], 0).expect("send");
+            sent += call::send(socket, &bytes[sent..], 0).expect("send");
         }
     });
-    let mut octets = vec![0; COUNT];
-    let got = call::receive(socket, &mut octets, MSG_WAITALL).expect("receive");
-    let intact = octets
+    let mut bytes = vec![0; COUNT];
+    let got = call::receive(socket, &mut bytes, MSG_WAITALL).expect("receive");
+    let intact = bytes
         .iter()
         .enumerate()
-        .all(|(index, octet)| *octet == ((index * 7) >> 5) as u8);
+        .all(|(index, byte)| *byte == ((index * 7) >> 5) as u8);
     sender.join().expect("the sender");
     side.report("both ways at once", format!("{got} {intact}"));
     side.step();
@@ -111,10 +111,10 @@ fn readers(side: &mut Side) {
     const COUNT: usize = 1 << 20;
     let socket = side.connection();
     if side.is_server() {
-        let octets = vec![1; COUNT];
+        let bytes = vec![1; COUNT];
         let mut sent = 0;
         while sent < COUNT {
-            sent += call::send(socket, &octets[sent..], 0).expect("send");
+            sent += call::send(socket, &bytes[sent..], 0).expect("send");
         }
         call::close(socket).expect("close");
     } else {

@@ -132,7 +132,7 @@ fn unconnected(side: &Side, socket: Fd, port: u16) {
 
 fn sizes(side: &Side, socket: Fd, port: u16) {
     let there = side.there(port);
-    let send = |octets: &[u8]| told(call::send_to(socket, octets, 0, there));
+    let send = |bytes: &[u8]| told(call::send_to(socket, bytes, 0, there));
     send(b"truncated");
     side.report("cut", received(side, socket, 4, 0, port));
     side.report(
@@ -162,16 +162,16 @@ fn sizes(side: &Side, socket: Fd, port: u16) {
     send(b"no room");
     side.report("no room", received(side, socket, 0, 0, port));
     for length in [1472, 1473, 9000, 65_507, 65_508, 70_000] {
-        let octets: Vec<u8> = (0..length).map(|index| index as u8).collect();
-        let sent = call::send_to(socket, &octets, 0, there);
+        let bytes: Vec<u8> = (0..length).map(|index| index as u8).collect();
+        let sent = call::send_to(socket, &bytes, 0, there);
         let back = sent.is_ok().then(|| {
             let mut buffer = vec![0; length + 1];
             call::wait_for(socket, libc::POLLIN);
             let got = call::receive(socket, &mut buffer, MSG_DONTWAIT);
-            told(got.map(|got| format!("{got} {}", buffer[..got] == octets[..])))
+            told(got.map(|got| format!("{got} {}", buffer[..got] == bytes[..])))
         });
         side.report(
-            &format!("{length} octets"),
+            &format!("{length} bytes"),
             format!("{} {}", told(sent), back.unwrap_or_default()),
         );
     }
@@ -189,7 +189,7 @@ fn many(side: &Side, socket: Fd, port: u16) {
     {
         texts.extend(call::receive_messages(socket, 4, MSG_WAITFORONE, None).expect("recvmmsg"));
     }
-    let texts: Vec<_> = texts.iter().map(|octets| text(octets)).collect();
+    let texts: Vec<_> = texts.iter().map(|bytes| text(bytes)).collect();
     side.report("receive many", texts.join(" "));
     let none = call::receive_messages(socket, 4, MSG_DONTWAIT, None);
     side.report(

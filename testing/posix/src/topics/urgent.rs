@@ -25,16 +25,16 @@ fn after(side: &mut Side, pieces: &[(&[u8], i32)]) -> Option<Fd> {
     let socket = side.connection();
     side.step();
     if side.is_server() {
-        for (octets, flags) in pieces {
-            let sent = call::send(socket, octets, *flags).expect("send");
-            assert_eq!(sent, octets.len());
+        for (bytes, flags) in pieces {
+            let sent = call::send(socket, bytes, *flags).expect("send");
+            assert_eq!(sent, bytes.len());
         }
         side.step();
         side.step();
         return None;
     }
     side.step();
-    let all: usize = pieces.iter().map(|(octets, _)| octets.len()).sum();
+    let all: usize = pieces.iter().map(|(bytes, _)| bytes.len()).sum();
     if all > 0 {
         call::wait_for(socket, libc::POLLIN | libc::POLLPRI);
         // The rest may be a moment behind.
@@ -53,10 +53,10 @@ fn look(side: &Side, socket: Fd, name: &str) {
     let ready = told(call::events_now(socket).map(events));
     let mark = told(call::ioctl_int(socket, SIOCATMARK));
     let queued = told(call::ioctl_int(socket, libc::FIONREAD));
-    side.report(name, format!("{ready}; at mark {mark}; {queued} octets"));
+    side.report(name, format!("{ready}; at mark {mark}; {queued} bytes"));
 }
 
-/// "before", then "urgent" whose last octet is urgent, then "after".
+/// "before", then "urgent" whose last byte is urgent, then "after".
 fn aside(side: &mut Side) {
     let pieces: [(&[u8], i32); 3] = [(b"before", 0), (b"urgent", MSG_OOB), (b"after", 0)];
     if let Some(socket) = after(side, &pieces) {

@@ -82,8 +82,8 @@ impl Arena {
 
     fn apply(&mut self, step: &Step) {
         match *step {
-            Step::Write { who, octets } => self.write(who.side(), octets.into()),
-            Step::Read { who, octets } => self.read(who.side(), octets.into()),
+            Step::Write { who, bytes } => self.write(who.side(), bytes.into()),
+            Step::Read { who, bytes } => self.read(who.side(), bytes.into()),
             Step::ShutdownSend(who) => self.shutdown_send(who.side()),
             Step::ShutdownReceive(who) => self.shutdown_receive(who.side()),
             Step::Close(who) => self.close(who.side()),
@@ -128,9 +128,9 @@ impl Arena {
                 who,
                 kind,
                 offset,
-                octets,
+                bytes,
                 flags,
-            } => self.forge(who.side(), kind, offset, octets, flags),
+            } => self.forge(who.side(), kind, offset, bytes, flags),
             Step::Corrupt {
                 who,
                 place,
@@ -142,11 +142,11 @@ impl Arena {
 
     // ---- the users ----
 
-    pub fn write(&mut self, side: Side, octets: usize) {
+    pub fn write(&mut self, side: Side, bytes: usize) {
         let now = self.now;
         let end = self.end(side);
-        let data: Vec<u8> = (end.written..end.written + octets as u64)
-            .map(|position| end.octet(position))
+        let data: Vec<u8> = (end.written..end.written + bytes as u64)
+            .map(|position| end.byte(position))
             .collect();
         if let Some(connection) = &mut end.connection
             && !end.closed
@@ -155,10 +155,10 @@ impl Arena {
         }
     }
 
-    pub fn read(&mut self, side: Side, octets: usize) {
+    pub fn read(&mut self, side: Side, bytes: usize) {
         let now = self.now;
         let end = self.end(side);
-        let mut buffer = vec![0; octets];
+        let mut buffer = vec![0; bytes];
         let Some(connection) = &mut end.connection else {
             return;
         };
@@ -172,9 +172,9 @@ impl Arena {
             return;
         }
         let peer = self.end(side.other());
-        for (octet, position) in buffer[..count].iter().zip(from..) {
-            assert!(position < peer.written, "an octet that nobody wrote");
-            assert_eq!(*octet, peer.octet(position), "octet {position} of {side:?}");
+        for (byte, position) in buffer[..count].iter().zip(from..) {
+            assert!(position < peer.written, "a byte that nobody wrote");
+            assert_eq!(*byte, peer.byte(position), "byte {position} of {side:?}");
         }
     }
 
@@ -228,7 +228,7 @@ impl Arena {
         let capsule = postcard::to_allocvec(connection).expect("connections encode");
         let figures = connection.tcp_info();
         let bound = figures.send_queue + (16 << 20) + 8192 * 40;
-        assert!(capsule.len() <= bound, "{} octets", capsule.len());
+        assert!(capsule.len() <= bound, "{} bytes", capsule.len());
         let decoded: Connection = postcard::from_bytes(&capsule).expect("and decode");
         assert_eq!(decoded.validate(), Ok(()), "{connection:?}");
         *connection = decoded;
@@ -404,7 +404,7 @@ impl Arena {
 
     // ---- strangers ----
 
-    fn forge(&mut self, to: Side, kind: u8, offset: i32, octets: u8, flags: u8) {
+    fn forge(&mut self, to: Side, kind: u8, offset: i32, bytes: u8, flags: u8) {
         let mut flags = TcpFlags(flags & 0x3f);
         let peer = self.end(to.other());
         let (highest, ports) = (peer.highest, ports(to));
@@ -415,7 +415,7 @@ impl Arena {
         };
         let mine = end.highest.unwrap_or(SeqNum(0));
         let far = offset.unsigned_abs() % (1 << 30);
-        let mut payload = vec![0xee; octets.into()];
+        let mut payload = vec![0xee; bytes.into()];
         let mut ack = mine + offset as u32;
         let seq = if self.on_path {
             ack = mine + (offset >> 20) as u32;
@@ -453,7 +453,7 @@ impl Arena {
         };
         if kind & 64 != 0 {
             header.options.timestamps = Some(Timestamps {
-                value: self.now.as_millis() as u32 + u32::from(octets),
+                value: self.now.as_millis() as u32 + u32::from(bytes),
                 echo: self.now.as_millis() as u32,
             });
         }

@@ -14,7 +14,7 @@ pub struct End {
     pub written: u64,
     pub read: u64,
     pub closed: bool,
-    /// End of the highest octet sent.
+    /// End of the highest byte sent.
     pub highest: Option<SeqNum>,
     /// Right edge of the largest window it has offered, by its own segments.
     pub offered: Option<SeqNum>,
@@ -52,8 +52,8 @@ impl End {
         self.connection.as_ref().is_some_and(Connection::is_closed)
     }
 
-    /// The stream of this end: any octet out of place is noticed.
-    pub fn octet(&self, position: u64) -> u8 {
+    /// The stream of this end: any byte out of place is noticed.
+    pub fn byte(&self, position: u64) -> u8 {
         let salt = match self.side {
             Side::A => 0,
             Side::B => 0x5bd1,

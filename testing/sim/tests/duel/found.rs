@@ -50,10 +50,10 @@ fn a_host_that_slept_sends_one_keep_alive_probe() {
 
 #[test]
 fn what_seemed_to_follow_a_fin_is_dropped() {
-    let (who, octets) = (Who::from(A), 256);
+    let (who, bytes) = (Who::from(A), 256);
     let (place, field, value) = (0, 3, 1);
     let steps = [
-        Write { who, octets },
+        Write { who, bytes },
         // The first segment gets a FIN, and arrives last.
         Corrupt {
             who,
@@ -72,14 +72,8 @@ fn a_window_goes_with_the_acknowledgement_it_came_with() {
     // window with a smaller number.
     let (a, b) = (Who::from(A), Who::from(B));
     let steps = [
-        Write {
-            who: a,
-            octets: 768,
-        },
-        Write {
-            who: b,
-            octets: 256,
-        },
+        Write { who: a, bytes: 768 },
+        Write { who: b, bytes: 256 },
         DeliverAll(a),
         Wait(255),
         Deliver { who: b, place: 4 },

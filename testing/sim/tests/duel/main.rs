@@ -13,7 +13,7 @@ use bolero::generator::*;
 use program::{Setup, Step};
 
 /// Loss, reordering, duplicates, migration, and strangers who do not know the window: nothing of
-/// this may cost an octet.
+/// this may cost a byte.
 #[test]
 fn streams_survive_every_schedule_and_blind_attackers() {
     portolan_fuzz::check!(4000)

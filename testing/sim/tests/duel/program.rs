@@ -83,11 +83,11 @@ impl From<Side> for Who {
 pub enum Step {
     Write {
         who: Who,
-        octets: u16,
+        bytes: u16,
     },
     Read {
         who: Who,
-        octets: u16,
+        bytes: u16,
     },
     ShutdownSend(Who),
     ShutdownReceive(Who),
@@ -131,7 +131,7 @@ pub enum Step {
         who: Who,
         kind: u8,
         offset: i32,
-        octets: u8,
+        bytes: u8,
         flags: u8,
     },
     /// Somebody on the path changes a packet from `who`.

@@ -109,7 +109,7 @@ impl Arena {
         ended || self.cut_short || (all && opened)
     }
 
-    /// Without a cause of its own making, no end may have failed, and no octet be missing.
+    /// Without a cause of its own making, no end may have failed, and no byte be missing.
     fn check_ends(&self, short: bool) {
         if self.cut_short || self.impatient || !short {
             return;

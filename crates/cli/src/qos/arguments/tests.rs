@@ -201,7 +201,7 @@ fn any_wish_can_be_said() {
         .for_each(|&(rate, burst, ceil, slice, period)| {
             let [shown_rate, shown_ceil] = [rate, ceil].map(text::show_rate);
             let [shown_slice, shown_period] = [slice, period].map(text::show_duration);
-            let shown_burst = text::show_octets(burst);
+            let shown_burst = text::show_bytes(burst);
             let wish = |terms: String| match request(&format!("set pid 1 tx {terms}")) {
                 Ok(QosRequest::Transmit { wish, .. }) => wish,
                 other => panic!("{other:?}"),

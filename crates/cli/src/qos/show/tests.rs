@@ -8,7 +8,7 @@ use super::*;
 /// One of each.
 pub fn report() -> QosReport {
     let traffic = ClassTraffic {
-        octets: 1_000,
+        bytes: 1_000,
         packets: 10,
         drops: 0,
         backlog: 1_500,
@@ -146,7 +146,7 @@ fn classes_are_shown_with_their_traffic() {
     assert_eq!(
         link_classes(&report()),
         [
-            "Dev  Class For         Rate    Ceil   Octets Packets Drops Backlog",
+            "Dev  Class For         Rate    Ceil   Bytes Packets Drops Backlog",
             "eth0 -     best effort -       -      1000   10      0     1500",
             "eth0 11    group 7     2.5mbit -      1000   10      0     1500",
             "eth0 10    pid 123     20mbit  50mbit 1000   10      0     1500",

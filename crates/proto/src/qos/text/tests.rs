@@ -9,8 +9,8 @@ fn quantities_are_read_in_their_units() {
     assert_eq!(rate("7bit"), Ok(7));
     assert_eq!(duration("4ms"), Ok(4_000));
     assert_eq!(duration("0.25s"), Ok(250_000));
-    assert_eq!(octets("64k"), Ok(65_536));
-    assert_eq!(octets("1500"), Ok(1_500));
+    assert_eq!(bytes("64k"), Ok(65_536));
+    assert_eq!(bytes("1500"), Ok(1_500));
     assert_eq!(share("0.3"), Ok(300_000));
     assert_eq!(share("33.3333%"), Ok(333_333));
     assert_eq!(milliseconds("50ms"), Ok(50));
@@ -47,7 +47,7 @@ fn what_is_not_exactly_a_quantity_is_refused() {
         assert!(duration(word).is_err(), "{word:?}");
     }
     for word in ["", "4g", "4096m", "k", "0.3", "64K", "64kb"] {
-        assert!(octets(word).is_err(), "{word:?}");
+        assert!(bytes(word).is_err(), "{word:?}");
     }
     assert!(milliseconds("1500us").is_err());
     assert!(share("0.0000001").is_err());
@@ -137,7 +137,7 @@ fn whatever_is_shown_is_read_back() {
         .for_each(|(large, small)| {
             assert_eq!(rate(&show_rate(*large)), Ok(*large));
             assert_eq!(duration(&show_duration(*small)), Ok(*small));
-            assert_eq!(octets(&show_octets(*small)), Ok(*small));
+            assert_eq!(bytes(&show_bytes(*small)), Ok(*small));
             assert_eq!(share(&show_share((*small).into())), Ok(*small));
         });
 }
@@ -183,7 +183,7 @@ fn no_word_makes_the_parser_panic() {
             }
             let _ = (
                 duration(&word),
-                octets(&word),
+                bytes(&word),
                 share(&word),
                 adapt(&word),
                 process(&word),

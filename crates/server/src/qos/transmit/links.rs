@@ -61,7 +61,7 @@ impl LinkCounts {
     pub(in crate::qos) fn of(&self, ifindex: u32, minor: u16) -> ClassTraffic {
         let counts = self.0.get(&(ifindex, minor));
         counts.map_or_else(ClassTraffic::default, |counts| ClassTraffic {
-            octets: counts.octets,
+            bytes: counts.bytes,
             packets: counts.packets,
             drops: u64::from(counts.drops),
             backlog: counts.backlog,

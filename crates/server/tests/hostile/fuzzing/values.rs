@@ -76,7 +76,7 @@ impl Any<'_> {
         }
     }
 
-    fn octets(&mut self) -> Vec<u8> {
+    fn bytes(&mut self) -> Vec<u8> {
         let longest = if self.random.once_in(10) { 3000 } else { 40 };
         let length = self.random.below(longest);
         (0..length).map(|_| self.random.number() as u8).collect()
@@ -138,12 +138,12 @@ impl<'de> Deserializer<'de> for Any<'_> {
     }
 
     fn deserialize_string<V: Visitor<'de>>(mut self, visitor: V) -> Result<V::Value, Unfit> {
-        let octets = self.octets();
-        visitor.visit_string(octets.into_iter().map(char::from).collect())
+        let bytes = self.bytes();
+        visitor.visit_string(bytes.into_iter().map(char::from).collect())
     }
 
     fn deserialize_byte_buf<V: Visitor<'de>>(mut self, visitor: V) -> Result<V::Value, Unfit> {
-        visitor.visit_byte_buf(self.octets())
+        visitor.visit_byte_buf(self.bytes())
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Unfit> {

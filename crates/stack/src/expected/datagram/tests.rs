@@ -259,8 +259,8 @@ fn whatever_is_changed_both_paths_tell_the_same() {
             let is_v4 = shape & 1 == 0;
             let (expected, mut next) = after(is_v4);
             for (at, bits) in changes {
-                if let Some(octet) = next.get_mut(START + usize::from(*at)) {
-                    *octet ^= bits;
+                if let Some(byte) = next.get_mut(START + usize::from(*at)) {
+                    *byte ^= bits;
                 }
             }
             if shape & 0x80 == 0 {

@@ -94,7 +94,7 @@ fn what_was_for_the_session_before_does_not_wait_for_the_next() {
 }
 
 #[test]
-fn so_many_frames_wait_at_a_slot_and_so_many_octets_in_all() {
+fn so_many_frames_wait_at_a_slot_and_so_many_bytes_in_all() {
     let mut b = Stack::new(now());
     let slot = b.reserve();
     let small = datagram(b"x");

@@ -16,8 +16,8 @@ const SLOW: TxQueueId = TxQueueId(1);
 
 impl Wire for TwoQueues {
     fn transmit(&mut self, frame: &Frame<'_>) {
-        let octets = [frame.head, frame.payload[0], frame.payload[1]].concat();
-        self.frames.push((self.chosen, octets));
+        let bytes = [frame.head, frame.payload[0], frame.payload[1]].concat();
+        self.frames.push((self.chosen, bytes));
         if self.is_narrow {
             self.full.push(self.chosen);
         }
@@ -155,9 +155,9 @@ fn established(a: &mut Stack) -> Slot {
 fn sessions_take_turns_at_a_full_tx_queue() {
     let mut a = Stack::new(now());
     let slots = [(); 3].map(|()| established(&mut a));
-    for (slot, octet) in slots.into_iter().zip(*b"xyz") {
+    for (slot, byte) in slots.into_iter().zip(*b"xyz") {
         let connection = &mut a.tcp(slot).unwrap().connection;
-        assert_eq!(connection.send(now(), &[octet; 14_000]), 14_000);
+        assert_eq!(connection.send(now(), &[byte; 14_000]), 14_000);
         a.touch(slot);
     }
     let mut wire = TwoQueues {
@@ -171,5 +171,5 @@ fn sessions_take_turns_at_a_full_tx_queue() {
     let last = |(_, frame): &(TxQueueId, Vec<u8>)| frame.last().copied();
     let who: Vec<u8> = wire.frames.iter().filter_map(last).collect();
     assert_eq!(who[3..], who[..3]);
-    assert!(b"xyz".iter().all(|octet| who.contains(octet)), "{who:?}");
+    assert!(b"xyz".iter().all(|byte| who.contains(byte)), "{who:?}");
 }

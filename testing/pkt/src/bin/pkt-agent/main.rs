@@ -23,7 +23,7 @@ struct Found {
 
 type Made = Result<Found, Errno>;
 
-/// Octets of each stream sent so far; datagrams are not in it.
+/// Bytes of each stream sent so far; datagrams are not in it.
 static STREAMS: Mutex<Option<HashMap<Fd, u64>>> = Mutex::new(None);
 
 fn main() {
@@ -157,15 +157,15 @@ fn send(fd: Fd, data: &Value, to: Option<SocketAddr>, flags: &[Value]) -> Made {
             .and_then(|streams| streams.get(&fd).copied())
     };
     let first = sent_before.unwrap_or(0);
-    let octets: Vec<u8> = match data {
+    let bytes: Vec<u8> = match data {
         Value::Text(text) => text.clone(),
         Value::Number(length) => (first..first + *length as u64).map(pattern).collect(),
         _ => return Err(Errno(libc::ENOSYS)),
     };
     let flags = message_flags(flags)?;
     let sent = match to {
-        Some(to) => call::send_to(fd, &octets, flags, to)?,
-        None => call::send(fd, &octets, flags)?,
+        Some(to) => call::send_to(fd, &bytes, flags, to)?,
+        None => call::send(fd, &bytes, flags)?,
     };
     let mut streams = STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(count) = streams.as_mut().and_then(|streams| streams.get_mut(&fd)) {

@@ -122,7 +122,7 @@ pub(crate) fn set_congestion(fd: Fd, name: &[u8]) -> Made {
 pub(crate) fn get(fd: Fd, option: &[String]) -> Made {
     if option.first().is_some_and(|name| name == "TCP_CONGESTION") {
         let (value, length) = call::option::<[u8; 16]>(fd, IPPROTO_TCP, libc::TCP_CONGESTION)?;
-        let end = value.iter().position(|octet| *octet == 0);
+        let end = value.iter().position(|byte| *byte == 0);
         return Ok(Found {
             number: length as i64,
             data: Some(value[..end.unwrap_or(16)].to_vec()),

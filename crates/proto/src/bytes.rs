@@ -1,10 +1,10 @@
-//! Octets in messages, for `#[serde(with)]`: moved as a whole, where a sequence of numbers would be
+//! Bytes in messages, for `#[serde(with)]`: moved as a whole, where a sequence of numbers would be
 //! encoded one by one. The encoding is the same.
 
 use serde::{Deserialize, Deserializer, Serializer};
 
-pub(crate) fn serialize<S: Serializer>(octets: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_bytes(octets)
+pub(crate) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_bytes(bytes)
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
@@ -19,13 +19,13 @@ mod tests {
     struct Whole(#[serde(with = "super")] Vec<u8>);
 
     #[test]
-    fn octets_are_encoded_as_a_sequence_of_numbers_would_be() {
+    fn bytes_are_encoded_as_a_sequence_of_numbers_would_be() {
         for length in [0, 1, 127, 128, 70_000] {
-            let octets: Vec<u8> = (0..length).map(|index| index as u8).collect();
-            let encoded = crate::encode(&Whole(octets.clone()));
-            assert_eq!(encoded, crate::encode(&octets));
+            let bytes: Vec<u8> = (0..length).map(|index| index as u8).collect();
+            let encoded = crate::encode(&Whole(bytes.clone()));
+            assert_eq!(encoded, crate::encode(&bytes));
             let decoded: Whole = crate::decode(&encoded).expect("as it was encoded");
-            assert_eq!(decoded.0, octets);
+            assert_eq!(decoded.0, bytes);
         }
     }
 }
