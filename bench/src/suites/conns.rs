@@ -148,11 +148,11 @@ fn connect(bed: &Bed, stack: Stack, seconds: f64, field: &str) -> Result<f64, Me
 
 /// How often sessions went to a process or came back, on both hosts.
 fn moves(bed: &Bed) -> Result<f64, MeasureError> {
-    Ok(counted(bed, "sessions-cached")? + counted(bed, "sessions-flushed")?)
+    Ok(counted(bed, "sessions_cached")? + counted(bed, "sessions_flushed")?)
 }
 
 fn capsule_bytes(bed: &Bed) -> Result<f64, MeasureError> {
-    counted(bed, "capsule-bytes")
+    counted(bed, "capsule_bytes")
 }
 
 /// A counter of the servers of both hosts.

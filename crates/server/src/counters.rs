@@ -22,117 +22,117 @@ counters! {
     /// Processes that said `Hello`.
     processes = "processes",
     /// Control connections closed for a malformed or illegal message.
-    malformed = "malformed-messages",
+    malformed = "malformed_messages",
     /// Control connections closed because nobody read the replies.
-    deaf = "deaf-clients",
+    deaf = "deaf_clients",
     /// Requests answered with an error.
-    refused = "refused-requests",
+    refused = "refused_requests",
     /// What was refused because a user, or all but root, had as much as they may: control connections, processes, sessions,
     /// rows in the table of bindings, ports that several sockets share.
-    connections_refused = "budget-connections-refused",
-    processes_refused = "budget-processes-refused",
-    sessions_refused = "budget-sessions-refused",
-    bindings_refused = "budget-bindings-refused",
-    shared_ports_refused = "budget-shared-ports-refused",
+    connections_refused = "budget_connections_refused",
+    processes_refused = "budget_processes_refused",
+    sessions_refused = "budget_sessions_refused",
+    bindings_refused = "budget_bindings_refused",
+    shared_ports_refused = "budget_shared_ports_refused",
     /// Lists that were not given, since the answer before was not read yet.
-    lists_refused = "budget-lists-refused",
+    lists_refused = "budget_lists_refused",
     /// Times that requests of a user waited for the next turn.
-    slices_spent = "budget-turns-spent",
+    slices_spent = "budget_turns_spent",
     /// Closed connections that were reset: their user had too many, or too much unsent, or their peer took nothing for
     /// too long.
-    orphans_reset = "orphans-reset",
+    orphans_reset = "orphans_reset",
     /// Wishes for guarantees that were not granted.
-    guarantees_refused = "guarantees-refused",
+    guarantees_refused = "guarantees_refused",
     /// Protocols of programs' own.
-    raw_flows = "raw-flows-opened",
+    raw_flows = "raw_flows_opened",
     /// Protocol extensions installed, not admitted, and removed because they took too long.
-    extensions = "extensions-installed",
-    extensions_refused = "extensions-refused",
-    extensions_over_budget = "extensions-over-budget",
-    opens = "active-opens",
-    open_failures = "failed-opens",
-    accepts = "passive-opens",
+    extensions = "extensions_installed",
+    extensions_refused = "extensions_refused",
+    extensions_over_budget = "extensions_over_budget",
+    opens = "active_opens",
+    open_failures = "failed_opens",
+    accepts = "passive_opens",
     /// Listeners whose handshakes a process performs, the connections of those that it accepted, and
     /// those that it gave back unaccepted.
-    delegations = "listeners-delegated",
-    claims = "connections-claimed",
-    surrenders = "connections-surrendered",
-    kernel_accepts = "kernel-accepts",
-    kernel_datagrams = "kernel-datagrams",
+    delegations = "listeners_delegated",
+    claims = "connections_claimed",
+    surrenders = "connections_surrendered",
+    kernel_accepts = "kernel_accepts",
+    kernel_datagrams = "kernel_datagrams",
     /// Unread datagrams of sockets that became the kernel's: put into the kernel's socket, and lost.
-    unread_handed_over = "unread-datagrams-handed-over",
-    unread_lost = "unread-datagrams-lost",
+    unread_handed_over = "unread_datagrams_handed_over",
+    unread_lost = "unread_datagrams_lost",
     /// Accepted sessions that waited here for their first use.
-    delayed = "sessions-delayed",
+    delayed = "sessions_delayed",
     /// Opens that led to a listener of ours on this host.
-    local_sessions = "local-sessions",
-    handoffs = "sessions-cached",
-    flushes = "sessions-flushed",
+    local_sessions = "local_sessions",
+    handoffs = "sessions_cached",
+    flushes = "sessions_flushed",
     /// Sessions that got a ring of their own, and those that got none: their process, or all together, have as many as they
     /// may; each of their packets is a message; the kernel, or the process, could not make it.
-    direct_mappings = "sessions-mapped-directly",
-    direct_process_limit = "direct-refused-process-limit",
-    direct_host_limit = "direct-refused-host-limit",
-    direct_delivery = "direct-refused-delivery",
-    direct_not_made = "direct-refused-not-made",
+    direct_mappings = "sessions_mapped_directly",
+    direct_process_limit = "direct_refused_process_limit",
+    direct_host_limit = "direct_refused_host_limit",
+    direct_delivery = "direct_refused_delivery",
+    direct_not_made = "direct_refused_not_made",
     /// Devices that were to have the packet filter in their driver, and have it not.
-    driver_hooks_refused = "driver-hooks-refused",
+    driver_hooks_refused = "driver_hooks_refused",
     /// Handles that processes were given for their sessions (active demultiplexing).
-    handles_given = "handles-given",
+    handles_given = "handles_given",
     /// Sessions without one, since all were given.
-    handles_lacking = "handles-lacking",
+    handles_lacking = "handles_lacking",
     /// Of all capsules that went or came, unread and unacknowledged data included.
-    capsule_bytes = "capsule-bytes",
+    capsule_bytes = "capsule_bytes",
     /// Sessions wanted back from the process that held them.
-    recalls = "sessions-recalled",
+    recalls = "sessions_recalled",
     /// Relayed sessions that came back to a library.
-    relays_ended = "relays-ended",
+    relays_ended = "relays_ended",
     /// Processes that did not give a session back in time.
-    recall_timeouts = "recall-timeouts",
-    aborts = "sessions-aborted",
-    reinjected = "reinjected-frames",
-    reinject_failed = "reinject-failures",
-    resets = "resets-sent",
+    recall_timeouts = "recall_timeouts",
+    aborts = "sessions_aborted",
+    reinjected = "reinjected_frames",
+    reinject_failed = "reinject_failures",
+    resets = "resets_sent",
     /// For segments without a connection, beyond the limit.
-    resets_withheld = "resets-withheld",
-    syn_dropped = "syns-dropped-queue-full",
-    cookies_sent = "syn-cookies-sent",
-    cookies_taken = "syn-cookies-accepted",
-    cookies_bad = "syn-cookies-refused",
+    resets_withheld = "resets_withheld",
+    syn_dropped = "syns_dropped_queue_full",
+    cookies_sent = "syn_cookies_sent",
+    cookies_taken = "syn_cookies_accepted",
+    cookies_bad = "syn_cookies_refused",
     /// Floods of SYNs that were left to the packet filter.
-    floods = "syn-floods",
-    fast_opens = "fast-opens-with-text",
-    fast_accepts = "fast-opens-accepted",
-    fast_open_refused = "fast-open-cookies-refused",
-    fast_open_overflow = "fast-open-queue-overflows",
-    accept_overflow = "accept-queue-overflows",
+    floods = "syn_floods",
+    fast_opens = "fast_opens_with_text",
+    fast_accepts = "fast_opens_accepted",
+    fast_open_refused = "fast_open_cookies_refused",
+    fast_open_overflow = "fast_open_queue_overflows",
+    accept_overflow = "accept_queue_overflows",
     /// Times that something new had to wait, or was refused, for want of descriptors of the server's.
-    descriptors_short = "descriptors-short",
-    dropped = "frames-dropped",
+    descriptors_short = "descriptors_short",
+    dropped = "frames_dropped",
     /// `IP_MINTTL` of a listener.
-    too_far = "segments-dropped-min-ttl",
+    too_far = "segments_dropped_min_ttl",
     /// Transmit reservations made or changed, and those that ended because their process did.
-    reservations = "transmit-reservations",
-    reservations_orphaned = "transmit-reservations-orphaned",
+    reservations = "transmit_reservations",
+    reservations_orphaned = "transmit_reservations_orphaned",
     /// Links that had another rate, or went.
-    links_changed = "links-changed",
-    links_lost = "links-lost",
+    links_changed = "links_changed",
+    links_lost = "links_lost",
     /// Transmit guarantees that were kept at a lower rate, or not at all; and that were kept better again.
-    guarantees_scaled = "guarantees-scaled",
-    guarantees_suspended = "guarantees-suspended",
-    guarantees_restored = "guarantees-restored",
+    guarantees_scaled = "guarantees_scaled",
+    guarantees_suspended = "guarantees_suspended",
+    guarantees_restored = "guarantees_restored",
     /// Reservations of flows and ports whose sessions share their process's transmit queue: it has too many.
-    tx_queues_refused = "tx-queues-refused",
+    tx_queues_refused = "tx_queues_refused",
     /// TxQueues that were not there, or not in use, after a second: their sessions shared their process's until then.
-    tx_queues_late = "tx-queues-late",
-    bad_capsules = "capsules-refused",
-    time_wait_evicted = "time-wait-evictions",
-    wire_overflow = "tap-backlog-drops",
-    use_kernel_local = "use-kernel-local-address",
-    use_kernel_unmanaged = "use-kernel-unmanaged-device",
-    use_kernel_no_route = "use-kernel-no-route",
-    use_kernel_not_unicast = "use-kernel-not-unicast",
-    use_kernel_unsupported = "use-kernel-unsupported",
+    tx_queues_late = "tx_queues_late",
+    bad_capsules = "capsules_refused",
+    time_wait_evicted = "time_wait_evictions",
+    wire_overflow = "tap_backlog_drops",
+    use_kernel_local = "use_kernel_local_address",
+    use_kernel_unmanaged = "use_kernel_unmanaged_device",
+    use_kernel_no_route = "use_kernel_no_route",
+    use_kernel_not_unicast = "use_kernel_not_unicast",
+    use_kernel_unsupported = "use_kernel_unsupported",
 }
 
 impl Counters {
@@ -158,12 +158,12 @@ impl Counters {
     /// With what the stack counts of datagrams in fragments.
     pub fn report(&self, fragments: FragmentCounters, unclaimed: u64) -> Vec<CounterReport> {
         let fragments = [
-            ("datagrams-reassembled", fragments.reassembled),
-            ("reassembly-timeouts", fragments.timed_out),
-            ("fragments-overlapping", fragments.overlapping),
-            ("reassembly-evictions", fragments.crowded_out),
-            ("fragments-malformed", fragments.malformed),
-            ("early-fragments-unclaimed", unclaimed),
+            ("datagrams_reassembled", fragments.reassembled),
+            ("reassembly_timeouts", fragments.timed_out),
+            ("fragments_overlapping", fragments.overlapping),
+            ("reassembly_evictions", fragments.crowded_out),
+            ("fragments_malformed", fragments.malformed),
+            ("early_fragments_unclaimed", unclaimed),
         ];
         self.named()
             .into_iter()

@@ -167,7 +167,7 @@ fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
     let mut all = [0; 33];
     scene.peer.read_exact(&mut all).unwrap();
     assert_eq!(&all, b"by the descriptor, by the session");
-    let ended = scene.other.client.counter("server", "relays-ended");
+    let ended = scene.other.client.counter("server", "relays_ended");
     assert_eq!(ended, 1);
 }
 
@@ -224,7 +224,7 @@ fn what_comes_for_a_session_on_its_way_waits_at_the_server() {
     let mut got = [0; 10];
     descriptor.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"on its way");
-    let lost = scene.other.client.counter("server", "reinjected-frames");
+    let lost = scene.other.client.counter("server", "reinjected_frames");
     assert_eq!(lost, 0, "none went the long way round");
 }
 
@@ -289,7 +289,7 @@ fn nobody_gets_a_session_without_its_descriptor() {
         let (bare, _) = thief.ask_with(request, &[]);
         assert!(matches!(bare, ReplyBody::Error { errno: INVAL }));
     }
-    let counted = thief.counter("server", "sessions-recalled");
+    let counted = thief.counter("server", "sessions_recalled");
     assert_eq!(counted, 0);
 }
 
@@ -311,7 +311,7 @@ fn a_holder_that_does_not_answer_or_dies_loses_the_session() {
         );
         let ended = scene.peer.read(&mut [0; 1]).map_err(|error| error.kind());
         assert_eq!(ended, Err(std::io::ErrorKind::ConnectionReset));
-        let late = scene.other.client.counter("server", "recall-timeouts");
+        let late = scene.other.client.counter("server", "recall_timeouts");
         assert_eq!(late, u64::from(!dies));
     }
 }

@@ -368,8 +368,8 @@ fn under_a_flood_of_syns_cookies_keep_the_port_open() {
     let (_, _near, slot) = library.accept(&listener);
     peer.write_all(b"through").unwrap();
     assert_eq!(library.read(slot, 7), b"through");
-    assert!(counter(&mut command, "server", "syn-cookies-sent") >= 1);
-    assert_eq!(counter(&mut command, "server", "syn-cookies-accepted"), 1);
+    assert!(counter(&mut command, "server", "syn_cookies_sent") >= 1);
+    assert_eq!(counter(&mut command, "server", "syn_cookies_accepted"), 1);
 }
 
 #[test]
@@ -516,8 +516,8 @@ fn hostile_clients_are_refused_or_disconnected() {
     owner.write(slot, b"still alive");
     drop(mine);
     let mut command = Client::connect(&path);
-    assert!(counter(&mut command, "server", "malformed-messages") >= 1);
-    assert!(counter(&mut command, "server", "refused-requests") >= 4);
+    assert!(counter(&mut command, "server", "malformed_messages") >= 1);
+    assert!(counter(&mut command, "server", "refused_requests") >= 4);
 }
 
 #[test]

@@ -273,7 +273,7 @@ fn a_killed_holder_has_nothing_a_second_later() {
         (!host.classes().contains("706f:10")).then_some(())
     });
     assert!(start.elapsed() < Duration::from_secs(1));
-    let orphaned = client.counter("server", "transmit-reservations-orphaned");
+    let orphaned = client.counter("server", "transmit_reservations_orphaned");
     assert_eq!(orphaned, 1);
     let next = Idle::start();
     done(&mut client, bits(&next.scope(), 90));
@@ -628,7 +628,7 @@ fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
             "{rate}: {classes}"
         );
     }
-    assert_eq!(client.counter("server", "guarantees-scaled"), 3);
+    assert_eq!(client.counter("server", "guarantees_scaled"), 3);
     let other = Idle::start();
     let refusal = refused(&mut client, bits(&other.scope(), 1));
     assert!(refusal.reason.contains("of 45mbit"), "{refusal:?}");
@@ -638,7 +638,7 @@ fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
     assert_eq!(kept(&report, &plain.scope()), Some(Kept::Full));
     assert!(host.classes().contains("rate 30Mbit ceil 30Mbit"));
     done(&mut client, link(Some(100)));
-    assert_eq!(client.counter("server", "guarantees-restored"), 1);
+    assert_eq!(client.counter("server", "guarantees_restored"), 1);
     assert!(
         host.classes().contains("rate 70Mbit ceil 100Mbit"),
         "{}",
@@ -687,8 +687,8 @@ fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
         kept(&mut client, Kept::Suspended)
     });
     assert!(show(&mut client).links[0].gone && !index(&host));
-    assert_eq!(client.counter("server", "links-lost"), 1);
-    assert_eq!(client.counter("server", "guarantees-suspended"), 4);
+    assert_eq!(client.counter("server", "links_lost"), 1);
+    assert_eq!(client.counter("server", "guarantees_suspended"), 4);
     let refusal = refused(&mut client, bits(&plain.scope(), 31));
     assert!(refusal.reason.contains("gone"), "{refusal:?}");
     done(&mut client, delete(&other.scope()));
@@ -715,7 +715,7 @@ fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
     assert!(!classes.contains("rate 5Mbit"), "{classes}");
     let filter = tc(&host.bed.a, "filter show dev eth0 ingress");
     assert!(filter.contains("bpf"), "it is managed: {filter}");
-    assert_eq!(client.counter("server", "guarantees-restored"), 3);
+    assert_eq!(client.counter("server", "guarantees_restored"), 3);
     done(&mut client, delete(&plain.scope()));
     assert!(!host.classes().contains("rate 30Mbit"));
 }
@@ -770,7 +770,7 @@ fn a_flow_has_its_class_until_it_ends() {
     done(&mut library.client, bits(&scope, 10));
     // The process says nothing of its transmit queue.
     await_some("the end of patience", || {
-        (library.client.counter("server", "tx-queues-late") == 1).then_some(())
+        (library.client.counter("server", "tx_queues_late") == 1).then_some(())
     });
     pass(&mut library, slot, &mut peer);
     let report = show(&mut library.client);
@@ -815,7 +815,7 @@ fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_
     done(&mut library.client, bits(&scope, 10));
     pass(&mut library, slot, &mut peer);
     let before = show(&mut library.client).transmit[0].traffic.bytes;
-    let is_late = library.client.counter("server", "tx-queues-late") > 0;
+    let is_late = library.client.counter("server", "tx_queues_late") > 0;
     assert!(before < 20_000 || is_late, "{before}");
 
     let new = await_some("the doorway", || {

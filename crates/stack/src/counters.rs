@@ -15,32 +15,32 @@ const FRAMES: &[(&str, &str)] = &[
         "frames whose session is not here, or not the one that was meant",
     ),
     (
-        "drop-malformed",
+        "drop_malformed",
         "frames dropped: a header is cut short or contradicts itself",
     ),
-    ("drop-checksum", "frames dropped: a checksum is wrong"),
+    ("drop_checksum", "frames dropped: a checksum is wrong"),
     (
-        "drop-unsupported",
+        "drop_unsupported",
         "frames dropped: a protocol without sessions",
     ),
     (
-        "drop-foreign-peer",
+        "drop_foreign_peer",
         "packets dropped: for a connection or a connected socket, from somebody else",
     ),
     (
-        "drop-receive-buffer",
+        "drop_receive_buffer",
         "datagrams dropped: nobody read fast enough",
     ),
     (
-        "drop-fragments-overlap",
+        "drop_fragments_overlap",
         "fragments dropped: they contradict others of their datagram",
     ),
     (
-        "drop-fragments-crowded",
+        "drop_fragments_crowded",
         "fragments dropped: too many datagrams are unfinished",
     ),
     (
-        "drop-not-member",
+        "drop_not_member",
         "datagrams dropped: to a group that the socket does not hear",
     ),
     (
@@ -48,55 +48,55 @@ const FRAMES: &[(&str, &str)] = &[
         "frames that came before their session, and waited for it",
     ),
     (
-        "drop-early",
+        "drop_early",
         "frames dropped: too many wait for sessions on their way",
     ),
     (
-        "drop-min-ttl",
+        "drop_min_ttl",
         "segments dropped: from farther away than the socket allows",
     ),
     (
-        "delegated-handshakes",
+        "delegated_handshakes",
         "SYNs to a delegated listener that were answered and remembered",
     ),
     (
-        "syn-cookies-sent",
+        "syn_cookies_sent",
         "SYNs to a delegated listener that were answered by a cookie",
     ),
     (
-        "syn-cookies-accepted",
+        "syn_cookies_accepted",
         "connections that such a cookie opened",
     ),
     (
-        "syn-cookies-refused",
+        "syn_cookies_refused",
         "acknowledgements to a delegated listener, while cookies are about, without a good one",
     ),
     (
-        "syns-dropped-queue-full",
+        "syns_dropped_queue_full",
         "SYNs dropped: the accept queue of a delegated listener is full",
     ),
     (
-        "accept-queue-overflows",
+        "accept_queue_overflows",
         "acknowledgements of SYN+ACKs dropped: the accept queue of a delegated listener is full",
     ),
     (
-        "headers-expected",
+        "headers_expected",
         "TCP segments on the fast path: their headers were what one masked compare expected",
     ),
     (
-        "headers-taken-apart",
+        "headers_taken_apart",
         "TCP segments, and ICMP errors about connections, on the standard path",
     ),
     (
-        "datagrams-expected",
+        "datagrams_expected",
         "datagrams to connected sockets on the fast path: their headers were what one masked compare expected",
     ),
     (
-        "datagrams-taken-apart",
+        "datagrams_taken_apart",
         "datagrams to connected sockets, and ICMP errors about them, on the standard path",
     ),
     (
-        "resets-withheld",
+        "resets_withheld",
         "segments to a delegated listener that no connection has, beyond the limit of resets",
     ),
 ];

@@ -21,7 +21,7 @@ fn serve(bed: &Bed, port: u16, program: &str, arguments: &[&str]) -> Background 
 }
 
 fn assert_echoes(bed: &Bed, port: u16, connections: usize) {
-    let accepted = || counter(bed, Side::Server, "server", "passive-opens");
+    let accepted = || counter(bed, Side::Server, "server", "passive_opens");
     let before = accepted();
     for _ in 0..connections {
         let mut stream = connect(bed, port);
@@ -205,7 +205,7 @@ fn nginx_gives_its_listener_to_a_new_program_under_load_without_a_failed_request
         !said.contains("[emerg]") && !said.contains("[alert]"),
         "{said}"
     );
-    let cached = || counter(&bed, Side::Server, "server", "sessions-cached");
+    let cached = || counter(&bed, Side::Server, "server", "sessions_cached");
     // What the load left behind is served first.
     let mut before = cached();
     assert!(eventually(PATIENCE, || {

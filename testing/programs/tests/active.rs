@@ -61,7 +61,7 @@ fn packets_between_two_hosts_that_want_it_need_no_search() {
             // The last of a connection may be under way when its receiver has gone.
             let stale = received(&bed, side, "handle_stale");
             assert!(stale <= 5, "{stale} on the {side} host");
-            assert_eq!(counter(&bed, side, "server", "handles-given"), 1);
+            assert_eq!(counter(&bed, side, "server", "handles_given"), 1);
         }
     }
 }
@@ -74,7 +74,7 @@ fn nothing_changes_for_hosts_that_do_not_want_it() {
         run(&mut ping(&bed, 500)).unwrap();
         for side in [Side::Client, Side::Server] {
             assert_eq!(received(&bed, side, "handle_taken"), 0);
-            assert_eq!(counter(&bed, side, "server", "handles-given"), 0);
+            assert_eq!(counter(&bed, side, "server", "handles_given"), 0);
         }
     }
     // Nor for the kernel's sockets.
@@ -140,7 +140,7 @@ fn forge_and_replay(bed: &Bed) {
     // The last segments cross the connection's end.
     let stale = received(bed, server, "handle_stale");
     assert!((TIMES..TIMES + 4).contains(&stale), "{stale}");
-    let foreign = counter(bed, server, "stack", "drop-foreign-peer");
+    let foreign = counter(bed, server, "stack", "drop_foreign_peer");
     assert_eq!(foreign, TIMES);
     // The connection has ended: its handle leads nowhere.
     forger.go_on();

@@ -50,7 +50,7 @@ fn assert_nothing_is_left(bed: &Bed, side: Side) {
     let left = || (live_sessions(bed, side), processes(bed, side));
     let is_settled = eventually(SETTLED, || left() == (0, 0));
     assert!(is_settled, "sessions and processes: {:?}", left());
-    let timeouts = counter(bed, side, "server", "recall-timeouts");
+    let timeouts = counter(bed, side, "server", "recall_timeouts");
     assert_eq!(timeouts, 0, "holders did not give sessions back");
 }
 
@@ -74,7 +74,7 @@ fn so_is_every_stream_within_one_host() {
     for seed in [3, 4] {
         play(&bed, Side::Server, Stack::Portolan, endpoint, seed);
     }
-    assert_ne!(counter(&bed, Side::Server, "server", "local-sessions"), 0);
+    assert_ne!(counter(&bed, Side::Server, "server", "local_sessions"), 0);
     drop(service);
     assert_nothing_is_left(&bed, Side::Server);
 }

@@ -61,7 +61,7 @@ fn served(bed: &Bed, connections: usize) -> Vec<u64> {
 }
 
 fn delayed(bed: &Bed) -> u64 {
-    counter(bed, Side::Server, "server", "sessions-delayed")
+    counter(bed, Side::Server, "server", "sessions_delayed")
 }
 
 #[test]

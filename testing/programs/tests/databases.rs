@@ -301,7 +301,7 @@ fn benchmark(bed: &Bed, stack: Stack, requests: &str) {
 #[test]
 fn redis_saves_by_children_while_it_serves() {
     each_pairing(&bed(), |bed, pairing| {
-        let recalled = counter(bed, Side::Server, "server", "sessions-recalled");
+        let recalled = counter(bed, Side::Server, "server", "sessions_recalled");
         let redis = Redis::start(bed, Side::Server, pairing.server, &[]);
         redis.ask(bed, &["DEBUG", "POPULATE", "50000", "key", "100"]);
         std::thread::scope(|scope| {
@@ -322,7 +322,7 @@ fn redis_saves_by_children_while_it_serves() {
         assert_eq!(redis.ask(bed, &["DEBUG", "RELOAD"]), "OK");
         assert_eq!(redis.ask(bed, &["DEBUG", "DIGEST"]), digest);
         assert_eq!(
-            counter(bed, Side::Server, "server", "sessions-recalled"),
+            counter(bed, Side::Server, "server", "sessions_recalled"),
             recalled
         );
     });

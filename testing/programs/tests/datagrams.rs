@@ -67,7 +67,7 @@ fn what_nobody_has_read_is_read_by_whoever_has_the_socket_next() {
                 assert_eq!(ours, kernel, "{way}, bound to {bound}");
             }
         }
-        let lost = counter(&bed, Side::Server, "server", "unread-datagrams-lost");
+        let lost = counter(&bed, Side::Server, "server", "unread_datagrams_lost");
         assert_eq!(lost, 0);
     }
 }

@@ -87,11 +87,11 @@ fn programs_serve_whatever_their_way_of_waiting() {
             echo(&bed);
         }
         let accepted = 20 * (round as u64 + 1);
-        assert_eq!(served(&bed, "connections-claimed"), accepted, "{way}");
-        let handshakes = || told(&bed, "delegated-handshakes");
+        assert_eq!(served(&bed, "connections_claimed"), accepted, "{way}");
+        let handshakes = || told(&bed, "delegated_handshakes");
         assert!(eventually(PROMPTLY, || handshakes() >= accepted), "{way}");
     }
-    assert_eq!(served(&bed, "passive-opens"), 0, "the server opened none");
+    assert_eq!(served(&bed, "passive_opens"), 0, "the server opened none");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn connections_come_over_ipv6_and_from_portolan() {
     let endpoint = bed.endpoint(PORT).to_string();
     let arguments = ["ping", "tcp", &endpoint, "--count", "10"];
     client(&bed, Stack::Portolan, "portolan-traffic", &arguments);
-    assert_eq!(served(&bed, "connections-claimed"), 2);
+    assert_eq!(served(&bed, "connections_claimed"), 2);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn who_says_nothing_is_not_delegated_and_an_option_says_it() {
     let _server = start_with(&bed, "blocking", &[], &[("CHOICE", "1")]);
     assert!(is_delegated(&bed));
     echo(&bed);
-    assert_eq!(served(&bed, "connections-claimed"), 1);
+    assert_eq!(served(&bed, "connections_claimed"), 1);
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn who_wants_it_no_longer_loses_no_connection() {
     server.signal(Signal::USR1).expect("it runs");
     assert_served_late(streams);
     assert!(!is_delegated(&bed));
-    assert_eq!(served(&bed, "connections-surrendered"), 3);
+    assert_eq!(served(&bed, "connections_surrendered"), 3);
     echo(&bed);
 }
 
@@ -144,7 +144,7 @@ fn the_servers_configuration_has_the_last_word() {
     let _server = start_with(&forbidding, "blocking", &[], &[DELEGATE]);
     echo(&forbidding);
     assert!(!is_delegated(&forbidding));
-    assert_eq!(served(&forbidding, "passive-opens"), 1);
+    assert_eq!(served(&forbidding, "passive_opens"), 1);
 
     let mut wanting = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
     wanting.set_settings(&format!("[delegation]\nports = [{PORT}]\n"));
@@ -152,7 +152,7 @@ fn the_servers_configuration_has_the_last_word() {
     let _server = start_with(&wanting, "blocking", &[], &[]);
     echo(&wanting);
     assert!(is_delegated(&wanting));
-    assert_eq!(served(&wanting, "connections-claimed"), 1);
+    assert_eq!(served(&wanting, "connections_claimed"), 1);
 }
 
 /// Three connections that wait to be accepted, with bytes each.
@@ -182,7 +182,7 @@ fn a_busy_programs_connections_wait_with_their_bytes() {
     let streams = waiting(&bed);
     server.signal(Signal::USR1).expect("it runs");
     assert_served_late(streams);
-    assert_eq!(served(&bed, "connections-claimed"), 3);
+    assert_eq!(served(&bed, "connections_claimed"), 3);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_child_accepts_what_has_waited_since_before_the_fork() {
     let streams = waiting(&bed);
     server.signal(Signal::USR1).expect("it runs");
     assert_served_late(streams);
-    assert_eq!(served(&bed, "connections-surrendered"), 3);
+    assert_eq!(served(&bed, "connections_surrendered"), 3);
     assert!(!is_delegated(&bed));
     echo(&bed);
 }
@@ -251,14 +251,14 @@ fn in_a_flood_of_syns_clients_get_in_by_cookies() {
     flood.args(["syns", &to, "--rate", "2000", "--seconds", "20"]);
     let _flood = Background::start(&mut flood).expect("it starts");
     let in_filter = || counter(&bed, Side::Server, "receive", "answered_syn");
-    let cookies = || told(&bed, "syn-cookies-sent") + in_filter();
+    let cookies = || told(&bed, "syn_cookies_sent") + in_filter();
     assert!(eventually(PROMPTLY * 3, || cookies() > 1000));
     for _ in 0..10 {
         echo(&bed);
     }
-    assert!(eventually(PROMPTLY, || told(&bed, "syn-cookies-accepted") >= 10));
-    assert_eq!(served(&bed, "syn-cookies-sent"), 0, "the server saw none");
-    assert_eq!(served(&bed, "connections-claimed"), 10);
+    assert!(eventually(PROMPTLY, || told(&bed, "syn_cookies_accepted") >= 10));
+    assert_eq!(served(&bed, "syn_cookies_sent"), 0, "the server saw none");
+    assert_eq!(served(&bed, "connections_claimed"), 10);
 }
 
 /// Far more clients at once than a listener's queues hold, while nobody accepts: as on Linux each is
@@ -309,7 +309,7 @@ fn redis_and_nginx_serve_under_load() {
     let turns = ["-n", "4000", "-c", "20", "-k", "0", "-q"];
     let words = [&load[..], &turns[..]].concat();
     client(&bed, Stack::Kernel, "redis-benchmark", &words);
-    assert!(served(&bed, "connections-claimed") + served(&bed, "passive-opens") >= 8000);
+    assert!(served(&bed, "connections_claimed") + served(&bed, "passive_opens") >= 8000);
     drop(redis);
 
     let page = file(&bed, "page", "a page".repeat(1000));
@@ -328,7 +328,7 @@ fn redis_and_nginx_serve_under_load() {
     nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
     nginx.stdout(Stdio::null());
     // A SYN that ends a TIME-WAIT is the server's.
-    let accepted = || served(&bed, "connections-claimed") + served(&bed, "passive-opens");
+    let accepted = || served(&bed, "connections_claimed") + served(&bed, "passive_opens");
     let before = accepted();
     let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
     let _nginx = nginx.unwrap_or_else(|error| panic!("{error}"));

@@ -100,7 +100,7 @@ fn what_is_for_the_server_stays_there() {
 }
 
 fn moves(bed: &Bed, side: Side) -> u64 {
-    ["sessions-cached", "sessions-flushed"]
+    ["sessions_cached", "sessions_flushed"]
         .map(|name| counter(bed, side, "server", name))
         .iter()
         .sum()

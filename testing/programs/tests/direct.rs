@@ -81,20 +81,20 @@ fn sessions_have_rings_of_their_own_whatever_their_way_of_waiting() {
         let _server = python(&bed, ECHO, way, &[DIRECT]);
         let (before, mapped) = (
             by_own_ring(&bed, Side::Server),
-            served(&bed, "sessions-mapped-directly"),
+            served(&bed, "sessions_mapped_directly"),
         );
         for _ in 0..20 {
             echo(&bed);
         }
         assert_eq!(
-            served(&bed, "sessions-mapped-directly") - mapped,
+            served(&bed, "sessions_mapped_directly") - mapped,
             20,
             "{way}"
         );
         let came = by_own_ring(&bed, Side::Server) - before;
         assert!(came >= 20 * 4, "{way}: {came}");
     }
-    assert_eq!(served(&bed, "direct-refused-process-limit"), 0);
+    assert_eq!(served(&bed, "direct_refused_process_limit"), 0);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_process_has_no_more_than_its_limit_and_those_of_sessions_that_ended_serve_o
     for stream in &mut streams {
         exchange(stream, 2, 3000);
     }
-    assert_eq!(served(&bed, "direct-refused-process-limit"), 2);
+    assert_eq!(served(&bed, "direct_refused_process_limit"), 2);
     assert_eq!(direct(&bed), MOST);
     let refused = serde_json::json!({ "refused": "process-limit" });
     let shared = mappings(&bed).into_iter().filter(|it| *it == refused);
@@ -153,8 +153,8 @@ fn a_process_has_no_more_than_its_limit_and_those_of_sessions_that_ended_serve_o
     for _ in 0..MOST {
         echo(&bed);
     }
-    assert_eq!(served(&bed, "sessions-mapped-directly"), 2 * MOST as u64);
-    assert_eq!(served(&bed, "direct-refused-process-limit"), 2);
+    assert_eq!(served(&bed, "sessions_mapped_directly"), 2 * MOST as u64);
+    assert_eq!(served(&bed, "direct_refused_process_limit"), 2);
 }
 
 #[test]
@@ -164,21 +164,21 @@ fn the_configuration_decides_for_those_that_say_nothing_and_may_allow_none() {
     wanting.start_daemon(Side::Server).expect("a server");
     let _server = python(&wanting, ECHO, "blocking", &[]);
     echo(&wanting);
-    assert_eq!(served(&wanting, "sessions-mapped-directly"), 1);
+    assert_eq!(served(&wanting, "sessions_mapped_directly"), 1);
 
     let mut forbidding = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
     forbidding.set_settings("[delivery]\ndirect_per_process = 0\n");
     forbidding.start_daemon(Side::Server).expect("a server");
     let _server = python(&forbidding, ECHO, "blocking", &[DIRECT]);
     echo(&forbidding);
-    assert_eq!(served(&forbidding, "direct-refused-process-limit"), 1);
+    assert_eq!(served(&forbidding, "direct_refused_process_limit"), 1);
 
     let mut by_tap = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
     by_tap.set_settings("[delivery]\nform = \"ipc\"\n");
     by_tap.start_daemon(Side::Server).expect("a server");
     let _server = python(&by_tap, ECHO, "blocking", &[DIRECT]);
     echo(&by_tap);
-    assert_eq!(served(&by_tap, "direct-refused-delivery"), 1);
+    assert_eq!(served(&by_tap, "direct_refused_delivery"), 1);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_session_that_migrates_leaves_its_ring_and_may_have_one_again() {
         let mut stream = connect(&bed, PORT);
         exchange(&mut stream, 3, 700);
         assert_ends_in_order(stream);
-        assert!(served(&bed, "sessions-mapped-directly") >= round);
+        assert!(served(&bed, "sessions_mapped_directly") >= round);
     }
     assert!(eventually(PROMPTLY, || direct(&bed) == 0));
 }
@@ -238,7 +238,7 @@ fn a_process_that_is_killed_gives_its_rings_back() {
         server.signal(Signal::KILL).expect("it runs");
         assert!(eventually(PROMPTLY, || mappings(&bed).is_empty()));
     }
-    assert_eq!(served(&bed, "sessions-mapped-directly"), 12);
+    assert_eq!(served(&bed, "sessions_mapped_directly"), 12);
 }
 
 /// While the program is stopped, so that its rings fill.

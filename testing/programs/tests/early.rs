@@ -29,9 +29,9 @@ fn what_a_peer_sends_at_once_is_taken_while_the_program_looks_away() {
 
 fn check(bed: &Bed) {
     let names = [
-        "stack.drop-early",
+        "stack.drop_early",
         "stack.unclaimed",
-        "server.reinjected-frames",
+        "server.reinjected_frames",
     ];
     let before = names.map(|name| counter(bed, name));
     let endpoint = bed.endpoint(PORT);

@@ -62,7 +62,7 @@ for port in map(int, sys.argv[2:]):
         .command(Side::Client, Stack::Kernel, PYTHON)
         .args(arguments(INSIST)))
     .unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(counter(&bed, Side::Server, "server", "kernel-accepts"), 0);
+    assert_eq!(counter(&bed, Side::Server, "server", "kernel_accepts"), 0);
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn echo(bed: &Bed, stack: Stack, port: u16) -> Background {
 }
 
 fn opened(bed: &Bed, side: Side) -> u64 {
-    counter(bed, side, "server", "active-opens")
+    counter(bed, side, "server", "active_opens")
 }
 
 /// Moves the control socket of a host's server to where only who is told finds it.
@@ -103,7 +103,7 @@ fn nginx_clears_its_environment_and_serves() {
     let log = fs::read_to_string(bed.file("nginx.log")).expect("nginx logs");
     assert!(!log.contains("Network is down"), "{log}");
     show_control(&hidden);
-    let served = counter(&bed, Side::Server, "server", "passive-opens");
+    let served = counter(&bed, Side::Server, "server", "passive_opens");
     assert!(served >= 80, "{served} connections were Portolan's");
 }
 

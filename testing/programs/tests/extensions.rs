@@ -722,7 +722,7 @@ fn active_messages_are_changed_in_the_filter_as_they_leave() {
     let program = bed.tools().beside("active-messages").display().to_string();
     let mut server = bed.command(Side::Server, Stack::Kernel, &program);
     let _server = Background::start(server.arg("serve")).unwrap();
-    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") == 1;
+    let opened = || counter(&bed, Side::Server, "server", "raw_flows_opened") == 1;
     assert!(eventually(PATIENCE, opened));
     let mut caller = bed.command(Side::Client, Stack::Kernel, &program);
     let address = bed.endpoint(0).ip().to_string();

@@ -167,9 +167,9 @@ fn assert_clients_get_in_by_cookies(bed: &Bed, by: By) {
     let flooding = flood(bed);
     await_answers(bed, 3000);
     assert_clients_get_in(bed);
-    let taken = || by.counted(bed, "syn-cookies-accepted");
+    let taken = || by.counted(bed, "syn_cookies_accepted");
     assert!(eventually(PROMPTLY, || taken() >= 10), "{by:?}");
-    let here = by.counted(bed, "syn-cookies-sent");
+    let here = by.counted(bed, "syn_cookies_sent");
     let there = filtered(bed, "answered_syn");
     assert!(here < there / 4, "{here} by {by:?}, {there} by the filter");
     assert_listener_shows(bed);
@@ -196,8 +196,8 @@ fn clients_get_in_by_cookies_that_the_filter_made() {
 fn a_program_that_performs_its_handshakes_takes_the_filters_cookies() {
     for bed in [bed(), bed().over_ipv6()] {
         assert_clients_get_in_by_cookies(&bed, By::Program);
-        assert_eq!(served(&bed, "syn-cookies-sent"), 0, "the server saw none");
-        assert_eq!(served(&bed, "connections-claimed"), 11);
+        assert_eq!(served(&bed, "syn_cookies_sent"), 0, "the server saw none");
+        assert_eq!(served(&bed, "connections_claimed"), 11);
     }
 }
 
@@ -207,7 +207,7 @@ fn a_host_that_wants_no_cookies_has_none() {
     set_cookies(&bed, "0");
     let _server = start(&bed, By::Server, "blocking", "8");
     let _flood = flood(&bed);
-    let dropped = || served(&bed, "syns-dropped-queue-full");
+    let dropped = || served(&bed, "syns_dropped_queue_full");
     assert!(eventually(PROMPTLY, || dropped() > 1000));
     assert_eq!(filtered(&bed, "answered_syn"), 0);
 }
@@ -285,8 +285,8 @@ fn segments_without_a_connection_get_few_resets_and_delay_nobody() {
         route_back(&bed);
         let _server = start(&bed, by, "blocking", "64");
         for segment in ["ack", "syn-ack"] {
-            let sent = || served(&bed, "resets-sent");
-            let withheld = || by.counted(&bed, "resets-withheld");
+            let sent = || served(&bed, "resets_sent");
+            let withheld = || by.counted(&bed, "resets_withheld");
             let before = (sent(), withheld());
             let to = bed.endpoint(PORT).to_string();
             let mut flood = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");

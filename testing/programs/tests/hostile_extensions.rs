@@ -177,7 +177,7 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
     let mut flood = Steps::start(flood.args(["-c", FLOOD, &bed.server.address.to_string()]));
     flood.await_line("ready");
     let extension = |name| counter(&bed, Side::Server, "extension", name);
-    let installed = || counter(&bed, Side::Server, "server", "extensions-installed");
+    let installed = || counter(&bed, Side::Server, "server", "extensions_installed");
 
     let quick = Background::start(&mut owner(&bed, &consumer, HARMLESS)).expect("an owner");
     let slow = Background::start(&mut owner(&bed, &looper, ATTACKED)).expect("an owner");

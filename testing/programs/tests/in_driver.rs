@@ -78,7 +78,7 @@ fn streams_are_exact_by_a_native_hook() {
     });
     for side in SIDES {
         assert_eq!(left_large(&bed, side), 0);
-        assert_eq!(counter(&bed, side, "stack", "drop-checksum"), 0);
+        assert_eq!(counter(&bed, side, "stack", "drop_checksum"), 0);
     }
     let bed = bed.over_ipv6();
     each_pairing(&bed, mirror);
@@ -100,7 +100,7 @@ fn streams_are_exact_by_a_generic_hook_which_leaves_what_is_put_together() {
                 "{before:?} {after:?}"
             );
         }
-        assert_eq!(counter(bed, side, "stack", "drop-checksum"), 0);
+        assert_eq!(counter(bed, side, "stack", "drop_checksum"), 0);
     });
 }
 
@@ -130,7 +130,7 @@ fn answer_datagrams(bed: &Bed) {
         served >= 1500 && left >= 1500,
         "{served} served, {left} left"
     );
-    assert_eq!(counter(bed, Side::Client, "stack", "drop-checksum"), 0);
+    assert_eq!(counter(bed, Side::Client, "stack", "drop_checksum"), 0);
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     drop(greet);
     // A loaded machine may have some of them sent again. When acknowledgements that came late through a process were
     // answered, a third of the connections ended with one, and a reset.
-    let doubted = counter(&bed, Side::Server, "tcp", "challenge-acks");
+    let doubted = counter(&bed, Side::Server, "tcp", "challenge_acks");
     assert!(doubted < 50, "{doubted}");
     let mut after = Vec::new();
     let settled = eventually(SETTLED, || {

@@ -16,7 +16,7 @@ const SHARING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.p
 const PROMPTLY: Duration = Duration::from_secs(5);
 
 fn local_sessions(bed: &Bed) -> u64 {
-    counter(bed, Side::Server, "server", "local-sessions")
+    counter(bed, Side::Server, "server", "local_sessions")
 }
 
 fn on_host(bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> String {

@@ -50,12 +50,12 @@ fn play(bed: &Bed, (way, block): (&str, u64), movement: &str) -> f64 {
 
 /// How often the library got a session.
 fn cached(bed: &Bed) -> u64 {
-    counter(bed, Side::Client, "server", "sessions-cached")
+    counter(bed, Side::Client, "server", "sessions_cached")
 }
 
 /// Bytes of all capsules, with what they carry, that went or came.
 fn carried(bed: &Bed) -> u64 {
-    counter(bed, Side::Client, "server", "capsule-bytes")
+    counter(bed, Side::Client, "server", "capsule_bytes")
 }
 
 #[test]

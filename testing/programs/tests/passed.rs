@@ -133,7 +133,7 @@ fn a_session_that_one_process_is_left_with_is_no_longer_relayed() {
         let mut stream = connect(&bed, PORT);
         let is_back = eventually(Duration::from_secs(10), || {
             exchange(&mut stream, 1, 5000);
-            counter(&bed, Side::Server, "server", "relays-ended") == 1
+            counter(&bed, Side::Server, "server", "relays_ended") == 1
         });
         assert!(is_back, "{way}");
         exchange(&mut stream, 4, 200_000);

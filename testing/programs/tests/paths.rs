@@ -201,7 +201,7 @@ fn has_reinjected(bed: &Bed) -> bool {
         .expect("the server answers");
     let line = counters
         .lines()
-        .find(|line| line.contains("reinjected-frames"));
+        .find(|line| line.contains("reinjected_frames"));
     // What never happened is not listed.
     line.and_then(|line| line.split_whitespace().nth(1))
         .is_some_and(|count| count != "0")

@@ -40,7 +40,7 @@ fn echoes_on(bed: Bed, way: &str, connections: usize) -> Bed {
 }
 
 fn recalled(bed: &Bed) -> u64 {
-    counter(bed, Side::Server, "server", "sessions-recalled")
+    counter(bed, Side::Server, "server", "sessions_recalled")
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_program_that_knows_no_sockets_hears_that_its_peer_has_gone() {
 fn children_that_do_not_use_a_connection_cost_nothing() {
     let bed = echoes("bystander", 3);
     assert_eq!(recalled(&bed), 0);
-    let cached = counter(&bed, Side::Server, "server", "sessions-cached");
+    let cached = counter(&bed, Side::Server, "server", "sessions_cached");
     assert_eq!(cached, 3, "once for each connection");
 }
 
@@ -133,7 +133,7 @@ fn a_holder_that_is_stopped_loses_the_connection() {
         ended.map_err(|error| error.kind()),
         Err(std::io::ErrorKind::ConnectionReset)
     );
-    assert_eq!(counter(&bed, Side::Server, "server", "recall-timeouts"), 1);
+    assert_eq!(counter(&bed, Side::Server, "server", "recall_timeouts"), 1);
     server
         .signal(rustix::process::Signal::TERM)
         .expect("it runs");
@@ -166,7 +166,7 @@ if child:
     let _echo = portolan_programs::serve(&bed, Stack::Kernel, PORT, "portolan-traffic", &arguments);
     let (ip, port) = (endpoint.ip().to_string(), PORT.to_string());
     client(&bed, Stack::Portolan, PYTHON, &["-c", BOTH, &ip, &port]);
-    assert_eq!(counter(&bed, Side::Client, "server", "active-opens"), 4);
+    assert_eq!(counter(&bed, Side::Client, "server", "active_opens"), 4);
 }
 
 /// Handlers that run only while the program sleeps may do more than others.

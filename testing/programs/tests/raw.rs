@@ -42,7 +42,7 @@ fn serve_with(bed: &Bed, side: Side, name: &str, words: &[&str]) -> Background {
 
 /// What `start` starts, when it has its protocol; none if it ends without.
 fn opened(bed: &Bed, side: Side, start: impl FnOnce() -> Background) -> Option<Background> {
-    let count = || counter(bed, side, "server", "raw-flows-opened");
+    let count = || counter(bed, side, "server", "raw_flows_opened");
     let before = count();
     let mut server = start();
     let is_decided = || count() > before || !server.is_running();
@@ -153,7 +153,7 @@ fn users_have_the_protocols_that_a_rule_gives_them() {
     let refused = failure(run(&mut as_user(STRANGER)));
     assert!(refused.contains("not permitted"), "{refused}");
     let mut served = Background::start(&mut as_user(FRIEND)).unwrap();
-    let opened = || counter(&bed, Side::Server, "server", "raw-flows-opened") == 1;
+    let opened = || counter(&bed, Side::Server, "server", "raw_flows_opened") == 1;
     assert!(eventually(Duration::from_secs(10), opened));
     assert!(served.is_running());
 }
@@ -399,7 +399,7 @@ fn users_have_the_ports_that_a_rule_gives_them_and_low_ones_by_their_capability(
         assert!(refused.contains(reason), "{user} {port}: {refused}");
     }
     let opened = |count| {
-        let is_open = || counter(&bed, Side::Server, "server", "raw-flows-opened") == count;
+        let is_open = || counter(&bed, Side::Server, "server", "raw_flows_opened") == count;
         assert!(eventually(Duration::from_secs(10), is_open));
     };
     let _own = Background::start(&mut as_user(FRIEND, SPECIAL_PORT, &[])).unwrap();

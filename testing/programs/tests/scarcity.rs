@@ -124,9 +124,9 @@ except OSError as error:
     assert!(crowd.wait(LIMIT));
     assert_eq!(crowd.finish().trim(), "served=60 waiting=0");
     assert!(asking.wait(LIMIT));
-    assert!(counter(&bed, Side::Server, "server", "descriptors-short") > 0);
+    assert!(counter(&bed, Side::Server, "server", "descriptors_short") > 0);
     assert_eq!(
-        counter(&bed, Side::Server, "server", "malformed-messages"),
+        counter(&bed, Side::Server, "server", "malformed_messages"),
         0
     );
     exchange(&mut session, 2, 1000);

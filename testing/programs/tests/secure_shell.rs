@@ -207,11 +207,11 @@ fn a_port_is_forwarded() {
 fn a_login_is_relayed_only_until_the_user_is_known() {
     let bed = bed();
     let shell = Shell::start(&bed, Stack::Portolan);
-    let before = counter(&bed, Side::Server, "server", "relays-ended");
+    let before = counter(&bed, Side::Server, "server", "relays_ended");
     assert_eq!(
         shell.remote(Stack::Portolan, "head -c 1000000 /dev/zero | wc -c"),
         "1000000"
     );
-    let ended = counter(&bed, Side::Server, "server", "relays-ended") - before;
+    let ended = counter(&bed, Side::Server, "server", "relays_ended") - before;
     assert_eq!(ended, 2, "after exec, and after the login");
 }

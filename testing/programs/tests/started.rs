@@ -25,7 +25,7 @@ fn a_connection_outlives_what_children_of_vfork_do_with_its_descriptor() {
     let arguments = [CLIENT, echo[2], echo[3]];
     let said = client(&bed, Stack::Portolan, PYTHON, &arguments);
     assert_eq!(said, "well");
-    let cached = counter(&bed, Side::Client, "server", "sessions-cached");
+    let cached = counter(&bed, Side::Client, "server", "sessions_cached");
     assert_eq!(cached, 3, "and it came back from each child that used it");
 }
 

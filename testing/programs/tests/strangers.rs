@@ -21,7 +21,7 @@ fn each_start(start: impl Fn(&Bed, Pairing) -> Background, use_it: impl Fn(&Bed,
             use_it(&bed, pairing, turn);
         }
     }
-    let served = counter(&bed, Side::Server, "server", "passive-opens");
+    let served = counter(&bed, Side::Server, "server", "passive_opens");
     assert!(
         served >= 2 * STARTS as u64,
         "{served} connections were Portolan's"

@@ -176,7 +176,7 @@ fn a_spurious_time_out_is_taken_back() {
     };
     let lazily: fn(&mut Connection) = Connection::ack_lazily;
     for (name, config, acknowledge, sign) in [
-        ("all options", plain.clone(), lazily, "undone-by-timestamp"),
+        ("all options", plain.clone(), lazily, "undone_by_timestamp"),
         (
             "no timestamps",
             Config {
@@ -184,14 +184,14 @@ fn a_spurious_time_out_is_taken_back() {
                 ..plain.clone()
             },
             lazily,
-            "undone-by-f-rto",
+            "undone_by_f_rto",
         ),
-        ("no sack", without_sack.clone(), lazily, "undone-by-f-rto"),
+        ("no sack", without_sack.clone(), lazily, "undone_by_f_rto"),
         (
             "no sack, each segment acknowledged",
             without_sack,
             Connection::ack_quickly,
-            "undone-by-f-rto",
+            "undone_by_f_rto",
         ),
         (
             "bbr",
@@ -200,7 +200,7 @@ fn a_spurious_time_out_is_taken_back() {
                 ..plain
             },
             lazily,
-            "undone-by-timestamp",
+            "undone_by_timestamp",
         ),
     ] {
         let mut pair = with_a_pause(&config, acknowledge);
@@ -208,7 +208,7 @@ fn a_spurious_time_out_is_taken_back() {
         assert_eq!(pair.a_to_b.dropped, 0, "{name}");
         assert!(figures.undone >= 1, "{name}: {figures:?}");
         assert!(count(pair.a.tcp(), sign) >= 1, "{name}");
-        assert!(count(pair.a.tcp(), "spurious-timeouts") >= 1, "{name}");
+        assert!(count(pair.a.tcp(), "spurious_timeouts") >= 1, "{name}");
         // Not all of some seventy that were late went twice.
         assert!(figures.retransmits < 30, "{name}: {figures:?}");
         assert!(figures.cwnd >= 10 * figures.mss, "{name}: {}", figures.cwnd);
@@ -254,9 +254,9 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     assert!((5..30).contains(&figures.reordering), "{figures:?}");
     assert!(figures.reorderings > 10, "{figures:?}");
     assert_eq!(count(pair.a.tcp(), "reorderings"), figures.reorderings);
-    let reported = count(pair.a.tcp(), "dsacks-received");
+    let reported = count(pair.a.tcp(), "dsacks_received");
     assert!(reported > 0 && figures.duplicates_reported >= reported);
-    assert!(count(pair.b.tcp(), "dsacks-sent") >= reported);
+    assert!(count(pair.b.tcp(), "dsacks_sent") >= reported);
 }
 
 /// RFC 8985 §6.3: what shows as lost when the time for reordering is over goes again as acknowledgements come.
@@ -356,7 +356,7 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     let figures = pair.a.tcp().tcp_info();
     assert!(figures.ssthresh < before.cwnd, "{figures:?}");
     assert_eq!(figures.retransmits, 1);
-    assert_eq!(count(pair.a.tcp(), "tail-probe-recoveries"), 1);
+    assert_eq!(count(pair.a.tcp(), "tail_probe_recoveries"), 1);
 }
 
 #[test]

@@ -34,9 +34,9 @@ fn a_peer_that_vanished_is_probed_then_timed_out_then_given_up() {
     pair.a.tcp().send(now, &[7; 8_000]);
     pair.run_for(Duration::from_secs(2000));
     let a = pair.a.tcp();
-    assert_eq!(count(a, "tail-probes"), 1);
+    assert_eq!(count(a, "tail_probes"), 1);
     assert_eq!(count(a, "timeouts"), 15);
-    assert_eq!(count(a, "given-up"), 1);
+    assert_eq!(count(a, "given_up"), 1);
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn a_reader_that_stops_shows_as_closed_windows_and_probes() {
     pair.a.tcp().send(now, &[7; 80_000]);
     // What the handshake offered is filled first.
     pair.run_for(Duration::from_secs(30));
-    assert!(count(pair.b.tcp(), "zero-windows-sent") > 0);
-    assert!(count(pair.a.tcp(), "window-probes") > 2);
+    assert!(count(pair.b.tcp(), "zero_windows_sent") > 0);
+    assert!(count(pair.a.tcp(), "window_probes") > 2);
 }
 
 #[test]
@@ -94,14 +94,14 @@ fn what_a_stranger_sends_is_dropped_by_name() {
     forge(&mut pair, TcpFlags(0), 0, 0);
     let a = pair.a.tcp();
     for name in [
-        "drop-out-of-window",
-        "drop-reset",
-        "drop-syn",
-        "drop-bad-ack",
-        "drop-without-ack",
+        "drop_out_of_window",
+        "drop_reset",
+        "drop_syn",
+        "drop_bad_ack",
+        "drop_without_ack",
     ] {
         assert_eq!(count(a, name), 1, "{name}");
     }
-    assert_eq!(count(a, "challenge-acks"), 4);
-    assert_eq!(count(a, "challenge-acks-withheld"), 0);
+    assert_eq!(count(a, "challenge_acks"), 4);
+    assert_eq!(count(a, "challenge_acks_withheld"), 0);
 }

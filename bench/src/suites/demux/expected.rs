@@ -76,7 +76,7 @@ fn share(
 /// Segments on the fast and on the standard path so far.
 fn taken(bed: &Bed) -> Result<[f64; 2], MeasureError> {
     Ok([
-        counted(bed, "headers-expected")?,
-        counted(bed, "headers-taken-apart")?,
+        counted(bed, "headers_expected")?,
+        counted(bed, "headers_taken_apart")?,
     ])
 }

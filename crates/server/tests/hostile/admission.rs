@@ -203,7 +203,7 @@ fn whatever_a_domain_lacks_is_refused_with_a_reason() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut owner = Owner::start(&path);
-    let before = counter(&path, "server", "extensions-refused");
+    let before = counter(&path, "server", "extensions_refused");
     let bad = unsafe_code();
     let count = bad.len() as u64;
     for (what, code, why) in bad {
@@ -211,7 +211,7 @@ fn whatever_a_domain_lacks_is_refused_with_a_reason() {
         assert!(refusal.reason.contains(why), "{what}: {}", refusal.reason);
     }
     assert_eq!(
-        counter(&path, "server", "extensions-refused"),
+        counter(&path, "server", "extensions_refused"),
         before + count
     );
     assert_eq!(list(&mut owner.library.client), []);
@@ -325,7 +325,7 @@ fn nobody_waits_while_anothers_extension_is_verified() {
         .send(RequestBody::Extension(ExtensionRequest::Install(wish)), &[]);
     assert_serves_others(&bed, &path);
     assert_eq!(
-        counter(&path, "server", "extensions-refused"),
+        counter(&path, "server", "extensions_refused"),
         0,
         "it was judged already"
     );

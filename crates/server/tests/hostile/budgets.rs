@@ -98,7 +98,7 @@ fn idle_connections_keep_nobody_else_out() {
         open.extend(as_user(uid, || idle(&path, 100)));
     }
     assert_serves_others(&bed, &path);
-    assert!(counter(&path, "server", "budget-connections-refused") > 0);
+    assert!(counter(&path, "server", "budget_connections_refused") > 0);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn unsent_bytes_of_programs_that_are_gone_are_limited() {
     victim.assert_unharmed();
     // The oldest goes first, with a reset.
     assert_reset(&mut peers[0]);
-    assert!(counter(&path, "server", "orphans-reset") > 0);
+    assert!(counter(&path, "server", "orphans_reset") > 0);
 }
 
 #[test]
@@ -228,7 +228,7 @@ fn an_orphan_without_progress_ends_in_time() {
     let path = control_path(&bed.a);
     let mut peers = leave_orphans(&bed, &path, 1);
     await_some("reset of an orphan", || {
-        (counter(&path, "server", "orphans-reset") == 1).then_some(())
+        (counter(&path, "server", "orphans_reset") == 1).then_some(())
     });
     assert_reset(&mut peers[0]);
 }
@@ -314,7 +314,7 @@ fn a_full_table_of_bindings_is_said_and_is_one_users_only() {
         .unwrap();
     peer.send_to(b"x", (Bed::A4, 7200)).unwrap();
     await_some("a datagram", || other.ring.next().map(drop));
-    assert!(counter(&path, "server", "budget-bindings-refused") > 0);
+    assert!(counter(&path, "server", "budget_bindings_refused") > 0);
     // What is closed is given back.
     near.swap_remove(0);
     await_some("a row", || {
@@ -346,7 +346,7 @@ fn deals_of_shared_ports_are_limited_and_a_refused_one_takes_nothing() {
     let reply = bind(7002);
     let is_full = matches!(reply, ReplyBody::Error { errno: no } if no == errno);
     assert!(is_full, "{reply:?}");
-    assert!(counter(&path, "server", "budget-shared-ports-refused") > 0);
+    assert!(counter(&path, "server", "budget_shared_ports_refused") > 0);
 }
 
 /// Opens sessions whose list is long.
@@ -381,7 +381,7 @@ fn lists_that_nobody_reads_are_not_made() {
     assert!(longest < Duration::from_millis(100), "{longest:?}");
     let more = resident_kib(&server).saturating_sub(before);
     assert!(more < 8 << 10, "{more} KiB for one client");
-    assert!(counter(&path, "server", "budget-lists-refused") > 50);
+    assert!(counter(&path, "server", "budget_lists_refused") > 50);
     // Who reads is served.
     let is_list = |body: &ReplyBody| matches!(body, ReplyBody::Sessions(_));
     let lists = (0..100).filter(|_| is_list(&client.receive().unwrap().0.body));
@@ -417,7 +417,7 @@ fn lists_in_a_loop_take_no_more_than_a_part_of_each_turn() {
         longest
     });
     assert!(longest < Duration::from_millis(150), "{longest:?}");
-    assert!(counter(&path, "server", "budget-turns-spent") > 0);
+    assert!(counter(&path, "server", "budget_turns_spent") > 0);
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn who_does_not_read_is_not_served_and_is_served_when_it_does() {
             Err(_) => sleep(Duration::from_millis(20)),
         }
     }
-    assert_eq!(counter(&path, "server", "deaf-clients"), 0);
+    assert_eq!(counter(&path, "server", "deaf_clients"), 0);
     for id in 1..=sent {
         assert_eq!(client.receive().unwrap().0.id, id);
     }

@@ -69,7 +69,7 @@ fn forged_capsules_are_refused_and_counted() {
     let (id, _, _near) = session(&bed, &mut hostile);
     let errno = refused(&mut hostile, flush(id, Blob::Inline(anothers)), &[]);
     assert_eq!(errno, PROTO, "the capsule of another session");
-    assert_eq!(counter(&path, "server", "capsules-refused"), 7);
+    assert_eq!(counter(&path, "server", "capsules_refused"), 7);
     victim.assert_unharmed();
 }
 

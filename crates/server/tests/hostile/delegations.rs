@@ -174,7 +174,7 @@ fn forged_surrenders_are_refused_and_counted() {
         capsule: Blob::Inline(foreign),
     };
     assert_eq!(refused(&mut hostile, surrender, &[]), PERM);
-    assert_eq!(counter(&path, "server", "capsules-refused"), 3);
+    assert_eq!(counter(&path, "server", "capsules_refused"), 3);
     assert_serves_others(&bed, &path);
 }
 
@@ -198,7 +198,7 @@ fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
         let spare = RequestBody::ExemptFlows { listener, flows };
         assert_eq!(refused(&mut hostile, spare, &[]), errno);
     }
-    assert_eq!(counter(&path, "server", "syn-floods"), 0);
+    assert_eq!(counter(&path, "server", "syn_floods"), 0);
     assert_serves_others(&bed, &path);
 }
 
@@ -214,7 +214,7 @@ fn a_delegate_that_does_not_give_the_port_back_loses_it() {
     assert!(matches!(probed, ReplyBody::Probed(Some(_))), "{probed:?}");
     std::thread::sleep(std::time::Duration::from_millis(2500));
     assert_eq!(claim_refused(&mut hostile, claim(own, a(4001), b(1))), PERM);
-    assert_eq!(counter(&path, "server", "recall-timeouts"), 1);
+    assert_eq!(counter(&path, "server", "recall_timeouts"), 1);
     let connected = bed
         .b
         .enter(|| std::net::TcpStream::connect(a(4001)))

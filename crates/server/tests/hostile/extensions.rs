@@ -166,7 +166,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     assert_eq!(filter_counter(&path, "stopped"), 1);
     assert_eq!(filter_counter(&path, "overruns"), 8);
     await_some("removal", || {
-        (counter(&path, "server", "extensions-over-budget") == 1).then_some(())
+        (counter(&path, "server", "extensions_over_budget") == 1).then_some(())
     });
     let reports = list(&mut owner.library.client);
     assert_eq!(reports[0].number, number);

@@ -92,7 +92,7 @@ fn other_peoples_ports_and_memberships_are_out_of_reach() {
     let (session, _near) = bind(&mut honest);
     join(&mut honest, session);
     let mut hostile = hostile_library(&path);
-    let before = counter(&path, "server", "refused-requests");
+    let before = counter(&path, "server", "refused_requests");
     let mut asked = 0;
     for id in [session, SessionId(0), SessionId(u64::MAX)] {
         for body in requests_about(id) {
@@ -100,7 +100,7 @@ fn other_peoples_ports_and_memberships_are_out_of_reach() {
             asked += 1;
         }
     }
-    assert_eq!(counter(&path, "server", "refused-requests") - before, asked);
+    assert_eq!(counter(&path, "server", "refused_requests") - before, asked);
     // Nobody has made it leave: it still can.
     let left = ask(
         &mut honest,

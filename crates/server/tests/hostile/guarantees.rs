@@ -163,7 +163,7 @@ fn what_is_other_peoples_is_out_of_reach() {
     let flow = flow_of(&victim);
     let mut hostile = hostile_client(&path);
     let empty = decided(&path);
-    let before = counter(&path, "server", "guarantees-refused");
+    let before = counter(&path, "server", "guarantees_refused");
     let mut asked = 0;
     for scope in [
         Scope::Process { pid: 1 },
@@ -195,7 +195,7 @@ fn what_is_other_peoples_is_out_of_reach() {
             asked += 1;
         }
     }
-    let counted = counter(&path, "server", "guarantees-refused") - before;
+    let counted = counter(&path, "server", "guarantees_refused") - before;
     assert_eq!(counted, asked);
     assert_eq!(decided(&path), empty);
     victim.assert_unharmed();

@@ -82,7 +82,7 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
-    let before = counter(&path, "server", "refused-requests");
+    let before = counter(&path, "server", "refused_requests");
     let mut asked = 0;
     for id in [victim.id, SessionId(0), SessionId(1), SessionId(u64::MAX)] {
         for body in requests_about(id) {
@@ -97,7 +97,7 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
             hostile.client.send(body, &[]);
         }
     }
-    let counted = counter(&path, "server", "refused-requests") - before;
+    let counted = counter(&path, "server", "refused_requests") - before;
     assert_eq!(counted, asked);
     victim.assert_unharmed();
 }

@@ -341,7 +341,7 @@ fn one_that_takes_too_long_with_frames_of_ones_own_is_stopped() {
     stage.hears(ETHERTYPE, 1);
     assert_eq!(filter_counter(&stage.path, "stopped"), 1);
     await_some("removal", || {
-        (counter(&stage.path, "server", "extensions-over-budget") == 1).then_some(())
+        (counter(&stage.path, "server", "extensions_over_budget") == 1).then_some(())
     });
     let reports = list(&mut stage.owner.library.client);
     assert_eq!(reports[0].standing, Standing::OverBudget);

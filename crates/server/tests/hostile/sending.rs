@@ -385,7 +385,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     assert_nothing_waits(&hearing);
     assert_eq!(filter_counter(&path, "stopped"), 1);
     await_some("removal", || {
-        (counter(&path, "server", "extensions-over-budget") == 1).then_some(())
+        (counter(&path, "server", "extensions_over_budget") == 1).then_some(())
     });
     let reports = list(&mut sender.owner.library.client);
     assert_eq!(reports[0].standing, Standing::OverBudget);

@@ -101,8 +101,8 @@ fn no_datagram_is_put_into_anybody_elses_socket() {
         (&b"forged"[..], FORGED.parse().unwrap())
     );
     assert!(socket.recv(&mut text).is_err());
-    assert_eq!(counter(&path, "server", "unread-datagrams-handed-over"), 1);
-    assert_eq!(counter(&path, "server", "unread-datagrams-lost"), 3);
+    assert_eq!(counter(&path, "server", "unread_datagrams_handed_over"), 1);
+    assert_eq!(counter(&path, "server", "unread_datagrams_lost"), 3);
     assert_serves_others(&bed, &path);
 }
 
@@ -143,11 +143,11 @@ fn lists_of_unread_datagrams_are_bounded_and_of_ones_own_sockets() {
     let read = (0..2000).take_while(|_| socket.recv(&mut [0; 4]).is_ok());
     assert_eq!(read.count(), 1024);
     assert_eq!(
-        counter(&path, "server", "unread-datagrams-lost"),
+        counter(&path, "server", "unread_datagrams_lost"),
         2000 - 1024
     );
     assert_eq!(
-        counter(&path, "server", "unread-datagrams-handed-over"),
+        counter(&path, "server", "unread_datagrams_handed_over"),
         1024
     );
     assert_serves_others(&bed, &path);

@@ -204,7 +204,7 @@ fn a_handshake_ends_in_the_queue_and_bytes_wait_with_it() {
     assert_eq!(session.connection.state(), StateName::Established);
     assert_eq!(session.connection.readable(), 5);
     assert!(!pair.delegation.has_ready());
-    assert_eq!(pair.count("delegated-handshakes"), 1);
+    assert_eq!(pair.count("delegated_handshakes"), 1);
 }
 
 #[test]
@@ -279,11 +279,11 @@ fn a_full_queue_answers_with_cookies_and_keeps_nothing() {
     let client = pair.connect(2);
     pair.hear();
     assert_eq!(pair.own.iter().count(), held);
-    assert_eq!(pair.count("syn-cookies-sent"), 1);
+    assert_eq!(pair.count("syn_cookies_sent"), 1);
     pair.answer();
     pair.hear();
     assert_eq!(pair.state(client), StateName::Established);
-    assert_eq!(pair.count("syn-cookies-accepted"), 1);
+    assert_eq!(pair.count("syn_cookies_accepted"), 1);
     assert!(pair.delegation.has_ready());
 }
 
@@ -293,7 +293,7 @@ fn an_accept_queue_that_is_full_drops_syns() {
     pair.open(1);
     pair.connect(2);
     pair.hear();
-    assert_eq!(pair.count("syns-dropped-queue-full"), 1);
+    assert_eq!(pair.count("syns_dropped_queue_full"), 1);
 }
 
 /// Two handshakes end while there is room for one connection more.
@@ -315,7 +315,7 @@ fn a_handshake_that_ends_at_a_full_accept_queue_waits_for_room() {
     for client in clients {
         assert_eq!(pair.state(client), StateName::Established, "none is reset");
     }
-    assert_eq!(pair.count("accept-queue-overflows"), 1);
+    assert_eq!(pair.count("accept_queue_overflows"), 1);
     for _ in 0..3 {
         assert!(pair.delegation.accept(&mut pair.own, now()).is_some());
     }
@@ -353,11 +353,11 @@ fn a_cookie_that_finds_the_accept_queue_full_may_come_again() {
     for client in clients {
         assert_eq!(pair.state(client), StateName::Established, "none is reset");
     }
-    assert_eq!(pair.count("syn-cookies-accepted"), 0);
+    assert_eq!(pair.count("syn_cookies_accepted"), 0);
     assert!(pair.delegation.accept(&mut pair.own, now()).is_some());
     pair.say(clients[1], b"again");
     pair.hear();
-    assert_eq!(pair.count("syn-cookies-accepted"), 1);
+    assert_eq!(pair.count("syn_cookies_accepted"), 1);
 }
 
 #[test]

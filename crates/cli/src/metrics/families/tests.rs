@@ -57,8 +57,8 @@ fn reasons_are_labels_of_one_family() {
         counter("receive", "delivered", 5),
         counter("receive", "drop_martian", 1),
         counter("receive", "drop_syn", 2),
-        counter("stack", "drop-checksum", 3),
-        counter("server", "use-kernel-no-route", 4),
+        counter("stack", "drop_checksum", 3),
+        counter("server", "use_kernel_no_route", 4),
     ]);
     let reasons = |name| match family(&families, name) {
         Samples::Counters(samples) => samples

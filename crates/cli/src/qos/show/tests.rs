@@ -147,9 +147,9 @@ fn classes_are_shown_with_their_traffic() {
         link_classes(&report()),
         [
             "Dev  Class For         Rate    Ceil   Bytes Packets Drops Backlog",
-            "eth0 -     best effort -       -      1000   10      0     1500",
-            "eth0 11    group 7     2.5mbit -      1000   10      0     1500",
-            "eth0 10    pid 123     20mbit  50mbit 1000   10      0     1500",
+            "eth0 -     best effort -       -      1000  10      0     1500",
+            "eth0 11    group 7     2.5mbit -      1000  10      0     1500",
+            "eth0 10    pid 123     20mbit  50mbit 1000  10      0     1500",
         ]
     );
     assert_eq!(

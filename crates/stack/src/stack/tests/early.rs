@@ -102,7 +102,7 @@ fn so_many_frames_wait_at_a_slot_and_so_many_bytes_in_all() {
         b.input(now(), &record(slot, 7), &small);
     }
     assert_eq!(count(&b, "held"), AT_A_SLOT as u64);
-    assert_eq!(count(&b, "drop-early"), 2);
+    assert_eq!(count(&b, "drop_early"), 2);
     b.remove(slot);
     b.released().for_each(drop);
 
@@ -114,7 +114,7 @@ fn so_many_frames_wait_at_a_slot_and_so_many_bytes_in_all() {
         b.input(now(), &record(slots[at / AT_A_SLOT], 7), &large);
     }
     assert_eq!(count(&b, "held") - before, fit as u64);
-    assert_eq!(count(&b, "drop-early"), 2 + 3);
+    assert_eq!(count(&b, "drop_early"), 2 + 3);
     for slot in slots {
         b.remove(slot);
     }

@@ -22,7 +22,7 @@ fn counted(stack: &Stack) -> [u64; 2] {
         let at = names.position(|(_, known, _)| known == name).unwrap();
         stack.counters()[at]
     };
-    [of("datagrams-expected"), of("datagrams-taken-apart")]
+    [of("datagrams_expected"), of("datagrams_taken_apart")]
 }
 
 #[test]
