@@ -29,10 +29,10 @@ static int dial(const char *address, const char *port)
 /* A rate that is not granted is no reason to stop. */
 static void reserve(int fd, uint64_t rate)
 {
-    struct portolan_transmit wish = { .rate = rate };
+    struct portolan_transmit spec = { .rate = rate };
     if (!portolan_transmit_reserve)
         puts("not on Portolan");
-    else if (portolan_transmit_reserve(fd, &wish) < 0)
+    else if (portolan_transmit_reserve(fd, &spec) < 0)
         printf("refused: %s (%s)\n", portolan_refusal(), strerror(errno));
     else
         printf("reserved %llu bit/s\n", (unsigned long long)rate);

@@ -35,7 +35,7 @@ extern "C" {
 #endif
 
 /* What is to be installed. To be zeroed before it is filled in. */
-struct portolan_wish {
+struct portolan_spec {
     const char *name;   /* that `portolan ext list` shows, 1 to 32 bytes */
     const void *object; /* what clang made of it */
     size_t length;
@@ -50,10 +50,10 @@ struct portolan_wish {
  *
  * An extension ends with portolan_extension_remove(), when one of its sockets is closed, or when the program ends.
  */
-PORTOLAN_WEAK int portolan_extension_install(const struct portolan_wish *wish, const int *sockets, size_t count);
+PORTOLAN_WEAK int portolan_extension_install(const struct portolan_spec *spec, const int *sockets, size_t count);
 
 /* The same for a flow of <portolan/raw.h>. */
-PORTOLAN_WEAK int portolan_extension_install_raw(const struct portolan_wish *wish, int flow);
+PORTOLAN_WEAK int portolan_extension_install_raw(const struct portolan_spec *spec, int flow);
 
 /* The handler is called no more when this returns. */
 PORTOLAN_WEAK int portolan_extension_remove(int extension);

@@ -63,7 +63,7 @@ struct portolan_transmit {
 };
 
 /* Makes or changes a reservation. */
-PORTOLAN_WEAK int portolan_transmit_reserve(int whom, const struct portolan_transmit *wish);
+PORTOLAN_WEAK int portolan_transmit_reserve(int whom, const struct portolan_transmit *spec);
 PORTOLAN_WEAK int portolan_transmit_release(int whom);
 
 /*
@@ -80,7 +80,7 @@ struct portolan_receive {
     uint32_t reserved; /* 0 */
 };
 
-PORTOLAN_WEAK int portolan_receive_reserve(int whom, const struct portolan_receive *wish);
+PORTOLAN_WEAK int portolan_receive_reserve(int whom, const struct portolan_receive *spec);
 PORTOLAN_WEAK int portolan_receive_release(int whom);
 
 /*
@@ -101,7 +101,7 @@ struct portolan_cpu {
     const char *service_class; /* null: the default one */
 };
 
-PORTOLAN_WEAK int portolan_cpu_reserve(int whom, const struct portolan_cpu *wish);
+PORTOLAN_WEAK int portolan_cpu_reserve(int whom, const struct portolan_cpu *spec);
 PORTOLAN_WEAK int portolan_cpu_release(int whom);
 
 /*

@@ -13,7 +13,7 @@ use crate::table::Table;
 pub(crate) struct LinearTable {
     rows: Table<u32, LinearRow>,
     length: Table<u32, u32>,
-    places: HashMap<FilterKey, Place>,
+    places: HashMap<FilterKey, RowPlace>,
     /// Given up, with the version that the place has.
     free: BinaryHeap<Reverse<(u32, u32)>>,
     /// Places that are or were used.
@@ -22,7 +22,7 @@ pub(crate) struct LinearTable {
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct RowPlace {
     index: u32,
     version: u32,
     row: FlowRow,
@@ -43,14 +43,14 @@ impl LinearTable {
     /// Adds a flow, or gives it a new row before the old one goes.
     pub(crate) fn set(&mut self, key: &FilterKey, row: FlowRow) -> Result<(), TableError> {
         let (index, version) = self.take_place()?;
-        let place = Place {
+        let place = RowPlace {
             index,
             // Odd: it may be found.
             version: version.wrapping_add(1),
             row,
         };
         // First all that is looked for, then that it may be found.
-        self.write(key, Place { version, ..place })?;
+        self.write(key, RowPlace { version, ..place })?;
         self.write(key, place)?;
         match self.places.insert(*key, place) {
             Some(old) => self.give_up(key, old),
@@ -81,14 +81,14 @@ impl LinearTable {
         Ok((index, 0))
     }
 
-    fn give_up(&mut self, key: &FilterKey, place: Place) -> Result<(), TableError> {
+    fn give_up(&mut self, key: &FilterKey, place: RowPlace) -> Result<(), TableError> {
         let version = place.version.wrapping_add(1);
-        self.write(key, Place { version, ..place })?;
+        self.write(key, RowPlace { version, ..place })?;
         self.free.push(Reverse((place.index, version)));
         Ok(())
     }
 
-    fn write(&self, key: &FilterKey, place: Place) -> Result<(), TableError> {
+    fn write(&self, key: &FilterKey, place: RowPlace) -> Result<(), TableError> {
         let row = LinearRow {
             version: place.version,
             reserved: 0,

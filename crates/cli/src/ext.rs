@@ -33,7 +33,7 @@ enum Command {
     ///
     /// The command owns the port or the protocol. Packets that the extension leaves to the owner are discarded; a
     /// program that wants them uses the interface in portolan/install.h, or portolan::extension in Rust.
-    Install(install::Wish),
+    Install(install::InstallArguments),
     /// List the extensions of the caller; for root, all.
     List,
     /// Show how often each extension ran, how long it took, and what it decided.
@@ -55,7 +55,7 @@ enum Command {
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
-        Command::Install(wish) => install::run(arguments, wish),
+        Command::Install(request) => install::run(arguments, request),
         Command::List => show::list(arguments, &arguments.extensions()?),
         Command::Stats { number } => show::statistics(arguments, &arguments.extensions()?, *number),
         Command::Remove { number } => arguments

@@ -75,12 +75,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Command::Link(link) => Ok(link.request()),
         Command::Group(group) => group.request(),
     };
-    arguments.wish(request.map_err(|error| Failure::Usage(error.into()))?)
+    arguments.spec(request.map_err(|error| Failure::Usage(error.into()))?)
 }
 
 impl Arguments {
     /// Asks for something that is granted or refused.
-    fn wish(&self, request: QosRequest) -> Result<(), Failure> {
+    fn spec(&self, request: QosRequest) -> Result<(), Failure> {
         let joins = matches!(
             request,
             QosRequest::Group {

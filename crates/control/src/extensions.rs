@@ -10,7 +10,7 @@ mod table;
 pub use check::{Fault, check};
 pub use instruction::Instruction;
 pub use link::{Environment, link};
-pub use table::{Entry, Full, Table};
+pub use table::{Full, Table, TableEntry};
 
 #[cfg(test)]
 mod tests;

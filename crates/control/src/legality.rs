@@ -64,7 +64,7 @@ impl Command {
 
 /// Where a session stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum SessionPhase {
     /// Does not exist yet: `SessionRef::New`.
     New,
     /// Has a local endpoint and no peer.
@@ -86,26 +86,26 @@ pub enum Phase {
     Closing,
 }
 
-impl Phase {
-    pub const ALL: [Phase; 10] = [
-        Phase::New,
-        Phase::Bound,
-        Phase::Listening,
-        Phase::Connecting,
-        Phase::Handshake,
-        Phase::Offered,
-        Phase::Connected,
-        Phase::Relayed,
-        Phase::Parked,
-        Phase::Closing,
+impl SessionPhase {
+    pub const ALL: [SessionPhase; 10] = [
+        SessionPhase::New,
+        SessionPhase::Bound,
+        SessionPhase::Listening,
+        SessionPhase::Connecting,
+        SessionPhase::Handshake,
+        SessionPhase::Offered,
+        SessionPhase::Connected,
+        SessionPhase::Relayed,
+        SessionPhase::Parked,
+        SessionPhase::Closing,
     ];
 }
 
 /// May `command` be given for a session of `protocol` in `phase`? The errno is Linux's.
-pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), Errno> {
+pub fn check(command: Command, protocol: Protocol, phase: SessionPhase) -> Result<(), Errno> {
     use Command as C;
-    use Phase as P;
     use Protocol::{Tcp, Udp};
+    use SessionPhase as P;
     match (command, protocol, phase) {
         // No process may touch these.
         (_, _, P::Handshake | P::Closing) => Err(Errno::BADF),
@@ -152,8 +152,8 @@ pub fn check(command: Command, protocol: Protocol, phase: Phase) -> Result<(), E
 mod tests {
     use super::*;
 
-    fn legal(command: Command, protocol: Protocol) -> Vec<Phase> {
-        Phase::ALL
+    fn legal(command: Command, protocol: Protocol) -> Vec<SessionPhase> {
+        SessionPhase::ALL
             .into_iter()
             .filter(|&phase| check(command, protocol, phase).is_ok())
             .collect()
@@ -161,8 +161,8 @@ mod tests {
 
     #[test]
     fn the_table_for_tcp_reads_as_written() {
-        use Phase as P;
-        let expected: [(Command, &[Phase]); 10] = [
+        use SessionPhase as P;
+        let expected: [(Command, &[SessionPhase]); 10] = [
             (Command::Bind, &[P::New]),
             (Command::Connect, &[P::New, P::Bound]),
             (Command::Listen, &[P::New, P::Bound, P::Listening]),
@@ -195,14 +195,14 @@ mod tests {
     #[test]
     fn udp_never_listens_and_may_change_its_peer() {
         assert!(legal(Command::Listen, Protocol::Udp).is_empty());
-        assert!(legal(Command::Connect, Protocol::Udp).contains(&Phase::Connected));
-        assert!(legal(Command::Disconnect, Protocol::Udp).contains(&Phase::Connected));
+        assert!(legal(Command::Connect, Protocol::Udp).contains(&SessionPhase::Connected));
+        assert!(legal(Command::Disconnect, Protocol::Udp).contains(&SessionPhase::Connected));
     }
 
     #[test]
     fn nobody_touches_a_session_that_the_server_finishes() {
         for command in Command::ALL {
-            for phase in [Phase::Closing, Phase::Handshake] {
+            for phase in [SessionPhase::Closing, SessionPhase::Handshake] {
                 assert!(check(command, Protocol::Tcp, phase).is_err());
             }
         }

@@ -13,6 +13,6 @@ pub mod sharing;
 
 pub use budget::{Budget, Charge, Exhausted, Limit, Slices};
 pub use errno::Errno;
-pub use legality::{Command, Phase};
-pub use ports::{Claim, ClaimId, PortTable};
+pub use legality::{Command, SessionPhase};
+pub use ports::{ClaimId, PortClaim, PortTable};
 pub use registry::{Holder, Limits, Opening, Process, Registry, Session};

@@ -19,7 +19,7 @@ mod tests;
 
 /// A wish for a local endpoint. Port 0 asks for an ephemeral one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct PortClaim {
     pub protocol: Protocol,
     pub local: SocketAddr,
     pub reuse: Reuse,
@@ -79,8 +79,8 @@ impl Use {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    claim: Claim,
+struct ClaimEntry {
+    claim: PortClaim,
     usage: Use,
 }
 
@@ -88,7 +88,7 @@ struct Entry {
 #[derive(Debug)]
 pub struct PortTable {
     ephemeral: RangeInclusive<u16>,
-    ports: HashMap<(Protocol, u16), BTreeMap<ClaimId, Entry>>,
+    ports: HashMap<(Protocol, u16), BTreeMap<ClaimId, ClaimEntry>>,
     index: HashMap<ClaimId, (Protocol, u16)>,
     flows: HashMap<FlowKey, ClaimId>,
     held: BTreeSet<(Instant, ClaimId)>,
@@ -110,7 +110,11 @@ impl PortTable {
     }
 
     /// Grants `claim`; `random` chooses where the search for an ephemeral port starts.
-    pub fn bind(&mut self, claim: Claim, random: u32) -> Result<(ClaimId, SocketAddr), ClaimError> {
+    pub fn bind(
+        &mut self,
+        claim: PortClaim,
+        random: u32,
+    ) -> Result<(ClaimId, SocketAddr), ClaimError> {
         let claim = normalised(claim);
         if claim.local.port() != 0 {
             if self.conflicts(&claim, false, None) {
@@ -134,7 +138,7 @@ impl PortTable {
     /// of the last on this port may still be closing.
     pub fn connect(
         &mut self,
-        claim: Claim,
+        claim: PortClaim,
         remote: SocketAddr,
         random: u32,
     ) -> Result<(ClaimId, SocketAddr), ClaimError> {
@@ -155,7 +159,7 @@ impl PortTable {
 
     /// Records one more connection on a port that its listener or a `bind` holds. It takes the place of one that
     /// lingers (Linux's `tcp_twsk_unique` for a port that was chosen, and its SYN in TIME-WAIT).
-    pub fn join(&mut self, claim: Claim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
+    pub fn join(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
         let claim = normalised(claim);
         if let Some(&earlier) = self.flows.get(&flow_of(&claim, remote)) {
             match self.entry(earlier).map(|entry| entry.usage) {
@@ -263,7 +267,7 @@ impl PortTable {
         }
     }
 
-    pub fn claim(&self, id: ClaimId) -> Option<Claim> {
+    pub fn claim(&self, id: ClaimId) -> Option<PortClaim> {
         self.entry(id).map(|entry| entry.claim)
     }
 
@@ -283,7 +287,7 @@ impl PortTable {
         (0..count).map(move |i| (first + (start + i) % count) as u16)
     }
 
-    fn grant(&mut self, claim: Claim, usage: Use) -> (ClaimId, SocketAddr) {
+    fn grant(&mut self, claim: PortClaim, usage: Use) -> (ClaimId, SocketAddr) {
         let id = ClaimId(self.next);
         self.next += 1;
         if let Some(remote) = usage.remote() {
@@ -293,7 +297,7 @@ impl PortTable {
         self.ports
             .entry(key)
             .or_default()
-            .insert(id, Entry { claim, usage });
+            .insert(id, ClaimEntry { claim, usage });
         self.index.insert(id, key);
         (id, claim.local)
     }
@@ -303,7 +307,7 @@ impl PortTable {
     }
 
     /// Is the port held by anything but connections?
-    fn bound(&self, claim: &Claim) -> bool {
+    fn bound(&self, claim: &PortClaim) -> bool {
         let key = (claim.protocol, claim.local.port());
         self.ports.get(&key).is_some_and(|entries| {
             entries
@@ -312,7 +316,7 @@ impl PortTable {
         })
     }
 
-    fn conflicts(&self, claim: &Claim, listening: bool, except: Option<ClaimId>) -> bool {
+    fn conflicts(&self, claim: &PortClaim, listening: bool, except: Option<ClaimId>) -> bool {
         let key = (claim.protocol, claim.local.port());
         self.ports.get(&key).is_some_and(|entries| {
             entries.iter().any(|(id, entry)| {
@@ -323,17 +327,17 @@ impl PortTable {
         })
     }
 
-    fn entry(&self, id: ClaimId) -> Option<&Entry> {
+    fn entry(&self, id: ClaimId) -> Option<&ClaimEntry> {
         self.ports.get(self.index.get(&id)?)?.get(&id)
     }
 
-    fn entry_mut(&mut self, id: ClaimId) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, id: ClaimId) -> Option<&mut ClaimEntry> {
         self.ports.get_mut(self.index.get(&id)?)?.get_mut(&id)
     }
 }
 
 /// `inet_csk_bind_conflict` and `inet_rcv_saddr_equal` of Linux, for claims that overlap.
-fn may_share(new: &Claim, old: &Entry, listening: bool) -> bool {
+fn may_share(new: &PortClaim, old: &ClaimEntry, listening: bool) -> bool {
     if new.reuse.port && old.claim.reuse.port && new.uid == old.claim.uid {
         return true;
     }
@@ -347,7 +351,7 @@ fn may_share(new: &Claim, old: &Entry, listening: bool) -> bool {
     }
 }
 
-fn overlap(a: &Claim, b: &Claim) -> bool {
+fn overlap(a: &PortClaim, b: &PortClaim) -> bool {
     match (a.local.ip(), b.local.ip()) {
         (IpAddr::V4(x), IpAddr::V4(y)) => x == y || x.is_unspecified() || y.is_unspecified(),
         (IpAddr::V6(x), IpAddr::V6(y)) => x == y || x.is_unspecified() || y.is_unspecified(),
@@ -356,14 +360,14 @@ fn overlap(a: &Claim, b: &Claim) -> bool {
     }
 }
 
-fn normalised(claim: Claim) -> Claim {
-    Claim {
+fn normalised(claim: PortClaim) -> PortClaim {
+    PortClaim {
         local: canonical(claim.local),
         ..claim
     }
 }
 
-fn flow_of(claim: &Claim, remote: SocketAddr) -> FlowKey {
+fn flow_of(claim: &PortClaim, remote: SocketAddr) -> FlowKey {
     FlowKey {
         protocol: claim.protocol,
         local: claim.local,

@@ -10,7 +10,7 @@ use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 
 use crate::budget::{Budget, Charge, Exhausted, Limit};
 use crate::errno::Errno;
-use crate::legality::{self, Command, Phase};
+use crate::legality::{self, Command, SessionPhase};
 use crate::ports::ClaimId;
 
 #[cfg(test)]
@@ -51,7 +51,7 @@ pub enum Holder {
 pub struct Session {
     pub id: SessionId,
     pub protocol: Protocol,
-    pub phase: Phase,
+    pub phase: SessionPhase,
     pub local: SocketAddr,
     pub remote: Option<SocketAddr>,
     pub reuse: Reuse,
@@ -116,15 +116,18 @@ impl Session {
     fn may_be_named_by(&self, channel: ChannelId, command: Command) -> bool {
         match self.phase {
             // Shared by fork or handed out through a descriptor: knowing the number is the right.
-            Phase::Offered | Phase::Relayed | Phase::Parked | Phase::Listening => true,
+            SessionPhase::Offered
+            | SessionPhase::Relayed
+            | SessionPhase::Parked
+            | SessionPhase::Listening => true,
             // Whoever has shown the descriptor may have it recalled.
-            Phase::Connected if command == Command::Cache => self.users.contains(&channel),
-            Phase::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
-            Phase::Connected => {
+            SessionPhase::Connected if command == Command::Cache => self.users.contains(&channel),
+            SessionPhase::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
+            SessionPhase::Connected => {
                 matches!(self.holder, Holder::Process(holder, _) if holder == channel)
             }
-            Phase::Connecting => self.users.contains(&channel),
-            Phase::New | Phase::Handshake | Phase::Closing => false,
+            SessionPhase::Connecting => self.users.contains(&channel),
+            SessionPhase::New | SessionPhase::Handshake | SessionPhase::Closing => false,
         }
     }
 }
@@ -133,7 +136,7 @@ impl Session {
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     pub protocol: Protocol,
-    pub phase: Phase,
+    pub phase: SessionPhase,
     pub local: SocketAddr,
     pub remote: Option<SocketAddr>,
     pub reuse: Reuse,
@@ -317,7 +320,7 @@ impl Registry {
         let session = self.sessions.get(&id).ok_or(Errno::BADF)?;
         if !session.may_be_named_by(channel, command) {
             return Err(match session.phase {
-                Phase::Connecting if command == Command::Connect => Errno::ALREADY,
+                SessionPhase::Connecting if command == Command::Connect => Errno::ALREADY,
                 _ => Errno::BADF,
             });
         }

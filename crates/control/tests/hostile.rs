@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use bolero::TypeGenerator;
-use portolan_control::legality::{Command, Phase};
-use portolan_control::ports::{Claim, ClaimId, PortTable};
+use portolan_control::legality::{Command, SessionPhase};
+use portolan_control::ports::{ClaimId, PortClaim, PortTable};
 use portolan_control::registry::{Holder, Opening, Registry};
 use portolan_control::{Limit, Limits};
 use portolan_proto::control::Reuse;
@@ -168,7 +168,7 @@ impl Server {
         }
     }
 
-    fn command(&mut self, channel: ChannelId, id: SessionId, command: Command, next: Phase) {
+    fn command(&mut self, channel: ChannelId, id: SessionId, command: Command, next: SessionPhase) {
         // The server reads no command before a `Hello`.
         if self.registry.process(channel).is_none() {
             return;
@@ -176,8 +176,11 @@ impl Server {
         let Ok(session) = self.registry.admit(channel, command, id) else {
             return;
         };
-        assert!(!matches!(session.phase, Phase::Handshake | Phase::Closing));
-        if session.phase == Phase::Connected {
+        assert!(!matches!(
+            session.phase,
+            SessionPhase::Handshake | SessionPhase::Closing
+        ));
+        if session.phase == SessionPhase::Connected {
             let holder = matches!(session.holder, Holder::Process(of, _) if of == channel);
             let asks = command == Command::Cache && session.is_user(channel);
             assert!(
@@ -225,11 +228,11 @@ impl Server {
     }
 }
 
-fn phase_of(code: u8) -> Phase {
-    Phase::ALL[usize::from(code) % Phase::ALL.len()]
+fn phase_of(code: u8) -> SessionPhase {
+    SessionPhase::ALL[usize::from(code) % SessionPhase::ALL.len()]
 }
 
-fn opening(protocol: Protocol, phase: Phase, cookie: u64) -> Opening {
+fn opening(protocol: Protocol, phase: SessionPhase, cookie: u64) -> Opening {
     Opening {
         protocol,
         phase,
@@ -274,18 +277,18 @@ fn no_order_of_requests_passes_a_limit_or_reaches_anothers_session() {
 }
 
 #[derive(Debug, TypeGenerator)]
-enum Wish {
+enum Operation {
     Bind {
-        place: Place,
+        place: Endpoint,
         random: u32,
     },
     Connect {
-        place: Place,
+        place: Endpoint,
         remote: u8,
         random: u32,
     },
     Join {
-        place: Place,
+        place: Endpoint,
         remote: u8,
     },
     Listen {
@@ -305,7 +308,7 @@ enum Wish {
 
 /// Few addresses and ports, so that they meet.
 #[derive(Clone, Copy, Debug, TypeGenerator)]
-struct Place {
+struct Endpoint {
     address: u8,
     port: u8,
     udp: bool,
@@ -314,11 +317,11 @@ struct Place {
     uid: u8,
 }
 
-impl Place {
-    fn claim(self) -> Claim {
+impl Endpoint {
+    fn claim(self) -> PortClaim {
         let address = ["0.0.0.0", "10.0.0.1", "::", "fd00::1"][usize::from(self.address % 4)];
         let port = [0, 80, 20000, 20001][usize::from(self.port % 4)];
-        Claim {
+        PortClaim {
             protocol: if self.udp {
                 Protocol::Udp
             } else {
@@ -342,16 +345,16 @@ fn remote(code: u8) -> SocketAddr {
 #[test]
 fn ports_that_exclude_each_other_are_never_both_given_out() {
     portolan_fuzz::check!(2000)
-        .with_type::<Vec<Wish>>()
-        .for_each(|wishes| {
+        .with_type::<Vec<Operation>>()
+        .for_each(|specs| {
             let mut table = PortTable::new(20000..=20003);
             let mut now = Instant::from_millis(1_000_000);
             let mut live: Vec<ClaimId> = Vec::new();
             let mut binds: Vec<ClaimId> = Vec::new();
-            for wish in wishes {
+            for operation in specs {
                 let before = live.len();
-                apply(&mut table, &mut live, &mut now, wish);
-                if matches!(wish, Wish::Bind { .. }) {
+                apply(&mut table, &mut live, &mut now, operation);
+                if matches!(operation, Operation::Bind { .. }) {
                     binds.extend(live.get(before));
                 }
                 binds.retain(|id| live.contains(id));
@@ -366,18 +369,18 @@ fn ports_that_exclude_each_other_are_never_both_given_out() {
         });
 }
 
-fn apply(table: &mut PortTable, live: &mut Vec<ClaimId>, now: &mut Instant, wish: &Wish) {
+fn apply(table: &mut PortTable, live: &mut Vec<ClaimId>, now: &mut Instant, operation: &Operation) {
     let pick = |live: &[ClaimId], code: u8| {
         (!live.is_empty()).then(|| live[usize::from(code) % live.len()])
     };
-    match *wish {
-        Wish::Bind { place, random } => {
+    match *operation {
+        Operation::Bind { place, random } => {
             if let Ok((id, local)) = table.bind(place.claim(), random) {
                 assert_ne!(local.port(), 0);
                 live.push(id);
             }
         }
-        Wish::Connect {
+        Operation::Connect {
             place,
             remote: to,
             random,
@@ -387,25 +390,25 @@ fn apply(table: &mut PortTable, live: &mut Vec<ClaimId>, now: &mut Instant, wish
                 live.push(id);
             }
         }
-        Wish::Join { place, remote: to } => live.extend(table.join(place.claim(), remote(to))),
-        Wish::Listen { claim } => {
+        Operation::Join { place, remote: to } => live.extend(table.join(place.claim(), remote(to))),
+        Operation::Listen { claim } => {
             if let Some(id) = pick(live, claim) {
                 let _ = table.listen(id);
             }
         }
-        Wish::Release { claim } => {
+        Operation::Release { claim } => {
             if let Some(id) = pick(live, claim) {
                 table.release(id);
                 live.retain(|known| *known != id);
             }
         }
-        Wish::HoldBack { claim, seconds } => {
+        Operation::HoldBack { claim, seconds } => {
             if let Some(id) = pick(live, claim) {
                 table.hold_back(id, *now + Duration::from_secs(seconds.into()));
                 live.retain(|known| *known != id);
             }
         }
-        Wish::Expire { seconds } => {
+        Operation::Expire { seconds } => {
             *now += Duration::from_secs(seconds.into());
             assert!(table.expire(*now).is_none_or(|next| next > *now));
         }
@@ -414,7 +417,7 @@ fn apply(table: &mut PortTable, live: &mut Vec<ClaimId>, now: &mut Instant, wish
 
 /// Two claims of one endpoint, neither with an option that lets others in.
 fn check_claims(table: &PortTable, live: &[ClaimId]) {
-    let claims: Vec<Claim> = live.iter().filter_map(|&id| table.claim(id)).collect();
+    let claims: Vec<PortClaim> = live.iter().filter_map(|&id| table.claim(id)).collect();
     assert_eq!(claims.len(), live.len(), "a live claim was forgotten");
     assert!(table.len() >= claims.len());
     for (index, one) in claims.iter().enumerate() {

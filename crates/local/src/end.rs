@@ -953,7 +953,7 @@ impl Stream for Local {
             last_heard: self.last_in,
             full_segment_in: SEGMENT,
             ack_delay: Duration::from_millis(40),
-            takes_turns: false,
+            pingpong: false,
             data_segments_in: self.reads,
             data_segments_out: self.writes,
             bytes_retransmitted: 0,

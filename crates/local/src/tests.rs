@@ -582,8 +582,8 @@ fn who_sleeps_on_its_word_needs_no_notifier() {
     let (mut a, b) = pair();
     b.give_to(7);
     b.arm(WakeBy::Word);
-    let wish = b.wake_request();
-    let still = || std::iter::once(wish.word());
+    let spec = b.wake_request();
+    let still = || std::iter::once(spec.word());
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             while !b.was_rung() {
@@ -615,8 +615,8 @@ fn the_next_holder_wake_requests_anew() {
 fn sleep_on_word(end: &mut Local) {
     end.arm(WakeBy::Word);
     if end.look(NOW) == Events::NONE {
-        let wish = end.wake_request();
-        let slept = word::sleep_on(std::iter::once(wish.word()));
+        let spec = end.wake_request();
+        let slept = word::sleep_on(std::iter::once(spec.word()));
         assert!(matches!(slept, Ok(()) | Err(Errno::AGAIN)), "{slept:?}");
     }
 }
@@ -744,7 +744,7 @@ fn sleep_until_rung(notifier: &AtomicBool) {
 }
 
 #[test]
-fn a_peer_sees_the_wish_or_the_wisher_what_was_sent() {
+fn a_peer_sees_the_spec_or_the_wisher_what_was_sent() {
     const ROUNDS: u32 = 30_000;
     let (a, b) = pair();
     a.give_to(2);

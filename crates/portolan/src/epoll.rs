@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::runtime::Core;
-use crate::socket::{ERR, HUP, PRI, Phase, Socket};
+use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
 use crate::table::InternalFd;
 use crate::wait::{Waiter, pollfd};
 
@@ -406,13 +406,13 @@ impl Epoll {
 
     /// The members whose session is elsewhere.
     pub(crate) fn members_away(&self) -> Vec<(RawFd, Arc<Socket>)> {
-        if !Socket::any(Phase::HeldElsewhere) {
+        if !Socket::any(SocketPhase::HeldElsewhere) {
             return Vec::new();
         }
         let state = self.state();
         let members = state.interests.iter();
         members
-            .filter(|(_, interest)| interest.socket.phase() == Phase::HeldElsewhere)
+            .filter(|(_, interest)| interest.socket.phase() == SocketPhase::HeldElsewhere)
             .map(|(fd, interest)| (*fd, Arc::clone(&interest.socket)))
             .collect()
     }

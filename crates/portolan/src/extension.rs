@@ -14,7 +14,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use portolan_proto::control::{ReplyBody, RequestBody};
 pub use portolan_proto::extension::Cost;
 use portolan_proto::extension::{
-    Code, Direction, Event, Extension as Wish, ExtensionReply, ExtensionRequest, Guard,
+    Code, Direction, Event, Extension as ExtensionSpec, ExtensionReply, ExtensionRequest, Guard,
 };
 pub use portolan_sys::map::Map;
 use portolan_types::Protocol;
@@ -92,14 +92,14 @@ pub(crate) fn install_on(
         .iter()
         .map(|map| (map.name.clone(), map.key, map.value))
         .collect();
-    let wish = Wish {
+    let spec = ExtensionSpec {
         name: name.to_owned(),
         event,
         guards,
         priority,
         code: object.code,
     };
-    let (number, cost, fds) = match ask(ExtensionRequest::Install(wish))? {
+    let (number, cost, fds) = match ask(ExtensionRequest::Install(spec))? {
         (ExtensionReply::Installed { number, cost }, fds) => (number, cost, fds),
         _ => return Err(unexpected()),
     };

@@ -1,7 +1,7 @@
 //! Which threads are inside the library, where they may hold locks. A signal's handler, which may call what it likes of
 //! the library (POSIX, "Signal Actions"), waits until its thread is outside (ADR 24); one that cannot wait and ends the
 //! program must not wait for the locks. While one thread forks no other is inside, since the child would find its locks
-//! held, and what they guard half done, for ever.
+//! held, and what they guard half done, forever.
 //!
 //! Under the preload library an allocator may come here while it starts: nothing is allocated.
 
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use portolan_sys::clock;
-use portolan_sys::signals::{self, Arrival, Mask};
+use portolan_sys::signals::{self, Mask, SignalInfo};
 
 /// How long a fork waits for threads that are inside. One may wait there for the server's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -90,7 +90,7 @@ fn let_through() -> Option<PutOff> {
 
 /// Is the handler of a signal to return at once, since it has interrupted the library? Then the signal comes once more
 /// when the thread is outside, and no other before.
-pub fn defer(arrival: &Arrival) -> bool {
+pub fn defer(arrival: &SignalInfo) -> bool {
     if !IS_INSIDE.get() && !IS_AT_FORK.get() {
         return false;
     }

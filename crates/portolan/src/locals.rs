@@ -33,7 +33,7 @@ pub(crate) struct Locals {
     wake_receiver: WakeReceiver,
     /// What peers know our bell by.
     number: u64,
-    ends: Vec<Option<Held>>,
+    ends: Vec<Option<LocalSlot>>,
     count: usize,
     active: Vec<Slot>,
     /// How those are armed that are not hot.
@@ -57,7 +57,7 @@ pub(crate) struct Locals {
     untold: Vec<(Slot, Events)>,
 }
 
-struct Held {
+struct LocalSlot {
     id: SessionId,
     end: Local,
     is_active: bool,
@@ -105,7 +105,7 @@ impl Locals {
         if self.ends.len() <= index {
             self.ends.resize_with(index + 1, || None);
         }
-        let held = Held {
+        let held = LocalSlot {
             id,
             end,
             is_active: true,
@@ -119,7 +119,7 @@ impl Locals {
     }
 
     /// Takes an end out: the session, and the end with all that was published.
-    fn remove(&mut self, slot: Slot) -> Option<Held> {
+    fn remove(&mut self, slot: Slot) -> Option<LocalSlot> {
         let held = self.ends.get_mut(slot.0 as usize)?.take()?;
         self.count -= 1;
         self.active.retain(|active| *active != slot);
@@ -127,12 +127,12 @@ impl Locals {
         Some(held)
     }
 
-    fn get(&self, slot: Slot) -> Option<&Held> {
+    fn get(&self, slot: Slot) -> Option<&LocalSlot> {
         self.ends.get(slot.0 as usize)?.as_ref()
     }
 
     /// An end that is about to be used.
-    fn mark_active(&mut self, slot: Slot) -> Option<&mut Held> {
+    fn mark_active(&mut self, slot: Slot) -> Option<&mut LocalSlot> {
         let held = self.ends.get_mut(slot.0 as usize)?.as_mut()?;
         if !held.is_active {
             held.is_active = true;

@@ -9,7 +9,7 @@ use portolan_sys::wait::ppoll;
 use portolan_types::Instant;
 
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 use crate::table;
 use crate::wait::pollfd;
 
@@ -64,7 +64,7 @@ impl Openings {
     /// Those that have ended, however that came about, need nobody.
     fn retain_open(&mut self) {
         self.0
-            .retain(|opening| opening.socket.phase() == Phase::Connecting);
+            .retain(|opening| opening.socket.phase() == SocketPhase::Connecting);
     }
 
     fn find(&mut self, socket: &Arc<Socket>) -> Option<&mut Opening> {
@@ -77,7 +77,7 @@ impl Openings {
 impl Process {
     /// Takes the outcomes that have come.
     pub(crate) fn take_outcomes(&'static self) {
-        if !Socket::any(Phase::Connecting) {
+        if !Socket::any(SocketPhase::Connecting) {
             return;
         }
         let openings = self.lock().openings.poll_list();

@@ -299,7 +299,7 @@ impl Options {
         self.timeout(libc::SO_SNDTIMEO)
     }
 
-    /// A zero `timeval` means for ever, a negative one not at all.
+    /// A zero `timeval` means forever, a negative one not at all.
     fn timeout(&self, name: i32) -> Option<Duration> {
         let value = self.values.get(&(SOL_SOCKET, name))?;
         if values::is_before_now(value) {

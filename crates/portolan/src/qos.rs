@@ -33,27 +33,27 @@ pub enum Whom {
 
 /// What is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Guarantee {
     Transmit(Transmit),
     Receive(Receive),
     Cpu(Cpu),
 }
 
-impl From<Transmit> for Wish {
-    fn from(wish: Transmit) -> Wish {
-        Wish::Transmit(wish)
+impl From<Transmit> for Guarantee {
+    fn from(spec: Transmit) -> Guarantee {
+        Guarantee::Transmit(spec)
     }
 }
 
-impl From<Receive> for Wish {
-    fn from(wish: Receive) -> Wish {
-        Wish::Receive(wish)
+impl From<Receive> for Guarantee {
+    fn from(spec: Receive) -> Guarantee {
+        Guarantee::Receive(spec)
     }
 }
 
-impl From<Cpu> for Wish {
-    fn from(wish: Cpu) -> Wish {
-        Wish::Cpu(wish)
+impl From<Cpu> for Guarantee {
+    fn from(spec: Cpu) -> Guarantee {
+        Guarantee::Cpu(spec)
     }
 }
 
@@ -90,17 +90,17 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// Makes a guarantee, or changes the one of this kind that is there.
-pub fn reserve(whom: Whom, wish: impl Into<Wish>) -> Result<(), Refused> {
+pub fn reserve(whom: Whom, spec: impl Into<Guarantee>) -> Result<(), Refused> {
     let scope = scope(whom)?;
-    let request = match wish.into() {
-        Wish::Transmit(wish) => {
-            is_short(wish.device.as_deref())?;
-            QosRequest::Transmit { scope, wish }
+    let request = match spec.into() {
+        Guarantee::Transmit(spec) => {
+            is_short(spec.device.as_deref())?;
+            QosRequest::Transmit { scope, spec }
         }
-        Wish::Receive(wish) => QosRequest::Receive { scope, wish },
-        Wish::Cpu(wish) => {
-            is_short(wish.class.as_deref())?;
-            QosRequest::Cpu { scope, wish }
+        Guarantee::Receive(spec) => QosRequest::Receive { scope, spec },
+        Guarantee::Cpu(spec) => {
+            is_short(spec.class.as_deref())?;
+            QosRequest::Cpu { scope, spec }
         }
     };
     ask(request).map(drop)

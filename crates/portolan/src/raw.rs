@@ -128,7 +128,7 @@ impl RawFlow {
         self.take(&mut core).unwrap_or(Err(Errno::AGAIN))
     }
 
-    /// The next frame; waits for it as long as `timeout`, or for ever.
+    /// The next frame; waits for it as long as `timeout`, or forever.
     ///
     /// # Errors
     /// `AGAIN`: none came in time. `INTR`: a signal was handled. `CONNRESET`: as of [`RawFlow::try_recv`].

@@ -92,7 +92,7 @@ impl Alarm {
 }
 
 /// A session that comes here.
-pub(crate) enum Arrival {
+pub(crate) enum NewSession {
     Session(Session),
     Local(SessionId, Box<Local>),
 }
@@ -130,17 +130,17 @@ impl Core {
     }
 
     /// Puts a session at a slot that was promised to it.
-    pub(crate) fn put(&mut self, now: Instant, slot: Slot, arrival: Arrival) {
+    pub(crate) fn put(&mut self, now: Instant, slot: Slot, arrival: NewSession) {
         self.channel.accounts.clear(slot);
         match arrival {
-            Arrival::Session(session) => {
+            NewSession::Session(session) => {
                 if let Session::Tcp(session) = &session {
                     self.migrated_flows.has_come(&session.flow, slot);
                 }
                 self.stack.insert_at(now, slot, session);
                 self.choose_tx_queue(slot);
             }
-            Arrival::Local(id, end) => {
+            NewSession::Local(id, end) => {
                 self.locals.insert(slot, id, *end);
                 if self.watch.sleeps_on_words() {
                     self.additions += 1;

@@ -40,7 +40,7 @@ pub(crate) enum Family {
 /// Where a socket stands. Who handles its calls follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Phase {
+pub(crate) enum SocketPhase {
     /// No session yet, or only a port.
     Idle,
     /// The server opens it; the outcome comes on the descriptor.
@@ -57,14 +57,14 @@ pub(crate) enum Phase {
     Closed,
 }
 
-const PHASES: [Phase; 7] = [
-    Phase::Idle,
-    Phase::Connecting,
-    Phase::Cached,
-    Phase::Listening,
-    Phase::Relayed,
-    Phase::HeldElsewhere,
-    Phase::Closed,
+const PHASES: [SocketPhase; 7] = [
+    SocketPhase::Idle,
+    SocketPhase::Connecting,
+    SocketPhase::Cached,
+    SocketPhase::Listening,
+    SocketPhase::Relayed,
+    SocketPhase::HeldElsewhere,
+    SocketPhase::Closed,
 ];
 
 /// Sockets in each phase: waits that find none `Connecting` or `HeldElsewhere` need not look for them.
@@ -200,7 +200,13 @@ impl Socket {
             far: Some(far),
             ..Setup::default()
         };
-        Socket::with(family, protocol, Phase::Idle, setup, Options::default())
+        Socket::with(
+            family,
+            protocol,
+            SocketPhase::Idle,
+            setup,
+            Options::default(),
+        )
     }
 
     /// An accepted session, which the server holds.
@@ -209,7 +215,7 @@ impl Socket {
         let socket = Socket::with(
             listener.family,
             Protocol::Tcp,
-            Phase::HeldElsewhere,
+            SocketPhase::HeldElsewhere,
             setup,
             options,
         );
@@ -221,7 +227,7 @@ impl Socket {
     pub(crate) fn attached(
         family: Family,
         protocol: Protocol,
-        phase: Phase,
+        phase: SocketPhase,
         setup: Setup,
         options: Options,
     ) -> Socket {
@@ -233,7 +239,7 @@ impl Socket {
     fn with(
         family: Family,
         protocol: Protocol,
-        phase: Phase,
+        phase: SocketPhase,
         setup: Setup,
         options: Options,
     ) -> Socket {
@@ -266,18 +272,18 @@ impl Socket {
         }
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> SocketPhase {
         PHASES[usize::from(self.phase.load(Ordering::Acquire))]
     }
 
-    pub(crate) fn set_phase(&self, phase: Phase) {
+    pub(crate) fn set_phase(&self, phase: SocketPhase) {
         let before = self.phase.swap(phase as u8, Ordering::AcqRel);
         IN_PHASE[phase as usize].fetch_add(1, Ordering::Release);
         IN_PHASE[usize::from(before)].fetch_sub(1, Ordering::Release);
     }
 
     /// Is any socket of this process there?
-    pub(crate) fn any(phase: Phase) -> bool {
+    pub(crate) fn any(phase: SocketPhase) -> bool {
         IN_PHASE[phase as usize].load(Ordering::Acquire) > 0
     }
 
@@ -289,13 +295,13 @@ impl Socket {
     pub(crate) fn cache_at(&self, slot: Slot) {
         self.accepted_unused.store(false, Ordering::Relaxed);
         self.slot.store(slot.0, Ordering::Release);
-        self.set_phase(Phase::Cached);
+        self.set_phase(SocketPhase::Cached);
     }
 
     /// The session will be there once its active open has succeeded.
     pub(crate) fn open_at(&self, slot: Slot) {
         self.slot.store(slot.0, Ordering::Release);
-        self.set_phase(Phase::Connecting);
+        self.set_phase(SocketPhase::Connecting);
     }
 
     /// A listener's segments come there from now on.
@@ -335,7 +341,7 @@ impl Socket {
 
     /// Is it accepted, and was its session not needed here yet? Its options are only here then.
     pub(crate) fn accepted_unused(&self) -> bool {
-        self.accepted_unused.load(Ordering::Relaxed) && self.phase() == Phase::HeldElsewhere
+        self.accepted_unused.load(Ordering::Relaxed) && self.phase() == SocketPhase::HeldElsewhere
     }
 
     /// From now on other processes may have the descriptor.
@@ -379,9 +385,9 @@ impl Socket {
 
     /// The phase, once a thread has said that is about to open the socket: its peer may have
     /// answered already.
-    pub(crate) fn settled_phase(&self) -> Phase {
+    pub(crate) fn settled_phase(&self) -> SocketPhase {
         match self.phase() {
-            Phase::Idle => {
+            SocketPhase::Idle => {
                 let _opened = self.setup();
                 self.phase()
             }
@@ -583,7 +589,7 @@ impl Socket {
             Protocol::Udp => ERR,
         };
         match self.phase() {
-            Phase::Cached => {
+            SocketPhase::Cached => {
                 let slot = self.slot();
                 if let Some(stream) = core.stream(slot) {
                     let has_stamps = self.is_stamping() && self.stamps().has_some();
@@ -596,10 +602,10 @@ impl Socket {
                         None => HUP | ERR,
                     }
             }
-            Phase::Idle if self.is_deferred.load(Ordering::Acquire) => error | OUT,
+            SocketPhase::Idle if self.is_deferred.load(Ordering::Acquire) => error | OUT,
             // As Linux: a TCP socket that is not connected is writable and hung up, and after an
             // open that failed has ended for the reader too.
-            Phase::Idle if self.protocol == Protocol::Tcp => {
+            SocketPhase::Idle if self.protocol == Protocol::Tcp => {
                 let ended = if self.has_news.load(Ordering::Acquire) {
                     IN | RDHUP
                 } else {
@@ -607,9 +613,12 @@ impl Socket {
                 };
                 error | OUT | HUP | ended
             }
-            Phase::Idle => error | OUT | self.shut_readiness(),
-            Phase::Closed => HUP | ERR,
-            Phase::Connecting | Phase::Listening | Phase::Relayed | Phase::HeldElsewhere => error,
+            SocketPhase::Idle => error | OUT | self.shut_readiness(),
+            SocketPhase::Closed => HUP | ERR,
+            SocketPhase::Connecting
+            | SocketPhase::Listening
+            | SocketPhase::Relayed
+            | SocketPhase::HeldElsewhere => error,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Programs that have two hosts of sockets in them: libc for the sockets, and system calls of their own for
 //! waiting (rustix, and with it smol and async-io). No symbol shows such a wait, and the kernel knows nothing of what
-//! comes for a session that is here: the program would sleep for ever.
+//! comes for a session that is here: the program would sleep forever.
 //!
 //! The background thread sees a socket that has something to read and that nobody waits for here. If an epoll set
 //! that the library does not know holds its descriptor, the program waits there: the server relays its streams from then
@@ -20,7 +20,7 @@ use portolan_types::{Instant, Protocol};
 use crate::posix;
 use crate::process::Process;
 use crate::runtime::Core;
-use crate::socket::{IN, Phase, Socket};
+use crate::socket::{IN, Socket, SocketPhase};
 use crate::table;
 
 /// The first look at epoll sets, and the least time between two.
@@ -106,7 +106,9 @@ impl Core {
         let candidates: Vec<_> = self
             .sockets()
             .filter(|socket| {
-                socket.is_nonblocking() && socket.phase() == Phase::Cached && !socket.is_watched()
+                socket.is_nonblocking()
+                    && socket.phase() == SocketPhase::Cached
+                    && !socket.is_watched()
             })
             .cloned()
             .collect();

@@ -18,7 +18,7 @@ use rustix::io::{Errno, read, write};
 use crate::layers::{self, Layer};
 use crate::process::Process;
 use crate::runtime::Core;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 use crate::table::InternalFd;
 use crate::watch::Role;
 use crate::{cancel, inside};
@@ -358,7 +358,7 @@ impl Core {
         let suffices = sleep.needs_no_poll()
             && self.watch.may_use_words()
             && self.locals.fit_on_words()
-            && !Socket::any(Phase::Connecting)
+            && !Socket::any(SocketPhase::Connecting)
             && self.deadline().is_none()
             && !self.expects_frames(now);
         if suffices {

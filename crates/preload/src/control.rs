@@ -24,7 +24,7 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     } else {
         message.msg_controllen
     };
-    let mut place = Place {
+    let mut place = ControlBuffer {
         base: message.msg_control.cast(),
         room,
         used: 0,
@@ -89,7 +89,7 @@ pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     Ok(if place.truncated { MSG_CTRUNC } else { 0 })
 }
 
-fn put_destination(place: &mut Place, destination: &Destination) -> Result<(), Errno> {
+fn put_destination(place: &mut ControlBuffer, destination: &Destination) -> Result<(), Errno> {
     let interface = destination.interface;
     match (destination.address, destination.own) {
         (IpAddr::V4(v4), IpAddr::V4(own)) => {
@@ -119,7 +119,7 @@ fn put_destination(place: &mut Place, destination: &Destination) -> Result<(), E
 
 /// `struct sockaddr_in` or `sockaddr_in6`.
 fn put_name(
-    place: &mut Place,
+    place: &mut ControlBuffer,
     (level, kind): (c_int, c_int),
     name: SocketAddr,
 ) -> Result<(), Errno> {
@@ -134,7 +134,7 @@ fn put_name(
 }
 
 /// `struct sock_extended_err`, then the offender's `struct sockaddr_in` or `sockaddr_in6`.
-fn put_error(place: &mut Place, error: &ExtendedError) -> Result<(), Errno> {
+fn put_error(place: &mut ControlBuffer, error: &ExtendedError) -> Result<(), Errno> {
     let mut bytes = [0; 16 + 28];
     bytes[..4].copy_from_slice(&error.errno.to_ne_bytes());
     bytes[4..7].copy_from_slice(&[error.origin, error.kind, error.code]);
@@ -256,14 +256,14 @@ const HEADER: usize = size_of::<cmsghdr>();
 const MAXIMUM_CONTROL: usize = 128 * 1024;
 
 /// Where control messages go, filled from the front.
-struct Place {
+struct ControlBuffer {
     base: *mut u8,
     room: usize,
     used: usize,
     truncated: bool,
 }
 
-impl Place {
+impl ControlBuffer {
     /// Appends one control message; what does not fit is cut, as Linux does.
     fn put<T: memory::Plain>(&mut self, level: c_int, kind: c_int, value: &T) -> Result<(), Errno> {
         let left = self.room - self.used;
@@ -301,7 +301,7 @@ mod tests {
 
     /// Puts a time and a number of hops.
     fn put(room: &mut Room, length: usize) -> (usize, bool) {
-        let mut place = Place {
+        let mut place = ControlBuffer {
             base: room.0.as_mut_ptr(),
             room: length,
             used: 0,
@@ -362,7 +362,7 @@ mod tests {
             .for_each(|(length, kinds)| {
                 let length = usize::from(length % 128);
                 let mut room = Room([0xee; 128]);
-                let mut place = Place {
+                let mut place = ControlBuffer {
                     base: room.0.as_mut_ptr(),
                     room: length,
                     used: 0,

@@ -15,7 +15,7 @@ use crate::raw;
 /// `struct portolan_wish`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Wish {
+pub struct InstallRequest {
     name: *const c_char,
     object: *const c_void,
     length: usize,
@@ -29,21 +29,21 @@ own! {
     "install.h", Fault;
 
     /// `int portolan_extension_install(const struct portolan_wish *, const int *, size_t)`
-    fn portolan_extension_install(wish: *const Wish, sockets: *const c_int, count: usize) -> c_int {
+    fn portolan_extension_install(request: *const InstallRequest, sockets: *const c_int, count: usize) -> c_int {
         if sockets.is_null() || count == 0 {
             return Err(invalid("for at least one socket").into());
         }
         // SAFETY: so many, by the contract.
         let sockets = unsafe { slice::from_raw_parts(sockets, count) };
         // SAFETY: by the contract.
-        let (name, priority, object) = unsafe { read(wish) }?;
+        let (name, priority, object) = unsafe { read(request) }?;
         Ok(EXTENSIONS.enter(extension::install(sockets, &name, priority, object)?)?)
     }
 
     /// `int portolan_extension_install_raw(const struct portolan_wish *, int)`
-    fn portolan_extension_install_raw(wish: *const Wish, flow: c_int) -> c_int {
+    fn portolan_extension_install_raw(request: *const InstallRequest, flow: c_int) -> c_int {
         // SAFETY: by the contract.
-        let (name, priority, object) = unsafe { read(wish) }?;
+        let (name, priority, object) = unsafe { read(request) }?;
         let flow = raw::FLOWS.find(flow)?;
         Ok(EXTENSIONS.enter(flow.install(&name, priority, object)?)?)
     }
@@ -127,21 +127,22 @@ own! {
 }
 
 /// # Safety
-/// `wish` is null, or points to one whose pointers are null or good for what it says of them.
-unsafe fn read(wish: *const Wish) -> Result<(String, u8, Object), Fault> {
-    if wish.is_null() {
+/// `request` is null, or points to one whose pointers are null or good for what it says of them.
+unsafe fn read(request: *const InstallRequest) -> Result<(String, u8, Object), Fault> {
+    if request.is_null() {
         return Err(Errno::FAULT.into());
     }
     // SAFETY: the caller's promise.
-    let wish = unsafe { wish.read() };
+    let request = unsafe { request.read() };
     // SAFETY: the caller's promise.
-    let name = unsafe { text(wish.name) }?.ok_or_else(|| invalid("an extension has a name"))?;
-    let priority = u8::try_from(wish.priority).map_err(|_| invalid("priorities are 0 to 255"))?;
-    if wish.reserved != 0 {
+    let name = unsafe { text(request.name) }?.ok_or_else(|| invalid("an extension has a name"))?;
+    let priority =
+        u8::try_from(request.priority).map_err(|_| invalid("priorities are 0 to 255"))?;
+    if request.reserved != 0 {
         return Err(invalid("what is reserved is to be 0").into());
     }
     // SAFETY: the caller's promise.
-    let object = Object::parse(unsafe { bytes(wish.object, wish.length) }?);
+    let object = Object::parse(unsafe { bytes(request.object, request.length) }?);
     let object = object.map_err(|error| Refused::new(Errno::INVAL, error.to_string()))?;
     Ok((name, priority, object))
 }

@@ -108,13 +108,13 @@ pub unsafe fn text(text: *const c_char) -> Result<Option<String>, Refused> {
 }
 
 /// A thing, and the process that has it.
-struct Kept<T> {
+struct Numbering<T> {
     owner: u32,
     thing: Arc<T>,
 }
 
 /// Things that programs know by numbers. What leaves gives its number to the next; a child of fork has not its parent's.
-pub struct Numbered<T>(Mutex<Vec<Option<Kept<T>>>>);
+pub struct Numbered<T>(Mutex<Vec<Option<Numbering<T>>>>);
 
 impl<T> Numbered<T> {
     pub const fn new() -> Numbered<T> {
@@ -122,7 +122,7 @@ impl<T> Numbered<T> {
     }
 
     pub fn enter(&self, thing: T) -> Result<c_int, Errno> {
-        let entry = Some(Kept {
+        let entry = Some(Numbering {
             owner: std::process::id(),
             thing: Arc::new(thing),
         });
@@ -149,13 +149,16 @@ impl<T> Numbered<T> {
         Ok(kept.thing)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<Kept<T>>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Numbering<T>>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The place of a thing of this process's.
-fn own<T>(all: &mut [Option<Kept<T>>], number: c_int) -> Result<&mut Option<Kept<T>>, Errno> {
+fn own<T>(
+    all: &mut [Option<Numbering<T>>],
+    number: c_int,
+) -> Result<&mut Option<Numbering<T>>, Errno> {
     let at = usize::try_from(number).map_err(|_| Errno::BADF)?;
     let place = all.get_mut(at).ok_or(Errno::BADF)?;
     match place {

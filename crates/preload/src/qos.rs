@@ -144,10 +144,10 @@ own! {
     "qos.h", Refused;
 
     /// `int portolan_transmit_reserve(int, const struct portolan_transmit *)`
-    fn portolan_transmit_reserve(whom: c_int, wish: *const TransmitWish) -> c_int {
+    fn portolan_transmit_reserve(whom: c_int, spec: *const TransmitWish) -> c_int {
         // SAFETY: null, or valid by the contract, and its strings too.
-        let wish = unsafe { wish.as_ref().ok_or_else(no_wish)?.read()? };
-        qos::reserve(meant(whom)?, wish).map(|()| 0)
+        let spec = unsafe { spec.as_ref().ok_or_else(no_spec)?.read()? };
+        qos::reserve(meant(whom)?, spec).map(|()| 0)
     }
 
     /// `int portolan_transmit_release(int)`
@@ -156,10 +156,10 @@ own! {
     }
 
     /// `int portolan_receive_reserve(int, const struct portolan_receive *)`
-    fn portolan_receive_reserve(whom: c_int, wish: *const ReceiveWish) -> c_int {
+    fn portolan_receive_reserve(whom: c_int, spec: *const ReceiveWish) -> c_int {
         // SAFETY: null, or valid by the contract.
-        let wish = unsafe { wish.as_ref() }.ok_or_else(no_wish)?.read()?;
-        qos::reserve(meant(whom)?, wish).map(|()| 0)
+        let spec = unsafe { spec.as_ref() }.ok_or_else(no_spec)?.read()?;
+        qos::reserve(meant(whom)?, spec).map(|()| 0)
     }
 
     /// `int portolan_receive_release(int)`
@@ -168,10 +168,10 @@ own! {
     }
 
     /// `int portolan_cpu_reserve(int, const struct portolan_cpu *)`
-    fn portolan_cpu_reserve(whom: c_int, wish: *const CpuWish) -> c_int {
+    fn portolan_cpu_reserve(whom: c_int, spec: *const CpuWish) -> c_int {
         // SAFETY: null, or valid by the contract, and its strings too.
-        let wish = unsafe { wish.as_ref().ok_or_else(no_wish)?.read()? };
-        qos::reserve(meant(whom)?, wish).map(|()| 0)
+        let spec = unsafe { spec.as_ref().ok_or_else(no_spec)?.read()? };
+        qos::reserve(meant(whom)?, spec).map(|()| 0)
     }
 
     /// `int portolan_cpu_release(int)`
@@ -266,6 +266,6 @@ fn is_known(algorithm: u32) -> Result<(), Refused> {
     }
 }
 
-fn no_wish() -> Refused {
+fn no_spec() -> Refused {
     Refused::new(Errno::FAULT, "the wish is null")
 }

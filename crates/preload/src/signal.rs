@@ -8,7 +8,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use libc::{c_int, c_void, sighandler_t, siginfo_t};
-use portolan::posix::{self, Arrival};
+use portolan::posix::{self, SignalInfo};
 
 use crate::interpose::{Outcome, Refusal};
 
@@ -18,7 +18,7 @@ const SIG_HOLD: sighandler_t = 2;
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
 /// A handler of the program's.
-struct Wish {
+struct Disposition {
     function: AtomicUsize,
     /// [`OURS`] of them, as it asked for them.
     flags: AtomicI32,
@@ -30,8 +30,8 @@ const OURS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
 /// By their numbers, which begin with 1.
 const SIGNALS: usize = posix::LAST_SIGNAL as usize + 1;
 
-static WISHES: [Wish; SIGNALS] = [const {
-    Wish {
+static DISPOSITIONS: [Disposition; SIGNALS] = [const {
+    Disposition {
         function: AtomicUsize::new(libc::SIG_DFL),
         flags: AtomicI32::new(0),
     }
@@ -41,7 +41,7 @@ static WISHES: [Wish; SIGNALS] = [const {
 /// are.
 unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: these are what the kernel gave, by `replaced`.
-    let arrival = unsafe { Arrival::new(signal, info, context) };
+    let arrival = unsafe { SignalInfo::new(signal, info, context) };
     // No thread-local memory is used for these: any code of the program's may have faulted.
     let is_for_us = match posix::is_of_memory(signal) {
         true => arrival.is_recovered(),
@@ -50,20 +50,20 @@ unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context
     if is_for_us {
         return;
     }
-    let Some(wish) = wish(signal) else {
+    let Some(disposition) = disposition(signal) else {
         return;
     };
-    if wish.function.load(Ordering::Acquire) == libc::SIG_DFL {
+    if disposition.function.load(Ordering::Acquire) == libc::SIG_DFL {
         // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
         let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
         arrival.leave_to_default();
         return;
     }
-    if wish.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
+    if disposition.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
         // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
         let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
     }
-    let function = wish.function.load(Ordering::Acquire);
+    let function = disposition.function.load(Ordering::Acquire);
     // SAFETY: the program said it was a handler, before the kernel was told of this function.
     let handler: Handler = unsafe { mem::transmute(function) };
     // SAFETY: by its contract.
@@ -74,11 +74,11 @@ fn is_arrived(function: sighandler_t) -> bool {
     function == arrived as Handler as sighandler_t
 }
 
-fn wish(signal: c_int) -> Option<&'static Wish> {
-    WISHES.get(usize::try_from(signal).ok()?)
+fn disposition(signal: c_int) -> Option<&'static Disposition> {
+    DISPOSITIONS.get(usize::try_from(signal).ok()?)
 }
 
-impl Wish {
+impl Disposition {
     fn note(&self, function: sighandler_t, flags: c_int) {
         self.function.store(function, Ordering::Release);
         self.flags.store(flags & OURS, Ordering::Relaxed);
@@ -163,18 +163,18 @@ unsafe fn change(
     wanted: *const libc::sigaction,
     before: *mut libc::sigaction,
 ) -> Outcome<c_int> {
-    let Some(wish) = wish(signal) else {
+    let Some(disposition) = disposition(signal) else {
         return Err(Refusal::NotOurs);
     };
-    let noted = wish.noted();
+    let noted = disposition.noted();
     // SAFETY: the caller's promise.
     let result = unsafe {
         match wanted.as_ref() {
             Some(wanted) if is_replaced(signal, wanted.sa_sigaction) => {
-                wish.note(wanted.sa_sigaction, wanted.sa_flags);
+                disposition.note(wanted.sa_sigaction, wanted.sa_flags);
                 let result = kernels(signal, &replaced(wanted), before)?;
                 if result != 0 {
-                    wish.note(noted.0, noted.1);
+                    disposition.note(noted.0, noted.1);
                 }
                 result
             }
@@ -200,7 +200,7 @@ unsafe fn install(
     wanted: sighandler_t,
     by: unsafe extern "C-unwind" fn(c_int, sighandler_t) -> sighandler_t,
 ) -> Outcome<sighandler_t> {
-    let noted = wish(signal).map(Wish::noted);
+    let noted = disposition(signal).map(Disposition::noted);
     // SAFETY: the caller's promise; zeros are an action, which is only written.
     let before = unsafe {
         let before = by(signal, wanted);

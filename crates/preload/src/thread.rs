@@ -55,9 +55,9 @@ struct Handler {
 unsafe impl Send for Handler {}
 
 /// None when it was stopped.
-type Place = Mutex<Option<Threaded>>;
+type ThreadCell = Mutex<Option<Threaded>>;
 
-static THREADS: Numbered<Place> = Numbered::new();
+static THREADS: Numbered<ThreadCell> = Numbered::new();
 
 own! {
     "thread.h", Fault;
@@ -69,9 +69,9 @@ own! {
         }
         // SAFETY: so many, by the contract.
         let handlers = unsafe { slice::from_raw_parts(handlers, count) };
-        let chain = handlers.iter().try_fold(Chain::default(), |chain, wish| {
+        let chain = handlers.iter().try_fold(Chain::default(), |chain, spec| {
             // SAFETY: by the contract.
-            unsafe { wish.join(chain) }
+            unsafe { spec.join(chain) }
         })?;
         let threaded = Port::of_socket(socket)?.handle_in_thread(chain)?;
         Ok(THREADS.enter(Mutex::new(Some(threaded)))?)
@@ -182,6 +182,6 @@ fn receive(thread: c_int, timeout: Option<Duration>) -> Result<Datagram, Errno> 
     }
 }
 
-fn lock(place: &Place) -> MutexGuard<'_, Option<Threaded>> {
+fn lock(place: &ThreadCell) -> MutexGuard<'_, Option<Threaded>> {
     place.lock().unwrap_or_else(PoisonError::into_inner)
 }

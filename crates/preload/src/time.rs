@@ -7,12 +7,12 @@ use rustix::io::Errno;
 
 use crate::memory;
 
-/// A time-out in milliseconds; negative is "for ever".
+/// A time-out in milliseconds; negative is "forever".
 pub fn milliseconds(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// The time-out at `timeout`; null is "for ever".
+/// The time-out at `timeout`; null is "forever".
 pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);
@@ -26,7 +26,7 @@ pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> 
     Ok(Some(Duration::new(seconds, nanoseconds)))
 }
 
-/// The time-out at `timeout`; null is "for ever". More than a second of microseconds is carried, as Linux does.
+/// The time-out at `timeout`; null is "forever". More than a second of microseconds is carried, as Linux does.
 pub fn at_timeval(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);

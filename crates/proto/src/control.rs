@@ -604,7 +604,7 @@ impl KernelReason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
     pub session: SessionId,
-    pub standing: Standing,
+    pub standing: SocketState,
     /// The socket is of `AF_INET6`, whatever its addresses are.
     pub is_v6: bool,
     #[serde(with = "portolan_types::endpoint")]
@@ -614,7 +614,7 @@ pub struct Probed {
 
 /// Where a session stands that somebody has a descriptor of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
+pub enum SocketState {
     Bound,
     Listening {
         backlog: u32,

@@ -281,7 +281,7 @@ pub struct ExtensionReport {
     pub ports: Vec<u16>,
     pub priority: u8,
     pub placement: Placement,
-    pub standing: Standing,
+    pub standing: ExtensionState,
     pub cost: Cost,
     /// Nanoseconds that one run may take.
     pub limit: u64,
@@ -306,17 +306,17 @@ impl Placement {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
+pub enum ExtensionState {
     Running,
     /// It took too long too often, and was removed.
     OverBudget,
 }
 
-impl Standing {
+impl ExtensionState {
     pub const fn name(self) -> &'static str {
         match self {
-            Standing::Running => "running",
-            Standing::OverBudget => "over-budget",
+            ExtensionState::Running => "running",
+            ExtensionState::OverBudget => "over-budget",
         }
     }
 }

@@ -85,7 +85,7 @@ pub struct NotifyWord {
 /// What goes with an end from holder to holder, and the sizes of its buffers.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Kept {
+pub struct EndState {
     /// `SO_SNDBUF` and `SO_RCVBUF`; 0: as large as the ring.
     pub send_limit: AtomicU32,
     pub receive_limit: AtomicU32,
@@ -109,7 +109,7 @@ pub struct End {
     /// Bytes that this end has read.
     pub taken: Line<AtomicU64>,
     pub notifier: Line<NotifyWord>,
-    pub kept: Line<Kept>,
+    pub kept: Line<EndState>,
 }
 
 /// Which end.
@@ -151,7 +151,9 @@ pub const fn size(ring: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<Sent>() == 48 && size_of::<NotifyWord>() == 16 && size_of::<Kept>() == 32);
+    assert!(
+        size_of::<Sent>() == 48 && size_of::<NotifyWord>() == 16 && size_of::<EndState>() == 32
+    );
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
     assert!(offset_of!(End, taken) == 128 && offset_of!(End, notifier) == 256);
     assert!(offset_of!(End, kept) == 384);

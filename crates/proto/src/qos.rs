@@ -63,11 +63,11 @@ pub enum QosRequest {
     /// Reply: `State`.
     Show,
     /// Makes or changes a transmit reservation. Reply: `Done` or `Refused`.
-    Transmit { scope: Scope, wish: Transmit },
+    Transmit { scope: Scope, spec: Transmit },
     /// Makes or changes a receive budget. Reply: `Done` or `Refused`.
-    Receive { scope: Scope, wish: Receive },
+    Receive { scope: Scope, spec: Receive },
     /// Makes or changes a CPU reservation. Reply: `Done` or `Refused`.
-    Cpu { scope: Scope, wish: Cpu },
+    Cpu { scope: Scope, spec: Cpu },
     /// Ends a guarantee. Reply: `Done` or `Refused`.
     Delete { scope: Scope, kind: Kind },
     /// Root's: how fast a link is; without a number, as the device says. Reply: `Done` or `Refused`.
@@ -242,7 +242,7 @@ pub struct QosReport {
 
 /// What becomes of a promise on a link that has changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kept {
+pub enum RateKept {
     #[default]
     Full,
     /// The link is too slow for all promises: so many bits per second of this one, in proportion.
@@ -290,7 +290,7 @@ pub struct TransmitReport {
     pub ceiling: u64,
     pub burst: u32,
     pub group: Option<u32>,
-    pub kept: Kept,
+    pub kept: RateKept,
     pub traffic: ClassTraffic,
 }
 
@@ -305,7 +305,7 @@ pub struct GroupReport {
     /// What its flows have reserved together.
     pub reserved: u64,
     pub options: GroupOptions,
-    pub kept: Kept,
+    pub kept: RateKept,
     pub traffic: ClassTraffic,
 }
 
@@ -313,7 +313,7 @@ pub struct GroupReport {
 pub struct ReceiveReport {
     pub scope: Scope,
     pub uid: u32,
-    pub wish: Receive,
+    pub spec: Receive,
     /// Packets that were within the budget, and beyond it.
     pub passed: u64,
     pub dropped: u64,
@@ -338,7 +338,7 @@ pub struct CpuClassReport {
 pub struct CpuReport {
     pub scope: Scope,
     pub uid: u32,
-    pub wish: Cpu,
+    pub spec: Cpu,
     /// In its class, with those that are there now.
     pub effective_ppm: u32,
     /// Measured over the last second.

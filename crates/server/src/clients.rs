@@ -305,13 +305,13 @@ impl Server {
                 v6_only,
                 slot,
             } => {
-                let wish = BindRequest {
+                let request = BindRequest {
                     protocol,
                     local,
                     reuse,
                     v6_only,
                 };
-                self.bind(channel, session, wish, slot, &mut fds)
+                self.bind(channel, session, request, slot, &mut fds)
             }
             RequestBody::Connect {
                 session,
@@ -337,13 +337,13 @@ impl Server {
                 options_blob,
                 slot,
             } => {
-                let wish = Listening {
+                let request = Listening {
                     backlog,
                     options,
                     options_blob,
                     slot,
                 };
-                self.listen(channel, session, wish, &mut fds)
+                self.listen(channel, session, request, &mut fds)
             }
             RequestBody::RegisterAccepted {
                 listener,

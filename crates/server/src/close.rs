@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_control::{Command, Errno, Holder, Phase};
+use portolan_control::{Command, Errno, Holder, SessionPhase};
 use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
 use portolan_sys::shm;
@@ -159,9 +159,11 @@ impl Server {
         let session = self.registry.admit(channel, Command::Release, id)?;
         match session.phase {
             // Segments that come from now on must not find it, though its hang-up is not read yet.
-            Phase::Listening if self.has_hung_up(id) => self.on_hangup(id),
-            Phase::Listening => {}
-            Phase::Offered | Phase::Relayed | Phase::Parked => self.abort_held(id),
+            SessionPhase::Listening if self.has_hung_up(id) => self.on_hangup(id),
+            SessionPhase::Listening => {}
+            SessionPhase::Offered | SessionPhase::Relayed | SessionPhase::Parked => {
+                self.abort_held(id)
+            }
             _ => self.forget(id),
         }
         Ok(ReplyBody::Done.into())
@@ -178,7 +180,7 @@ impl Server {
         if self.locals.has(id) {
             return self.close_local(id);
         }
-        self.set_phase(id, Phase::Closing);
+        self.set_phase(id, SessionPhase::Closing);
         let Some(slot) = self.server_slot(id) else {
             return;
         };
@@ -197,7 +199,7 @@ impl Server {
         if self.locals.has(id) {
             return self.abort_local(id);
         }
-        self.set_phase(id, Phase::Closing);
+        self.set_phase(id, SessionPhase::Closing);
         let Some(slot) = self.server_slot(id) else {
             self.forget(id);
             return;
@@ -275,7 +277,7 @@ impl Server {
         to: (ChannelId, Slot),
     ) -> Option<(TcpSession, Generation)> {
         let held = self.server_slot(id)?;
-        self.set_phase(id, Phase::Connected);
+        self.set_phase(id, SessionPhase::Connected);
         let generation = self.steer(id, Holder::Process(to.0, to.1));
         self.drain();
         self.counters.handoffs += 1;
@@ -308,7 +310,7 @@ impl Server {
         self.fail_recall(id);
         self.registry.detach(id);
         self.drop_far(id);
-        self.set_phase(id, Phase::Closing);
+        self.set_phase(id, SessionPhase::Closing);
         self.await_no_longer(id);
         self.steer(id, Holder::Server(NO_SLOT));
         let orphaned_flows = OrphanedFlow {

@@ -5,9 +5,9 @@
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use portolan_control::{Claim, Command, Errno, Holder, Phase};
+use portolan_control::{Command, Errno, Holder, PortClaim, SessionPhase};
 use portolan_proto::control::{Blob, GroupAction, GroupChange, ReplyBody};
-use portolan_sys::datagram::{self, Arrival};
+use portolan_sys::datagram::{self, ReceivedDatagram};
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::socket_filter;
 use portolan_types::{ChannelId, MacAddr, Protocol, SessionId};
@@ -21,7 +21,7 @@ use tracing::warn;
 use crate::clients::{Answer, ClientId};
 use crate::packets::SOURCE_MAC;
 use crate::recall::RequestedState;
-use crate::reservation::Reservation;
+use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
 use crate::unread::open_unread;
 
@@ -43,13 +43,13 @@ const IPV6_MULTICAST_ALL: i32 = 29;
 
 impl Server {
     /// Holds the port of a UDP session, and takes what the kernel delivers there.
-    pub fn watch_port(&mut self, id: SessionId, reservation: Reservation) {
+    pub fn watch_port(&mut self, id: SessionId, reservation: PortReservation) {
         if let Err(errno) = self.tune(&reservation) {
             warn!(%errno, "what comes to a UDP port over the kernel's stack is lost");
             self.keep_reservation(id, reservation);
             return;
         }
-        // An edge only: its program can make the socket look ready for ever.
+        // An edge only: its program can make the socket look ready forever.
         let interest = EventFlags::IN | EventFlags::ET;
         let token = self
             .poll
@@ -61,7 +61,7 @@ impl Server {
         }
     }
 
-    fn tune(&self, reservation: &Reservation) -> Result<(), rustix::io::Errno> {
+    fn tune(&self, reservation: &PortReservation) -> Result<(), rustix::io::Errno> {
         let is_v6 = reservation.is_v6();
         datagram::announce(reservation, is_v6)?;
         // Of managed devices the packet filter delivers all that is for many.
@@ -122,7 +122,12 @@ impl Server {
         self.buffer = buffer;
     }
 
-    fn inject_datagram(&mut self, (id, port): (SessionId, u16), arrival: &Arrival, payload: &[u8]) {
+    fn inject_datagram(
+        &mut self,
+        (id, port): (SessionId, u16),
+        arrival: &ReceivedDatagram,
+        payload: &[u8],
+    ) {
         let is_for_many = arrival.to.is_multicast() || self.routes.is_broadcast(arrival.to);
         match datagram_frame(port, arrival, payload) {
             // The kernel has given every member one.
@@ -189,7 +194,7 @@ impl Server {
 
     /// The kernel socket of a session that was left to it.
     pub fn shared(&mut self, id: SessionId) -> Result<Answer, Errno> {
-        if self.phase(id) != Some(Phase::Relayed) {
+        if self.phase(id) != Some(SessionPhase::Relayed) {
             return Err(Errno::CONNRESET);
         }
         let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
@@ -213,7 +218,7 @@ impl Server {
             }
         }
         self.registry.detach(id);
-        self.set_phase(id, Phase::Relayed);
+        self.set_phase(id, SessionPhase::Relayed);
         Ok(())
     }
 
@@ -221,8 +226,8 @@ impl Server {
     fn kernel_socket(&mut self, id: SessionId, is_v6: bool) -> Result<OwnedFd, Errno> {
         if !self.reservations.contains_key(&id) {
             let session = self.registry.session(id).ok_or(Errno::BADF)?;
-            let reservation = Reservation::take(
-                &Claim {
+            let reservation = PortReservation::take(
+                &PortClaim {
                     protocol: Protocol::Udp,
                     local: session.local,
                     reuse: session.reuse,
@@ -309,13 +314,13 @@ impl Server {
     }
 
     pub fn is_udp(&self, id: SessionId) -> bool {
-        self.registry
-            .session(id)
-            .is_some_and(|session| session.protocol == Protocol::Udp && session.phase != Phase::New)
+        self.registry.session(id).is_some_and(|session| {
+            session.protocol == Protocol::Udp && session.phase != SessionPhase::New
+        })
     }
 }
 
-fn make_ordinary(reservation: &Reservation) -> Result<(), rustix::io::Errno> {
+fn make_ordinary(reservation: &PortReservation) -> Result<(), rustix::io::Errno> {
     let is_v6 = reservation.is_v6();
     socket_filter::lift(reservation)?;
     datagram::announce_no_more(reservation, is_v6)?;
@@ -363,7 +368,7 @@ fn storage(address: IpAddr) -> [u8; 128] {
 }
 
 /// A frame that is as if it had come by a managed device; `None` for what cannot be.
-pub fn datagram_frame(port: u16, arrival: &Arrival, payload: &[u8]) -> Option<Vec<u8>> {
+pub fn datagram_frame(port: u16, arrival: &ReceivedDatagram, payload: &[u8]) -> Option<Vec<u8>> {
     let payload_len = u16::try_from(payload.len()).ok()?;
     let header = UdpHeader {
         source_port: arrival.from.port(),

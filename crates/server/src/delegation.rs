@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portolan_control::{Command, Errno, Holder, Phase};
+use portolan_control::{Command, Errno, Holder, SessionPhase};
 use portolan_proto::control::{AcceptQueue, Blob, ReplyBody};
 use portolan_proto::encode;
 use portolan_stack::TcpSession;
@@ -51,10 +51,10 @@ impl Server {
         &mut self,
         channel: ChannelId,
         id: SessionId,
-        wish: &Listening,
+        spec: &Listening,
     ) -> Option<Vec<u8>> {
-        let slot = wish.slot?;
-        if !self.is_delegation_wished(id, wish) || !self.can_delegate(channel, id) {
+        let slot = spec.slot?;
+        if !self.is_delegation_wished(id, spec) || !self.can_delegate(channel, id) {
             return None;
         }
         let listener = self.listeners.get_mut(&id)?;
@@ -82,11 +82,11 @@ impl Server {
         }))
     }
 
-    fn is_delegation_wished(&self, id: SessionId, wish: &Listening) -> bool {
+    fn is_delegation_wished(&self, id: SessionId, spec: &Listening) -> bool {
         let policy = &self.config.delegation;
         let port = self.registry.session(id).map(|s| s.local.port());
         let by_policy = port.is_some_and(|port| policy.ports.contains(&port));
-        policy.allow && wish.options.is_delegated.unwrap_or(by_policy)
+        policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
 
     /// Not ports that listeners share, nor what only the server does: Fast Open, and waiting for
@@ -123,7 +123,7 @@ impl Server {
         self.listeners.get(&id)?.lent_secret.as_ref()
     }
 
-    /// `Claim`: a connection is accepted, and has a row of its own from now on.
+    /// `PortClaim`: a connection is accepted, and has a row of its own from now on.
     pub fn claim(
         &mut self,
         channel: ChannelId,
@@ -141,7 +141,7 @@ impl Server {
         if self.registry.by_cookie(descriptor.cookie).is_some() {
             return Err(Errno::INVAL);
         }
-        let id = self.enter_for(listener, &flow, Phase::Connected)?;
+        let id = self.enter_for(listener, &flow, SessionPhase::Connected)?;
         self.registry.replace_cookie(id, descriptor.cookie);
         self.registry.entitle(id, channel);
         if let Some(session) = self.registry.session_mut(id) {
@@ -211,7 +211,8 @@ impl Server {
             self.counters.accept_overflow += 1;
             return Ok(Answer::Silence);
         }
-        let entered = self.enter_passive(listener, flow, Phase::Handshake, session.connection);
+        let entered =
+            self.enter_passive(listener, flow, SessionPhase::Handshake, session.connection);
         let Some(id) = entered else {
             return Ok(Answer::Silence);
         };

@@ -57,12 +57,12 @@ impl Server {
     /// frames come as in `shm`.
     pub fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
         self.filter.attach_interface(ifindex)?;
-        let wish = self.config.delivery.xdp();
+        let spec = self.config.delivery.xdp();
         self.driver_refusals.remove(&ifindex);
-        if wish.is_empty() {
+        if spec.is_empty() {
             return Ok(());
         }
-        match self.filter.attach_driver(ifindex, wish) {
+        match self.filter.attach_driver(ifindex, spec) {
             Ok(hook) => info!(
                 ifindex,
                 hook = hook.name(),

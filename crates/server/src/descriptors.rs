@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use portolan_control::{Holder, Phase};
+use portolan_control::{Holder, SessionPhase};
 use portolan_proto::control::DescriptorEvent;
 use portolan_proto::encode;
 use portolan_sys::unix::{self, SendError};
@@ -48,8 +48,8 @@ impl Server {
     /// epoll says something about a far end.
     pub fn on_descriptor(&mut self, id: SessionId, flags: EventFlags) {
         match self.phase(id) {
-            Some(Phase::Relayed) if !self.is_udp(id) => self.on_relay(id, flags),
-            Some(Phase::Listening) if !flags.contains(EventFlags::HUP) => self.announce(id),
+            Some(SessionPhase::Relayed) if !self.is_udp(id) => self.on_relay(id, flags),
+            Some(SessionPhase::Listening) if !flags.contains(EventFlags::HUP) => self.announce(id),
             Some(_) if flags.intersects(EventFlags::HUP | EventFlags::ERR) => self.on_hangup(id),
             _ => {}
         }
@@ -82,7 +82,7 @@ impl Server {
                     self.read_client(client, REQUESTS_BEFORE_HANGUP);
                 }
             }
-            (_, Phase::Offered | Phase::Listening) => self.read_all_clients(),
+            (_, SessionPhase::Offered | SessionPhase::Listening) => self.read_all_clients(),
             _ => {}
         }
         self.drop_far(id);
@@ -90,13 +90,19 @@ impl Server {
             return;
         };
         match (session.phase, session.protocol) {
-            (Phase::Listening, _) => self.close_listener(id),
-            (Phase::Connected, Protocol::Tcp) => self.abort_orphan(id),
-            (Phase::Offered, _) => self.abort_held(id),
-            (Phase::Parked, _) => self.close_held(id),
-            (Phase::Relayed, Protocol::Udp) => self.forget(id),
-            (Phase::Closing | Phase::Handshake | Phase::Relayed, _) => {}
-            (Phase::New | Phase::Bound | Phase::Connecting | Phase::Connected, _) => {
+            (SessionPhase::Listening, _) => self.close_listener(id),
+            (SessionPhase::Connected, Protocol::Tcp) => self.abort_orphan(id),
+            (SessionPhase::Offered, _) => self.abort_held(id),
+            (SessionPhase::Parked, _) => self.close_held(id),
+            (SessionPhase::Relayed, Protocol::Udp) => self.forget(id),
+            (SessionPhase::Closing | SessionPhase::Handshake | SessionPhase::Relayed, _) => {}
+            (
+                SessionPhase::New
+                | SessionPhase::Bound
+                | SessionPhase::Connecting
+                | SessionPhase::Connected,
+                _,
+            ) => {
                 self.forget(id);
             }
         }

@@ -20,21 +20,21 @@ pub const RINGS: u32 = 256;
 #[derive(Debug)]
 pub struct Directs {
     /// By their numbers, which follow those of the processes' channels.
-    rings: BTreeMap<ChannelId, Entry>,
+    rings: BTreeMap<ChannelId, RingEntry>,
     first: ChannelId,
     /// Sessions that share their process's ring although they would rather not, and why.
     refused: HashMap<SessionId, SharedReason>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RingEntry {
     owner: ChannelId,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    Ordered(Wish),
+    Ordered(RingRequest),
     /// Its process has gone meanwhile.
     Unwanted,
     Free,
@@ -43,7 +43,7 @@ enum Stage {
 
 /// A session that waits for a ring.
 #[derive(Clone, Copy, Debug)]
-struct Wish {
+struct RingRequest {
     session: SessionId,
     client: ClientId,
     request: u32,
@@ -67,7 +67,7 @@ impl Directs {
         self.find(|entry| entry.owner == owner && matches!(entry.stage, Stage::Free))
     }
 
-    fn find(&self, is_it: impl Fn(&Entry) -> bool) -> Option<ChannelId> {
+    fn find(&self, is_it: impl Fn(&RingEntry) -> bool) -> Option<ChannelId> {
         let mut rings = self.rings.iter();
         rings.find_map(|(ring, entry)| is_it(entry).then_some(*ring))
     }
@@ -123,12 +123,12 @@ impl Server {
             self.take_ring(ring, id);
             return Ok(ReplyBody::Direct { ring_size: None }.into());
         }
-        let wish = Wish {
+        let request = RingRequest {
             session: id,
             client,
             request,
         };
-        self.order_ring(channel, wish)
+        self.order_ring(channel, request)
     }
 
     pub(crate) fn is_held_by(&self, id: SessionId, channel: ChannelId) -> bool {
@@ -149,16 +149,16 @@ impl Server {
         Errno::NOBUFS
     }
 
-    fn order_ring(&mut self, channel: ChannelId, wish: Wish) -> Result<Answer, Errno> {
+    fn order_ring(&mut self, channel: ChannelId, request: RingRequest) -> Result<Answer, Errno> {
         if self.directs.count_of(channel) >= self.config.delivery.direct_per_process as usize {
-            return Err(self.refuse_ring(wish.session, SharedReason::ProcessLimit));
+            return Err(self.refuse_ring(request.session, SharedReason::ProcessLimit));
         }
         let Some(ring) = self.free_ring_number() else {
-            return Err(self.refuse_ring(wish.session, SharedReason::HostLimit));
+            return Err(self.refuse_ring(request.session, SharedReason::HostLimit));
         };
-        let entry = Entry {
+        let entry = RingEntry {
             owner: channel,
-            stage: Stage::Ordered(wish),
+            stage: Stage::Ordered(request),
         };
         self.directs.rings.insert(ring, entry);
         let size = self.config.delivery.direct_ring_size;
@@ -175,30 +175,30 @@ impl Server {
     /// A ring is made, or could not be.
     pub fn enter_ring(&mut self, ring: ChannelId, maps: Option<ChannelMaps>) {
         let stage = self.directs.rings.get(&ring).map(|entry| &entry.stage);
-        let wish = match stage {
-            Some(Stage::Ordered(wish)) => Some(*wish),
+        let request = match stage {
+            Some(Stage::Ordered(request)) => Some(*request),
             _ => None,
         };
-        let (Some(wish), Some(maps)) = (wish, maps) else {
+        let (Some(request), Some(maps)) = (request, maps) else {
             self.remove_ring(ring);
-            if let Some(wish) = wish {
-                let errno = self.refuse_ring(wish.session, SharedReason::NotMade).0;
+            if let Some(request) = request {
+                let errno = self.refuse_ring(request.session, SharedReason::NotMade).0;
                 let refusal = ReplyBody::Error { errno };
-                self.reply(wish.client, wish.request, refusal, Vec::new());
+                self.reply(request.client, request.request, refusal, Vec::new());
             }
             return;
         };
         // The process has it from now on, whether the session is still there or not.
         self.directs.set(ring, Stage::Free);
         let owner = self.directs.rings.get(&ring).map(|entry| entry.owner);
-        if owner.is_some_and(|owner| self.is_held_by(wish.session, owner)) {
-            self.take_ring(ring, wish.session);
+        if owner.is_some_and(|owner| self.is_held_by(request.session, owner)) {
+            self.take_ring(ring, request.session);
         }
         let body = ReplyBody::Direct {
             ring_size: Some(self.config.delivery.direct_ring_size),
         };
         let fds = vec![maps.ring, maps.doorbell];
-        self.reply(wish.client, wish.request, body, fds);
+        self.reply(request.client, request.request, body, fds);
     }
 
     fn take_ring(&mut self, ring: ChannelId, id: SessionId) {

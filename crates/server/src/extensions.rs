@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use portolan_bpf::Linkage;
-use portolan_control::extensions::{Domain, Entry, Table, check};
-use portolan_control::{Holder, Phase, Session};
+use portolan_control::extensions::{Domain, Table, TableEntry, check};
+use portolan_control::{Holder, Session, SessionPhase};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::extension::layout::GuardKey;
 use portolan_proto::extension::{
     Code, Cost, Direction, Event, Extension, ExtensionReply, ExtensionReport, ExtensionRequest,
-    Guard, Placement, Standing,
+    ExtensionState, Guard, Placement,
 };
 use portolan_proto::filter::FlowRow;
 use portolan_proto::qos::Refusal;
@@ -55,26 +55,26 @@ struct Installed {
     name: String,
     pid: u32,
     event: Event,
-    standing: Standing,
+    standing: ExtensionState,
     cost: Cost,
 }
 
 /// What is to be done with code that is verified, and who is told.
 #[derive(Clone, Debug)]
-struct Wish {
+struct LoadRequest {
     client: ClientId,
     request: u32,
     /// None if it is only to be checked.
-    place: Option<Place>,
+    place: Option<InstallPoint>,
 }
 
 /// Where an extension is to go.
 #[derive(Clone, Debug)]
-struct Place {
+struct InstallPoint {
     guards: Vec<Guard>,
     name: String,
     event: Event,
-    entry: Entry,
+    entry: TableEntry,
 }
 
 type Outcome<T> = Result<T, Refusal>;
@@ -154,8 +154,8 @@ const fn flag_of(direction: Direction) -> u16 {
 }
 
 impl Server {
-    pub fn extension(&mut self, client: ClientId, request: u32, wish: ExtensionRequest) -> Answer {
-        let outcome = match wish {
+    pub fn extension(&mut self, client: ClientId, request: u32, spec: ExtensionRequest) -> Answer {
+        let outcome = match spec {
             ExtensionRequest::List => return self.list_extensions(client),
             ExtensionRequest::Install(extension) => {
                 self.install_extension(client, request, extension)
@@ -163,7 +163,7 @@ impl Server {
             ExtensionRequest::Check(code) => {
                 let place = None;
                 self.order_load(
-                    Wish {
+                    LoadRequest {
                         client,
                         request,
                         place,
@@ -233,11 +233,11 @@ impl Server {
         self.admit_user(&credentials, event, &keys)?;
         let room = self.extensions.table.has_room(owner, uid);
         room.or_else(|full| refuse(libc::EDQUOT, full.to_string()))?;
-        let place = Some(Place {
+        let place = Some(InstallPoint {
             guards,
             name,
             event,
-            entry: Entry {
+            entry: TableEntry {
                 owner,
                 uid,
                 keys,
@@ -245,7 +245,7 @@ impl Server {
             },
         });
         self.order_load(
-            Wish {
+            LoadRequest {
                 client,
                 request,
                 place,
@@ -323,7 +323,7 @@ impl Server {
         let Some(session) = session.filter(|session| session.is_user(channel)) else {
             return refuse(libc::EPERM, "a guard is no endpoint of this process");
         };
-        let is_listener = session.phase == Phase::Listening;
+        let is_listener = session.phase == SessionPhase::Listening;
         let (is_raised, whose) = match event {
             Event::UdpReceive | Event::UdpSend => (true, "UDP's sockets"),
             Event::TcpReceive => (is_listener, "TCP's listeners"),
@@ -355,7 +355,7 @@ impl Server {
 
     /// Whose channel the rows of a session's port name.
     fn receiving_channel(&self, session: &Session) -> Option<ChannelId> {
-        if session.phase == Phase::Listening {
+        if session.phase == SessionPhase::Listening {
             return Some(self.channel_of_listener(session.id));
         }
         match session.holder {
@@ -364,13 +364,13 @@ impl Server {
         }
     }
 
-    fn order_load(&mut self, wish: Wish, code: Code) -> Outcome<()> {
+    fn order_load(&mut self, spec: LoadRequest, code: Code) -> Outcome<()> {
         let memory = check(&code, &self.extensions.domain)
             .or_else(|fault| refuse(libc::EACCES, fault.to_string()))?;
-        if let Some(place) = &wish.place {
+        if let Some(place) = &spec.place {
             self.extensions.has_memory(place.entry.owner, memory)?;
         }
-        let order = Order { wish, code, memory };
+        let order = Order { spec, code, memory };
         match self.extensions.loader.order(order) {
             true => Ok(()),
             false => refuse(libc::EAGAIN, "too many extensions wait to be verified"),
@@ -379,12 +379,12 @@ impl Server {
 
     /// The kernel has judged some.
     pub fn on_loaded(&mut self) {
-        for Done { wish, result } in self.extensions.loader.finished() {
-            let Wish {
+        for Done { spec, result } in self.extensions.loader.finished() {
+            let LoadRequest {
                 client,
                 request,
                 place,
-            } = wish;
+            } = spec;
             let outcome = match (result, place) {
                 (Ok(ready), Some(place)) => self.enter_extension(client, place, ready),
                 (Ok(ready), None) => Ok((ExtensionReply::Checked(ready.cost), Vec::new())),
@@ -402,10 +402,10 @@ impl Server {
     fn enter_extension(
         &mut self,
         client: ClientId,
-        place: Place,
+        place: InstallPoint,
         ready: Ready,
     ) -> Outcome<(ExtensionReply, Vec<std::os::fd::OwnedFd>)> {
-        let Place {
+        let InstallPoint {
             guards,
             name,
             event,
@@ -421,7 +421,7 @@ impl Server {
         let number = self
             .extensions
             .table
-            .enter(Entry {
+            .enter(TableEntry {
                 keys: keys.clone(),
                 ..entry
             })
@@ -439,7 +439,7 @@ impl Server {
         info!(number, name, pid, "extension installed");
         self.counters.extensions += 1;
         let cost = ready.cost;
-        let standing = Standing::Running;
+        let standing = ExtensionState::Running;
         self.extensions.installed.insert(
             number,
             Installed {
@@ -628,7 +628,7 @@ impl Server {
     fn look_at_extensions(&mut self) {
         let running = self.extensions.installed.iter();
         let stopped: Vec<u16> = running
-            .filter(|(_, one)| one.standing == Standing::Running)
+            .filter(|(_, one)| one.standing == ExtensionState::Running)
             .map(|(number, _)| *number)
             .filter(|number| self.filter.extensions.is_stopped(*number))
             .collect();
@@ -652,7 +652,7 @@ impl Server {
                 pid = one.pid,
                 "extension took too long too often"
             );
-            one.standing = Standing::OverBudget;
+            one.standing = ExtensionState::OverBudget;
         }
     }
 
@@ -682,7 +682,7 @@ impl Server {
         }
     }
 
-    fn report_extension(&self, number: u16, entry: &Entry) -> Option<ExtensionReport> {
+    fn report_extension(&self, number: u16, entry: &TableEntry) -> Option<ExtensionReport> {
         let installed = self.extensions.installed.get(&number)?;
         let ports: BTreeSet<u16> = entry.keys.iter().map(GuardKey::number).collect();
         Some(ExtensionReport {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::registry::Opening;
-use portolan_control::{Claim, ClaimId, Command, Errno, Phase};
+use portolan_control::{ClaimId, Command, Errno, PortClaim, SessionPhase};
 use portolan_proto::control::{
     Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, SocketOptionsBlob,
 };
@@ -133,16 +133,16 @@ impl Server {
         &mut self,
         channel: ChannelId,
         session: SessionRef,
-        wish: Listening,
+        spec: Listening,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         self.sysctls.look(self.now);
-        let (id, local) = self.listen_with(channel, session, wish.backlog, fds)?;
+        let (id, local) = self.listen_with(channel, session, spec.backlog, fds)?;
         if let Some(listener) = self.listeners.get_mut(&id) {
-            listener.options = wish.options;
+            listener.options = spec.options;
         }
-        let rules = self.choose_delegate(channel, id, &wish);
-        self.registry.describe(id, wish.options_blob);
+        let rules = self.choose_delegate(channel, id, &spec);
+        self.registry.describe(id, spec.options_blob);
         Ok(ReplyBody::Listening {
             session: id,
             local,
@@ -161,7 +161,7 @@ impl Server {
         let id = match session {
             SessionRef::Known(id) => {
                 let session = self.registry.admit(channel, Command::Listen, id)?;
-                if session.phase == Phase::Listening {
+                if session.phase == SessionPhase::Listening {
                     return self.resize_backlog(id, backlog);
                 }
                 id
@@ -197,7 +197,7 @@ impl Server {
         self.registry.has_room(channel)?;
         let descriptor = NewDescriptor::from_fds(fds)?;
         let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
-        let claim = Claim {
+        let claim = PortClaim {
             protocol: Protocol::Tcp,
             local: (IpAddr::from([0, 0, 0, 0]), 0).into(),
             reuse: Default::default(),
@@ -207,7 +207,7 @@ impl Server {
         let (claim_id, local, reservation) = self.reserve(claim, false)?;
         let opening = Opening {
             protocol: Protocol::Tcp,
-            phase: Phase::Bound,
+            phase: SessionPhase::Bound,
             local,
             remote: None,
             reuse: claim.reuse,
@@ -249,7 +249,7 @@ impl Server {
         }
         self.registry.replace_cookie(id, descriptor.cookie);
         self.watch_peer_end(id, descriptor.far)?;
-        self.set_phase(id, Phase::Listening);
+        self.set_phase(id, SessionPhase::Listening);
         self.listeners.insert(
             id,
             Listener {
@@ -468,7 +468,8 @@ impl Server {
         let retries = self.sysctls.values().syn_ack_retries;
         let mut connection = passive::open(&config, (&options, retries), header, isn, self.now);
         let is_early = self.accept_fast(listener_id, &flow, (header, payload), &mut connection);
-        let Some(id) = self.enter_passive(listener_id, flow, Phase::Handshake, connection) else {
+        let Some(id) = self.enter_passive(listener_id, flow, SessionPhase::Handshake, connection)
+        else {
             return;
         };
         if is_early {
@@ -505,7 +506,7 @@ impl Server {
         &mut self,
         listener: SessionId,
         flow: &FlowKey,
-        phase: Phase,
+        phase: SessionPhase,
     ) -> Result<SessionId, Errno> {
         let parent = self.registry.session(listener).ok_or(Errno::CONNREFUSED)?;
         let opening = Opening {
@@ -521,7 +522,7 @@ impl Server {
             flow_claim: None,
             listener: Some(listener),
         };
-        let claim = Claim {
+        let claim = PortClaim {
             local: flow.local,
             ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
         };
@@ -548,7 +549,7 @@ impl Server {
         &mut self,
         listener_id: SessionId,
         flow: FlowKey,
-        phase: Phase,
+        phase: SessionPhase,
         connection: Connection,
     ) -> Option<SessionId> {
         let id = self.enter_for(listener_id, &flow, phase).ok()?;
@@ -585,7 +586,7 @@ impl Server {
                 continue;
             }
             self.deferred.remove(&id);
-            if self.phase(id) == Some(Phase::Handshake) {
+            if self.phase(id) == Some(SessionPhase::Handshake) {
                 self.handshake_done(id);
             }
         }
@@ -624,7 +625,7 @@ impl Server {
             listener.backlog.queued();
             listener.ready.push_back(id);
             self.review_floods_of(listener_id);
-            self.set_phase(id, Phase::Offered);
+            self.set_phase(id, SessionPhase::Offered);
         }
     }
 

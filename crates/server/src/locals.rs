@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use portolan_control::{ClaimId, Errno, Holder, Phase};
+use portolan_control::{ClaimId, Errno, Holder, SessionPhase};
 use portolan_local::{Local, Remains, Stream, Wake, WakeBy};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, FastOpenMode, ReplyBody, SocketOptionsBlob,
@@ -289,7 +289,7 @@ impl Server {
         };
         // It was there a moment ago; which one of a group, the port decides.
         let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
-        let accepter = self.enter_for(listener, &flow, Phase::Handshake)?;
+        let accepter = self.enter_for(listener, &flow, SessionPhase::Handshake)?;
         let made = Rings::create(RING).ok().and_then(|fd| {
             let rings = Arc::new(Rings::map(&fd).ok()?);
             Some(Arc::new(Memory { fd, rings }))
@@ -326,7 +326,7 @@ impl Server {
         if let Some(session) = self.registry.session_mut(opener) {
             session.local = local;
             session.remote = Some(remote);
-            session.phase = Phase::Connecting;
+            session.phase = SessionPhase::Connecting;
         }
         self.counters.opens += 1;
         debug!(session = opener.0, %local, %remote, "connecting locally");
@@ -377,7 +377,7 @@ impl Server {
             self.forget(opener);
             return;
         }
-        self.set_phase(opener, Phase::Connected);
+        self.set_phase(opener, SessionPhase::Connected);
         self.counters.local_sessions += 1;
         self.defer_or_offer(accepter);
         if self.deferred.contains_key(&accepter) {
@@ -461,11 +461,11 @@ impl Server {
         let fd = rustix::io::fcntl_dupfd_cloexec(&end.memory.fd, 0).map_err(|_| Errno::NOBUFS)?;
         let side = end.side;
         match self.phase(id) {
-            Some(Phase::Offered) => self.note_acceptor(id, channel),
+            Some(SessionPhase::Offered) => self.note_acceptor(id, channel),
             _ => self.note_user(id, Some(channel)),
         }
         self.registry.entitle(id, channel);
-        self.set_phase(id, Phase::Connected);
+        self.set_phase(id, SessionPhase::Connected);
         self.registry.steer(id, Holder::Process(channel, slot));
         self.counters.handoffs += 1;
         self.note_migration(id);
@@ -650,8 +650,8 @@ impl Server {
 
     fn attend_local(&mut self, id: SessionId) {
         match self.phase(id) {
-            Some(Phase::Relayed) => self.pump(id),
-            Some(Phase::Handshake) => {
+            Some(SessionPhase::Relayed) => self.pump(id),
+            Some(SessionPhase::Handshake) => {
                 let now = self.now;
                 let Some(end) = self.locals.watched(id) else {
                     return;

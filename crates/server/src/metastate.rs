@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use portolan_control::{Errno, Phase, Session};
+use portolan_control::{Errno, Session, SessionPhase};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
@@ -150,15 +150,17 @@ impl Server {
     /// to say is over.
     fn give_up_on(&mut self, next_hop: NextHop) {
         let is_stuck = |session: &&Session| {
-            matches!(session.phase, Phase::Connecting | Phase::Closing)
-                && session
-                    .remote
-                    .and_then(|remote| self.path_of(remote).ok())
-                    .is_some_and(|path| {
-                        (path.interface, path.next_hop) == (next_hop.interface, next_hop.address)
-                    })
+            matches!(
+                session.phase,
+                SessionPhase::Connecting | SessionPhase::Closing
+            ) && session
+                .remote
+                .and_then(|remote| self.path_of(remote).ok())
+                .is_some_and(|path| {
+                    (path.interface, path.next_hop) == (next_hop.interface, next_hop.address)
+                })
         };
-        let stuck: Vec<(SessionId, Phase)> = self
+        let stuck: Vec<(SessionId, SessionPhase)> = self
             .registry
             .sessions()
             .filter(is_stuck)
@@ -171,7 +173,7 @@ impl Server {
         );
         for (id, phase) in stuck {
             match phase {
-                Phase::Connecting => self.open_failed(id, Errno::HOSTUNREACH),
+                SessionPhase::Connecting => self.open_failed(id, Errno::HOSTUNREACH),
                 _ => self.look_at_closing(id),
             }
         }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use portolan_control::ports::ClaimError;
 use portolan_control::registry::Opening;
-use portolan_control::{Claim, ClaimId, Command, Errno, Holder, Phase, Session};
+use portolan_control::{ClaimId, Command, Errno, Holder, PortClaim, Session, SessionPhase};
 use portolan_proto::control::{
     DescriptorEvent, FastOpenMode, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
 };
@@ -22,7 +22,7 @@ use portolan_types::{
 use tracing::debug;
 
 use crate::clients::Answer;
-use crate::reservation::Reservation;
+use crate::reservation::PortReservation;
 use crate::server::{Server, random_u32, random_u64};
 use crate::sessions::NewDescriptor;
 use crate::sharing::binding_rows;
@@ -74,7 +74,7 @@ impl Server {
         &mut self,
         channel: ChannelId,
         session: SessionRef,
-        wish: BindRequest,
+        request: BindRequest,
         slot: Slot,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
@@ -83,14 +83,14 @@ impl Server {
         }
         let descriptor = NewDescriptor::from_fds(fds)?;
         self.registry.has_room(channel)?;
-        self.check_port(channel, wish.local.port())?;
+        self.check_port(channel, request.local.port())?;
         // What holds a UDP port may become the program's own socket.
-        let is_v6 = wish.protocol == Protocol::Udp && wish.local.is_ipv6();
-        let wish = BindRequest {
-            local: canonical(wish.local),
-            ..wish
+        let is_v6 = request.protocol == Protocol::Udp && request.local.is_ipv6();
+        let request = BindRequest {
+            local: canonical(request.local),
+            ..request
         };
-        match self.bind_new(channel, (wish, is_v6), slot, descriptor) {
+        match self.bind_new(channel, (request, is_v6), slot, descriptor) {
             Ok(answer) => Ok(answer),
             Err(detour) => self.detour(None, detour),
         }
@@ -123,27 +123,27 @@ impl Server {
     fn bind_new(
         &mut self,
         channel: ChannelId,
-        (wish, is_v6): (BindRequest, bool),
+        (request, is_v6): (BindRequest, bool),
         slot: Slot,
         descriptor: NewDescriptor,
     ) -> Result<Answer, Fallback> {
-        self.check_local(wish.protocol, wish.local)?;
+        self.check_local(request.protocol, request.local)?;
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        let claim = Claim {
-            protocol: wish.protocol,
-            local: wish.local,
-            reuse: wish.reuse,
-            v6_only: wish.v6_only,
+        let claim = PortClaim {
+            protocol: request.protocol,
+            local: request.local,
+            reuse: request.reuse,
+            v6_only: request.v6_only,
             uid: process.uid,
         };
         let (claim_id, local, reservation) = self.reserve(claim, is_v6)?;
         let opening = Opening {
-            protocol: wish.protocol,
-            phase: Phase::Bound,
+            protocol: request.protocol,
+            phase: SessionPhase::Bound,
             local,
             remote: None,
-            reuse: wish.reuse,
-            v6_only: wish.v6_only,
+            reuse: request.reuse,
+            v6_only: request.v6_only,
             uid: claim.uid,
             cookie: descriptor.cookie,
             claim: Some(claim_id),
@@ -151,11 +151,11 @@ impl Server {
             listener: None,
         };
         let id = self.enter(channel, opening, Some(descriptor.far))?;
-        match wish.protocol {
+        match request.protocol {
             Protocol::Udp => self.watch_port(id, reservation),
             Protocol::Tcp => self.keep_reservation(id, reservation),
         }
-        let generation = match wish.protocol {
+        let generation = match request.protocol {
             Protocol::Udp => self.steer(id, Holder::Process(channel, slot)),
             Protocol::Tcp => Default::default(),
         };
@@ -170,13 +170,13 @@ impl Server {
     /// Takes a port in the table and binds a kernel socket to it.
     pub fn reserve(
         &mut self,
-        claim: Claim,
+        claim: PortClaim,
         is_v6: bool,
-    ) -> Result<(ClaimId, SocketAddr, Reservation), Errno> {
+    ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
         let mut last = Errno::ADDRINUSE;
         for _ in 0..PORT_ATTEMPTS {
             let (id, local) = self.claim_port(claim)?;
-            match Reservation::take(&Claim { local, ..claim }, is_v6) {
+            match PortReservation::take(&PortClaim { local, ..claim }, is_v6) {
                 Ok(reservation) => return Ok((id, local, reservation)),
                 Err(errno) => {
                     self.ports.release(id);
@@ -191,7 +191,7 @@ impl Server {
     }
 
     /// A port that is in use may be free by now: its descriptor's end is not seen yet.
-    fn claim_port(&mut self, claim: Claim) -> Result<(ClaimId, SocketAddr), Errno> {
+    fn claim_port(&mut self, claim: PortClaim) -> Result<(ClaimId, SocketAddr), Errno> {
         let bound = self.ports.bind(claim, random_u32()).or_else(|_| {
             self.poll_hangups();
             self.ports.bind(claim, random_u32())
@@ -342,7 +342,7 @@ impl Server {
             ip: target.options.ip,
             ..TcpSession::new(id, flow, connection)
         };
-        self.hold(session, Phase::Connecting);
+        self.hold(session, SessionPhase::Connecting);
         debug!(session = id.0, %flow, "connecting");
         Ok(ReplyBody::Connecting {
             session: id,
@@ -363,7 +363,7 @@ impl Server {
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let opening = Opening {
             protocol: target.protocol,
-            phase: Phase::Bound,
+            phase: SessionPhase::Bound,
             local: SocketAddr::new(any_of(target.remote.ip()), 0),
             remote: None,
             // A port of its own is never shared by SO_REUSEPORT.
@@ -411,7 +411,7 @@ impl Server {
 
     fn join_port(
         &mut self,
-        claim: Claim,
+        claim: PortClaim,
         remote: SocketAddr,
     ) -> Result<(ClaimId, SocketAddr), ClaimError> {
         if claim.local.port() == 0 {
@@ -421,8 +421,8 @@ impl Server {
         Ok((id, claim.local))
     }
 
-    fn ports_claim(&self, session: &Session) -> Claim {
-        Claim {
+    fn ports_claim(&self, session: &Session) -> PortClaim {
+        PortClaim {
             protocol: session.protocol,
             local: session.local,
             reuse: session.reuse,
@@ -432,7 +432,7 @@ impl Server {
     }
 
     /// Puts a TCP session into the server's own stack and aims its row here.
-    pub fn hold(&mut self, session: TcpSession, phase: Phase) {
+    pub fn hold(&mut self, session: TcpSession, phase: SessionPhase) {
         let (id, flow) = (session.id, session.flow);
         if let Some(entry) = self.registry.session_mut(id) {
             entry.remote = Some(flow.remote);
@@ -519,7 +519,7 @@ impl Server {
         let family = any_of(session.local.ip());
         session.local = bound.map_or(SocketAddr::new(family, 0), |claim| claim.local);
         session.remote = None;
-        session.phase = Phase::Bound;
+        session.phase = SessionPhase::Bound;
         if let Some(claim) = session.flow_claim.take() {
             self.ports.release(claim);
         }

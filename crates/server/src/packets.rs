@@ -1,7 +1,7 @@
 //! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
 //! have moved, and the rest, which is reset.
 
-use portolan_control::{Errno, Holder, Phase};
+use portolan_control::{Errno, Holder, SessionPhase};
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_stack::passive::{
@@ -134,8 +134,8 @@ impl Server {
             return;
         };
         match self.phase(id) {
-            Some(Phase::Closing) => self.look_at_closing(id),
-            Some(Phase::Handshake) => self.look_at_handshake(id, slot),
+            Some(SessionPhase::Closing) => self.look_at_closing(id),
+            Some(SessionPhase::Handshake) => self.look_at_handshake(id, slot),
             _ => {}
         }
     }
@@ -361,7 +361,7 @@ impl Server {
             return;
         }
         let connection = open_by_cookie(&config, decoded, segment, self.now);
-        if let Some(id) = self.enter_passive(listener, flow, Phase::Handshake, connection) {
+        if let Some(id) = self.enter_passive(listener, flow, SessionPhase::Handshake, connection) {
             self.counters.cookies_taken += 1;
             self.count_cookies(listener, |cookies| cookies.accepted += 1);
             self.handshake_done(id);
@@ -376,17 +376,19 @@ impl Server {
         let (id, error) = (session.id, session.connection.error());
         let ended = events.intersects(Events::CLOSED | Events::ERROR);
         match self.phase(id) {
-            Some(Phase::Connecting) if events.contains(Events::CONNECTED) => self.established(id),
-            Some(Phase::Connecting) if ended => {
+            Some(SessionPhase::Connecting) if events.contains(Events::CONNECTED) => {
+                self.established(id)
+            }
+            Some(SessionPhase::Connecting) if ended => {
                 let errno = error.map_or(Errno::TIMEDOUT, |error| Errno(error.errno()));
                 self.open_failed(id, errno);
             }
-            Some(Phase::Handshake) if ended => self.handshake_failed(id),
-            Some(Phase::Handshake) if events.contains(Events::HELD) => {
+            Some(SessionPhase::Handshake) if ended => self.handshake_failed(id),
+            Some(SessionPhase::Handshake) if events.contains(Events::HELD) => {
                 self.counters.accept_overflow += 1;
             }
-            Some(Phase::Relayed) => self.pump(id),
-            Some(Phase::Closing) if events.contains(Events::CLOSED) => self.finished(id),
+            Some(SessionPhase::Relayed) => self.pump(id),
+            Some(SessionPhase::Closing) if events.contains(Events::CLOSED) => self.finished(id),
             _ => {}
         }
     }

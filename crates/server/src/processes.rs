@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use portolan_control::{Charge, Errno, Holder, Phase, Session};
-use portolan_proto::control::{Probed, ReplyBody, Standing};
+use portolan_control::{Charge, Errno, Holder, Session, SessionPhase};
+use portolan_proto::control::{Probed, ReplyBody, SocketState};
 use portolan_stack::VERSION;
 use portolan_sys::clock;
 use portolan_sys::shm::StatisticsReader;
@@ -315,16 +315,19 @@ impl Server {
     /// None if its descriptor says nothing to another process.
     fn probed(&self, session: &Session) -> Option<Probed> {
         let standing = match (session.protocol, session.phase, session.remote) {
-            (Protocol::Tcp, Phase::Bound, _) => Standing::Bound,
-            (_, Phase::Listening, _) => Standing::Listening {
+            (Protocol::Tcp, SessionPhase::Bound, _) => SocketState::Bound,
+            (_, SessionPhase::Listening, _) => SocketState::Listening {
                 backlog: self.listeners.get(&session.id)?.backlog(),
             },
             (
                 Protocol::Tcp,
-                Phase::Offered | Phase::Connected | Phase::Relayed | Phase::Parked,
+                SessionPhase::Offered
+                | SessionPhase::Connected
+                | SessionPhase::Relayed
+                | SessionPhase::Parked,
                 Some(remote),
-            ) => Standing::Connected { remote },
-            (Protocol::Udp, _, remote) => Standing::Datagrams { remote },
+            ) => SocketState::Connected { remote },
+            (Protocol::Udp, _, remote) => SocketState::Datagrams { remote },
             _ => return None,
         };
         let listener = session.listener.and_then(|id| self.registry.session(id));

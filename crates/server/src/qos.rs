@@ -78,8 +78,8 @@ const NAME_MAX: usize = 64;
 /// What the request calls by a name that somebody else has given.
 fn name_in(request: &QosRequest) -> Option<&str> {
     match request {
-        QosRequest::Transmit { wish, .. } => wish.device.as_deref(),
-        QosRequest::Cpu { wish, .. } => wish.class.as_deref(),
+        QosRequest::Transmit { spec, .. } => spec.device.as_deref(),
+        QosRequest::Cpu { spec, .. } => spec.class.as_deref(),
         QosRequest::Link { device, .. } => Some(device),
         QosRequest::Group {
             action: GroupAction::Create { device, .. },
@@ -121,14 +121,14 @@ impl Server {
         is_short(name_in(&request))?;
         match request {
             QosRequest::Show => return Ok(QosReply::Done),
-            QosRequest::Transmit { scope, wish } => {
-                self.reserve_transmit(requester, requester.canonicalize(scope)?, wish)
+            QosRequest::Transmit { scope, spec } => {
+                self.reserve_transmit(requester, requester.canonicalize(scope)?, spec)
             }
-            QosRequest::Receive { scope, wish } => {
-                self.set_budget(requester, requester.canonicalize(scope)?, wish)
+            QosRequest::Receive { scope, spec } => {
+                self.set_budget(requester, requester.canonicalize(scope)?, spec)
             }
-            QosRequest::Cpu { scope, wish } => {
-                self.reserve_cpu(requester, requester.canonicalize(scope)?, wish)
+            QosRequest::Cpu { scope, spec } => {
+                self.reserve_cpu(requester, requester.canonicalize(scope)?, spec)
             }
             QosRequest::Delete { scope, kind } => {
                 let scope = requester.canonicalize(scope)?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use portolan_bpf::TableError;
-use portolan_control::{Claim, ClaimId, Errno};
+use portolan_control::{ClaimId, Errno, PortClaim};
 use portolan_proto::control::{ReplyBody, Reuse};
 use portolan_proto::encode;
 use portolan_proto::filter::{BindingKey, FlowRow, RawKey};
@@ -16,7 +16,7 @@ use tracing::{error, info};
 use crate::clients::Answer;
 use crate::listen::pack;
 use crate::reports::reported;
-use crate::reservation::Reservation;
+use crate::reservation::PortReservation;
 use crate::server::Server;
 
 /// Protocols that one process may have.
@@ -39,7 +39,7 @@ struct Owner {
 struct Port {
     claim: ClaimId,
     /// Never read from: what the kernel hears there ends there.
-    _reservation: Reservation,
+    _reservation: PortReservation,
 }
 
 impl RawFlows {
@@ -109,7 +109,7 @@ impl Server {
         }
         self.check_port(channel, local.port())?;
         let process = self.registry.process(channel).ok_or(Errno::BADF)?;
-        let claim = Claim {
+        let claim = PortClaim {
             protocol,
             local,
             reuse: Reuse::default(),

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use portolan_control::{Command, Errno, Holder, Phase};
+use portolan_control::{Command, Errno, Holder, SessionPhase};
 use portolan_proto::control::{Capsule, Reader, ReplyBody};
 use portolan_stack::TcpSession;
 use portolan_sys::shm::{self, SetAside};
@@ -66,7 +66,7 @@ impl Server {
         match (session.holder, session.phase) {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
             (Holder::Process(..), _) => Ok(Answer::Recall(id, RequestedState::CacheAt(slot))),
-            (_, Phase::Relayed) => {
+            (_, SessionPhase::Relayed) => {
                 // Who else has the descriptor is counted.
                 self.sink.drop_copies();
                 let is_back = descriptor.as_ref().is_some_and(|near| {
@@ -117,15 +117,15 @@ impl Server {
         self.note_user(id, None);
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         match (session.holder, session.phase) {
-            (Holder::Process(..), Phase::Connected) if session.protocol == Protocol::Tcp => {
+            (Holder::Process(..), SessionPhase::Connected) if session.protocol == Protocol::Tcp => {
                 Ok(Answer::Recall(id, RequestedState::Relay))
             }
-            (_, Phase::Parked | Phase::Offered) => {
+            (_, SessionPhase::Parked | SessionPhase::Offered) => {
                 self.leave_queue(id);
                 self.start_relay(id);
                 Ok(ReplyBody::Relayed.into())
             }
-            (_, Phase::Relayed) => Ok(ReplyBody::Relayed.into()),
+            (_, SessionPhase::Relayed) => Ok(ReplyBody::Relayed.into()),
             _ => Err(Errno::INVAL),
         }
     }
@@ -167,7 +167,7 @@ impl Server {
         }
         self.server_slot(id).ok_or(Errno::INVAL)?;
         match self.phase(id) {
-            Some(Phase::Offered) => self.note_acceptor(id, channel),
+            Some(SessionPhase::Offered) => self.note_acceptor(id, channel),
             _ => self.note_user(id, Some(channel)),
         }
         self.registry.entitle(id, channel);
@@ -208,7 +208,7 @@ impl Server {
     /// Keeps a session for the next process that asks, as long as there is a descriptor.
     pub fn park(&mut self, id: SessionId) {
         if self.peer_ends.contains_key(&id) {
-            self.set_phase(id, Phase::Parked);
+            self.set_phase(id, SessionPhase::Parked);
         } else {
             self.close_held(id);
         }
@@ -268,7 +268,7 @@ impl Server {
                 ..
             }]
         );
-        if self.phase(id) == Some(Phase::Parked) && !(is_first && may_move) {
+        if self.phase(id) == Some(SessionPhase::Parked) && !(is_first && may_move) {
             self.start_relay(id);
         }
         for requester in recall.requesters {
@@ -287,7 +287,7 @@ impl Server {
             // The asker is gone.
             (RequestedState::CacheAt(_), None) => return,
             (RequestedState::Share, _) => self.shared(id),
-            (RequestedState::Relay, _) if self.phase(id) == Some(Phase::Relayed) => {
+            (RequestedState::Relay, _) if self.phase(id) == Some(SessionPhase::Relayed) => {
                 Ok(ReplyBody::Relayed.into())
             }
             (RequestedState::Relay, _) => Err(Errno::CONNRESET),

@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portolan_control::{Holder, Phase, Registry};
+use portolan_control::{Holder, Registry, SessionPhase};
 use portolan_local::Stream;
 use portolan_stack::Stack;
 use portolan_types::{Instant, SessionId};
@@ -61,7 +61,7 @@ impl Server {
     }
 
     fn begin_relay(&mut self, id: SessionId, relay: Relay) {
-        self.set_phase(id, Phase::Relayed);
+        self.set_phase(id, SessionPhase::Relayed);
         self.relays.insert(id, relay);
         self.watch_local(id);
         self.pump(id);
@@ -102,7 +102,7 @@ impl Server {
         self.relays.remove(&id);
         self.registry.end_relay(id);
         self.watch_far(id, EventFlags::empty());
-        self.set_phase(id, Phase::Parked);
+        self.set_phase(id, SessionPhase::Parked);
         true
     }
 

@@ -1,7 +1,7 @@
 //! Answers for commands: sessions, counters, status. TcpInfo of cached sessions are what their
 //! libraries claim.
 
-use portolan_control::{Errno, Holder, Phase, Process, Session};
+use portolan_control::{Errno, Holder, Process, Session, SessionPhase};
 use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
@@ -79,12 +79,14 @@ impl Server {
         let channel = match session.holder {
             Holder::Process(channel, _) => Some(channel),
             // A listener is the server's work, but somebody's port.
-            _ if matches!(session.phase, Phase::Listening | Phase::Bound) => session.owner(),
+            _ if matches!(session.phase, SessionPhase::Listening | SessionPhase::Bound) => {
+                session.owner()
+            }
             _ => None,
         };
         match channel.and_then(|channel| self.registry.process(channel)) {
             Some(process) => reported(process),
-            None if session.phase == Phase::Relayed => ReportedHolder::Relayed,
+            None if session.phase == SessionPhase::Relayed => ReportedHolder::Relayed,
             None => ReportedHolder::Server,
         }
     }
@@ -224,9 +226,9 @@ fn name_counters(
 fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
     let claimed = row.and_then(|row| STATE_NAMES.get(row.state as usize));
     let known = match (session.protocol, session.phase) {
-        (Protocol::Tcp, Phase::Listening) => "LISTEN",
-        (Protocol::Tcp, Phase::Connected) => claimed.copied().unwrap_or("ESTAB"),
-        (Protocol::Udp, Phase::Connected) => "ESTAB",
+        (Protocol::Tcp, SessionPhase::Listening) => "LISTEN",
+        (Protocol::Tcp, SessionPhase::Connected) => claimed.copied().unwrap_or("ESTAB"),
+        (Protocol::Udp, SessionPhase::Connected) => "ESTAB",
         _ => "UNCONN",
     };
     known.to_owned()

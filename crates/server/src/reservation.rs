@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_control::{Claim, Errno};
+use portolan_control::{Errno, PortClaim};
 use portolan_sys::socket_filter;
 use portolan_types::Protocol;
 use rustix::net::{
@@ -15,15 +15,15 @@ use rustix::net::{
 
 /// A kernel socket bound to the endpoint of a claim.
 #[derive(Debug)]
-pub struct Reservation {
+pub struct PortReservation {
     fd: OwnedFd,
     is_v6: bool,
 }
 
-impl Reservation {
+impl PortReservation {
     /// Binds the claim's endpoint, with its reuse options. A socket of `AF_INET6` may have an address of
     /// IPv4.
-    pub fn take(claim: &Claim, is_v6: bool) -> Result<Reservation, Errno> {
+    pub fn take(claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
         let local = match claim.local {
             SocketAddr::V4(v4) if is_v6 => {
                 SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
@@ -46,7 +46,7 @@ impl Reservation {
             sockopt::set_ipv6_v6only(&fd, claim.v6_only).map_err(errno)?;
         }
         bind(&fd, &local).map_err(errno)?;
-        Ok(Reservation {
+        Ok(PortReservation {
             fd,
             is_v6: local.is_ipv6(),
         })
@@ -101,7 +101,7 @@ impl Reservation {
     }
 }
 
-impl AsFd for Reservation {
+impl AsFd for PortReservation {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

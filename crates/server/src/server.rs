@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::qos::transmit::ClassId;
-use portolan_control::{Budget, Phase, PortTable, Registry, Slices};
+use portolan_control::{Budget, PortTable, Registry, SessionPhase, Slices};
 use portolan_proto::control::Delivery;
 use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
@@ -55,7 +55,7 @@ use crate::qos::{PolicyError, Qos};
 use crate::raw::RawFlows;
 use crate::recall::Recall;
 use crate::relay::Relay;
-use crate::reservation::Reservation;
+use crate::reservation::PortReservation;
 use crate::rx_throttle::RxThrottle;
 use crate::sessions::DescriptorPeer;
 use crate::sharing::Sharing;
@@ -211,7 +211,7 @@ pub struct Server {
     pub(crate) priorities: HashMap<SessionId, u8>,
     /// Rings of sessions that have one of their own.
     pub(crate) directs: Directs,
-    pub(crate) reservations: HashMap<SessionId, (Reservation, Option<Token>)>,
+    pub(crate) reservations: HashMap<SessionId, (PortReservation, Option<Token>)>,
     pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
     /// Listeners whose kernel sockets are still kept from connections by managed devices, and until when.
@@ -552,7 +552,7 @@ impl Server {
                 continue;
             }
             match (self.phase(id), self.server_slot(id)) {
-                (Some(Phase::Listening), _) => self.close_listener(id),
+                (Some(SessionPhase::Listening), _) => self.close_listener(id),
                 (_, Some(_)) => self.abort_held(id),
                 (_, None) => self.abort_orphan(id),
             }

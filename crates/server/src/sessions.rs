@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Claim, Errno, Holder, Phase, Session};
+use portolan_control::{Errno, Holder, PortClaim, Session, SessionPhase};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
@@ -10,7 +10,7 @@ use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
 use crate::poll::Token;
-use crate::reservation::Reservation;
+use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
 
 /// The far end of a descriptor, watched for its hang-up.
@@ -35,7 +35,7 @@ impl NewDescriptor {
         }
         let near = fds.remove(1);
         let far = fds.remove(0);
-        // A control connection as far end would keep its process alive in our eyes for ever.
+        // A control connection as far end would keep its process alive in our eyes forever.
         if ![&far, &near].into_iter().all(unix::is_pair_end) {
             return Err(Errno::INVAL);
         }
@@ -139,7 +139,7 @@ impl Server {
         let Some(session) = self.registry.session(id) else {
             return;
         };
-        if session.phase == Phase::Listening {
+        if session.phase == SessionPhase::Listening {
             return self.steer_listener(id);
         }
         let Some(row) = self.row_of(session) else {
@@ -170,7 +170,7 @@ impl Server {
                 self.flows.remove(&flow);
                 self.filter.unsteer(&flow)
             }
-            (None, Phase::Listening) => return,
+            (None, SessionPhase::Listening) => return,
             (None, _) if session.protocol == Protocol::Udp => Ok(()),
             (None, _) => return,
         };
@@ -217,11 +217,11 @@ impl Server {
     }
 
     /// Holds the claim's port on the kernel's side.
-    pub fn keep_reservation(&mut self, id: SessionId, reservation: Reservation) {
+    pub fn keep_reservation(&mut self, id: SessionId, reservation: PortReservation) {
         self.reservations.insert(id, (reservation, None));
     }
 
-    pub fn drop_reservation(&mut self, id: SessionId) -> Option<Reservation> {
+    pub fn drop_reservation(&mut self, id: SessionId) -> Option<PortReservation> {
         let (reservation, token) = self.reservations.remove(&id)?;
         if let Some(token) = token {
             self.poll.remove(&reservation, token);
@@ -230,7 +230,7 @@ impl Server {
     }
 
     /// The claim behind a session, for connections that join its port.
-    pub fn claim_of(&self, id: SessionId) -> Option<Claim> {
+    pub fn claim_of(&self, id: SessionId) -> Option<PortClaim> {
         let session = self.registry.session(id)?;
         self.ports.claim(session.claim?)
     }
@@ -242,13 +242,13 @@ impl Server {
         }
     }
 
-    pub fn set_phase(&mut self, id: SessionId, phase: Phase) {
+    pub fn set_phase(&mut self, id: SessionId, phase: SessionPhase) {
         if let Some(session) = self.registry.session_mut(id) {
             session.phase = phase;
         }
     }
 
-    pub fn phase(&self, id: SessionId) -> Option<Phase> {
+    pub fn phase(&self, id: SessionId) -> Option<SessionPhase> {
         self.registry.session(id).map(|session| session.phase)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use portolan_control::{Claim, Command, Errno, Holder, Phase};
+use portolan_control::{Command, Errno, Holder, PortClaim, SessionPhase};
 use portolan_proto::control::{ReplyBody, Reuse};
 use portolan_stack::Path;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
@@ -36,7 +36,7 @@ impl Server {
         self.unsteer(id);
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = Some(target.remote);
-        session.phase = Phase::Connected;
+        session.phase = SessionPhase::Connected;
         let local = session.local;
         self.tell_kernel_of_peer(id, Some(target.remote));
         self.choose_delivery(id, target.options.delivery);
@@ -57,7 +57,7 @@ impl Server {
         let random = random_u32();
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
         if session.local.port() == 0 {
-            let claim = Claim {
+            let claim = PortClaim {
                 protocol: Protocol::Udp,
                 local: session.local,
                 reuse: Reuse::default(),
@@ -93,7 +93,7 @@ impl Server {
         let bound = self.claim_of(id);
         let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = None;
-        session.phase = Phase::Bound;
+        session.phase = SessionPhase::Bound;
         if let Some(claim) = bound {
             session.local = claim.local;
         }

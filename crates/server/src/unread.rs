@@ -4,11 +4,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Errno, Phase};
+use portolan_control::{Errno, SessionPhase};
 use portolan_proto::control::Blob;
 use portolan_proto::datagram::UnreadDatagram;
 use portolan_proto::decode;
-use portolan_sys::datagram::Arrival;
+use portolan_sys::datagram::ReceivedDatagram;
 use portolan_sys::local_delivery::LocalDelivery;
 use portolan_sys::{shm, unix};
 use portolan_types::{ChannelId, Protocol, SessionId};
@@ -42,7 +42,7 @@ impl Server {
     ) {
         let is_left = self.registry.session(id).is_some_and(|session| {
             session.protocol == Protocol::Udp
-                && session.phase == Phase::Relayed
+                && session.phase == SessionPhase::Relayed
                 && session.is_user(channel)
         });
         match open_unread(unread, memory) {
@@ -119,7 +119,7 @@ impl Server {
             Some(interface) if interface == datagram.interface => interface,
             _ => 0,
         };
-        let arrival = Arrival {
+        let arrival = ReceivedDatagram {
             length: datagram.payload.len(),
             from: datagram.from,
             to,

@@ -49,8 +49,8 @@ impl Scene {
         }
     }
 
-    fn set(&mut self, scope: Scope, wish: Receive) -> QosReply {
-        ask(&mut self.admin, QosRequest::Receive { scope, wish })
+    fn set(&mut self, scope: Scope, spec: Receive) -> QosReply {
+        ask(&mut self.admin, QosRequest::Receive { scope, spec })
     }
 
     fn report(&mut self) -> Vec<ReceiveReport> {
@@ -153,12 +153,12 @@ fn a_budget_covers_what_is_opened_later() {
 fn a_budget_of_a_process_goes_with_it_and_one_of_a_port_stays() {
     let mut scene = Scene::new();
     let pid = std::process::id();
-    let wish = ten_packets();
+    let spec = ten_packets();
     assert_eq!(
-        scene.set(Scope::Process { pid }, wish.clone()),
+        scene.set(Scope::Process { pid }, spec.clone()),
         QosReply::Done
     );
-    assert_eq!(scene.set(port(FLOODED), wish), QosReply::Done);
+    assert_eq!(scene.set(port(FLOODED), spec), QosReply::Done);
     let Scene {
         library,
         mut admin,
@@ -217,13 +217,13 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         packets: None,
         ..ten_packets()
     };
-    for (scope, wish, errno) in [
+    for (scope, spec, errno) in [
         (port(FLOODED), nothing, libc::EINVAL),
         (Scope::Process { pid: 1 }, ten_packets(), libc::ESRCH),
         (Scope::Process { pid: u32::MAX }, ten_packets(), libc::ESRCH),
         (Scope::Cgroup("/no/such".into()), ten_packets(), libc::ESRCH),
     ] {
-        let QosReply::Refused(refusal) = scene.set(scope.clone(), wish) else {
+        let QosReply::Refused(refusal) = scene.set(scope.clone(), spec) else {
             panic!("{scope:?} is taken");
         };
         assert_eq!(refusal.errno, errno, "{}", refusal.reason);

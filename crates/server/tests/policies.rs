@@ -40,7 +40,7 @@ fn users_and_ports_have_theirs_from_the_start() {
         .find(|budget| budget.scope == Scope::User { uid: 65534 })
         .expect("nobody has a budget");
     assert_eq!(user.uid, 0);
-    assert_eq!((user.wish.packets, user.wish.burst_ms), (Some(5_000), 20));
+    assert_eq!((user.spec.packets, user.spec.burst_ms), (Some(5_000), 20));
     let dns = Scope::Port {
         protocol: Protocol::Udp,
         port: 53,
@@ -48,7 +48,7 @@ fn users_and_ports_have_theirs_from_the_start() {
     assert!(
         budgets
             .iter()
-            .any(|budget| budget.scope == dns && budget.wish.priority == Some(2))
+            .any(|budget| budget.scope == dns && budget.spec.priority == Some(2))
     );
 }
 
@@ -82,7 +82,7 @@ fn each_process_of_a_program_has_its_own_for_as_long_as_it_lives() {
     };
     assert_eq!(budgets.len(), 1, "{budgets:?}");
     assert_eq!(budgets[0].scope, own);
-    assert_eq!(budgets[0].wish.packets, Some(5_000));
+    assert_eq!(budgets[0].spec.packets, Some(5_000));
     drop(library);
     await_some("end of the budget", || {
         guarantees(&bed.a).receive.is_empty().then_some(())

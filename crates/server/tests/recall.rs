@@ -1,5 +1,5 @@
 //! Sessions that processes ask each other for through the server: only with the descriptor as proof,
-//! and no process keeps one for ever.
+//! and no process keeps one forever.
 
 mod common;
 
@@ -266,14 +266,14 @@ fn nobody_gets_a_session_without_its_descriptor() {
     let _server = start_server(&bed.a);
     let mut scene = scene(&bed);
     let (_, own, _) = scene.other.open(scene.kernel.local_addr().unwrap());
-    let wish = |session| RequestBody::Cache {
+    let spec = |session| RequestBody::Cache {
         session,
         slot: Slot(1),
     };
     let refused = |(reply, _): (ReplyBody, _)| matches!(reply, ReplyBody::Error { errno: BADF });
     let thief = &mut scene.other.client;
-    assert!(refused(thief.ask_with(wish(scene.id), &[])));
-    assert!(refused(thief.ask_with(wish(scene.id), &[own.0.as_fd()])));
+    assert!(refused(thief.ask_with(spec(scene.id), &[])));
+    assert!(refused(thief.ask_with(spec(scene.id), &[own.0.as_fd()])));
     let relay = || RequestBody::Relay {
         session: scene.id,
         reader: Reader::Other,

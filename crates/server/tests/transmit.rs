@@ -12,8 +12,8 @@ use common::{Client, Library, Near, await_some, control_path, start_server_with,
 use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, TxQueue, TxQueueState};
 use portolan_proto::qos::{
-    Algorithm, Cpu, GroupAction, GroupOptions, Kept, Kind, QosReply, QosReport, QosRequest, Rate,
-    Refusal, Scope, Slack, Transmit,
+    Algorithm, Cpu, GroupAction, GroupOptions, Kind, QosReply, QosReport, QosRequest, Rate,
+    RateKept, Refusal, Scope, Slack, Transmit,
 };
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::process::{Signal, Uid};
@@ -153,7 +153,7 @@ fn show(client: &mut Client) -> QosReport {
 }
 
 fn transmit(scope: &Scope, rate: Rate) -> QosRequest {
-    let wish = Transmit {
+    let spec = Transmit {
         device: None,
         rate,
         burst: None,
@@ -161,7 +161,7 @@ fn transmit(scope: &Scope, rate: Rate) -> QosRequest {
     };
     QosRequest::Transmit {
         scope: scope.clone(),
-        wish,
+        spec,
     }
 }
 
@@ -344,7 +344,7 @@ fn users_reserve_nothing_where_the_configuration_does_not_say_so() {
     assert_eq!(refusal.errno, rustix::io::Errno::PERM.raw_os_error());
     let cpu = QosRequest::Cpu {
         scope: own,
-        wish: Cpu {
+        spec: Cpu {
             class: None,
             rate_ppm: 1000,
             period_us: Cpu::PERIOD_US,
@@ -404,7 +404,7 @@ fn with_the_last_class_a_link_gets_its_former_discipline_back() {
 }
 
 #[test]
-fn hostile_wishes_are_refused_with_reasons() {
+fn hostile_specs_are_refused_with_reasons() {
     let host = Host::start("hostile", "");
     let mut client = host.client_of_nobody();
     let foreign = Idle::start();
@@ -463,7 +463,7 @@ fn hostile_wishes_are_refused_with_reasons() {
     };
     let request = QosRequest::Transmit {
         scope: own.clone(),
-        wish: elsewhere,
+        spec: elsewhere,
     };
     check(request, Errno::NODEV);
     assert_eq!(show(&mut host.client()).transmit, []);
@@ -604,13 +604,13 @@ fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
     let report = show(&mut client);
     assert_eq!(
         kept(&report, &plain.scope()),
-        Some(Kept::Scaled { bits: 15 * MBIT })
+        Some(RateKept::Scaled { bits: 15 * MBIT })
     );
     assert_eq!(
         kept(&report, &member.scope()),
-        Some(Kept::Scaled { bits: 20 * MBIT })
+        Some(RateKept::Scaled { bits: 20 * MBIT })
     );
-    assert_eq!(report.groups[0].kept, Kept::Scaled { bits: 30 * MBIT });
+    assert_eq!(report.groups[0].kept, RateKept::Scaled { bits: 30 * MBIT });
     assert_eq!(
         (report.links[0].reservable, report.links[0].reserved),
         (45 * MBIT, 90 * MBIT)
@@ -635,7 +635,7 @@ fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
     // Who leaves leaves his part to the others.
     done(&mut client, group(7, GroupAction::Delete));
     let report = show(&mut client);
-    assert_eq!(kept(&report, &plain.scope()), Some(Kept::Full));
+    assert_eq!(kept(&report, &plain.scope()), Some(RateKept::Full));
     assert!(host.classes().contains("rate 30Mbit ceil 30Mbit"));
     done(&mut client, link(Some(100)));
     assert_eq!(client.counter("server", "guarantees_restored"), 1);
@@ -675,7 +675,7 @@ fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
         let status = host.bed.a.exec("ip").args(arguments.split(' ')).status();
         assert!(status.unwrap().success(), "ip {arguments}");
     };
-    let kept = |client: &mut Client, wanted: Kept| {
+    let kept = |client: &mut Client, wanted: RateKept| {
         let report = show(client);
         let transmit = report.transmit.iter().map(|entry| entry.kept);
         let mut all = transmit.chain(report.groups.iter().map(|entry| entry.kept));
@@ -684,7 +684,7 @@ fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
     let index = |host: &Host| tc(&host.bed.a, "qdisc show").contains("dev eth0");
     ip("link del eth0");
     await_some("its guarantees to be suspended", || {
-        kept(&mut client, Kept::Suspended)
+        kept(&mut client, RateKept::Suspended)
     });
     assert!(show(&mut client).links[0].gone && !index(&host));
     assert_eq!(client.counter("server", "links_lost"), 1);
@@ -698,7 +698,7 @@ fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
     ip("link add eth0 type veth peer name far");
     ip("link set eth0 up");
     await_some("its guarantees to be kept", || {
-        kept(&mut client, Kept::Full)
+        kept(&mut client, RateKept::Full)
     });
     let classes = host.classes();
     for rate in [

@@ -8,7 +8,7 @@ use portolan_types::Instant;
 const MANY: u32 = 16;
 const WINDOW: Duration = Duration::from_millis(8);
 
-/// SYNs of late that were not kept.
+/// SYNs recently that were not kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FloodDetector {
     since: Instant,

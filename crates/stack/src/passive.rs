@@ -3,7 +3,7 @@
 
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::Flood;
-use portolan_tcp::cookie::{self, Decoded, Terms};
+use portolan_tcp::cookie::{self, CookieOptions, Decoded};
 use portolan_tcp::isn::{Secret, initial_sequence, timestamp_offset};
 use portolan_tcp::{
     ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config, Connection, ListenAnswer, judge_at_listener, reset_for,
@@ -188,7 +188,7 @@ pub fn answer_by_cookie(
 pub fn flood(base: &Config, options: &HandshakeOptions, secret: &Secret) -> Flood {
     let mut config = base.clone();
     tune_config(&mut config, options);
-    let terms = Terms::of(&config);
+    let terms = CookieOptions::of(&config);
     let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
     Flood {
         secret: secret.0,

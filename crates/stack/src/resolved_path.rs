@@ -139,7 +139,7 @@ impl ResolvedPath {
     ) -> Result<&'a mut ResolvedPath, RouteError> {
         if !kept
             .as_ref()
-            .is_some_and(|way| way.is_current(&ends, routes, mtus))
+            .is_some_and(|resolved| resolved.is_current(&ends, routes, mtus))
         {
             *kept = Some(ResolvedPath::find(ends, ip, routes, mtus)?);
         }

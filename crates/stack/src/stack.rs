@@ -39,7 +39,7 @@ const LOOK_LAST: Duration = Duration::from_secs(1);
 /// Sessions of one holder, and what they want to send.
 #[derive(Debug)]
 pub struct Stack {
-    places: Vec<Place>,
+    places: Vec<SlotState>,
     free: Vec<u32>,
     /// Sessions that are here.
     count: usize,
@@ -76,18 +76,18 @@ pub enum Step {
 }
 
 #[derive(Debug)]
-enum Place {
+enum SlotState {
     /// With the generation of the session that was here last.
     Free(Option<Generation>),
     Reserved(EarlyFrames),
-    Taken(Box<Entry>),
+    Taken(Box<SessionEntry>),
 }
 
 #[derive(Debug)]
-struct Entry {
+struct SessionEntry {
     session: Session,
     /// Of the last packet sent.
-    way: Option<ResolvedPath>,
+    resolved: Option<ResolvedPath>,
     /// The session is in `pending`, or waits for its transmit queue.
     is_pending: bool,
     tx_queue: TxQueueId,
@@ -151,7 +151,7 @@ impl Stack {
     pub fn take_all_apart(&mut self) {
         self.fast_path_disabled = true;
         for place in &mut self.places {
-            if let Place::Taken(entry) = place {
+            if let SlotState::Taken(entry) = place {
                 entry.expected = None;
             }
         }
@@ -166,21 +166,22 @@ impl Stack {
     pub fn reserve(&mut self) -> Slot {
         if let Some(slot) = self.free.pop() {
             let place = &mut self.places[slot as usize];
-            if let Place::Free(before) = *place {
-                *place = Place::Reserved(EarlyFrames::after(before));
+            if let SlotState::Free(before) = *place {
+                *place = SlotState::Reserved(EarlyFrames::after(before));
             }
             return Slot(slot);
         }
-        self.places.push(Place::Reserved(EarlyFrames::default()));
+        self.places
+            .push(SlotState::Reserved(EarlyFrames::default()));
         Slot(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 sessions in memory"))
     }
 
     /// Puts a session at a slot that [`Stack::reserve`] gave, and gives it what came for it already.
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
         self.counters.came(&session);
-        let place = Place::Taken(Box::new(Entry {
+        let place = SlotState::Taken(Box::new(SessionEntry {
             session,
-            way: None,
+            resolved: None,
             is_pending: false,
             tx_queue: TxQueueId::MAIN,
             next_tx_queue: TxQueueId::MAIN,
@@ -189,12 +190,12 @@ impl Stack {
             scheduled: Instant::FAR_FUTURE,
         }));
         let before = core::mem::replace(&mut self.places[slot.0 as usize], place);
-        self.count += usize::from(!matches!(before, Place::Taken(_)));
+        self.count += usize::from(!matches!(before, SlotState::Taken(_)));
         self.reschedule(now, slot.0);
         if self.tcp(slot).is_some() {
             self.touch(slot);
         }
-        if let Place::Reserved(early) = before {
+        if let SlotState::Reserved(early) = before {
             for held in early.release(&mut self.early) {
                 if let Input::Unclaimed(_) = self.input(now, &held.record, &held.frame) {
                     self.released.push(held.frame);
@@ -213,9 +214,9 @@ impl Stack {
     pub fn remove(&mut self, slot: Slot) -> Option<Session> {
         let taken = self.take(slot);
         let place = self.places.get_mut(slot.0 as usize)?;
-        if let Place::Reserved(early) = place {
+        if let SlotState::Reserved(early) = place {
             let early = core::mem::take(early);
-            *place = Place::Free(early.before);
+            *place = SlotState::Free(early.before);
             self.free.push(slot.0);
             let frames = early.release(&mut self.early);
             self.released
@@ -226,7 +227,7 @@ impl Stack {
 
     /// What waits for a session that is on its way to the slot: there is to be none.
     pub fn take_early(&mut self, slot: Slot) -> Vec<(RecordHeader, Vec<u8>)> {
-        let Some(Place::Reserved(early)) = self.places.get_mut(slot.0 as usize) else {
+        let Some(SlotState::Reserved(early)) = self.places.get_mut(slot.0 as usize) else {
             return Vec::new();
         };
         let held = core::mem::take(early).release(&mut self.early);
@@ -248,29 +249,30 @@ impl Stack {
     /// [`Stack::insert_at`].
     pub fn take(&mut self, slot: Slot) -> Option<Session> {
         let place = self.places.get_mut(slot.0 as usize)?;
-        let Place::Taken(entry) = place else {
+        let SlotState::Taken(entry) = place else {
             return None;
         };
         let before = generation(&entry.session);
-        let taken = core::mem::replace(place, Place::Reserved(EarlyFrames::after(Some(before))));
+        let taken =
+            core::mem::replace(place, SlotState::Reserved(EarlyFrames::after(Some(before))));
         self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
         self.tx_queues.forget(slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
         self.changed.retain(|&(changed, _)| changed != slot);
         match taken {
-            Place::Taken(entry) => {
+            SlotState::Taken(entry) => {
                 self.count -= 1;
                 self.counters.went(&entry.session);
                 Some(entry.session)
             }
-            Place::Free(_) | Place::Reserved(_) => None,
+            SlotState::Free(_) | SlotState::Reserved(_) => None,
         }
     }
 
     pub fn get(&self, slot: Slot) -> Option<&Session> {
         match self.places.get(slot.0 as usize) {
-            Some(Place::Taken(entry)) => Some(&entry.session),
+            Some(SlotState::Taken(entry)) => Some(&entry.session),
             _ => None,
         }
     }
@@ -305,19 +307,19 @@ impl Stack {
             .iter()
             .zip(0..)
             .filter_map(|(place, slot)| match place {
-                Place::Taken(entry) => Some((Slot(slot), &entry.session)),
+                SlotState::Taken(entry) => Some((Slot(slot), &entry.session)),
                 _ => None,
             })
     }
 
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
+    fn entries(&self) -> impl Iterator<Item = &SessionEntry> {
         self.places.iter().filter_map(|place| match place {
-            Place::Taken(entry) => Some(&**entry),
+            SlotState::Taken(entry) => Some(&**entry),
             _ => None,
         })
     }
 
-    fn entry(&mut self, slot: u32) -> Option<&mut Entry> {
+    fn entry(&mut self, slot: u32) -> Option<&mut SessionEntry> {
         entry_of(&mut self.places, slot)
     }
 
@@ -349,7 +351,7 @@ impl Stack {
     /// The application changed an IP option of the session: build its next header anew.
     pub fn forget_path(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
-            entry.way = None;
+            entry.resolved = None;
         }
     }
 
@@ -488,7 +490,7 @@ impl Stack {
         tell(self.observer, Step::Session);
         let slot = Slot(record.slot);
         match self.places.get_mut(slot.0 as usize) {
-            Some(Place::Taken(entry))
+            Some(SlotState::Taken(entry))
                 if generation(&entry.session) == Generation(record.generation) =>
             {
                 let delivered = deliver(&mut self.mtus, now, &mut entry.session, &packet, record);
@@ -501,7 +503,7 @@ impl Stack {
                 self.follow_up(now, slot);
                 Input::Delivered(slot)
             }
-            Some(Place::Reserved(early)) if early.expects(record) => {
+            Some(SlotState::Reserved(early)) if early.expects(record) => {
                 if early.hold(&mut self.early, record, frame) {
                     Input::Held(slot)
                 } else {
@@ -586,9 +588,9 @@ impl Stack {
         }
         entry.is_pending = false;
         wire.serve(Slot(slot));
-        let Entry {
+        let SessionEntry {
             session: Session::Tcp(session),
-            way,
+            resolved,
             ..
         } = entry
         else {
@@ -602,20 +604,20 @@ impl Stack {
             destination: flow.remote.ip(),
             scope: scope_of(flow.remote),
         };
-        let is_current = way
+        let is_current = resolved
             .as_ref()
-            .is_some_and(|way| way.is_current(&ends, routes, &self.mtus));
-        let way = match ResolvedPath::current(way, ends, session.ip, routes, &self.mtus) {
-            Ok(way) if way.unresolved.is_none() => {
+            .is_some_and(|resolved| resolved.is_current(&ends, routes, &self.mtus));
+        let resolved = match ResolvedPath::current(resolved, ends, session.ip, routes, &self.mtus) {
+            Ok(resolved) if resolved.unresolved.is_none() => {
                 if !is_current {
-                    let mtu = way.mtu_for(session.ip.discovery);
+                    let mtu = resolved.mtu_for(session.ip.discovery);
                     session.connection.set_path_mtu(tcp_payload(mtu, flow));
                 }
-                way
+                resolved
             }
             missing => {
                 self.stalled.push(slot);
-                let next_hop = missing.ok().and_then(|way| way.unresolved);
+                let next_hop = missing.ok().and_then(|resolved| resolved.unresolved);
                 self.unresolved.extend(next_hop);
                 return;
             }
@@ -623,7 +625,7 @@ impl Stack {
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
             tell(self.observer, Step::Headers);
-            let head = way.template_for(&segment).tcp_head(
+            let head = resolved.template_for(&segment).tcp_head(
                 &mut head,
                 &segment.header,
                 segment.payload,
@@ -735,11 +737,11 @@ pub fn send_segment(
         scope: scope_of(flow.remote),
     };
     let found = ResolvedPath::find(ends, ip, routes, &PathMtus::default()).ok();
-    let Some(way) = found.filter(|way| way.unresolved.is_none()) else {
+    let Some(resolved) = found.filter(|resolved| resolved.unresolved.is_none()) else {
         return false;
     };
     let mut head = [0; HEAD_MAX];
-    let head = way
+    let head = resolved
         .template
         .tcp_head(&mut head, header, [&[], &[]], 0, Codepoint::NotEct);
     wire.transmit(&Frame {
@@ -755,9 +757,9 @@ fn tell(observer: Option<fn(Step)>, step: Step) {
     }
 }
 
-fn entry_of(places: &mut [Place], slot: u32) -> Option<&mut Entry> {
+fn entry_of(places: &mut [SlotState], slot: u32) -> Option<&mut SessionEntry> {
     match places.get_mut(slot as usize) {
-        Some(Place::Taken(entry)) => Some(entry),
+        Some(SlotState::Taken(entry)) => Some(entry),
         _ => None,
     }
 }

@@ -259,7 +259,7 @@ fn apply(connection: &mut Connection, now: &mut Instant, buffer: &mut [u8], step
     }
 }
 
-/// Timers may go on for ever, but each moves the clock or the end.
+/// Timers may go on forever, but each moves the clock or the end.
 fn rest(connection: &mut Connection, mut now: Instant) {
     let mut stood = 0;
     for _ in 0..200 {

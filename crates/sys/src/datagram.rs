@@ -17,7 +17,7 @@ const CONTROL: usize = 256;
 
 /// A received datagram, its payload aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
+pub struct ReceivedDatagram {
     pub length: usize,
     pub from: SocketAddr,
     pub to: IpAddr,
@@ -67,7 +67,7 @@ fn set_all(socket: impl AsFd, is_v6: bool, value: i32) -> Result<(), Errno> {
 
 /// The next datagram; `Errno::AGAIN` if there is none. Never waits, whatever others did to the
 /// socket's flags.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Arrival, Errno> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<ReceivedDatagram, Errno> {
     // SAFETY: all zeros is a valid value of both.
     let (mut name, mut message): (sockaddr_storage, libc::msghdr) = unsafe { zeroed() };
     let mut control = Control([0; CONTROL]);
@@ -93,7 +93,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Arrival, Errno> {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let mut arrival = Arrival {
+    let mut arrival = ReceivedDatagram {
         length,
         from: SocketAddr::new(from.ip().to_canonical(), from.port()),
         to: any,
@@ -107,7 +107,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Arrival, Errno> {
     Ok(arrival)
 }
 
-fn note(arrival: &mut Arrival, level: c_int, kind: c_int, data: &[u8]) {
+fn note(arrival: &mut ReceivedDatagram, level: c_int, kind: c_int, data: &[u8]) {
     let number = |at: usize| {
         let bytes = data.get(at..at + 4).and_then(|word| word.first_chunk());
         bytes.map_or(0, |word| u32::from_ne_bytes(*word))
@@ -317,7 +317,7 @@ mod tests {
             send(&a, &[IoSlice::new(b"he"), IoSlice::new(b"llo")], &departure).unwrap();
             let mut buffer = [0; 16];
             let arrival = receive(&b, &mut buffer).unwrap();
-            let expected = Arrival {
+            let expected = ReceivedDatagram {
                 length: 5,
                 from: a.local_addr().unwrap(),
                 to: loopback.parse().unwrap(),

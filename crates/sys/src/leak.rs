@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// What [`store`] put there.
 pub fn load<T: Sync>(cell: &'static AtomicPtr<T>) -> Option<&'static T> {
-    // SAFETY: only `store` and a null store write the cell, and what `store` leaks lives for ever.
+    // SAFETY: only `store` and a null store write the cell, and what `store` leaks lives forever.
     unsafe { cell.load(Ordering::Acquire).as_ref() }
 }
 

@@ -146,7 +146,7 @@ impl Ring {
         }
     }
 
-    /// Everything before it has been read; grows for ever.
+    /// Everything before it has been read; grows forever.
     pub fn position(&self) -> u64 {
         self.position
     }

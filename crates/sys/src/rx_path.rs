@@ -48,7 +48,7 @@ pub struct RxPath {
 }
 
 /// Where the next frame lies.
-enum Place {
+enum Location {
     Ring,
     /// In the buffer, so many bytes with its virtio-net header.
     Buffer(RecordHeader, usize),
@@ -120,17 +120,17 @@ impl RxPath {
     /// overwritten.
     pub fn next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Record<'_>> {
         match self.place_of_next(tap, now)? {
-            Place::Ring => self.ring.next(),
-            Place::Buffer(header, length) => Some(Record {
+            Location::Ring => self.ring.next(),
+            Location::Buffer(header, length) => Some(Record {
                 header,
                 frame: &self.buffer[VNET_HEADER..length],
             }),
         }
     }
 
-    fn place_of_next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Place> {
+    fn place_of_next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Location> {
         if self.ring.position() < self.ring_at_wake {
-            return Some(Place::Ring);
+            return Some(Location::Ring);
         }
         if !self.is_settling() && self.tap_holds_more() {
             // Of a session whose frames always come so; it may be on its way there still.
@@ -139,9 +139,9 @@ impl RxPath {
         if self.is_settling()
             && let Some((header, length)) = self.read_tap(tap, now)
         {
-            return Some(Place::Buffer(header, length));
+            return Some(Location::Buffer(header, length));
         }
-        (!self.ring_waits).then_some(Place::Ring)
+        (!self.ring_waits).then_some(Location::Ring)
     }
 
     /// Reads a frame into the buffer; one that makes no sense is passed over.
@@ -174,7 +174,7 @@ impl RxPath {
         self.woken = self.woken.filter(|&woken| woken >= now);
     }
 
-    /// A counted frame has not come: the ring waits for it, but not for ever.
+    /// A counted frame has not come: the ring waits for it, but not forever.
     fn miss(&mut self, now: Instant) {
         self.ring_waits = self.woken.is_some_and(|woken| now.since(woken) < STRAGGLE);
         if !self.ring_waits {

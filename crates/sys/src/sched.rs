@@ -30,7 +30,7 @@ pub const LEAST_RUNTIME: Duration = Duration::from_nanos(1024);
 pub const PERIODS_US: std::ops::RangeInclusive<u32> = 100..=4_194_303;
 
 /// The least of all bandwidths: it rounds to nothing. A thread that leaves `SCHED_DEADLINE` asleep leaves its bandwidth
-/// taken for ever (Linux 6.18); so it leaves with this.
+/// taken forever (Linux 6.18); so it leaves with this.
 const LEAST: Deadline = Deadline {
     runtime: LEAST_RUNTIME,
     period: Duration::from_micros(4_194_303),

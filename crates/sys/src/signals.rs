@@ -61,18 +61,18 @@ fn bit(signal: i32) -> u64 {
 }
 
 /// What the handler of a signal is called with.
-pub struct Arrival {
+pub struct SignalInfo {
     signal: i32,
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 }
 
-impl Arrival {
+impl SignalInfo {
     /// # Safety
     /// The arguments of the handler that calls this, which was installed with `SA_SIGINFO` and has not returned while
     /// this lives.
-    pub unsafe fn new(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) -> Arrival {
-        Arrival {
+    pub unsafe fn new(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) -> SignalInfo {
+        SignalInfo {
             signal,
             info,
             context,
@@ -159,7 +159,7 @@ fn change_mask(how: i32, set: Option<Mask>) -> Mask {
 }
 
 /// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`? `before` is what
-/// it has blocked itself, if [`Arrival::put_off`] blocks more.
+/// it has blocked itself, if [`SignalInfo::put_off`] blocks more.
 pub fn handlers_restart(before: Option<Mask>) -> bool {
     let blocked = before.unwrap_or_else(blocked);
     (1..=LAST)

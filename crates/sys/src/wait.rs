@@ -19,7 +19,7 @@ use crate::{clock, raw};
 /// Bytes of the kernel's signal set, which is shorter than libc's.
 const KERNEL_SIGSET: usize = 8;
 
-/// Waits until one of `fds` is ready, `deadline` has passed (none: for ever) or a signal came
+/// Waits until one of `fds` is ready, `deadline` has passed (none: forever) or a signal came
 /// (`EINTR`); `mask`, if any, replaces the thread's signal mask meanwhile. Returns how many are
 /// ready.
 pub fn ppoll(

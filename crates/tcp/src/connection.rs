@@ -32,7 +32,7 @@ use crate::state::{Closed, Established, State, StateName};
 use crate::tcp_info::{SendSpace, TcpInfo};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
-use crate::urgent::Place;
+use crate::urgent::UrgentMark;
 
 /// Linux's `TCP_TIMEWAIT_LEN` and `tcp_fin_timeout`.
 pub(crate) const TIME_WAIT_LEN: Duration = Duration::from_secs(60);
@@ -498,11 +498,11 @@ impl Connection {
 
     // ---- urgent data ----
 
-    pub(crate) fn urgent_place(&self) -> Place {
+    pub(crate) fn urgent_place(&self) -> UrgentMark {
         if self.options.urgent_inline {
-            Place::Inline
+            UrgentMark::Inline
         } else {
-            Place::Aside
+            UrgentMark::Aside
         }
     }
 
@@ -774,8 +774,8 @@ impl Connection {
             last_data_received: receive.last_data,
             last_heard: self.last_rx,
             full_segment_in: receive.segment,
-            ack_delay: receive.pace(),
-            takes_turns: receive.turns,
+            ack_delay: receive.ato(),
+            pingpong: receive.pingpong,
             data_segments_in: self.counters.data_in,
             data_segments_out: self.counters.data_out,
             bytes_retransmitted: self.counters.bytes_retransmitted,

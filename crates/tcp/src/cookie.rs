@@ -32,7 +32,7 @@ const INNER: u8 = 4;
 
 /// What the answers to all SYNs of a listener have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Terms {
+pub struct CookieOptions {
     pub window: u16,
     /// None if windows are not scaled.
     pub scale: Option<u8>,
@@ -41,13 +41,13 @@ pub struct Terms {
     pub ecn: bool,
 }
 
-impl Terms {
-    pub fn of(config: &Config) -> Terms {
-        let offer = Terms::offer(config);
+impl CookieOptions {
+    pub fn of(config: &Config) -> CookieOptions {
+        let offer = CookieOptions::offer(config);
         let clamp = config
             .window_clamp
             .map_or(u16::MAX, |clamp| clamp.min(0xffff) as u16);
-        Terms {
+        CookieOptions {
             window: (config.receive_buffer.min(0xffff) as u16).min(clamp),
             scale: offer.scale,
             timestamps: offer.timestamps,
@@ -98,7 +98,7 @@ pub fn syn_ack(
     config: &Config,
     now: Instant,
 ) -> TcpHeader {
-    let mut offer = Terms::offer(config).answering(&syn.options);
+    let mut offer = CookieOptions::offer(config).answering(&syn.options);
     offer.ecn = Ecn::accepts(config.ecn, syn);
     if !offer.timestamps {
         // Nothing to carry them in.
@@ -127,7 +127,7 @@ pub fn syn_ack(
             true => flags.with(Ecn::syn_flags(true)),
             false => flags,
         },
-        window: Terms::of(config).window,
+        window: CookieOptions::of(config).window,
         urgent: 0,
         options: TcpOptions {
             mss: Some(offer.mss),

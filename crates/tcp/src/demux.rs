@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Demux {
     /// Bytes that a handle takes of each packet.
     room: u16,
-    phase: Phase,
+    phase: HandlePhase,
     /// This side's, while the peer may use it.
     own: Option<Handle>,
     /// Of the last operation.
@@ -26,7 +26,7 @@ const ROOM_MAX: u16 = ENCLOSED_V6_LEN as u16;
 
 /// MS Fig. 9.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-enum Phase {
+enum HandlePhase {
     #[default]
     Revoked,
     Advertising(Edge),
@@ -60,15 +60,18 @@ impl Demux {
     pub(crate) fn advertise(&mut self, handle: Handle, edge: Edge) {
         self.sequence = self.sequence.wrapping_add(1);
         self.own = Some(handle);
-        self.phase = Phase::Advertising(edge);
+        self.phase = HandlePhase::Advertising(edge);
     }
 
     /// Transition C: it has none any more. Nothing if the peer knows of none.
     pub(crate) fn revoke(&mut self, edge: Edge) {
-        if matches!(self.phase, Phase::Advertising(_) | Phase::Advertised) {
+        if matches!(
+            self.phase,
+            HandlePhase::Advertising(_) | HandlePhase::Advertised
+        ) {
             self.sequence = self.sequence.wrapping_add(1);
             self.own = None;
-            self.phase = Phase::Revoking(edge);
+            self.phase = HandlePhase::Revoking(edge);
         }
     }
 
@@ -77,8 +80,10 @@ impl Demux {
         let has_arrived =
             |edge: Edge| acknowledged.after(edge.sent) || received.after(edge.allowed);
         match self.phase {
-            Phase::Advertising(edge) if has_arrived(edge) => self.phase = Phase::Advertised,
-            Phase::Revoking(edge) if has_arrived(edge) => self.phase = Phase::Revoked,
+            HandlePhase::Advertising(edge) if has_arrived(edge) => {
+                self.phase = HandlePhase::Advertised
+            }
+            HandlePhase::Revoking(edge) if has_arrived(edge) => self.phase = HandlePhase::Revoked,
             _ => {}
         }
     }
@@ -87,11 +92,11 @@ impl Demux {
     pub(crate) fn option(&self) -> Option<DemuxOption> {
         let sequence = self.sequence;
         match self.phase {
-            Phase::Advertising(_) => self
+            HandlePhase::Advertising(_) => self
                 .own
                 .map(|handle| DemuxOption::Advertise { sequence, handle }),
-            Phase::Revoking(_) => Some(DemuxOption::Revoke { sequence }),
-            Phase::Advertised | Phase::Revoked => None,
+            HandlePhase::Revoking(_) => Some(DemuxOption::Revoke { sequence }),
+            HandlePhase::Advertised | HandlePhase::Revoked => None,
         }
     }
 

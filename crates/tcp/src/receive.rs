@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::event_counters::{Event, EventCounters};
 use crate::queue::{OooRange, Queue};
 use crate::rtt::RttEstimator;
-use crate::urgent::{Place, Span, Urgent};
+use crate::urgent::{Span, Urgent, UrgentMark};
 
 /// Linux's `TCP_DELACK_MIN` and `TCP_ATO_MIN`.
 const ACK_DELAY: Duration = Duration::from_millis(40);
@@ -62,12 +62,12 @@ pub(crate) struct Receiver {
     /// The largest payload the peer has put into one segment.
     pub(crate) segment: u32,
     /// Acknowledgements to send at once before they may wait.
-    quick: u8,
+    quickack: u8,
     /// The peers take turns: acknowledgements ride on answers.
-    pub(crate) turns: bool,
+    pub(crate) pingpong: bool,
     /// How long an acknowledgement waits, by the pace of arrivals (Linux's `ato`); zero before the
     /// first.
-    pace: Duration,
+    ato: Duration,
     pub(crate) urgent: Option<Urgent>,
     /// Sequence space that arrived in order, and segments that did not.
     pub(crate) received: u64,
@@ -93,7 +93,7 @@ struct Tuning {
 
 /// What a segment's text did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arrival {
+pub(crate) struct AcceptedPayload {
     /// Bytes became readable.
     pub(crate) readable: bool,
     /// The FIN was reached.
@@ -116,9 +116,9 @@ impl Receiver {
             autotune: true,
             need: AckSchedule::None,
             segment: ASSUMED_SEGMENT.min(u32::from(config.mss).max(1)),
-            quick: 0,
-            turns: false,
-            pace: Duration::ZERO,
+            quickack: 0,
+            pingpong: false,
+            ato: Duration::ZERO,
             urgent: None,
             received: 0,
             out_of_order: 0,
@@ -229,7 +229,7 @@ impl Receiver {
     }
 
     fn prompt_or_delayed(&self) -> AckSchedule {
-        if self.quick > 0 && !self.turns {
+        if self.quickack > 0 && !self.pingpong {
             AckSchedule::Now
         } else {
             AckSchedule::Delayed
@@ -244,13 +244,13 @@ impl Receiver {
             .max(u32::try_from(len).unwrap_or(u32::MAX).min(self.mss));
         let gap = now.since(self.last_data);
         self.last_data = now;
-        if self.pace.is_zero() {
-            self.pace = ACK_DELAY;
+        if self.ato.is_zero() {
+            self.ato = ACK_DELAY;
             self.be_quick();
         } else if gap <= ACK_DELAY / 2 {
-            self.pace = self.pace / 2 + ACK_DELAY / 2;
-        } else if gap < self.pace {
-            self.pace = (self.pace / 2 + gap).min(rtt.rto());
+            self.ato = self.ato / 2 + ACK_DELAY / 2;
+        } else if gap < self.ato {
+            self.ato = (self.ato / 2 + gap).min(rtt.rto());
         } else if gap > rtt.rto() {
             // The peer starts anew: its window grows faster with every acknowledgement.
             self.be_quick();
@@ -259,21 +259,21 @@ impl Receiver {
 
     fn be_quick(&mut self) {
         let count = (self.offered() / (2 * self.segment.max(1))).clamp(2, u32::from(QUICK_ACKS));
-        self.quick = self.quick.max(count as u8);
+        self.quickack = self.quickack.max(count as u8);
     }
 
     /// What came was not new: the peer needs to hear often where this side is (Linux's
     /// `tcp_enter_quickack_mode`).
     fn enter_quickack(&mut self) {
         self.be_quick();
-        self.turns = false;
-        self.pace = ACK_DELAY;
+        self.pingpong = false;
+        self.ato = ACK_DELAY;
     }
 
     /// `TCP_QUICKACK`: what is due leaves now, and answers are not waited for until the peers take
     /// turns again.
     pub(crate) fn ack_quickly(&mut self) {
-        self.turns = false;
+        self.pingpong = false;
         if self.need == AckSchedule::Delayed {
             self.need = AckSchedule::Now;
         }
@@ -281,17 +281,17 @@ impl Receiver {
 
     /// `TCP_QUICKACK` off.
     pub(crate) fn ack_lazily(&mut self) {
-        self.turns = true;
+        self.pingpong = true;
     }
 
     /// The delay is over and nothing took the acknowledgement along (Linux's
     /// `tcp_delack_timer_handler`).
     pub(crate) fn on_delay_expired(&mut self, rtt: &RttEstimator) {
-        if self.turns {
-            self.turns = false;
-            self.pace = ACK_DELAY;
+        if self.pingpong {
+            self.pingpong = false;
+            self.ato = ACK_DELAY;
         } else {
-            self.pace = (2 * self.pace).min(rtt.rto());
+            self.ato = (2 * self.ato).min(rtt.rto());
         }
         self.want_ack(AckSchedule::Now);
     }
@@ -304,7 +304,7 @@ impl Receiver {
         payload: &[u8],
         fin: bool,
         rtt: &RttEstimator,
-    ) -> Arrival {
+    ) -> AcceptedPayload {
         let before = self.nxt;
         let end = seq + payload.len() as u32;
         if fin && self.fin.is_none() && end.at_or_after(self.nxt) && end.at_or_before(self.edge) {
@@ -327,7 +327,7 @@ impl Receiver {
         if readable {
             self.measure(now);
         }
-        Arrival { readable, finished }
+        AcceptedPayload { readable, finished }
     }
 
     /// Keeps the part of `payload` that is new and inside the window.
@@ -416,7 +416,7 @@ impl Receiver {
         let longest = rtt
             .smoothed()
             .map_or(ACK_DELAY_MAX, |srtt| srtt.clamp(ACK_DELAY, ACK_DELAY_MAX));
-        self.pace.clamp(ACK_DELAY, longest)
+        self.ato.clamp(ACK_DELAY, longest)
     }
 
     /// The round trip by the time a window's worth takes to arrive; zero before the first.
@@ -430,19 +430,19 @@ impl Receiver {
     }
 
     /// `tcpi_ato`.
-    pub(crate) fn pace(&self) -> Duration {
-        self.pace
+    pub(crate) fn ato(&self) -> Duration {
+        self.ato
     }
 
     /// A segment that acknowledges `nxt` leaves; `data` if it carries text.
     pub(crate) fn acknowledge(&mut self, now: Instant, data: bool) {
-        if data && now.since(self.last_data) < self.pace {
-            self.turns = true;
+        if data && now.since(self.last_data) < self.ato {
+            self.pingpong = true;
         }
-        if self.need != AckSchedule::None && self.quick > 0 {
-            self.quick -= 1;
-            if self.quick == 0 {
-                self.pace = ACK_DELAY;
+        if self.need != AckSchedule::None && self.quickack > 0 {
+            self.quickack -= 1;
+            if self.quickack == 0 {
+                self.ato = ACK_DELAY;
             }
         }
         self.need = AckSchedule::None;
@@ -484,7 +484,7 @@ impl Receiver {
         now: Instant,
         out: &mut [u8],
         srtt: Option<Duration>,
-        place: Place,
+        place: UrgentMark,
     ) -> usize {
         let count = if self.urgent.is_none() {
             let count = self.buffer.copy_out(0, out);
@@ -504,7 +504,7 @@ impl Receiver {
         self.tuning.copied = self.tuning.copied.saturating_sub(bytes.len());
     }
 
-    fn read_to_mark(&mut self, out: &mut [u8], place: Place) -> usize {
+    fn read_to_mark(&mut self, out: &mut [u8], place: UrgentMark) -> usize {
         if out.is_empty() {
             return 0;
         }
@@ -522,18 +522,18 @@ impl Receiver {
     }
 
     /// Copies readable bytes from `offset` on.
-    pub(crate) fn peek(&self, offset: usize, out: &mut [u8], place: Place) -> usize {
+    pub(crate) fn peek(&self, offset: usize, out: &mut [u8], place: UrgentMark) -> usize {
         let Span { skip, len } = self.span(place);
         let room = out.len().min(len.saturating_sub(offset));
         self.buffer.copy_out(skip + offset, &mut out[..room])
     }
 
     /// Bytes that a read returns at once.
-    pub(crate) fn readable(&self, place: Place) -> usize {
+    pub(crate) fn readable(&self, place: UrgentMark) -> usize {
         self.span(place).len
     }
 
-    fn span(&self, place: Place) -> Span {
+    fn span(&self, place: UrgentMark) -> Span {
         let queued = self.buffer.len();
         match self.urgent {
             Some(urgent) => urgent.span(self.head(), queued, place),
@@ -553,12 +553,12 @@ impl Receiver {
 
     /// The peer's urgent pointer names the byte `seq` (Linux's `tcp_check_urg`). True if that is
     /// news.
-    pub(crate) fn mark_urgent(&mut self, seq: SeqNum, place: Place) -> bool {
+    pub(crate) fn mark_urgent(&mut self, seq: SeqNum, place: UrgentMark) -> bool {
         let known = self.urgent.is_some_and(|u| seq.at_or_before(u.seq));
         if seq.before(self.nxt) || known || self.fin.is_some() {
             return false;
         }
-        if self.is_at_mark() && place == Place::Aside && self.buffer.len() > 0 {
+        if self.is_at_mark() && place == UrgentMark::Aside && self.buffer.len() > 0 {
             // The byte of the earlier mark, if nobody has taken it, is lost.
             self.buffer.consume(1);
         }
@@ -590,10 +590,10 @@ impl Receiver {
     }
 
     /// `FIONREAD` (Linux's `tcp_inq`): bytes before the mark, if there is one ahead.
-    pub(crate) fn inquiry(&self, place: Place) -> usize {
+    pub(crate) fn inquiry(&self, place: UrgentMark) -> usize {
         let queued = self.buffer.len();
         match self.urgent {
-            Some(urgent) if place == Place::Aside => {
+            Some(urgent) if place == UrgentMark::Aside => {
                 let before = usize::try_from(urgent.seq.distance(self.head())).unwrap_or(queued);
                 before.min(queued)
             }
@@ -716,7 +716,7 @@ impl Receiver {
             && urgent
             && (1..=0xffff).contains(&self.mss)
             && (1..=0xffff).contains(&self.segment)
-            && self.pace <= Duration::from_secs(1 << 20)
+            && self.ato <= Duration::from_secs(1 << 20)
             && self.received.max(self.out_of_order) < 1 << 62
             && self.limit <= LARGEST
             && self.limit_max <= LARGEST

@@ -99,7 +99,7 @@ pub(crate) struct Scoreboard {
     /// Segments that one was late at most, if that is more than usual, and how often one was.
     reordering: u32,
     reorderings: u32,
-    patience: ReorderWindow,
+    reorder_window: ReorderWindow,
 }
 
 /// How many quarters of the shortest round trip a segment may be late (RFC 8985 §6.2 step 4).
@@ -273,7 +273,7 @@ impl Scoreboard {
             Duration::ZERO
         } else {
             (min_rtt / 4)
-                .saturating_mul(self.patience.quarters)
+                .saturating_mul(self.reorder_window.quarters)
                 .min(srtt)
         }
     }
@@ -321,12 +321,16 @@ impl Scoreboard {
     /// RFC 8985 §6.2 step 4: the peer had a segment twice, so the last patience was too short.
     pub(crate) fn note_duplicate(&mut self, una: SeqNum, nxt: SeqNum) {
         if self
-            .patience
+            .reorder_window
             .round_end
             .is_none_or(|end| una.at_or_after(end))
         {
-            self.patience = ReorderWindow {
-                quarters: self.patience.quarters.saturating_add(1).min(MAX_QUARTERS),
+            self.reorder_window = ReorderWindow {
+                quarters: self
+                    .reorder_window
+                    .quarters
+                    .saturating_add(1)
+                    .min(MAX_QUARTERS),
                 persist: PERSIST,
                 round_end: Some(nxt),
             };
@@ -335,9 +339,9 @@ impl Scoreboard {
 
     /// A recovery is over.
     pub(crate) fn note_recovery(&mut self) {
-        self.patience.persist = self.patience.persist.saturating_sub(1);
-        if self.patience.persist == 0 {
-            self.patience = ReorderWindow::default();
+        self.reorder_window.persist = self.reorder_window.persist.saturating_sub(1);
+        if self.reorder_window.persist == 0 {
+            self.reorder_window = ReorderWindow::default();
         }
     }
 
@@ -460,8 +464,8 @@ impl Scoreboard {
                 Fate::Outstanding => {}
             }
         }
-        (1..=MAX_QUARTERS).contains(&self.patience.quarters)
-            && self.patience.persist <= PERSIST
+        (1..=MAX_QUARTERS).contains(&self.reorder_window.quarters)
+            && self.reorder_window.persist <= PERSIST
             && self.reordering <= MAX_REORDERING
             // Splitting at both ends of a block may exceed the bound by a few.
             && self.records.len() <= MAX_RECORDS + 4

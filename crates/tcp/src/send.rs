@@ -430,7 +430,7 @@ impl Sender {
         }
     }
 
-    /// Bytes per second that the path delivered of late.
+    /// Bytes per second that the path delivered recently.
     pub(crate) fn delivery_rate(&self) -> Option<u64> {
         let (bytes, interval) = self.delivery_sample?;
         bytes_per_second(bytes, interval)

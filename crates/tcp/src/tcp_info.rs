@@ -43,7 +43,7 @@ pub struct TcpInfo {
     pub sack: bool,
     pub window_scaling: bool,
     pub congestion: CongestionKind,
-    /// Bytes per second: what is sent at most, and what was delivered of late.
+    /// Bytes per second: what is sent at most, and what was delivered recently.
     pub pacing_rate: Option<u64>,
     pub delivery_rate: Option<u64>,
     pub ecn: bool,
@@ -59,7 +59,7 @@ pub struct TcpInfo {
     /// How long acknowledgements wait; zero before the first arrival.
     pub ack_delay: Duration,
     /// Acknowledgements ride on answers.
-    pub takes_turns: bool,
+    pub pingpong: bool,
     /// Segments with text.
     pub data_segments_in: u64,
     pub data_segments_out: u64,

@@ -15,7 +15,7 @@ pub(crate) struct Urgent {
 
 /// Where the user wants the urgent byte (`SO_OOBINLINE`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum UrgentMark {
     /// Among the others.
     Inline,
     /// By itself, out of band.
@@ -34,7 +34,7 @@ pub(crate) struct Span {
 impl Urgent {
     /// The stretch of `queued` bytes from `head` on that a read may return: it ends at the mark,
     /// and shows the byte only if its place is there.
-    pub(crate) fn span(self, head: SeqNum, queued: usize, place: Place) -> Span {
+    pub(crate) fn span(self, head: SeqNum, queued: usize, place: UrgentMark) -> Span {
         let before = self.seq.distance(head);
         match usize::try_from(before) {
             // The reader is past it.
@@ -42,7 +42,7 @@ impl Urgent {
                 skip: 0,
                 len: queued,
             },
-            Ok(0) if place == Place::Inline || queued == 0 => Span {
+            Ok(0) if place == UrgentMark::Inline || queued == 0 => Span {
                 skip: 0,
                 len: queued,
             },
@@ -72,17 +72,17 @@ mod tests {
     #[test]
     fn a_read_stops_at_the_mark_and_then_steps_over_the_byte() {
         let span = |head, place| mark(10).span(SeqNum(head), 8, place);
-        assert_eq!(span(5, Place::Aside), Span { skip: 0, len: 5 });
-        assert_eq!(span(10, Place::Aside), Span { skip: 1, len: 7 });
-        assert_eq!(span(10, Place::Inline), Span { skip: 0, len: 8 });
-        assert_eq!(span(11, Place::Aside), Span { skip: 0, len: 8 });
-        assert_eq!(span(0, Place::Aside), Span { skip: 0, len: 8 });
+        assert_eq!(span(5, UrgentMark::Aside), Span { skip: 0, len: 5 });
+        assert_eq!(span(10, UrgentMark::Aside), Span { skip: 1, len: 7 });
+        assert_eq!(span(10, UrgentMark::Inline), Span { skip: 0, len: 8 });
+        assert_eq!(span(11, UrgentMark::Aside), Span { skip: 0, len: 8 });
+        assert_eq!(span(0, UrgentMark::Aside), Span { skip: 0, len: 8 });
     }
 
     #[test]
     fn an_byte_that_is_not_here_yet_is_not_stepped_over() {
         assert_eq!(
-            mark(10).span(SeqNum(10), 0, Place::Aside),
+            mark(10).span(SeqNum(10), 0, UrgentMark::Aside),
             Span { skip: 0, len: 0 }
         );
     }

@@ -133,7 +133,7 @@ fn forged_replayed_and_stale_handles_harm_nobody() {
 fn forge_and_replay(bed: &Bed) {
     let _echo = echo(bed);
     let mut forger = forger(bed);
-    // All its bytes come back in order, or it would wait for ever.
+    // All its bytes come back in order, or it would wait forever.
     run(&mut ping(bed, 20_000)).unwrap();
     forger.await_line("forged");
     let server = Side::Server;

@@ -125,13 +125,13 @@ fn shaped_bed() -> Bed {
 }
 
 fn reserve(bed: &Bed, scope: Scope, rate: Rate) {
-    let wish = Transmit {
+    let spec = Transmit {
         device: None,
         rate,
         burst: None,
         slack: Slack::None,
     };
-    bed.ask_qos(Side::Client, QosRequest::Transmit { scope, wish })
+    bed.ask_qos(Side::Client, QosRequest::Transmit { scope, spec })
         .expect("it fits the link");
 }
 

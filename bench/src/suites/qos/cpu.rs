@@ -198,7 +198,7 @@ fn reserve(
     let Some(rate) = rate else {
         return Ok(());
     };
-    let wish = Cpu {
+    let spec = Cpu {
         class: None,
         rate_ppm: rate.ppm,
         period_us: rate.period_us,
@@ -206,6 +206,6 @@ fn reserve(
         adapt: Adapt::Off,
     };
     let scope = Scope::Process { pid: program.pid() };
-    bed.ask_qos(side, QosRequest::Cpu { scope, wish })?;
+    bed.ask_qos(side, QosRequest::Cpu { scope, spec })?;
     Ok(())
 }

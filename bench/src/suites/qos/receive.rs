@@ -245,8 +245,8 @@ fn flooded_in_budget(effort: Effort, kind: Flood) -> Case {
     let name = format!("flood-{}-budget-p99-ratio", kind.name());
     let measure = move |bed: &Bed| {
         let scope = kind.scope();
-        let wish = BUDGET;
-        bed.ask_qos(Side::Server, QosRequest::Receive { scope, wish })?;
+        let spec = BUDGET;
+        bed.ask_qos(Side::Server, QosRequest::Receive { scope, spec })?;
         let ratio = flood_ratio(bed, Stack::Portolan, kind, effort);
         let (scope, kind) = (kind.scope(), Kind::Receive);
         bed.ask_qos(Side::Server, QosRequest::Delete { scope, kind })?;

@@ -324,13 +324,13 @@ impl Link {
 }
 
 fn reserve(bed: &Bed, scope: Scope, rate: Rate) -> Result<(), MeasureError> {
-    let wish = Transmit {
+    let spec = Transmit {
         device: None,
         rate,
         burst: None,
         slack: Slack::None,
     };
-    bed.ask_qos(Side::Client, QosRequest::Transmit { scope, wish })?;
+    bed.ask_qos(Side::Client, QosRequest::Transmit { scope, spec })?;
     Ok(())
 }
 

@@ -29,15 +29,15 @@ const SECRET: Secret = Secret([7; 16]);
 
 /// What one listener answers with.
 #[derive(Clone, Debug)]
-struct Terms {
+struct FloodSetup {
     config: Config,
     options: HandshakeOptions,
     secret: Secret,
 }
 
-impl Default for Terms {
-    fn default() -> Terms {
-        Terms {
+impl Default for FloodSetup {
+    fn default() -> FloodSetup {
+        FloodSetup {
             config: Config::default(),
             options: HandshakeOptions::default(),
             secret: SECRET,
@@ -45,7 +45,7 @@ impl Default for Terms {
     }
 }
 
-impl Terms {
+impl FloodSetup {
     fn flood(&self) -> Flood {
         flood(&self.config, &self.options, &self.secret)
     }
@@ -68,7 +68,7 @@ impl Terms {
 }
 
 /// A listener on any address of both families, flooded, with ways back to everybody.
-fn flooded(terms: &Terms) -> Bed {
+fn flooded(terms: &FloodSetup) -> Bed {
     let bed = flooded_with(terms.flood(), row(CHANNEL));
     bed.records();
     bed
@@ -186,7 +186,7 @@ fn open(flow: &FlowKey, answer: &[u8]) -> (u8, u8, Vec<u8>) {
 }
 
 /// The filter's answer, at whichever millisecond it was made, is one that the engine makes.
-fn assert_agrees(terms: &Terms, flow: &FlowKey, syn: &TcpHeader, began: u64, answer: &[u8]) {
+fn assert_agrees(terms: &FloodSetup, flow: &FlowKey, syn: &TcpHeader, began: u64, answer: &[u8]) {
     let (hops, class, mut bytes) = open(flow, answer);
     let ip = terms.options.ip;
     assert_eq!((hops, class), (ip.ttl, ip.tos & !3));
@@ -202,7 +202,7 @@ fn assert_agrees(terms: &Terms, flow: &FlowKey, syn: &TcpHeader, began: u64, ans
 
 #[test]
 fn a_syn_of_a_flood_is_answered_as_the_engine_would() {
-    let terms = Terms::default();
+    let terms = FloodSetup::default();
     let bed = flooded(&terms);
     for flow in flows(Protocol::Tcp) {
         let began = now_ms();
@@ -216,8 +216,8 @@ fn a_syn_of_a_flood_is_answered_as_the_engine_would() {
     assert_eq!(bed.records().len(), 0, "its owner hears of none");
 }
 
-type Wish = (Option<u16>, Option<u8>, bool, Option<u32>, bool, bool);
-type Peer = (bool, [u8; 14], u16, u32, Wish);
+type SynOptions = (Option<u16>, Option<u8>, bool, Option<u32>, bool, bool);
+type Peer = (bool, [u8; 14], u16, u32, SynOptions);
 type Choice = ([u8; 16], [bool; 5], Option<u16>, Option<u32>, u8, u8);
 
 fn flow_of(&(is_ipv6, bytes, port, ..): &Peer) -> FlowKey {
@@ -255,7 +255,7 @@ fn syn_of(peer: &Peer) -> TcpHeader {
     }
 }
 
-fn terms_of(choice: &Choice) -> Terms {
+fn terms_of(choice: &Choice) -> FloodSetup {
     let (secret, [timestamps, sack, scaling, ecn, dont_fragment], mss, clamp, tos, ttl) = *choice;
     let mut options = HandshakeOptions {
         max_segment: mss.filter(|mss| *mss > 0),
@@ -274,7 +274,7 @@ fn terms_of(choice: &Choice) -> Terms {
         ecn: if ecn { EcnMode::Accept } else { EcnMode::Off },
         ..Config::default()
     };
-    Terms {
+    FloodSetup {
         config,
         options,
         secret: Secret(secret),
@@ -283,7 +283,7 @@ fn terms_of(choice: &Choice) -> Terms {
 
 #[test]
 fn filter_and_engine_agree_on_every_cookie() {
-    let bed = AssertUnwindSafe(RefCell::new(flooded(&Terms::default())));
+    let bed = AssertUnwindSafe(RefCell::new(flooded(&FloodSetup::default())));
     portolan_fuzz::check!(1000)
         .with_type::<(Peer, Choice)>()
         .for_each(|(peer, choice)| {
@@ -300,7 +300,7 @@ fn filter_and_engine_agree_on_every_cookie() {
 
 #[test]
 fn of_options_of_any_kind_both_understand_the_same() {
-    let terms = Terms::default();
+    let terms = FloodSetup::default();
     let bed = AssertUnwindSafe(flooded(&terms));
     let bare = |flow: &FlowKey| TcpHeader {
         options: TcpOptions::default(),
@@ -335,7 +335,7 @@ fn of_options_of_any_kind_both_understand_the_same() {
 
 #[test]
 fn the_device_that_was_to_finish_the_checksum_finishes_the_answers() {
-    let bed = flooded(&Terms::default());
+    let bed = flooded(&FloodSetup::default());
     for flow in flows(Protocol::Tcp) {
         let mut bytes = segment(&syn(&flow), &[]);
         let (source, destination) = (flow.remote.ip(), flow.local.ip());
@@ -397,7 +397,7 @@ fn oddities(flow: &FlowKey) -> Vec<(&'static str, Vec<u8>)> {
 
 #[test]
 fn whatever_is_odd_is_its_owners() {
-    let bed = flooded(&Terms::default());
+    let bed = flooded(&FloodSetup::default());
     for flow in flows(Protocol::Tcp) {
         for (what, frame) in oddities(&flow) {
             assert_eq!(run(&bed, &frame).0, left(), "{what}: {flow:?}");
@@ -408,7 +408,7 @@ fn whatever_is_odd_is_its_owners() {
 
 #[test]
 fn a_spoilt_ip_header_a_fragment_and_several_in_one_are_not_answered() {
-    let bed = flooded(&Terms::default());
+    let bed = flooded(&FloodSetup::default());
     let [flow, _] = flows(Protocol::Tcp);
     let mut spoilt = frame(&flow, &syn(&flow));
     spoilt[ethernet::HEADER_LEN + 10] ^= 1;
@@ -428,7 +428,7 @@ fn a_spoilt_ip_header_a_fragment_and_several_in_one_are_not_answered() {
 
 #[test]
 fn nobody_is_answered_whose_address_is_nobodys() {
-    let bed = flooded(&Terms::default());
+    let bed = flooded(&FloodSetup::default());
     let v4 = ["127.0.0.1", "224.0.0.1", "255.255.255.255", "10.0.0.1"];
     let v6 = ["::", "::1", "ff02::1", "fd00::1"];
     for (index, sources) in [&v4[..], &v6[..]].into_iter().enumerate() {
@@ -448,7 +448,7 @@ fn nobody_is_answered_whose_address_is_nobodys() {
 
 #[test]
 fn who_is_reached_by_another_device_or_not_at_all_is_the_owners_to_answer() {
-    let mut bed = flooded(&Terms::default());
+    let mut bed = flooded(&FloodSetup::default());
     for interface in [IFINDEX + 1, 0] {
         set_paths(&mut bed, interface);
         for flow in flows(Protocol::Tcp) {
@@ -463,7 +463,7 @@ fn who_is_reached_by_another_device_or_not_at_all_is_the_owners_to_answer() {
 
 #[test]
 fn the_longest_prefix_says_which_way() {
-    let mut bed = flooded(&Terms::default());
+    let mut bed = flooded(&FloodSetup::default());
     let [flow, _] = flows(Protocol::Tcp);
     let near = PathKey::new("10.0.0.0".parse().unwrap(), 24);
     let all = PathKey::new("0.0.0.0".parse().unwrap(), 0);
@@ -480,7 +480,7 @@ fn the_longest_prefix_says_which_way() {
 
 #[test]
 fn flows_that_have_rows_are_none_of_the_flood() {
-    let bed = flooded(&Terms::default());
+    let bed = flooded(&FloodSetup::default());
     for flow in flows(Protocol::Tcp) {
         bed.filter.steer(&flow, row(CHANNEL)).unwrap();
         assert_eq!(run(&bed, &frame(&flow, &syn(&flow))).0, left());
@@ -493,7 +493,7 @@ fn flows_of_a_delegate_are_spared_by_name() {
         flags: FlowRow::DELEGATED,
         ..row(CHANNEL)
     };
-    let bed = flooded_with(Terms::default().flood(), delegated);
+    let bed = flooded_with(FloodSetup::default().flood(), delegated);
     for flow in flows(Protocol::Tcp) {
         let bytes = frame(&flow, &syn(&flow));
         bed.filter.floods.spare(&flow).unwrap();
@@ -505,7 +505,7 @@ fn flows_of_a_delegate_are_spared_by_name() {
 
 #[test]
 fn another_listener_on_the_port_is_not_flooded_with_it() {
-    let mut bed = flooded(&Terms::default());
+    let mut bed = flooded(&FloodSetup::default());
     for flow in flows(Protocol::Tcp) {
         let own = BindingKey::new(Protocol::Tcp, flow.local);
         bed.filter.bind(&own, row(CHANNEL)).unwrap();
@@ -515,7 +515,7 @@ fn another_listener_on_the_port_is_not_flooded_with_it() {
         bed.filter.floods.end(&any).unwrap();
         bed.filter
             .floods
-            .set(&own, &Terms::default().flood())
+            .set(&own, &FloodSetup::default().flood())
             .unwrap();
         assert_eq!(run(&bed, &bytes).0, answered());
     }
@@ -523,7 +523,7 @@ fn another_listener_on_the_port_is_not_flooded_with_it() {
 
 #[test]
 fn a_flood_that_is_over_is_answered_no_more() {
-    let mut bed = flooded(&Terms::default());
+    let mut bed = flooded(&FloodSetup::default());
     for flow in flows(Protocol::Tcp) {
         let binding = BindingKey::new(Protocol::Tcp, any_address(&flow));
         bed.filter.floods.end(&binding).unwrap();
@@ -533,7 +533,7 @@ fn a_flood_that_is_over_is_answered_no_more() {
 
 #[test]
 fn a_full_backlog_drops_syns_and_nothing_else() {
-    let mut full = Terms::default().flood();
+    let mut full = FloodSetup::default().flood();
     full.flags |= Flood::FULL;
     let bed = flooded_with(full, row(CHANNEL));
     for flow in flows(Protocol::Tcp) {
@@ -549,7 +549,7 @@ fn a_full_backlog_drops_syns_and_nothing_else() {
 
 #[test]
 fn who_is_too_far_is_left_to_the_owner() {
-    let mut near = Terms::default().flood();
+    let mut near = FloodSetup::default().flood();
     near.least_hops = 65;
     let bed = flooded_with(near, row(CHANNEL));
     for flow in flows(Protocol::Tcp) {
@@ -564,7 +564,7 @@ fn an_answer_is_paid_for_like_what_is_received() {
         budget: BUDGET,
         ..row(CHANNEL)
     };
-    let bed = flooded_with(Terms::default().flood(), budgeted);
+    let bed = flooded_with(FloodSetup::default().flood(), budgeted);
     let once = Budget {
         packet_price: Budget::SECOND,
         priority: Budget::LAST.into(),
@@ -585,7 +585,7 @@ fn extensions_see_what_comes_to_their_port_in_a_flood_too() {
         flags: FlowRow::EXTENDED,
         ..row(CHANNEL)
     };
-    let bed = flooded_with(Terms::default().flood(), extended);
+    let bed = flooded_with(FloodSetup::default().flood(), extended);
     let [flow, _] = flows(Protocol::Tcp);
     assert_eq!(run(&bed, &frame(&flow, &syn(&flow))).0, left());
 }
@@ -596,7 +596,7 @@ fn a_transport_of_ones_own_is_not_answered_for() {
         flags: FlowRow::RAW,
         ..row(CHANNEL)
     };
-    let bed = flooded_with(Terms::default().flood(), raw);
+    let bed = flooded_with(FloodSetup::default().flood(), raw);
     let [flow, _] = flows(Protocol::Tcp);
     let delivered = outcome(SHOT, &["delivered_raw"]);
     assert_eq!(run(&bed, &frame(&flow, &syn(&flow))).0, delivered);
@@ -604,7 +604,7 @@ fn a_transport_of_ones_own_is_not_answered_for() {
 
 #[test]
 fn what_the_server_lets_in_again_is_not_answered() {
-    let bed = flooded(&Terms::default());
+    let bed = flooded(&FloodSetup::default());
     let [flow, _] = flows(Protocol::Tcp);
     let bytes = frame(&flow, &syn(&flow));
     assert_ne!(bed.run("inject_filter", &bytes).verdict, REDIRECT);

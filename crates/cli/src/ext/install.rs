@@ -16,7 +16,7 @@ use crate::exit::{Failure, print};
 const VARIABLE: &str = "PORTOLAN_SOCKET";
 
 #[derive(clap::Args)]
-pub struct Wish {
+pub struct InstallArguments {
     /// The ELF object.
     object: PathBuf,
     #[command(flatten)]
@@ -62,8 +62,8 @@ enum Own {
 }
 
 impl Own {
-    fn take(wish: &Wish) -> Result<Own, Refused> {
-        let endpoint = &wish.endpoint;
+    fn take(request: &InstallArguments) -> Result<Own, Refused> {
+        let endpoint = &request.endpoint;
         let ethertype = endpoint.ethertype.map(Guard::EtherType);
         let protocol = endpoint.protocol.map(Guard::IpProtocol);
         match ethertype.or(protocol) {
@@ -72,7 +72,7 @@ impl Own {
                 Err(errno) => Err(Refused::new(errno, format!("cannot have {guard}: {errno}"))),
             },
             None => {
-                let local = SocketAddr::new(wish.address, endpoint.udp.unwrap_or_default());
+                let local = SocketAddr::new(request.address, endpoint.udp.unwrap_or_default());
                 Ok(Own::Port(Port::open(local)?, local))
             }
         }
@@ -110,12 +110,14 @@ impl fmt::Display for Own {
     }
 }
 
-pub fn run(arguments: &Arguments, wish: &Wish) -> Result<(), Failure> {
+pub fn run(arguments: &Arguments, request: &InstallArguments) -> Result<(), Failure> {
     pass_on_socket(arguments)?;
-    let object = read(&wish.object)?;
-    let own = Own::take(wish).map_err(refused)?;
-    let name = wish.name();
-    let extension = own.install(&name, wish.priority, object).map_err(refused)?;
+    let object = read(&request.object)?;
+    let own = Own::take(request).map_err(refused)?;
+    let name = request.name();
+    let extension = own
+        .install(&name, request.priority, object)
+        .map_err(refused)?;
     let cost = extension.cost();
     if arguments.json {
         print(serde_json::json!({
@@ -149,7 +151,7 @@ fn pass_on_socket(arguments: &Arguments) -> Result<(), Failure> {
         .into())
 }
 
-impl Wish {
+impl InstallArguments {
     fn name(&self) -> String {
         let stem = || {
             self.object

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use portolan_proto::qos::{CpuReport, Kept, LinkReport, QosReport, Scope};
+use portolan_proto::qos::{CpuReport, LinkReport, QosReport, RateKept, Scope};
 use portolan_proto::report::{CounterReport, Holder, SessionReport, StatusReport};
 use portolan_types::Protocol;
 
@@ -293,9 +293,9 @@ fn of_transmit(report: &QosReport) -> Vec<Family> {
     };
     let rate = |index: usize| rows[index].rate as f64 / 8.0;
     let kept = |index: usize| match rows[index].kept {
-        Kept::Full => rate(index),
-        Kept::Scaled { bits } => bits as f64 / 8.0,
-        Kept::Suspended => 0.0,
+        RateKept::Full => rate(index),
+        RateKept::Scaled { bits } => bits as f64 / 8.0,
+        RateKept::Suspended => 0.0,
     };
     let all = 0..rows.len();
     vec![

@@ -63,11 +63,11 @@ pub struct Setting {
     #[command(flatten)]
     whom: Whom,
     #[command(subcommand)]
-    wish: Wish,
+    spec: ReserveKind,
 }
 
 #[derive(clap::Subcommand)]
-enum Wish {
+enum ReserveKind {
     /// Reserve a transmit rate.
     Tx(TransmitArguments),
     /// Set a receive budget; the excess is dropped.
@@ -79,18 +79,18 @@ enum Wish {
 impl Setting {
     pub fn request(&self) -> Result<QosRequest, Unreadable> {
         let scope = self.whom.scope()?;
-        Ok(match &self.wish {
-            Wish::Tx(arguments) => QosRequest::Transmit {
+        Ok(match &self.spec {
+            ReserveKind::Tx(arguments) => QosRequest::Transmit {
                 scope,
-                wish: arguments.wish(),
+                spec: arguments.spec(),
             },
-            Wish::Rx(arguments) => QosRequest::Receive {
+            ReserveKind::Rx(arguments) => QosRequest::Receive {
                 scope,
-                wish: arguments.wish(),
+                spec: arguments.spec(),
             },
-            Wish::Cpu(arguments) => QosRequest::Cpu {
+            ReserveKind::Cpu(arguments) => QosRequest::Cpu {
                 scope,
-                wish: arguments.wish(),
+                spec: arguments.spec(),
             },
         })
     }
@@ -122,7 +122,7 @@ struct TransmitArguments {
 }
 
 impl TransmitArguments {
-    fn wish(&self) -> Transmit {
+    fn spec(&self) -> Transmit {
         let rate = match (self.slice, self.period) {
             (Some(slice_us), Some(period_us)) => Rate::Slice {
                 slice_us,
@@ -162,7 +162,7 @@ struct ReceiveArguments {
 }
 
 impl ReceiveArguments {
-    fn wish(&self) -> Receive {
+    fn spec(&self) -> Receive {
         Receive {
             packets: self.packets,
             bits: self.bits,
@@ -192,7 +192,7 @@ struct CpuArguments {
 }
 
 impl CpuArguments {
-    fn wish(&self) -> Cpu {
+    fn spec(&self) -> Cpu {
         Cpu {
             class: self.class.clone(),
             rate_ppm: self.rate,

@@ -2,7 +2,7 @@
 
 use portolan_proto::qos::text::{show_bytes, show_duration, show_rate, show_share};
 use portolan_proto::qos::{
-    ClassTraffic, CpuForm, CpuReport, GroupOptions, GroupReport, Kept, LinkReport, QosReport,
+    ClassTraffic, CpuForm, CpuReport, GroupOptions, GroupReport, LinkReport, QosReport, RateKept,
     Scope, TransmitReport,
 };
 use portolan_sys::accounts;
@@ -123,14 +123,14 @@ fn budgets(report: &QosReport) -> Vec<String> {
         .receive
         .iter()
         .map(|entry| {
-            let wish = &entry.wish;
+            let spec = &entry.spec;
             vec![
                 scope(&entry.scope),
-                wish.packets
+                spec.packets
                     .map_or_else(nothing, |packets| packets.to_string()),
-                wish.bits.map_or_else(nothing, show_rate),
-                format!("{}ms", wish.burst_ms),
-                wish.priority
+                spec.bits.map_or_else(nothing, show_rate),
+                format!("{}ms", spec.burst_ms),
+                spec.priority
                     .map_or_else(nothing, |priority| priority.to_string()),
                 entry.passed.to_string(),
                 entry.dropped.to_string(),
@@ -184,13 +184,13 @@ fn processor(entry: &CpuReport) -> Vec<String> {
     let share = |ppm: u32| show_share(ppm.into());
     vec![
         scope(&entry.scope),
-        entry.wish.class.as_deref().map_or_else(nothing, printable),
-        share(entry.wish.rate_ppm),
+        entry.spec.class.as_deref().map_or_else(nothing, printable),
+        share(entry.spec.rate_ppm),
         share(entry.effective_ppm),
-        show_duration(entry.wish.period_us),
+        show_duration(entry.spec.period_us),
         share(entry.used_ppm),
         entry.overruns.to_string(),
-        entry.wish.adapt.to_string(),
+        entry.spec.adapt.to_string(),
         entry.proposed_ppm.map_or_else(nothing, share),
         printable(&entry.form.to_string()),
         user(entry.uid),
@@ -289,11 +289,11 @@ pub fn scope(scope: &Scope) -> String {
 }
 
 /// What of a rate is kept on the link as it is now.
-fn kept(kept: Kept) -> String {
+fn kept(kept: RateKept) -> String {
     match kept {
-        Kept::Full => "yes".to_owned(),
-        Kept::Scaled { bits } => show_rate(bits),
-        Kept::Suspended => "no".to_owned(),
+        RateKept::Full => "yes".to_owned(),
+        RateKept::Scaled { bits } => show_rate(bits),
+        RateKept::Suspended => "no".to_owned(),
     }
 }
 

@@ -228,7 +228,7 @@ fn guarantees(before: &QosReport, now: &QosReport, seconds: f64) -> Vec<Guarante
             scope: name(&budget.scope),
             unit: "packets/s",
             // Without a bound on packets, infinite: JSON shows null.
-            granted: budget.wish.packets.map_or(f64::INFINITY, f64::from),
+            granted: budget.spec.packets.map_or(f64::INFINITY, f64::from),
             used: count(|budget| budget.passed),
             drops: count(|budget| budget.dropped + budget.early),
         }

@@ -7,7 +7,7 @@ use portolan_types::ChannelId;
 
 /// One installed extension.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TableEntry {
     pub owner: ChannelId,
     pub uid: u32,
     /// Without repetition.
@@ -31,7 +31,7 @@ pub enum Full {
 /// All installed extensions by their numbers.
 #[derive(Debug, Default)]
 pub struct Table {
-    entries: BTreeMap<u16, Entry>,
+    entries: BTreeMap<u16, TableEntry>,
     /// In each chain, in their order.
     chains: HashMap<GuardKey, Vec<u16>>,
     last: u16,
@@ -43,7 +43,7 @@ impl Table {
 
     /// May `owner` have one more?
     pub fn has_room(&self, owner: ChannelId, uid: u32) -> Result<(), Full> {
-        let of = |wanted: &dyn Fn(&Entry) -> bool| {
+        let of = |wanted: &dyn Fn(&TableEntry) -> bool| {
             self.entries.values().filter(|entry| wanted(entry)).count()
         };
         if of(&|entry| entry.owner == owner) >= Table::PER_PROCESS {
@@ -57,7 +57,7 @@ impl Table {
 
     /// Enters an extension. A number comes again as late as possible: a packet may still be on its
     /// way to the one that had it.
-    pub fn enter(&mut self, entry: Entry) -> Result<u16, Full> {
+    pub fn enter(&mut self, entry: TableEntry) -> Result<u16, Full> {
         self.has_room(entry.owner, entry.uid)?;
         let is_full = |key| {
             self.chains
@@ -93,7 +93,7 @@ impl Table {
         chain.insert(place, number);
     }
 
-    pub fn remove(&mut self, number: u16) -> Option<Entry> {
+    pub fn remove(&mut self, number: u16) -> Option<TableEntry> {
         self.suspend(number)?;
         self.entries.remove(&number)
     }
@@ -139,11 +139,11 @@ impl Table {
         Some(chain)
     }
 
-    pub fn entry(&self, number: u16) -> Option<&Entry> {
+    pub fn entry(&self, number: u16) -> Option<&TableEntry> {
         self.entries.get(&number)
     }
 
-    pub fn entries(&self) -> impl Iterator<Item = (u16, &Entry)> {
+    pub fn entries(&self) -> impl Iterator<Item = (u16, &TableEntry)> {
         self.entries.iter().map(|(&number, entry)| (number, entry))
     }
 

@@ -5,7 +5,7 @@ use portolan_proto::extension::layout::{CHAIN_MAX, Chain, GuardKey};
 use portolan_proto::extension::{Code, Direction, MapDefinition, MapKind, Relocation};
 use portolan_types::ChannelId;
 
-use super::{Domain, Entry, Environment, Fault, Full, Instruction, Table, check, link};
+use super::{Domain, Environment, Fault, Full, Instruction, Table, TableEntry, check, link};
 
 const DOMAIN: Domain = Domain {
     helpers: &[1, 5],
@@ -270,8 +270,8 @@ fn maps_are_of_bounded_shapes() {
     assert_eq!(fault(&with(ring)), Fault::Memory(16_384, 8192));
 }
 
-fn entry(owner: u32, port: u8, priority: u8) -> Entry {
-    Entry {
+fn entry(owner: u32, port: u8, priority: u8) -> TableEntry {
+    TableEntry {
         owner: ChannelId(owner),
         uid: owner,
         keys: vec![key(owner, port)],
@@ -332,7 +332,7 @@ fn chains_processes_and_users_are_bounded() {
         table.enter(entry(1, 9, 0)),
         Err(Full::Process(Table::PER_PROCESS))
     );
-    let of_user = |owner| Entry {
+    let of_user = |owner| TableEntry {
         uid: 1000,
         ..entry(owner, 7, 0)
     };

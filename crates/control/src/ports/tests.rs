@@ -6,8 +6,8 @@ use super::*;
 
 const REMOTE: &str = "192.0.2.9:80";
 
-fn claim(local: &str) -> Claim {
-    Claim {
+fn claim(local: &str) -> PortClaim {
+    PortClaim {
         protocol: Protocol::Tcp,
         local: local.parse().unwrap(),
         reuse: Reuse::default(),
@@ -16,8 +16,8 @@ fn claim(local: &str) -> Claim {
     }
 }
 
-fn reusing(local: &str) -> Claim {
-    Claim {
+fn reusing(local: &str) -> PortClaim {
+    PortClaim {
         reuse: Reuse {
             address: true,
             port: false,
@@ -26,8 +26,8 @@ fn reusing(local: &str) -> Claim {
     }
 }
 
-fn port_sharing(local: &str, uid: u32) -> Claim {
-    Claim {
+fn port_sharing(local: &str, uid: u32) -> PortClaim {
+    PortClaim {
         reuse: Reuse {
             address: false,
             port: true,
@@ -58,7 +58,7 @@ fn two_binds_of_one_endpoint_conflict() {
 fn tcp_and_udp_have_separate_ports() {
     let mut ports = table();
     ports.bind(claim("0.0.0.0:53"), 0).unwrap();
-    let udp = Claim {
+    let udp = PortClaim {
         protocol: Protocol::Udp,
         ..claim("0.0.0.0:53")
     };
@@ -71,7 +71,7 @@ fn a_dual_stack_any_covers_ipv4_unless_v6_only() {
     let (dual, _) = ports.bind(claim("[::]:80"), 0).unwrap();
     assert_eq!(ports.bind(claim("0.0.0.0:80"), 0), Err(ClaimError::InUse));
     ports.release(dual);
-    let only = Claim {
+    let only = PortClaim {
         v6_only: true,
         ..claim("[::]:80")
     };

@@ -12,7 +12,7 @@ mod machine;
 #[cfg(test)]
 mod tests;
 
-pub use machine::Standing;
+pub use machine::CpuLoad;
 
 const WHOLE: u64 = 1_000_000;
 
@@ -57,7 +57,7 @@ pub struct MemberId(pub u64);
 
 /// Who asks, and for how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Claim {
+pub struct CpuClaim {
     pub uid: u32,
     /// `r̂_j`.
     pub nominal_ppm: u32,
@@ -121,7 +121,7 @@ pub struct Classes {
     /// In which class each member is.
     places: BTreeMap<MemberId, usize>,
     /// What other servers of this machine have.
-    others: Standing,
+    others: CpuLoad,
 }
 
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ struct Class {
     terms: ClassTerms,
     /// `R_k`.
     rate_ppm: u64,
-    members: BTreeMap<MemberId, Claim>,
+    members: BTreeMap<MemberId, CpuClaim>,
     /// Sum of their nominal rates.
     nominal_ppm: u64,
 }
@@ -147,36 +147,41 @@ impl Classes {
             capacity_ppm: capacity.ppm(),
             classes: terms.into_iter().map(class).collect(),
             places: BTreeMap::new(),
-            others: Standing::default(),
+            others: CpuLoad::default(),
         }
     }
 
     /// What other servers of this machine have now.
-    pub fn set_others(&mut self, others: Standing) {
+    pub fn set_others(&mut self, others: CpuLoad) {
         self.others = others;
     }
 
-    pub fn others(&self) -> Standing {
+    pub fn others(&self) -> CpuLoad {
         self.others
     }
 
     /// What the others are to know.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> CpuLoad {
         let ids = self.places.keys();
-        Standing::sum(ids.map(|id| self.standing_of(*id)))
+        CpuLoad::sum(ids.map(|id| self.standing_of(*id)))
     }
 
     /// What a member is promised, and what its class gives it.
-    fn standing_of(&self, id: MemberId) -> Standing {
+    fn standing_of(&self, id: MemberId) -> CpuLoad {
         let place = self.places.get(&id);
-        place.map_or_else(Standing::default, |place| {
+        place.map_or_else(CpuLoad::default, |place| {
             self.classes[*place].standing_of(id)
         })
     }
 
     /// `Σ r̂_i + r̂_j ≤ R_k (1 + b_k)`. A member that was there already changes its claim or its class, or stays as it
     /// is if that is denied.
-    pub fn admit(&mut self, id: MemberId, name: Option<&str>, claim: Claim) -> Result<(), Denied> {
+    pub fn admit(
+        &mut self,
+        id: MemberId,
+        name: Option<&str>,
+        claim: CpuClaim,
+    ) -> Result<(), Denied> {
         let place = self.place(name)?;
         self.classes[place].test(id, &claim)?;
         let mut changed = self.clone();
@@ -258,7 +263,7 @@ impl Classes {
 }
 
 impl Class {
-    fn test(&self, id: MemberId, claim: &Claim) -> Result<(), Denied> {
+    fn test(&self, id: MemberId, claim: &CpuClaim) -> Result<(), Denied> {
         let wanted = u64::from(claim.nominal_ppm);
         if wanted == 0 {
             return Err(Denied::NoRate);
@@ -330,7 +335,7 @@ impl Class {
         }
     }
 
-    fn insert(&mut self, id: MemberId, claim: Claim) {
+    fn insert(&mut self, id: MemberId, claim: CpuClaim) {
         self.remove(id);
         self.nominal_ppm += u64::from(claim.nominal_ppm);
         self.members.insert(id, claim);
@@ -343,19 +348,19 @@ impl Class {
     }
 
     /// What it is promised is its nominal rate, or less in a class that is overbooked.
-    fn standing_of(&self, id: MemberId) -> Standing {
+    fn standing_of(&self, id: MemberId) -> CpuLoad {
         let Some(claim) = self.members.get(&id) else {
-            return Standing::default();
+            return CpuLoad::default();
         };
         let wanted_ppm = self.share_of(claim).min(claim.usable_ppm);
-        Standing {
+        CpuLoad {
             promised_ppm: wanted_ppm.min(claim.nominal_ppm.into()),
             wanted_ppm,
         }
     }
 
     /// Of a member.
-    fn share_of(&self, claim: &Claim) -> u64 {
+    fn share_of(&self, claim: &CpuClaim) -> u64 {
         let share = u128::from(self.rate_ppm) * u128::from(claim.nominal_ppm);
         // Members have rates, so the sum is not 0; the quotient is at most `R_k`.
         (share / u128::from(self.nominal_ppm)) as u64
@@ -421,11 +426,11 @@ pub struct Measured {
 
 impl Adaptation {
     /// The nominal rate that would do, if it differs by a tenth or more from what there is.
-    pub fn propose(&mut self, wish: &Cpu, effective_ppm: u64, measured: Measured) -> Option<u32> {
+    pub fn propose(&mut self, spec: &Cpu, effective_ppm: u64, measured: Measured) -> Option<u32> {
         self.used_ppm.rotate_right(1);
         self.used_ppm[0] = measured.used_ppm;
         self.seconds = (self.seconds + 1).min(SECONDS);
-        let nominal = u64::from(wish.rate_ppm);
+        let nominal = u64::from(spec.rate_ppm);
         let used = |ppm: u32| u64::from(ppm) * 5 / 4;
         let is_short = measured.overruns > measured.periods / 20;
         let better = if is_short {
@@ -436,7 +441,7 @@ impl Adaptation {
         } else {
             return None;
         };
-        let (least, most) = match wish.adapt {
+        let (least, most) = match spec.adapt {
             Adapt::Auto {
                 least_ppm,
                 most_ppm,

@@ -38,13 +38,13 @@ pub struct ClassId(pub u16);
 
 /// What a class is promised and held to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct ClassRates {
     pub rate: u64,
     pub ceiling: u64,
     pub burst: u32,
 }
 
-impl Terms {
+impl ClassRates {
     /// What may go at once at the ceiling's rate: with a ceiling that is the rate, the burst itself.
     pub fn ceiling_burst(&self) -> u32 {
         let bytes = bytes_in(self.ceiling, CEILING_BURST_MS);
@@ -123,11 +123,11 @@ impl Refused {
 pub struct Link {
     rate: u64,
     portions: Portions,
-    claims: BTreeMap<ClassId, Claim>,
+    claims: BTreeMap<ClassId, ClassClaim>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Claim {
+struct ClassClaim {
     uid: u32,
     rate: u64,
     /// Within which it was admitted.
@@ -154,9 +154,9 @@ impl Link {
 
     /// What is kept of a promise: all of it or, on a link that has become too slow for all promises, a part in
     /// proportion.
-    pub fn kept(&self, promised: Terms) -> Terms {
+    pub fn kept(&self, promised: ClassRates) -> ClassRates {
         let rate = self.part_kept(promised.rate);
-        Terms {
+        ClassRates {
             rate,
             ceiling: promised.ceiling.min(self.rate).max(rate),
             burst: promised.burst,
@@ -191,10 +191,10 @@ impl Link {
     }
 
     /// What the kernel and all who reserved nothing are sure of.
-    pub fn best_effort(&self) -> Terms {
+    pub fn best_effort(&self) -> ClassRates {
         let reserved = self.reserved().min(self.reservable());
         let rate = self.rate.saturating_sub(reserved).max(LEAST_RATE);
-        Terms {
+        ClassRates {
             rate,
             ceiling: self.rate,
             burst: clamped(
@@ -205,8 +205,8 @@ impl Link {
     }
 
     /// The whole link's.
-    pub fn whole(&self) -> Terms {
-        Terms {
+    pub fn whole(&self) -> ClassRates {
+        ClassRates {
             rate: self.rate,
             ceiling: self.rate,
             burst: clamped(
@@ -217,8 +217,8 @@ impl Link {
     }
 
     /// Puts a wish into numbers for this link (NE §4.4), if it makes sense.
-    pub fn terms(&self, wish: &Transmit) -> Result<Terms, Refused> {
-        let (rate, slice) = match wish.rate {
+    pub fn terms(&self, spec: &Transmit) -> Result<ClassRates, Refused> {
+        let (rate, slice) = match spec.rate {
             Rate::Bits(rate) => (rate, None),
             Rate::Slice {
                 slice_us,
@@ -232,7 +232,7 @@ impl Link {
             return Err(Refused::Slow(rate));
         }
         let usual = || clamped(bytes_in(rate, DEFAULT_BURST_MS), DEFAULT_BURST);
-        let burst = match (wish.burst, slice) {
+        let burst = match (spec.burst, slice) {
             (Some(burst), _) if !(LEAST_BURST..=MOST_BURST).contains(&burst) => {
                 return Err(Refused::Burst(burst));
             }
@@ -240,7 +240,7 @@ impl Link {
             (None, Some(slice)) => clamped(slice, u64::from(LEAST_BURST)..=u64::from(MOST_BURST)),
             (None, None) => usual(),
         };
-        let ceiling = match wish.slack {
+        let ceiling = match spec.slack {
             Slack::None => rate,
             Slack::UpTo(ceiling) if ceiling < rate => {
                 return Err(Refused::Ceiling { ceiling, rate });
@@ -248,15 +248,15 @@ impl Link {
             Slack::UpTo(ceiling) => ceiling.min(self.rate).max(rate),
             Slack::All => self.rate.max(rate),
         };
-        Ok(Terms {
+        Ok(ClassRates {
             rate,
             ceiling,
             burst,
         })
     }
 
-    /// Terms of a class by its rate alone, which may go up to `ceiling`.
-    pub fn plain_terms(&self, rate: u64, ceiling: u64) -> Result<Terms, Refused> {
+    /// ClassRates of a class by its rate alone, which may go up to `ceiling`.
+    pub fn plain_terms(&self, rate: u64, ceiling: u64) -> Result<ClassRates, Refused> {
         self.terms(&Transmit {
             device: None,
             rate: Rate::Bits(rate),
@@ -282,7 +282,7 @@ impl Link {
 
     /// Promises `rate` of the link to `class`, or changes what it was promised.
     pub fn reserve(&mut self, class: ClassId, uid: u32, rate: u64) -> Result<(), Refused> {
-        let others = |claim: &Claim| claim.group.is_none();
+        let others = |claim: &ClassClaim| claim.group.is_none();
         let reservable = self.reservable();
         let left = reservable.saturating_sub(self.sum_without(class, others));
         if rate > left {
@@ -316,7 +316,7 @@ impl Link {
         }
         self.claims.insert(
             class,
-            Claim {
+            ClassClaim {
                 uid,
                 rate,
                 group: None,
@@ -349,7 +349,7 @@ impl Link {
             });
         }
         let group = Some(group);
-        self.claims.insert(class, Claim { uid, rate, group });
+        self.claims.insert(class, ClassClaim { uid, rate, group });
         Ok(())
     }
 
@@ -359,12 +359,12 @@ impl Link {
         self.claims.retain(|_, claim| claim.group != Some(class));
     }
 
-    fn sum(&self, counts: impl Fn(&Claim) -> bool) -> u64 {
+    fn sum(&self, counts: impl Fn(&ClassClaim) -> bool) -> u64 {
         let rates = self.claims.values().filter(|claim| counts(claim));
         rates.fold(0, |sum, claim| sum.saturating_add(claim.rate))
     }
 
-    fn sum_without(&self, class: ClassId, counts: impl Fn(&Claim) -> bool) -> u64 {
+    fn sum_without(&self, class: ClassId, counts: impl Fn(&ClassClaim) -> bool) -> u64 {
         let others = self
             .claims
             .iter()

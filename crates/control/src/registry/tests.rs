@@ -25,7 +25,7 @@ fn registry() -> Registry {
     })
 }
 
-fn opening(protocol: Protocol, phase: Phase) -> Opening {
+fn opening(protocol: Protocol, phase: SessionPhase) -> Opening {
     Opening {
         protocol,
         phase,
@@ -84,7 +84,7 @@ fn sessions_are_bounded_per_user_and_leave_root_some() {
     let mut open = |uid| {
         let opening = Opening {
             uid,
-            ..opening(Protocol::Tcp, Phase::Handshake)
+            ..opening(Protocol::Tcp, SessionPhase::Handshake)
         };
         registry.open(None, opening, &mut numbers)
     };
@@ -95,7 +95,7 @@ fn sessions_are_bounded_per_user_and_leave_root_some() {
     assert_eq!(registry.refusals(), [0, 2, 0]);
     registry.remove(opened[0]);
     registry.remove(opened[3]);
-    let opening = opening(Protocol::Tcp, Phase::Handshake);
+    let opening = opening(Protocol::Tcp, SessionPhase::Handshake);
     registry.open(None, opening, &mut numbers).unwrap();
 }
 
@@ -104,7 +104,7 @@ fn sessions_are_bounded_per_process() {
     let mut registry = registry();
     let channel = process(&mut registry, 1);
     let mut numbers = numbers();
-    let bound = opening(Protocol::Tcp, Phase::Bound);
+    let bound = opening(Protocol::Tcp, SessionPhase::Bound);
     let first = registry.open(Some(channel), bound, &mut numbers).unwrap();
     registry.open(Some(channel), bound, &mut numbers).unwrap();
     assert_eq!(
@@ -120,7 +120,7 @@ fn a_process_cannot_name_the_cached_session_of_another() {
     let mut registry = registry();
     let mine = process(&mut registry, 1);
     let other = process(&mut registry, 2);
-    let connected = opening(Protocol::Tcp, Phase::Connected);
+    let connected = opening(Protocol::Tcp, SessionPhase::Connected);
     let id = registry.open(Some(mine), connected, numbers()).unwrap();
     registry.steer(id, Holder::Process(mine, Slot(0)));
     assert!(registry.admit(mine, Command::Flush, id).is_ok());
@@ -134,7 +134,7 @@ fn a_process_cannot_name_the_cached_session_of_another() {
 fn an_offered_session_goes_to_whoever_learnt_its_number() {
     let mut registry = registry();
     let worker = process(&mut registry, 1);
-    let offered = opening(Protocol::Tcp, Phase::Offered);
+    let offered = opening(Protocol::Tcp, SessionPhase::Offered);
     let id = registry.open(None, offered, numbers()).unwrap();
     assert!(registry.admit(worker, Command::Cache, id).is_ok());
     assert_eq!(
@@ -147,7 +147,11 @@ fn an_offered_session_goes_to_whoever_learnt_its_number() {
 fn every_steer_has_a_fresh_generation() {
     let mut registry = registry();
     let id = registry
-        .open(None, opening(Protocol::Tcp, Phase::Offered), numbers())
+        .open(
+            None,
+            opening(Protocol::Tcp, SessionPhase::Offered),
+            numbers(),
+        )
         .unwrap();
     let first = registry.steer(id, Holder::Server(Slot(1)));
     let second = registry.steer(id, Holder::Server(Slot(1)));
@@ -160,12 +164,12 @@ fn a_dead_process_leaves_the_sessions_it_held() {
     let mut registry = registry();
     let channel = process(&mut registry, 1);
     let mut numbers = numbers();
-    let connected = opening(Protocol::Tcp, Phase::Connected);
+    let connected = opening(Protocol::Tcp, SessionPhase::Connected);
     let held = registry
         .open(Some(channel), connected, &mut numbers)
         .unwrap();
     registry.steer(held, Holder::Process(channel, Slot(0)));
-    let bound = opening(Protocol::Tcp, Phase::Bound);
+    let bound = opening(Protocol::Tcp, SessionPhase::Bound);
     registry.open(Some(channel), bound, &mut numbers).unwrap();
     assert_eq!(registry.unregister(channel), [held]);
     assert!(registry.session(held).unwrap().owner().is_none());
@@ -176,7 +180,7 @@ fn a_session_has_as_many_users_as_showed_its_descriptor() {
     let mut registry = registry();
     let parent = process(&mut registry, 1);
     let child = process(&mut registry, 1);
-    let listening = opening(Protocol::Tcp, Phase::Listening);
+    let listening = opening(Protocol::Tcp, SessionPhase::Listening);
     let id = registry.open(Some(parent), listening, numbers()).unwrap();
     assert!(!registry.session(id).unwrap().is_user(child));
     registry.entitle(id, child);
@@ -190,7 +194,7 @@ fn a_cookie_finds_its_session_until_it_is_replaced() {
     let mut registry = registry();
     let with_cookie = Opening {
         cookie: 9,
-        ..opening(Protocol::Tcp, Phase::Bound)
+        ..opening(Protocol::Tcp, SessionPhase::Bound)
     };
     let id = registry.open(None, with_cookie, numbers()).unwrap();
     assert_eq!(registry.by_cookie(9).unwrap().id, id);

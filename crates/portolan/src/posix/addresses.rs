@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::connect::complete_connect;
 use super::lifecycle::has_ended;
 use super::{Answer, Stop, find};
-use crate::socket::Phase;
+use crate::socket::SocketPhase;
 use crate::table;
 
 pub fn local_address(fd: RawFd) -> Answer<SocketAddr> {
@@ -26,7 +26,7 @@ pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
         complete_connect(process, fd, &socket);
         if !matches!(
             socket.phase(),
-            Phase::Cached | Phase::Relayed | Phase::HeldElsewhere
+            SocketPhase::Cached | SocketPhase::Relayed | SocketPhase::HeldElsewhere
         ) {
             return Err(Errno::NOTCONN.into());
         }
@@ -35,7 +35,7 @@ pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
             .lock()
             .stream(socket.slot())
             .is_some_and(|stream| has_ended(stream));
-        if is_closed && socket.phase() == Phase::Cached {
+        if is_closed && socket.phase() == SocketPhase::Cached {
             return Err(Errno::NOTCONN.into());
         }
         Ok(socket.shown(remote))

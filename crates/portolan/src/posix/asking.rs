@@ -18,8 +18,8 @@ use super::fallback::{fall_back, leave_session};
 use super::socket_options::apply_quickack;
 use crate::control::Lost;
 use crate::process::{Absent, Process};
-use crate::runtime::Arrival;
-use crate::socket::{Phase, Setup, Socket};
+use crate::runtime::NewSession;
+use crate::socket::{Setup, Socket, SocketPhase};
 use crate::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -50,15 +50,15 @@ impl Slots for Process {
 
 /// A slot that is promised to a session. Given back when the call ends without one, whatever the
 /// reason.
-pub(super) struct Reservation<'a, S: Slots> {
+pub(super) struct SlotReservation<'a, S: Slots> {
     slots: &'a S,
     slot: Slot,
 }
 
-impl<S: Slots> Reservation<'_, S> {
-    pub(super) fn at(slots: &S) -> Reservation<'_, S> {
+impl<S: Slots> SlotReservation<'_, S> {
+    pub(super) fn at(slots: &S) -> SlotReservation<'_, S> {
         let slot = slots.reserve();
-        Reservation { slots, slot }
+        SlotReservation { slots, slot }
     }
 
     pub(super) fn slot(&self) -> Slot {
@@ -73,7 +73,7 @@ impl<S: Slots> Reservation<'_, S> {
     }
 }
 
-impl<S: Slots> Drop for Reservation<'_, S> {
+impl<S: Slots> Drop for SlotReservation<'_, S> {
     fn drop(&mut self) {
         self.slots.give_back(self.slot);
     }
@@ -92,7 +92,7 @@ pub(super) fn ask(
     match process.control.call(request(session), &fds) {
         Ok((ReplyBody::UseKernel { .. }, fds)) => {
             let kernel = match (socket.phase(), setup.session) {
-                (Phase::Cached, Some(session)) => {
+                (SocketPhase::Cached, Some(session)) => {
                     let kernel = leave_session(fd, socket, session);
                     Some(kernel.ok_or(Errno::NETDOWN)?)
                 }
@@ -132,18 +132,18 @@ pub(super) fn install(
     process: &'static Process,
     socket: &Arc<Socket>,
     slot: Slot,
-    mut arrival: Arrival,
+    mut arrival: NewSession,
 ) {
     match &mut arrival {
-        Arrival::Session(session) => socket.options().apply(session),
-        Arrival::Local(_, end) => socket.options().apply_to_stream(&mut **end),
+        NewSession::Session(session) => socket.options().apply(session),
+        NewSession::Local(_, end) => socket.options().apply_to_stream(&mut **end),
     }
-    if let Arrival::Session(Session::Tcp(session)) = &mut arrival {
+    if let NewSession::Session(Session::Tcp(session)) = &mut arrival {
         apply_quickack(socket, &mut session.connection);
     }
     let id = match &arrival {
-        Arrival::Session(session) => Some(session.id()),
-        Arrival::Local(..) => None,
+        NewSession::Session(session) => Some(session.id()),
+        NewSession::Local(..) => None,
     };
     let delivery = socket.options().delivery().unwrap_or(process.delivery());
     let stays = delivery != Delivery::Server || socket.protocol != Protocol::Tcp;
@@ -247,13 +247,13 @@ mod tests {
         let slots = Mutex::new(Stack::new(Instant::ZERO));
         let without_ends = Setup::default();
         let open = || -> Result<Slot, Errno> {
-            let reservation = Reservation::at(&slots);
+            let reservation = SlotReservation::at(&slots);
             introduce(&without_ends, std::io::stderr().as_fd())?;
             Ok(reservation.keep())
         };
         assert_eq!(open(), Err(Errno::INVAL));
         assert_eq!(open(), Err(Errno::INVAL));
-        let first = Reservation::at(&slots).keep();
+        let first = SlotReservation::at(&slots).keep();
         assert_eq!(first, Slot(0), "earlier ones came back");
         assert_eq!(slots.reserve(), Slot(1), "one that is kept does not");
     }

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{Probed, ReplyBody, RequestBody, Standing};
+use portolan_proto::control::{Probed, ReplyBody, RequestBody, SocketState};
 use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
@@ -14,7 +14,7 @@ use super::lifecycle::forget;
 use super::migrate::{is_standard_stream, make_relayed};
 use crate::options::Options;
 use crate::process::Process;
-use crate::socket::{Family, Phase, Setup, Socket};
+use crate::socket::{Family, Setup, Socket, SocketPhase};
 use crate::table::{self, File};
 
 /// Looks for sockets among what the program has from the one before it.
@@ -70,7 +70,7 @@ fn known(session: SessionId) -> Option<Arc<Socket>> {
 fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
     let by_address = if probed.is_v6 { Family::V6 } else { Family::V4 };
     let protocol = match probed.standing {
-        Standing::Datagrams { .. } => Protocol::Udp,
+        SocketState::Datagrams { .. } => Protocol::Udp,
         _ => Protocol::Tcp,
     };
     let (family, options) = Options::from_options_blob(&probed.options_blob, protocol)
@@ -81,22 +81,22 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
         ..Setup::default()
     };
     let phase = match probed.standing {
-        Standing::Bound => {
+        SocketState::Bound => {
             setup.is_bound = true;
-            Phase::Idle
+            SocketPhase::Idle
         }
-        Standing::Listening { backlog } => {
+        SocketState::Listening { backlog } => {
             setup.is_bound = true;
             setup.backlog = backlog;
-            Phase::Listening
+            SocketPhase::Listening
         }
-        Standing::Connected { remote } => {
+        SocketState::Connected { remote } => {
             setup.remote = Some(remote);
-            Phase::HeldElsewhere
+            SocketPhase::HeldElsewhere
         }
-        Standing::Datagrams { remote } => {
+        SocketState::Datagrams { remote } => {
             setup.remote = remote;
-            Phase::HeldElsewhere
+            SocketPhase::HeldElsewhere
         }
     };
     let socket = Socket::attached(family, protocol, phase, setup, options);

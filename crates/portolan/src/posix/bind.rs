@@ -10,14 +10,14 @@ use portolan_sys::clock;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install};
+use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
 use super::groups::join_early_groups;
 use super::socket_options::tell_priority;
 use super::{Answer, Stop, find};
 use crate::process::Process;
-use crate::runtime::Arrival;
-use crate::socket::{Family, Phase, Socket};
+use crate::runtime::NewSession;
+use crate::socket::{Family, Socket, SocketPhase};
 
 pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
     fn take(fd: RawFd, address: SocketAddr) -> Result<(), Stop> {
@@ -81,8 +81,8 @@ fn bind_session(
     local: SocketAddr,
 ) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    if socket.phase() != Phase::Idle || setup.local.is_some() {
-        return Err(if socket.phase() == Phase::Relayed {
+    if socket.phase() != SocketPhase::Idle || setup.local.is_some() {
+        return Err(if socket.phase() == SocketPhase::Relayed {
             Stop::NotOurs
         } else {
             Errno::INVAL.into()
@@ -92,7 +92,7 @@ fn bind_session(
         let options = socket.options();
         (options.reuse(), options.v6_only(), options.binds_freely())
     };
-    let reservation = Reservation::at(process);
+    let reservation = SlotReservation::at(process);
     let protocol = socket.protocol;
     let request = |session| RequestBody::Bind {
         session,
@@ -134,7 +134,7 @@ fn bind_session(
             process,
             socket,
             slot,
-            Arrival::Session(Session::Udp(Box::new(udp))),
+            NewSession::Session(Session::Udp(Box::new(udp))),
         );
         drop(setup);
         if socket.options().priority() > 0 {
@@ -153,7 +153,7 @@ pub(super) fn bind_implicitly(
 ) -> Result<(), Stop> {
     match bind_session(process, fd, socket, socket.unspecified()) {
         // Another thread was faster.
-        Err(Stop::Failed(Errno::INVAL)) if socket.phase() == Phase::Cached => Ok(()),
+        Err(Stop::Failed(Errno::INVAL)) if socket.phase() == SocketPhase::Cached => Ok(()),
         result => result,
     }
 }

@@ -18,13 +18,13 @@ use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::asking::{Reservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
+use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
 use super::lifecycle::reset_to_idle;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::locals;
 use crate::process::Process;
-use crate::runtime::Arrival;
-use crate::socket::{Family, Phase, Socket};
+use crate::runtime::NewSession;
+use crate::socket::{Family, Socket, SocketPhase};
 use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
 
@@ -62,16 +62,19 @@ fn connect_udp(
     socket: &Arc<Socket>,
     remote: SocketAddr,
 ) -> Result<(), Stop> {
-    if matches!(socket.phase(), Phase::Relayed | Phase::HeldElsewhere) {
+    if matches!(
+        socket.phase(),
+        SocketPhase::Relayed | SocketPhase::HeldElsewhere
+    ) {
         return Err(Stop::NotOurs);
     }
     let chosen = socket.options().delivery();
     let priority = socket.options().priority();
     let mut setup = socket.setup();
-    let reservation = (socket.phase() != Phase::Cached).then(|| Reservation::at(process));
+    let reservation = (socket.phase() != SocketPhase::Cached).then(|| SlotReservation::at(process));
     let slot = reservation
         .as_ref()
-        .map_or_else(|| socket.slot(), Reservation::slot);
+        .map_or_else(|| socket.slot(), SlotReservation::slot);
     let reply = ask(process, fd, socket, &setup, |session| {
         RequestBody::Connect {
             session,
@@ -106,7 +109,7 @@ fn connect_udp(
                 process,
                 socket,
                 slot,
-                Arrival::Session(Session::Udp(Box::new(udp))),
+                NewSession::Session(Session::Udp(Box::new(udp))),
             );
         }
     }
@@ -132,7 +135,7 @@ fn retarget(
 
 fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    let (Phase::Cached, Some(session)) = (socket.phase(), setup.session) else {
+    let (SocketPhase::Cached, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
     if !setup.is_bound {
@@ -163,12 +166,13 @@ fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
 fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     socket.take_news();
     match socket.phase() {
-        Phase::Idle => Ok(()),
-        Phase::Relayed => Err(Stop::NotOurs),
-        Phase::HeldElsewhere => Err(Errno::ISCONN.into()),
-        Phase::Connecting | Phase::Cached | Phase::Listening | Phase::Closed => {
-            reset_to_idle(process, fd, socket)
-        }
+        SocketPhase::Idle => Ok(()),
+        SocketPhase::Relayed => Err(Stop::NotOurs),
+        SocketPhase::HeldElsewhere => Err(Errno::ISCONN.into()),
+        SocketPhase::Connecting
+        | SocketPhase::Cached
+        | SocketPhase::Listening
+        | SocketPhase::Closed => reset_to_idle(process, fd, socket),
     }
 }
 
@@ -180,13 +184,13 @@ fn connect_tcp(
 ) -> Result<(), Stop> {
     match socket.phase() {
         // The open that an earlier call began has ended: this call tells how (connect(2)).
-        Phase::Idle if socket.take_news() => {
+        SocketPhase::Idle if socket.take_news() => {
             let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
             return Err(error.into());
         }
-        Phase::Cached if socket.take_news() => return Ok(()),
-        Phase::Idle if socket.setup().deferred.is_some() => return Err(Errno::ISCONN.into()),
-        Phase::Idle => {
+        SocketPhase::Cached if socket.take_news() => return Ok(()),
+        SocketPhase::Idle if socket.setup().deferred.is_some() => return Err(Errno::ISCONN.into()),
+        SocketPhase::Idle => {
             let early = if socket.options().opens_fast() {
                 FastOpenMode::IfCookie
             } else {
@@ -197,12 +201,12 @@ fn connect_tcp(
                 return Ok(());
             }
         }
-        Phase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
-        Phase::Connecting => {}
-        Phase::Cached | Phase::Listening => return Err(Errno::ISCONN.into()),
-        Phase::Relayed => return Err(Stop::NotOurs),
-        Phase::HeldElsewhere => return Err(Errno::ISCONN.into()),
-        Phase::Closed => return Err(Errno::BADF.into()),
+        SocketPhase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
+        SocketPhase::Connecting => {}
+        SocketPhase::Cached | SocketPhase::Listening => return Err(Errno::ISCONN.into()),
+        SocketPhase::Relayed => return Err(Stop::NotOurs),
+        SocketPhase::HeldElsewhere => return Err(Errno::ISCONN.into()),
+        SocketPhase::Closed => return Err(Errno::BADF.into()),
     }
     if socket.is_nonblocking() {
         return Err(Errno::INPROGRESS.into());
@@ -260,7 +264,7 @@ fn start_connect(
     let mut setup = socket.setup();
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
-    let reservation = Reservation::at(process);
+    let reservation = SlotReservation::at(process);
     let reply = ask(process, fd, socket, &setup, |session| {
         RequestBody::Connect {
             session,
@@ -318,7 +322,7 @@ pub(super) fn wait_connected(
             mask: None,
             begins_again: None,
         };
-        let is_over = || (socket.phase() != Phase::Connecting).then_some(());
+        let is_over = || (socket.phase() != SocketPhase::Connecting).then_some(());
         match process.wait(sleep, |_, _| is_over()) {
             Ok(Woken::Ready(())) => break,
             Ok(Woken::Kernel) => complete_connect(process, fd, socket),
@@ -331,7 +335,7 @@ pub(super) fn wait_connected(
     socket.take_news();
     match socket.take_error(None) {
         Some(errno) => Err(errno.into()),
-        None if socket.phase() == Phase::Cached => Ok(()),
+        None if socket.phase() == SocketPhase::Cached => Ok(()),
         None => Err(Errno::CONNABORTED.into()),
     }
 }
@@ -357,11 +361,11 @@ impl Drop for PollsOutcome<'_> {
 
 /// Takes the outcome of an active open from the descriptor, if it has come.
 pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
-    if socket.phase() != Phase::Connecting {
+    if socket.phase() != SocketPhase::Connecting {
         return;
     }
     let mut setup = socket.setup();
-    if socket.phase() != Phase::Connecting {
+    if socket.phase() != SocketPhase::Connecting {
         return;
     }
     let session = setup.session;
@@ -386,7 +390,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         Err(errno) => {
             setup.remote = None;
             socket.set_error(errno);
-            socket.set_phase(Phase::Idle);
+            socket.set_phase(SocketPhase::Idle);
             let mut core = process.lock();
             core.stack.remove(slot);
             socket.notify(Events::ERROR);
@@ -404,7 +408,7 @@ fn has_outcome(fd: RawFd) -> bool {
 }
 
 /// The session, or the error that the server left on the descriptor; `None` if neither has come.
-fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<Arrival, i32>> {
+fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
     let near = descriptor::borrow(fd).ok()?;
     MESSAGE.with_borrow_mut(|message| {
         message.resize(MAX_MESSAGE, 0);
@@ -420,11 +424,11 @@ fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<Arriv
                 capsule,
                 generation,
             }) => open_capsule(capsule.into(), generation, fds)
-                .map(|session| Arrival::Session(Session::Tcp(Box::new(session)))),
+                .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
             Ok(DescriptorEvent::EstablishedLocal) => session
                 .ok_or(libc::EPROTO)
                 .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
-                .map(|(id, end)| Arrival::Local(id, Box::new(end))),
+                .map(|(id, end)| NewSession::Local(id, Box::new(end))),
             Ok(DescriptorEvent::Failed { errno }) => Err(errno),
             Ok(_) | Err(_) => Err(libc::EPROTO),
         })

@@ -22,7 +22,7 @@ use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
 use crate::process::Process;
 use crate::runtime::Core;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 
 /// What `recvmsg` reports besides the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,17 +59,17 @@ fn by_phase(
     flags: i32,
 ) -> Result<Received, Stop> {
     match (socket.settled_phase(), socket.protocol) {
-        (Phase::Cached, Protocol::Tcp) => receive_tcp(process, socket, buffers, flags),
-        (Phase::Cached, Protocol::Udp) => receive_udp(process, socket, buffers, flags),
-        (Phase::Idle, Protocol::Udp) => await_port(process, socket, flags),
-        (Phase::Connecting, _) => {
+        (SocketPhase::Cached, Protocol::Tcp) => receive_tcp(process, socket, buffers, flags),
+        (SocketPhase::Cached, Protocol::Udp) => receive_udp(process, socket, buffers, flags),
+        (SocketPhase::Idle, Protocol::Udp) => await_port(process, socket, flags),
+        (SocketPhase::Connecting, _) => {
             let deadline = deadline_after(socket.options().receive_timeout());
             wait_opened(process, fd, socket, (deadline, flags))?;
             receive_tcp(process, socket, buffers, flags)
         }
-        (Phase::Relayed, _) => Err(Stop::NotOurs),
-        (Phase::HeldElsewhere, _) => Err(Stop::Moved),
-        (Phase::Idle | Phase::Listening | Phase::Closed, _) => {
+        (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
+        (SocketPhase::HeldElsewhere, _) => Err(Stop::Moved),
+        (SocketPhase::Idle | SocketPhase::Listening | SocketPhase::Closed, _) => {
             Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
         }
     }
@@ -233,8 +233,8 @@ fn wait_opened(
 /// The session has left this process: for the server, which relays it, or for good.
 pub(super) fn gone<T>(socket: &Socket) -> Result<T, Stop> {
     match socket.phase() {
-        Phase::Relayed => Err(Stop::NotOurs),
-        Phase::HeldElsewhere => Err(Stop::Moved),
+        SocketPhase::Relayed => Err(Stop::NotOurs),
+        SocketPhase::HeldElsewhere => Err(Stop::Moved),
         _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
     }
 }
@@ -285,27 +285,31 @@ pub fn send_message(
         let (socket, process) = find_to_use(fd)?;
         complete_connect(process, fd, &socket);
         match (socket.settled_phase(), socket.protocol) {
-            (Phase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
+            (SocketPhase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
                 Err(Errno::ISCONN.into())
             }
-            (Phase::Cached, Protocol::Tcp) => {
+            (SocketPhase::Cached, Protocol::Tcp) => {
                 let sent = send_tcp(process, &socket, buffers, flags)?;
                 stamp_stream(process, &socket, control);
                 Ok(sent)
             }
-            (Phase::Cached | Phase::Idle, Protocol::Udp) => {
+            (SocketPhase::Cached | SocketPhase::Idle, Protocol::Udp) => {
                 send_udp(process, fd, &socket, buffers, to, flags, control)
             }
-            (Phase::Connecting, _) if flags & libc::MSG_FASTOPEN != 0 => Err(Errno::ALREADY.into()),
-            (Phase::Connecting, _) => {
+            (SocketPhase::Connecting, _) if flags & libc::MSG_FASTOPEN != 0 => {
+                Err(Errno::ALREADY.into())
+            }
+            (SocketPhase::Connecting, _) => {
                 let deadline = deadline_after(socket.options().send_timeout());
                 wait_opened(process, fd, &socket, (deadline, flags))?;
                 send_tcp(process, &socket, buffers, flags)
             }
-            (Phase::Relayed, _) => Err(Stop::NotOurs),
-            (Phase::HeldElsewhere, _) => Err(Stop::Moved),
-            (Phase::Idle, Protocol::Tcp) => send_first(process, fd, &socket, buffers, to, flags),
-            (Phase::Listening | Phase::Closed, _) => {
+            (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
+            (SocketPhase::HeldElsewhere, _) => Err(Stop::Moved),
+            (SocketPhase::Idle, Protocol::Tcp) => {
+                send_first(process, fd, &socket, buffers, to, flags)
+            }
+            (SocketPhase::Listening | SocketPhase::Closed, _) => {
                 Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
             }
         }
@@ -326,8 +330,8 @@ pub fn send_space(fd: RawFd) -> Answer<usize> {
         let mut core = process.lock();
         core.poll_rx(clock::now());
         match (socket.phase(), core.stream(socket.slot())) {
-            (Phase::Cached, Some(stream)) => Ok(stream.send_space()),
-            (Phase::Relayed, _) => Err(Stop::NotOurs),
+            (SocketPhase::Cached, Some(stream)) => Ok(stream.send_space()),
+            (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
             _ => Ok(0),
         }
     }

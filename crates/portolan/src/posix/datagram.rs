@@ -23,7 +23,7 @@ use crate::layers::{self, Layer};
 use crate::options::{Options, timestamping};
 use crate::process::Process;
 use crate::runtime::Core;
-use crate::socket::{Corked, Family, Phase, RECEIVE, SEND, Socket};
+use crate::socket::{Corked, Family, RECEIVE, SEND, Socket, SocketPhase};
 
 /// Ancillary data, as far as the socket's options ask for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -178,7 +178,7 @@ pub(super) fn await_port(
         let is_over = std::mem::replace(&mut waits, true) && socket.is_shut(RECEIVE);
         match (socket.phase(), socket.take_error(None)) {
             (_, Some(errno)) => Some(Err(errno.into())),
-            (Phase::Idle, None) => is_over.then(|| Ok(Received::default())),
+            (SocketPhase::Idle, None) => is_over.then(|| Ok(Received::default())),
             _ => Some(Err(Stop::Moved)),
         }
     };
@@ -438,7 +438,7 @@ pub(super) fn send_udp(
         return Err(refusal_of_shut(process, socket, to).into());
     }
     let sending = sending(socket, control);
-    if socket.phase() == Phase::Idle {
+    if socket.phase() == SocketPhase::Idle {
         if to.is_none() {
             return Err(Errno::DESTADDRREQ.into());
         }
@@ -605,7 +605,7 @@ fn send_payload(
         timeout: Options::send_timeout,
     };
     match call.complete(process.lock(), attempt, || None) {
-        Err(Stop::NotOurs) if socket.phase() == Phase::Cached => {
+        Err(Stop::NotOurs) if socket.phase() == SocketPhase::Cached => {
             send_by_kernel(&call, payload, to, sending)
         }
         result => result,

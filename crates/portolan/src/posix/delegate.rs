@@ -13,39 +13,39 @@ use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
 use super::Stop;
-use super::asking::{Reservation, install, refusal};
+use super::asking::{SlotReservation, install, refusal};
 use super::lifecycle::enter;
 use crate::process::Process;
-use crate::runtime::Arrival;
+use crate::runtime::NewSession;
 use crate::socket::{Setup, Socket};
 use crate::table::InternalFd;
 
 /// Where a listener's segments come, or would come if its handshakes were delegated.
-pub(super) enum Place<'a> {
+pub(super) enum ListenerSlot<'a> {
     /// Of a listener that was not delegated when it became one, nor can be now.
     Nowhere,
     Known(Slot),
-    New(Reservation<'a, Process>),
+    New(SlotReservation<'a, Process>),
 }
 
-impl Place<'_> {
-    pub(super) fn new(process: &Process) -> Place<'_> {
-        Place::New(Reservation::at(process))
+impl ListenerSlot<'_> {
+    pub(super) fn new(process: &Process) -> ListenerSlot<'_> {
+        ListenerSlot::New(SlotReservation::at(process))
     }
 
-    pub(super) fn of(process: &Process, listener: &Socket) -> Place<'static> {
+    pub(super) fn of(process: &Process, listener: &Socket) -> ListenerSlot<'static> {
         let slot = listener.slot();
         match process.lock().delegations.has(slot) {
-            true => Place::Known(slot),
-            false => Place::Nowhere,
+            true => ListenerSlot::Known(slot),
+            false => ListenerSlot::Nowhere,
         }
     }
 
     fn slot(&self) -> Option<Slot> {
         match self {
-            Place::Nowhere => None,
-            Place::Known(slot) => Some(*slot),
-            Place::New(reservation) => Some(reservation.slot()),
+            ListenerSlot::Nowhere => None,
+            ListenerSlot::Known(slot) => Some(*slot),
+            ListenerSlot::New(reservation) => Some(reservation.slot()),
         }
     }
 }
@@ -56,7 +56,7 @@ pub(super) fn request(
     socket: &Socket,
     session: SessionRef,
     backlog: u32,
-    place: &Place<'_>,
+    place: &ListenerSlot<'_>,
 ) -> RequestBody {
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
@@ -78,14 +78,14 @@ pub(super) fn heed(
     process: &'static Process,
     socket: &Socket,
     (id, backlog): (SessionId, u32),
-    (place, far): (Place<'_>, Option<OwnedFd>),
+    (place, far): (ListenerSlot<'_>, Option<OwnedFd>),
     rules: Option<Vec<u8>>,
 ) {
     let rules = rules.and_then(|rules| portolan_proto::decode::<Rules>(&rules).ok());
-    let is_known = matches!(place, Place::Known(_));
+    let is_known = matches!(place, ListenerSlot::Known(_));
     match (rules, place.slot()) {
         (Some(rules), Some(slot)) => {
-            if let Place::New(reservation) = place {
+            if let ListenerSlot::New(reservation) = place {
                 reservation.keep();
             }
             let options = socket.options().handshake();
@@ -174,7 +174,7 @@ fn claim(
                 process,
                 &socket,
                 slot,
-                Arrival::Session(Session::Tcp(session)),
+                NewSession::Session(Session::Tcp(session)),
             );
             Ok((enter(near, socket, flags)?, listener.shown(remote)))
         }

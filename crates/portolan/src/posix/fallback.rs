@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::Stop;
 use super::migrate::lose;
 use crate::process::Process;
-use crate::socket::{Family, OUT, Phase, Setup, Socket};
+use crate::socket::{Family, OUT, Setup, Socket, SocketPhase};
 use crate::table;
 
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
@@ -35,13 +35,13 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
 pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     let setup = socket.setup();
     let kernel = match (socket.protocol, socket.phase(), setup.session) {
-        (Protocol::Udp, Phase::Cached | Phase::HeldElsewhere, Some(session)) => {
+        (Protocol::Udp, SocketPhase::Cached | SocketPhase::HeldElsewhere, Some(session)) => {
             match share_port(fd, socket, session) {
                 Some(kernel) => Some(kernel),
                 None => return lose(socket),
             }
         }
-        (_, Phase::Idle, None) => None,
+        (_, SocketPhase::Idle, None) => None,
         _ => return,
     };
     // Without descriptors to be had it stays what it is.
@@ -59,11 +59,11 @@ fn wake_sleepers(socket: &Socket) {
 /// This process is about to close a UDP socket that others may have.
 pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
     let setup = socket.setup();
-    if let (Protocol::Udp, Phase::Cached, Some(session)) =
+    if let (Protocol::Udp, SocketPhase::Cached, Some(session)) =
         (socket.protocol, socket.phase(), setup.session)
     {
         drop(share_port(fd, socket, session));
-        socket.set_phase(Phase::Closed);
+        socket.set_phase(SocketPhase::Closed);
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
 pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     let kernel = share_port(fd, socket, session);
     if kernel.is_none() {
-        socket.set_phase(Phase::Closed);
+        socket.set_phase(SocketPhase::Closed);
     }
     kernel
 }
@@ -88,10 +88,10 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
         unread,
     };
     let answer = match (socket.phase(), Process::running()) {
-        (Phase::Cached, Some(process)) => {
+        (SocketPhase::Cached, Some(process)) => {
             let slot = socket.slot();
             // Other calls on it wait for `setup` from now on.
-            socket.set_phase(Phase::HeldElsewhere);
+            socket.set_phase(SocketPhase::HeldElsewhere);
             let (unread, memory) = pack_unread(take_unread(process, slot));
             let fds: Vec<_> = [near]
                 .into_iter()
@@ -177,7 +177,7 @@ fn become_kernel(
         owner::inherit_status(*number, &kernel)?;
     }
     // Calls under way go on with the kernel's.
-    socket.set_phase(Phase::Relayed);
+    socket.set_phase(SocketPhase::Relayed);
     for number in numbers {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
         descriptor::replace(&kernel, number, is_cloexec)?;
@@ -221,7 +221,7 @@ pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
 /// socket never.
 pub(super) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::epoll_event {
     let ignored = match socket.phase() {
-        Phase::Listening => OUT,
+        SocketPhase::Listening => OUT,
         _ => 0,
     };
     libc::epoll_event {

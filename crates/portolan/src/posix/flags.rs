@@ -10,7 +10,7 @@ use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
 use super::{Answer, Stop, find};
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 use crate::table;
 
 /// Is the next byte urgent? (`asm-generic/sockios.h`)
@@ -89,9 +89,9 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
             return Ok(descriptor::request(&kernel, request, argument)?);
         }
         match socket.phase() {
-            Phase::Cached => {}
-            Phase::Listening if request != SIOCATMARK => return Err(Errno::INVAL.into()),
-            Phase::Connecting | Phase::Idle | Phase::Listening => {
+            SocketPhase::Cached => {}
+            SocketPhase::Listening if request != SIOCATMARK => return Err(Errno::INVAL.into()),
+            SocketPhase::Connecting | SocketPhase::Idle | SocketPhase::Listening => {
                 memory::write_int(argument, 0)?;
                 return Ok(0);
             }

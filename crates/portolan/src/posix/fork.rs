@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use portolan_proto::control::{Reader, ReplyBody, RequestBody, Standing};
+use portolan_proto::control::{Reader, ReplyBody, RequestBody, SocketState};
 use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
@@ -16,7 +16,7 @@ use super::lifecycle::new_socketpair;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
 use crate::inside;
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 use crate::table::{self, File};
 use crate::wait::Waiter;
 
@@ -57,9 +57,9 @@ pub fn after_fork_in_child() {
     close_hidden();
     for (_, socket) in sockets() {
         match socket.phase() {
-            Phase::Cached => socket.set_phase(Phase::HeldElsewhere),
-            Phase::Connecting => socket.set_phase(Phase::Closed),
-            Phase::Idle => part_with_parent(&socket),
+            SocketPhase::Cached => socket.set_phase(SocketPhase::HeldElsewhere),
+            SocketPhase::Connecting => socket.set_phase(SocketPhase::Closed),
+            SocketPhase::Idle => part_with_parent(&socket),
             _ => {}
         }
     }
@@ -113,12 +113,12 @@ pub fn before_exit() {
     {
         let _inside = inside::enter();
         for (fd, socket) in sockets() {
-            if socket.phase() == Phase::Listening {
+            if socket.phase() == SocketPhase::Listening {
                 let mut core = process.lock();
                 core.abort_delegation(clock::now(), socket.slot());
                 continue;
             }
-            let is_here = socket.phase() == Phase::Cached;
+            let is_here = socket.phase() == SocketPhase::Cached;
             if is_here && process.lock().is_local(socket.slot()) {
                 // The server closes it as the kernel would.
                 continue;
@@ -180,7 +180,7 @@ fn before_exec_of_borrower() -> bool {
             continue;
         };
         has_any = true;
-        if let Standing::Connected { .. } = probed.standing {
+        if let SocketState::Connected { .. } = probed.standing {
             let session = probed.session;
             // One that is lost shows as the end of its descriptor.
             let reader = Reader::Other;
@@ -208,7 +208,10 @@ pub fn before_lending(fd: RawFd) -> bool {
             socket.leave_to_kernel();
             make_relayed(fd, &socket);
         }
-        matches!(socket.phase(), Phase::Relayed | Phase::Listening)
+        matches!(
+            socket.phase(),
+            SocketPhase::Relayed | SocketPhase::Listening
+        )
     })
 }
 
@@ -223,7 +226,7 @@ fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 fn end_delegation_of(socket: &Socket) {
-    if socket.phase() == Phase::Listening
+    if socket.phase() == SocketPhase::Listening
         && let Some(process) = Process::running()
     {
         delegate::end(process, socket.slot());

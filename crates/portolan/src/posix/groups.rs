@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::Stop;
 use super::asking::refusal;
 use crate::process::Process;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 
 /// linux/in.h: `MCAST_JOIN_GROUP` and the five that follow.
 const MCAST: std::ops::RangeInclusive<i32> = 42..=47;
@@ -47,8 +47,8 @@ fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) ->
     }
     let session = socket.setup().session;
     match (socket.phase(), session) {
-        (Phase::Cached, Some(session)) => tell_server(process, socket, session, change),
-        (Phase::Idle, _) => {
+        (SocketPhase::Cached, Some(session)) => tell_server(process, socket, session, change),
+        (SocketPhase::Idle, _) => {
             note_early(process, socket, change)?;
             Ok(())
         }

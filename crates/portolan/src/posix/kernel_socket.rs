@@ -19,7 +19,7 @@ use super::asking::refusal;
 use super::blocking::Call;
 use super::{Stop, deadline_after, restarts};
 use crate::process::Process;
-use crate::socket::{Family, Phase, Socket};
+use crate::socket::{Family, Socket, SocketPhase};
 use crate::table::InternalFd;
 use crate::wait::{Sleep, Woken, pollfd};
 
@@ -59,7 +59,7 @@ pub(super) fn send_by_kernel(
             ..Sleep::until(until)
         };
         match process.wait(sleep, |_, _| {
-            (socket.phase() != Phase::Cached).then_some(())
+            (socket.phase() != SocketPhase::Cached).then_some(())
         }) {
             Ok(Woken::Kernel) => {}
             // Its session has gone to the kernel meanwhile, or is closed.

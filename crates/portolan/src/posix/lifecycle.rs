@@ -22,7 +22,7 @@ use super::{Answer, Stop, deadline_after, find_here};
 use crate::control::Lost;
 use crate::epoll::Epoll;
 use crate::process::{Absent, Process};
-use crate::socket::{Family, Phase, RECEIVE, SEND, Setup, Socket};
+use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase};
 use crate::table::{self, File, InternalFd};
 use crate::unseen;
 use crate::wait::{Sleep, Waiter};
@@ -85,16 +85,16 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             return Err(Errno::INVAL.into());
         }
         match socket.phase() {
-            Phase::Cached => {}
+            SocketPhase::Cached => {}
             // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
-            Phase::Connecting => {
+            SocketPhase::Connecting => {
                 socket.set_error(libc::ECONNRESET);
                 return reset_to_idle(process, fd, &socket);
             }
-            Phase::Idle if socket.protocol == Protocol::Udp => {}
-            Phase::Listening if how == libc::SHUT_WR => return Ok(()),
-            Phase::Listening => return stop_listening(process, fd, &socket),
-            Phase::Relayed => return Err(Stop::NotOurs),
+            SocketPhase::Idle if socket.protocol == Protocol::Udp => {}
+            SocketPhase::Listening if how == libc::SHUT_WR => return Ok(()),
+            SocketPhase::Listening => return stop_listening(process, fd, &socket),
+            SocketPhase::Relayed => return Err(Stop::NotOurs),
             _ => return Err(Errno::NOTCONN.into()),
         }
         let mut core = process.lock();
@@ -108,7 +108,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             });
             socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
             let session = match socket.phase() {
-                Phase::Cached => core.stack.udp(slot),
+                SocketPhase::Cached => core.stack.udp(slot),
                 _ => None,
             };
             // As Linux: without a peer the call fails, and what it was to do is done.
@@ -147,7 +147,7 @@ pub(super) fn has_ended(stream: &dyn Stream) -> bool {
 fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     // Who sleeps in `accept` on the old descriptor wakes.
     rustix::net::shutdown(descriptor::borrow(fd)?, rustix::net::Shutdown::Both)?;
-    end_session(process, socket, Phase::Listening, true);
+    end_session(process, socket, SocketPhase::Listening, true);
     let session = socket.setup().session;
     if let Some(session) = session {
         // The port is free once the server has answered, whatever it says.
@@ -165,7 +165,7 @@ pub(super) fn reset_to_idle(
     let mut setup = socket.setup();
     let bound = setup.local.filter(|_| setup.is_bound);
     let phase = socket.phase();
-    socket.set_phase(Phase::Idle);
+    socket.set_phase(SocketPhase::Idle);
     end_session(process, socket, phase, true);
     new_socketpair(socket, &mut setup)?;
     drop(setup);
@@ -226,7 +226,7 @@ pub fn close(fd: RawFd) -> Answer<()> {
 }
 
 fn listening_behind(fd: RawFd) -> Option<SessionId> {
-    let socket = table::socket(fd).filter(|socket| socket.phase() == Phase::Listening)?;
+    let socket = table::socket(fd).filter(|socket| socket.phase() == SocketPhase::Listening)?;
     socket.setup().session
 }
 
@@ -276,15 +276,15 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
     }
     if let Some(process) = Process::running() {
         let phase = socket.phase();
-        if phase == Phase::Cached && socket.protocol == Protocol::Tcp && socket.is_shared() {
+        if phase == SocketPhase::Cached && socket.protocol == Protocol::Tcp && socket.is_shared() {
             give_back(process, socket, Destination::Park);
-            socket.set_phase(Phase::Closed);
+            socket.set_phase(SocketPhase::Closed);
             return true;
         }
-        socket.set_phase(Phase::Closed);
+        socket.set_phase(SocketPhase::Closed);
         let linger = socket.options().linger();
         let is_abortive = linger.is_some_and(|linger| linger.time.is_zero());
-        if phase == Phase::Cached
+        if phase == SocketPhase::Cached
             && socket.protocol == Protocol::Tcp
             && let Some(linger) = linger.filter(|linger| !linger.time.is_zero())
         {
@@ -331,18 +331,21 @@ fn keep_open(fd: RawFd, socket: &Arc<Socket>) {
 
 /// Ends what the socket has here in that phase. What has no session here ends when the server sees
 /// the descriptor's last copy go.
-fn end_session(process: &Process, socket: &Arc<Socket>, phase: Phase, is_abortive: bool) {
+fn end_session(process: &Process, socket: &Arc<Socket>, phase: SocketPhase, is_abortive: bool) {
     match phase {
-        Phase::Cached => {}
-        Phase::Connecting => {
+        SocketPhase::Cached => {}
+        SocketPhase::Connecting => {
             process.lock().stack.remove(socket.slot());
             return;
         }
-        Phase::Listening => {
+        SocketPhase::Listening => {
             let mut core = process.lock();
             return core.abort_delegation(clock::now(), socket.slot());
         }
-        Phase::Idle | Phase::Relayed | Phase::HeldElsewhere | Phase::Closed => return,
+        SocketPhase::Idle
+        | SocketPhase::Relayed
+        | SocketPhase::HeldElsewhere
+        | SocketPhase::Closed => return,
     }
     let mut core = process.lock();
     let slot = socket.slot();

@@ -12,12 +12,12 @@ use rustix::io::Errno;
 
 use super::asking::{denial, install, refusal};
 use super::bind::bind_implicitly;
-use super::delegate::{self, Place};
+use super::delegate::{self, ListenerSlot};
 use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::Process;
-use crate::socket::{Phase, Setup, Socket};
+use crate::socket::{Setup, Socket, SocketPhase};
 use crate::wait::{Sleep, Woken, pollfd};
 
 /// Bytes of the longest message a listener's descriptor carries.
@@ -33,7 +33,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
         let session = socket.setup().session;
         match (socket.phase(), session) {
-            (Phase::Idle, _) => {
+            (SocketPhase::Idle, _) => {
                 // A port of its family's addresses, unless it has one.
                 let has_port = socket.setup().local.is_some();
                 if !has_port {
@@ -41,11 +41,11 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
                 }
                 become_listener(process, &socket, backlog)
             }
-            (Phase::Listening, Some(session)) => {
+            (SocketPhase::Listening, Some(session)) => {
                 socket.setup().backlog = backlog;
                 listen_anew(process, &socket, session, backlog)
             }
-            (Phase::Relayed, _) => Err(Stop::NotOurs),
+            (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
             _ => Err(Errno::INVAL.into()),
         }
     }
@@ -59,7 +59,7 @@ pub(super) fn listen_anew(
     session: SessionId,
     backlog: u32,
 ) -> Result<(), Stop> {
-    let place = Place::of(process, socket);
+    let place = ListenerSlot::of(process, socket);
     let request = delegate::request(process, socket, SessionRef::Known(session), backlog, &place);
     match process.control.call(request, &[]) {
         Ok((ReplyBody::Listening { rules, .. }, _)) => {
@@ -80,7 +80,7 @@ fn become_listener(
     let mut setup = socket.setup();
     let (near, far) = process.control.brief_pair(PairKind::SeqPacket)?;
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
-    let place = Place::new(process);
+    let place = ListenerSlot::new(process);
     let request = delegate::request(process, socket, session, backlog, &place);
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
         Ok((
@@ -95,7 +95,7 @@ fn become_listener(
             setup.local = Some(local);
             setup.backlog = backlog;
             replace_fds(socket, &near)?;
-            socket.set_phase(Phase::Listening);
+            socket.set_phase(SocketPhase::Listening);
             delegate::heed(
                 process,
                 socket,
@@ -124,7 +124,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
         let process = Process::start().map_err(|_| Errno::NETDOWN)?;
         let deadline = deadline_after(listener.options().receive_timeout());
         loop {
-            if listener.phase() != Phase::Listening {
+            if listener.phase() != SocketPhase::Listening {
                 return Err(Errno::INVAL.into());
             }
             if let Some(accepted) = try_accept(process, fd, &listener, flags)? {
@@ -141,7 +141,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
                 begins_again: None,
             };
             let _watching = Watching::new(vec![&listener])?;
-            let is_over = || (listener.phase() != Phase::Listening).then_some(());
+            let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());
             match process.wait(sleep, |_, _| is_over()) {
                 Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
                 Err(Errno::INTR) if restarts(deadline) => {}

@@ -14,14 +14,14 @@ use portolan_tcp::{Connection, Events};
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::asking::{Reservation, install, open_capsule, refusal};
+use super::asking::{SlotReservation, install, open_capsule, refusal};
 use super::delegate;
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
 use crate::locals;
 use crate::process::{CoreGuard, Process};
-use crate::runtime::{Arrival, Core};
-use crate::socket::{Phase, Setup, Socket};
+use crate::runtime::{Core, NewSession};
+use crate::socket::{Setup, Socket, SocketPhase};
 use crate::table::{self, File};
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
@@ -30,8 +30,8 @@ pub(super) fn fetch(
     process: &'static Process,
     session: SessionId,
     descriptor: &[BorrowedFd<'_>],
-) -> Result<Option<(Arrival, Slot, SocketOptionsBlob)>, Stop> {
-    let reservation = Reservation::at(process);
+) -> Result<Option<(NewSession, Slot, SocketOptionsBlob)>, Stop> {
+    let reservation = SlotReservation::at(process);
     let slot = reservation.slot();
     let request = RequestBody::Cache { session, slot };
     match process.control.call(request, descriptor) {
@@ -45,12 +45,12 @@ pub(super) fn fetch(
         )) => {
             let session = open_capsule(capsule, generation, fds);
             let session = session.map_err(Errno::from_raw_os_error)?;
-            let arrival = Arrival::Session(Session::Tcp(Box::new(session)));
+            let arrival = NewSession::Session(Session::Tcp(Box::new(session)));
             Ok(Some((arrival, reservation.keep(), options_blob)))
         }
         Ok((ReplyBody::CachedLocal { side, options_blob }, mut fds)) => {
             let end = locals::open(fds.pop(), side).map_err(Errno::from_raw_os_error)?;
-            let arrival = Arrival::Local(session, Box::new(end));
+            let arrival = NewSession::Local(session, Box::new(end));
             Ok(Some((arrival, reservation.keep(), options_blob)))
         }
         Ok((ReplyBody::Relayed, _)) => Ok(None),
@@ -64,7 +64,7 @@ pub(super) fn obtain(
     fd: RawFd,
     socket: &Arc<Socket>,
 ) -> Result<(), Stop> {
-    if socket.phase() != Phase::HeldElsewhere {
+    if socket.phase() != SocketPhase::HeldElsewhere {
         return Ok(());
     }
     if is_standard(socket) || socket.protocol == Protocol::Udp {
@@ -75,7 +75,7 @@ pub(super) fn obtain(
 
 fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     let setup = socket.setup();
-    let (Phase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
+    let (SocketPhase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
@@ -137,8 +137,8 @@ pub(super) fn is_standard_stream(fd: RawFd) -> bool {
 pub(super) fn make_relayed(fd: RawFd, socket: &Arc<Socket>) {
     bring_options(fd, socket);
     match (socket.phase(), Process::running()) {
-        (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
-        (Phase::HeldElsewhere, _) => {
+        (SocketPhase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
+        (SocketPhase::HeldElsewhere, _) => {
             // One that is lost shows as the end of its descriptor.
             let _ = have_relayed(fd, socket);
         }
@@ -165,8 +165,8 @@ pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
     }
     bring_options(fd, socket);
     match (socket.phase(), Process::running()) {
-        (Phase::Cached, Some(process)) => give_back(process, socket, Destination::Others),
-        (Phase::HeldElsewhere, _) => {
+        (SocketPhase::Cached, Some(process)) => give_back(process, socket, Destination::Others),
+        (SocketPhase::HeldElsewhere, _) => {
             let (session, reader) = (socket.setup().session, Reader::Other);
             if let (Some(session), Ok(near)) = (session, descriptor::borrow(fd)) {
                 // One that is lost shows as the end of its descriptor.
@@ -180,13 +180,13 @@ pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
 /// What is away is relayed from now on, or lost; a UDP socket is the kernel's. Needs no channel.
 pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
     if socket.protocol == Protocol::Udp {
-        if socket.phase() == Phase::HeldElsewhere {
+        if socket.phase() == SocketPhase::HeldElsewhere {
             become_kernels(fd, socket);
         }
         return Ok(());
     }
     let setup = socket.setup();
-    let (Phase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
+    let (SocketPhase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
     let reader = Reader::Sender;
@@ -195,7 +195,7 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
     if matches!(Process::ask(request, near), Some((ReplyBody::Relayed, _))) {
         // Sleepers are signalled with the core held.
         let _core = Process::running().map(Process::lock);
-        socket.set_phase(Phase::Relayed);
+        socket.set_phase(SocketPhase::Relayed);
         hand_to_kernel_epolls(socket);
         socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
         Ok(())
@@ -209,7 +209,7 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
 pub(super) fn lose(socket: &Arc<Socket>) {
     // Sleepers are signalled with the core held.
     let _core = Process::running().map(Process::lock);
-    socket.set_phase(Phase::Closed);
+    socket.set_phase(SocketPhase::Closed);
     socket.notify(Events::CLOSED);
 }
 
@@ -217,7 +217,7 @@ pub(super) fn lose(socket: &Arc<Socket>) {
 fn become_relayed(process: &Process, socket: &Arc<Socket>) {
     // Sleepers are signalled with the core held.
     let _core = process.lock();
-    socket.set_phase(Phase::Relayed);
+    socket.set_phase(SocketPhase::Relayed);
     hand_to_kernel_epolls(socket);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
@@ -261,8 +261,8 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
 
 /// Returns a TCP session that is here. If the server does not take it, it is lost.
 pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
-    let may_be_here = || socket.phase() == Phase::Cached && socket.protocol == Protocol::Tcp;
-    // In a child of fork the lock on a socket that is not here may be held for ever.
+    let may_be_here = || socket.phase() == SocketPhase::Cached && socket.protocol == Protocol::Tcp;
+    // In a child of fork the lock on a socket that is not here may be held forever.
     if !may_be_here() {
         return;
     }
@@ -278,9 +278,9 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     core.release(slot);
     core.poll_tx(clock::now());
     let (then, phase) = match to {
-        Destination::Relay => (AfterFlush::Relay(Reader::Sender), Phase::Relayed),
-        Destination::Others => (AfterFlush::Relay(Reader::Other), Phase::HeldElsewhere),
-        Destination::Park => (AfterFlush::Park, Phase::HeldElsewhere),
+        Destination::Relay => (AfterFlush::Relay(Reader::Sender), SocketPhase::Relayed),
+        Destination::Others => (AfterFlush::Relay(Reader::Other), SocketPhase::HeldElsewhere),
+        Destination::Park => (AfterFlush::Park, SocketPhase::HeldElsewhere),
     };
     // What other threads write to a relayed descriptor waits there; who asks for a session that is
     // away waits for `setup`.
@@ -298,7 +298,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     let _core = process.lock();
     if !matches!(moved, Ok((ReplyBody::Done, _))) {
         socket.set_error(libc::ECONNABORTED);
-        socket.set_phase(Phase::Closed);
+        socket.set_phase(SocketPhase::Closed);
     }
     if to == Destination::Relay {
         hand_to_kernel_epolls(socket);
@@ -362,7 +362,7 @@ pub(crate) fn yield_session(process: &Process, id: SessionId) {
         return;
     }
     let wanted = table::all().into_iter().find_map(|(fd, file)| match file {
-        File::Socket(socket) if socket.phase() == Phase::Cached => {
+        File::Socket(socket) if socket.phase() == SocketPhase::Cached => {
             let is_it = socket.setup().session == Some(id);
             is_it.then_some((fd, socket))
         }

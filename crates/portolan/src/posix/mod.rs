@@ -49,7 +49,7 @@ pub use listen::{accept, listen};
 pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
 pub use portolan_sys::memory;
-pub use portolan_sys::signals::{Arrival, LAST as LAST_SIGNAL, is_of_memory, may_be_defer};
+pub use portolan_sys::signals::{LAST as LAST_SIGNAL, SignalInfo, is_of_memory, may_be_defer};
 pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;
@@ -61,7 +61,7 @@ use rustix::io::Errno;
 
 use crate::process::Process;
 use crate::settings::settings;
-use crate::socket::{Phase, Socket};
+use crate::socket::{Socket, SocketPhase};
 use crate::table;
 use crate::wait::Waiter;
 
@@ -167,8 +167,8 @@ fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
 fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
     let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
     match socket.phase() {
-        Phase::Relayed if !socket.is_for_server() => migrate::reclaim(fd, &socket)?,
-        Phase::Cached if socket.is_for_server() => {
+        SocketPhase::Relayed if !socket.is_for_server() => migrate::reclaim(fd, &socket)?,
+        SocketPhase::Cached if socket.is_for_server() => {
             if let Some(process) = here() {
                 migrate::give_back(process, &socket, migrate::Destination::Relay);
             }

@@ -12,7 +12,7 @@ use super::migrate::obtain;
 use super::{Answer, Stop, Watching, deadline_after, find_here, here};
 use crate::epoll::{Epoll, Polled};
 use crate::process::Process;
-use crate::socket::{ERR, HUP, Phase, Socket};
+use crate::socket::{ERR, HUP, Socket, SocketPhase};
 use crate::table::{self, File};
 use crate::wait::{Sleep, Waiter, Woken, pollfd};
 
@@ -31,13 +31,13 @@ const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
         Some(socket) => match socket.phase() {
-            Phase::Listening => Source::Listener,
-            Phase::Relayed => Source::Kernel,
-            Phase::Idle
-            | Phase::Connecting
-            | Phase::Cached
-            | Phase::HeldElsewhere
-            | Phase::Closed => Source::Library(socket),
+            SocketPhase::Listening => Source::Listener,
+            SocketPhase::Relayed => Source::Kernel,
+            SocketPhase::Idle
+            | SocketPhase::Connecting
+            | SocketPhase::Cached
+            | SocketPhase::HeldElsewhere
+            | SocketPhase::Closed => Source::Library(socket),
         },
         None => Source::Kernel,
     }
@@ -75,7 +75,7 @@ fn poll_once(
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
-    if Socket::any(Phase::HeldElsewhere) {
+    if Socket::any(SocketPhase::HeldElsewhere) {
         for fd in fds.iter() {
             let _ = find_here(fd.fd);
         }
@@ -112,7 +112,10 @@ fn poll_once(
             if let Source::Library(socket) = source {
                 fd.revents = revents(socket.readiness(core), fd.events);
                 count += usize::from(fd.revents != 0);
-                has_left |= matches!(socket.phase(), Phase::Relayed | Phase::HeldElsewhere);
+                has_left |= matches!(
+                    socket.phase(),
+                    SocketPhase::Relayed | SocketPhase::HeldElsewhere
+                );
             }
         }
         (count > 0 || has_left).then_some(count)

@@ -22,7 +22,7 @@ use super::listen::listen_anew;
 use super::{Answer, Stop, find, find_here, tcp_info};
 use crate::options::{CONGESTION_NAME, is_privileged, is_the_kernels, timestamping};
 use crate::process::Process;
-use crate::socket::{Family, Phase, Socket};
+use crate::socket::{Family, Socket, SocketPhase};
 use crate::table;
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
@@ -76,8 +76,8 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             socket.set_peek_offset(i32::from_ne_bytes(*offset));
         }
         match socket.phase() {
-            Phase::Cached => {}
-            Phase::Listening if socket.options_blob() != told => {
+            SocketPhase::Cached => {}
+            SocketPhase::Listening if socket.options_blob() != told => {
                 return tell_of_options(process, &socket);
             }
             _ => return Ok(()),
@@ -150,7 +150,7 @@ fn count_bytes(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), E
     }
     let mut core = process.lock();
     let stream = core.stream(socket.slot());
-    let stream = stream.filter(|_| socket.phase() == Phase::Cached);
+    let stream = stream.filter(|_| socket.phase() == SocketPhase::Cached);
     let base = stream.ok_or(Errno::INVAL)?.edges().una;
     socket.stamps().count_from(base);
     Ok(())
@@ -162,9 +162,9 @@ fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(
     let phase = socket.phase();
     let refused = level == IPPROTO_TCP
         && match name {
-            libc::TCP_FASTOPEN => !matches!(phase, Phase::Idle | Phase::Listening),
-            libc::TCP_FASTOPEN_CONNECT => phase != Phase::Idle,
-            libc::TCP_WINDOW_CLAMP => is_zero && phase != Phase::Idle,
+            libc::TCP_FASTOPEN => !matches!(phase, SocketPhase::Idle | SocketPhase::Listening),
+            libc::TCP_FASTOPEN_CONNECT => phase != SocketPhase::Idle,
+            libc::TCP_WINDOW_CLAMP => is_zero && phase != SocketPhase::Idle,
             _ => false,
         };
     if refused { Err(Errno::INVAL) } else { Ok(()) }
@@ -273,7 +273,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         },
         libc::SO_PROTOCOL => i32::from(socket.protocol.number()),
         libc::SO_PEEK_OFF => socket.peek_offset(),
-        libc::SO_ACCEPTCONN => i32::from(socket.phase() == Phase::Listening),
+        libc::SO_ACCEPTCONN => i32::from(socket.phase() == SocketPhase::Listening),
         _ => return None,
     };
     Some(number.to_ne_bytes().to_vec())
@@ -284,7 +284,7 @@ fn congestion(process: &Process, socket: &Socket) -> Vec<u8> {
     let chosen = socket.options().congestion();
     let mut core = process.lock();
     let kind = match core.stack.tcp(socket.slot()) {
-        Some(session) if socket.phase() == Phase::Cached => session.connection.congestion(),
+        Some(session) if socket.phase() == SocketPhase::Cached => session.connection.congestion(),
         _ => chosen.unwrap_or(process.congestion()),
     };
     let mut name = kind.name().as_bytes().to_vec();
@@ -331,7 +331,7 @@ fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
     let path_mtu = path_mtu(process, socket).unwrap_or(0);
     let mut core = process.lock();
     let stream = core.stream(socket.slot());
-    let connection = stream.filter(|_| socket.phase() == Phase::Cached);
+    let connection = stream.filter(|_| socket.phase() == SocketPhase::Cached);
     match name {
         libc::TCP_INFO => Some(match connection {
             Some(connection) => {
@@ -341,7 +341,7 @@ fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
             None => tcp_info::of_phase(socket.phase()),
         }),
         libc::TCP_QUICKACK => {
-            let is_quick = i32::from(!connection?.tcp_info().takes_turns);
+            let is_quick = i32::from(!connection?.tcp_info().pingpong);
             Some(is_quick.to_ne_bytes().to_vec())
         }
         _ => Some((connection?.tcp_info().mss as i32).to_ne_bytes().to_vec()),

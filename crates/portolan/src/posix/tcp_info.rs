@@ -7,7 +7,7 @@ use portolan_local::Stream;
 use portolan_tcp::{StateName, TcpInfo};
 use portolan_types::Instant;
 
-use crate::socket::Phase;
+use crate::socket::SocketPhase;
 
 /// Bytes of the structure; callers get what fits their buffer.
 const LENGTH: usize = 232;
@@ -32,11 +32,11 @@ const NO_THRESHOLD: u32 = 0x7fff_ffff;
 const UNSET_THRESHOLD: u32 = 1 << 29;
 
 /// What a socket without a connection shows: its state.
-pub(super) fn of_phase(phase: Phase) -> Vec<u8> {
+pub(super) fn of_phase(phase: SocketPhase) -> Vec<u8> {
     let mut info = vec![0; LENGTH];
     info[0] = match phase {
-        Phase::Listening => 10,
-        Phase::Connecting => 2,
+        SocketPhase::Listening => 10,
+        SocketPhase::Connecting => 2,
         _ => 7,
     };
     info

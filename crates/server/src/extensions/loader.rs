@@ -16,7 +16,7 @@ use portolan_sys::wait::EventNotifier;
 use rustix::io::Errno;
 use tracing::error;
 
-use super::Wish;
+use super::LoadRequest;
 
 /// Orders that may wait.
 const WAITING_MAX: usize = 32;
@@ -26,7 +26,7 @@ const LINES: usize = 12;
 const LONGEST_REASON: usize = 4096;
 
 pub(super) struct Order {
-    pub wish: Wish,
+    pub spec: LoadRequest,
     pub code: Code,
     /// Bytes of its maps.
     pub memory: u64,
@@ -41,7 +41,7 @@ pub(super) struct Ready {
 }
 
 pub(super) struct Done {
-    pub wish: Wish,
+    pub spec: LoadRequest,
     pub result: Result<Ready, Refusal>,
 }
 
@@ -66,9 +66,9 @@ impl Loader {
             }
             for order in to_do {
                 let result = load(&linkage, &order, most);
-                let wish = order.wish;
+                let spec = order.spec;
                 // Nobody is there any more if the server ends, and this thread with it.
-                let _ = finished.send(Done { wish, result });
+                let _ = finished.send(Done { spec, result });
                 ring.notify();
             }
         });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use portolan_proto::extension::layout::{EXTENSIONS, GuardKey};
 use portolan_proto::extension::{
-    Cost, Event, Extension, ExtensionReply, ExtensionReport, Guard, Placement, Standing,
+    Cost, Event, Extension, ExtensionReply, ExtensionReport, ExtensionState, Guard, Placement,
 };
 use portolan_proto::report::{THREADED_ROWS, ThreadedRow};
 use portolan_types::ChannelId;
@@ -87,7 +87,7 @@ impl Threaded {
             ports: vec![self.key.number()],
             priority: self.priority,
             placement: Placement::Thread,
-            standing: Standing::Running,
+            standing: ExtensionState::Running,
             cost: Cost::default(),
             limit: 0,
             statistics: said.map_or_else(Default::default, |row| row.statistics),

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use portolan_control::Registry;
-use portolan_control::qos::cpu::{Capacity, Claim, Classes, Denied, MemberId};
+use portolan_control::qos::cpu::{Capacity, Classes, CpuClaim, Denied, MemberId};
 use portolan_proto::qos::{Adapt, Cpu, CpuReport, QosReport, Scope};
 use portolan_sys::sched;
 use portolan_types::Instant;
@@ -22,10 +22,10 @@ use super::{Outcome, Requester, refuse};
 use crate::config::Config;
 use crate::instance::{Instance, Journal, LifeRecord, ThreadRecord};
 use crate::server::Server;
-use keep::{Left, Terms, ThreadReservation};
+use keep::{CpuParameters, Left, ThreadReservation};
 use ledger::Ledger;
 use process_threads::crews;
-use reservation::{Reservation, Subject};
+use reservation::{CpuReservation, Subject};
 
 /// How often threads are looked at: whether they live, and what they have used.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub struct Reservations {
     classes: Classes,
     /// None: this server knows of no other.
     ledger: Option<Ledger>,
-    all: BTreeMap<MemberId, Reservation>,
+    all: BTreeMap<MemberId, CpuReservation>,
     next: u64,
     look_at: Instant,
     looked_at: Instant,
@@ -59,12 +59,12 @@ pub struct Reservations {
 }
 
 impl Server {
-    pub(super) fn reserve_cpu(&mut self, requester: Requester, scope: Scope, wish: Cpu) -> Outcome {
+    pub(super) fn reserve_cpu(&mut self, requester: Requester, scope: Scope, spec: Cpu) -> Outcome {
         self.may_decide(requester, &scope)?;
         self.qos.cpu.may_change(requester, &scope)?;
         let (now, uid) = (self.now, requester.credentials.uid);
         let registry = &self.registry;
-        self.qos.cpu.reserve((now, registry), uid, scope, wish)
+        self.qos.cpu.reserve((now, registry), uid, scope, spec)
     }
 
     pub(super) fn end_cpu(&mut self, requester: Requester, scope: &Scope) -> Outcome {
@@ -180,9 +180,9 @@ impl Reservations {
         (now, registry): (Instant, &Registry),
         uid: u32,
         scope: Scope,
-        wish: Cpu,
+        spec: Cpu,
     ) -> Outcome {
-        check_wish(&wish)?;
+        check_spec(&spec)?;
         let subject = Subject::of(&scope)?;
         // Who has ended since the last look does not stand in the way.
         self.forget_ended();
@@ -191,14 +191,14 @@ impl Reservations {
             self.has_room(uid)?;
         }
         let id = former.unwrap_or(MemberId(self.next));
-        self.admit(id, uid, subject, &wish)?;
+        self.admit(id, uid, subject, &spec)?;
         self.next += 1;
         if self.all.is_empty() {
             (self.looked_at, self.look_at) = (now, now + LOOK_EVERY);
         }
         let former = self.all.remove(&id);
         let threads = former.map_or(Vec::new(), |former| former.threads);
-        let reservation = Reservation::new((scope, subject), uid, wish, threads);
+        let reservation = CpuReservation::new((scope, subject), uid, spec, threads);
         self.all.insert(id, reservation);
         self.settle(registry);
         self.confirm(id, registry)
@@ -219,14 +219,14 @@ impl Reservations {
         Ok(())
     }
 
-    fn admit(&mut self, id: MemberId, uid: u32, subject: Subject, wish: &Cpu) -> Outcome {
-        let claim = Claim {
+    fn admit(&mut self, id: MemberId, uid: u32, subject: Subject, spec: &Cpu) -> Outcome {
+        let claim = CpuClaim {
             uid,
-            nominal_ppm: wish.rate_ppm,
+            nominal_ppm: spec.rate_ppm,
             usable_ppm: u64::from(subject.cpus(self.capacity))
                 * u64::from(self.capacity.of_one_ppm),
         };
-        let class = wish.class.as_deref();
+        let class = spec.class.as_deref();
         let admitted = self.beside_others(|classes| classes.admit(id, class, claim));
         match admitted {
             Ok(Ok(())) => Ok(()),
@@ -318,15 +318,15 @@ impl Reservations {
                 continue;
             };
             let better = better.min(u32::try_from(room).unwrap_or(u32::MAX));
-            let wish = Cpu {
+            let spec = Cpu {
                 rate_ppm: better,
-                ..reservation.wish.clone()
+                ..reservation.spec.clone()
             };
             let (uid, subject) = (reservation.uid, reservation.subject);
-            if better != reservation.wish.rate_ppm && self.admit(id, uid, subject, &wish).is_ok() {
+            if better != reservation.spec.rate_ppm && self.admit(id, uid, subject, &spec).is_ok() {
                 self.all
                     .entry(id)
-                    .and_modify(|reservation| reservation.take_up(wish));
+                    .and_modify(|reservation| reservation.take_up(spec));
             }
         }
     }
@@ -354,10 +354,10 @@ impl Reservations {
         changes.sort_unstable();
         for (_, id, index, rate_ppm) in changes {
             if let Some(reservation) = self.all.get_mut(&id) {
-                let terms = Terms {
+                let terms = CpuParameters {
                     rate_ppm,
-                    period: Duration::from_micros(reservation.wish.period_us.into()),
-                    slack: reservation.wish.slack,
+                    period: Duration::from_micros(reservation.spec.period_us.into()),
+                    slack: reservation.spec.slack,
                 };
                 reservation.threads[index].keep(terms);
             }
@@ -382,7 +382,7 @@ impl Reservations {
         CpuReport {
             scope: reservation.scope.clone(),
             uid: reservation.uid,
-            wish: reservation.wish.clone(),
+            spec: reservation.spec.clone(),
             effective_ppm: u32::try_from(effective).unwrap_or(u32::MAX),
             used_ppm: reservation.used_ppm,
             overruns: reservation.overruns,
@@ -429,13 +429,13 @@ fn errno_of(denied: &Denied) -> i32 {
     }
 }
 
-fn check_wish(wish: &Cpu) -> Outcome {
+fn check_spec(spec: &Cpu) -> Outcome {
     let periods = sched::PERIODS_US;
-    if !periods.contains(&wish.period_us) {
+    if !periods.contains(&spec.period_us) {
         let (least, most) = (periods.start(), periods.end());
         return refuse(libc::EINVAL, format!("a period is {least} to {most} µs"));
     }
-    match wish.adapt {
+    match spec.adapt {
         Adapt::Auto {
             least_ppm,
             most_ppm,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-use portolan_control::qos::transmit::{ClassId, Link as Ledger, Terms};
+use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger};
 use portolan_proto::qos::{
     Algorithm, GroupAction, GroupOptions, GroupReport, QosReply, QosReport, Scope,
 };
@@ -12,7 +12,7 @@ use portolan_sys::traffic;
 use portolan_sys::unix::Credentials;
 use rustix::event::epoll::EventFlags;
 
-use super::transmit::{Held, LinkCounts, kept, open_life, refusal};
+use super::transmit::{ClassEntry, LinkCounts, kept, open_life, refusal};
 use super::{Outcome, Requester, refuse};
 use crate::poll::Token;
 use crate::server::{Server, Source};
@@ -30,8 +30,8 @@ struct Group {
     owner: Credentials,
     mode: u16,
     /// What was promised, and what of it the link lets be kept.
-    terms: Terms,
-    kept: Terms,
+    terms: ClassRates,
+    kept: ClassRates,
     options: GroupOptions,
     /// Gone when it has ended.
     maker: Option<(OwnedFd, Token)>,
@@ -56,7 +56,7 @@ impl Group {
     }
 
     /// Of a flow's class within it.
-    fn member_terms(&self, link: &Ledger, bits: u64) -> Outcome<Terms> {
+    fn member_terms(&self, link: &Ledger, bits: u64) -> Outcome<ClassRates> {
         let ceiling = match self.options {
             GroupOptions {
                 share: false,
@@ -71,14 +71,17 @@ impl Group {
 
 impl Groups {
     /// Those of a link: their classes, what they were promised and what is kept of it.
-    pub(super) fn on(&self, ifindex: u32) -> impl Iterator<Item = (ClassId, Terms, Terms)> {
+    pub(super) fn on(
+        &self,
+        ifindex: u32,
+    ) -> impl Iterator<Item = (ClassId, ClassRates, ClassRates)> {
         let groups = self.by_key.values();
         groups
             .filter(move |group| group.ifindex == ifindex)
             .map(|group| (group.class, group.terms, group.kept))
     }
 
-    pub(super) fn set_kept(&mut self, class: ClassId, kept: Terms) {
+    pub(super) fn set_kept(&mut self, class: ClassId, kept: ClassRates) {
         let mut groups = self.by_key.values_mut();
         if let Some(group) = groups.find(|group| group.class == class) {
             group.kept = kept;
@@ -240,7 +243,7 @@ impl Server {
         }
         let group = self.group(who, key, Right::Change)?;
         let members = self.qos.transmit.members(key).into_iter();
-        let changes: Vec<(ClassId, Terms)> = members
+        let changes: Vec<(ClassId, ClassRates)> = members
             .map(|(member, rate)| Ok((member, group.member_terms(&ledger, rate)?)))
             .collect::<Outcome<_>>()?;
         for (member, terms) in changes {
@@ -280,7 +283,7 @@ impl Server {
         ledger
             .join(within.1, id, uid, terms.rate)
             .map_err(refusal)?;
-        let held = Held {
+        let held = ClassEntry {
             scope,
             ifindex,
             uid,
@@ -366,7 +369,7 @@ impl Server {
     }
 }
 
-fn group_terms(link: &Ledger, bits: u64, options: GroupOptions) -> Outcome<Terms> {
+fn group_terms(link: &Ledger, bits: u64, options: GroupOptions) -> Outcome<ClassRates> {
     let ceiling = match options.slack {
         true => link.rate(),
         false => bits,

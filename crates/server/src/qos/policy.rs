@@ -54,8 +54,8 @@ impl Server {
     }
 
     fn apply(&mut self, policy: &Policy, scope: &Scope) -> Result<(), PolicyError> {
-        for (kind, wish) in wishes(policy, scope) {
-            self.decide(Requester::root(), wish)
+        for (kind, spec) in specs(policy, scope) {
+            self.decide(Requester::root(), spec)
                 .map_err(|Refusal { reason, .. }| PolicyError {
                     scope: scope.clone(),
                     kind: key(kind),
@@ -80,19 +80,19 @@ impl Requester {
     }
 }
 
-fn wishes(policy: &Policy, scope: &Scope) -> impl Iterator<Item = (Kind, QosRequest)> {
+fn specs(policy: &Policy, scope: &Scope) -> impl Iterator<Item = (Kind, QosRequest)> {
     let scope = || scope.clone();
-    let transmit = policy.transmit.clone().map(|wish| {
+    let transmit = policy.transmit.clone().map(|spec| {
         let scope = scope();
-        (Kind::Transmit, QosRequest::Transmit { scope, wish })
+        (Kind::Transmit, QosRequest::Transmit { scope, spec })
     });
-    let receive = policy.receive.clone().map(|wish| {
+    let receive = policy.receive.clone().map(|spec| {
         let scope = scope();
-        (Kind::Receive, QosRequest::Receive { scope, wish })
+        (Kind::Receive, QosRequest::Receive { scope, spec })
     });
-    let cpu = policy.cpu.clone().map(|wish| {
+    let cpu = policy.cpu.clone().map(|spec| {
         let scope = scope();
-        (Kind::Cpu, QosRequest::Cpu { scope, wish })
+        (Kind::Cpu, QosRequest::Cpu { scope, spec })
     });
     [transmit, receive, cpu].into_iter().flatten()
 }

@@ -19,19 +19,19 @@ const LONGEST_BURST_MS: u32 = 60_000;
 
 /// All receive budgets, in the order in which they are looked at.
 #[derive(Debug, Default)]
-pub struct Budgets(Vec<Held>);
+pub struct Budgets(Vec<BudgetEntry>);
 
 #[derive(Debug)]
-struct Held {
+struct BudgetEntry {
     /// Its number in the filter's table.
     index: u16,
     scope: Scope,
     /// Who asked.
     uid: u32,
-    wish: Receive,
+    spec: Receive,
 }
 
-impl Held {
+impl BudgetEntry {
     /// What root decides nobody gets round by a narrower wish of his own.
     fn order(&self) -> (bool, u8) {
         (self.uid != 0, breadth(&self.scope))
@@ -63,7 +63,7 @@ impl Budgets {
     }
 
     /// Of the first that is meant, as rows say it; 0 for none.
-    fn index_of(&self, is_meant: impl Fn(&Held) -> bool) -> u16 {
+    fn index_of(&self, is_meant: impl Fn(&BudgetEntry) -> bool) -> u16 {
         let held = self.0.iter().find(|held| is_meant(held));
         held.map_or(0, |held| held.index)
     }
@@ -78,31 +78,31 @@ impl Server {
         &mut self,
         requester: Requester,
         scope: Scope,
-        wish: Receive,
+        spec: Receive,
     ) -> Outcome {
-        check(&scope, &wish)?;
+        check(&scope, &spec)?;
         self.may_decide(requester, &scope)?;
         let uid = requester.credentials.uid;
         match self.qos.receive.find(&scope) {
-            Some(at) => self.renegotiate(at, uid, wish),
-            None => self.add_budget(uid, scope, wish),
+            Some(at) => self.renegotiate(at, uid, spec),
+            None => self.add_budget(uid, scope, spec),
         }
     }
 
-    fn renegotiate(&mut self, at: usize, uid: u32, wish: Receive) -> Outcome {
+    fn renegotiate(&mut self, at: usize, uid: u32, spec: Receive) -> Outcome {
         let held = &mut self.qos.receive.0[at];
         may_change(held, uid)?;
-        if let Err(error) = self.filter.set_budget(held.index, &terms(&wish)) {
+        if let Err(error) = self.filter.set_budget(held.index, &terms(&spec)) {
             return refuse(
                 libc::EIO,
                 format!("the packet filter does not take it: {error}"),
             );
         }
-        held.wish = wish;
+        held.spec = spec;
         Ok(())
     }
 
-    fn add_budget(&mut self, uid: u32, scope: Scope, wish: Receive) -> Outcome {
+    fn add_budget(&mut self, uid: u32, scope: Scope, spec: Receive) -> Outcome {
         if let Scope::Process { pid } = scope
             && !self.registry.processes().any(|process| process.pid == pid)
         {
@@ -121,19 +121,19 @@ impl Server {
                 format!("all {} receive budgets are taken", BUDGETS - 1),
             );
         };
-        if let Err(error) = self.filter.set_budget(index, &terms(&wish)) {
+        if let Err(error) = self.filter.set_budget(index, &terms(&spec)) {
             return refuse(
                 libc::EIO,
                 format!("the packet filter does not take it: {error}"),
             );
         }
-        budgets.0.push(Held {
+        budgets.0.push(BudgetEntry {
             index,
             scope: scope.clone(),
             uid,
-            wish,
+            spec,
         });
-        budgets.0.sort_by_key(Held::order);
+        budgets.0.sort_by_key(BudgetEntry::order);
         self.renew_rows_of(&scope);
         Ok(())
     }
@@ -162,7 +162,7 @@ impl Server {
             ReceiveReport {
                 scope: held.scope.clone(),
                 uid: held.uid,
-                wish: held.wish.clone(),
+                spec: held.spec.clone(),
                 passed: counted.passed,
                 dropped: counted.dropped,
                 early: counted.early,
@@ -214,7 +214,7 @@ impl Server {
         }
     }
 
-    fn has_gone(&self, held: &Held) -> bool {
+    fn has_gone(&self, held: &BudgetEntry) -> bool {
         match held.scope {
             Scope::Process { pid } => !self.registry.processes().any(|process| process.pid == pid),
             _ => false,
@@ -242,7 +242,7 @@ impl Server {
 }
 
 /// What root has set only root changes.
-fn may_change(held: &Held, uid: u32) -> Outcome {
+fn may_change(held: &BudgetEntry, uid: u32) -> Outcome {
     match uid == 0 || uid == held.uid {
         true => Ok(()),
         false => refuse(
@@ -252,35 +252,35 @@ fn may_change(held: &Held, uid: u32) -> Outcome {
     }
 }
 
-fn check(scope: &Scope, wish: &Receive) -> Outcome {
+fn check(scope: &Scope, spec: &Receive) -> Outcome {
     if matches!(scope, Scope::Thread { .. }) {
         return refuse(
             libc::EINVAL,
             "a thread receives nothing of its own: name its process",
         );
     }
-    if wish.packets.is_none() && wish.bits.is_none() && wish.priority.is_none() {
+    if spec.packets.is_none() && spec.bits.is_none() && spec.priority.is_none() {
         return refuse(
             libc::EINVAL,
             "a receive budget is of packets, bits or a priority",
         );
     }
-    if wish.packets == Some(0) {
+    if spec.packets == Some(0) {
         return refuse(libc::ERANGE, "at least one packet per second");
     }
-    if wish.bits.is_some_and(|bits| bits < LEAST_BITS) {
+    if spec.bits.is_some_and(|bits| bits < LEAST_BITS) {
         return refuse(
             libc::ERANGE,
             format!("at least {LEAST_BITS} bits per second"),
         );
     }
-    if wish.burst_ms > LONGEST_BURST_MS {
+    if spec.burst_ms > LONGEST_BURST_MS {
         return refuse(
             libc::ERANGE,
             format!("a burst of at most {LONGEST_BURST_MS} ms"),
         );
     }
-    match wish.priority {
+    match spec.priority {
         Some(priority) if priority > Budget::LAST => refuse(
             libc::ERANGE,
             format!("a priority from 0 to {}", Budget::LAST),
@@ -293,16 +293,16 @@ fn check(scope: &Scope, wish: &Receive) -> Outcome {
 }
 
 /// As the filter reckons. A unit never costs less than the rate says.
-fn terms(wish: &Receive) -> Budget {
+fn terms(spec: &Receive) -> Budget {
     Budget {
-        packet_price: wish
+        packet_price: spec
             .packets
             .map_or(0, |rate| Budget::SECOND.div_ceil(rate.into())),
-        byte_price: wish
+        byte_price: spec
             .bits
             .map_or(0, |rate| Budget::BYTE_SECOND.div_ceil(rate)),
-        burst: Budget::SECOND / 1000 * u64::from(wish.burst_ms),
-        priority: wish.priority.unwrap_or(Budget::LAST).into(),
+        burst: Budget::SECOND / 1000 * u64::from(spec.burst_ms),
+        priority: spec.priority.unwrap_or(Budget::LAST).into(),
         ..Budget::default()
     }
 }
@@ -311,7 +311,7 @@ fn terms(wish: &Receive) -> Budget {
 mod tests {
     use super::*;
 
-    fn wish() -> Receive {
+    fn spec() -> Receive {
         Receive {
             packets: Some(1000),
             bits: None,
@@ -320,61 +320,61 @@ mod tests {
         }
     }
 
-    fn refusal(scope: &Scope, wish: &Receive) -> Option<i32> {
-        check(scope, wish).err().map(|refusal| refusal.errno)
+    fn refusal(scope: &Scope, spec: &Receive) -> Option<i32> {
+        check(scope, spec).err().map(|refusal| refusal.errno)
     }
 
     #[test]
-    fn senseless_wishes_are_refused() {
+    fn senseless_specs_are_refused() {
         let user = Scope::User { uid: 1 };
-        assert_eq!(refusal(&user, &wish()), None);
+        assert_eq!(refusal(&user, &spec()), None);
         let thread = Scope::Thread { tid: 1 };
-        assert_eq!(refusal(&thread, &wish()), Some(libc::EINVAL));
-        for (wish, errno) in [
+        assert_eq!(refusal(&thread, &spec()), Some(libc::EINVAL));
+        for (spec, errno) in [
             (
                 Receive {
                     packets: None,
-                    ..wish()
+                    ..spec()
                 },
                 libc::EINVAL,
             ),
             (
                 Receive {
                     packets: Some(0),
-                    ..wish()
+                    ..spec()
                 },
                 libc::ERANGE,
             ),
             (
                 Receive {
                     bits: Some(999),
-                    ..wish()
+                    ..spec()
                 },
                 libc::ERANGE,
             ),
             (
                 Receive {
                     burst_ms: u32::MAX,
-                    ..wish()
+                    ..spec()
                 },
                 libc::ERANGE,
             ),
             (
                 Receive {
                     priority: Some(8),
-                    ..wish()
+                    ..spec()
                 },
                 libc::ERANGE,
             ),
             (
                 Receive {
                     priority: Some(0),
-                    ..wish()
+                    ..spec()
                 },
                 libc::EINVAL,
             ),
         ] {
-            assert_eq!(refusal(&user, &wish), Some(errno), "{wish:?}");
+            assert_eq!(refusal(&user, &spec), Some(errno), "{spec:?}");
         }
     }
 
@@ -383,7 +383,7 @@ mod tests {
         for rate in [1, 7, 1000, 999_983, 10_000_000] {
             let terms = terms(&Receive {
                 packets: Some(rate),
-                ..wish()
+                ..spec()
             });
             let kept = Budget::SECOND as f64 / terms.packet_price as f64;
             assert!(
@@ -394,7 +394,7 @@ mod tests {
         for rate in [LEAST_BITS, 1_000_000, 99_999_999_977] {
             let terms = terms(&Receive {
                 bits: Some(rate),
-                ..wish()
+                ..spec()
             });
             let kept = Budget::BYTE_SECOND as f64 / terms.byte_price as f64;
             assert!((1.0 - kept / rate as f64).abs() < 1e-3, "{rate}: {kept}");
@@ -406,7 +406,7 @@ mod tests {
         for bits in [LEAST_BITS, u64::MAX] {
             let terms = terms(&Receive {
                 bits: Some(bits),
-                ..wish()
+                ..spec()
             });
             assert!(terms.byte_price.checked_mul(70_000).is_some());
             assert_ne!(terms.byte_price, 0);

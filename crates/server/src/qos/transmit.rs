@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
 use portolan_control::Session;
-use portolan_control::qos::transmit::{ClassId, Link as Ledger, Refused, Terms};
+use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger, Refused};
 use portolan_proto::qos::text::show_rate;
 use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
 use portolan_sys::traffic::{self, Traffic, TrafficError};
@@ -44,7 +44,7 @@ const RESERVED_FIRST: u32 = 0;
 #[derive(Debug, Default)]
 pub struct Reservations {
     links: BTreeMap<u32, Link>,
-    held: BTreeMap<ClassId, Held>,
+    held: BTreeMap<ClassId, ClassEntry>,
     by_scope: HashMap<Scope, ClassId>,
     /// Asked when the first link needs it.
     traffic: Option<Traffic>,
@@ -59,14 +59,14 @@ pub struct Reservations {
 
 /// One reservation.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct ClassEntry {
     pub scope: Scope,
     pub ifindex: u32,
     pub uid: u32,
     /// What was promised.
-    pub terms: Terms,
+    pub terms: ClassRates,
     /// And what of it the link as it is now lets be kept.
-    pub kept: Terms,
+    pub kept: ClassRates,
     /// Within which it is reserved: its key and class.
     pub group: Option<(u32, ClassId)>,
     /// Of the process with which it ends.
@@ -77,7 +77,7 @@ pub(super) struct Held {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class {
     pub minor: ClassId,
-    pub terms: Terms,
+    pub terms: ClassRates,
 }
 
 impl Server {
@@ -85,15 +85,15 @@ impl Server {
         &mut self,
         requester: Requester,
         scope: Scope,
-        wish: Transmit,
+        spec: Transmit,
     ) -> Outcome {
         let life = open_life(&scope)?;
         self.may_decide(requester, &scope)?;
         let uid = requester.credentials.uid;
         let known = self.qos.transmit.by_scope.get(&scope).copied();
         self.may_change(requester, known)?;
-        let ifindex = self.link_for(wish.device.as_deref())?;
-        let terms = self.ledger(ifindex)?.terms(&wish).map_err(refusal)?;
+        let ifindex = self.link_for(spec.device.as_deref())?;
+        let terms = self.ledger(ifindex)?.terms(&spec).map_err(refusal)?;
         let class = match known {
             Some(class)
                 if self
@@ -109,7 +109,7 @@ impl Server {
         };
         let mut ledger = self.ledger(ifindex)?.clone();
         ledger.reserve(class, uid, terms.rate).map_err(refusal)?;
-        let held = Held {
+        let held = ClassEntry {
             scope,
             ifindex,
             uid,
@@ -131,7 +131,7 @@ impl Server {
     pub(super) fn install(
         &mut self,
         id: ClassId,
-        mut held: Held,
+        mut held: ClassEntry,
         ledger: Ledger,
         life: Option<OwnedFd>,
     ) -> Outcome {
@@ -166,7 +166,7 @@ impl Server {
         ifindex: u32,
         ledger: Ledger,
         (id, parent): (ClassId, u16),
-        terms: &Terms,
+        terms: &ClassRates,
     ) -> Outcome {
         self.put_scheduler(ifindex)
             .map_err(|error| of_kernel(&error))?;
@@ -234,7 +234,7 @@ impl Server {
     fn may_change(&self, requester: Requester, known: Option<ClassId>) -> Outcome {
         let held = known.and_then(|id| self.qos.transmit.held.get(&id));
         match held {
-            Some(Held {
+            Some(ClassEntry {
                 group: Some((key, _)),
                 scope,
                 ..
@@ -242,7 +242,7 @@ impl Server {
                 libc::EBUSY,
                 format!("{scope} is in group {key}: it must leave that first"),
             ),
-            Some(Held { uid, scope, .. })
+            Some(ClassEntry { uid, scope, .. })
                 if requester.credentials.uid != 0 && requester.credentials.uid != *uid =>
             {
                 refuse(
@@ -483,7 +483,7 @@ impl Reservations {
 
     /// The members of a group and their rates.
     pub(super) fn members(&self, key: u32) -> Vec<(ClassId, u64)> {
-        let in_group = |held: &Held| held.group.is_some_and(|(other, _)| other == key);
+        let in_group = |held: &ClassEntry| held.group.is_some_and(|(other, _)| other == key);
         let members = self.held.iter().filter(|(_, held)| in_group(held));
         members.map(|(id, held)| (*id, held.terms.rate)).collect()
     }
@@ -496,20 +496,20 @@ impl Reservations {
             .map(|_| held.uid)
     }
 
-    pub(super) fn set_terms(&mut self, id: ClassId, terms: Terms) {
+    pub(super) fn set_terms(&mut self, id: ClassId, terms: ClassRates) {
         if let Some(held) = self.held.get_mut(&id) {
             held.terms = terms;
         }
     }
 
-    fn set_kept(&mut self, id: ClassId, kept: Terms) {
+    fn set_kept(&mut self, id: ClassId, kept: ClassRates) {
         if let Some(held) = self.held.get_mut(&id) {
             held.kept = kept;
         }
     }
 }
 
-impl Held {
+impl ClassEntry {
     fn class(&self, minor: ClassId) -> Class {
         Class {
             minor,
@@ -554,7 +554,7 @@ fn of_kernel(error: &TrafficError) -> portolan_proto::qos::Refusal {
     }
 }
 
-fn class(minor: u16, parent: u16, terms: &Terms, priority: u32) -> traffic::Class {
+fn class(minor: u16, parent: u16, terms: &ClassRates, priority: u32) -> traffic::Class {
     traffic::Class {
         minor,
         parent,

@@ -28,13 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Those of one process.
 #[derive(Debug, Default)]
 pub struct TxQueueSet {
-    tx_queues: Vec<Entry>,
+    tx_queues: Vec<TxQueueEntry>,
     main_burst: Option<u32>,
     has_news: bool,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct TxQueueEntry {
     number: u8,
     scope: Scope,
     class: Class,
@@ -74,13 +74,14 @@ impl TxQueueSet {
         (1..=TxQueues::MAX).find(is_free)
     }
 
-    fn find_ordered(&mut self, number: u8) -> Option<&mut Entry> {
-        let is_it =
-            |entry: &&mut Entry| entry.number == number && matches!(entry.stage, Stage::Ordered);
+    fn find_ordered(&mut self, number: u8) -> Option<&mut TxQueueEntry> {
+        let is_it = |entry: &&mut TxQueueEntry| {
+            entry.number == number && matches!(entry.stage, Stage::Ordered)
+        };
         self.tx_queues.iter_mut().find(is_it)
     }
 
-    fn of_scope(&mut self, scope: &Scope) -> Option<&mut Entry> {
+    fn of_scope(&mut self, scope: &Scope) -> Option<&mut TxQueueEntry> {
         let mut entries = self.tx_queues.iter_mut();
         entries.find(|entry| entry.is_for(scope))
     }
@@ -114,7 +115,7 @@ impl TxQueueSet {
     }
 }
 
-impl Entry {
+impl TxQueueEntry {
     fn is_for(&self, scope: &Scope) -> bool {
         self.scope == *scope && !matches!(self.stage, Stage::Leaving(_))
     }
@@ -162,8 +163,9 @@ impl Server {
     /// Is the session one of those that are in no class until they go through their transmit queue?
     pub(super) fn goes_on_as_before(&self, session: &Session, channel: ChannelId) -> bool {
         let set = self.channels.get(&channel).map(|entry| &entry.tx_queues);
-        let goes_on =
-            |entry: &&Entry| entry.transition == Transition::GoOn && entry.deadline.is_some();
+        let goes_on = |entry: &&TxQueueEntry| {
+            entry.transition == Transition::GoOn && entry.deadline.is_some()
+        };
         set.is_some_and(|set| {
             let mut going = set.tx_queues.iter().filter(goes_on);
             going.any(|entry| {
@@ -231,7 +233,7 @@ impl Server {
             return;
         };
         let until = self.now + PATIENCE;
-        set.tx_queues.push(Entry {
+        set.tx_queues.push(TxQueueEntry {
             number,
             scope,
             class,
@@ -392,7 +394,7 @@ impl Server {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
-        let is_it = |entry: &&mut Entry| {
+        let is_it = |entry: &&mut TxQueueEntry| {
             entry.number == number
                 && entry.deadline.is_some()
                 && matches!(entry.stage, Stage::Handed(_))
@@ -409,8 +411,9 @@ impl Server {
             return;
         };
         let set = &mut entry.tx_queues.tx_queues;
-        let is_it =
-            |entry: &Entry| entry.number == number && matches!(entry.stage, Stage::Leaving(_));
+        let is_it = |entry: &TxQueueEntry| {
+            entry.number == number && matches!(entry.stage, Stage::Leaving(_))
+        };
         if let Some(at) = set.iter().position(is_it)
             && let Stage::Leaving(tap) = set.swap_remove(at).stage
         {

@@ -228,11 +228,11 @@ fn nobody_has_handlers_on_what_is_anothers() {
     let other = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
     let mut hostile = Owner::start(&path);
     for session in [other.session, victim.id, SessionId(0), SessionId(u64::MAX)] {
-        let wish = Extension {
+        let spec = Extension {
             guards: vec![Guard::Session(session)],
-            ..hostile.wish(always(CONSUME))
+            ..hostile.spec(always(CONSUME))
         };
-        let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
+        let refusal = refusal(hostile.ask(ExtensionRequest::Install(spec)));
         assert_eq!(
             refusal.errno,
             libc::EPERM,
@@ -248,8 +248,8 @@ fn nobody_has_handlers_on_what_is_anothers() {
     assert_eq!(refusal.errno, libc::ENOENT);
     // A command that has no sockets installs nothing.
     let mut command = crate::as_nobody(|| Client::connect(&path));
-    let wish = hostile.wish(always(CONSUME));
-    let denied = ask(&mut command, ExtensionRequest::Install(wish));
+    let spec = hostile.spec(always(CONSUME));
+    let denied = ask(&mut command, ExtensionRequest::Install(spec));
     assert!(matches!(denied, ExtensionReply::Refused(_)), "{denied:?}");
     assert_eq!(answer(&peer(&bed, other.port), b"mine"), b"mine");
     victim.assert_unharmed();
@@ -318,11 +318,11 @@ fn nobody_waits_while_anothers_extension_is_verified() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut owner = Owner::start(&path);
-    let wish = owner.wish(looping());
+    let spec = owner.spec(looping());
     let asked = owner
         .library
         .client
-        .send(RequestBody::Extension(ExtensionRequest::Install(wish)), &[]);
+        .send(RequestBody::Extension(ExtensionRequest::Install(spec)), &[]);
     assert_serves_others(&bed, &path);
     assert_eq!(
         counter(&path, "server", "extensions_refused"),

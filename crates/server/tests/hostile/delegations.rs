@@ -230,14 +230,14 @@ fn a_listeners_extension_goes_where_its_handshakes_go() {
     let mut library = hostile_library(&path);
     let (session, _near, is_delegated) = listen(&mut library, 4003, None);
     assert!(!is_delegated);
-    let wish = Extension {
+    let spec = Extension {
         name: "screen".to_owned(),
         event: Event::TcpReceive,
         guards: vec![Guard::Session(session)],
         priority: 0,
         code: always(CONSUME),
     };
-    let reply = ask(&mut library.client, ExtensionRequest::Install(wish));
+    let reply = ask(&mut library.client, ExtensionRequest::Install(spec));
     assert!(
         matches!(reply, ExtensionReply::Installed { .. }),
         "{reply:?}"

@@ -7,7 +7,7 @@ use std::time::Duration;
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::extension::{
-    Code, Event, Extension, ExtensionReply, ExtensionRequest, Guard, Standing,
+    Code, Event, Extension, ExtensionReply, ExtensionRequest, ExtensionState, Guard,
 };
 use portolan_proto::raw;
 use portolan_types::{Protocol, Slot};
@@ -170,7 +170,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     });
     let reports = list(&mut owner.library.client);
     assert_eq!(reports[0].number, number);
-    assert_eq!(reports[0].standing, Standing::OverBudget);
+    assert_eq!(reports[0].standing, ExtensionState::OverBudget);
     assert_eq!(reports[0].statistics.overruns, 8);
     assert_eq!(reports[0].uid, NOBODY);
     // Another takes its place.
@@ -337,18 +337,18 @@ fn a_listeners_segments_are_its_owners_to_handle_and_nobody_elses() {
     let (session, local, _near) = library.listen(SocketAddr::new(Bed::A4, 0), 8);
     let mut honest = Library::start(&path);
     let (others, others_local, _others_near) = honest.listen(SocketAddr::new(Bed::A4, 0), 8);
-    let mut wish = |session| {
-        let wish = Extension {
+    let mut spec = |session| {
+        let spec = Extension {
             name: "screen".to_owned(),
             event: Event::TcpReceive,
             guards: vec![Guard::Session(session)],
             priority: 0,
             code: always(CONSUME),
         };
-        ask(&mut library.client, ExtensionRequest::Install(wish))
+        ask(&mut library.client, ExtensionRequest::Install(spec))
     };
-    assert_eq!(refusal(wish(others)).errno, libc::EPERM);
-    let ExtensionReply::Installed { number, .. } = wish(session) else {
+    assert_eq!(refusal(spec(others)).errno, libc::EPERM);
+    let ExtensionReply::Installed { number, .. } = spec(session) else {
         panic!("it is its own listener");
     };
     let connect = |to| {
@@ -431,22 +431,22 @@ fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
         (session, Event::EthernetReceive, libc::EINVAL),
         (session, Event::IpReceive, libc::EINVAL),
     ] {
-        let wish = Extension {
+        let spec = Extension {
             event,
             guards: vec![guard],
-            ..hostile.wish(always(CONSUME))
+            ..hostile.spec(always(CONSUME))
         };
-        let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
+        let refusal = refusal(hostile.ask(ExtensionRequest::Install(spec)));
         let reason = refusal.reason;
         assert_eq!(refusal.errno, errno, "{guard:?} {event:?}: {reason}");
     }
     // A flow that is closed takes its handler along.
-    let wish = Extension {
+    let spec = Extension {
         event: Event::EthernetReceive,
         guards: vec![Guard::Raw(OWN)],
-        ..hostile.wish(always(REPLY))
+        ..hostile.spec(always(REPLY))
     };
-    let reply = hostile.ask(ExtensionRequest::Install(wish));
+    let reply = hostile.ask(ExtensionRequest::Install(spec));
     assert!(
         matches!(reply, ExtensionReply::Installed { .. }),
         "{reply:?}"

@@ -86,15 +86,15 @@ fn requests_about(scope: &Scope) -> Vec<QosRequest> {
     let makes = [
         QosRequest::Transmit {
             scope: scope(),
-            wish: modest_transmit(),
+            spec: modest_transmit(),
         },
         QosRequest::Receive {
             scope: scope(),
-            wish: modest_receive(),
+            spec: modest_receive(),
         },
         QosRequest::Cpu {
             scope: scope(),
-            wish: modest_cpu(),
+            spec: modest_cpu(),
         },
     ];
     makes.into_iter().chain(ends).collect()
@@ -279,8 +279,8 @@ fn what_root_has_decided_stays() {
     let mut root = Client::connect(&path);
     let hostile_user = Scope::User { uid: NOBODY };
     for scope in [Scope::Flow(flow_of(&victim)), hostile_user.clone()] {
-        let wish = modest_receive();
-        let made = ask(&mut root, QosRequest::Receive { scope, wish });
+        let spec = modest_receive();
+        let made = ask(&mut root, QosRequest::Receive { scope, spec });
         assert_eq!(made, QosReply::Done);
     }
     let before = root.guarantees();
@@ -291,17 +291,17 @@ fn what_root_has_decided_stays() {
             kind: Kind::Receive,
         };
         assert_eq!(refused(&mut hostile.client, end).errno, libc::EPERM);
-        let wish = Receive {
+        let spec = Receive {
             packets: Some(u32::MAX),
             ..modest_receive()
         };
-        let change = QosRequest::Receive { scope, wish };
+        let change = QosRequest::Receive { scope, spec };
         assert_eq!(refused(&mut hostile.client, change).errno, libc::EPERM);
     }
     let terms = |report: &QosReport| -> Vec<_> {
         let entries = report.receive.iter();
         entries
-            .map(|entry| (entry.scope.clone(), entry.uid, entry.wish.clone()))
+            .map(|entry| (entry.scope.clone(), entry.uid, entry.spec.clone()))
             .collect()
     };
     assert_eq!(terms(&root.guarantees()), terms(&before));
@@ -312,7 +312,7 @@ fn what_root_has_decided_stays() {
 
 /// More than anybody may have, of each kind.
 #[test]
-fn a_flood_of_wishes_ends_and_harms_nobody() {
+fn a_flood_of_specs_ends_and_harms_nobody() {
     const FLOOD: u16 = 600;
     let bed = Bed::veth();
     let configuration = Configuration::new(&bed.a, LINK);
@@ -433,21 +433,21 @@ fn numbers_and_names_that_cannot_be_are_refused() {
     let mut hostile = crate::hostile_library(&path);
     let empty = decided(&path);
     let (_near, port) = own_port(&mut hostile);
-    for wish in impossible_transmits() {
+    for spec in impossible_transmits() {
         let scope = port.clone();
-        refused(&mut hostile.client, QosRequest::Transmit { scope, wish });
+        refused(&mut hostile.client, QosRequest::Transmit { scope, spec });
     }
-    for wish in impossible_receives() {
+    for spec in impossible_receives() {
         let scope = port.clone();
-        refused(&mut hostile.client, QosRequest::Receive { scope, wish });
+        refused(&mut hostile.client, QosRequest::Receive { scope, spec });
     }
     as_nobody(|| {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
-        for wish in impossible_cpus() {
+        for spec in impossible_cpus() {
             let scope = Scope::Thread {
                 tid: tid.unsigned_abs(),
             };
-            let refusal = refused(&mut hostile.client, QosRequest::Cpu { scope, wish });
+            let refusal = refused(&mut hostile.client, QosRequest::Cpu { scope, spec });
             assert_ne!(refusal.errno, libc::EPERM, "{refusal:?}");
         }
     });

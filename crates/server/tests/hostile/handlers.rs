@@ -112,7 +112,7 @@ impl Owner {
         ask(&mut self.library.client, request)
     }
 
-    pub fn wish(&self, code: Code) -> Extension {
+    pub fn spec(&self, code: Code) -> Extension {
         Extension {
             name: "test".to_owned(),
             event: Event::of(Protocol::Udp, code.direction),
@@ -127,19 +127,19 @@ impl Owner {
     }
 
     pub fn install_at(&mut self, priority: u8, code: Code) -> u16 {
-        let wish = Extension {
+        let spec = Extension {
             priority,
-            ..self.wish(code)
+            ..self.spec(code)
         };
-        match self.ask(ExtensionRequest::Install(wish)) {
+        match self.ask(ExtensionRequest::Install(spec)) {
             ExtensionReply::Installed { number, .. } => number,
             other => panic!("{other:?}"),
         }
     }
 
     pub fn refused(&mut self, code: Code) -> Refusal {
-        let wish = self.wish(code);
-        refusal(self.ask(ExtensionRequest::Install(wish)))
+        let spec = self.spec(code);
+        refusal(self.ask(ExtensionRequest::Install(spec)))
     }
 
     /// Frames that the owner got.

@@ -184,10 +184,10 @@ fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
         let is_awake = AtomicBool::new(false);
         thread::scope(|scope| {
             accepted.local.arm(WakeBy::Word);
-            let wish = accepted.local.wake_request();
+            let spec = accepted.local.wake_request();
             let is_awake = &is_awake;
             scope.spawn(move || {
-                word::sleep_on([wish.word()].into_iter()).expect("futex_waitv");
+                word::sleep_on([spec.word()].into_iter()).expect("futex_waitv");
                 is_awake.store(true, Relaxed);
             });
             thread::sleep(Duration::from_millis(50));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::extension::{
-    Code, Event, Extension, ExtensionReply, ExtensionRequest, Guard, Standing,
+    Code, Event, Extension, ExtensionReply, ExtensionRequest, ExtensionState, Guard,
 };
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::raw;
@@ -91,12 +91,12 @@ impl Stage {
     }
 
     fn install(&mut self, guard: raw::Guard, code: Code) -> u16 {
-        let wish = Extension {
+        let spec = Extension {
             event: Event::of_raw(guard, code.direction),
             guards: vec![Guard::Raw(guard)],
-            ..self.owner.wish(code)
+            ..self.owner.spec(code)
         };
-        match self.owner.ask(ExtensionRequest::Install(wish)) {
+        match self.owner.ask(ExtensionRequest::Install(spec)) {
             ExtensionReply::Installed { number, .. } => number,
             other => panic!("{other:?}"),
         }
@@ -344,7 +344,7 @@ fn one_that_takes_too_long_with_frames_of_ones_own_is_stopped() {
         (counter(&stage.path, "server", "extensions_over_budget") == 1).then_some(())
     });
     let reports = list(&mut stage.owner.library.client);
-    assert_eq!(reports[0].standing, Standing::OverBudget);
+    assert_eq!(reports[0].standing, ExtensionState::OverBudget);
     assert_eq!(reports[0].event, Event::EthernetSend);
     stage.victim.assert_unharmed();
 }
@@ -472,15 +472,15 @@ fn nobody_handles_what_others_send_of_theirs() {
         (session, Event::IpSend, libc::EINVAL),
     ] {
         let direction = event.direction();
-        let wish = Extension {
+        let spec = Extension {
             event,
             guards: vec![guard],
-            ..stage.owner.wish(Code {
+            ..stage.owner.spec(Code {
                 direction,
                 ..always(CONSUME)
             })
         };
-        let request = ExtensionRequest::Install(wish);
+        let request = ExtensionRequest::Install(spec);
         let refusal = crate::handlers::refusal(ask(&mut stage.owner.library.client, request));
         assert_eq!(
             refusal.errno, errno,
@@ -489,12 +489,12 @@ fn nobody_handles_what_others_send_of_theirs() {
         );
     }
     // One for what comes is none for what is sent.
-    let wish = Extension {
+    let spec = Extension {
         event: Event::EthernetSend,
         guards: vec![Guard::Raw(raw::Guard::EtherType(0x88b5))],
-        ..stage.owner.wish(always(CONSUME))
+        ..stage.owner.spec(always(CONSUME))
     };
-    let reply = stage.owner.ask(ExtensionRequest::Install(wish));
+    let reply = stage.owner.ask(ExtensionRequest::Install(spec));
     assert_eq!(crate::handlers::refusal(reply).errno, libc::EINVAL);
     stage.victim.assert_unharmed();
 }

@@ -24,13 +24,13 @@ fn at(protocol: Protocol, local: &str) -> Guard {
     Guard::Port { protocol, local }
 }
 
-fn wish(guard: Guard, slot: u32) -> RequestBody {
+fn spec(guard: Guard, slot: u32) -> RequestBody {
     let slot = Slot(slot);
     RequestBody::ClaimProtocol { guard, slot }
 }
 
 fn claimed(library: &mut Library, guard: Guard) -> Option<Guard> {
-    match library.client.ask(wish(guard, 0)) {
+    match library.client.ask(spec(guard, 0)) {
         ReplyBody::Claimed { guard } => Some(guard),
         _ => None,
     }
@@ -69,7 +69,7 @@ fn ports_are_had_by_the_rules_of_sockets_and_by_permission() {
         (Protocol::Udp, "255.255.255.255:7100", ADDRNOTAVAIL),
         (Protocol::Udp, "[ff05::fb]:7100", ADDRNOTAVAIL),
     ] {
-        let got = refused(&mut hostile, wish(at(protocol, local), 0), &[]);
+        let got = refused(&mut hostile, spec(at(protocol, local), 0), &[]);
         assert_eq!(got, errno, "{protocol} {local}");
     }
     // Giving up what is another's does nothing.
@@ -78,7 +78,7 @@ fn ports_are_had_by_the_rules_of_sockets_and_by_permission() {
         slot: Slot(0),
     };
     hostile.client.send(request, &[]);
-    assert_eq!(refused(&mut hostile, wish(others, 0), &[]), ADDRINUSE);
+    assert_eq!(refused(&mut hostile, spec(others, 0), &[]), ADDRINUSE);
     victim.assert_unharmed();
 }
 
@@ -96,7 +96,7 @@ fn a_process_has_so_many_ports_and_they_end_with_it() {
         let got = claimed(&mut hostile, at(Protocol::Udp, "0.0.0.0:0")).unwrap();
         assert!(matches!(got, Guard::Port { local, .. } if local.port() != 0));
     }
-    let more = wish(at(Protocol::Udp, "0.0.0.0:0"), 0);
+    let more = spec(at(Protocol::Udp, "0.0.0.0:0"), 0);
     assert_eq!(refused(&mut hostile, more, &[]), NOBUFS);
     drop(hostile);
     let mut next = hostile_library(&path);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use portolan_netns::Bed;
 use portolan_proto::extension::{
-    Code, Direction, Event, Extension, ExtensionReply, ExtensionRequest, Guard, Standing,
+    Code, Direction, Event, Extension, ExtensionReply, ExtensionRequest, ExtensionState, Guard,
 };
 use portolan_types::{FlowKey, Protocol};
 
@@ -299,12 +299,12 @@ fn nobody_handles_what_others_send() {
         (Event::TcpSend, victim.id),
         (Event::UdpSend, portolan_types::SessionId(u64::MAX)),
     ] {
-        let wish = Extension {
+        let spec = Extension {
             event,
             guards: vec![Guard::Session(session)],
-            ..hostile.wish(sending(always(CONSUME)))
+            ..hostile.spec(sending(always(CONSUME)))
         };
-        let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
+        let refusal = refusal(hostile.ask(ExtensionRequest::Install(spec)));
         assert_eq!(refusal.errno, libc::EPERM, "{}", refusal.reason);
     }
     // Nor is one installed that is written for the other direction, or for another protocol.
@@ -313,11 +313,11 @@ fn nobody_handles_what_others_send() {
         (Event::UdpSend, always(PASS)),
         (Event::TcpSend, sending(always(PASS))),
     ] {
-        let wish = Extension {
+        let spec = Extension {
             event,
-            ..hostile.wish(code)
+            ..hostile.spec(code)
         };
-        let refusal = refusal(hostile.ask(ExtensionRequest::Install(wish)));
+        let refusal = refusal(hostile.ask(ExtensionRequest::Install(spec)));
         assert_eq!(refusal.errno, libc::EINVAL, "{}", refusal.reason);
     }
     hostile.install(sending(always(CONSUME)));
@@ -388,7 +388,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
         (counter(&path, "server", "extensions_over_budget") == 1).then_some(())
     });
     let reports = list(&mut sender.owner.library.client);
-    assert_eq!(reports[0].standing, Standing::OverBudget);
+    assert_eq!(reports[0].standing, ExtensionState::OverBudget);
     sender.send(to);
     assert_hears(&hearing, MARK);
     victim.assert_unharmed();
@@ -436,8 +436,8 @@ fn the_configuration_says_who_may_install_what_where() {
     assert!(refusal.reason.contains("port 7010"), "{}", refusal.reason);
     // Root may.
     let mut root = Owner::of(Library::start(&path), at(7011));
-    let wish = root.wish(always(PASS));
-    let reply = root.ask(ExtensionRequest::Install(wish));
+    let spec = root.spec(always(PASS));
+    let reply = root.ask(ExtensionRequest::Install(spec));
     assert!(
         matches!(reply, ExtensionReply::Installed { .. }),
         "{reply:?}"
@@ -446,14 +446,14 @@ fn the_configuration_says_who_may_install_what_where() {
 
 /// A handler for what a connection of this process's sends.
 fn install_on_connection(victim: &mut Victim, code: Code) -> u16 {
-    let wish = Extension {
+    let spec = Extension {
         name: "segments".to_owned(),
         event: Event::TcpSend,
         guards: vec![Guard::Session(victim.id)],
         priority: 0,
         code: sending(code),
     };
-    match ask(&mut victim.library.client, ExtensionRequest::Install(wish)) {
+    match ask(&mut victim.library.client, ExtensionRequest::Install(spec)) {
         ExtensionReply::Installed { number, .. } => number,
         other => panic!("{other:?}"),
     }

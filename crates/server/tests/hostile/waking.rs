@@ -19,7 +19,7 @@ use crate::{Victim, hostile_library, open_to_b};
 /// How long the server may take to answer anybody.
 const PROMPT: Duration = Duration::from_millis(500);
 
-/// Makes a write to the description behind `fd` wait for ever, as far as that is possible.
+/// Makes a write to the description behind `fd` wait forever, as far as that is possible.
 fn clog(fd: BorrowedFd<'_>) {
     let flags = fcntl_getfl(fd).unwrap();
     fcntl_setfl(fd, flags | OFlags::NONBLOCK).unwrap();

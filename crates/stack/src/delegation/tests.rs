@@ -15,9 +15,9 @@ const SERVER: &str = "10.0.0.1:80";
 const VNET: usize = 10;
 
 #[derive(Default)]
-struct Kept(Vec<Vec<u8>>);
+struct KeptFrames(Vec<Vec<u8>>);
 
-impl Wire for Kept {
+impl Wire for KeptFrames {
     fn transmit(&mut self, frame: &Frame<'_>) {
         let parts = [frame.head, frame.payload[0], frame.payload[1]];
         self.0.push(parts.concat().split_off(VNET));
@@ -122,7 +122,7 @@ impl Pair {
 
     /// What the clients have to say, as the port's row hands it over.
     fn hear(&mut self) {
-        let mut wire = Kept::default();
+        let mut wire = KeptFrames::default();
         let theirs = routes("10.0.0.2", "10.0.0.1");
         self.clients.output(now(), &theirs, &mut wire);
         let record = RecordHeader {
@@ -147,7 +147,7 @@ impl Pair {
 
     /// What is answered, to those clients that still know of it.
     fn answer(&mut self) {
-        let mut wire = Kept::default();
+        let mut wire = KeptFrames::default();
         let own = routes("10.0.0.1", "10.0.0.2");
         self.own.output(now(), &own, &mut wire);
         self.delegation.answer(&own, &mut wire);
@@ -215,7 +215,7 @@ fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
     session.generation = Generation(5);
     pair.own.insert_at(now(), slot, Session::Tcp(session));
     pair.say(client, b"late");
-    let mut wire = Kept::default();
+    let mut wire = KeptFrames::default();
     pair.clients
         .output(now(), &routes("10.0.0.2", "10.0.0.1"), &mut wire);
     let frame = wire.0.pop().unwrap();

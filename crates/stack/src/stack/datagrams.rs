@@ -8,7 +8,7 @@ use portolan_types::{Instant, Protocol, Slot, scope_of};
 use portolan_wire::icmp::Cause;
 use portolan_wire::{ipv4, ipv6, udp};
 
-use super::{Entry, Stack, Step, entry_of, tell};
+use super::{SessionEntry, Stack, Step, entry_of, tell};
 use crate::frame::{Frame, HEAD_MAX, Segmentation, Wire};
 use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
@@ -85,9 +85,9 @@ impl Stack {
             self.await_room(slot);
             return Err(SendError::Full);
         }
-        let Entry {
+        let SessionEntry {
             session: Session::Udp(session),
-            way,
+            resolved,
             ..
         } = entry
         else {
@@ -112,16 +112,17 @@ impl Stack {
             return Err(SendError::NotOurs);
         }
         let (found, source) = if sending.is_usual() && !is_group {
-            let source = usual_source(session, way, destination, routes)?;
+            let source = usual_source(session, resolved, destination, routes)?;
             let ends = ends(source, destination);
             (
-                ResolvedPath::current(way, ends, session.ip, routes, &self.mtus).map(|way| &*way),
+                ResolvedPath::current(resolved, ends, session.ip, routes, &self.mtus)
+                    .map(|resolved| &*resolved),
                 source,
             )
         } else {
-            *way = None;
+            *resolved = None;
             let (found, source) = unusual_way(session, destination, sending, routes, &self.mtus)?;
-            (found.map(|found| &*way.insert(found)), source)
+            (found.map(|found| &*resolved.insert(found)), source)
         };
         let source = SocketAddr::new(source, session.local.port());
         let found = found.map_err(|no_way| match no_way {
@@ -129,7 +130,7 @@ impl Stack {
             RouteError::NoRoute => SendError::NoRoute,
         })?;
         let output = Output {
-            way: found,
+            resolved: found,
             ports: (source.port(), destination.port()),
             discovery: session.ip.discovery,
             segment: sending.segment,
@@ -142,7 +143,7 @@ impl Stack {
         done?;
         if !sending.is_usual() || is_group {
             // The next one goes the usual way.
-            *way = None;
+            *resolved = None;
         }
         session.datagrams_out += 1;
         session.bytes_out += length as u64;
@@ -162,15 +163,15 @@ fn ends(source: IpAddr, destination: SocketAddr) -> Ends {
 /// The session's own address, or the one that the route names.
 fn usual_source(
     session: &UdpSession,
-    way: &Option<ResolvedPath>,
+    resolved: &Option<ResolvedPath>,
     destination: SocketAddr,
     routes: &Routes,
 ) -> Result<IpAddr, SendError> {
     match session.local.ip() {
-        any if any.is_unspecified() => way
+        any if any.is_unspecified() => resolved
             .as_ref()
-            .filter(|way| way.leads_to(destination.ip(), scope_of(destination), routes))
-            .map(|way| way.template.source())
+            .filter(|resolved| resolved.leads_to(destination.ip(), scope_of(destination), routes))
+            .map(|resolved| resolved.template.source())
             .map_or_else(|| source_of_route(destination, routes), Ok),
         bound => Ok(bound),
     }
@@ -264,7 +265,7 @@ fn longest(destination: IpAddr) -> usize {
 
 /// Where a payload goes, and in how many datagrams.
 struct Output<'a> {
-    way: &'a ResolvedPath,
+    resolved: &'a ResolvedPath,
     ports: (u16, u16),
     discovery: MtuDiscovery,
     segment: u16,
@@ -298,20 +299,20 @@ impl Output<'_> {
 
     /// How one datagram gets through.
     fn cut_of(&self, length: usize) -> Result<Segmentation, SendError> {
-        let sizes = if self.way.is_v6() {
+        let sizes = if self.resolved.is_v6() {
             self.v6_sizes
         } else {
             V6Sizes::default()
         };
-        let path = self.way.mtu_for(self.discovery);
+        let path = self.resolved.mtu_for(self.discovery);
         let mtu = sizes.most.map_or(path, |most| path.min(most));
-        if self.way.ip_header() + udp::HEADER_LEN + length <= mtu as usize {
+        if self.resolved.ip_header() + udp::HEADER_LEN + length <= mtu as usize {
             return Ok(Segmentation::Not);
         }
         if sizes.whole_only || !self.discovery.fragments_here() {
             return Err(SendError::DoesNotFit { mtu });
         }
-        let size = self.way.fragment_size(mtu as usize);
+        let size = self.resolved.fragment_size(mtu as usize);
         let size = size.ok_or(SendError::TooLong)?;
         Ok(Segmentation::Fragments(size))
     }
@@ -319,7 +320,7 @@ impl Output<'_> {
     fn transmit_one(&self, payload: [&[u8]; 2], cut: Segmentation, wire: &mut impl Wire) {
         let mut head = [0; HEAD_MAX];
         let length = payload[0].len() + payload[1].len();
-        let template = &self.way.template;
+        let template = &self.resolved.template;
         let head = template.udp_head(&mut head, self.ports, length, cut, self.no_checksum);
         wire.transmit(&Frame { head, payload });
     }

@@ -15,11 +15,11 @@ pub(super) const IN_ALL: usize = 4 << 20;
 pub(super) struct EarlyFrames {
     /// Of the session that was here before: its frames are not for the one that comes.
     pub(super) before: Option<Generation>,
-    held: Vec<Held>,
+    held: Vec<EarlyFrame>,
 }
 
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct EarlyFrame {
     pub(super) record: RecordHeader,
     pub(super) frame: Vec<u8>,
 }
@@ -43,7 +43,7 @@ impl EarlyFrames {
         let has_room = self.held.len() < AT_A_SLOT && bytes <= IN_ALL;
         if has_room {
             *others = bytes;
-            self.held.push(Held {
+            self.held.push(EarlyFrame {
                 record: *record,
                 frame: frame.to_vec(),
             });
@@ -52,7 +52,7 @@ impl EarlyFrames {
     }
 
     /// All that waits, in its order.
-    pub(super) fn release(self, others: &mut usize) -> Vec<Held> {
+    pub(super) fn release(self, others: &mut usize) -> Vec<EarlyFrame> {
         *others -= self.held.iter().map(|held| held.frame.len()).sum::<usize>();
         self.held
     }

@@ -15,21 +15,21 @@ mod expected;
 mod tx_queues;
 
 /// A wire that keeps frames, and takes only so many at a time.
-struct Kept {
+struct KeptFrames {
     frames: Vec<Vec<u8>>,
     room: usize,
 }
 
-impl Kept {
-    fn with_room(room: usize) -> Kept {
-        Kept {
+impl KeptFrames {
+    fn with_room(room: usize) -> KeptFrames {
+        KeptFrames {
             frames: Vec::new(),
             room,
         }
     }
 }
 
-impl Wire for Kept {
+impl Wire for KeptFrames {
     fn transmit(&mut self, frame: &Frame<'_>) {
         self.frames
             .push([frame.head, frame.payload[0], frame.payload[1]].concat());
@@ -117,7 +117,7 @@ fn received(frame: &[u8]) -> &[u8] {
     &frame[10..]
 }
 
-fn send(stack: &mut Stack, slot: Slot, routes: &Routes, wire: &mut Kept) -> Vec<u8> {
+fn send(stack: &mut Stack, slot: Slot, routes: &Routes, wire: &mut KeptFrames) -> Vec<u8> {
     stack
         .send_datagram(
             slot,
@@ -139,7 +139,7 @@ fn a_datagram_arrives_at_the_slot_and_generation_that_the_record_names() {
         &mut a,
         from,
         &routes(2, at(A), at(B), true),
-        &mut Kept::with_room(9),
+        &mut KeptFrames::with_room(9),
     );
 
     let input = b.input(now(), &record(to, 7), received(&frame));
@@ -164,7 +164,7 @@ fn a_damaged_datagram_is_dropped() {
         &mut a,
         from,
         &routes(2, at(A), at(B), true),
-        &mut Kept::with_room(9),
+        &mut KeptFrames::with_room(9),
     );
     // Complete the checksum as the device would, then damage the payload.
     let (head, udp_at) = (10, 10 + 14 + 20);
@@ -192,7 +192,7 @@ fn a_datagram_goes_to_no_station_until_its_neighbour_is_known() {
     let slot = udp(&mut a, at(A));
     let stations = [false, true].map(|known| {
         let routes = routes(2 + u32::from(known), at(A), at(B), known);
-        let frame = send(&mut a, slot, &routes, &mut Kept::with_room(9));
+        let frame = send(&mut a, slot, &routes, &mut KeptFrames::with_room(9));
         frame[10..16].to_vec()
     });
     assert_eq!(stations[0], [0; 6]);
@@ -205,7 +205,7 @@ fn a_datagram_goes_to_no_station_until_its_neighbour_is_known() {
 fn who_waits_for_a_neighbour_looks_again_ever_later() {
     let mut a = Stack::new(now());
     connecting(&mut a);
-    let mut wire = Kept::with_room(9);
+    let mut wire = KeptFrames::with_room(9);
     let unknown = routes(2, at(A), at(B), false);
     let mut time = now();
     let mut waits = Vec::new();
@@ -231,7 +231,7 @@ fn what_a_datagram_cannot_do_has_its_own_error() {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
     let known = routes(2, at(A), at(B), true);
-    let mut wire = Kept::with_room(1);
+    let mut wire = KeptFrames::with_room(1);
     let long = [0; 65_508];
     let mut try_send = |to: Option<&str>, data: &[u8]| {
         a.send_datagram(
@@ -274,7 +274,7 @@ fn a_full_wire_holds_output_back_and_loses_nothing() {
     let known = routes(2, at(A), at(B), true);
     connecting(&mut a);
     connecting(&mut a);
-    let mut wire = Kept::with_room(1);
+    let mut wire = KeptFrames::with_room(1);
     a.output(now(), &known, &mut wire);
     assert_eq!(wire.frames.len(), 1);
     assert!(a.has_output());
@@ -289,7 +289,7 @@ fn a_syn_has_a_sound_header_and_is_sent_again_when_its_timer_is_due() {
     let mut a = Stack::new(now());
     let known = routes(2, at(A), at(B), true);
     connecting(&mut a);
-    let mut wire = Kept::with_room(9);
+    let mut wire = KeptFrames::with_room(9);
     a.output(now(), &known, &mut wire);
     let parsed = etherparse::PacketHeaders::from_ethernet_slice(received(&wire.frames[0])).unwrap();
     let Some(etherparse::NetHeaders::Ipv4(ip, _)) = parsed.net else {
@@ -319,7 +319,7 @@ fn a_removed_session_leaves_its_slot_and_its_timer() {
     let slot = connecting(&mut a);
     assert!(a.remove(slot).is_some());
     assert!(a.get(slot).is_none());
-    let mut wire = Kept::with_room(9);
+    let mut wire = KeptFrames::with_room(9);
     a.output(now(), &routes(2, at(A), at(B), true), &mut wire);
     assert!(wire.frames.is_empty());
     assert_eq!(a.reserve(), slot);
@@ -360,7 +360,7 @@ fn sent_with(
         a.mtus.learn(now(), at(B).ip(), mtu);
     }
     let known = routes(2, at(A), at(B), true);
-    let mut wire = Kept::with_room(9);
+    let mut wire = KeptFrames::with_room(9);
     a.send_datagram(
         slot,
         Some(at(B)),
@@ -448,7 +448,7 @@ fn a_report_of_a_narrow_path_holds_for_all_sessions_for_ten_minutes() {
     let (one, two) = (udp(&mut a, at(A)), udp(&mut a, at("10.0.0.1:1001")));
     a.udp(one).unwrap().remote = Some(at(B));
     let known = routes(2, at(A), at(B), true);
-    let mut wire = Kept::with_room(99);
+    let mut wire = KeptFrames::with_room(99);
     let mut send = |a: &mut Stack, slot| {
         let sent = a.send_datagram(
             slot,

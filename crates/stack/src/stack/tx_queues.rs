@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use portolan_types::Slot;
 
-use super::{Entry, Stack};
+use super::{SessionEntry, Stack};
 use crate::frame::{TxQueueId, Wire};
 
 /// Who waits at which transmit queue.
@@ -59,7 +59,7 @@ impl WaitingQueues {
     }
 }
 
-impl Entry {
+impl SessionEntry {
     /// Chooses the session's transmit queue; false if it is full. A session that is to have another goes there
     /// once nothing of it waits in the old one: its frames keep their order.
     pub(super) fn enter(&mut self, wire: &mut impl Wire) -> bool {

@@ -42,10 +42,10 @@ pub enum BlobReadError {
 
 /// What came, to be read in place.
 #[derive(Debug)]
-pub struct Bytes(Place);
+pub struct Bytes(Storage);
 
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Message(Vec<u8>),
     /// Nobody can change it.
     Sealed(Mapping),
@@ -56,8 +56,8 @@ impl Deref for Bytes {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Place::Message(bytes) => bytes,
-            Place::Sealed(mapping) => {
+            Storage::Message(bytes) => bytes,
+            Storage::Sealed(mapping) => {
                 let length = mapping.length();
                 // SAFETY: `length` bytes are mapped for as long as `self` lives, and the seals that `map` asked for
                 // keep everybody from writing to them.
@@ -80,7 +80,7 @@ pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), BlobWriteError> {
 /// Takes the bytes of a message, or of the descriptor that came with it.
 pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Bytes, BlobReadError> {
     match blob {
-        Blob::Inline(bytes) => Ok(Bytes(Place::Message(bytes))),
+        Blob::Inline(bytes) => Ok(Bytes(Storage::Message(bytes))),
         Blob::Memfd { length } => map(fd.ok_or(BlobReadError::Missing)?, length),
     }
 }
@@ -134,8 +134,8 @@ pub(super) fn map_all(fd: impl AsFd) -> Result<Bytes, BlobReadError> {
         return Err(BlobReadError::WrongLength);
     }
     match length {
-        0 => Ok(Bytes(Place::Message(Vec::new()))),
-        _ => Ok(Bytes(Place::Sealed(Mapping::read_only(
+        0 => Ok(Bytes(Storage::Message(Vec::new()))),
+        _ => Ok(Bytes(Storage::Sealed(Mapping::read_only(
             fd.as_fd(),
             0,
             length,

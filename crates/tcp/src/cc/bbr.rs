@@ -64,7 +64,7 @@ pub(super) struct Bbr {
     full: u64,
     full_rounds: u8,
     filled: bool,
-    /// Place in `CYCLE` and since when.
+    /// UrgentMark in `CYCLE` and since when.
     phase: u8,
     phase_at: Instant,
     /// When the flight of PROBE_RTT may grow again, and whether a round has passed.
@@ -90,7 +90,7 @@ impl Bbr {
         began
     }
 
-    /// §4.1.1.3: the highest rate of late; what the application held back counts only if higher.
+    /// §4.1.1.3: the highest rate recently; what the application held back counts only if higher.
     fn update_bandwidth(&mut self, ack: &Acknowledged) {
         if let Some(rate) = ack.sample.rate()
             && (!ack.sample.limited || rate >= self.bandwidth.max())

@@ -1,4 +1,4 @@
-//! The largest value of late, in constant space (Kathleen Nichols' windowed filter).
+//! The largest value recently, in constant space (Kathleen Nichols' windowed filter).
 
 use serde::{Deserialize, Serialize};
 

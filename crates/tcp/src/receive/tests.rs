@@ -58,12 +58,12 @@ fn bytes_that_are_put_back_were_not_taken() {
     for _ in 0..4 {
         let mut out = [0; 30_000];
         assert_eq!(
-            receiver.read(start, &mut out, Some(rtt), Place::Aside),
+            receiver.read(start, &mut out, Some(rtt), UrgentMark::Aside),
             30_000
         );
         receiver.unread(&out);
     }
     let later = start + rtt;
-    receiver.read(later, &mut [0; 1], Some(rtt), Place::Aside);
+    receiver.read(later, &mut [0; 1], Some(rtt), UrgentMark::Aside);
     assert_eq!((receiver.limit(), receiver.space()), before);
 }

@@ -1,5 +1,5 @@
 //! How much of the window is used (RFC 7661): a window that was not filled says nothing of the
-//! path, so a loss is answered by what was really in use, and it does not stay for ever.
+//! path, so a loss is answered by what was really in use, and it does not stay forever.
 
 use core::time::Duration;
 
@@ -71,7 +71,7 @@ impl Sender {
         (pipe > 0).then_some(pipe)
     }
 
-    /// RFC 7661 §4.3: at least half of the window was used of late.
+    /// RFC 7661 §4.3: at least half of the window was used recently.
     fn is_validated(&self) -> bool {
         self.pipe_ack()
             .is_none_or(|pipe| pipe >= self.congestion.cwnd() / 2)

@@ -33,7 +33,7 @@ fn request(line: &str) -> Result<QosRequest, String> {
 
 #[test]
 fn a_rate_is_asked_for_with_all_its_terms() {
-    let wish = Transmit {
+    let spec = Transmit {
         device: Some("eth0".into()),
         rate: Rate::Bits(20_000_000),
         burst: Some(65_536),
@@ -43,7 +43,7 @@ fn a_rate_is_asked_for_with_all_its_terms() {
         request("set pid 123 tx --rate 20mbit --burst 64k --ceil 50mbit --dev eth0"),
         Ok(QosRequest::Transmit {
             scope: Scope::Process { pid: 123 },
-            wish
+            spec
         })
     );
 }
@@ -54,7 +54,7 @@ fn a_slice_of_each_period_is_asked_for() {
         slice_us: 4_000,
         period_us: 100_000,
     };
-    let Ok(QosRequest::Transmit { scope, wish }) =
+    let Ok(QosRequest::Transmit { scope, spec }) =
         request("set port udp:53 tx --slice 4ms --period 100ms --slack")
     else {
         panic!("refused");
@@ -63,7 +63,7 @@ fn a_slice_of_each_period_is_asked_for() {
         protocol: Protocol::Udp,
         port: 53,
     };
-    assert_eq!((scope, wish.rate, wish.slack), (port, rate, Slack::All));
+    assert_eq!((scope, spec.rate, spec.slack), (port, rate, Slack::All));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn budgets_and_processors_are_asked_for() {
         request("set user root rx --packets 10000 --bits 100mbit --prio 3"),
         Ok(QosRequest::Receive {
             scope: Scope::User { uid: 0 },
-            wish: Receive {
+            spec: Receive {
                 packets: Some(10_000),
                 bits: Some(100_000_000),
                 burst_ms: Receive::BURST_MS,
@@ -84,7 +84,7 @@ fn budgets_and_processors_are_asked_for() {
         request("set tid 5 cpu --rate 30% --class video --adapt 0.1-0.5"),
         Ok(QosRequest::Cpu {
             scope: Scope::Thread { tid: 5 },
-            wish: Cpu {
+            spec: Cpu {
                 class: Some("video".into()),
                 rate_ppm: 300_000,
                 period_us: Cpu::PERIOD_US,
@@ -195,24 +195,24 @@ fn a_wrong_line_is_refused_by_its_word() {
 
 /// The numbers that a line was made with, whatever they are.
 #[test]
-fn any_wish_can_be_said() {
+fn any_spec_can_be_said() {
     portolan_fuzz::check!(500)
         .with_type::<(u64, u32, u64, u32, u32)>()
         .for_each(|&(rate, burst, ceil, slice, period)| {
             let [shown_rate, shown_ceil] = [rate, ceil].map(text::show_rate);
             let [shown_slice, shown_period] = [slice, period].map(text::show_duration);
             let shown_burst = text::show_bytes(burst);
-            let wish = |terms: String| match request(&format!("set pid 1 tx {terms}")) {
-                Ok(QosRequest::Transmit { wish, .. }) => wish,
+            let spec = |terms: String| match request(&format!("set pid 1 tx {terms}")) {
+                Ok(QosRequest::Transmit { spec, .. }) => spec,
                 other => panic!("{other:?}"),
             };
-            let by_rate = wish(format!(
+            let by_rate = spec(format!(
                 "--rate {shown_rate} --burst {shown_burst} --ceil {shown_ceil}"
             ));
             assert_eq!(by_rate.rate, Rate::Bits(rate));
             assert_eq!(by_rate.burst, Some(burst));
             assert_eq!(by_rate.slack, Slack::UpTo(ceil));
-            let by_slice = wish(format!("--slice {shown_slice} --period {shown_period}"));
+            let by_slice = spec(format!("--slice {shown_slice} --period {shown_period}"));
             let asked = Rate::Slice {
                 slice_us: slice,
                 period_us: period,

@@ -32,7 +32,7 @@ pub fn report() -> QosReport {
             ceiling: 50_000_000,
             burst: 65_536,
             group: None,
-            kept: Kept::Scaled { bits: 10_000_000 },
+            kept: RateKept::Scaled { bits: 10_000_000 },
             traffic,
         }],
         groups: vec![GroupReport {
@@ -48,7 +48,7 @@ pub fn report() -> QosReport {
                 keep: true,
                 ..GroupOptions::default()
             },
-            kept: Kept::Suspended,
+            kept: RateKept::Suspended,
             traffic,
         }],
         receive: vec![ReceiveReport {
@@ -57,7 +57,7 @@ pub fn report() -> QosReport {
                 port: 53,
             },
             uid: 0,
-            wish: Receive {
+            spec: Receive {
                 packets: Some(10_000),
                 bits: None,
                 burst_ms: 50,
@@ -78,7 +78,7 @@ pub fn report() -> QosReport {
         cpu: vec![CpuReport {
             scope: Scope::Thread { tid: 5 },
             uid: 0,
-            wish: Cpu {
+            spec: Cpu {
                 class: Some("video".into()),
                 rate_ppm: 300_000,
                 period_us: 33_000,

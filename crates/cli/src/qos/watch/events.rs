@@ -3,7 +3,7 @@
 use std::fmt;
 
 use portolan_proto::qos::text::show_rate;
-use portolan_proto::qos::{Kept, LinkReport, QosReport};
+use portolan_proto::qos::{LinkReport, QosReport, RateKept};
 use serde::Serialize;
 
 use crate::qos::show::scope;
@@ -81,11 +81,11 @@ fn of_link(before: &LinkReport, now: &LinkReport) -> Option<What> {
     }
 }
 
-fn of_promise(before: Kept, now: Kept) -> Option<What> {
+fn of_promise(before: RateKept, now: RateKept) -> Option<What> {
     (before != now).then_some(match now {
-        Kept::Full => What::KeptInFull,
-        Kept::Scaled { bits } => What::KeptAt(bits),
-        Kept::Suspended => What::Suspended,
+        RateKept::Full => What::KeptInFull,
+        RateKept::Scaled { bits } => What::KeptAt(bits),
+        RateKept::Suspended => What::Suspended,
     })
 }
 
@@ -102,10 +102,10 @@ mod tests {
     #[test]
     fn a_link_that_goes_and_comes_back_is_told_with_what_it_means() {
         let mut before = report();
-        before.transmit[0].kept = Kept::Full;
+        before.transmit[0].kept = RateKept::Full;
         let mut gone = report();
         gone.links[0].gone = true;
-        gone.transmit[0].kept = Kept::Suspended;
+        gone.transmit[0].kept = RateKept::Suspended;
         assert_eq!(
             told(&before, &gone),
             ["link eth0 has gone", "pid 123 on eth0 is suspended"]
@@ -121,7 +121,7 @@ mod tests {
         let before = report();
         let mut slower = report();
         slower.links[0].rate = Some(10_000_000);
-        slower.transmit[0].kept = Kept::Scaled { bits: 2_000_000 };
+        slower.transmit[0].kept = RateKept::Scaled { bits: 2_000_000 };
         assert_eq!(
             told(&before, &slower),
             [

@@ -5,32 +5,32 @@
 
 /// What one server says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct CpuLoad {
     /// Of it, what nobody takes back: rates that were asked for, in millionths of one CPU.
     pub promised_ppm: u64,
     /// What its classes give when nothing else is on the machine.
     pub wanted_ppm: u64,
 }
 
-impl Standing {
+impl CpuLoad {
     fn beyond(self) -> u64 {
         self.wanted_ppm.saturating_sub(self.promised_ppm)
     }
 
     /// Of all together.
-    pub fn sum(all: impl IntoIterator<Item = Standing>) -> Standing {
-        let add = |sum: Standing, one: Standing| Standing {
+    pub fn sum(all: impl IntoIterator<Item = CpuLoad>) -> CpuLoad {
+        let add = |sum: CpuLoad, one: CpuLoad| CpuLoad {
             promised_ppm: sum.promised_ppm.saturating_add(one.promised_ppm),
             wanted_ppm: sum
                 .wanted_ppm
                 .saturating_add(one.promised_ppm)
                 .saturating_add(one.beyond()),
         };
-        all.into_iter().fold(Standing::default(), add)
+        all.into_iter().fold(CpuLoad::default(), add)
     }
 
     /// What one whose standing this is gives of the machine's capacity, beside others.
-    pub fn allowance(self, others: Standing, capacity_ppm: u64) -> u64 {
+    pub fn allowance(self, others: CpuLoad, capacity_ppm: u64) -> u64 {
         let promised = self.promised_ppm.saturating_add(others.promised_ppm);
         let free = u128::from(capacity_ppm.saturating_sub(promised));
         let beyond = u128::from(self.beyond());
@@ -50,8 +50,8 @@ mod tests {
 
     const CAPACITY: u64 = 1_800_000;
 
-    fn standing(promised_ppm: u64, wanted_ppm: u64) -> Standing {
-        Standing {
+    fn standing(promised_ppm: u64, wanted_ppm: u64) -> CpuLoad {
+        CpuLoad {
             promised_ppm,
             wanted_ppm,
         }
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn who_is_alone_gives_what_its_classes_give() {
         let own = standing(100_000, 900_000);
-        assert_eq!(own.allowance(Standing::default(), CAPACITY), 900_000);
+        assert_eq!(own.allowance(CpuLoad::default(), CAPACITY), 900_000);
     }
 
     #[test]
@@ -87,7 +87,7 @@ mod tests {
                 let mut given = 0;
                 for _ in 0..all.len() {
                     let own = all.remove(0);
-                    let allowance = own.allowance(Standing::sum(all.iter().copied()), CAPACITY);
+                    let allowance = own.allowance(CpuLoad::sum(all.iter().copied()), CAPACITY);
                     assert!((own.promised_ppm..=own.wanted_ppm).contains(&allowance));
                     given += allowance;
                     all.push(own);
@@ -101,7 +101,7 @@ mod tests {
         portolan_fuzz::check!(1000)
             .with_type::<([u64; 4], u64)>()
             .for_each(|([a, b, c, d], capacity)| {
-                let others = Standing::sum([standing(*a, *b), standing(*c, *d)]);
+                let others = CpuLoad::sum([standing(*a, *b), standing(*c, *d)]);
                 standing(*a, *d).allowance(others, *capacity);
             });
     }

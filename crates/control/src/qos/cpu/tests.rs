@@ -16,8 +16,8 @@ fn class(name: &str, share_ppm: u32, overbooking: Overbooking) -> ClassTerms {
     }
 }
 
-fn claim(nominal_ppm: u32) -> Claim {
-    Claim {
+fn claim(nominal_ppm: u32) -> CpuClaim {
+    CpuClaim {
         uid: 0,
         nominal_ppm,
         usable_ppm: TWO_CPUS.of_one_ppm.into(),
@@ -106,7 +106,7 @@ fn a_thread_has_at_most_one_cpu_and_a_process_more() {
     let mut classes = Classes::new(TWO_CPUS, [class("all", 1_000_000, Overbooking::UpTo(0))]);
     classes.admit(MemberId(1), None, claim(100_000)).unwrap();
     assert_eq!(classes.effective(MemberId(1)), 900_000);
-    let process = Claim {
+    let process = CpuClaim {
         usable_ppm: 1_800_000,
         ..claim(1_500_000)
     };
@@ -129,7 +129,7 @@ fn a_user_has_his_part_of_a_class_and_root_all_of_it() {
         ..class("only", 500_000, Overbooking::UpTo(0))
     };
     let mut classes = Classes::new(TWO_CPUS, [terms]);
-    let of = |uid, nominal_ppm| Claim {
+    let of = |uid, nominal_ppm| CpuClaim {
         uid,
         ..claim(nominal_ppm)
     };
@@ -191,7 +191,7 @@ fn take(classes: &mut Classes, step: &Step) {
             nominal_ppm,
             usable_ppm,
         } => {
-            let claim = Claim {
+            let claim = CpuClaim {
                 uid: (*uid).into(),
                 nominal_ppm: *nominal_ppm,
                 usable_ppm: *usable_ppm,
@@ -215,7 +215,7 @@ fn check(classes: &Classes, capacity: Capacity) {
         assert!(nominal <= class.bound());
         if class.terms.overbooking == Overbooking::UpTo(0) {
             // A hard guarantee, but for the rounding of a millionth.
-            let is_kept = |(id, claim): (&MemberId, &Claim)| {
+            let is_kept = |(id, claim): (&MemberId, &CpuClaim)| {
                 effective(id) + 1 >= u64::from(claim.nominal_ppm).min(claim.usable_ppm)
             };
             assert!(class.members.iter().all(is_kept));
@@ -246,7 +246,7 @@ fn a_process_is_divided_by_what_its_threads_used() {
         });
 }
 
-fn wish(rate_ppm: u32, adapt: Adapt) -> Cpu {
+fn spec(rate_ppm: u32, adapt: Adapt) -> Cpu {
     Cpu {
         class: None,
         rate_ppm,
@@ -267,22 +267,22 @@ fn measured(used_ppm: u32, overruns: u32) -> Measured {
 #[test]
 fn a_thread_that_runs_short_is_proposed_more_at_once() {
     let mut adaptation = Adaptation::default();
-    let wish = wish(200_000, Adapt::Propose);
-    let proposed = adaptation.propose(&wish, 200_000, measured(200_000, 100));
+    let spec = spec(200_000, Adapt::Propose);
+    let proposed = adaptation.propose(&spec, 200_000, measured(200_000, 100));
     assert_eq!(proposed, Some(300_000));
 }
 
 #[test]
 fn a_thread_that_uses_little_is_proposed_less_after_some_seconds() {
     let mut adaptation = Adaptation::default();
-    let wish = wish(500_000, Adapt::Propose);
+    let spec = spec(500_000, Adapt::Propose);
     for used in [100_000, 40_000, 200_000] {
-        assert_eq!(adaptation.propose(&wish, 500_000, measured(used, 0)), None);
+        assert_eq!(adaptation.propose(&spec, 500_000, measured(used, 0)), None);
     }
-    let proposed = adaptation.propose(&wish, 500_000, measured(80_000, 0));
+    let proposed = adaptation.propose(&spec, 500_000, measured(80_000, 0));
     assert_eq!(proposed, Some(250_000), "a quarter above the most it used");
     adaptation.start_over();
-    assert_eq!(adaptation.propose(&wish, 500_000, measured(0, 0)), None);
+    assert_eq!(adaptation.propose(&spec, 500_000, measured(0, 0)), None);
 }
 
 #[test]
@@ -292,11 +292,11 @@ fn a_rate_is_changed_within_its_limits_only_and_not_for_little() {
         most_ppm: 350_000,
     };
     let mut adaptation = Adaptation::default();
-    let short = adaptation.propose(&wish(310_000, limits), 310_000, measured(310_000, 100));
+    let short = adaptation.propose(&spec(310_000, limits), 310_000, measured(310_000, 100));
     assert_eq!(short, Some(350_000));
     let mut adaptation = Adaptation::default();
     let none = (0..SECONDS)
-        .map(|_| adaptation.propose(&wish(310_000, limits), 310_000, measured(0, 0)))
+        .map(|_| adaptation.propose(&spec(310_000, limits), 310_000, measured(0, 0)))
         .collect::<Vec<_>>();
     assert_eq!(none, [None; SECONDS], "the least that is allowed is close");
     portolan_fuzz::check!(1000)
@@ -312,8 +312,8 @@ fn a_rate_is_changed_within_its_limits_only_and_not_for_little() {
                     overruns: *overruns,
                     periods: *periods,
                 };
-                let wish = wish(*rate, adapt);
-                let proposed = Adaptation::default().propose(&wish, *effective, measured);
+                let spec = spec(*rate, adapt);
+                let proposed = Adaptation::default().propose(&spec, *effective, measured);
                 assert!(proposed.is_none_or(|ppm| ppm <= (*most).max(1)));
             },
         );
@@ -322,12 +322,12 @@ fn a_rate_is_changed_within_its_limits_only_and_not_for_little() {
 #[test]
 fn what_other_servers_are_promised_is_not_promised_again() {
     let mut classes = Classes::new(TWO_CPUS, [class("all", 1_000_000, Overbooking::UpTo(0))]);
-    let claim = |nominal_ppm| Claim {
+    let claim = |nominal_ppm| CpuClaim {
         uid: 0,
         nominal_ppm,
         usable_ppm: TWO_CPUS.ppm(),
     };
-    classes.set_others(Standing {
+    classes.set_others(CpuLoad {
         promised_ppm: 1_000_000,
         wanted_ppm: 1_000_000,
     });
@@ -338,17 +338,17 @@ fn what_other_servers_are_promised_is_not_promised_again() {
     assert!(denied.to_string().contains("0.8 would fit"), "{denied}");
     assert_eq!(
         classes.standing(),
-        Standing::default(),
+        CpuLoad::default(),
         "nothing has changed"
     );
     classes.admit(MemberId(1), None, claim(100_000)).unwrap();
     assert_eq!(classes.effective(MemberId(1)), room);
     // They are promised no more than is left, and who was promised less beforehand has it.
-    classes.set_others(Standing {
+    classes.set_others(CpuLoad {
         promised_ppm: 1_700_000,
         wanted_ppm: 1_800_000,
     });
     assert_eq!(classes.effective(MemberId(1)), 100_000);
-    classes.set_others(Standing::default());
+    classes.set_others(CpuLoad::default());
     assert_eq!(classes.effective(MemberId(1)), TWO_CPUS.ppm());
 }

@@ -12,7 +12,7 @@ fn link() -> Link {
     Link::new(100 * MBIT, USUAL)
 }
 
-fn wish(rate: Rate) -> Transmit {
+fn spec(rate: Rate) -> Transmit {
     Transmit {
         device: None,
         rate,
@@ -30,8 +30,8 @@ fn slice(slice_us: u32, period_us: u32) -> Rate {
 
 #[test]
 fn a_slice_is_a_rate_and_a_burst() {
-    let terms = link().terms(&wish(slice(4_000, 100_000))).unwrap();
-    let expected = Terms {
+    let terms = link().terms(&spec(slice(4_000, 100_000))).unwrap();
+    let expected = ClassRates {
         rate: 4 * MBIT,
         ceiling: 4 * MBIT,
         burst: 50_000,
@@ -45,7 +45,7 @@ fn a_slice_is_a_rate_and_a_burst() {
 fn slack_is_a_higher_ceiling() {
     let with = |slack| Transmit {
         slack,
-        ..wish(Rate::Bits(10 * MBIT))
+        ..spec(Rate::Bits(10 * MBIT))
     };
     let ceiling = |slack| link().terms(&with(slack)).map(|terms| terms.ceiling);
     assert_eq!(ceiling(Slack::All), Ok(100 * MBIT));
@@ -60,7 +60,7 @@ fn slack_is_a_higher_ceiling() {
 
 #[test]
 fn numbers_that_make_no_sense_are_refused() {
-    let refused = |rate| link().terms(&wish(rate)).unwrap_err();
+    let refused = |rate| link().terms(&spec(rate)).unwrap_err();
     assert_eq!(refused(Rate::Bits(0)), Refused::Slow(0));
     assert_eq!(refused(slice(1, 999)), Refused::Period(999));
     assert_eq!(refused(slice(1, 0)), Refused::Period(0));
@@ -76,7 +76,7 @@ fn numbers_that_make_no_sense_are_refused() {
     for burst in [0, LEAST_BURST - 1, MOST_BURST + 1, u32::MAX] {
         let with = Transmit {
             burst: Some(burst),
-            ..wish(Rate::Bits(MBIT))
+            ..spec(Rate::Bits(MBIT))
         };
         assert_eq!(link().terms(&with), Err(Refused::Burst(burst)));
     }
@@ -167,12 +167,12 @@ fn no_numbers_break_the_sums() {
                     0 => Rate::Bits(bits),
                     _ => slice(slice_us, period_us),
                 };
-                let wish = Transmit {
+                let spec = Transmit {
                     burst: (what & 2 != 0).then_some(slice_us),
                     slack: Slack::UpTo(ceiling),
-                    ..wish(rate)
+                    ..spec(rate)
                 };
-                let Ok(terms) = link.terms(&wish) else {
+                let Ok(terms) = link.terms(&spec) else {
                     continue;
                 };
                 assert!(terms.ceiling >= terms.rate && terms.ceiling_burst() >= terms.burst);
@@ -195,7 +195,7 @@ fn no_numbers_break_the_sums() {
 #[test]
 fn a_slower_link_keeps_each_promise_in_proportion_and_all_when_it_is_fast_again() {
     let mut link = link();
-    let terms = |rate, ceiling| Terms {
+    let terms = |rate, ceiling| ClassRates {
         rate,
         ceiling,
         burst: 20_000,

@@ -12,13 +12,13 @@ use crate::qos::scope::Life;
 
 /// What a thread is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct CpuParameters {
     pub rate_ppm: u32,
     pub period: Duration,
     pub slack: bool,
 }
 
-impl Terms {
+impl CpuParameters {
     fn deadline(&self) -> Deadline {
         Deadline {
             runtime: self.period * self.rate_ppm / 1_000_000,
@@ -38,7 +38,7 @@ pub struct ThreadReservation {
     before: Attributes,
     form: Form,
     /// As they were last kept in full.
-    terms: Option<Terms>,
+    terms: Option<CpuParameters>,
     /// Why it is not `SCHED_DEADLINE` by these terms.
     refusal: Option<String>,
     /// What is to be tried next, since that was refused.
@@ -59,7 +59,7 @@ enum Form {
 /// Weaker forms: word of them is left before anything is changed, for the next server.
 #[derive(Debug)]
 struct Intent {
-    terms: Terms,
+    terms: CpuParameters,
     /// None: it has one.
     share: Option<Result<Share, ShareError>>,
 }
@@ -97,8 +97,8 @@ impl ThreadReservation {
         self.used.as_micros() as u64
     }
 
-    /// Where the kernel refuses, [`Kept::keep_weakly`] is due.
-    pub fn keep(&mut self, terms: Terms) {
+    /// Where the kernel refuses, [`RateKept::keep_weakly`] is due.
+    pub fn keep(&mut self, terms: CpuParameters) {
         let is_kept = matches!(self.form, Form::Deadline) && self.has_deadline();
         if is_kept && self.terms == Some(terms) && self.refusal.is_none() {
             return;
@@ -119,7 +119,7 @@ impl ThreadReservation {
         }
     }
 
-    fn intend(&mut self, terms: Terms) {
+    fn intend(&mut self, terms: CpuParameters) {
         let share = match self.form {
             Form::Share(_) => None,
             _ => Some(Share::plan(self.tid)),
@@ -194,7 +194,7 @@ impl ThreadReservation {
     fn give_share(
         &mut self,
         planned: Option<Result<Share, ShareError>>,
-        terms: Terms,
+        terms: CpuParameters,
     ) -> Result<(), ShareError> {
         if let Some(share) = planned.transpose()? {
             share.begin()?;
@@ -211,7 +211,7 @@ impl ThreadReservation {
     }
 
     /// More than a nice value, which says how much others matter, there is not to be had.
-    fn favour(&self, terms: Terms) -> Result<i32, Errno> {
+    fn favour(&self, terms: CpuParameters) -> Result<i32, Errno> {
         if !self.before.is_ordinary() {
             return Err(Errno::INVAL);
         }
@@ -290,7 +290,7 @@ impl ThreadReservation {
 }
 
 /// As much as a rate, in millionths of a CPU, is of one.
-fn nice(terms: Terms) -> i32 {
+fn nice(terms: CpuParameters) -> i32 {
     -((20 * terms.rate_ppm.min(1_000_000)).div_ceil(1_000_000) as i32)
 }
 
@@ -384,7 +384,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn third() -> Deadline {
-        Terms {
+        CpuParameters {
             rate_ppm: 300_000,
             period: 10 * MS,
             slack: false,
@@ -399,7 +399,7 @@ mod tests {
             .spawn()
             .unwrap();
         let mut kept = ThreadReservation::of(program.id(), program.id()).unwrap();
-        let terms = |rate_ppm| Terms {
+        let terms = |rate_ppm| CpuParameters {
             rate_ppm,
             period: 10 * MS,
             slack: false,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
-use portolan_control::qos::cpu::Standing;
+use portolan_control::qos::cpu::CpuLoad;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -60,7 +60,7 @@ impl Ledger {
     }
 
     /// Has `decide` see what the others have, and tells them what this server then has.
-    pub fn exchange<T>(&mut self, decide: impl FnOnce(Standing) -> (T, Standing)) -> io::Result<T> {
+    pub fn exchange<T>(&mut self, decide: impl FnOnce(CpuLoad) -> (T, CpuLoad)) -> io::Result<T> {
         self.take_lock()?;
         let done = self.exchange_locked(decide);
         flock(&self.lock, FlockOperation::Unlock)?;
@@ -80,18 +80,18 @@ impl Ledger {
 
     fn exchange_locked<T>(
         &mut self,
-        decide: impl FnOnce(Standing) -> (T, Standing),
+        decide: impl FnOnce(CpuLoad) -> (T, CpuLoad),
     ) -> io::Result<T> {
-        let others = Standing::sum(self.others()?);
+        let others = CpuLoad::sum(self.others()?);
         let (decided, standing) = decide(others);
-        match standing == Standing::default() {
+        match standing == CpuLoad::default() {
             true => self.withdraw(),
             false => self.say(standing)?,
         }
         Ok(decided)
     }
 
-    fn others(&self) -> io::Result<Vec<Standing>> {
+    fn others(&self) -> io::Result<Vec<CpuLoad>> {
         let own = self.own.as_ref().map(|own| own.path.as_path());
         let mut others = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
@@ -103,7 +103,7 @@ impl Ledger {
         Ok(others)
     }
 
-    fn say(&mut self, standing: Standing) -> io::Result<()> {
+    fn say(&mut self, standing: CpuLoad) -> io::Result<()> {
         let own = match &mut self.own {
             Some(own) => own,
             none => none.insert(Own::create(&self.folder)?),
@@ -153,7 +153,7 @@ fn file_options() -> OpenOptions {
 }
 
 /// What a server says in its file; none if it has died.
-fn standing_in(path: &Path) -> io::Result<Option<Standing>> {
+fn standing_in(path: &Path) -> io::Result<Option<CpuLoad>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
@@ -172,10 +172,10 @@ fn standing_in(path: &Path) -> io::Result<Option<Standing>> {
     }
 }
 
-fn parse(text: &str) -> io::Result<Standing> {
+fn parse(text: &str) -> io::Result<CpuLoad> {
     let mut numbers = text.split_ascii_whitespace().map(str::parse);
     match (numbers.next(), numbers.next(), numbers.next()) {
-        (Some(Ok(promised_ppm)), Some(Ok(wanted_ppm)), None) => Ok(Standing {
+        (Some(Ok(promised_ppm)), Some(Ok(wanted_ppm)), None) => Ok(CpuLoad {
             promised_ppm,
             wanted_ppm,
         }),
@@ -206,14 +206,14 @@ mod tests {
         }
     }
 
-    fn standing(promised_ppm: u64, wanted_ppm: u64) -> Standing {
-        Standing {
+    fn standing(promised_ppm: u64, wanted_ppm: u64) -> CpuLoad {
+        CpuLoad {
             promised_ppm,
             wanted_ppm,
         }
     }
 
-    fn say(ledger: &mut Ledger, own: Standing) -> Standing {
+    fn say(ledger: &mut Ledger, own: CpuLoad) -> CpuLoad {
         ledger.exchange(|others| (others, own)).unwrap()
     }
 
@@ -221,13 +221,13 @@ mod tests {
     fn each_server_hears_what_all_others_have() {
         let folder = Folder::new("each");
         let [mut one, mut two, mut three] = [(); 3].map(|()| Ledger::open(&folder.0).unwrap());
-        assert_eq!(say(&mut one, standing(1, 10)), Standing::default());
+        assert_eq!(say(&mut one, standing(1, 10)), CpuLoad::default());
         assert_eq!(say(&mut two, standing(2, 20)), standing(1, 10));
         assert_eq!(say(&mut three, standing(3, 30)), standing(3, 30));
         assert_eq!(say(&mut one, standing(0, 0)), standing(5, 50));
         assert_eq!(say(&mut two, standing(2, 20)), standing(3, 30));
         drop(three);
-        assert_eq!(say(&mut two, Standing::default()), Standing::default());
+        assert_eq!(say(&mut two, CpuLoad::default()), CpuLoad::default());
         assert_eq!(folder.files(), 1, "nothing is left but the lock");
     }
 
@@ -238,7 +238,7 @@ mod tests {
         for number in ["1", "2"] {
             fs::write(folder.0.join(number), "900000 900000\n").unwrap();
         }
-        assert_eq!(say(&mut live, standing(7, 8)), Standing::default());
+        assert_eq!(say(&mut live, standing(7, 8)), CpuLoad::default());
         assert_eq!(folder.files(), 2);
     }
 

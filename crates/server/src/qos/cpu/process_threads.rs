@@ -9,7 +9,7 @@ use portolan_control::qos::cpu::MemberId;
 use portolan_proto::qos::Scope;
 use portolan_sys::sched;
 
-use super::reservation::{Reservation, Subject};
+use super::reservation::{CpuReservation, Subject};
 use super::{MOST_THREADS, MOST_THREADS_OF_MANY};
 use crate::qos::scope::{breadth, covers_process};
 
@@ -54,10 +54,13 @@ impl ProcessThreads {
 
 /// Of each reservation; `served` are the processes that run with Portolan.
 pub(super) fn crews<'a>(
-    all: &BTreeMap<MemberId, Reservation>,
+    all: &BTreeMap<MemberId, CpuReservation>,
     served: impl Iterator<Item = &'a Process>,
 ) -> BTreeMap<MemberId, ProcessThreads> {
-    let own: BTreeSet<u32> = all.values().filter_map(Reservation::own_thread).collect();
+    let own: BTreeSet<u32> = all
+        .values()
+        .filter_map(CpuReservation::own_thread)
+        .collect();
     let mut crews: BTreeMap<MemberId, ProcessThreads> = BTreeMap::new();
     let mut processes = BTreeSet::new();
     for (id, reservation) in all {
@@ -82,7 +85,7 @@ pub(super) fn crews<'a>(
 }
 
 /// The reservation of a cgroup goes before its user's, and that of an inner cgroup before an outer one's.
-fn narrowest(all: &BTreeMap<MemberId, Reservation>, process: &Process) -> Option<MemberId> {
+fn narrowest(all: &BTreeMap<MemberId, CpuReservation>, process: &Process) -> Option<MemberId> {
     let many = all.iter().filter(|(_, one)| one.subject == Subject::Many);
     let covering = many.filter(|(_, one)| covers_process(&one.scope, process));
     covering

@@ -13,11 +13,11 @@ use crate::qos::scope::Life;
 use crate::qos::{Outcome, refuse};
 
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(super) struct CpuReservation {
     pub scope: Scope,
     pub subject: Subject,
     pub uid: u32,
-    pub wish: Cpu,
+    pub spec: Cpu,
     /// Those of one process stand together.
     pub threads: Vec<ThreadReservation>,
     /// There are more of them than so many that have it.
@@ -77,19 +77,19 @@ impl Subject {
     }
 }
 
-impl Reservation {
+impl CpuReservation {
     /// With the threads that a reservation before it had.
     pub fn new(
         (scope, subject): (Scope, Subject),
         uid: u32,
-        wish: Cpu,
+        spec: Cpu,
         threads: Vec<ThreadReservation>,
     ) -> Self {
-        Reservation {
+        CpuReservation {
             scope,
             subject,
             uid,
-            wish,
+            spec,
             threads,
             leaves_out: None,
             adaptation: Adaptation::default(),
@@ -116,7 +116,7 @@ impl Reservation {
         self.threads = stay;
     }
 
-    /// Takes in threads that are new. [`Reservation::release`] of all reservations comes first.
+    /// Takes in threads that are new. [`CpuReservation::release`] of all reservations comes first.
     pub fn take_in(&mut self, process_threads: &ProcessThreads) {
         self.leaves_out = process_threads.leaves_out;
         for (pid, tid) in process_threads.threads() {
@@ -165,13 +165,13 @@ impl Reservation {
     }
 
     fn periods_of(&self, passed: Duration) -> u32 {
-        (passed.as_micros() / u128::from(self.wish.period_us.max(1))) as u32
+        (passed.as_micros() / u128::from(self.spec.period_us.max(1))) as u32
     }
 
     /// A rate to be taken up at once; one that is only to be shown is kept.
     pub fn propose(&mut self, effective_ppm: u64) -> Option<u32> {
         self.proposed_ppm = None;
-        if self.wish.adapt == Adapt::Off {
+        if self.spec.adapt == Adapt::Off {
             return None;
         }
         let measured = Measured {
@@ -179,18 +179,18 @@ impl Reservation {
             overruns: self.overruns,
             periods: self.periods_of(LOOK_EVERY),
         };
-        self.proposed_ppm = self.adaptation.propose(&self.wish, effective_ppm, measured);
+        self.proposed_ppm = self.adaptation.propose(&self.spec, effective_ppm, measured);
         self.proposed_ppm
-            .filter(|_| matches!(self.wish.adapt, Adapt::Auto { .. }))
+            .filter(|_| matches!(self.spec.adapt, Adapt::Auto { .. }))
     }
 
-    pub fn take_up(&mut self, wish: Cpu) {
+    pub fn take_up(&mut self, spec: Cpu) {
         info!(
             scope = %self.scope,
-            rate_ppm = wish.rate_ppm,
+            rate_ppm = spec.rate_ppm,
             "CPU rate adapted"
         );
-        self.wish = wish;
+        self.spec = spec;
         self.proposed_ppm = None;
         self.adaptation.start_over();
     }

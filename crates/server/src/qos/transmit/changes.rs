@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use portolan_control::qos::transmit::{ClassId, LEAST_RATE, Link as Ledger, Terms};
-use portolan_proto::qos::Kept;
+use portolan_control::qos::transmit::{ClassId, ClassRates, LEAST_RATE, Link as Ledger};
+use portolan_proto::qos::RateKept;
 use portolan_proto::qos::text::show_rate;
 use portolan_sys::device;
 use portolan_sys::traffic;
@@ -25,16 +25,20 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 struct Change {
     id: ClassId,
     parent: u16,
-    before: Terms,
-    after: Terms,
+    before: ClassRates,
+    after: ClassRates,
 }
 
 /// What a report says of a promise.
-pub(in crate::qos) fn kept(link: Option<&Link>, promised: &Terms, kept: &Terms) -> Kept {
+pub(in crate::qos) fn kept(
+    link: Option<&Link>,
+    promised: &ClassRates,
+    kept: &ClassRates,
+) -> RateKept {
     match link {
-        Some(link) if link.scheduler.is_none() => Kept::Suspended,
-        _ if kept.rate < promised.rate => Kept::Scaled { bits: kept.rate },
-        _ => Kept::Full,
+        Some(link) if link.scheduler.is_none() => RateKept::Suspended,
+        _ if kept.rate < promised.rate => RateKept::Scaled { bits: kept.rate },
+        _ => RateKept::Full,
     }
 }
 
@@ -169,7 +173,7 @@ impl Server {
         info!(device = link.config.device, "a link has come back");
         link.presence = Presence::There;
         transmit.links.insert(ifindex, link);
-        let of_it = |held: &&mut super::Held| held.ifindex == before;
+        let of_it = |held: &&mut super::ClassEntry| held.ifindex == before;
         transmit
             .held
             .values_mut()

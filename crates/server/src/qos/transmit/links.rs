@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use portolan_control::qos::transmit::{Link as Ledger, Terms};
+use portolan_control::qos::transmit::{ClassRates, Link as Ledger};
 use portolan_proto::qos::{ClassTraffic, LinkReport};
 use portolan_sys::device;
 use portolan_sys::traffic::{self, Before, Counts, Foreign, Traffic, TrafficError};
@@ -290,7 +290,7 @@ impl Reservations {
     }
 
     /// The narrowest best effort of all links with a scheduler; none if there is none.
-    pub(super) fn best_effort(&self) -> Option<Terms> {
+    pub(super) fn best_effort(&self) -> Option<ClassRates> {
         let scheduled = self.links.values().filter(|link| link.scheduler.is_some());
         let terms = scheduled.filter_map(|link| link.ledger.as_ref().map(Ledger::best_effort));
         terms.min_by_key(|terms| terms.rate)

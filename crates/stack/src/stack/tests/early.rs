@@ -8,7 +8,7 @@ use crate::stack::early::{AT_A_SLOT, IN_ALL};
 fn datagram(text: &[u8]) -> Vec<u8> {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));
-    let mut wire = Kept::with_room(9);
+    let mut wire = KeptFrames::with_room(9);
     let known = routes(2, at(A), at(B), true);
     let sending = Sending::default();
     a.send_datagram(slot, Some(at(B)), [text, b""], &sending, &known, &mut wire)

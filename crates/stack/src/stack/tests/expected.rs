@@ -6,7 +6,7 @@ use super::*;
 fn frame() -> Vec<u8> {
     let mut a = Stack::new(now());
     let from = udp(&mut a, at(A));
-    let (routes, mut wire) = (routes(2, at(A), at(B), true), Kept::with_room(9));
+    let (routes, mut wire) = (routes(2, at(A), at(B), true), KeptFrames::with_room(9));
     received(&send(&mut a, from, &routes, &mut wire)).to_vec()
 }
 

@@ -129,7 +129,7 @@ const HOUR: core::time::Duration = core::time::Duration::from_secs(3600);
 /// One whose handshake is done.
 fn established(a: &mut Stack) -> Slot {
     let slot = connecting(a);
-    let mut wire = Kept::with_room(2);
+    let mut wire = KeptFrames::with_room(2);
     a.output(now(), &known(), &mut wire);
     let syn = wire.frames.pop().unwrap();
     let syn = Packet::parse(received(&syn), &RecordHeader::default()).unwrap();
