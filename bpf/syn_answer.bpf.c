@@ -106,7 +106,7 @@ static __always_inline __u32 put_options(const struct flood *flood, const struct
 	return ANSWER_SCALED;
 }
 
-/* The size that this end takes: what the path does, or less if its owner wishes. */
+/* The size that this end takes: what the path does, or less if its owner asks. */
 static __always_inline __u16 own_size(const struct flood *flood, const struct filter_key *key,
 				      const struct return_path *path)
 {

@@ -5,7 +5,7 @@
  * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
  * a program that runs without it, which it has to look at once:
  *
- *     int number = portolan_extension_install ? portolan_extension_install(&wish, &listener, 1) : -1;
+ *     int number = portolan_extension_install ? portolan_extension_install(&spec, &listener, 1) : -1;
  *
  * Functions return -1 with errno set when something is refused; portolan_refusal() then says why. Among the errors are
  *

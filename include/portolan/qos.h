@@ -5,10 +5,10 @@
  * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
  * a program that runs without it, which it has to look at once:
  *
- *     if (portolan_transmit_reserve && portolan_transmit_reserve(fd, &wish) < 0)
+ *     if (portolan_transmit_reserve && portolan_transmit_reserve(fd, &spec) < 0)
  *         fprintf(stderr, "%s\n", portolan_refusal());
  *
- * Functions return 0 unless they say otherwise, and -1 with errno set when the wish is refused; portolan_refusal() then
+ * Functions return 0 unless they say otherwise, and -1 with errno set when the request is refused; portolan_refusal() then
  * says why, with the numbers. Among the errors are
  *
  *     EINVAL, ERANGE  a number out of its range, or terms that contradict each other

@@ -17,7 +17,7 @@ use crate::errno::Errno;
 #[cfg(test)]
 mod tests;
 
-/// A wish for a local endpoint. Port 0 asks for an ephemeral one.
+/// A request for a local endpoint. Port 0 asks for an ephemeral one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortClaim {
     pub protocol: Protocol,

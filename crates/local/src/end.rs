@@ -75,7 +75,7 @@ struct Mark {
 pub enum WakeBy {
     #[default]
     Notifier,
-    /// It sleeps on the words of its ends, and hears no bell.
+    /// It sleeps on the words of its ends, and hears no notifier.
     Word,
 }
 
@@ -92,14 +92,14 @@ impl WakeBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the peer may sleep"]
 pub enum Wake {
-    /// By this bell.
+    /// By this notifier.
     Notifier(u64),
-    /// It was on its word, and has been; its bell would have been this.
+    /// It was on its word, and has been; its notifier would have been this.
     Word(u64),
 }
 
 impl Wake {
-    /// The bell to ring.
+    /// The notifier to wake.
     pub fn notifier(self) -> Option<u64> {
         match self {
             Wake::Notifier(number) => Some(number),
@@ -107,14 +107,14 @@ impl Wake {
         }
     }
 
-    /// Whose it is, as the number of a bell.
+    /// Whose it is, as the number of a notifier.
     pub fn holder(self) -> u64 {
         let (Wake::Notifier(number) | Wake::Word(number)) = self;
         number
     }
 }
 
-/// What an end has wished when it was armed. Who sleeps on it keeps the memory, whatever becomes of the end.
+/// What an end has requested when it was armed. Who sleeps on it keeps the memory, whatever becomes of the end.
 #[derive(Debug)]
 pub struct WakeRequest {
     rings: Arc<Rings>,
@@ -123,7 +123,7 @@ pub struct WakeRequest {
 }
 
 impl WakeRequest {
-    /// Changes when the wish is fulfilled.
+    /// Changes when the request is fulfilled.
     pub fn word(&self) -> Word<'_> {
         let wants = &self.rings.ends().of(self.side).notifier.0.wants;
         Word::new(wants, self.bits, Scope::Shared)
@@ -407,7 +407,7 @@ impl Local {
 
     // ---- what the peer is told ----
 
-    /// Lets the peer see what this end has done, and wakes it, but for its bell, if it sleeps and waits for it.
+    /// Lets the peer see what this end has done, and wakes it, but for its notifier, if it sleeps and waits for it.
     pub fn publish(&mut self) -> Option<Wake> {
         self.own.shown = self.own.sent - self.held_back();
         let before = std::mem::replace(&mut self.published, self.own);
@@ -468,9 +468,9 @@ impl Local {
         self.queued() * 3 <= limit * 2
     }
 
-    /// Takes the peer's wish away and says what fulfils it.
+    /// Takes the peer's request away and says what fulfils it.
     fn wake(&self, due: u32) -> Option<Wake> {
-        // Either this side sees the wish, or the peer, who looks once more after it has wished, sees
+        // Either this side sees the request, or the peer, who looks once more after it has requested, sees
         // what was published.
         fence(SeqCst);
         let notifier = &self.theirs().notifier.0;
@@ -489,7 +489,7 @@ impl Local {
         }
     }
 
-    /// Wakes the peer whatever its word says, but for its bell: for an end whose last holder may have written anything
+    /// Wakes the peer whatever its word says, but for its notifier: for an end whose last holder may have written anything
     /// there.
     pub fn wake_peer(&self) {
         let wants = &self.theirs().notifier.0.wants;
@@ -499,7 +499,7 @@ impl Local {
 
     // ---- sleeping ----
 
-    /// Wishes to be woken for what this end waits for; who then looks and finds nothing may sleep.
+    /// Asks to be woken for what this end waits for; who then looks and finds nothing may sleep.
     pub fn arm(&self, by: WakeBy) {
         pause();
         let wants = &self.mine().notifier.0.wants;
@@ -510,7 +510,7 @@ impl Local {
         fence(SeqCst);
     }
 
-    /// What [`Local::arm`] has wished for who sleeps on words.
+    /// What [`Local::arm`] has requested for who sleeps on words.
     pub fn wake_request(&self) -> WakeRequest {
         WakeRequest {
             rings: Arc::clone(&self.rings),
@@ -519,13 +519,13 @@ impl Local {
         }
     }
 
-    /// Has the peer fulfilled a wish, or was there none?
+    /// Has the peer fulfilled a request, or was there none?
     pub fn was_rung(&self) -> bool {
         let wanted = self.wanted();
         self.mine().notifier.0.wants.load(Relaxed) & wanted != wanted
     }
 
-    /// Says whose bell is this end's; the server's affair.
+    /// Says whose notifier is this end's; the server's affair.
     pub fn give_to(&self, number: u64) {
         self.mine().notifier.0.number.store(number, Release);
     }

@@ -544,7 +544,7 @@ fn a_peer_that_claims_the_impossible_ends_the_stream_with_an_error() {
     assert!(end.is_closed() && end.readable() == 0);
 }
 
-/// One side of the stress test: a thread whose bell is a channel of one ring.
+/// One side of the stress test: a thread whose notifier is a channel of one ring.
 struct Sleeper {
     end: Local,
     rings: Receiver<()>,
@@ -552,7 +552,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Does a call until it succeeds; sleeps only when a look after the wish finds nothing.
+    /// Does a call until it succeeds; sleeps only when a look after the request finds nothing.
     fn until<T>(&mut self, mut call: impl FnMut(&mut Local) -> Option<T>) -> T {
         loop {
             self.end.look(NOW);
@@ -611,7 +611,7 @@ fn the_next_holder_wake_requests_anew() {
     assert_eq!(a.publish(), Some(Wake::Notifier(8)));
 }
 
-/// Sleeps on the word of `end` unless a look after the wish finds something.
+/// Sleeps on the word of `end` unless a look after the request finds something.
 fn sleep_on_word(end: &mut Local) {
     end.arm(WakeBy::Word);
     if end.look(NOW) == Events::NONE {
@@ -725,7 +725,7 @@ fn no_wake_up_is_lost() {
     assert!(is_done.load(SeqCst));
 }
 
-/// A bell that is as fast as memory, so that every order of wishing and publishing comes about.
+/// A notifier that is as fast as memory, so that every order of asking and publishing comes about.
 fn sleep_until_rung(notifier: &AtomicBool) {
     let start = std::time::Instant::now();
     for turn in 1_u32.. {

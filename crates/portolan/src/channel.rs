@@ -147,7 +147,7 @@ impl Channel {
         self.rx_path.is_settling() || self.has_received()
     }
 
-    /// From now on frames come by the tap, or ring the bell of their ring. False if there are frames to take first; then
+    /// From now on frames come by the tap, or notify by their ring. False if there are frames to take first; then
     /// [`Channel::wake_up`] is due.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.rx_path.fall_asleep() && self.rings.fall_asleep()

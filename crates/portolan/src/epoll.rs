@@ -3,7 +3,7 @@
 //! the kernel knows (listening, relayed).
 //!
 //! A set that somebody watches as a descriptor, being in another set or in `poll`, has one member more in
-//! the kernel: a bell that rings while a member of ours is ready.
+//! the kernel: a notifier that is readable while a member of ours is ready.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -28,8 +28,8 @@ static NEXT_NAME: AtomicI32 = AtomicI32::new(-2);
 /// Bits that are always reported.
 const ALWAYS: u32 = ERR | HUP;
 
-/// What the kernel's set tells the bell by: its address is nobody else's.
-static BELL: u8 = 0;
+/// What the kernel's set tells the notifier by: its address is nobody else's.
+static NOTIFIER: u8 = 0;
 
 #[derive(Debug)]
 pub(crate) struct Epoll {
@@ -74,7 +74,7 @@ impl SetEvent {
 
     /// Each time is an edge to who watches for edges.
     fn notify(&self) {
-        // Fails only if it has been rung 2^64 - 2 times, and rings.
+        // Fails only if it has been notified 2^64 - 2 times, and rings.
         let _ = write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -306,7 +306,7 @@ impl Epoll {
         self.is_watched.load(Ordering::Relaxed)
     }
 
-    /// In a child of fork: the set in the kernel is the parent's, too, and the bell is the parent's. Another thread may
+    /// In a child of fork: the set in the kernel is the parent's, too, and the notifier is the parent's. Another thread may
     /// have had the state locked.
     pub(crate) fn inherit(&self) {
         self.has_own_notifier.store(false, Ordering::Relaxed);
@@ -323,7 +323,7 @@ impl Epoll {
         self.has_nested.load(Ordering::Relaxed)
     }
 
-    /// Makes the bells of the sets inside ring or not, as is right now.
+    /// Sets or clears the notifiers to match the present state.
     pub(crate) fn settle_nested(&self, core: &mut Core) -> Result<(), Errno> {
         if !self.has_nested() {
             return Ok(());
@@ -338,7 +338,7 @@ impl Epoll {
         state.nested.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Makes the bell ring or not, as is right now.
+    /// Sets or clears the notifiers to match the present state.
     pub(crate) fn settle(&self, core: &mut Core) -> Result<(), Errno> {
         self.settle_nested(core)?;
         if !self.is_watched() {
@@ -490,7 +490,7 @@ impl Epoll {
 }
 
 fn notifier_mark() -> u64 {
-    std::ptr::from_ref(&BELL).addr() as u64
+    std::ptr::from_ref(&NOTIFIER).addr() as u64
 }
 
 impl Interest {

@@ -260,7 +260,7 @@ impl Process {
         set.outcomes(&fds)
     }
 
-    /// Waits for one of `fds`, the bell or the deadline, and does what the server asks for.
+    /// Waits for one of `fds`, the notifier or the deadline, and does what the server asks for.
     fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
         fds.push(pollfd(
             self.helper.notifier.as_fd().as_raw_fd(),
@@ -278,7 +278,7 @@ impl Process {
             self.hear_server();
         }
         let is_rung = fds.pop().is_some_and(|notifier| notifier.revents != 0);
-        // Rung to stop, it goes on ringing until nothing sleeps here any more.
+        // Set to stop, it stays set until nothing sleeps here any more.
         if is_rung && !self.helper.is_stopping() {
             self.helper.notifier.drain();
         }
@@ -313,7 +313,7 @@ impl Process {
     }
 
     /// The server rings before it hands over a session that is to wait for its transmit queue; whoever receives the session looks
-    /// here before anything of it is sent. While the helper has silenced the bell and hears, this waits for it.
+    /// here before anything of it is sent. While the helper has cleared the notifier and hears, this waits for it.
     pub(crate) fn hear_of_tx_queues(&self) {
         let _hearing = self
             .recall_lock

@@ -1,6 +1,6 @@
-//! The ends of local sessions that are here (ADR 9), and the bells of whoever has their other ends.
+//! The ends of local sessions that are here (ADR 9), and the notifiers of whoever has their other ends.
 //! An end that was used since the last sleep is *hot*: it is looked at whenever somebody attends, and
-//! armed before the next sleep. The others are armed already: what comes for them rings our bell.
+//! armed before the next sleep. The others are armed already: what comes for them notifies us.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -20,18 +20,18 @@ use crate::runtime::Core;
 use crate::table::{self, InternalFd};
 use crate::wait::pollfd;
 
-/// How often an awake process looks at ends that would have rung.
+/// How often an awake process looks at ends that would have notified.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// So many more wake-ups without news than with news are taken for chance: a peer may wake us for what we have just seen.
 const VAIN_WAKE_UPS: u32 = 16;
 
-/// How long the bell is not heard after more of them. What peers with news have written meanwhile is found then.
+/// How long the notifier is not heard after more of them. What peers with news have written meanwhile is found then.
 const DEAF_FOR: Duration = Duration::from_millis(1);
 
 pub(crate) struct Locals {
     wake_receiver: WakeReceiver,
-    /// What peers know our bell by.
+    /// What peers know our notifier by.
     number: u64,
     ends: Vec<Option<LocalSlot>>,
     count: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Locals {
     /// How those are armed that are not hot.
     armed: WakeBy,
     wake_senders: HashMap<u64, Weak<WakeSender<InternalFd>>>,
-    /// Ends whose peers' bells the server is to be asked for.
+    /// Ends whose peers' notifiers the server is to be asked for.
     strangers: Vec<(SessionId, Slot)>,
     looked_at_all: Instant,
     was_rung: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Locals {
     news_before: u64,
     /// Wake-ups without news, less those with news.
     vain: u32,
-    /// Until when the bell is not heard.
+    /// Until when the notifier is not heard.
     deaf_until: Option<Instant>,
     /// Ends that hold bytes back.
     corked: Vec<Slot>,
@@ -154,7 +154,7 @@ impl Locals {
         })
     }
 
-    /// Rings when something has come while asleep; polls ignore it while the bell is not heard.
+    /// Becomes readable when something has come while asleep; polls ignore it while the notifier is not heard.
     pub(crate) fn pollfd(&self) -> libc::pollfd {
         match self.deaf_until {
             Some(_) => pollfd(-1, 0),
@@ -204,7 +204,7 @@ impl Locals {
         (1..word::MOST).contains(&self.count)
     }
 
-    /// What all ends wish for.
+    /// What all ends ask for.
     pub(crate) fn wake_requests(&self) -> Vec<WakeRequest> {
         self.iter().map(|(_, _, end)| end.wake_request()).collect()
     }
@@ -248,7 +248,7 @@ impl Locals {
         false
     }
 
-    /// The server has told whose bell wakes the peer of `slot`: rings it.
+    /// The server has told whose notifier wakes the peer of `slot`: rings it.
     pub(crate) fn learn(&mut self, slot: Slot, number: u64, wake_sender: OwnedFd) {
         let known = self.wake_senders.get(&number).and_then(Weak::upgrade);
         let wake_sender =
@@ -415,7 +415,7 @@ impl Core {
         }
     }
 
-    /// The ends in use wish to be woken. False if something came meanwhile, and it is no time to
+    /// The ends in use ask to be woken. False if something came meanwhile, and it is no time to
     /// sleep.
     pub(crate) fn arm_locals(&mut self, by: WakeBy) -> bool {
         let mut has_news = false;
@@ -447,7 +447,7 @@ mod tests {
 
     const SLOT: Slot = Slot(0);
 
-    /// A process with one end, the other end, and the rope of its bell.
+    /// A process with one end, the other end, and the sender of its notifier.
     fn scene() -> (Locals, Local, WakeSender) {
         let (wake_receiver, wake_sender) = wake_pair().expect("a socket");
         let mut locals = Locals::new(wake_receiver.into(), 7);
@@ -465,7 +465,7 @@ mod tests {
         fds[0].revents != 0
     }
 
-    /// A turn of a leader that the bell may have woken. True if it had news.
+    /// A turn of a leader that the notifier may have woken. True if it had news.
     fn turn(locals: &mut Locals, now: Instant) -> bool {
         if is_woken(locals) {
             locals.hear(now, WakeBy::Notifier);

@@ -39,9 +39,9 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Process {
     pub(crate) control: Control,
     pub(crate) statistics: StatisticsWriter,
-    /// Rings when the server wants sessions back.
+    /// Becomes readable when the server wants sessions back.
     pub(crate) recall_event: WakeReceiver,
-    /// Held while what it rang for is fetched and done.
+    /// Held while what it was set for is fetched and done.
     pub(crate) recall_lock: Mutex<()>,
     pub(crate) helper: helper::BackgroundThread,
     /// Who holds it runs with the priority of who waits (ADR 2).
@@ -413,7 +413,7 @@ impl Process {
         }
     }
 
-    /// Rings for the peer of a local session whose bell is not known here yet.
+    /// Notifies the peer of a local session whose notifier is not known here yet.
     fn notify_stranger(&self, session: SessionId, slot: Slot) {
         // Without a server the peer sleeps on until something else wakes it.
         if let Ok((ReplyBody::PeerNotifier { number }, fds)) = self

@@ -57,7 +57,7 @@ impl From<Cpu> for Guarantee {
     }
 }
 
-/// A wish that was not granted.
+/// A request that was not granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// The closest error number.

@@ -1,4 +1,4 @@
-//! Rings of sessions that are mapped directly (ADR 20): one for one session at a time, with a bell of its own. Which
+//! Rings of sessions that are mapped directly (ADR 20): one for one session at a time, with a notifier of its own. Which
 //! session has which is the server's to know: a frame names its slot, as on the channel's ring.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,7 +53,7 @@ impl Rings {
         self.0.iter().any(|own| !own.ring.is_empty())
     }
 
-    /// From now on the next frame of each rings its bell. False if there are frames to take first, and if so nothing is
+    /// From now on the next frame of each notifies. False if there are frames to take first, and if so nothing is
     /// said of those that follow.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.0.iter().all(|own| {

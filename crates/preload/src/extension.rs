@@ -12,7 +12,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use crate::own::{Fault, Numbered, invalid, text};
 use crate::raw;
 
-/// `struct portolan_wish`
+/// `struct portolan_extension_spec`
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct InstallRequest {
@@ -28,7 +28,7 @@ static EXTENSIONS: Numbered<Extension> = Numbered::new();
 own! {
     "install.h", Fault;
 
-    /// `int portolan_extension_install(const struct portolan_wish *, const int *, size_t)`
+    /// `int portolan_extension_install(const struct portolan_extension_spec *, const int *, size_t)`
     fn portolan_extension_install(request: *const InstallRequest, sockets: *const c_int, count: usize) -> c_int {
         if sockets.is_null() || count == 0 {
             return Err(invalid("for at least one socket").into());
@@ -40,7 +40,7 @@ own! {
         Ok(EXTENSIONS.enter(extension::install(sockets, &name, priority, object)?)?)
     }
 
-    /// `int portolan_extension_install_raw(const struct portolan_wish *, int)`
+    /// `int portolan_extension_install_raw(const struct portolan_extension_spec *, int)`
     fn portolan_extension_install_raw(request: *const InstallRequest, flow: c_int) -> c_int {
         // SAFETY: by the contract.
         let (name, priority, object) = unsafe { read(request) }?;

@@ -267,5 +267,5 @@ fn is_known(algorithm: u32) -> Result<(), Refused> {
 }
 
 fn no_spec() -> Refused {
-    Refused::new(Errno::FAULT, "the wish is null")
+    Refused::new(Errno::FAULT, "the request is null")
 }

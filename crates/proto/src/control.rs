@@ -179,7 +179,7 @@ pub enum RequestBody {
         #[serde(with = "crate::bytes")]
         frame: Vec<u8>,
     },
-    /// Whose bell wakes the peer of a local session that this process holds? Reply: `PeerNotifier` or
+    /// Whose notifier wakes the peer of a local session that this process holds? Reply: `PeerNotifier` or
     /// `Error`.
     PeerNotifier { session: SessionId },
     /// What is behind a descriptor this process did not open? The packet carries the fd, which is
@@ -414,10 +414,10 @@ impl core::fmt::Debug for Blob {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
-    /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd), bell (a pipe).
+    /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd), notifier (a pipe).
     Welcome {
         channel: ChannelId,
-        /// Number of the bell, which peers in local sessions know it by.
+        /// Number of the notifier, which peers in local sessions know it by.
         notifier: u64,
         /// Bytes of the receive ring's data area, a power of two.
         ring_size: u32,

@@ -275,7 +275,7 @@ pub struct TapStamp {
 #[repr(C)]
 pub struct Doorbell {
     /// [`Doorbell::AWAKE`], [`Doorbell::ASLEEP`]; written by the owner, and set to `AWAKE` by the
-    /// filter when it has rung.
+    /// filter when it has notified.
     pub state: u32,
     /// Frames sent to the tap; wraps.
     pub by_tap: u32,

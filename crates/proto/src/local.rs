@@ -33,11 +33,11 @@ pub mod wants {
     pub const INPUT: u32 = 1;
     /// To be woken when there is room for a good deal.
     pub const OUTPUT: u32 = 2;
-    /// The holder sleeps on this word itself (a futex), and no bell needs to be rung.
+    /// The holder sleeps on this word itself (a futex), and no notifier needs to be woken.
     pub const ON_WORD: u32 = 4;
 }
 
-/// Values of [`End::holder`] that are no process's bell.
+/// Values of [`End::holder`] that are no process's notifier.
 pub mod holder {
     /// Nobody: whoever takes the end looks at it.
     pub const NONE: u64 = 0;
@@ -71,14 +71,14 @@ pub struct Sent {
     pub flags: AtomicU32,
 }
 
-/// What wakes an end. The peer takes a bit of `wants` away and then rings the holder's bell, or wakes who sleeps
+/// What wakes an end. The peer takes a bit of `wants` away and then notifies the holder, or wakes who sleeps
 /// on the word.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct NotifyWord {
     pub wants: AtomicU32,
     pub reserved: AtomicU32,
-    /// Whose bell: a number that the server gives, or of [`holder`].
+    /// Whose notifier: a number that the server gives, or of [`holder`].
     pub number: AtomicU64,
 }
 

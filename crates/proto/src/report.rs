@@ -332,7 +332,7 @@ pub struct FilterReport {
     pub algorithm: String,
     pub runs: u64,
     pub nanoseconds: u64,
-    /// Of the devices that are to have one; empty where nothing is wished.
+    /// Of the devices that are to have one; empty where nothing is requested.
     pub driver_hooks: Vec<DriverHookReport>,
 }
 

@@ -25,7 +25,7 @@ pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
 /// Rings are memory that nobody else can have.
 const MOST: usize = 16;
 
-/// After so long without a newcomer one is enough again.
+/// After so long without a new program one is enough again.
 const LULL: Duration = Duration::from_secs(3);
 
 /// A channel that no process has.
@@ -163,7 +163,7 @@ impl ChannelPool {
         self.ordered.contains(&channel) || self.ready.iter().any(|spare| spare.channel == channel)
     }
 
-    /// One for a newcomer. If there is none, more are to be ready next time.
+    /// One for a new program. If there is none, more are to be ready next time.
     pub fn take(&mut self, now: Instant) -> Option<Spare> {
         self.wanted_at = now;
         let spare = self.ready.pop_front();
@@ -288,40 +288,41 @@ fn make_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
 impl Server {
     /// Has channels made, if fewer are ready than should be. The numbers of those that have just
     /// gone come last.
-    pub fn order_spares(&mut self) {
-        let missing = self.spares.missing();
+    pub fn order_channel_pool(&mut self) {
+        let missing = self.channel_pool.missing();
         if missing == 0 {
             return;
         }
         let free = self.registry.free_channels();
         let (leaving, free): (Vec<_>, Vec<_>) = free
-            .filter(|channel| !self.spares.has(*channel))
+            .filter(|channel| !self.channel_pool.has(*channel))
             .take(missing + MOST)
-            .partition(|channel| self.spares.map_builder.is_leaving(*channel));
+            .partition(|channel| self.channel_pool.map_builder.is_leaving(*channel));
         let channels: Vec<ChannelId> = free.into_iter().chain(leaving).take(missing).collect();
         if channels.is_empty() {
             return;
         }
-        self.spares.ordered.extend(&channels);
+        self.channel_pool.ordered.extend(&channels);
         // The thread ends with the server only.
-        let _ = self.spares.orders.send(Order::Make(channels));
+        let _ = self.channel_pool.orders.send(Order::Make(channels));
     }
 
-    /// Is there no channel for a newcomer, nor one on its way?
+    /// Is there no channel for a new program, nor one on its way?
     pub fn is_out_of_channels(&self) -> bool {
-        self.spares.ready.is_empty() && self.spares.ordered.len() <= self.spares.waiting.len()
+        self.channel_pool.ready.is_empty()
+            && self.channel_pool.ordered.len() <= self.channel_pool.waiting.len()
     }
 
-    /// Keeps a newcomer until there is a channel for it.
+    /// Keeps a new program until there is a channel for it.
     pub fn await_spare(&mut self, pending_hello: PendingHello) {
-        self.spares.waiting.push_back(pending_hello);
-        self.order_spares();
+        self.channel_pool.waiting.push_back(pending_hello);
+        self.order_channel_pool();
     }
 
     /// Channels are made, or could not be.
-    pub fn on_spares(&mut self) {
-        self.spares.notifier.drain();
-        while let Ok(made) = self.spares.made.try_recv() {
+    pub fn on_channel_pool(&mut self) {
+        self.channel_pool.notifier.drain();
+        while let Ok(made) = self.channel_pool.made.try_recv() {
             self.enter_made(made);
         }
         self.welcome_waiting();
@@ -329,15 +330,15 @@ impl Server {
 
     /// Waits for the first, so that the first process does not.
     pub fn await_first_spare(&mut self) {
-        self.order_spares();
-        if let Ok(made) = self.spares.made.recv() {
+        self.order_channel_pool();
+        if let Ok(made) = self.channel_pool.made.recv() {
             self.enter_made(made);
         }
     }
 
     fn enter_made(&mut self, made: Made) {
         match made {
-            Made::Channels { ordered, spare } => self.enter_spares(&ordered, spare),
+            Made::Channels { ordered, spare } => self.enter_channel_pool(&ordered, spare),
             Made::TxQueue {
                 channel,
                 number,
@@ -353,9 +354,9 @@ impl Server {
         }
     }
 
-    fn enter_spares(&mut self, ordered: &[ChannelId], spare: Result<Spare, MakeError>) {
+    fn enter_channel_pool(&mut self, ordered: &[ChannelId], spare: Result<Spare, MakeError>) {
         for channel in ordered {
-            self.spares.ordered.remove(channel);
+            self.channel_pool.ordered.remove(channel);
         }
         let spare = match spare {
             Ok(spare) => spare,
@@ -365,23 +366,23 @@ impl Server {
             }
         };
         match self.filter.register_tap(spare.channel, spare.tap.ifindex) {
-            Ok(()) => self.spares.ready.push_back(spare),
+            Ok(()) => self.channel_pool.ready.push_back(spare),
             Err(failure) => error!(%failure, "cannot register a tap"),
         }
     }
 
     fn welcome_waiting(&mut self) {
-        while !self.spares.waiting.is_empty() {
-            let Some(spare) = self.spares.ready.pop_front() else {
+        while !self.channel_pool.waiting.is_empty() {
+            let Some(spare) = self.channel_pool.ready.pop_front() else {
                 break;
             };
-            if let Some(pending_hello) = self.spares.waiting.pop_front() {
+            if let Some(pending_hello) = self.channel_pool.waiting.pop_front() {
                 self.welcome_late(pending_hello, spare);
             }
         }
         // What could not be made is not tried again and again.
-        while self.spares.ordered.len() < self.spares.waiting.len()
-            && let Some(pending_hello) = self.spares.waiting.pop_back()
+        while self.channel_pool.ordered.len() < self.channel_pool.waiting.len()
+            && let Some(pending_hello) = self.channel_pool.waiting.pop_back()
         {
             self.refuse_late(pending_hello);
         }
@@ -389,26 +390,26 @@ impl Server {
 
     /// Puts one back that was not wanted after all.
     pub fn return_spare(&mut self, spare: Spare) {
-        self.spares.ready.push_front(spare);
+        self.channel_pool.ready.push_front(spare);
     }
 
     /// After a lull one is enough. Returns when to come back.
-    pub fn drive_spares(&mut self) -> Option<Instant> {
-        if self.spares.target == 1 && self.spares.ready.len() <= 1 {
+    pub fn drive_channel_pool(&mut self) -> Option<Instant> {
+        if self.channel_pool.target == 1 && self.channel_pool.ready.len() <= 1 {
             return None;
         }
-        let lull = self.spares.wanted_at + LULL;
+        let lull = self.channel_pool.wanted_at + LULL;
         if lull > self.now {
             return Some(lull);
         }
-        self.spares.target = 1;
-        while self.spares.ready.len() > 1
-            && let Some(spare) = self.spares.ready.pop_back()
+        self.channel_pool.target = 1;
+        while self.channel_pool.ready.len() > 1
+            && let Some(spare) = self.channel_pool.ready.pop_back()
         {
             if let Err(failure) = self.filter.remove_channel(spare.channel) {
                 error!(%failure, "cannot remove a channel");
             }
-            self.spares.destroy(spare.tap);
+            self.channel_pool.destroy(spare.tap);
         }
         None
     }

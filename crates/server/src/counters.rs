@@ -41,7 +41,7 @@ counters! {
     /// Closed connections that were reset: their user had too many, or too much unsent, or their peer took nothing for
     /// too long.
     orphans_reset = "orphans_reset",
-    /// Wishes for guarantees that were not granted.
+    /// Requests for guarantees that were not granted.
     guarantees_refused = "guarantees_refused",
     /// Protocols of programs' own.
     raw_flows = "raw_flows_opened",

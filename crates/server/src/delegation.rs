@@ -45,7 +45,7 @@ pub struct Claimed {
 }
 
 impl Server {
-    /// After `listen`: delegates the handshakes if that is wished, or chosen for the port, and can be.
+    /// After `listen`: delegates the handshakes if that is requested, or chosen for the port, and can be.
     /// The rules are for the process that performs them.
     pub fn choose_delegate(
         &mut self,

@@ -53,7 +53,7 @@ impl Server {
             .any(|hook| hook.is_some())
     }
 
-    /// Puts the packet filter on a device, and before it into its driver where that is wished. Without the latter,
+    /// Puts the packet filter on a device, and before it into its driver where that is requested. Without the latter,
     /// frames come as in `shm`.
     pub fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
         self.filter.attach_interface(ifindex)?;
@@ -87,7 +87,7 @@ impl Server {
         }
     }
 
-    /// What `portolan status` shows of it, for each device if anything is wished.
+    /// What `portolan status` shows of it, for each device if anything is requested.
     pub fn report_driver_hooks(&self) -> Vec<DriverHookReport> {
         let links = self.managed.iter().filter_map(|&ifindex| {
             let state = match (

@@ -1,4 +1,4 @@
-//! Direct mapping (ADR 20): sessions whose frames come by a ring and a bell of their own. A ring is one process's for as
+//! Direct mapping (ADR 20): sessions whose frames come by a ring and a notifier of their own. A ring is one process's for as
 //! long as that lives: when its session has gone, another session of the process has it. The thread that makes channels
 //! makes rings, since the kernel takes tens of milliseconds for one.
 
@@ -162,7 +162,7 @@ impl Server {
         };
         self.directs.rings.insert(ring, entry);
         let size = self.config.delivery.direct_ring_size;
-        self.spares.order_ring(ring, size);
+        self.channel_pool.order_ring(ring, size);
         Ok(Answer::Silence)
     }
 

@@ -1,6 +1,6 @@
 //! Local sessions (ADR 9): two of this host's programs, or one with itself, are introduced and then
 //! need the server no more. It keeps both ends' memory, to close what its holder has left behind, to
-//! move what it relays, and to say whose bell wakes whom.
+//! move what it relays, and to say whose notifier wakes whom.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -73,7 +73,7 @@ struct Memory {
 }
 
 impl LocalEnd {
-    /// Says whose bell is this end's.
+    /// Says whose notifier is this end's.
     fn give_to(&self, number: u64) {
         let end = self.memory.rings.ends().of(self.side);
         end.notifier.0.number.store(number, Release);
@@ -85,7 +85,7 @@ impl LocalEnd {
     }
 }
 
-/// A process's bell.
+/// A process's notifier.
 #[derive(Debug)]
 pub struct ProcessBell {
     pub number: u64,
@@ -121,7 +121,7 @@ pub struct Locals {
     wake_sender: WakeSender,
     /// The watched ends, in the order in which their words are read.
     round: VecDeque<SessionId>,
-    /// How many words are still to be read since the bell was rung.
+    /// How many words are still to be read since the notifier was set.
     unread: usize,
     /// Ends to attend to, in this order.
     due: VecDeque<SessionId>,
@@ -620,7 +620,7 @@ impl Server {
         }
     }
 
-    /// The server's bell was rung: the words of all ends that it watches are to be read.
+    /// The server's notifier was set: the words of all ends that it watches are to be read.
     pub fn on_notifier(&mut self) {
         self.locals.wake_receiver.drain();
         self.locals.unread = self.locals.round.len();
@@ -666,7 +666,7 @@ impl Server {
         }
     }
 
-    /// Tells the peer of a watched end what was done, and wishes to hear more. True if there is more
+    /// Tells the peer of a watched end what was done, and asks to hear more. True if there is more
     /// to move already.
     pub fn settle_local(&mut self, id: SessionId) -> bool {
         let now = self.now;
@@ -691,7 +691,7 @@ impl Server {
         self.locals.make_due(id);
     }
 
-    /// Rings the bell that an end has asked for, if any.
+    /// Rings the notifier that an end has asked for, if any.
     pub fn notify(&self, wake: Option<Wake>) {
         match wake.and_then(Wake::notifier) {
             None | Some(holder::NONE) => {}

@@ -24,7 +24,7 @@ type Resolve = (u32, IpAddr);
 #[derive(Debug)]
 pub struct Network {
     pub tables: Tables,
-    /// Rings when the tables are to be taken.
+    /// Becomes readable when the tables are to be taken.
     pub news: Arc<EventNotifier>,
     latest: Latest,
     orders: Sender<Resolve>,

@@ -92,7 +92,7 @@ impl Server {
         };
         match self.bind_new(channel, (request, is_v6), slot, descriptor) {
             Ok(answer) => Ok(answer),
-            Err(detour) => self.detour(None, detour),
+            Err(fallback) => self.fallback(None, fallback),
         }
     }
 
@@ -292,7 +292,7 @@ impl Server {
         };
         match opened {
             Ok(answer) => Ok(answer),
-            Err(detour) => self.detour(known, detour),
+            Err(fallback) => self.fallback(known, fallback),
         }
     }
 
@@ -595,8 +595,8 @@ impl Server {
     }
 
     /// Answers a call that leads elsewhere. A bound session gives its port to the kernel's socket.
-    fn detour(&mut self, known: Option<SessionId>, detour: Fallback) -> Result<Answer, Errno> {
-        let reason = match detour {
+    fn fallback(&mut self, known: Option<SessionId>, fallback: Fallback) -> Result<Answer, Errno> {
+        let reason = match fallback {
             Fallback::Error(errno) => return Err(errno),
             Fallback::Kernel(reason) => reason,
         };

@@ -44,7 +44,7 @@ pub struct Channel {
     /// With a copy of its descriptor: a process that had the only one would destroy the device when it
     /// ends, which is slow, and only then close its connections.
     pub tap: Tap,
-    /// Rings when `recalled` is not empty, or transmit queues have changed.
+    /// Becomes readable when `recalled` is not empty, or transmit queues have changed.
     pub recall_event: WakeSender,
     pub notifier: ProcessBell,
     /// What the process is to give back, until it asks.
@@ -69,12 +69,12 @@ impl Server {
         }
         let charge = self.registry.admit_process(client.credentials.uid)?;
         self.check_descriptors()?;
-        let answer = match self.spares.take(self.now) {
+        let answer = match self.channel_pool.take(self.now) {
             Some(spare) => self.hand_channel(id, (program, charge), spare)?,
             None => Answer::Channel(program, charge),
         };
         // A channel that is taken is a process's by now.
-        self.order_spares();
+        self.order_channel_pool();
         match answer {
             Answer::Channel(..) if self.is_out_of_channels() => Err(Errno::NFILE),
             answer => {
@@ -258,7 +258,7 @@ impl Server {
         if let Some(gone) = self.channels.remove(&channel) {
             let due = self.now + TAP_GOES_WITHIN;
             self.leaving_taps.push_back((due, gone.tap.ifindex));
-            self.spares.destroy(gone.tap);
+            self.channel_pool.destroy(gone.tap);
             for tap in gone.tx_queues.into_taps() {
                 self.leaving_taps.push_back((due, tap.ifindex));
                 self.destroy_tx_queue(tap);
@@ -278,7 +278,7 @@ impl Server {
                 return Some(due);
             }
             self.leaving_taps.pop_front();
-            self.spares.delete(tap);
+            self.channel_pool.delete(tap);
         }
         None
     }

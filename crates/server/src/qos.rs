@@ -1,4 +1,4 @@
-//! Guarantees: who may ask for what, and what each kind of them does with the wish.
+//! Guarantees: who may ask for what, and what each kind of them does with the request.
 
 mod cpu;
 mod groups;
@@ -62,7 +62,7 @@ struct Requester {
     credentials: Credentials,
 }
 
-/// What a wish leads to.
+/// What a request leads to.
 type Outcome<T = ()> = Result<T, Refusal>;
 
 fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {

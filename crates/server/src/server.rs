@@ -160,7 +160,7 @@ pub struct Server {
     pub(crate) channels: HashMap<ChannelId, Channel>,
     /// Taps of processes that are gone, and when they must be too.
     pub(crate) leaving_taps: VecDeque<(Instant, u32)>,
-    pub(crate) spares: ChannelPool,
+    pub(crate) channel_pool: ChannelPool,
     /// What processes counted that are gone.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
@@ -283,8 +283,8 @@ impl Server {
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
         poll.add(&*network.news, Source::Network, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
-        let spares = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
-        poll.add(&*spares.notifier, Source::ChannelPool, EventFlags::IN)?;
+        let channel_pool = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
+        poll.add(&*channel_pool.notifier, Source::ChannelPool, EventFlags::IN)?;
         let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
         let edge = EventFlags::OUT | EventFlags::ET;
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
@@ -317,7 +317,7 @@ impl Server {
             next_client: 1,
             channels: HashMap::new(),
             leaving_taps: VecDeque::new(),
-            spares,
+            channel_pool,
             ended: [0; COUNTERS],
             buffer: Vec::new(),
             sink: Sink::new(),
@@ -440,7 +440,7 @@ impl Server {
             Source::Ring => self.drain(),
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),
-            Source::ChannelPool => self.on_spares(),
+            Source::ChannelPool => self.on_channel_pool(),
             Source::Client(id) => self.serve_client(id, flags),
             Source::Descriptor(id) => self.on_descriptor(id, flags),
             Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
@@ -522,7 +522,7 @@ impl Server {
             self.drive_port_transitions(),
             self.drive_resolving(),
             self.drive_leaving_taps(),
-            self.drive_spares(),
+            self.drive_channel_pool(),
             self.drive_recalls(),
             self.drive_relays(),
             self.drive_delegations(),

@@ -909,7 +909,7 @@ fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
 
 #[test]
 fn a_kernel_socket_sends_in_its_sessions_class() {
-    let host = Host::start("twin", "");
+    let host = Host::start("ksock", "");
     let mut library = Library::start(&control_path(&host.bed.a));
     let (reply, _near) = library.bind(Protocol::Udp, (Bed::A4, 7000).into(), Slot(0));
     let ReplyBody::Bound { session, .. } = reply else {
@@ -929,7 +929,7 @@ fn a_kernel_socket_sends_in_its_sessions_class() {
     };
     done(&mut library.client, bits(&scope, 5));
     kernel_socket.send_to(&[7; 1_000], (Bed::B4, 7000)).unwrap();
-    await_some("what the twin sent, in the class", || {
+    await_some("what the kernel socket sent, in the class", || {
         (show(&mut library.client).transmit[0].traffic.bytes > 1_000).then_some(())
     });
 }

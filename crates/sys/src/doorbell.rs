@@ -58,7 +58,7 @@ impl Doorbell {
         wanted.store(1, Relaxed);
     }
 
-    /// The state as it stands; the filter returns it to `Awake` when it has rung.
+    /// The state as it stands; the filter returns it to `Awake` when it has notified.
     pub fn state(&self) -> State {
         match self.page.u32_at(offset_of!(Layout, state)).load(SeqCst) {
             Layout::ASLEEP => State::Asleep,

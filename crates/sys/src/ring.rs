@@ -159,7 +159,7 @@ impl Ring {
     }
 
     /// Nothing to read and nothing being written. With a record in the making this is false, so
-    /// an owner that looks here after it has rung in sleep does not sleep over that record.
+    /// an owner that looks here after it has notified in sleep does not sleep over that record.
     pub fn is_empty(&self) -> bool {
         self.head().is_none()
     }

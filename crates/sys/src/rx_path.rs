@@ -76,7 +76,7 @@ impl RxPath {
     }
 
     /// The owner is about to sleep: from now on the filter sends frames to the tap. False if frames
-    /// have come that ring no bell: the owner must wake up and take them.
+    /// have come that notify nobody: the owner must wake up and take them.
     #[must_use]
     pub fn fall_asleep(&mut self) -> bool {
         if self.has_received() {

@@ -66,17 +66,17 @@ impl EventNotifier {
         Ok(EventNotifier { fd })
     }
 
-    /// The same bell under another number.
+    /// The same notifier under another number.
     pub fn from_fd(fd: OwnedFd) -> EventNotifier {
         EventNotifier { fd }
     }
 
     pub fn notify(&self) {
-        // Fails only when it has been rung 2^64 - 2 times, and then it is still ringing.
+        // Fails only when it has been notified 2^64 - 2 times, and then it is still set.
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
     }
 
-    /// Silences it; true if it rang.
+    /// Clears it; true if it was set.
     pub fn drain(&self) -> bool {
         read(&self.fd, &mut [0; 8]).is_ok()
     }
@@ -184,9 +184,9 @@ impl WakeReceiver {
         ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
     }
 
-    /// Silences it, unless somebody rings without end; true if it rang.
+    /// Clears it, unless somebody rings without end; true if it was set.
     pub fn drain(&self) -> bool {
-        // Fails only if nobody has rung.
+        // Fails only if nothing was sent.
         let take = || recv(&self.fd, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok();
         (0..MOST_AT_ONCE).take_while(|_| take()).count() > 0
     }

@@ -21,7 +21,7 @@ impl Events {
     pub const URGENT: Events = Events(64);
     /// The urgent byte is here: what `POLLPRI` tells.
     pub const PRIORITY: Events = Events(128);
-    /// The acknowledgement that would complete a handshake was dropped, as the holder wished.
+    /// The acknowledgement that would complete a handshake was dropped, as the holder asked.
     pub const HELD: Events = Events(256);
 
     const NAMES: [(Events, &'static str); 9] = [

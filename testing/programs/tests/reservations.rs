@@ -268,7 +268,7 @@ fn a_thread_that_spins_has_its_rate_and_overruns_it_until_its_rate_is_adapted() 
         hog.pid(),
         "--class soft --rate 0.02 --period 10ms --adapt 0.01-0.05",
     );
-    let rate = || reservation(&bed, hog.pid())["wish"]["rate_ppm"].as_u64();
+    let rate = || reservation(&bed, hog.pid())["spec"]["rate_ppm"].as_u64();
     assert!(eventually(LONG, || rate() == Some(50_000)), "{:?}", rate());
 }
 

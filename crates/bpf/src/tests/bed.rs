@@ -213,7 +213,7 @@ impl Bed {
         records_of(&self.maps)
     }
 
-    /// One more ring, with a bell.
+    /// One more ring, with a notifier.
     pub(super) fn add_ring(&self, number: ChannelId) -> Maps {
         let maps = Maps::create(RING_SIZE).unwrap();
         self.filter

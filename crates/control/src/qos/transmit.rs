@@ -76,7 +76,7 @@ pub struct Portions {
     pub user_percent: u8,
 }
 
-/// Which test a wish failed.
+/// Which test a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("a rate of {} is below the least that can be reserved, {}", show_rate(*.0), show_rate(LEAST_RATE))]
@@ -216,7 +216,7 @@ impl Link {
         }
     }
 
-    /// Puts a wish into numbers for this link (NE §4.4), if it makes sense.
+    /// Puts a request into numbers for this link (NE §4.4), if it makes sense.
     pub fn terms(&self, spec: &Transmit) -> Result<ClassRates, Refused> {
         let (rate, slice) = match spec.rate {
             Rate::Bits(rate) => (rate, None),

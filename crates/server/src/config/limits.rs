@@ -13,7 +13,7 @@ const MAX_PROCESSES: u32 = 1023;
 /// Rows of the filter's table of flows.
 pub const FLOWS: u32 = 262_144;
 
-/// Control connections beyond those of registered processes, for commands and newcomers.
+/// Control connections beyond those of registered processes, for commands and new programs.
 const EXTRA_CONNECTIONS: u32 = 256;
 
 const MIB: u64 = 1 << 20;

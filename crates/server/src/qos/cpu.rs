@@ -305,7 +305,7 @@ impl Reservations {
         }
     }
 
-    /// Rates follow their use where that is wished, as far as there is room.
+    /// Rates follow their use where that is requested, as far as there is room.
     fn adapt(&mut self) {
         let ids: Vec<MemberId> = self.all.keys().copied().collect();
         for id in ids {

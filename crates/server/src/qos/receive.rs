@@ -32,7 +32,7 @@ struct BudgetEntry {
 }
 
 impl BudgetEntry {
-    /// What root decides nobody gets round by a narrower wish of his own.
+    /// What root decides nobody gets round by a narrower request of his own.
     fn order(&self) -> (bool, u8) {
         (self.uid != 0, breadth(&self.scope))
     }

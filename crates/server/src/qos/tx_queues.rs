@@ -243,7 +243,7 @@ impl Server {
         });
         let due = &mut self.qos.tx_queues_due;
         *due = due.map_or(Some(until), |due| Some(due.min(until)));
-        self.spares.order_tx_queue(channel, number);
+        self.channel_pool.order_tx_queue(channel, number);
         self.tell_of_tx_queues(channel);
     }
 
@@ -287,7 +287,7 @@ impl Server {
                 self.tell_of_tx_queues(channel);
             }
             // The process has gone meanwhile, or the reservation.
-            None => self.spares.destroy(tap),
+            None => self.channel_pool.destroy(tap),
         }
     }
 
@@ -348,7 +348,7 @@ impl Server {
         if let Err(failure) = self.filter.remove_tx_queue(tap.ifindex) {
             error!(%failure, "cannot remove a doorway");
         }
-        self.spares.destroy(tap);
+        self.channel_pool.destroy(tap);
     }
 
     fn tell_of_tx_queues(&mut self, channel: ChannelId) {

@@ -211,9 +211,9 @@ pub struct Library {
     pub ring: Ring,
     pub tap: Tap,
     pub metastate: MetastateReader,
-    /// Rings when the server has something to say.
+    /// Becomes readable when the server has something to say.
     pub alert: OwnedFd,
-    /// Rings when a peer of a local session has something to say.
+    /// Becomes readable when a peer of a local session has something to say.
     pub wake_receiver: WakeReceiver,
     /// What came with `Welcome` beside the tap, as it came.
     pub maps: Maps,

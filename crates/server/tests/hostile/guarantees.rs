@@ -1,4 +1,4 @@
-//! Guarantees: asking for other people, for what cannot be, and without end. Each wish is refused with a reason and
+//! Guarantees: asking for other people, for what cannot be, and without end. Each request is refused with a reason and
 //! counted, and nothing changes.
 
 use std::net::SocketAddr;

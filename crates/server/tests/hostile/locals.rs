@@ -44,7 +44,7 @@ impl End {
         }
     }
 
-    /// What a library does before it sleeps on its bell.
+    /// What a library does before it sleeps on its notifier.
     pub fn sleep(&mut self) {
         self.local.look(clock::now());
         self.local.arm(WakeBy::Notifier);
@@ -164,7 +164,7 @@ fn a_peer_that_claims_its_end_and_dies_is_told_of_all_the_same() {
         accepted.local.arm(WakeBy::Notifier);
         end_in_silence(&opened, lie);
         drop((opened, hostile));
-        await_some("a ring of the bell", || {
+        await_some("a notification", || {
             honest.wake_receiver.drain().then_some(())
         });
         accepted.local.look(clock::now());

@@ -399,18 +399,18 @@ fn segments_to_a_transport_of_ones_own_may_end_in_its_handler() {
     let guard = at(Protocol::Tcp, TCP_PORT);
     stage.claim(guard);
     let near = SocketAddr::new(Bed::A4, TCP_PORT);
-    let knocks = |stage: &Stage| {
+    let send_frames = |stage: &Stage| {
         let limit = Duration::from_millis(100);
         let connect = || TcpStream::connect_timeout(&near, limit);
         assert!(stage.bed.b.enter(connect).is_err());
     };
     let number = stage.install(guard, always(CONSUME));
-    knocks(&stage);
+    send_frames(&stage);
     assert!(filter_counter(&stage.path, "consumed") > 0);
     assert_eq!(stage.raw_frames(), 0);
     stage.remove(number);
     let number = stage.install(guard, always(PASS));
-    knocks(&stage);
+    send_frames(&stage);
     assert!(stage.raw_frames() > 0);
     assert!(filter_counter(&stage.path, "passed") > 0);
     // A flow that is closed takes its handlers along.

@@ -57,7 +57,7 @@ fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     let notifier = notifier_of_peer(&mut opener, opened.id);
     clog(notifier.as_fd());
     accepted.sleep();
-    // The server resets what the opener leaves behind, and rings the accepter's bell.
+    // The server resets what the opener leaves behind, and notifies the accepter.
     drop((opened, opener));
     assert_prompt(&path);
     victim.assert_unharmed();
@@ -99,7 +99,7 @@ fn a_peer_that_ends_its_side_of_a_notifier_does_not_silence_it_for_others() {
     assert!(accepter.wake_receiver.is_notified());
 }
 
-/// Both are user nobody's programs: one makes its own bell block, the other rings it.
+/// Both are user nobody's programs: one makes its own notifier block, the other rings it.
 #[test]
 fn a_program_that_rings_a_clogged_notifier_does_not_wait() {
     let bed = Bed::veth();

@@ -15,7 +15,7 @@ use crate::mapping::{Mapping, page_size};
 use crate::ring::testing::Producer;
 use crate::testing::memory;
 
-/// The filter's side of an inlet. Frames are told apart by their slot.
+/// The filter's side of an receive path. Frames are told apart by their slot.
 struct Filter {
     ring: Producer,
     page: Mapping,

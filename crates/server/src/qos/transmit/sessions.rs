@@ -81,7 +81,7 @@ impl Server {
             &priority.to_ne_bytes(),
         );
         if let Err(errno) = set {
-            warn!(%errno, "what a twin sends is in no class");
+            warn!(%errno, "what a kernel socket sends is in no class");
         }
     }
 
