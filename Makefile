@@ -26,7 +26,7 @@ check: lint
 
 test: lint
 	cargo build --workspace
-	cargo test --workspace --all-targets
+	scripts/run-tests
 
 lint: deps
 	cargo fmt --all --check
