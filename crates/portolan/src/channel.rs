@@ -4,6 +4,11 @@
 //! handed to [`Channel::transmit`] is lost: what a tap does not take at once waits in its backlog, and
 //! the transmit queue is full until it is gone.
 
+pub(crate) mod accounts;
+pub mod layers;
+pub(crate) mod rings;
+pub(crate) mod tx_queues;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,10 +19,10 @@ use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
 
-use crate::accounts::Accounts;
-use crate::layers::{self, Layer};
-use crate::rings::{OwnRing, Rings};
-use crate::table::InternalFd;
+use crate::channel::accounts::Accounts;
+use crate::channel::layers::Layer;
+use crate::channel::rings::{OwnRing, Rings};
+use crate::socket::table::InternalFd;
 
 pub(crate) struct Channel {
     main: TapQueue<OwnedFd>,

@@ -24,7 +24,7 @@ pub use self::object::ObjectError;
 pub use self::port::Port;
 use crate::posix::attach;
 use crate::qos::{Refused, ask_server, unexpected};
-use crate::table;
+use crate::socket::table;
 
 /// An object file that was read.
 #[derive(Clone, Debug)]

@@ -2,6 +2,12 @@
 //!
 //! Made when the program opens its first socket. A forked child starts anew, when it needs to.
 
+pub(crate) mod cancel;
+pub(crate) mod control;
+pub(crate) mod inside;
+pub(crate) mod report;
+pub(crate) mod settings;
+
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,12 +32,15 @@ use portolan_types::{Instant, SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::channel::Channel;
-use crate::control::{Control, Lost};
-use crate::locals::Locals;
-use crate::rings::OwnRing;
+use crate::channel::layers;
+use crate::channel::rings::OwnRing;
+use crate::posix;
+use crate::process::control::{Control, Lost};
+use crate::process::settings::{Mode, complain, complain_of, settings};
+use crate::runtime::locals::Locals;
 use crate::runtime::{Alarm, Core};
-use crate::settings::{Mode, complain, complain_of, settings};
-use crate::{helper, layers, posix, table};
+use crate::socket::table;
+use crate::wait::helper;
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
 const RETRY: Duration = Duration::from_secs(1);

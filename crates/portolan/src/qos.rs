@@ -12,10 +12,10 @@ use portolan_proto::qos::{Algorithm, GroupAction, QosReply, QosRequest, Refusal,
 use portolan_types::FlowKey;
 use rustix::io::Errno;
 
-use crate::control::Lost;
 use crate::posix::{Answer, attach, local_address, peer_address};
 use crate::process::Process;
-use crate::table;
+use crate::process::control::Lost;
+use crate::socket::table;
 
 /// Longest name of a device or service class.
 const NAME_MAX: usize = 255;

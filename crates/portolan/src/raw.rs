@@ -21,14 +21,14 @@ use portolan_sys::clock;
 use portolan_types::{Instant, MacAddr, Slot};
 pub use rustix::io::Errno;
 
-use crate::control::Lost;
 use crate::extension::{Extension, Object, install_on};
-use crate::inboxes::Inbox;
-pub use crate::inboxes::Received;
-use crate::inside;
+use crate::process::control::Lost;
+use crate::process::inside;
 use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
 use crate::runtime::Core;
+use crate::socket::inboxes::Inbox;
+pub use crate::socket::inboxes::Received;
 use crate::wait::{Sleep, Waiter, Woken};
 
 /// The library's own layers, for use in others.

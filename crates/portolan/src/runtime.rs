@@ -1,5 +1,9 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
+pub(crate) mod delegations;
+pub(crate) mod locals;
+pub(crate) mod migrated_flows;
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +19,17 @@ use portolan_tcp::Events;
 use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::channel::Channel;
-use crate::delegations::{self, Delegations};
-use crate::inboxes::Inboxes;
-use crate::layers::{self, Layer};
-use crate::locals::Locals;
-use crate::migrated_flows::MigratedFlows;
-use crate::openings::Openings;
-use crate::rings::OwnRing;
+use crate::channel::layers::{self, Layer};
+use crate::channel::rings::OwnRing;
+use crate::channel::tx_queues::TxQueueMap;
+use crate::runtime::delegations::Delegations;
+use crate::runtime::locals::Locals;
+use crate::runtime::migrated_flows::MigratedFlows;
 use crate::socket::Socket;
-use crate::tx_queues::TxQueueMap;
+use crate::socket::inboxes::Inboxes;
 use crate::wait::Waiter;
-use crate::watch::{Leader, Needs, Role, SleepsOn, Watch};
+use crate::wait::openings::Openings;
+use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
 /// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
 const BATCH: usize = 64;

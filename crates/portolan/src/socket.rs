@@ -1,6 +1,11 @@
 //! A socket: what stands behind one of the application's descriptors, whichever of them refer to
 //! it. Its session lies in `Core`; here is where it stands in its life and who watches it.
 
+pub(crate) mod inboxes;
+pub(crate) mod options;
+pub(crate) mod stamps;
+pub(crate) mod table;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{
@@ -16,12 +21,12 @@ use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
-use crate::epoll::Epoll;
-use crate::options::Options;
 use crate::runtime::Core;
-use crate::stamps::Stamps;
-use crate::table::InternalFd;
+use crate::socket::options::Options;
+use crate::socket::stamps::Stamps;
+use crate::socket::table::InternalFd;
 use crate::wait::Waiter;
+use crate::wait::epoll::Epoll;
 
 // poll(2) and epoll(7) use the same bits.
 pub(crate) const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;

@@ -1,6 +1,12 @@
 //! Sleeping until something of interest happens: to a session, to a kernel descriptor, or by the
 //! clock. All blocking calls of the library come here.
 
+pub(crate) mod epoll;
+pub(crate) mod helper;
+pub(crate) mod openings;
+pub(crate) mod unseen;
+pub(crate) mod watch;
+
 use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,13 +21,14 @@ use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
-use crate::layers::{self, Layer};
+use crate::channel::layers::{self, Layer};
 use crate::process::Process;
+use crate::process::cancel;
+use crate::process::inside;
 use crate::runtime::Core;
+use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
-use crate::table::InternalFd;
-use crate::watch::Role;
-use crate::{cancel, inside};
+use crate::wait::watch::Role;
 
 /// What others signal to wake one sleeping thread.
 #[derive(Debug)]

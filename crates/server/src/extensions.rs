@@ -28,9 +28,9 @@ use tracing::{info, warn};
 
 use self::loader::{Done, Loader, Order, Ready};
 use self::threaded::ThreadedHandlers;
-use crate::clients::{Answer, ClientId};
 use crate::config::ExtensionConfig;
-use crate::listen::pack;
+use crate::control_socket::clients::{Answer, ClientId};
+use crate::listeners::listen::pack;
 use crate::server::Server;
 
 /// How soon one that was stopped is removed.

@@ -24,10 +24,10 @@ use portolan_tcp::Events;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, scope_of};
 use tracing::debug;
 
-use crate::clients::Answer;
-use crate::opens::{Fallback, Target};
+use crate::connections::opens::{Fallback, Target};
+use crate::control_socket::clients::Answer;
+use crate::migration::sessions::NewDescriptor;
 use crate::server::{Server, random_u64};
-use crate::sessions::NewDescriptor;
 
 /// Bytes of a ring: what Linux's buffers hold at most. Memory that nothing was written to costs nothing.
 const RING: usize = 8 << 20;

@@ -1,48 +1,25 @@
 //! `portoland`: command line, logging, exit codes.
 #![forbid(unsafe_code)]
 
-mod channel_pool;
-mod clients;
-mod close;
+mod channels;
 mod config;
-mod counters;
-mod datagrams;
-mod delegation;
-mod delivery;
-mod descriptors;
-mod direct;
-mod due;
+mod connections;
+mod control_socket;
 mod extensions;
-mod fast_open;
-mod floods;
-mod handles;
 mod instance;
-mod listen;
-mod listings;
+mod listeners;
 mod locals;
-mod metastate;
-mod network;
-mod opens;
-mod orphans;
+mod migration;
 mod packets;
 mod poll;
 mod priorities;
-mod processes;
 mod qos;
 mod raw;
-mod recall;
-mod relay;
-mod reports;
+mod report;
 mod reservation;
-mod rx_throttle;
 mod server;
-mod sessions;
-mod sharing;
-mod shortage;
-mod sink;
-mod sysctls;
 mod udp;
-mod unread;
+mod watch;
 mod wire;
 
 use std::path::PathBuf;

@@ -18,9 +18,9 @@ use portolan_sys::unix::Credentials;
 use portolan_types::{Instant, SessionId};
 pub use tx_queues::TxQueueSet;
 
-use crate::clients::{Answer, ClientId};
 use crate::config::{Config, Policy};
-use crate::listen::pack;
+use crate::control_socket::clients::{Answer, ClientId};
+use crate::listeners::listen::pack;
 use crate::server::Server;
 
 /// All guarantees of this server.

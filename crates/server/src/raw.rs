@@ -13,9 +13,9 @@ use portolan_proto::report::{RAW_ROWS, RawReport};
 use portolan_types::{ChannelId, Protocol, Slot, canonical, is_scoped, scope_of};
 use tracing::{error, info};
 
-use crate::clients::Answer;
-use crate::listen::pack;
-use crate::reports::reported;
+use crate::control_socket::clients::Answer;
+use crate::listeners::listen::pack;
+use crate::report::reports::reported;
 use crate::reservation::PortReservation;
 use crate::server::Server;
 

@@ -1,5 +1,9 @@
 //! UDP sessions: cached at bind and at connect, so all there is to do is rows and ports.
 
+pub mod datagrams;
+pub mod sharing;
+pub mod unread;
+
 use std::net::SocketAddr;
 
 use portolan_control::{Command, Errno, Holder, PortClaim, SessionPhase};
@@ -8,10 +12,10 @@ use portolan_stack::Path;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
 use tracing::debug;
 
-use crate::clients::Answer;
-use crate::opens::{Fallback, Target};
+use crate::connections::opens::{Fallback, Target};
+use crate::control_socket::clients::Answer;
+use crate::migration::sessions::NewDescriptor;
 use crate::server::{Server, random_u32};
-use crate::sessions::NewDescriptor;
 
 impl Server {
     /// Fixes the peer: an exact flow instead of the binding.

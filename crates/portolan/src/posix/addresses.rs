@@ -9,7 +9,7 @@ use super::connect::complete_connect;
 use super::lifecycle::has_ended;
 use super::{Answer, Stop, find};
 use crate::socket::SocketPhase;
-use crate::table;
+use crate::socket::table;
 
 pub fn local_address(fd: RawFd) -> Answer<SocketAddr> {
     fn local(fd: RawFd) -> Result<SocketAddr, Stop> {

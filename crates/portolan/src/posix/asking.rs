@@ -16,11 +16,11 @@ use rustix::io::Errno;
 use super::Stop;
 use super::fallback::{fall_back, leave_session};
 use super::socket_options::apply_quickack;
-use crate::control::Lost;
+use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
 use crate::socket::{Setup, Socket, SocketPhase};
-use crate::unseen;
+use crate::wait::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;

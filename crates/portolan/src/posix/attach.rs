@@ -12,10 +12,10 @@ use portolan_types::{Protocol, SessionId};
 use super::fork::own_memory;
 use super::lifecycle::forget;
 use super::migrate::{is_standard_stream, make_relayed};
-use crate::options::Options;
 use crate::process::Process;
+use crate::socket::options::Options;
+use crate::socket::table::{self, File};
 use crate::socket::{Family, Setup, Socket, SocketPhase};
-use crate::table::{self, File};
 
 /// Looks for sockets among what the program has from the one before it.
 pub fn attach_inherited() {

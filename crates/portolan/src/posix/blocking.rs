@@ -9,10 +9,10 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use super::{Stop, Watching, deadline_after, restarts};
-use crate::options::Options;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::Socket;
+use crate::socket::options::Options;
 use crate::wait::{Sleep, Woken};
 
 /// A data call on a socket whose session is here.

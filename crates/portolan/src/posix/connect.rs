@@ -21,11 +21,11 @@ use rustix::net::RecvFlags;
 use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
 use super::lifecycle::reset_to_idle;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
-use crate::locals;
 use crate::process::Process;
 use crate::runtime::NewSession;
+use crate::runtime::locals;
+use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase};
-use crate::table;
 use crate::wait::{Sleep, Woken, pollfd};
 
 thread_local! {

@@ -18,10 +18,10 @@ use super::datagram::{
 };
 use super::oob::receive_urgent;
 use super::{Answer, Stop, deadline_after, find_here, find_to_use, retry_if_moved};
-use crate::layers::{self, Layer};
-use crate::options::{Options, timestamping};
+use crate::channel::layers::{self, Layer};
 use crate::process::Process;
 use crate::runtime::Core;
+use crate::socket::options::{Options, timestamping};
 use crate::socket::{Socket, SocketPhase};
 
 /// What `recvmsg` reports besides the bytes.

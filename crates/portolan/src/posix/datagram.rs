@@ -19,10 +19,10 @@ use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::data::{Received, are_readable, gone, scatter};
 use super::kernel_socket::send_by_kernel;
-use crate::layers::{self, Layer};
-use crate::options::{Options, timestamping};
+use crate::channel::layers::{self, Layer};
 use crate::process::Process;
 use crate::runtime::Core;
+use crate::socket::options::{Options, timestamping};
 use crate::socket::{Corked, Family, RECEIVE, SEND, Socket, SocketPhase};
 
 /// Ancillary data, as far as the socket's options ask for it.

@@ -17,8 +17,8 @@ use super::asking::{SlotReservation, install, refusal};
 use super::lifecycle::enter;
 use crate::process::Process;
 use crate::runtime::NewSession;
+use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket};
-use crate::table::InternalFd;
 
 /// Where a listener's segments come, or would come if its handshakes were delegated.
 pub(super) enum ListenerSlot<'a> {

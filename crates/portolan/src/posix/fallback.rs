@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use super::Stop;
 use super::migrate::lose;
 use crate::process::Process;
+use crate::socket::table;
 use crate::socket::{Family, OUT, Setup, Socket, SocketPhase};
-use crate::table;
 
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
 /// that holds its port, else a new one on the same address. Whatever was set on it is set again. The lock on `setup`

@@ -10,8 +10,8 @@ use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
 use super::{Answer, Stop, find};
 use crate::process::Process;
+use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
-use crate::table;
 
 /// Is the next byte urgent? (`asm-generic/sockios.h`)
 const SIOCATMARK: u64 = 0x8905;

@@ -14,10 +14,10 @@ use super::delegate;
 use super::fallback::become_kernels;
 use super::lifecycle::new_socketpair;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
-use crate::inside;
 use crate::process::Process;
+use crate::process::inside;
+use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase};
-use crate::table::{self, File};
 use crate::wait::Waiter;
 
 /// Another process is about to have the descriptors.

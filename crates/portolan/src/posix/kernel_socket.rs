@@ -19,8 +19,8 @@ use super::asking::refusal;
 use super::blocking::Call;
 use super::{Stop, deadline_after, restarts};
 use crate::process::Process;
+use crate::socket::table::InternalFd;
 use crate::socket::{Family, Socket, SocketPhase};
-use crate::table::InternalFd;
 use crate::wait::{Sleep, Woken, pollfd};
 
 /// Sends as the kernel would have done it all along; without an address to the session's peer.

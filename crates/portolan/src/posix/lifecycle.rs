@@ -19,12 +19,12 @@ use super::fallback::leave_to_sharers;
 use super::fork::shares_memory;
 use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
 use super::{Answer, Stop, deadline_after, find_here};
-use crate::control::Lost;
-use crate::epoll::Epoll;
+use crate::process::control::Lost;
 use crate::process::{Absent, Process};
+use crate::socket::table::{self, File, InternalFd};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase};
-use crate::table::{self, File, InternalFd};
-use crate::unseen;
+use crate::wait::epoll::Epoll;
+use crate::wait::unseen;
 use crate::wait::{Sleep, Waiter};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {

@@ -113,7 +113,7 @@ fn become_listener(
 
 pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
     fn next(fd: RawFd, flags: i32) -> Result<(RawFd, SocketAddr), Stop> {
-        let listener = crate::table::socket(fd).ok_or(Stop::NotOurs)?;
+        let listener = crate::socket::table::socket(fd).ok_or(Stop::NotOurs)?;
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL.into());
         }

@@ -18,11 +18,11 @@ use super::asking::{SlotReservation, install, open_capsule, refusal};
 use super::delegate;
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
 use super::{Stop, here};
-use crate::locals;
 use crate::process::{CoreGuard, Process};
+use crate::runtime::locals;
 use crate::runtime::{Core, NewSession};
+use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase};
-use crate::table::{self, File};
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
 /// for it, and what the last holder said of the socket; `None` if the server relays it.

@@ -24,10 +24,10 @@ mod oob;
 mod socket_options;
 mod tcp_info;
 
-pub use crate::cancel::{
+pub use crate::process::cancel::{
     CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
 };
-pub use crate::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
+pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
 pub use crate::wait::outside;
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
@@ -60,9 +60,9 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::process::Process;
-use crate::settings::settings;
+use crate::process::settings::settings;
+use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
-use crate::table;
 use crate::wait::Waiter;
 
 /// What became of a call.
@@ -218,7 +218,7 @@ impl Drop for Watching<'_> {
 /// Does Linux begin a call again that a signal has interrupted? Not one with a time-out, nor if a
 /// handler does without (signal(7), "Interruption of system calls").
 fn restarts(deadline: Option<Instant>) -> bool {
-    deadline.is_none() && crate::inside::handlers_restart()
+    deadline.is_none() && crate::process::inside::handlers_restart()
 }
 
 /// `SO_RCVTIMEO` and friends, from now on.

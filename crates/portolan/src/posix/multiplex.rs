@@ -10,10 +10,10 @@ use rustix::io::Errno;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
 use super::{Answer, Stop, Watching, deadline_after, find_here, here};
-use crate::epoll::{Epoll, Polled};
 use crate::process::Process;
+use crate::socket::table::{self, File};
 use crate::socket::{ERR, HUP, Socket, SocketPhase};
-use crate::table::{self, File};
+use crate::wait::epoll::{Epoll, Polled};
 use crate::wait::{Sleep, Waiter, Woken, pollfd};
 
 /// Who knows the events of a descriptor.

@@ -20,10 +20,10 @@ use super::groups::{check_interface, sending_interface, set_membership};
 use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
 use super::{Answer, Stop, find, find_here, tcp_info};
-use crate::options::{CONGESTION_NAME, is_privileged, is_the_kernels, timestamping};
 use crate::process::Process;
+use crate::socket::options::{CONGESTION_NAME, is_privileged, is_the_kernels, timestamping};
+use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase};
-use crate::table;
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
     fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {

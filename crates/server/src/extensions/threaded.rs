@@ -11,7 +11,7 @@ use portolan_proto::report::{THREADED_ROWS, ThreadedRow};
 use portolan_types::ChannelId;
 
 use super::{Outcome, refuse};
-use crate::clients::ClientId;
+use crate::control_socket::clients::ClientId;
 use crate::server::Server;
 
 /// Of one process.

@@ -25,7 +25,7 @@ use links::{Link, rest_of};
 
 use super::scope::{breadth, covers, covers_process};
 use super::{Outcome, Requester, refuse};
-use crate::channel_pool::TAP_SEND_BUFFER;
+use crate::channels::channel_pool::TAP_SEND_BUFFER;
 use crate::instance::Journal;
 use crate::poll::Token;
 use crate::server::{Server, Source};

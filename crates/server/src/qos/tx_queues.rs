@@ -19,7 +19,7 @@ use portolan_types::{ChannelId, Instant, SessionId};
 use tracing::{error, warn};
 
 use super::transmit::Class;
-use crate::clients::Answer;
+use crate::control_socket::clients::Answer;
 use crate::server::Server;
 
 /// The kernel takes milliseconds for a tap, tens of them when it is busy.

@@ -1,0 +1,81 @@
+//! Rings of sessions that are mapped directly (ADR 20): one for one session at a time, with a notifier of its own. Which
+//! session has which is the server's to know: a frame names its slot, as on the channel's ring.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use portolan_proto::filter::RecordHeader;
+use portolan_sys::doorbell::{Doorbell, State};
+use portolan_sys::ring::Ring;
+
+use crate::socket::table::InternalFd;
+
+#[derive(Debug, Default)]
+pub(crate) struct Rings(Vec<OwnRing>);
+
+#[derive(Debug)]
+pub(crate) struct OwnRing {
+    ring: Ring,
+    doorbell: Doorbell,
+    fd: InternalFd,
+}
+
+impl OwnRing {
+    /// Maps what the server sent; none if there is no memory for it.
+    pub(crate) fn map(ring: OwnedFd, doorbell: &OwnedFd, size: u32) -> Option<OwnRing> {
+        let fd = InternalFd::new(ring);
+        Some(OwnRing {
+            ring: Ring::map(&fd, size as usize).ok()?,
+            doorbell: Doorbell::map(doorbell).ok()?,
+            fd,
+        })
+    }
+}
+
+impl Rings {
+    pub(crate) fn add(&mut self, ring: OwnRing) {
+        self.0.push(ring);
+    }
+
+    /// Hands the next frames of each, at most `most` of them, to `deliver`.
+    pub(crate) fn receive(&mut self, most: usize, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
+        for own in &mut self.0 {
+            for _ in 0..most {
+                let Some(record) = own.ring.next() else {
+                    break;
+                };
+                deliver(&record.header, record.frame);
+            }
+            own.ring.release();
+        }
+    }
+
+    pub(crate) fn has_received(&self) -> bool {
+        self.0.iter().any(|own| !own.ring.is_empty())
+    }
+
+    /// From now on the next frame of each notifies. False if there are frames to take first, and if so nothing is
+    /// said of those that follow.
+    pub(crate) fn fall_asleep(&mut self) -> bool {
+        self.0.iter().all(|own| {
+            own.doorbell.set(State::Asleep);
+            own.ring.is_empty()
+        })
+    }
+
+    /// Frames are looked for.
+    pub(crate) fn wake_up(&mut self) {
+        for own in &self.0 {
+            own.doorbell.set(State::Awake);
+        }
+    }
+
+    /// See [`Doorbell::want_attention`].
+    pub(crate) fn want_attention(&self) {
+        self.0.iter().for_each(|own| own.doorbell.want_attention());
+    }
+
+    /// Readable when frames have come while asleep.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.0.iter().map(|own| own.fd.as_fd())
+    }
+}

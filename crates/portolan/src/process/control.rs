@@ -1,0 +1,296 @@
+//! The connection to the server: one request, one reply, one caller at a time.
+//!
+//! Replies bring descriptors, and what a message brings when no number is free is lost. So a few
+//! numbers are kept (`Reserve`), and a request whose reply could not be received is not sent: a
+//! program that is short of descriptors gets `EMFILE` for that call, and loses nothing.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use portolan_proto::MAX_MESSAGE;
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_sys::unix::{
+    ConnectError, Connection, PairKind, ReceiveError, SendError, socket_pair,
+};
+use portolan_sys::{descriptor, wait};
+use portolan_types::Instant;
+use rustix::io::{DupFlags, Errno};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::socket::table::{self, InternalFd};
+use crate::wait::pollfd;
+
+pub(crate) struct Control {
+    connection: Connection,
+    exchange: Mutex<Exchange>,
+    lost: AtomicBool,
+}
+
+struct Exchange {
+    next_id: u32,
+    buffer: Vec<u8>,
+    reserve: Reserve,
+}
+
+/// Numbers of descriptors that are there for what a message brings: copies of the connection, which
+/// are closed while it is received. Where the program has lowered its limit below them, and used all
+/// that it left, the limit is raised for that moment.
+#[derive(Default)]
+struct Reserve {
+    copies: Vec<InternalFd>,
+    /// The limit that is to be set again.
+    raised_from: Option<Rlimit>,
+}
+
+impl Reserve {
+    /// As many as any reply brings but `Welcome`, or as a pair takes.
+    const SIZE: usize = 2;
+
+    /// Takes numbers until there are enough that may be used; false if there are too few.
+    fn fill(&mut self, connection: BorrowedFd<'_>) -> bool {
+        let limits = getrlimit(Resource::Nofile);
+        let limit = limits.current.unwrap_or(u64::MAX);
+        let is_usable =
+            |copy: &InternalFd| u64::from(copy.as_fd().as_raw_fd().unsigned_abs()) < limit;
+        self.copies.retain(is_usable);
+        while self.copies.len() < Reserve::SIZE {
+            match table::hidden_copy(connection, limit) {
+                Ok(copy) => self.copies.push(copy),
+                Err(_) => return limits.maximum.is_none_or(|most| most >= raised(limit)),
+            }
+        }
+        true
+    }
+
+    /// Frees the numbers; [`Reserve::close`] is to follow.
+    fn open(&mut self) {
+        if self.copies.len() < Reserve::SIZE {
+            let limits = getrlimit(Resource::Nofile);
+            let current = limits.current.map(raised);
+            if setrlimit(Resource::Nofile, Rlimit { current, ..limits }).is_ok() {
+                self.raised_from = Some(limits);
+            }
+        }
+        self.copies.clear();
+    }
+
+    fn close(&mut self, connection: BorrowedFd<'_>) {
+        if let Some(limits) = self.raised_from.take() {
+            // It was set before.
+            let _ = setrlimit(Resource::Nofile, limits);
+        }
+        self.fill(connection);
+    }
+}
+
+/// The server has gone, or said something that is no reply.
+#[derive(Debug)]
+pub(crate) struct Lost;
+
+impl Control {
+    pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
+        let connection = Connection::connect(path)?;
+        Ok(Control::over(Connection::from(table::hide(
+            connection.into(),
+        ))))
+    }
+
+    /// One that is closed again at once.
+    pub(crate) fn connect_briefly(path: &Path) -> Result<Control, ConnectError> {
+        Connection::connect(path).map(Control::over)
+    }
+
+    fn over(connection: Connection) -> Control {
+        Control {
+            connection,
+            exchange: Mutex::new(Exchange {
+                next_id: 1,
+                buffer: vec![0; MAX_MESSAGE],
+                reserve: Reserve::default(),
+            }),
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Notices that the server has hung up; costs a system call.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
+        let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
+        if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        self.is_lost()
+    }
+
+    /// Is there room for what a reply may bring? Takes it if it is free.
+    pub(crate) fn has_room(&self) -> bool {
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        exchange.reserve.fill(self.as_fd())
+    }
+
+    /// Has `act` find numbers free, as far as there are any.
+    pub(crate) fn with_room<T>(&self, act: impl FnOnce() -> T) -> T {
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        exchange.reserve.fill(self.as_fd());
+        exchange.reserve.open();
+        let result = act();
+        exchange.reserve.close(self.as_fd());
+        result
+    }
+
+    /// A pair whose far end is closed soon: where numbers are short it takes one for its near end only, the lowest that
+    /// is free.
+    pub(crate) fn brief_pair(&self, kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
+        match socket_pair(kind) {
+            Err(Errno::MFILE) => {
+                let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut place = rustix::io::fcntl_dupfd_cloexec(self.as_fd(), 0)?;
+                exchange.reserve.fill(self.as_fd());
+                exchange.reserve.open();
+                let pair = socket_pair(kind);
+                let pair = pair.and_then(|(near, far)| {
+                    rustix::io::dup3(&near, &mut place, DupFlags::CLOEXEC)?;
+                    descriptor::close(near.into_raw_fd());
+                    Ok(far)
+                });
+                exchange.reserve.close(self.as_fd());
+                Ok((place, pair?))
+            }
+            pair => pair,
+        }
+    }
+
+    /// Sends a request and waits for its reply. `ReplyBody::Error` comes back as `Ok`.
+    pub(crate) fn call(
+        &self,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
+        if self.is_lost() {
+            return Err(Lost);
+        }
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = self.exchange(&mut exchange, body, fds);
+        if answer.is_err() {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    fn exchange(
+        &self,
+        exchange: &mut Exchange,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
+        let brings_fds = brings_fds(&body);
+        if brings_fds && !exchange.reserve.fill(self.as_fd()) && needs_fds(&body) {
+            return Ok(refused(Errno::MFILE));
+        }
+        let id = exchange.next_id;
+        exchange.next_id = exchange.next_id.checked_add(1).unwrap_or(1);
+        if let Err(errno) = self.send(&Request { id, body }, fds)? {
+            return Ok(refused(errno));
+        }
+        loop {
+            if brings_fds {
+                // Others take numbers meanwhile: the reserve is open for a moment only.
+                self.wait_until(libc::POLLIN)?;
+                exchange.reserve.open();
+            }
+            let received = self.connection.receive(&mut exchange.buffer);
+            if brings_fds {
+                exchange.reserve.close(self.as_fd());
+            }
+            let received = match received {
+                Ok(received) => received,
+                Err(ReceiveError::Blocked) => {
+                    self.wait_until(libc::POLLIN)?;
+                    continue;
+                }
+                Err(_) => return Err(Lost),
+            };
+            let bytes = exchange.buffer.get(..received.length).ok_or(Lost)?;
+            let reply: Reply = portolan_proto::decode(bytes).map_err(|_| Lost)?;
+            if reply.id == id && received.is_short {
+                return Ok(refused(Errno::MFILE));
+            }
+            if reply.id == id {
+                return Ok((reply.body, received.fds.into_iter().collect()));
+            }
+        }
+    }
+
+    /// Sends a request that wants no reply.
+    pub(crate) fn tell(&self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
+        if self.is_lost() {
+            return Err(Lost);
+        }
+        let sent = self.send(&Request { id: 0, body }, fds);
+        if sent.is_err() {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        sent.map(drop)
+    }
+
+    /// The inner error is of this message alone, as `ETOOMANYREFS` where too many descriptors are on
+    /// their way.
+    fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Result<(), Errno>, Lost> {
+        let bytes = portolan_proto::encode(request);
+        loop {
+            match self.connection.send(&bytes, fds) {
+                Ok(()) => return Ok(Ok(())),
+                Err(SendError::Blocked) => self.wait_until(libc::POLLOUT)?,
+                Err(SendError::Failed(errno)) => return Ok(Err(errno)),
+                Err(SendError::Closed | SendError::TooManyFds) => return Err(Lost),
+            }
+        }
+    }
+
+    /// The server answers at once or is gone, so a signal does not end this wait.
+    fn wait_until(&self, events: i16) -> Result<(), Lost> {
+        let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), events)];
+        match wait::ppoll(&mut fds, None, None) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(_) => Err(Lost),
+        }
+    }
+}
+
+fn raised(limit: u64) -> u64 {
+    limit.saturating_add(Reserve::SIZE as u64)
+}
+
+/// May the reply bring descriptors?
+fn brings_fds(body: &RequestBody) -> bool {
+    needs_fds(body)
+        || matches!(
+            body,
+            RequestBody::Bind { .. }
+                | RequestBody::Connect { .. }
+                | RequestBody::PeerNotifier { .. }
+        )
+}
+
+/// Is it worth nothing without them, or does it move what they bring?
+fn needs_fds(body: &RequestBody) -> bool {
+    matches!(
+        body,
+        RequestBody::Cache { .. } | RequestBody::KernelSocket { .. } | RequestBody::Direct { .. }
+    )
+}
+
+fn refused(errno: Errno) -> (ReplyBody, Vec<OwnedFd>) {
+    let errno = errno.raw_os_error();
+    (ReplyBody::Error { errno }, Vec::new())
+}

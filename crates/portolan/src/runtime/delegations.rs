@@ -1,0 +1,217 @@
+//! Listeners whose handshakes this process performs itself (ADR 15). That connections wait to be
+//! accepted shows on the listener's descriptor, as with any other: one message, left there by the end
+//! that this process keeps a copy of, says so for all of them.
+
+use std::os::fd::AsFd;
+
+use portolan_proto::control::{DescriptorEvent, HandshakeOptions, RequestBody};
+use portolan_proto::encode;
+use portolan_proto::filter::RecordHeader;
+use portolan_proto::report::StatisticsRow;
+use portolan_stack::passive::Rules;
+use portolan_stack::{DelegateInput, Delegation, FloodReport, Session, Stack, TcpSession};
+use portolan_sys::unix;
+use portolan_tcp::Events;
+use portolan_types::{Instant, SessionId, Slot};
+
+use crate::runtime::Core;
+use crate::socket::table::InternalFd;
+
+/// All listeners of this process that are delegated to it.
+#[derive(Debug, Default)]
+pub(crate) struct Delegations(Vec<Delegated>);
+
+#[derive(Debug)]
+struct Delegated {
+    id: SessionId,
+    /// Where the port's segments come.
+    slot: Slot,
+    far: InternalFd,
+    /// The message lies on the descriptor.
+    is_announced: bool,
+    handshakes: Delegation,
+}
+
+impl Delegations {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn has(&self, slot: Slot) -> bool {
+        self.0.iter().any(|known| known.slot == slot)
+    }
+
+    pub(crate) fn slots(&self) -> Vec<Slot> {
+        self.0.iter().map(|known| known.slot).collect()
+    }
+
+    /// What is shown of each.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (Slot, StatisticsRow)> {
+        self.0.iter().map(|known| {
+            let row = StatisticsRow {
+                session: known.id.0,
+                state: 0,
+                reserved: 0,
+                figures: known.handshakes.cookies().figures(),
+            };
+            (known.slot, row)
+        })
+    }
+
+    fn at(&mut self, slot: Slot) -> Option<&mut Delegated> {
+        self.0.iter_mut().find(|known| known.slot == slot)
+    }
+
+    pub(crate) fn slot_of(&self, id: SessionId) -> Option<Slot> {
+        self.0
+            .iter()
+            .find(|known| known.id == id)
+            .map(|known| known.slot)
+    }
+
+    /// The one that a frame is for by the port's row.
+    pub(crate) fn of(&mut self, record: &RecordHeader) -> Option<&mut Delegation> {
+        if self.0.is_empty() || record.flags & RecordHeader::BINDING == 0 {
+            return None;
+        }
+        let known = self.0.iter_mut().find(|known| known.slot.0 == record.slot);
+        known.map(|known| &mut known.handshakes)
+    }
+
+    /// True if the session was one that nobody has accepted.
+    pub(crate) fn on_changed(&mut self, stack: &mut Stack, changed: (Slot, Events)) -> bool {
+        self.0
+            .iter_mut()
+            .any(|known| known.handshakes.on_changed(stack, changed))
+    }
+}
+
+impl Delegated {
+    /// Shows on the descriptor that connections wait.
+    fn announce(&mut self) {
+        if self.is_announced || !self.handshakes.has_ready() {
+            return;
+        }
+        // A full descriptor has other connections to accept; the next of those calls tries again.
+        let token = encode(&DescriptorEvent::AcceptedHere);
+        self.is_announced = unix::send(self.far.as_fd(), &token, &[]).is_ok();
+    }
+}
+
+impl Core {
+    /// The handshakes of a listener are this process's from now on, or by new rules.
+    pub(crate) fn begin_delegation(
+        &mut self,
+        now: Instant,
+        (id, slot, far): (SessionId, Slot, Option<InternalFd>),
+        (rules, options, backlog): (Rules, HandshakeOptions, u32),
+    ) {
+        if let Some(known) = self.delegations.at(slot) {
+            known.handshakes.change(rules, options, backlog);
+        } else if let Some(far) = far {
+            let mut handshakes = Delegation::new(rules, options, backlog);
+            // The row has pointed here for a moment.
+            for (record, frame) in self.stack.take_early(slot) {
+                let with = (&mut self.stack, &self.routes);
+                handshakes.input(with, now, &record, &frame);
+            }
+            self.delegations.0.push(Delegated {
+                id,
+                slot,
+                far,
+                is_announced: false,
+                handshakes,
+            });
+            self.poll(now);
+        }
+    }
+
+    /// The connection of a delegated listener that has waited longest.
+    pub(crate) fn accept_delegated(
+        &mut self,
+        now: Instant,
+        listener: Slot,
+    ) -> Option<(Slot, Box<TcpSession>)> {
+        let known = self.delegations.at(listener)?;
+        known.handshakes.accept(&mut self.stack, now)
+    }
+
+    /// One that could not be accepted after all.
+    pub(crate) fn return_delegated(
+        &mut self,
+        now: Instant,
+        listener: Slot,
+        (slot, session): (Slot, Box<TcpSession>),
+    ) {
+        match self.delegations.at(listener) {
+            Some(known) => {
+                let with = (&mut self.stack, now);
+                known.handshakes.return_accepted(with, (slot, session));
+            }
+            None => self.keep_orphan(now, slot, Session::Tcp(session)),
+        }
+    }
+
+    /// The message was read from the listener's descriptor.
+    pub(crate) fn take_announcement(&mut self, listener: Slot) {
+        if let Some(known) = self.delegations.at(listener) {
+            known.is_announced = false;
+        }
+    }
+
+    /// Ends a delegation. Returns the connections that nobody has accepted.
+    pub(crate) fn surrender_delegation(
+        &mut self,
+        listener: Slot,
+    ) -> Option<(SessionId, Vec<TcpSession>)> {
+        let known = self.take_delegation(listener)?;
+        Some((known.id, known.handshakes.surrender(&mut self.stack)))
+    }
+
+    fn take_delegation(&mut self, listener: Slot) -> Option<Delegated> {
+        let delegations = &mut self.delegations.0;
+        let at = delegations
+            .iter()
+            .position(|known| known.slot == listener)?;
+        self.stack.remove(listener);
+        Some(self.delegations.0.swap_remove(at))
+    }
+
+    /// The listener is closed: whoever waits to be accepted hears so.
+    pub(crate) fn abort_delegation(&mut self, now: Instant, listener: Slot) {
+        let Some(mut known) = self.take_delegation(listener) else {
+            return;
+        };
+        known.handshakes.abort(&mut self.stack, now);
+        self.orphans.extend(known.handshakes.ending());
+        self.poll_tx(now);
+    }
+
+    /// Sends what handshakes answer without a session, tells of connections that wait and of floods, and
+    /// sees to it that those which were reset go.
+    pub(crate) fn attend_delegations(&mut self) {
+        for known in &mut self.delegations.0 {
+            known.handshakes.answer(&self.routes, &mut self.channel);
+            self.orphans.extend(known.handshakes.ending());
+            known.announce();
+            let listener = known.id;
+            let reports = known.handshakes.flood_reports().into_iter();
+            self.outbox.extend(reports.map(|report| match report {
+                FloodReport::ExemptFlows(flows) => RequestBody::ExemptFlows { listener, flows },
+                FloodReport::Flooded(queue) => RequestBody::Flooded { listener, queue },
+            }));
+        }
+    }
+}
+
+/// Takes a frame in if it is for a delegated listener's port; none if it is not.
+pub(crate) fn input(
+    delegations: &mut Delegations,
+    with: (&mut Stack, &portolan_stack::Routes),
+    now: Instant,
+    record: &RecordHeader,
+    frame: &[u8],
+) -> Option<DelegateInput> {
+    let handshakes = delegations.of(record)?;
+    Some(handshakes.input(with, now, record, frame))
+}

@@ -1,0 +1,551 @@
+//! The ends of local sessions that are here (ADR 9), and the notifiers of whoever has their other ends.
+//! An end that was used since the last sleep is *hot*: it is looked at whenever somebody attends, and
+//! armed before the next sleep. The others are armed already: what comes for them notifies us.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use portolan_local::{Local, Stream, Wake, WakeBy, WakeRequest};
+use portolan_proto::local::Side;
+use portolan_sys::clock;
+use portolan_sys::shm::Rings;
+use portolan_sys::wait::{WakeReceiver, WakeSender};
+use portolan_sys::word;
+use portolan_tcp::Events;
+use portolan_types::{Instant, SessionId, Slot};
+
+use crate::runtime::Core;
+use crate::socket::table::{self, InternalFd};
+use crate::wait::pollfd;
+
+/// How often an awake process looks at ends that would have notified.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// So many more wake-ups without news than with news are taken for chance: a peer may wake us for what we have just seen.
+const VAIN_WAKE_UPS: u32 = 16;
+
+/// How long the notifier is not heard after more of them. What peers with news have written meanwhile is found then.
+const DEAF_FOR: Duration = Duration::from_millis(1);
+
+pub(crate) struct Locals {
+    wake_receiver: WakeReceiver,
+    /// What peers know our notifier by.
+    number: u64,
+    ends: Vec<Option<LocalSlot>>,
+    count: usize,
+    active: Vec<Slot>,
+    /// How those are armed that are not hot.
+    armed: WakeBy,
+    wake_senders: HashMap<u64, Weak<WakeSender<InternalFd>>>,
+    /// Ends whose peers' notifiers the server is to be asked for.
+    strangers: Vec<(SessionId, Slot)>,
+    looked_at_all: Instant,
+    was_rung: bool,
+    /// Looks that found something.
+    news: u64,
+    /// As it was when a peer woke us last.
+    news_before: u64,
+    /// Wake-ups without news, less those with news.
+    vain: u32,
+    /// Until when the notifier is not heard.
+    deaf_until: Option<Instant>,
+    /// Ends that hold bytes back.
+    corked: Vec<Slot>,
+    /// What they found, until nothing is locked but the core: who is to be told may be asking.
+    untold: Vec<(Slot, Events)>,
+}
+
+struct LocalSlot {
+    id: SessionId,
+    end: Local,
+    is_active: bool,
+    /// It stands in [`Locals::corked`].
+    is_corked: bool,
+    wake_sender: Option<(u64, Arc<WakeSender<InternalFd>>)>,
+}
+
+/// One end, from the memory that came with a message.
+pub(crate) fn open(memory: Option<OwnedFd>, side: Side) -> Result<Local, i32> {
+    let rings = Rings::map(memory.ok_or(libc::EPROTO)?).map_err(|_| libc::ENOBUFS)?;
+    Ok(Local::new(Arc::new(rings), side))
+}
+
+impl Locals {
+    pub(crate) fn new(notifier: OwnedFd, number: u64) -> Locals {
+        Locals {
+            wake_receiver: WakeReceiver::from_fd(table::hide(notifier)),
+            number,
+            ends: Vec::new(),
+            count: 0,
+            active: Vec::new(),
+            armed: WakeBy::default(),
+            wake_senders: HashMap::new(),
+            strangers: Vec::new(),
+            looked_at_all: Instant::ZERO,
+            was_rung: false,
+            news: 0,
+            news_before: 0,
+            vain: 0,
+            deaf_until: None,
+            corked: Vec::new(),
+            untold: Vec::new(),
+        }
+    }
+
+    /// Changes whenever a look finds something. Who has found nothing to do and sees it changed
+    /// since has to try again: nobody will tell him a second time.
+    pub(crate) fn news(&self) -> u64 {
+        self.news
+    }
+
+    pub(crate) fn insert(&mut self, slot: Slot, id: SessionId, end: Local) {
+        let index = slot.0 as usize;
+        if self.ends.len() <= index {
+            self.ends.resize_with(index + 1, || None);
+        }
+        let held = LocalSlot {
+            id,
+            end,
+            is_active: true,
+            is_corked: false,
+            wake_sender: None,
+        };
+        if self.ends[index].replace(held).is_none() {
+            self.count += 1;
+        }
+        self.active.push(slot);
+    }
+
+    /// Takes an end out: the session, and the end with all that was published.
+    fn remove(&mut self, slot: Slot) -> Option<LocalSlot> {
+        let held = self.ends.get_mut(slot.0 as usize)?.take()?;
+        self.count -= 1;
+        self.active.retain(|active| *active != slot);
+        self.corked.retain(|corked| *corked != slot);
+        Some(held)
+    }
+
+    fn get(&self, slot: Slot) -> Option<&LocalSlot> {
+        self.ends.get(slot.0 as usize)?.as_ref()
+    }
+
+    /// An end that is about to be used.
+    fn mark_active(&mut self, slot: Slot) -> Option<&mut LocalSlot> {
+        let held = self.ends.get_mut(slot.0 as usize)?.as_mut()?;
+        if !held.is_active {
+            held.is_active = true;
+            self.active.push(slot);
+        }
+        Some(held)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// All ends that are here.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, SessionId, &Local)> {
+        let ends = self.ends.iter().zip(0..);
+        ends.filter_map(|(held, slot)| {
+            let held = held.as_ref()?;
+            Some((Slot(slot), held.id, &held.end))
+        })
+    }
+
+    /// Becomes readable when something has come while asleep; polls ignore it while the notifier is not heard.
+    pub(crate) fn pollfd(&self) -> libc::pollfd {
+        match self.deaf_until {
+            Some(_) => pollfd(-1, 0),
+            None => pollfd(self.wake_receiver.as_fd().as_raw_fd(), libc::POLLIN),
+        }
+    }
+
+    /// A peer has woken us. Peers that do so again and again without news cost no more than a look each millisecond.
+    pub(crate) fn hear(&mut self, now: Instant, by: WakeBy) {
+        if by == WakeBy::Notifier && !self.wake_receiver.drain() {
+            return;
+        }
+        self.was_rung = true;
+        match std::mem::replace(&mut self.news_before, self.news) == self.news {
+            true => self.vain += 1,
+            false => self.vain = self.vain.saturating_sub(1),
+        }
+        if self.vain > VAIN_WAKE_UPS {
+            self.vain = VAIN_WAKE_UPS;
+            self.deaf_until = Some(now + DEAF_FOR);
+        }
+    }
+
+    /// When there is something to do though nobody wakes us.
+    fn deadline(&self) -> Option<Instant> {
+        if self.is_empty() {
+            return None;
+        }
+        let corked = self.corked.iter().filter_map(|slot| self.get(*slot));
+        let pushes = corked.filter_map(|held| held.end.pushes_at());
+        pushes.chain(self.deaf_until).min()
+    }
+
+    /// Whether the end at `slot` holds bytes back has changed.
+    fn note_corked(&mut self, slot: Slot) {
+        if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
+            held.is_corked = held.end.pushes_at().is_some();
+            self.corked.retain(|corked| *corked != slot);
+            if held.is_corked {
+                self.corked.push(slot);
+            }
+        }
+    }
+
+    /// Are there ends, and not too many to sleep on besides a word of one's own?
+    pub(crate) fn fit_on_words(&self) -> bool {
+        (1..word::MOST).contains(&self.count)
+    }
+
+    /// What all ends ask for.
+    pub(crate) fn wake_requests(&self) -> Vec<WakeRequest> {
+        self.iter().map(|(_, _, end)| end.wake_request()).collect()
+    }
+
+    /// All ends are to be armed like that.
+    fn arm_by(&mut self, by: WakeBy) {
+        if std::mem::replace(&mut self.armed, by) == by {
+            return;
+        }
+        for (held, slot) in self.ends.iter_mut().zip(0..) {
+            if let Some(held) = held
+                && !std::mem::replace(&mut held.is_active, true)
+            {
+                self.active.push(Slot(slot));
+            }
+        }
+    }
+
+    /// Wakes the peer of `slot`, if it is not awake by now. True if it is here, too.
+    fn notify(&mut self, slot: Slot, wake: Wake) -> bool {
+        if wake.holder() == self.number {
+            return true;
+        }
+        let (Some(number), Some(Some(held))) =
+            (wake.notifier(), self.ends.get_mut(slot.0 as usize))
+        else {
+            return false;
+        };
+        if held
+            .wake_sender
+            .as_ref()
+            .is_none_or(|(known, _)| *known != number)
+        {
+            let known = self.wake_senders.get(&number).and_then(Weak::upgrade);
+            held.wake_sender = known.map(|wake_sender| (number, wake_sender));
+        }
+        match &held.wake_sender {
+            Some((_, wake_sender)) => wake_sender.wake(),
+            None => self.strangers.push((held.id, slot)),
+        }
+        false
+    }
+
+    /// The server has told whose notifier wakes the peer of `slot`: rings it.
+    pub(crate) fn learn(&mut self, slot: Slot, number: u64, wake_sender: OwnedFd) {
+        let known = self.wake_senders.get(&number).and_then(Weak::upgrade);
+        let wake_sender =
+            known.unwrap_or_else(|| Arc::new(WakeSender::from_fd(InternalFd::new(wake_sender))));
+        wake_sender.wake();
+        self.wake_senders
+            .retain(|_, wake_sender| wake_sender.strong_count() > 0);
+        self.wake_senders
+            .insert(number, Arc::downgrade(&wake_sender));
+        if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
+            held.wake_sender = Some((number, wake_sender));
+        }
+    }
+
+    pub(crate) fn has_strangers(&self) -> bool {
+        !self.strangers.is_empty()
+    }
+
+    pub(crate) fn take_strangers(&mut self) -> Vec<(SessionId, Slot)> {
+        std::mem::take(&mut self.strangers)
+    }
+
+    /// The ends to look at now: those in use, or all.
+    fn due(&mut self, now: Instant) -> Vec<Slot> {
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            self.deaf_until = None;
+            self.was_rung = true;
+        }
+        if !self.was_rung && now.since(self.looked_at_all) < LOOK_EVERY {
+            return self.active.clone();
+        }
+        self.was_rung = false;
+        self.looked_at_all = now;
+        let ends = self.ends.iter().zip(0..);
+        ends.filter_map(|(held, slot)| {
+            let held = held.as_ref()?;
+            (held.is_active || held.end.was_rung()).then_some(Slot(slot))
+        })
+        .collect()
+    }
+}
+
+impl Core {
+    pub(crate) fn is_local(&self, slot: Slot) -> bool {
+        self.locals.get(slot).is_some()
+    }
+
+    /// The stream at `slot`, whatever its kind. After changing it, call [`Core::touch`].
+    pub(crate) fn stream(&mut self, slot: Slot) -> Option<&mut dyn Stream> {
+        if self.is_local(slot) {
+            self.look_at(slot);
+            return Some(&mut self.locals.mark_active(slot)?.end);
+        }
+        Some(&mut self.stack.tcp(slot)?.connection)
+    }
+
+    /// The stream at `slot` was changed: its peer is to see it.
+    pub(crate) fn touch(&mut self, slot: Slot) {
+        let Some(held) = self.locals.mark_active(slot) else {
+            return self.stack.touch(slot);
+        };
+        let wake = held.end.publish();
+        if held.is_corked != held.end.pushes_at().is_some() {
+            self.locals.note_corked(slot);
+        }
+        if let Some(wake) = wake
+            && self.locals.notify(slot, wake)
+        {
+            // The other end is here, too.
+            self.locals.was_rung = true;
+            for slot in self.locals.due(clock::now()) {
+                self.look_at(slot);
+            }
+        }
+        self.look_at(slot);
+    }
+
+    /// Takes the local end at `slot` out, closed or for its next holder.
+    pub(crate) fn take_local(
+        &mut self,
+        slot: Slot,
+        finish: impl FnOnce(&mut Local),
+    ) -> Option<SessionId> {
+        let end = &mut self.locals.mark_active(slot)?.end;
+        finish(end);
+        end.push();
+        self.touch(slot);
+        let held = self.locals.remove(slot)?;
+        self.stack.remove(slot);
+        Some(held.id)
+    }
+
+    /// Would a look at a local end bring nothing for its reader?
+    pub(crate) fn local_has_nothing(&self, slot: Slot) -> Option<bool> {
+        let end = &self.locals.get(slot)?.end;
+        let is_still = end.is_still()
+            && end.readable() == 0
+            && !end.is_at_mark()
+            && !end.is_receive_finished()
+            && end.error().is_none();
+        Some(is_still)
+    }
+
+    /// Looks at local sessions, and tells whoever watches them what has happened.
+    pub(crate) fn look_at_locals(&mut self, now: Instant) {
+        if self.locals.is_empty() {
+            return;
+        }
+        if !self.locals.corked.is_empty() {
+            self.push_late(now);
+        }
+        for slot in self.locals.due(now) {
+            self.look_at(slot);
+        }
+        self.tell_of_locals();
+    }
+
+    /// Shows what was held back for long enough.
+    fn push_late(&mut self, now: Instant) {
+        for slot in self.locals.corked.clone() {
+            let held = self.locals.mark_active(slot);
+            if let Some(held) = held
+                && held.end.pushes_at().is_some_and(|due| due <= now)
+            {
+                held.end.push();
+                self.touch(slot);
+            }
+        }
+    }
+
+    /// When something is due here, of whatever kind of session.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let both = [self.stack.deadline(), self.locals.deadline()];
+        both.into_iter().flatten().min()
+    }
+
+    fn look_at(&mut self, slot: Slot) {
+        let Some(held) = self.locals.mark_active(slot) else {
+            return;
+        };
+        let events = held.end.look(clock::now());
+        if events != Events::NONE {
+            self.locals.news += 1;
+            self.locals.untold.push((slot, events));
+        }
+    }
+
+    /// Tells whoever watches local sessions what looks have found.
+    pub(crate) fn tell_of_locals(&mut self) {
+        // In the order in which it was found, which is that in which events are reported.
+        for next in 0..self.locals.untold.len() {
+            let (slot, events) = self.locals.untold[next];
+            self.tell(slot, events);
+        }
+        self.locals.untold.clear();
+    }
+
+    /// As [`Core::arm_locals`], for a leader that sleeps: what another thread did with an end may have changed what
+    /// its peer has to wake the leader for.
+    pub(crate) fn rearm_locals(&mut self) {
+        if !self.locals.active.is_empty() {
+            let by = self.locals.armed;
+            self.arm_locals(by);
+        }
+    }
+
+    /// The ends in use ask to be woken. False if something came meanwhile, and it is no time to
+    /// sleep.
+    pub(crate) fn arm_locals(&mut self, by: WakeBy) -> bool {
+        let mut has_news = false;
+        self.locals.arm_by(by);
+        for slot in std::mem::take(&mut self.locals.active) {
+            let Some(Some(held)) = self.locals.ends.get_mut(slot.0 as usize) else {
+                continue;
+            };
+            held.is_active = false;
+            held.end.arm(by);
+            let events = held.end.look(clock::now());
+            if events != Events::NONE {
+                has_news = true;
+                self.locals.mark_active(slot);
+                self.locals.untold.push((slot, events));
+            }
+        }
+        self.tell_of_locals();
+        !has_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_proto::local::RING_MIN;
+    use portolan_sys::wait::{ppoll, wake_pair};
+
+    use super::*;
+
+    const SLOT: Slot = Slot(0);
+
+    /// A process with one end, the other end, and the sender of its notifier.
+    fn scene() -> (Locals, Local, WakeSender) {
+        let (wake_receiver, wake_sender) = wake_pair().expect("a socket");
+        let mut locals = Locals::new(wake_receiver.into(), 7);
+        let memory = Rings::create(RING_MIN).expect("memory");
+        let rings = Arc::new(Rings::map(memory).expect("memory"));
+        let here = Local::new(Arc::clone(&rings), Side::Opener);
+        here.give_to(7);
+        locals.insert(SLOT, SessionId(1), here);
+        (locals, Local::new(rings, Side::Accepter), wake_sender)
+    }
+
+    fn is_woken(locals: &Locals) -> bool {
+        let mut fds = [locals.pollfd()];
+        ppoll(&mut fds, Some(Instant::ZERO), None).expect("ppoll");
+        fds[0].revents != 0
+    }
+
+    /// A turn of a leader that the notifier may have woken. True if it had news.
+    fn turn(locals: &mut Locals, now: Instant) -> bool {
+        if is_woken(locals) {
+            locals.hear(now, WakeBy::Notifier);
+        }
+        let mut has_news = false;
+        for slot in locals.due(now) {
+            let held = locals.mark_active(slot).expect("it is there");
+            if held.end.look(now) != Events::NONE {
+                has_news = true;
+                locals.news += 1;
+            }
+        }
+        has_news
+    }
+
+    #[test]
+    fn a_notifier_that_rings_without_news_is_not_heard_for_a_while() {
+        let (mut locals, mut peer, wake_sender) = scene();
+        let start = Instant::ZERO + Duration::from_secs(1);
+        let mut turns = 0;
+        while locals.deadline().is_none() {
+            wake_sender.wake();
+            assert!(is_woken(&locals));
+            assert!(!turn(&mut locals, start));
+            turns += 1;
+            assert!(turns < 100, "it is heard for good");
+        }
+        wake_sender.wake();
+        assert!(!is_woken(&locals));
+        // What is written meanwhile is found when it is heard again.
+        peer.send(start, b"news");
+        let _ = peer.publish();
+        let until = start + DEAF_FOR;
+        assert_eq!(locals.deadline(), Some(until));
+        assert!(turn(&mut locals, until));
+        assert_eq!(locals.deadline(), None);
+        assert!(is_woken(&locals));
+        locals.remove(SLOT);
+        locals.deaf_until = Some(until);
+        assert_eq!(locals.deadline(), None, "nobody is there to be heard");
+    }
+
+    #[test]
+    fn a_notifier_that_rings_with_news_is_always_heard() {
+        let (mut locals, mut peer, wake_sender) = scene();
+        let now = Instant::ZERO + Duration::from_secs(1);
+        for round in 0..1000 {
+            peer.send(now, b"x");
+            let _ = peer.publish();
+            wake_sender.wake();
+            assert!(is_woken(&locals), "{round}");
+            turn(&mut locals, now);
+            // Now and then one comes twice.
+            if round % 2 == 0 {
+                wake_sender.wake();
+                assert!(is_woken(&locals), "{round}");
+                turn(&mut locals, now);
+            }
+            let end = &mut locals.mark_active(SLOT).expect("it is there").end;
+            end.recv(now, &mut [0; 8]);
+            let _ = end.publish();
+            peer.look(now);
+        }
+    }
+
+    #[test]
+    fn what_is_corked_has_a_deadline() {
+        let (mut locals, _peer, _wake_sender) = scene();
+        let now = Instant::ZERO + Duration::from_secs(1);
+        let held = locals.mark_active(SLOT).expect("it is there");
+        held.end.options().cork = true;
+        held.end.send(now, b"x");
+        let _ = held.end.publish();
+        locals.note_corked(SLOT);
+        assert_eq!(locals.deadline(), Some(now + Duration::from_millis(200)));
+        let held = locals.mark_active(SLOT).expect("it is there");
+        held.end.push();
+        let _ = held.end.publish();
+        locals.note_corked(SLOT);
+        assert_eq!(locals.deadline(), None);
+        assert!(locals.corked.is_empty());
+    }
+}

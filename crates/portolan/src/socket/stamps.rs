@@ -1,0 +1,158 @@
+//! Time stamps of what a stream sends (`SO_TIMESTAMPING`, Linux's networking/timestamping.rst): when
+//! the last byte of a call left for the device, and when the peer acknowledged it. A session that
+//! leaves the process takes no marks along.
+
+use std::collections::VecDeque;
+
+use portolan_tcp::SendSpace;
+use portolan_types::{Instant, SeqNum};
+
+use crate::socket::options::timestamping::{OPT_ID, TX_ACK, TX_SCHED, TX_SOFTWARE};
+
+/// Marks and stamps kept of one stream; beyond, the oldest go.
+const MOST: usize = 1024;
+
+/// What is stamped, with the value that tells of it (linux/errqueue.h, `SCM_TSTAMP_*`).
+const KINDS: [(u32, u32); 3] = [(TX_SCHED, 1), (TX_SOFTWARE, 0), (TX_ACK, 2)];
+
+/// A byte whose way is watched.
+#[derive(Debug)]
+struct Mark {
+    byte: SeqNum,
+    /// Of `SO_TIMESTAMPING`, what has not come yet.
+    wanted: u32,
+    number: u32,
+}
+
+/// One entry of the error queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    pub(crate) kind: u32,
+    /// Of the byte, from where the program began to count (`SOF_TIMESTAMPING_OPT_ID`).
+    pub(crate) number: u32,
+    pub(crate) at: Instant,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Stamps {
+    /// Byte 0.
+    base: SeqNum,
+    marks: VecDeque<Mark>,
+    queue: VecDeque<Stamp>,
+}
+
+impl Stamps {
+    /// Bytes are counted from `base`.
+    pub(crate) fn count_from(&mut self, base: SeqNum) {
+        self.base = base;
+    }
+
+    /// Watches the last byte that was given to the stream, if `flags` ask for that.
+    pub(crate) fn mark(&mut self, edges: &SendSpace, flags: u32) {
+        let wanted = flags & (TX_SCHED | TX_SOFTWARE | TX_ACK);
+        if wanted == 0 {
+            return;
+        }
+        let byte = edges.end - 1;
+        let number = if flags & OPT_ID != 0 {
+            byte - self.base
+        } else {
+            0
+        };
+        if self.marks.len() == MOST {
+            self.marks.pop_front();
+        }
+        self.marks.push_back(Mark {
+            byte,
+            wanted,
+            number,
+        });
+    }
+
+    /// Notes what has passed an edge. True if there are new stamps.
+    pub(crate) fn pass(&mut self, now: Instant, edges: &SendSpace) -> bool {
+        let before = self.queue.len();
+        for mark in &mut self.marks {
+            for (flag, kind) in KINDS {
+                let edge = if flag == TX_ACK { edges.una } else { edges.nxt };
+                if mark.wanted & flag == 0 || mark.byte.at_or_after(edge) {
+                    continue;
+                }
+                mark.wanted &= !flag;
+                if self.queue.len() < MOST {
+                    self.queue.push_back(Stamp {
+                        kind,
+                        number: mark.number,
+                        at: now,
+                    });
+                }
+            }
+        }
+        self.marks.retain(|mark| mark.wanted != 0);
+        self.queue.len() > before
+    }
+
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.marks.is_empty()
+    }
+
+    pub(crate) fn has_some(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    pub(crate) fn take(&mut self) -> Option<Stamp> {
+        self.queue.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edges(una: u32, nxt: u32, end: u32) -> SendSpace {
+        let [una, nxt, end] = [una, nxt, end].map(SeqNum);
+        SendSpace { una, nxt, end }
+    }
+
+    fn told(stamps: &mut Stamps) -> Vec<(u32, u32)> {
+        std::iter::from_fn(|| stamps.take())
+            .map(|stamp| (stamp.kind, stamp.number))
+            .collect()
+    }
+
+    #[test]
+    fn the_last_byte_is_stamped_as_it_leaves_and_as_it_is_acknowledged() {
+        let mut stamps = Stamps::default();
+        stamps.count_from(SeqNum(1000));
+        let all = TX_SCHED | TX_SOFTWARE | TX_ACK | OPT_ID;
+        stamps.mark(&edges(1000, 1000, 1100), all);
+        assert!(!stamps.pass(Instant::ZERO, &edges(1000, 1099, 1100)));
+        assert!(stamps.pass(Instant::ZERO, &edges(1000, 1100, 1100)));
+        assert_eq!(told(&mut stamps), [(1, 99), (0, 99)]);
+        assert!(stamps.is_waiting());
+        assert!(!stamps.pass(Instant::ZERO, &edges(1099, 1100, 1100)));
+        assert!(stamps.pass(Instant::ZERO, &edges(1100, 1100, 1100)));
+        assert_eq!(told(&mut stamps), [(2, 99)]);
+        assert!(!stamps.is_waiting());
+    }
+
+    #[test]
+    fn nothing_is_watched_that_nobody_asked_for() {
+        let mut stamps = Stamps::default();
+        stamps.mark(&edges(0, 0, 10), OPT_ID);
+        assert!(!stamps.is_waiting());
+        stamps.mark(&edges(0, 0, 10), TX_ACK);
+        assert!(stamps.pass(Instant::ZERO, &edges(10, 10, 10)));
+        assert_eq!(told(&mut stamps), [(2, 0)]);
+    }
+
+    #[test]
+    fn a_queue_that_nobody_reads_is_bounded() {
+        let mut stamps = Stamps::default();
+        for end in 1..=2 * MOST as u32 {
+            stamps.mark(&edges(0, 0, end), TX_SOFTWARE);
+        }
+        stamps.pass(Instant::ZERO, &edges(0, 1 << 20, 1 << 20));
+        assert_eq!(told(&mut stamps).len(), MOST);
+    }
+}

@@ -1,0 +1,231 @@
+//! Which descriptors of this process are Portolan's. The negative answer, by far the most common
+//! under a preload library, is one atomic load.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use portolan_sys::descriptor;
+
+use crate::socket::Socket;
+use crate::wait::epoll::Epoll;
+
+/// Descriptors beyond this number stay the kernel's.
+const MOST: usize = 1 << 16;
+
+/// Our own descriptors move up here, if the limit allows it, out of the way of programs that
+/// expect small numbers.
+const HIDDEN_FROM: RawFd = 900;
+
+const FOREIGN: u8 = 0;
+const OURS: u8 = 1;
+/// The library's own: the channel, the control connection.
+const INTERNAL: u8 = 2;
+
+static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(FOREIGN) }; MOST];
+static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
+
+#[derive(Clone)]
+pub(crate) enum File {
+    Socket(Arc<Socket>),
+    Epoll(Arc<Epoll>),
+}
+
+fn kind(fd: RawFd) -> u8 {
+    usize::try_from(fd)
+        .ok()
+        .and_then(|fd| KINDS.get(fd))
+        .map_or(FOREIGN, |kind| kind.load(Ordering::Acquire))
+}
+
+pub(crate) fn is_ours(fd: RawFd) -> bool {
+    kind(fd) == OURS
+}
+
+pub(crate) fn is_internal(fd: RawFd) -> bool {
+    kind(fd) == INTERNAL
+}
+
+pub(crate) fn can_hold(fd: RawFd) -> bool {
+    usize::try_from(fd).is_ok_and(|fd| fd < MOST)
+}
+
+pub(crate) fn find(fd: RawFd) -> Option<File> {
+    if !is_ours(fd) {
+        return None;
+    }
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files.get(usize::try_from(fd).ok()?)?.clone()
+}
+
+pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
+    match find(fd)? {
+        File::Socket(socket) => Some(socket),
+        File::Epoll(_) => None,
+    }
+}
+
+pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll>> {
+    match find(fd)? {
+        File::Epoll(epoll) => Some(epoll),
+        File::Socket(_) => None,
+    }
+}
+
+/// Enters a descriptor that [`can_hold`] accepted.
+pub(crate) fn insert(fd: RawFd, file: File) {
+    let Ok(index) = usize::try_from(fd) else {
+        return;
+    };
+    let mut files = FILES.write().unwrap_or_else(PoisonError::into_inner);
+    if files.len() <= index {
+        files.resize_with(index + 1, || None);
+    }
+    files[index] = Some(file);
+    KINDS[index].store(OURS, Ordering::Release);
+}
+
+pub(crate) fn remove(fd: RawFd) -> Option<File> {
+    let index = usize::try_from(fd).ok()?;
+    if !is_ours(fd) {
+        return None;
+    }
+    let mut files = FILES.write().unwrap_or_else(PoisonError::into_inner);
+    KINDS[index].store(FOREIGN, Ordering::Release);
+    files.get_mut(index)?.take()
+}
+
+/// Has the program no socket of ours?
+pub(crate) fn is_empty() -> bool {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files.iter().all(Option::is_none)
+}
+
+/// Has the program sockets of ours, not just epoll sets?
+pub(crate) fn has_sockets() -> bool {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files
+        .iter()
+        .any(|file| matches!(file, Some(File::Socket(_))))
+}
+
+/// The descriptors of one socket.
+pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
+    let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
+    all()
+        .into_iter()
+        .filter(|(_, file)| is_it(file))
+        .map(|(fd, _)| fd)
+        .collect()
+}
+
+/// A descriptor of the socket: `likely`, if it still is one.
+pub(crate) fn number_of(socket: &Arc<Socket>, likely: RawFd) -> Option<RawFd> {
+    let is_it = |other: &Arc<Socket>| Arc::ptr_eq(other, socket);
+    match self::socket(likely).is_some_and(|other| is_it(&other)) {
+        true => Some(likely),
+        false => numbers_of(socket).first().copied(),
+    }
+}
+
+/// Calls `look` with a descriptor of the socket, which nobody can close through the library until it returns: it must
+/// not block. None if the socket has none.
+pub(crate) fn with_number<T>(
+    socket: &Arc<Socket>,
+    likely: RawFd,
+    look: impl FnOnce(RawFd) -> T,
+) -> Option<T> {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    let is_it = |file: &Option<File>| matches!(file, Some(File::Socket(other)) if Arc::ptr_eq(other, socket));
+    let likely = usize::try_from(likely).ok();
+    let number = likely
+        .filter(|&number| files.get(number).is_some_and(is_it))
+        .or_else(|| files.iter().position(is_it))?;
+    RawFd::try_from(number).ok().map(look)
+}
+
+/// A descriptor of an epoll set.
+pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
+    let is_it = |file: &File| matches!(file, File::Epoll(other) if Arc::ptr_eq(other, set));
+    all()
+        .into_iter()
+        .find(|(_, file)| is_it(file))
+        .map(|(fd, _)| fd)
+}
+
+/// All descriptors in the table.
+pub(crate) fn all() -> Vec<(RawFd, File)> {
+    let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
+    files
+        .iter()
+        .zip(0..)
+        .filter_map(|(file, fd)| Some((fd, file.clone()?)))
+        .collect()
+}
+
+/// One of the library's own descriptors, closed by a bare system call: `OwnedFd` closes by libc's
+/// symbol, which under the preload library refuses what is not the program's.
+#[derive(Debug)]
+pub(crate) struct InternalFd(ManuallyDrop<OwnedFd>);
+
+impl InternalFd {
+    pub(crate) fn new(fd: OwnedFd) -> InternalFd {
+        InternalFd(ManuallyDrop::new(hide(fd)))
+    }
+}
+
+impl AsFd for InternalFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for InternalFd {
+    fn drop(&mut self) {
+        let fd = self.0.as_raw_fd();
+        let cell = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
+        // In a child of fork it has been closed already: see `take_hidden`.
+        if cell.is_none_or(|kind| kind.swap(FOREIGN, Ordering::AcqRel) == INTERNAL) {
+            descriptor::close(fd);
+        }
+    }
+}
+
+/// Moves one of the library's own descriptors, which is never closed again, out of the
+/// application's way, and protects it from programs that close all they find.
+pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
+    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN_FROM).unwrap_or(fd);
+    note_internal(&fd);
+    fd
+}
+
+fn note_internal(fd: &OwnedFd) {
+    let number = usize::try_from(fd.as_raw_fd()).ok();
+    if let Some(kind) = number.and_then(|number| KINDS.get(number)) {
+        kind.store(INTERNAL, Ordering::Release);
+    }
+}
+
+/// A copy of a descriptor that is the library's own, out of the program's way if that is possible.
+/// Under a `limit` that leaves no room there it has one of the highest numbers that are free.
+pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<InternalFd, rustix::io::Errno> {
+    let last = RawFd::try_from(limit.saturating_sub(16)).unwrap_or(HIDDEN_FROM);
+    let from = |first| rustix::io::fcntl_dupfd_cloexec(fd, first);
+    let copy = from(HIDDEN_FROM)
+        .or_else(|_| from(last.min(HIDDEN_FROM)))
+        .or_else(|_| from(0))?;
+    note_internal(&copy);
+    Ok(InternalFd(ManuallyDrop::new(copy)))
+}
+
+/// The library's own descriptors; a child of fork must close its copies.
+pub(crate) fn take_hidden() -> impl Iterator<Item = RawFd> {
+    KINDS.iter().zip(0..).filter_map(|(kind, fd)| {
+        let is_internal = kind.load(Ordering::Relaxed) == INTERNAL;
+        is_internal.then(|| {
+            kind.store(FOREIGN, Ordering::Release);
+            fd
+        })
+    })
+}

@@ -1,0 +1,520 @@
+//! An epoll set that holds sockets of ours beside the kernel's descriptors. The set is a real
+//! kernel epoll descriptor: what is not ours is registered there, as is every socket whose events
+//! the kernel knows (listening, relayed).
+//!
+//! A set that somebody watches as a descriptor, being in another set or in `poll`, has one member more in
+//! the kernel: a notifier that is readable while a member of ours is ready.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use portolan_sys::descriptor;
+use portolan_sys::wait::ppoll;
+use portolan_types::Instant;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+
+use crate::runtime::Core;
+use crate::socket::table::InternalFd;
+use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
+use crate::wait::{Waiter, pollfd};
+
+const EDGE: u32 = libc::EPOLLET as u32;
+const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
+/// Members whose descriptor is closed get names that are no descriptors.
+static NEXT_NAME: AtomicI32 = AtomicI32::new(-2);
+/// Bits that are always reported.
+const ALWAYS: u32 = ERR | HUP;
+
+/// What the kernel's set tells the notifier by: its address is nobody else's.
+static NOTIFIER: u8 = 0;
+
+#[derive(Debug)]
+pub(crate) struct Epoll {
+    /// A number of the kernel's set.
+    fd: AtomicI32,
+    /// Somebody watches the set itself.
+    is_watched: AtomicBool,
+    has_own_notifier: AtomicBool,
+    /// Sets of ours are members.
+    has_nested: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    interests: HashMap<RawFd, Interest>,
+    /// Members that may be ready, each at most once.
+    candidates: VecDeque<RawFd>,
+    /// Candidates that are still to be looked at before the kernel's members get their turn.
+    turn: usize,
+    /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
+    kernel_members: usize,
+    /// Members of the kernel that are polled themselves.
+    polled: Vec<Polled>,
+    /// Events that the kernel's members may have before ours get their turn again.
+    kernels_turn: usize,
+    /// Sets of ours that are members, all with the kernel.
+    nested: Vec<Weak<Epoll>>,
+    notifier: Option<SetEvent>,
+    sleepers: Vec<Arc<Waiter>>,
+}
+
+/// Readable while it rings, in the kernel's set.
+#[derive(Debug)]
+struct SetEvent(InternalFd);
+
+impl SetEvent {
+    fn new() -> Result<SetEvent, Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(SetEvent(InternalFd::new(eventfd(0, flags)?)))
+    }
+
+    /// Each time is an edge to who watches for edges.
+    fn notify(&self) {
+        // Fails only if it has been notified 2^64 - 2 times, and rings.
+        let _ = write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn rings(&self) -> bool {
+        let mut polled = [pollfd(self.0.as_fd().as_raw_fd(), libc::POLLIN)];
+        ppoll(&mut polled, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
+    }
+
+    fn drain(&self) {
+        // Fails only if it does not ring.
+        let _ = read(&self.0, &mut [0; 8]);
+    }
+}
+
+/// A kernel descriptor that is watched for `EPOLLPRI` alone. Some (`/proc/mounts`) tell of a change once, to whichever poll
+/// is first: to poll the kernel's set for them, and then to ask it what there is, would lose that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Polled {
+    fd: RawFd,
+    events: u32,
+    data: u64,
+    /// As of an [`Interest`].
+    is_armed: bool,
+}
+
+impl Polled {
+    /// Is that what the member is to be?
+    pub(crate) fn fits(events: u32) -> bool {
+        let input = libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLOUT;
+        events & PRI != 0 && events & (input as u32 | EDGE) == 0
+    }
+
+    pub(crate) fn pollfd(&self) -> libc::pollfd {
+        pollfd(self.fd, libc::POLLPRI)
+    }
+}
+
+#[derive(Debug)]
+struct Interest {
+    socket: Arc<Socket>,
+    events: u32,
+    data: u64,
+    /// A one-shot interest that has fired waits for `EPOLL_CTL_MOD`.
+    is_armed: bool,
+    is_candidate: bool,
+}
+
+impl Epoll {
+    pub(crate) fn new(fd: RawFd) -> Epoll {
+        Epoll {
+            fd: AtomicI32::new(fd),
+            is_watched: AtomicBool::new(false),
+            has_own_notifier: AtomicBool::new(false),
+            has_nested: AtomicBool::new(false),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// The number it was known by is closed, and this is another.
+    pub(crate) fn move_to(&self, fd: RawFd) {
+        self.fd.store(fd, Ordering::Relaxed);
+    }
+
+    pub(crate) fn holds(&self, fd: RawFd) -> bool {
+        self.state().interests.contains_key(&fd)
+    }
+
+    /// Adds or replaces a member; it is looked at in the next wait.
+    pub(crate) fn set(&self, fd: RawFd, socket: &Arc<Socket>, event: libc::epoll_event) {
+        let mut state = self.state();
+        let was_candidate = state.interests.get(&fd).is_some_and(|i| i.is_candidate);
+        state.interests.insert(
+            fd,
+            Interest {
+                socket: Arc::clone(socket),
+                events: event.events,
+                data: event.u64,
+                is_armed: true,
+                is_candidate: true,
+            },
+        );
+        if !was_candidate {
+            state.candidates.push_back(fd);
+        }
+        state.wake();
+        self.notify(&state);
+    }
+
+    /// What the member was registered with.
+    pub(crate) fn interest(&self, fd: RawFd) -> Option<libc::epoll_event> {
+        let state = self.state();
+        let interest = state.interests.get(&fd)?;
+        Some(libc::epoll_event {
+            events: interest.events,
+            u64: interest.data,
+        })
+    }
+
+    pub(crate) fn remove(&self, fd: RawFd) -> Option<Arc<Socket>> {
+        let mut state = self.state();
+        state.candidates.retain(|&candidate| candidate != fd);
+        state.interests.remove(&fd).map(|interest| interest.socket)
+    }
+
+    /// The member's descriptor is closed but the socket lives on under another, which nobody can
+    /// change or remove it by (epoll(7), "Will closing a file descriptor cause it to be removed").
+    pub(crate) fn rename(&self, fd: RawFd) -> RawFd {
+        let name = NEXT_NAME.fetch_sub(1, Ordering::Relaxed);
+        let mut state = self.state();
+        if let Some(interest) = state.interests.remove(&fd) {
+            state.interests.insert(name, interest);
+        }
+        for candidate in &mut state.candidates {
+            if *candidate == fd {
+                *candidate = name;
+            }
+        }
+        name
+    }
+
+    /// Adds a member of the kernel that is polled itself, or changes it.
+    pub(crate) fn set_polled(&self, fd: RawFd, event: libc::epoll_event) {
+        let mut state = self.state();
+        state.polled.retain(|polled| polled.fd != fd);
+        state.polled.push(Polled {
+            fd,
+            events: event.events,
+            data: event.u64,
+            is_armed: true,
+        });
+        // Who sleeps does not poll it.
+        state.wake();
+    }
+
+    pub(crate) fn remove_polled(&self, fd: RawFd) {
+        self.state().polled.retain(|polled| polled.fd != fd);
+    }
+
+    pub(crate) fn polls(&self, fd: RawFd) -> bool {
+        self.state().polled.iter().any(|polled| polled.fd == fd)
+    }
+
+    /// What is to be polled beside the kernel's set.
+    pub(crate) fn polled(&self) -> Vec<Polled> {
+        let state = self.state();
+        let armed = state.polled.iter().filter(|polled| polled.is_armed);
+        armed.copied().collect()
+    }
+
+    pub(crate) fn polled_count(&self) -> usize {
+        let state = self.state();
+        state.polled.iter().filter(|polled| polled.is_armed).count()
+    }
+
+    /// Tells what a poll has found of those; returns how many `events` that are. Closed descriptors leave the set.
+    pub(crate) fn collect_polled(
+        &self,
+        found: &[libc::pollfd],
+        events: &mut [libc::epoll_event],
+    ) -> usize {
+        let mut state = self.state();
+        let mut count = 0;
+        for found in found.iter().filter(|found| found.revents != 0) {
+            if found.revents & libc::POLLNVAL != 0 {
+                state.polled.retain(|polled| polled.fd != found.fd);
+                continue;
+            }
+            let mut polled = state.polled.iter_mut();
+            let Some(polled) = polled.find(|polled| polled.fd == found.fd && polled.is_armed)
+            else {
+                continue;
+            };
+            let Some(event) = events.get_mut(count) else {
+                break;
+            };
+            // Events are bits 0 to 13.
+            let bits = u32::from(found.revents.cast_unsigned());
+            *event = libc::epoll_event {
+                events: bits & (polled.events | ALWAYS),
+                u64: polled.data,
+            };
+            polled.is_armed = polled.events & ONE_SHOT == 0;
+            count += 1;
+        }
+        count
+    }
+
+    pub(crate) fn kernel_member_added(&self) {
+        let mut state = self.state();
+        state.kernel_members += 1;
+        // Who sleeps did not look at the kernel's members.
+        state.wake();
+    }
+
+    pub(crate) fn kernel_member_removed(&self) {
+        let mut state = self.state();
+        state.kernel_members = state.kernel_members.saturating_sub(1);
+    }
+
+    /// May the kernel's members be asked first this time?
+    pub(crate) fn is_kernels_turn(&self) -> bool {
+        self.state().kernels_turn > 0
+    }
+
+    /// The kernel's members have had `events`; it is their turn still if the caller has no more room.
+    pub(crate) fn kernel_has_told(&self, events: usize, is_full: bool) {
+        let mut state = self.state();
+        state.kernels_turn = if is_full {
+            state.kernels_turn.saturating_sub(events)
+        } else {
+            0
+        };
+    }
+
+    /// Has the kernel look for us, from now on, whether a member of ours is ready.
+    pub(crate) fn be_watched(&self) {
+        self.is_watched.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Relaxed)
+    }
+
+    /// In a child of fork: the set in the kernel is the parent's, too, and the notifier is the parent's. Another thread may
+    /// have had the state locked.
+    pub(crate) fn inherit(&self) {
+        self.has_own_notifier.store(false, Ordering::Relaxed);
+    }
+
+    /// `inner` is a member from now on.
+    pub(crate) fn nest(&self, inner: &Arc<Epoll>) {
+        inner.be_watched();
+        self.has_nested.store(true, Ordering::Relaxed);
+        self.state().nested.push(Arc::downgrade(inner));
+    }
+
+    pub(crate) fn has_nested(&self) -> bool {
+        self.has_nested.load(Ordering::Relaxed)
+    }
+
+    /// Sets or clears the notifiers to match the present state.
+    pub(crate) fn settle_nested(&self, core: &mut Core) -> Result<(), Errno> {
+        if !self.has_nested() {
+            return Ok(());
+        }
+        let nested = self.nested();
+        nested.iter().try_for_each(|inner| inner.settle(core))
+    }
+
+    fn nested(&self) -> Vec<Arc<Epoll>> {
+        let mut state = self.state();
+        state.nested.retain(|inner| inner.strong_count() > 0);
+        state.nested.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Sets or clears the notifiers to match the present state.
+    pub(crate) fn settle(&self, core: &mut Core) -> Result<(), Errno> {
+        self.settle_nested(core)?;
+        if !self.is_watched() {
+            return Ok(());
+        }
+        let mut state = self.state();
+        if !self.has_own_notifier.load(Ordering::Relaxed) {
+            // The parent's was closed at the fork, and its number may be another's.
+            std::mem::forget(state.notifier.replace(self.new_notifier()?));
+            self.has_own_notifier.store(true, Ordering::Relaxed);
+        }
+        let is_ready = state.has_ready(core);
+        match &state.notifier {
+            Some(notifier) if !is_ready => notifier.drain(),
+            Some(notifier) if !notifier.rings() => notifier.notify(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A member has something new: also for those who watch for edges of the set.
+    fn notify(&self, state: &State) {
+        if self.has_own_notifier.load(Ordering::Relaxed)
+            && let Some(notifier) = &state.notifier
+        {
+            notifier.notify();
+        }
+    }
+
+    fn new_notifier(&self) -> Result<SetEvent, Errno> {
+        let notifier = SetEvent::new()?;
+        let event = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: notifier_mark(),
+        };
+        let fd = notifier.0.as_fd().as_raw_fd();
+        descriptor::epoll_control(self.fd(), libc::EPOLL_CTL_ADD, fd, Some(event))?;
+        Ok(notifier)
+    }
+
+    /// What the kernel's members have now.
+    pub(crate) fn collect_kernels(&self, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
+        let count = descriptor::epoll_collect(self.fd(), events)?;
+        let is_notifier = |event: &libc::epoll_event| event.u64 == notifier_mark();
+        match events[..count].iter().position(is_notifier) {
+            Some(notifier) => {
+                events.copy_within(notifier + 1..count, notifier);
+                Ok(count - 1)
+            }
+            None => Ok(count),
+        }
+    }
+
+    pub(crate) fn has_kernel_members(&self) -> bool {
+        self.state().kernel_members > 0
+    }
+
+    pub(crate) fn members(&self) -> Vec<(RawFd, Arc<Socket>)> {
+        self.state()
+            .interests
+            .iter()
+            .map(|(fd, i)| (*fd, Arc::clone(&i.socket)))
+            .collect()
+    }
+
+    /// The members whose session is elsewhere.
+    pub(crate) fn members_away(&self) -> Vec<(RawFd, Arc<Socket>)> {
+        if !Socket::any(SocketPhase::HeldElsewhere) {
+            return Vec::new();
+        }
+        let state = self.state();
+        let members = state.interests.iter();
+        members
+            .filter(|(_, interest)| interest.socket.phase() == SocketPhase::HeldElsewhere)
+            .map(|(fd, interest)| (*fd, Arc::clone(&interest.socket)))
+            .collect()
+    }
+
+    /// Something happened to a member.
+    pub(crate) fn mark(&self, fd: RawFd, bits: u32) {
+        let mut state = self.state();
+        let Some(interest) = state.interests.get_mut(&fd) else {
+            return;
+        };
+        if !interest.is_armed || bits & (interest.events | ALWAYS) == 0 {
+            return;
+        }
+        if !interest.is_candidate {
+            interest.is_candidate = true;
+            state.candidates.push_back(fd);
+        }
+        state.wake();
+        self.notify(&state);
+    }
+
+    pub(crate) fn add_sleeper(&self, waiter: &Arc<Waiter>) {
+        self.state().sleepers.push(Arc::clone(waiter));
+    }
+
+    pub(crate) fn remove_sleeper(&self, waiter: &Arc<Waiter>) {
+        let mut state = self.state();
+        if let Some(at) = state.sleepers.iter().position(|w| Arc::ptr_eq(w, waiter)) {
+            state.sleepers.swap_remove(at);
+        }
+    }
+
+    /// Collects ready members into `events`; returns how many. Level-triggered members stay
+    /// candidates for as long as they are ready, at the end of the queue (epoll(7)).
+    pub(crate) fn collect(&self, core: &mut Core, events: &mut [libc::epoll_event]) -> usize {
+        let mut state = self.state();
+        let mut count = 0;
+        if state.turn == 0 {
+            state.turn = state.candidates.len();
+        }
+        for _ in 0..state.candidates.len() {
+            if count == events.len() {
+                break;
+            }
+            state.turn = state.turn.saturating_sub(1);
+            let Some(fd) = state.candidates.pop_front() else {
+                break;
+            };
+            let Some(interest) = state.interests.get_mut(&fd) else {
+                continue;
+            };
+            let ready = interest.ready(core);
+            let is_ready = ready != 0;
+            if is_ready {
+                events[count] = libc::epoll_event {
+                    events: ready,
+                    u64: interest.data,
+                };
+                count += 1;
+                if interest.events & ONE_SHOT != 0 {
+                    interest.is_armed = false;
+                }
+            }
+            interest.is_candidate = is_ready && interest.is_armed && interest.events & EDGE == 0;
+            if interest.is_candidate {
+                state.candidates.push_back(fd);
+            }
+        }
+        if count < events.len() || state.turn == 0 {
+            state.turn = 0;
+            state.kernels_turn = state.kernel_members;
+        }
+        count
+    }
+}
+
+fn notifier_mark() -> u64 {
+    std::ptr::from_ref(&NOTIFIER).addr() as u64
+}
+
+impl Interest {
+    /// What it would tell now.
+    fn ready(&self, core: &mut Core) -> u32 {
+        if self.is_armed {
+            self.socket.readiness(core) & (self.events | ALWAYS)
+        } else {
+            0
+        }
+    }
+}
+
+impl State {
+    fn has_ready(&self, core: &mut Core) -> bool {
+        let candidates = self.candidates.iter();
+        candidates
+            .filter_map(|fd| self.interests.get(fd))
+            .any(|interest| interest.ready(core) != 0)
+    }
+
+    fn wake(&self) {
+        for sleeper in &self.sleepers {
+            sleeper.signal();
+        }
+    }
+}

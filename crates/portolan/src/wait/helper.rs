@@ -1,0 +1,425 @@
+//! The helper thread: attends to the channel only while no application thread does.
+//!
+//! It is in one of three states. *Ticking*: every [`TICK`] it looks whether application threads
+//! still come by, and helps out if frames or timers wait; frames that the program, which computes, leaves
+//! unattended for a while wake it before (`bpf/attention.h`). *On duty*: none has come since the last
+//! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
+//! leader and does all the work; nothing to do until that thread has left.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use portolan_local::WakeBy;
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_sys::wait::EventNotifier;
+use portolan_sys::{clock, descriptor, thread, wait};
+use portolan_types::Instant;
+use rustix::io::Errno;
+
+use crate::posix;
+use crate::process::control::Control;
+use crate::process::inside;
+use crate::process::report;
+use crate::process::{CoreGuard, Process};
+use crate::runtime::Core;
+use crate::socket::Socket;
+use crate::socket::table;
+use crate::socket::table::InternalFd;
+use crate::wait::unseen::Looks;
+use crate::wait::{Waiter, WatchSet, pollfd};
+
+/// How late an unattended channel may be noticed.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Timers of sessions are no more exact than that while the program computes.
+const RESOLUTION: Duration = Duration::from_micros(200);
+
+/// How many ticks pass before the figures that `portolan ss` shows are published again.
+const PUBLISH_EVERY: u32 = 10;
+
+/// A resting helper looks up once in that time all the same, to publish figures.
+const REST: Duration = Duration::from_secs(1);
+
+/// Where application threads meet the helper.
+pub(crate) struct BackgroundThread {
+    /// Nobody else is to start it. While it is stopped for a call, too.
+    is_started: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    is_resting: AtomicBool,
+    is_stopping: AtomicBool,
+    /// Ends its sleep.
+    notifier: EventNotifier,
+}
+
+impl BackgroundThread {
+    pub(crate) fn new() -> Result<BackgroundThread, Errno> {
+        Ok(BackgroundThread {
+            is_started: AtomicBool::new(false),
+            thread: Mutex::new(None),
+            is_resting: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+            notifier: EventNotifier::from_fd(table::hide(EventNotifier::new()?.into())),
+        })
+    }
+
+    pub(crate) fn is_started(&self) -> bool {
+        self.is_started.load(Ordering::Acquire)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Does the connection to the server, which is among those that were polled, show its end?
+fn has_hung_up(polled: &[libc::pollfd], control: &Control) -> bool {
+    let control = control.as_fd().as_raw_fd();
+    polled
+        .iter()
+        .any(|polled| polled.fd == control && polled.revents & libc::POLLHUP != 0)
+}
+
+impl Process {
+    /// Starts the helper with the first session.
+    pub(crate) fn ensure_helper(&'static self) {
+        if self.helper.is_started.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.start_helper();
+    }
+
+    pub(crate) fn start_helper(&'static self) {
+        // Its descriptors are there before the program can be short of them.
+        let (waiter, unattended) = (Waiter::new(), Unattended::new());
+        let help = move || {
+            waiter.adopt();
+            self.help(unattended);
+        };
+        let thread = thread::spawn_masked("portolan", help).ok();
+        if thread.is_none() {
+            // Tried again with the next session; until then only application threads attend.
+            self.helper.is_started.store(false, Ordering::Release);
+        }
+        *self.helper.thread() = thread;
+    }
+
+    /// Ends the helper, and returns when neither libc nor the kernel knows of it. True if it ran: then
+    /// [`Process::start_helper`] is to follow. Not with a lock held.
+    pub(crate) fn stop_helper(&self) -> bool {
+        let Some(thread) = self.helper.thread().take() else {
+            return false;
+        };
+        self.helper.is_stopping.store(true, Ordering::Release);
+        self.helper.notifier.notify();
+        // It may wait for a fork, which waits for who is inside.
+        let outside = inside::leave();
+        // One that has panicked has ended, too.
+        let _ = thread.join();
+        drop(outside);
+        self.helper.notifier.drain();
+        self.helper.is_stopping.store(false, Ordering::Release);
+        true
+    }
+
+    /// Called by a leader that goes back to its application.
+    pub(crate) fn wake_helper(&self) {
+        if self.helper.is_resting.load(Ordering::Relaxed)
+            && self.helper.is_resting.swap(false, Ordering::AcqRel)
+        {
+            self.helper.notifier.notify();
+        }
+    }
+
+    fn help(&'static self, mut unattended: Unattended) {
+        let _inside = inside::enter();
+        let mut looks = Looks::default();
+        let mut seen = 0;
+        let mut ticks = 0_u32;
+        while !self.helper.is_stopping() {
+            seen = self.tick(&mut unattended, seen);
+            ticks = ticks.wrapping_add(1);
+            if ticks.is_multiple_of(PUBLISH_EVERY) {
+                self.look_for_server();
+                self.publish(&self.lock());
+            }
+            self.take_outcomes();
+            self.look_for_unseen_waits(&mut looks);
+            let mut core = self.lock();
+            let someone_came = core.attended != seen;
+            if core.is_attended() {
+                seen = core.attended;
+                if !someone_came {
+                    self.rest(core);
+                }
+                continue;
+            }
+            if someone_came {
+                core.poll(clock::now());
+                seen = core.attended;
+            } else {
+                self.publish(&core);
+                seen = self.stand_in(core, &mut looks);
+            }
+        }
+    }
+
+    /// Waits for the next tick, and in the meantime attends to frames that the program leaves alone. Returns what
+    /// `attended` would stand at without its own doing, if it was `seen` before.
+    fn tick(&self, unattended: &mut Unattended, mut seen: u64) -> u64 {
+        let end = clock::now() + TICK;
+        let mut until = end;
+        unattended.watch(&self.lock());
+        loop {
+            let fds = unattended.pollfd().into_iter().collect();
+            self.pause(fds, Some(until));
+            let has_frames = unattended.take();
+            let now = clock::now();
+            if now >= end || self.helper.is_stopping() {
+                return seen;
+            }
+            let mut core = self.lock();
+            if core.is_attended() {
+                until = end;
+                continue;
+            }
+            let before = core.attended;
+            let is_alone = before == seen;
+            if has_frames || is_alone {
+                core.poll(now);
+                seen += core.attended - before;
+            }
+            // While the program comes by it runs its timers itself.
+            let timer = core.deadline().filter(|_| has_frames || is_alone);
+            until = timer.map_or(end, |timer| timer.max(now + RESOLUTION).min(end));
+        }
+    }
+
+    /// Attends to the channel until an application thread comes. Returns what `attended` stood at
+    /// before that one.
+    fn stand_in(&'static self, mut core: CoreGuard<'static>, looks: &mut Looks) -> u64 {
+        let waiter = Waiter::mine();
+        loop {
+            let now = clock::now();
+            core.poll(now);
+            let seen = core.attended;
+            if core.is_attended() {
+                return seen;
+            }
+            // Programs that wait for local sessions in the library hear of them there.
+            let listens = Socket::has_owner() && !core.locals.is_empty();
+            if (listens && !core.arm_locals(WakeBy::Notifier)) || !core.helper_leads(now, &waiter) {
+                continue;
+            }
+            waiter.fall_asleep();
+            let mut set = WatchSet::new(&waiter);
+            core.watch_as_leader(&mut set, true, listens);
+            let deadline = core.deadline();
+            drop(core);
+            let outcomes = self.sleep(&set, deadline);
+            core = self.lock();
+            waiter.wake();
+            core.helper_wakes(clock::now());
+            if outcomes.iter().any(|polled| polled.revents != 0) {
+                drop(core);
+                self.take_outcomes_of(set.openings(), &outcomes);
+                core = self.lock();
+            }
+            if listens {
+                core.locals.hear(clock::now(), WakeBy::Notifier);
+            }
+            drop(core);
+            self.look_for_unseen_waits(looks);
+            core = self.lock();
+            if core.attended != seen || self.helper.is_stopping() {
+                // What came until now was taken, and not answered yet.
+                core.poll(clock::now());
+                return seen;
+            }
+        }
+    }
+
+    /// Sleeps until the channel or a timer asks for attention, or the server goes. While there is
+    /// none its successor is looked for.
+    fn sleep(&self, set: &WatchSet, mut deadline: Option<Instant>) -> Vec<libc::pollfd> {
+        let mut fds = set.fds().to_vec();
+        if self.control.is_lost() {
+            let next_look = clock::now() + REST;
+            deadline = Some(deadline.map_or(next_look, |deadline| deadline.min(next_look)));
+        } else {
+            // Of a hang-up `poll` tells unasked.
+            fds.push(pollfd(self.control.as_fd().as_raw_fd(), 0));
+        }
+        let fds = self.pause(fds, deadline);
+        if self.control.is_lost() || has_hung_up(&fds, &self.control) {
+            self.look_for_server();
+        }
+        set.outcomes(&fds)
+    }
+
+    /// Waits for one of `fds`, the notifier or the deadline, and does what the server asks for.
+    fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
+        fds.push(pollfd(
+            self.helper.notifier.as_fd().as_raw_fd(),
+            libc::POLLIN,
+        ));
+        fds.push(pollfd(self.recall_event.as_fd().as_raw_fd(), libc::POLLIN));
+        // Whatever ended it, the next look tells.
+        let outside = inside::leave();
+        let _ = wait::ppoll(&mut fds, deadline, None);
+        drop(outside);
+        if fds
+            .pop()
+            .is_some_and(|recall_event| recall_event.revents != 0)
+        {
+            self.hear_server();
+        }
+        let is_rung = fds.pop().is_some_and(|notifier| notifier.revents != 0);
+        // Set to stop, it stays set until nothing sleeps here any more.
+        if is_rung && !self.helper.is_stopping() {
+            self.helper.notifier.drain();
+        }
+        fds
+    }
+
+    fn hear_server(&self) {
+        let recall_lock = self
+            .recall_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !self.recall_event.drain() {
+            return;
+        }
+        let Ok((
+            ReplyBody::Recalled {
+                sessions,
+                has_tx_queues,
+            },
+            _,
+        )) = self.control.call(RequestBody::FetchRecalls, &[])
+        else {
+            return;
+        };
+        if has_tx_queues {
+            self.fetch_tx_queues();
+        }
+        drop(recall_lock);
+        for session in sessions {
+            posix::yield_session(self, session);
+        }
+    }
+
+    /// The server rings before it hands over a session that is to wait for its transmit queue; whoever receives the session looks
+    /// here before anything of it is sent. While the helper has cleared the notifier and hears, this waits for it.
+    pub(crate) fn hear_of_tx_queues(&self) {
+        let _hearing = self
+            .recall_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.recall_event.is_notified() {
+            self.fetch_tx_queues();
+        }
+    }
+
+    fn fetch_tx_queues(&self) {
+        if let Ok((ReplyBody::TxQueues(tx_queues), taps)) =
+            self.control.call(RequestBody::TxQueues, &[])
+        {
+            self.lock().set_tx_queues(clock::now(), tx_queues, taps);
+        }
+    }
+
+    /// Ends all sessions once no packet can reach them any more.
+    fn look_for_server(&self) {
+        if !self.control.has_hung_up() {
+            return;
+        }
+        self.lock().stop_awaiting_tx_queues(clock::now());
+        if self.is_cut_off() {
+            self.lock().end_all(clock::now());
+        }
+    }
+
+    fn rest(&self, core: CoreGuard<'_>) {
+        self.publish(&core);
+        self.helper.is_resting.store(true, Ordering::Release);
+        drop(core);
+        self.pause(Vec::new(), Some(clock::now() + REST));
+        self.look_for_server();
+        self.helper.is_resting.store(false, Ordering::Release);
+    }
+
+    /// Puts the figures of all sessions where the server can read them.
+    pub(crate) fn publish(&self, core: &Core) {
+        for (slot, session) in core.stack.iter() {
+            let spent = core.channel.accounts.spent(slot);
+            self.statistics.publish(slot, &report::row(session, spent));
+        }
+        for (slot, id, end) in core.locals.iter() {
+            self.statistics.publish(slot, &report::stream_row(id, end));
+        }
+        for (slot, row) in core.delegations.rows() {
+            self.statistics.publish(slot, &row);
+        }
+        for (row, figures) in core.inboxes.rows() {
+            self.statistics.publish_raw(row, &figures);
+        }
+        self.statistics.publish_counters(&core.stack.counters());
+    }
+}
+
+/// The rings, as the filter wakes for what nobody looks at: by edges, since frames lie there most of the time and
+/// their owner is about to look.
+struct Unattended {
+    /// An epoll set; none without descriptors to be had: there are ticks.
+    set: Option<InternalFd>,
+    rings: usize,
+}
+
+impl Unattended {
+    fn new() -> Unattended {
+        Unattended {
+            set: descriptor::epoll_create(true).ok().map(InternalFd::new),
+            rings: 0,
+        }
+    }
+
+    /// Rings are added to a channel, and never removed.
+    fn watch(&mut self, core: &Core) {
+        let Some(set) = &self.set else { return };
+        let channel = &core.channel;
+        let rings = std::iter::once(channel.ring_fd()).chain(channel.own_ring_fds());
+        for ring in rings.skip(self.rings) {
+            let event = libc::epoll_event {
+                events: (libc::EPOLLIN | libc::EPOLLET) as u32,
+                u64: 0,
+            };
+            let set = set.as_fd().as_raw_fd();
+            // What cannot be watched is looked at by ticks.
+            let _ =
+                descriptor::epoll_control(set, libc::EPOLL_CTL_ADD, ring.as_raw_fd(), Some(event));
+            self.rings += 1;
+        }
+        channel.want_attention();
+    }
+
+    fn pollfd(&self) -> Option<libc::pollfd> {
+        let set = self.set.as_ref()?;
+        Some(pollfd(set.as_fd().as_raw_fd(), libc::POLLIN))
+    }
+
+    /// Has the filter woken since the last time?
+    fn take(&self) -> bool {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let set = self.set.as_ref().map(|set| set.as_fd().as_raw_fd());
+        set.is_some_and(|set| {
+            descriptor::epoll_collect(set, &mut events).is_ok_and(|count| count > 0)
+        })
+    }
+}

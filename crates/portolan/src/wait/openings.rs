@@ -1,0 +1,105 @@
+//! Active opens in progress. The outcome of each comes on the socket's descriptor (ADR 4), where whoever leads
+//! the sleeping threads waits for it, and the background thread while nobody sleeps: so it is taken, and
+//! acknowledged to the peer, whether or not the program looks for it.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use portolan_sys::wait::ppoll;
+use portolan_types::Instant;
+
+use crate::process::Process;
+use crate::socket::table;
+use crate::socket::{Socket, SocketPhase};
+use crate::wait::pollfd;
+
+#[derive(Default)]
+pub(crate) struct Openings(Vec<Opening>);
+
+struct Opening {
+    socket: Arc<Socket>,
+    /// A number of its descriptor, if the program has not closed that one since.
+    fd: RawFd,
+    /// Threads that wait for this outcome alone, and take it themselves.
+    waiting: u32,
+}
+
+impl Openings {
+    pub(crate) fn add(&mut self, socket: &Arc<Socket>, fd: RawFd) {
+        self.0.push(Opening {
+            socket: Arc::clone(socket),
+            fd,
+            waiting: 0,
+        });
+    }
+
+    /// The calling thread polls the descriptor itself until [`Openings::leave`].
+    pub(crate) fn enter(&mut self, socket: &Arc<Socket>) {
+        if let Some(opening) = self.find(socket) {
+            opening.waiting += 1;
+        }
+    }
+
+    /// True if nobody polls the descriptor any more.
+    pub(crate) fn leave(&mut self, socket: &Arc<Socket>) -> bool {
+        self.retain_open();
+        self.find(socket).is_some_and(|opening| {
+            opening.waiting = opening.waiting.saturating_sub(1);
+            opening.waiting == 0
+        })
+    }
+
+    /// The descriptors on which a leader waits for outcomes.
+    pub(crate) fn poll_list(&mut self) -> Vec<(Arc<Socket>, RawFd)> {
+        self.retain_open();
+        let unattended = self.0.iter_mut().filter(|opening| opening.waiting == 0);
+        unattended
+            .filter_map(|opening| {
+                opening.fd = table::number_of(&opening.socket, opening.fd)?;
+                Some((Arc::clone(&opening.socket), opening.fd))
+            })
+            .collect()
+    }
+
+    /// Those that have ended, however that came about, need nobody.
+    fn retain_open(&mut self) {
+        self.0
+            .retain(|opening| opening.socket.phase() == SocketPhase::Connecting);
+    }
+
+    fn find(&mut self, socket: &Arc<Socket>) -> Option<&mut Opening> {
+        self.0
+            .iter_mut()
+            .find(|opening| Arc::ptr_eq(&opening.socket, socket))
+    }
+}
+
+impl Process {
+    /// Takes the outcomes that have come.
+    pub(crate) fn take_outcomes(&'static self) {
+        if !Socket::any(SocketPhase::Connecting) {
+            return;
+        }
+        let openings = self.lock().openings.poll_list();
+        let mut fds: Vec<_> = openings
+            .iter()
+            .map(|(_, fd)| pollfd(*fd, libc::POLLIN))
+            .collect();
+        if ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0) {
+            self.take_outcomes_of(&openings, &fds);
+        }
+    }
+
+    /// Takes the outcomes on those descriptors of `openings` that `polled` shows something for.
+    pub(crate) fn take_outcomes_of(
+        &'static self,
+        openings: &[(Arc<Socket>, RawFd)],
+        polled: &[libc::pollfd],
+    ) {
+        for ((socket, fd), polled) in openings.iter().zip(polled) {
+            if polled.revents != 0 {
+                crate::posix::complete_connect(self, *fd, socket);
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Programs that have two hosts of sockets in them: libc for the sockets, and system calls of their own for
+//! waiting (rustix, and with it smol and async-io). No symbol shows such a wait, and the kernel knows nothing of what
+//! comes for a session that is here: the program would sleep forever.
+//!
+//! The background thread sees a socket that has something to read and that nobody waits for here. If an epoll set
+//! that the library does not know holds its descriptor, the program waits there: the server relays its streams from then
+//! on, so that the kernel knows of their events, datagram sockets and new sockets become the kernel's, and the
+//! program's standard error says so once.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use portolan_sys::{clock, descriptor};
+use portolan_types::{Instant, Protocol};
+
+use crate::posix;
+use crate::process::Process;
+use crate::runtime::Core;
+use crate::socket::table;
+use crate::socket::{IN, Socket, SocketPhase};
+
+/// The first look at epoll sets, and the least time between two.
+const SHORTEST: Duration = Duration::from_millis(20);
+/// A program in which they were looked at in vain, again and again, is left alone for so long.
+const LONGEST: Duration = Duration::from_secs(30);
+
+static IS_SEEN: AtomicBool = AtomicBool::new(false);
+
+/// Does the program wait for sockets by system calls that the library does not see?
+pub(crate) fn is_seen() -> bool {
+    IS_SEEN.load(Ordering::Relaxed)
+}
+
+/// When to look next.
+pub(crate) struct Looks {
+    next: Instant,
+    pause: Duration,
+}
+
+impl Default for Looks {
+    fn default() -> Looks {
+        Looks {
+            next: Instant::ZERO,
+            pause: SHORTEST,
+        }
+    }
+}
+
+/// What a socket is registered with in an epoll set that is not ours.
+#[derive(Clone, Copy)]
+struct Registration {
+    set: RawFd,
+    event: libc::epoll_event,
+}
+
+impl Process {
+    /// For the background thread, now and then: hands over sockets whose events the program awaits where nobody tells it.
+    pub(crate) fn look_for_unseen_waits(&'static self, looks: &mut Looks) {
+        let now = clock::now();
+        if now < looks.next {
+            return;
+        }
+        let neglected = self.lock().neglected();
+        if neglected.is_empty() {
+            return;
+        }
+        looks.next = now + looks.pause;
+        looks.pause = (looks.pause * 2).min(LONGEST);
+        let registered = registered_elsewhere();
+        let awaited = |(fd, _): &(RawFd, _)| registered.contains_key(fd);
+        if !neglected.iter().any(awaited) {
+            return;
+        }
+        if !IS_SEEN.swap(true, Ordering::Relaxed) {
+            say_so();
+        }
+        looks.pause = SHORTEST;
+        for (fd, file) in table::all() {
+            if let (table::File::Socket(socket), Some(registrations)) = (file, registered.get(&fd))
+            {
+                hand_over(fd, &socket, registrations);
+            }
+        }
+    }
+}
+
+fn hand_over(fd: RawFd, socket: &Arc<Socket>, registrations: &[Registration]) {
+    posix::before_lending(fd);
+    if socket.protocol == Protocol::Udp {
+        posix::leave_to_kernel_stack(fd, socket);
+        // The number is that of another file now, which the sets do not know.
+        for Registration { set, event } in registrations {
+            // The program may have closed or changed the set.
+            let _ = descriptor::epoll_control(*set, libc::EPOLL_CTL_ADD, fd, Some(*event));
+        }
+    }
+}
+
+impl Core {
+    /// Sockets that do not block, with something to read, and that nobody waits for here.
+    fn neglected(&mut self) -> Vec<(RawFd, Arc<Socket>)> {
+        let candidates: Vec<_> = self
+            .sockets()
+            .filter(|socket| {
+                socket.is_nonblocking()
+                    && socket.phase() == SocketPhase::Cached
+                    && !socket.is_watched()
+            })
+            .cloned()
+            .collect();
+        let readable = |socket: &Arc<Socket>| socket.readiness(self) & IN != 0;
+        let readable: Vec<_> = candidates.into_iter().filter(readable).collect();
+        readable
+            .into_iter()
+            .filter_map(|socket| Some((*table::numbers_of(&socket).first()?, socket)))
+            .collect()
+    }
+}
+
+/// The members of all epoll sets of the process that are not known to the library.
+fn registered_elsewhere() -> HashMap<RawFd, Vec<Registration>> {
+    let mut registered: HashMap<RawFd, Vec<Registration>> = HashMap::new();
+    for set in descriptor::all_open() {
+        if table::is_ours(set) || table::is_internal(set) {
+            continue;
+        }
+        let Ok(kind) = fs::read_link(format!("/proc/self/fd/{set}")) else {
+            continue;
+        };
+        if kind.as_os_str() != "anon_inode:[eventpoll]" {
+            continue;
+        }
+        let members = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
+        for (fd, event) in members.lines().filter_map(member) {
+            let registration = Registration { set, event };
+            registered.entry(fd).or_default().push(registration);
+        }
+    }
+    registered
+}
+
+/// A line as `tfd:       19 events:       1d data: 7f001  pos:0 ino:61ac sdev:9` (proc_pid_fdinfo(5)).
+fn member(line: &str) -> Option<(RawFd, libc::epoll_event)> {
+    let mut words = line.split_whitespace();
+    let mut after = |name: &str| {
+        words.find(|word| *word == name)?;
+        words.next()
+    };
+    let fd = after("tfd:")?.parse().ok()?;
+    let events = u32::from_str_radix(after("events:")?, 16).ok()?;
+    let data = u64::from_str_radix(after("data:")?, 16).ok()?;
+    Some((fd, libc::epoll_event { events, u64: data }))
+}
+
+fn say_so() {
+    let line = "portolan: the program waits for sockets by system calls of its own: its connections \
+                go through the server, and new sockets are the kernel's\n";
+    // There is nobody to tell that the warning could not be written.
+    let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_read_as_the_kernel_writes_them() {
+        let line = "tfd:       19 events: 4000001d data:     7f0013dc  pos:0 ino:61ac sdev:9";
+        let (fd, event) = member(line).expect("a member");
+        let (events, data) = (event.events, event.u64);
+        assert_eq!((fd, events, data), (19, 0x4000_001d, 0x7f00_13dc));
+        for line in [
+            "pos:\t0",
+            "",
+            "tfd: x events: 1 data: 1",
+            "tfd: 3 events: 1",
+        ] {
+            assert!(member(line).is_none(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Channels that are made before anybody asks for them, and transmit queues. The kernel takes tens of milliseconds for
+//! one, and a server that forks for each connection needs one each time. A thread makes them, several
+//! at a time; as many wait as the last seconds showed to be wanted.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::time::Duration;
+
+use portolan_bpf::{AttachError, ChannelError, ChannelMaps, MapBuilder};
+use portolan_control::Charge;
+use portolan_sys::netlink;
+use portolan_sys::tap::{self, CreateError, Tap};
+use portolan_sys::wait::EventNotifier;
+use portolan_types::{ChannelId, Instant};
+use rustix::io::Errno;
+use tracing::{error, warn};
+
+use crate::control_socket::clients::ClientId;
+use crate::server::Server;
+
+/// Bytes of frames on their way to the wire before a library's tap is full.
+pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
+
+/// Rings are memory that nobody else can have.
+const MOST: usize = 16;
+
+/// After so long without a new program one is enough again.
+const LULL: Duration = Duration::from_secs(3);
+
+/// A channel that no process has.
+#[derive(Debug)]
+pub struct Spare {
+    pub channel: ChannelId,
+    pub tap: Tap,
+    pub maps: ChannelMaps,
+}
+
+/// A process whose `Hello` waits for a channel.
+#[derive(Debug)]
+pub struct PendingHello {
+    pub client: ClientId,
+    pub request: u32,
+    pub program: String,
+    pub charge: Charge,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum MakeError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
+    Tap(#[from] CreateError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("cannot bound a tap: {0}")]
+    Bound(#[from] Errno),
+}
+
+enum Made {
+    Channels {
+        ordered: Vec<ChannelId>,
+        spare: Result<Spare, MakeError>,
+    },
+    TxQueue {
+        channel: ChannelId,
+        number: u8,
+        tap: Result<Tap, MakeError>,
+    },
+    Ring {
+        ring: ChannelId,
+        maps: Result<ChannelMaps, ChannelError>,
+    },
+}
+
+/// What the thread does.
+enum Order {
+    Make(Vec<ChannelId>),
+    /// One more tap for a channel.
+    MakeDoorway(ChannelId, u8),
+    /// A ring of so many bytes for one session.
+    MakeRing(ChannelId, u32),
+    /// Has the device go, which keeps the thread waiting for tens of milliseconds.
+    Destroy(Leaving),
+}
+
+enum Leaving {
+    Tap(Tap),
+    /// One that somebody else may keep, by its number.
+    Kept(u32),
+}
+
+impl Leaving {
+    fn go(self) {
+        match self {
+            Leaving::Tap(tap) => drop(tap),
+            Leaving::Kept(ifindex) => {
+                if let Err(failure) = netlink::delete_device(ifindex) {
+                    warn!(%failure, "a tap stays");
+                }
+            }
+        }
+    }
+}
+
+pub struct ChannelPool {
+    ready: VecDeque<Spare>,
+    ordered: BTreeSet<ChannelId>,
+    waiting: VecDeque<PendingHello>,
+    /// As many are to be ready.
+    target: usize,
+    wanted_at: Instant,
+    map_builder: Arc<MapBuilder>,
+    orders: Sender<Order>,
+    made: Receiver<Made>,
+    pub notifier: Arc<EventNotifier>,
+}
+
+impl ChannelPool {
+    /// Starts the thread that makes them.
+    pub fn new(
+        map_builder: Arc<MapBuilder>,
+        ring_size: u32,
+        now: Instant,
+    ) -> Result<ChannelPool, Errno> {
+        let notifier = Arc::new(EventNotifier::new()?);
+        let (orders, to_do) = mpsc::channel();
+        let (done, made) = mpsc::channel();
+        let (theirs, ring) = (Arc::clone(&map_builder), Arc::clone(&notifier));
+        std::thread::spawn(move || {
+            let deliver = |made| {
+                // Nobody is there any more if the server ends, and this thread with it.
+                let _ = done.send(made);
+                ring.notify();
+            };
+            work(&to_do, |wanted| match wanted {
+                Wanted::Channels(channels) => make(&theirs, channels, ring_size, deliver),
+                Wanted::TxQueue(channel, number) => deliver(Made::TxQueue {
+                    channel,
+                    number,
+                    tap: make_tap(&theirs),
+                }),
+                Wanted::Ring(ring, size) => deliver(Made::Ring {
+                    ring,
+                    maps: make_ring(&theirs, ring, size),
+                }),
+            });
+        });
+        Ok(ChannelPool {
+            ready: VecDeque::new(),
+            ordered: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            target: 1,
+            wanted_at: now,
+            map_builder,
+            orders,
+            made,
+            notifier,
+        })
+    }
+
+    fn has(&self, channel: ChannelId) -> bool {
+        self.ordered.contains(&channel) || self.ready.iter().any(|spare| spare.channel == channel)
+    }
+
+    /// One for a new program. If there is none, more are to be ready next time.
+    pub fn take(&mut self, now: Instant) -> Option<Spare> {
+        self.wanted_at = now;
+        let spare = self.ready.pop_front();
+        if spare.is_none() {
+            self.target = (self.target * 2).min(MOST);
+        }
+        spare
+    }
+
+    /// Has a transmit queue made for a channel.
+    pub fn order_tx_queue(&self, channel: ChannelId, number: u8) {
+        // The thread ends with the server only.
+        let _ = self.orders.send(Order::MakeDoorway(channel, number));
+    }
+
+    /// Has a ring made, and a doorbell.
+    pub fn order_ring(&self, ring: ChannelId, size: u32) {
+        // The thread ends with the server only.
+        let _ = self.orders.send(Order::MakeRing(ring, size));
+    }
+
+    /// Has a device go.
+    pub fn destroy(&self, tap: Tap) {
+        // The thread ends with the server only, and devices with their descriptors.
+        let _ = self.orders.send(Order::Destroy(Leaving::Tap(tap)));
+    }
+
+    /// Has a device go that did not go with its process.
+    pub fn delete(&self, ifindex: u32) {
+        // As above.
+        let _ = self.orders.send(Order::Destroy(Leaving::Kept(ifindex)));
+    }
+
+    /// How many are to be ordered now.
+    fn missing(&self) -> usize {
+        (self.target + self.waiting.len()).saturating_sub(self.ready.len() + self.ordered.len())
+    }
+}
+
+/// What is to be made at a time.
+enum Wanted<'a> {
+    Channels(&'a [ChannelId]),
+    TxQueue(ChannelId, u8),
+    Ring(ChannelId, u32),
+}
+
+/// Devices come and go under one lock of the kernel, which gives it to nobody in turn: those that are
+/// to go do so one by one, when none is to come.
+fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
+    let mut leaving = VecDeque::new();
+    loop {
+        let first = match leaving.is_empty() {
+            true => to_do.recv().map_err(|_| TryRecvError::Disconnected),
+            false => to_do.try_recv(),
+        };
+        if matches!(first, Err(TryRecvError::Disconnected)) {
+            return;
+        }
+        // What was ordered meanwhile is made together: the kernel's wait is the same.
+        let mut ordered = Vec::new();
+        for order in first.into_iter().chain(to_do.try_iter()) {
+            match order {
+                Order::Make(channels) => ordered.extend(channels),
+                Order::MakeDoorway(channel, number) => make(Wanted::TxQueue(channel, number)),
+                Order::MakeRing(ring, size) => make(Wanted::Ring(ring, size)),
+                Order::Destroy(device) => leaving.push_back(device),
+            }
+        }
+        if ordered.is_empty() {
+            if let Some(device) = leaving.pop_front() {
+                device.go();
+            }
+        } else {
+            make(Wanted::Channels(&ordered));
+        }
+    }
+}
+
+fn make(map_builder: &MapBuilder, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
+    let maps = match map_builder.create_channels(channels, ring_size) {
+        Ok(maps) => maps,
+        Err(failure) => {
+            return deliver(Made::Channels {
+                ordered: channels.to_vec(),
+                spare: Err(failure.into()),
+            });
+        }
+    };
+    for (&channel, maps) in channels.iter().zip(maps) {
+        deliver(Made::Channels {
+            ordered: vec![channel],
+            spare: with_tap(map_builder, channel, maps),
+        });
+    }
+}
+
+fn make_ring(
+    map_builder: &MapBuilder,
+    ring: ChannelId,
+    size: u32,
+) -> Result<ChannelMaps, ChannelError> {
+    let mut maps = map_builder.create_channels(&[ring], size)?;
+    maps.pop().ok_or(ChannelError::OutOfRange(ring))
+}
+
+fn with_tap(
+    map_builder: &MapBuilder,
+    channel: ChannelId,
+    maps: ChannelMaps,
+) -> Result<Spare, MakeError> {
+    let tap = make_tap(map_builder)?;
+    Ok(Spare { channel, tap, maps })
+}
+
+fn make_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
+    let tap = Tap::create(tap::PREFIX)?;
+    tap.set_send_buffer(TAP_SEND_BUFFER)?;
+    map_builder.attach_tap(tap.ifindex)?;
+    Ok(tap)
+}
+
+impl Server {
+    /// Has channels made, if fewer are ready than should be. The numbers of those that have just
+    /// gone come last.
+    pub fn order_channel_pool(&mut self) {
+        let missing = self.channel_pool.missing();
+        if missing == 0 {
+            return;
+        }
+        let free = self.registry.free_channels();
+        let (leaving, free): (Vec<_>, Vec<_>) = free
+            .filter(|channel| !self.channel_pool.has(*channel))
+            .take(missing + MOST)
+            .partition(|channel| self.channel_pool.map_builder.is_leaving(*channel));
+        let channels: Vec<ChannelId> = free.into_iter().chain(leaving).take(missing).collect();
+        if channels.is_empty() {
+            return;
+        }
+        self.channel_pool.ordered.extend(&channels);
+        // The thread ends with the server only.
+        let _ = self.channel_pool.orders.send(Order::Make(channels));
+    }
+
+    /// Is there no channel for a new program, nor one on its way?
+    pub fn is_out_of_channels(&self) -> bool {
+        self.channel_pool.ready.is_empty()
+            && self.channel_pool.ordered.len() <= self.channel_pool.waiting.len()
+    }
+
+    /// Keeps a new program until there is a channel for it.
+    pub fn await_spare(&mut self, pending_hello: PendingHello) {
+        self.channel_pool.waiting.push_back(pending_hello);
+        self.order_channel_pool();
+    }
+
+    /// Channels are made, or could not be.
+    pub fn on_channel_pool(&mut self) {
+        self.channel_pool.notifier.drain();
+        while let Ok(made) = self.channel_pool.made.try_recv() {
+            self.enter_made(made);
+        }
+        self.welcome_waiting();
+    }
+
+    /// Waits for the first, so that the first process does not.
+    pub fn await_first_spare(&mut self) {
+        self.order_channel_pool();
+        if let Ok(made) = self.channel_pool.made.recv() {
+            self.enter_made(made);
+        }
+    }
+
+    fn enter_made(&mut self, made: Made) {
+        match made {
+            Made::Channels { ordered, spare } => self.enter_channel_pool(&ordered, spare),
+            Made::TxQueue {
+                channel,
+                number,
+                tap,
+            } => {
+                let tap = tap.inspect_err(|failure| error!(%failure, "cannot make a doorway"));
+                self.enter_tx_queue(channel, number, tap.ok());
+            }
+            Made::Ring { ring, maps } => {
+                let maps = maps.inspect_err(|failure| error!(%failure, "cannot make a ring"));
+                self.enter_ring(ring, maps.ok());
+            }
+        }
+    }
+
+    fn enter_channel_pool(&mut self, ordered: &[ChannelId], spare: Result<Spare, MakeError>) {
+        for channel in ordered {
+            self.channel_pool.ordered.remove(channel);
+        }
+        let spare = match spare {
+            Ok(spare) => spare,
+            Err(failure) => {
+                error!(%failure, "cannot make a channel");
+                return;
+            }
+        };
+        match self.filter.register_tap(spare.channel, spare.tap.ifindex) {
+            Ok(()) => self.channel_pool.ready.push_back(spare),
+            Err(failure) => error!(%failure, "cannot register a tap"),
+        }
+    }
+
+    fn welcome_waiting(&mut self) {
+        while !self.channel_pool.waiting.is_empty() {
+            let Some(spare) = self.channel_pool.ready.pop_front() else {
+                break;
+            };
+            if let Some(pending_hello) = self.channel_pool.waiting.pop_front() {
+                self.welcome_late(pending_hello, spare);
+            }
+        }
+        // What could not be made is not tried again and again.
+        while self.channel_pool.ordered.len() < self.channel_pool.waiting.len()
+            && let Some(pending_hello) = self.channel_pool.waiting.pop_back()
+        {
+            self.refuse_late(pending_hello);
+        }
+    }
+
+    /// Puts one back that was not wanted after all.
+    pub fn return_spare(&mut self, spare: Spare) {
+        self.channel_pool.ready.push_front(spare);
+    }
+
+    /// After a lull one is enough. Returns when to come back.
+    pub fn drive_channel_pool(&mut self) -> Option<Instant> {
+        if self.channel_pool.target == 1 && self.channel_pool.ready.len() <= 1 {
+            return None;
+        }
+        let lull = self.channel_pool.wanted_at + LULL;
+        if lull > self.now {
+            return Some(lull);
+        }
+        self.channel_pool.target = 1;
+        while self.channel_pool.ready.len() > 1
+            && let Some(spare) = self.channel_pool.ready.pop_back()
+        {
+            if let Err(failure) = self.filter.remove_channel(spare.channel) {
+                error!(%failure, "cannot remove a channel");
+            }
+            self.channel_pool.destroy(spare.tap);
+        }
+        None
+    }
+}

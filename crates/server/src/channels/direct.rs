@@ -1,0 +1,276 @@
+//! Direct mapping (ADR 20): sessions whose frames come by a ring and a notifier of their own. A ring is one process's for as
+//! long as that lives: when its session has gone, another session of the process has it. The thread that makes channels
+//! makes rings, since the kernel takes tens of milliseconds for one.
+
+use std::collections::{BTreeMap, HashMap};
+
+use portolan_bpf::ChannelMaps;
+use portolan_control::{Errno, Holder};
+use portolan_proto::control::{Delivery, ReplyBody};
+use portolan_proto::report::{Mapping, SharedReason};
+use portolan_types::{ChannelId, SessionId};
+use tracing::error;
+
+use crate::control_socket::clients::{Answer, ClientId};
+use crate::server::Server;
+
+/// Of all processes together, beside the rings of their channels.
+pub const RINGS: u32 = 256;
+
+#[derive(Debug)]
+pub struct Directs {
+    /// By their numbers, which follow those of the processes' channels.
+    rings: BTreeMap<ChannelId, RingEntry>,
+    first: ChannelId,
+    /// Sessions that share their process's ring although they would rather not, and why.
+    refused: HashMap<SessionId, SharedReason>,
+}
+
+#[derive(Debug)]
+struct RingEntry {
+    owner: ChannelId,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Ordered(RingRequest),
+    /// Its process has gone meanwhile.
+    Unwanted,
+    Free,
+    Taken(SessionId),
+}
+
+/// A session that waits for a ring.
+#[derive(Clone, Copy, Debug)]
+struct RingRequest {
+    session: SessionId,
+    client: ClientId,
+    request: u32,
+}
+
+impl Directs {
+    /// `processes` channels have the numbers before.
+    pub fn new(processes: u32) -> Directs {
+        Directs {
+            rings: BTreeMap::new(),
+            first: ChannelId(processes + 1),
+            refused: HashMap::new(),
+        }
+    }
+
+    pub fn of(&self, session: SessionId) -> Option<ChannelId> {
+        self.find(|entry| matches!(entry.stage, Stage::Taken(id) if id == session))
+    }
+
+    fn free_of(&self, owner: ChannelId) -> Option<ChannelId> {
+        self.find(|entry| entry.owner == owner && matches!(entry.stage, Stage::Free))
+    }
+
+    fn find(&self, is_it: impl Fn(&RingEntry) -> bool) -> Option<ChannelId> {
+        let mut rings = self.rings.iter();
+        rings.find_map(|(ring, entry)| is_it(entry).then_some(*ring))
+    }
+
+    fn count_of(&self, owner: ChannelId) -> usize {
+        let rings = self.rings.values();
+        rings.filter(|entry| entry.owner == owner).count()
+    }
+
+    fn set(&mut self, ring: ChannelId, stage: Stage) {
+        if let Some(entry) = self.rings.get_mut(&ring) {
+            entry.stage = stage;
+        }
+    }
+
+    /// How many sessions have one.
+    pub fn taken(&self) -> usize {
+        let rings = self.rings.values();
+        rings
+            .filter(|entry| matches!(entry.stage, Stage::Taken(_)))
+            .count()
+    }
+
+    pub fn mapping_of(&self, session: SessionId) -> Mapping {
+        match (self.of(session), self.refused.get(&session)) {
+            (Some(_), _) => Mapping::Direct,
+            (None, Some(reason)) => Mapping::Refused(*reason),
+            (None, None) => Mapping::Shared,
+        }
+    }
+}
+
+impl Server {
+    /// `Direct`: a session that its process holds is to have a ring of its own.
+    pub fn map_directly(
+        &mut self,
+        client: ClientId,
+        request: u32,
+        id: SessionId,
+    ) -> Result<Answer, Errno> {
+        let channel = self.clients.get(&client).and_then(|client| client.channel);
+        let channel = channel.ok_or(Errno::PERM)?;
+        if !self.is_held_by(id, channel) || self.locals.has(id) {
+            return Err(Errno::BADF);
+        }
+        if self.directs.of(id).is_some() {
+            return Ok(ReplyBody::Direct { ring_size: None }.into());
+        }
+        if self.is_mapped_by_tap(id) {
+            return Err(self.refuse_ring(id, SharedReason::Delivery));
+        }
+        if let Some(ring) = self.directs.free_of(channel) {
+            self.take_ring(ring, id);
+            return Ok(ReplyBody::Direct { ring_size: None }.into());
+        }
+        let request = RingRequest {
+            session: id,
+            client,
+            request,
+        };
+        self.order_ring(channel, request)
+    }
+
+    pub(crate) fn is_held_by(&self, id: SessionId, channel: ChannelId) -> bool {
+        let session = self.registry.session(id);
+        session.is_some_and(
+            |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
+        )
+    }
+
+    /// Each of its packets is a message, which no ring holds.
+    fn is_mapped_by_tap(&self, id: SessionId) -> bool {
+        self.form_of(id) == Delivery::Ipc
+    }
+
+    fn refuse_ring(&mut self, id: SessionId, reason: SharedReason) -> Errno {
+        self.directs.refused.insert(id, reason);
+        self.counters.direct_refused(reason);
+        Errno::NOBUFS
+    }
+
+    fn order_ring(&mut self, channel: ChannelId, request: RingRequest) -> Result<Answer, Errno> {
+        if self.directs.count_of(channel) >= self.config.delivery.direct_per_process as usize {
+            return Err(self.refuse_ring(request.session, SharedReason::ProcessLimit));
+        }
+        let Some(ring) = self.free_ring_number() else {
+            return Err(self.refuse_ring(request.session, SharedReason::HostLimit));
+        };
+        let entry = RingEntry {
+            owner: channel,
+            stage: Stage::Ordered(request),
+        };
+        self.directs.rings.insert(ring, entry);
+        let size = self.config.delivery.direct_ring_size;
+        self.channel_pool.order_ring(ring, size);
+        Ok(Answer::Silence)
+    }
+
+    fn free_ring_number(&self) -> Option<ChannelId> {
+        let first = self.directs.first.0;
+        let mut numbers = (first..first + RINGS).map(ChannelId);
+        numbers.find(|number| !self.directs.rings.contains_key(number))
+    }
+
+    /// A ring is made, or could not be.
+    pub fn enter_ring(&mut self, ring: ChannelId, maps: Option<ChannelMaps>) {
+        let stage = self.directs.rings.get(&ring).map(|entry| &entry.stage);
+        let request = match stage {
+            Some(Stage::Ordered(request)) => Some(*request),
+            _ => None,
+        };
+        let (Some(request), Some(maps)) = (request, maps) else {
+            self.remove_ring(ring);
+            if let Some(request) = request {
+                let errno = self.refuse_ring(request.session, SharedReason::NotMade).0;
+                let refusal = ReplyBody::Error { errno };
+                self.reply(request.client, request.request, refusal, Vec::new());
+            }
+            return;
+        };
+        // The process has it from now on, whether the session is still there or not.
+        self.directs.set(ring, Stage::Free);
+        let owner = self.directs.rings.get(&ring).map(|entry| entry.owner);
+        if owner.is_some_and(|owner| self.is_held_by(request.session, owner)) {
+            self.take_ring(ring, request.session);
+        }
+        let body = ReplyBody::Direct {
+            ring_size: Some(self.config.delivery.direct_ring_size),
+        };
+        let fds = vec![maps.ring, maps.doorbell];
+        self.reply(request.client, request.request, body, fds);
+    }
+
+    fn take_ring(&mut self, ring: ChannelId, id: SessionId) {
+        self.directs.refused.remove(&id);
+        self.directs.set(ring, Stage::Taken(id));
+        self.counters.direct_mappings += 1;
+        self.renew_rows(id);
+    }
+
+    /// The session goes elsewhere: another of its process may have the ring. Its row is to be written anew.
+    pub fn free_ring(&mut self, id: SessionId) {
+        self.directs.refused.remove(&id);
+        if let Some(ring) = self.directs.of(id) {
+            self.directs.set(ring, Stage::Free);
+        }
+    }
+
+    /// As [`Server::free_ring`], if the session goes to another process, or to none.
+    pub fn free_ring_unless(&mut self, id: SessionId, holder: Holder) {
+        let ring = self.directs.of(id);
+        let owner = ring.and_then(|ring| Some(self.directs.rings.get(&ring)?.owner));
+        let stays = matches!(holder, Holder::Process(channel, _) if Some(channel) == owner);
+        if !stays {
+            self.free_ring(id);
+        }
+    }
+
+    /// `RefuseRing`: the process cannot use the ring that the session was given.
+    pub fn take_back_ring(&mut self, channel: ChannelId, id: SessionId) {
+        if !self.is_held_by(id, channel) {
+            return;
+        }
+        if let Some(ring) = self.directs.of(id) {
+            self.refuse_ring(id, SharedReason::NotMade);
+            self.directs.set(ring, Stage::Free);
+            self.renew_rows(id);
+            self.remove_ring(ring);
+        }
+    }
+
+    /// The process has gone, and its sessions have.
+    pub fn end_rings_of(&mut self, channel: ChannelId) {
+        let owned = self.directs.rings.iter();
+        let owned: Vec<_> = owned
+            .filter(|(_, entry)| entry.owner == channel)
+            .map(|(ring, entry)| (*ring, matches!(entry.stage, Stage::Ordered(_))))
+            .collect();
+        for (ring, is_ordered) in owned {
+            match is_ordered {
+                true => self.disown_ring(ring),
+                false => self.remove_ring(ring),
+            }
+        }
+    }
+
+    /// Nobody waits for it any more; its number is free when it is there.
+    fn disown_ring(&mut self, ring: ChannelId) {
+        if let Some(entry) = self.directs.rings.get_mut(&ring) {
+            entry.owner = ChannelId::SERVER;
+            entry.stage = Stage::Unwanted;
+        }
+    }
+
+    fn remove_ring(&mut self, ring: ChannelId) {
+        self.directs.rings.remove(&ring);
+        if let Err(failure) = self.filter.remove_channel(ring) {
+            error!(%failure, "cannot remove a ring");
+        }
+    }
+
+    /// What the session's row says of it; 0: its channel's.
+    pub fn ring_of(&self, id: SessionId) -> u32 {
+        self.directs.of(id).map_or(0, |ring| ring.0)
+    }
+}

@@ -1,0 +1,342 @@
+//! Processes come and go: `Hello` builds a channel, a hang-up takes it down.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use portolan_control::{Charge, Errno, Holder, Session, SessionPhase};
+use portolan_proto::control::{Probed, ReplyBody, SocketState};
+use portolan_stack::VERSION;
+use portolan_sys::clock;
+use portolan_sys::shm::StatisticsReader;
+use portolan_sys::tap::Tap;
+use portolan_sys::unix::Credentials;
+use portolan_sys::wait::{WakeSender, wake_pair, wake_receiver};
+use portolan_types::{ChannelId, Instant, Protocol, SessionId};
+use tracing::{error, info, warn};
+
+use crate::channels::channel_pool::{PendingHello, Spare};
+use crate::control_socket::clients::{Answer, ClientId};
+use crate::locals::ProcessBell;
+use crate::qos::TxQueueSet;
+use crate::server::Server;
+
+/// Longest program name that is kept.
+const PROGRAM_MAX: usize = 64;
+
+/// How long the tap of a process that is gone may take to go with it.
+const TAP_GOES_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long sessions of processes that are gone are ended in one turn.
+const ENDING_PER_TURN: Duration = Duration::from_millis(2);
+
+/// A process that is gone, with the sessions that it held. Its channel is nobody else's until all of them have ended.
+#[derive(Debug)]
+pub struct Ending {
+    channel: ChannelId,
+    sessions: Vec<SessionId>,
+}
+
+/// What the server keeps of a process's channel.
+#[derive(Debug)]
+pub struct Channel {
+    pub client: ClientId,
+    pub statistics: StatisticsReader,
+    /// With a copy of its descriptor: a process that had the only one would destroy the device when it
+    /// ends, which is slow, and only then close its connections.
+    pub tap: Tap,
+    /// Becomes readable when `recalled` is not empty, or transmit queues have changed.
+    pub recall_event: WakeSender,
+    pub notifier: ProcessBell,
+    /// What the process is to give back, until it asks.
+    pub recalled: Vec<SessionId>,
+    pub tx_queues: TxQueueSet,
+}
+
+impl Server {
+    /// Registers a process and hands it a channel, now or as soon as there is one.
+    pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
+        let client = self.clients.get(&id).ok_or(Errno::BADF)?;
+        // One channel for a connection, and one that is being made.
+        if client.channel.is_some() || client.is_registering {
+            return Err(Errno::ALREADY);
+        }
+        if version != VERSION {
+            warn!(
+                pid = client.credentials.pid,
+                program, "program with a library of another version refused"
+            );
+            return Err(Errno::PROTO);
+        }
+        let charge = self.registry.admit_process(client.credentials.uid)?;
+        self.check_descriptors()?;
+        let answer = match self.channel_pool.take(self.now) {
+            Some(spare) => self.hand_channel(id, (program, charge), spare)?,
+            None => Answer::Channel(program, charge),
+        };
+        // A channel that is taken is a process's by now.
+        self.order_channel_pool();
+        match answer {
+            Answer::Channel(..) if self.is_out_of_channels() => Err(Errno::NFILE),
+            answer => {
+                let is_registering = matches!(answer, Answer::Channel(..));
+                self.set_registering(id, is_registering);
+                Ok(answer)
+            }
+        }
+    }
+
+    fn set_registering(&mut self, id: ClientId, is_registering: bool) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.is_registering = is_registering;
+        }
+    }
+
+    /// As [`Server::hello`], for one that had to wait.
+    pub fn welcome_late(&mut self, pending_hello: PendingHello, spare: Spare) {
+        let PendingHello {
+            client,
+            request,
+            program,
+            charge,
+        } = pending_hello;
+        self.set_registering(client, false);
+        let (body, fds) = match self.hand_channel(client, (program, charge), spare) {
+            Ok(Answer::Reply(body, fds)) => (body, fds),
+            Ok(_) => return,
+            Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
+        };
+        self.reply(client, request, body, fds);
+    }
+
+    pub fn refuse_late(&mut self, pending_hello: PendingHello) {
+        self.counters.refused += 1;
+        self.set_registering(pending_hello.client, false);
+        let errno = Errno::NFILE.0;
+        let refusal = ReplyBody::Error { errno };
+        self.reply(
+            pending_hello.client,
+            pending_hello.request,
+            refusal,
+            Vec::new(),
+        );
+    }
+
+    fn hand_channel(
+        &mut self,
+        id: ClientId,
+        (mut program, charge): (String, Charge),
+        spare: Spare,
+    ) -> Result<Answer, Errno> {
+        while program.len() > PROGRAM_MAX {
+            program.pop();
+        }
+        if let Err(errno) = self.register(id, (program, charge), spare.channel) {
+            self.return_spare(spare);
+            return Err(errno);
+        }
+        let channel = spare.channel;
+        let answer = self.build_channel(id, spare).map_err(|failure| {
+            error!(%failure, "cannot share a channel");
+            self.disown(id, channel);
+            Errno::NOBUFS
+        })?;
+        self.apply_policies_to(channel);
+        Ok(answer)
+    }
+
+    fn register(
+        &mut self,
+        id: ClientId,
+        (program, charge): (String, Charge),
+        channel: ChannelId,
+    ) -> Result<(), Errno> {
+        let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
+        if client.channel.is_some() {
+            return Err(Errno::ALREADY);
+        }
+        let Credentials { pid, uid, .. } = client.credentials;
+        client.channel = Some(channel);
+        self.counters.processes += 1;
+        info!(pid, uid, program, channel = channel.0, "process registered");
+        self.registry.register(channel, pid, program, charge);
+        Ok(())
+    }
+
+    fn disown(&mut self, id: ClientId, channel: ChannelId) {
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.channel = None;
+        }
+        self.registry.unregister(channel);
+        // Without its tap the channel is of no use; what is left of it goes with its number.
+        let _ = self.filter.remove_channel(channel);
+    }
+
+    fn build_channel(&mut self, client: ClientId, spare: Spare) -> anyhow::Result<Answer> {
+        self.sysctls.look(self.now);
+        let Spare { channel, tap, maps } = spare;
+        let statistics = StatisticsReader::create()?;
+        let (recall_receiver, recall_event) = wake_pair()?;
+        let (wake_receiver, address) = wake_receiver(&self.wake_directory)?;
+        let notifier = ProcessBell::new(address)?;
+        let number = notifier.number;
+        let fds: Vec<OwnedFd> = vec![
+            tap.fd.try_clone()?,
+            maps.ring,
+            maps.doorbell,
+            self.metastate.as_fd().try_clone_to_owned()?,
+            statistics.as_fd().try_clone_to_owned()?,
+            recall_receiver.into(),
+            wake_receiver.into(),
+        ];
+        let body = ReplyBody::Welcome {
+            channel,
+            notifier: number,
+            ring_size: self.config.ring_size,
+            tap: tap.ifindex,
+            cuts_datagrams: tap.cuts_datagrams,
+            parameters: self.config.parameters(),
+        };
+        self.channels.insert(
+            channel,
+            Channel {
+                client,
+                statistics,
+                tap,
+                recall_event,
+                notifier,
+                recalled: Vec::new(),
+                tx_queues: TxQueueSet::default(),
+            },
+        );
+        self.tell_channel(channel);
+        Ok(Answer::Reply(body, fds))
+    }
+
+    /// The process is gone, however it went: abort what it held, free its channel.
+    pub fn channel_gone(&mut self, channel: ChannelId) {
+        if let Some(process) = self.registry.process(channel) {
+            info!(pid = process.pid, program = process.program, "process gone");
+        }
+        self.end_delegations_of(channel);
+        self.end_extensions_of_channel(channel);
+        let sessions = self.registry.held_by(channel);
+        self.ending.push_back(Ending { channel, sessions });
+        self.drive_ending();
+    }
+
+    /// Aborts what processes held that are gone. One of them may have had tens of thousands of sessions: the rest follows
+    /// in the next turn. Returns when to come back.
+    pub fn drive_ending(&mut self) -> Option<Instant> {
+        let until = clock::now() + ENDING_PER_TURN;
+        while let Some(process) = self.ending.front_mut() {
+            let channel = process.channel;
+            let Some(id) = process.sessions.pop() else {
+                self.ending.pop_front();
+                self.free_channel(channel);
+                continue;
+            };
+            let is_still_its = self.registry.session(id).is_some_and(
+                |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
+            );
+            if is_still_its {
+                self.abort_orphan(id);
+            }
+            if clock::now() >= until {
+                return Some(self.now);
+            }
+        }
+        None
+    }
+
+    fn free_channel(&mut self, channel: ChannelId) {
+        for id in self.registry.unregister(channel) {
+            self.abort_orphan(id);
+        }
+        self.end_budgets_of_gone();
+        self.end_raw_flows(channel);
+        self.end_rings_of(channel);
+        if let Some(gone) = self.channels.remove(&channel) {
+            let due = self.now + TAP_GOES_WITHIN;
+            self.leaving_taps.push_back((due, gone.tap.ifindex));
+            self.channel_pool.destroy(gone.tap);
+            for tap in gone.tx_queues.into_taps() {
+                self.leaving_taps.push_back((due, tap.ifindex));
+                self.destroy_tx_queue(tap);
+            }
+            self.add_to_ended(&gone.statistics);
+        }
+        if let Err(failure) = self.filter.remove_channel(channel) {
+            error!(%failure, channel = channel.0, "cannot remove a channel");
+        }
+    }
+
+    /// Removes taps that did not go with their processes: whoever has a tap can make it persist.
+    /// Returns when to come back.
+    pub fn drive_leaving_taps(&mut self) -> Option<Instant> {
+        while let Some(&(due, tap)) = self.leaving_taps.front() {
+            if due > self.now {
+                return Some(due);
+            }
+            self.leaving_taps.pop_front();
+            self.channel_pool.delete(tap);
+        }
+        None
+    }
+
+    /// `Probe`: tells what is behind a descriptor that the process did not open. Having it is the
+    /// right to know.
+    pub fn probe(
+        &mut self,
+        client: ClientId,
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let descriptor = descriptor.ok_or(Errno::INVAL)?;
+        let cookie = portolan_sys::unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
+        let session = self.registry.by_cookie(cookie);
+        let probed = session.and_then(|session| self.probed(session));
+        if let Some(probed) = &probed {
+            self.note_prober(client, probed.session);
+        }
+        Ok(ReplyBody::Probed(probed).into())
+    }
+
+    /// Another process has a listener's descriptor, and may accept by it.
+    fn note_prober(&mut self, client: ClientId, id: SessionId) {
+        let delegate = self
+            .listeners
+            .get(&id)
+            .and_then(|listener| listener.delegate);
+        let prober = self.clients.get(&client).and_then(|client| client.channel);
+        if delegate.is_some_and(|delegate| Some(delegate.channel) != prober) {
+            self.want_back(id);
+        }
+    }
+
+    /// None if its descriptor says nothing to another process.
+    fn probed(&self, session: &Session) -> Option<Probed> {
+        let standing = match (session.protocol, session.phase, session.remote) {
+            (Protocol::Tcp, SessionPhase::Bound, _) => SocketState::Bound,
+            (_, SessionPhase::Listening, _) => SocketState::Listening {
+                backlog: self.listeners.get(&session.id)?.backlog(),
+            },
+            (
+                Protocol::Tcp,
+                SessionPhase::Offered
+                | SessionPhase::Connected
+                | SessionPhase::Relayed
+                | SessionPhase::Parked,
+                Some(remote),
+            ) => SocketState::Connected { remote },
+            (Protocol::Udp, _, remote) => SocketState::Datagrams { remote },
+            _ => return None,
+        };
+        let listener = session.listener.and_then(|id| self.registry.session(id));
+        Some(Probed {
+            session: session.id,
+            standing,
+            is_v6: listener.unwrap_or(session).local.is_ipv6(),
+            local: session.local,
+            options_blob: session.options_blob.clone(),
+        })
+    }
+}

@@ -1,0 +1,5 @@
+//! The control socket: its connections, their requests, and the descriptors that come with them.
+
+pub mod clients;
+pub mod shortage;
+pub mod sink;

@@ -1,0 +1,529 @@
+//! Control connections: accept, read requests, send replies. Every message is hostile until it is
+//! decoded and admitted; nobody is waited for.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use portolan_control::{Charge, Errno};
+use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
+use portolan_proto::qos::QosRequest;
+use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_stack::NextHop;
+use portolan_sys::clock;
+use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveError, SendError};
+use portolan_types::{ChannelId, SessionId};
+use rustix::event::epoll::EventFlags;
+use tracing::{debug, info};
+
+use crate::channels::channel_pool::PendingHello;
+use crate::connections::opens::{BindRequest, Target};
+use crate::listeners::delegation::Claimed;
+use crate::listeners::listen::Listening;
+use crate::migration::recall::{RequestedState, Requester};
+use crate::poll::Token;
+use crate::server::{Server, Source};
+
+/// Replies that may wait for a client that does not read; beyond, it is disconnected.
+const WAITING_MAX: usize = 512;
+
+/// Requests of one client before others get their turn.
+const REQUESTS_PER_TURN: usize = 64;
+
+/// Connections let in before others get their turn.
+const ACCEPTED_PER_TURN: usize = 64;
+
+/// Number of a request whose sender does not wait.
+const NO_REPLY: u32 = 0;
+
+/// Names a control connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientId(pub u64);
+
+/// One control connection.
+#[derive(Debug)]
+pub struct Client {
+    connection: Connection,
+    token: Token,
+    pub credentials: Credentials,
+    /// Set by `Hello`.
+    pub channel: Option<ChannelId>,
+    /// As `ShowRight` brought it.
+    pub right: Option<OwnedFd>,
+    /// `Hello` is said, and not answered.
+    pub is_registering: bool,
+    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    _charge: Charge,
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+/// What a request leads to.
+pub enum Answer {
+    Reply(ReplyBody, Vec<OwnedFd>),
+    Silence,
+    /// The reply comes when the session's holder has given it back.
+    Recall(SessionId, RequestedState),
+    /// The reply comes when there is a channel for the program.
+    Channel(String, Charge),
+}
+
+impl From<ReplyBody> for Answer {
+    fn from(body: ReplyBody) -> Answer {
+        Answer::Reply(body, Vec::new())
+    }
+}
+
+impl Server {
+    /// Lets in whoever waits at the control socket.
+    pub fn accept_clients(&mut self) {
+        for _ in 0..ACCEPTED_PER_TURN {
+            if !self.has_descriptors() {
+                return self.accept_clients_later();
+            }
+            match self.listener.accept() {
+                Ok((connection, credentials)) => self.welcome(connection, credentials),
+                Err(AcceptError::Blocked) => return,
+                Err(AcceptError::Failed(errno)) => {
+                    debug!(%errno, "cannot accept a control connection");
+                    return self.accept_clients_later();
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, connection: Connection, credentials: Credentials) {
+        let Ok(charge) = self.connections.charge(credentials.uid, 1) else {
+            self.counters.refused += 1;
+            return;
+        };
+        let id = ClientId(self.next_client);
+        self.next_client += 1;
+        let added = self
+            .poll
+            .add(&connection, Source::Client(id), EventFlags::IN);
+        let Ok(token) = added else { return };
+        self.note_descriptor(&connection);
+        self.clients.insert(
+            id,
+            Client {
+                connection,
+                token,
+                credentials,
+                channel: None,
+                right: None,
+                is_registering: false,
+                waiting: VecDeque::new(),
+                _charge: charge,
+            },
+        );
+    }
+
+    /// The connection is readable, writable or gone.
+    pub fn serve_client(&mut self, id: ClientId, flags: EventFlags) {
+        if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
+            self.send_waiting(id);
+        }
+        // Who does not read is not asked for more.
+        let is_deaf = self
+            .clients
+            .get(&id)
+            .is_some_and(|client| !client.waiting.is_empty());
+        if !is_deaf && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            self.read_client(id, REQUESTS_PER_TURN);
+        }
+    }
+
+    /// Has the user of the connection had its part of this turn? The rest is read in the next one.
+    pub fn has_spent_slice(&self, id: ClientId) -> bool {
+        let client = self.clients.get(&id);
+        client.is_some_and(|client| self.slices.is_spent(client.credentials.uid))
+    }
+
+    /// Reads up to `most` requests and answers them, while its user's part of the turn lasts.
+    pub fn read_client(&mut self, id: ClientId, most: usize) {
+        let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
+            return;
+        };
+        let mut before = clock::now();
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.resize(MAX_MESSAGE, 0);
+        for _ in 0..most {
+            if self.slices.is_spent(uid) {
+                self.counters.slices_spent += 1;
+                break;
+            }
+            let Some(client) = self.clients.get(&id) else {
+                break;
+            };
+            let mut fds = Vec::new();
+            let received = client.connection.receive_all(&mut buffer, &mut fds);
+            self.sink.screen(&mut fds);
+            match received {
+                Ok(message) => match decode::<Request>(&buffer[..message.length]) {
+                    // There was no room here for what it brought.
+                    Ok(request) if message.is_short && request.id != NO_REPLY => {
+                        self.refuse(id, request.id, Errno::MFILE);
+                    }
+                    Ok(request) if fds.len() <= MAX_FDS => self.handle(id, request, fds),
+                    Ok(_) => self.throw_out(id, "too many descriptors"),
+                    Err(_) => self.throw_out(id, "malformed message"),
+                },
+                Err(ReceiveError::Blocked) => break,
+                Err(ReceiveError::Closed) => {
+                    self.disconnect(id);
+                    break;
+                }
+                Err(ReceiveError::Truncated | ReceiveError::Failed(_)) => {
+                    self.throw_out(id, "unreadable message");
+                    break;
+                }
+            }
+            let after = clock::now();
+            self.slices.spend(uid, after.since(before));
+            before = after;
+        }
+        self.buffer = buffer;
+    }
+
+    fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
+        let Request { id: number, body } = request;
+        let answer = self.perform(id, number, body, fds);
+        let (body, fds) = match answer {
+            Ok(Answer::Reply(body, fds)) => (body, fds),
+            Ok(Answer::Silence) => return,
+            Ok(Answer::Recall(session, want)) => {
+                let requester = Requester {
+                    client: id,
+                    request: number,
+                    want,
+                };
+                self.recall(session, requester);
+                return;
+            }
+            Ok(Answer::Channel(program, charge)) => {
+                let pending_hello = PendingHello {
+                    client: id,
+                    request: number,
+                    program,
+                    charge,
+                };
+                self.await_spare(pending_hello);
+                return;
+            }
+            Err(errno) => return self.refuse(id, number, errno),
+        };
+        self.reply(id, number, body, fds);
+    }
+
+    fn refuse(&mut self, id: ClientId, number: u32, errno: Errno) {
+        self.counters.refused += 1;
+        self.reply(id, number, ReplyBody::Error { errno: errno.0 }, Vec::new());
+    }
+
+    pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
+        // Whoever hears of it finds it so.
+        self.tell_of_left();
+        if request != NO_REPLY {
+            let reply = Reply { id: request, body };
+            self.send(client, encode(&reply), fds);
+        }
+    }
+
+    fn perform(
+        &mut self,
+        id: ClientId,
+        number: u32,
+        body: RequestBody,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        if is_list(&body) && self.has_unread_answer(id) {
+            self.counters.lists_refused += 1;
+            return Err(Errno::AGAIN);
+        }
+        match body {
+            RequestBody::Hello { version, program } => self.hello(id, version, program),
+            RequestBody::ShowRight => self.keep_right(id, fds),
+            RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
+            RequestBody::Share {
+                session,
+                is_v6,
+                unread,
+            } => self.share(id, (session, is_v6), unread, fds),
+            RequestBody::Probe => self.probe(id, fds.first()),
+            RequestBody::ListSessions => {
+                self.begin_listing(id, number);
+                Ok(Answer::Silence)
+            }
+            RequestBody::ListRawFlows => self.list_raw_flows(),
+            RequestBody::ReadCounters => self.read_counters(),
+            RequestBody::ReadStatus => Ok(self.read_status()),
+            RequestBody::Qos(request) => Ok(self.qos(id, request)),
+            RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
+            RequestBody::Direct { session } => self.map_directly(id, number, session),
+            body => {
+                let channel = self.clients.get(&id).and_then(|client| client.channel);
+                self.perform_for(channel.ok_or(Errno::PERM)?, body, fds)
+            }
+        }
+    }
+
+    /// Each list is memory of the server's until it is read.
+    fn has_unread_answer(&self, id: ClientId) -> bool {
+        if self.listings.has(id) {
+            return true;
+        }
+        let client = self.clients.get(&id);
+        client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
+    }
+
+    fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
+        let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
+        let before = std::mem::replace(&mut client.right, fds.pop());
+        before.into_iter().for_each(|right| self.sink.close(right));
+        Ok(Answer::Silence)
+    }
+
+    fn perform_for(
+        &mut self,
+        channel: ChannelId,
+        body: RequestBody,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        if takes_descriptors(&body) {
+            self.check_descriptors()?;
+        }
+        match body {
+            RequestBody::Bind {
+                session,
+                protocol,
+                local,
+                reuse,
+                v6_only,
+                slot,
+            } => {
+                let request = BindRequest {
+                    protocol,
+                    local,
+                    reuse,
+                    v6_only,
+                };
+                self.bind(channel, session, request, slot, &mut fds)
+            }
+            RequestBody::Connect {
+                session,
+                protocol,
+                remote,
+                slot,
+                options,
+                early,
+            } => {
+                let target = Target {
+                    protocol,
+                    remote,
+                    slot,
+                    options,
+                    early,
+                };
+                self.connect(channel, session, target, &mut fds)
+            }
+            RequestBody::Listen {
+                session,
+                backlog,
+                options,
+                options_blob,
+                slot,
+            } => {
+                let request = Listening {
+                    backlog,
+                    options,
+                    options_blob,
+                    slot,
+                };
+                self.listen(channel, session, request, &mut fds)
+            }
+            RequestBody::RegisterAccepted {
+                listener,
+                local,
+                remote,
+                slot,
+            } => {
+                let claimed = Claimed {
+                    local,
+                    remote,
+                    slot,
+                };
+                self.claim(channel, listener, claimed, &mut fds)
+            }
+            RequestBody::ReturnPending { listener, capsule } => {
+                self.surrender(channel, listener, (capsule, fds.pop()))
+            }
+            RequestBody::Flooded { listener, queue } => self.flooded(channel, listener, queue),
+            RequestBody::ExemptFlows { listener, flows } => self.spare(channel, listener, &flows),
+            RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),
+            RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
+            RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
+            RequestBody::FetchRecalls => Ok(self.take_recalls(channel)),
+            RequestBody::TxQueues => Ok(self.tx_queues(channel)),
+            RequestBody::DoorwayEntered { number } => {
+                self.tx_queue_entered(channel, number);
+                Ok(Answer::Silence)
+            }
+            RequestBody::DoorwayClosed { number } => {
+                self.tx_queue_closed(channel, number);
+                Ok(Answer::Silence)
+            }
+            RequestBody::BeginFlush { session } => self.depart(channel, session),
+            RequestBody::AbortFlush { session } => Ok(self.stay(channel, session)),
+            RequestBody::Flush {
+                session,
+                capsule,
+                then,
+                options_blob,
+            } => self.flush(channel, session, (capsule, fds), then, options_blob),
+            RequestBody::Release { session } => self.release(channel, session),
+            RequestBody::Disconnect { session, slot } => {
+                self.disconnect_udp(channel, session, slot)
+            }
+            RequestBody::KernelSocket { session, is_v6 } => {
+                self.hand_out_kernel_socket(channel, session, is_v6)
+            }
+            RequestBody::Unread { session, unread } => {
+                self.take_unread(channel, session, unread, fds.pop());
+                Ok(Answer::Silence)
+            }
+            RequestBody::Group { session, change } => self.change_group(channel, session, change),
+            RequestBody::Resolve { interface, address } => {
+                self.resolve(NextHop { interface, address });
+                Ok(Answer::Silence)
+            }
+            RequestBody::MisdeliveredFrame { frame } => {
+                self.stray(channel, &frame);
+                Ok(Answer::Silence)
+            }
+            RequestBody::ClaimProtocol { guard, slot } => self.claim_protocol(channel, guard, slot),
+            RequestBody::UnclaimProtocol { guard, slot } => {
+                self.unclaim_protocol(channel, guard, slot);
+                Ok(Answer::Silence)
+            }
+            RequestBody::RefuseRing { session } => {
+                self.take_back_ring(channel, session);
+                Ok(Answer::Silence)
+            }
+            RequestBody::Prioritize { session, priority } => {
+                self.prioritize(channel, session, priority);
+                Ok(ReplyBody::Done.into())
+            }
+            RequestBody::PeerNotifier { session } => self.notifier_of_peer(channel, session),
+            RequestBody::Hello { .. }
+            | RequestBody::ShowRight
+            | RequestBody::Relay { .. }
+            | RequestBody::Share { .. }
+            | RequestBody::Probe
+            | RequestBody::ListSessions
+            | RequestBody::ListRawFlows
+            | RequestBody::ReadCounters
+            | RequestBody::ReadStatus
+            | RequestBody::Direct { .. }
+            | RequestBody::Qos(_)
+            | RequestBody::Extension(_) => Err(Errno::INVAL),
+        }
+    }
+
+    fn send(&mut self, id: ClientId, message: Vec<u8>, fds: Vec<OwnedFd>) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if client.waiting.len() >= WAITING_MAX {
+            self.counters.deaf += 1;
+            self.throw_out(id, "replies are not read");
+            return;
+        }
+        client.waiting.push_back((message, fds));
+        self.send_waiting(id);
+    }
+
+    fn send_waiting(&mut self, id: ClientId) {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        let was_waiting = client.waiting.len() > 1;
+        while let Some((message, fds)) = client.waiting.front() {
+            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+            match client.connection.send(message, &borrowed) {
+                Ok(()) => {
+                    client.waiting.pop_front();
+                }
+                Err(SendError::Blocked) => break,
+                // Its hang-up is on the way to us.
+                Err(_) => {
+                    client.waiting.clear();
+                    break;
+                }
+            }
+        }
+        let interest = match client.waiting.is_empty() {
+            true => EventFlags::IN,
+            false => EventFlags::OUT,
+        };
+        if was_waiting || !client.waiting.is_empty() {
+            // Fails only for a descriptor that is not in the set; this one is.
+            let _ = self.poll.modify(&client.connection, client.token, interest);
+        }
+    }
+
+    /// Ends the connection of a client that breaks the rules.
+    fn throw_out(&mut self, id: ClientId, why: &str) {
+        if let Some(client) = self.clients.get(&id) {
+            info!(pid = client.credentials.pid, why, "client disconnected");
+            self.counters.malformed += 1;
+        }
+        self.disconnect(id);
+    }
+
+    /// The connection is gone, and with it the process.
+    pub fn disconnect(&mut self, id: ClientId) {
+        let Some(client) = self.clients.remove(&id) else {
+            return;
+        };
+        self.poll.remove(&client.connection, client.token);
+        if let Some(right) = client.right {
+            self.sink.close(right);
+        }
+        // Messages that nobody has read may carry descriptors.
+        self.sink.close(client.connection);
+        if let Some(channel) = client.channel {
+            self.channel_gone(channel);
+        }
+    }
+
+    /// The control connection of the process that owns `channel`.
+    pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
+        self.channels.get(&channel).map(|channel| channel.client)
+    }
+}
+
+/// Is the answer of a size that its asker decides?
+fn is_list(body: &RequestBody) -> bool {
+    matches!(
+        body,
+        RequestBody::ListSessions
+            | RequestBody::ListRawFlows
+            | RequestBody::ReadCounters
+            | RequestBody::Qos(QosRequest::Show)
+    )
+}
+
+/// Does the request open a session, which takes descriptors of the server's?
+fn takes_descriptors(body: &RequestBody) -> bool {
+    match body {
+        RequestBody::Bind { session, .. } | RequestBody::Connect { session, .. } => {
+            matches!(session, SessionRef::New)
+        }
+        RequestBody::Listen { .. } | RequestBody::RegisterAccepted { .. } => true,
+        _ => false,
+    }
+}

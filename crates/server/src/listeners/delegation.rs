@@ -1,0 +1,344 @@
+//! Listeners whose handshakes a process performs itself (NE §3.2, ADR 15): the port's row points to
+//! the process, which may send from the port. What it accepts it claims; what nobody has accepted it
+//! surrenders when the delegation ends. The port, and all else about the listener, stay the server's.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use portolan_control::{Command, Errno, Holder, SessionPhase};
+use portolan_proto::control::{AcceptQueue, Blob, ReplyBody};
+use portolan_proto::encode;
+use portolan_stack::TcpSession;
+use portolan_stack::passive::Rules;
+use portolan_tcp::StateName;
+use portolan_tcp::isn::Secret;
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, canonical, scope_of};
+use tracing::debug;
+
+use crate::control_socket::clients::Answer;
+use crate::listeners::listen::Listening;
+use crate::migration::sessions::NewDescriptor;
+use crate::server::{Server, random_bytes};
+
+/// How long a process may take to end a delegation that the server wants back.
+const BACK_WITHIN: Duration = Duration::from_secs(2);
+
+/// The process that performs a listener's handshakes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delegate {
+    pub channel: ChannelId,
+    /// Where the port's segments go there.
+    pub slot: Slot,
+    /// As it said last.
+    pub queue: AcceptQueue,
+    /// It was asked to end it, and until when it may take.
+    back_until: Option<Instant>,
+}
+
+/// What a library says of a connection that it opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Claimed {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub slot: Slot,
+}
+
+impl Server {
+    /// After `listen`: delegates the handshakes if that is requested, or chosen for the port, and can be.
+    /// The rules are for the process that performs them.
+    pub fn choose_delegate(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        spec: &Listening,
+    ) -> Option<Vec<u8>> {
+        let slot = spec.slot?;
+        if !self.is_delegation_wished(id, spec) || !self.can_delegate(channel, id) {
+            return None;
+        }
+        let listener = self.listeners.get_mut(&id)?;
+        let secret = listener
+            .lent_secret
+            .get_or_insert_with(|| Secret(random_bytes()));
+        let secret = secret.0;
+        listener.delegate = Some(Delegate {
+            channel,
+            slot,
+            queue: AcceptQueue::HasRoom,
+            back_until: None,
+        });
+        self.counters.delegations += 1;
+        self.end_floods_of(id);
+        self.steer_listener(id);
+        self.move_extensions_of(id);
+        debug!(session = id.0, channel = channel.0, "handshakes delegated");
+        let sysctls = self.sysctls.values();
+        Some(encode(&Rules {
+            config: self.base_config(),
+            cookies: sysctls.cookies,
+            syn_ack_retries: sysctls.syn_ack_retries,
+            secret,
+        }))
+    }
+
+    fn is_delegation_wished(&self, id: SessionId, spec: &Listening) -> bool {
+        let policy = &self.config.delegation;
+        let port = self.registry.session(id).map(|s| s.local.port());
+        let by_policy = port.is_some_and(|port| policy.ports.contains(&port));
+        policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
+    }
+
+    /// Not ports that listeners share, nor what only the server does: Fast Open, and waiting for
+    /// bytes.
+    fn can_delegate(&self, channel: ChannelId, id: SessionId) -> bool {
+        let (Some(session), Some(listener)) = (self.registry.session(id), self.listeners.get(&id))
+        else {
+            return false;
+        };
+        let port = session.local.port();
+        let is_alone = self
+            .listening_ports
+            .get(&port)
+            .is_some_and(|ids| ids.len() == 1);
+        let options = &listener.options;
+        let is_plain = options.fast_open_queue.is_none() && options.defer_accept_seconds.is_none();
+        is_alone
+            && is_plain
+            && !session.local.ip().is_loopback()
+            && session.owner() == Some(channel)
+            && listener
+                .delegate
+                .is_none_or(|delegate| delegate.channel == channel && delegate.back_until.is_none())
+    }
+
+    pub fn is_delegate(&self, id: SessionId, channel: ChannelId) -> bool {
+        let listener = self.listeners.get(&id);
+        let delegate = listener.and_then(|listener| listener.delegate);
+        delegate.is_some_and(|delegate| delegate.channel == channel)
+    }
+
+    /// What cookies were made with by whoever performs, or performed, the listener's handshakes.
+    pub fn lent_secret(&self, id: SessionId) -> Option<&Secret> {
+        self.listeners.get(&id)?.lent_secret.as_ref()
+    }
+
+    /// `PortClaim`: a connection is accepted, and has a row of its own from now on.
+    pub fn claim(
+        &mut self,
+        channel: ChannelId,
+        listener: SessionId,
+        claimed: Claimed,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Serve, listener)?;
+        if !self.is_delegate(listener, channel) {
+            return Err(Errno::PERM);
+        }
+        let flow = self.flow_of(listener, claimed.local, claimed.remote)?;
+        self.registry.has_room(channel)?;
+        let descriptor = NewDescriptor::from_fds(fds)?;
+        if self.registry.by_cookie(descriptor.cookie).is_some() {
+            return Err(Errno::INVAL);
+        }
+        let id = self.enter_for(listener, &flow, SessionPhase::Connected)?;
+        self.registry.replace_cookie(id, descriptor.cookie);
+        self.registry.entitle(id, channel);
+        if let Some(session) = self.registry.session_mut(id) {
+            session.acceptor = Some(channel);
+        }
+        if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
+            self.forget(id);
+            return Err(errno);
+        }
+        let generation = self.steer(id, Holder::Process(channel, claimed.slot));
+        self.note_migration(id);
+        self.counters.claims += 1;
+        Ok(ReplyBody::Bound {
+            session: id,
+            local: flow.local,
+            generation,
+        }
+        .into())
+    }
+
+    /// The flow that a library names: one to the listener's own endpoint, that nobody has.
+    pub fn flow_of(
+        &self,
+        listener: SessionId,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Result<FlowKey, Errno> {
+        let session = self.registry.session(listener).ok_or(Errno::BADF)?;
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: canonical(local),
+            remote: canonical(remote),
+        };
+        let own = self.managed_addresses.get(&flow.local.ip()) == Some(&true);
+        let is_to_it = own && self.listener_for(&flow) == Some(listener);
+        let is_scope_right = scope_of(session.local) == 0 || session.local == flow.local;
+        let is_peer = flow.remote.port() != 0
+            && flow.local.is_ipv4() == flow.remote.is_ipv4()
+            && !is_nobody(flow.remote.ip())
+            && !self.managed_addresses.contains_key(&flow.remote.ip());
+        if !is_to_it || !is_scope_right || !is_peer {
+            return Err(Errno::INVAL);
+        }
+        match self.flows.contains_key(&flow) {
+            true => Err(Errno::ADDRINUSE),
+            false => Ok(flow),
+        }
+    }
+
+    /// `ReturnPending`: a connection that the library opened, and nobody has accepted.
+    pub fn surrender(
+        &mut self,
+        channel: ChannelId,
+        listener: SessionId,
+        (capsule, fd): (Blob, Option<OwnedFd>),
+    ) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Serve, listener)?;
+        if !self.is_delegate(listener, channel) {
+            return Err(Errno::PERM);
+        }
+        let Some((flow, session)) = self.unpack_surrendered(listener, capsule, fd) else {
+            self.counters.bad_capsules += 1;
+            return Err(Errno::PROTO);
+        };
+        let state = session.connection.state();
+        if self.has_crowd(listener, state) {
+            self.counters.accept_overflow += 1;
+            return Ok(Answer::Silence);
+        }
+        let entered =
+            self.enter_passive(listener, flow, SessionPhase::Handshake, session.connection);
+        let Some(id) = entered else {
+            return Ok(Answer::Silence);
+        };
+        self.counters.surrenders += 1;
+        if let Some(listener) = self.listeners.get_mut(&listener) {
+            listener.handshake_started(id);
+        }
+        if state != StateName::SynReceived {
+            self.handshake_done(id);
+        }
+        Ok(Answer::Silence)
+    }
+
+    /// Is the queue full that a connection in that state waits in? A full accept queue leaves
+    /// handshakes where they are.
+    fn has_crowd(&self, listener: SessionId, state: StateName) -> bool {
+        let listener = self.listeners.get(&listener);
+        listener.is_none_or(|listener| match state {
+            StateName::SynReceived => listener.is_crowded(),
+            _ => !listener.has_room(),
+        })
+    }
+
+    fn unpack_surrendered(
+        &mut self,
+        listener: SessionId,
+        capsule: Blob,
+        fd: Option<OwnedFd>,
+    ) -> Option<(FlowKey, TcpSession)> {
+        let bytes = portolan_sys::shm::unpack(capsule, fd).ok()?;
+        self.counters.capsule_bytes += bytes.len() as u64;
+        let session = TcpSession::from_capsule(&bytes).ok()?;
+        let flow = self
+            .flow_of(listener, session.flow.local, session.flow.remote)
+            .ok()?;
+        let has_ports = session.connection.local_port() == flow.local.port()
+            && session.connection.remote_port() == flow.remote.port();
+        (has_ports && flow == session.flow).then_some((flow, session))
+    }
+
+    /// `EndDelegation`.
+    pub fn end_delegation(
+        &mut self,
+        channel: ChannelId,
+        listener: SessionId,
+    ) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Serve, listener)?;
+        if self.is_delegate(listener, channel) {
+            self.take_handshakes(listener);
+        }
+        Ok(ReplyBody::Done.into())
+    }
+
+    /// The listener's handshakes are the server's again; those that were under way may come by the
+    /// cookies that the process sent.
+    fn take_handshakes(&mut self, id: SessionId) {
+        let claimed = self.claimed_cookies(id);
+        if let Some(listener) = self.listeners.get_mut(&id) {
+            listener.delegate = None;
+            listener.cookies.add(claimed);
+            self.cookie_clock.note(self.now);
+            self.end_floods_of(id);
+            self.steer_listener(id);
+            self.move_extensions_of(id);
+            debug!(session = id.0, "handshakes taken back");
+        }
+    }
+
+    /// Somebody else has, or needs, the port: asks the process to end the delegation.
+    pub fn want_back(&mut self, id: SessionId) {
+        let until = self.now + BACK_WITHIN;
+        let delegate = self
+            .listeners
+            .get_mut(&id)
+            .and_then(|listener| listener.delegate.as_mut())
+            .filter(|delegate| delegate.back_until.is_none());
+        let Some(delegate) = delegate else {
+            return;
+        };
+        delegate.back_until = Some(until);
+        self.wanted_back.push_back((until, id));
+        if let Some(channel) = self.channels.get_mut(&delegate.channel) {
+            channel.recalled.push(id);
+            channel.recall_event.wake();
+        }
+    }
+
+    /// Takes back what processes did not end in time. Returns when to come back.
+    pub fn drive_delegations(&mut self) -> Option<Instant> {
+        while let Some(&(due, id)) = self.wanted_back.front() {
+            if due > self.now {
+                return Some(due);
+            }
+            self.wanted_back.pop_front();
+            let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
+            // Else it has ended in time, and is another by now, if there is one.
+            if delegate.is_some_and(|delegate| delegate.back_until == Some(due)) {
+                self.counters.recall_timeouts += 1;
+                self.take_handshakes(id);
+            }
+        }
+        None
+    }
+
+    /// The process is gone; its listeners may live on in others.
+    pub fn end_delegations_of(&mut self, channel: ChannelId) {
+        let its: Vec<SessionId> = self
+            .listeners
+            .iter()
+            .filter(|(_, listener)| {
+                listener
+                    .delegate
+                    .is_some_and(|delegate| delegate.channel == channel)
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in its {
+            self.take_handshakes(id);
+        }
+    }
+}
+
+/// No host is there.
+fn is_nobody(address: IpAddr) -> bool {
+    address.is_unspecified()
+        || address.is_multicast()
+        || address.is_loopback()
+        || address == IpAddr::from([255, 255, 255, 255])
+}

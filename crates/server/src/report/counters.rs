@@ -1,0 +1,231 @@
+//! The server's own counters: every refusal, drop and fallback has a name here.
+
+use portolan_proto::control::KernelReason;
+use portolan_proto::report::{CounterReport, SharedReason};
+use portolan_stack::FragmentCounters;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
+        /// One number per thing that can happen.
+        #[derive(Debug, Default)]
+        pub struct Counters { $($(#[$doc])* pub $field: u64,)* }
+
+        impl Counters {
+            fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($name, self.$field),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Processes that said `Hello`.
+    processes = "processes",
+    /// Control connections closed for a malformed or illegal message.
+    malformed = "malformed_messages",
+    /// Control connections closed because nobody read the replies.
+    deaf = "deaf_clients",
+    /// Requests answered with an error.
+    refused = "refused_requests",
+    /// What was refused because a user, or all but root, had as much as they may: control connections, processes, sessions,
+    /// rows in the table of bindings, ports that several sockets share.
+    connections_refused = "budget_connections_refused",
+    processes_refused = "budget_processes_refused",
+    sessions_refused = "budget_sessions_refused",
+    bindings_refused = "budget_bindings_refused",
+    shared_ports_refused = "budget_shared_ports_refused",
+    /// Lists that were not given, since the answer before was not read yet.
+    lists_refused = "budget_lists_refused",
+    /// Times that requests of a user waited for the next turn.
+    slices_spent = "budget_turns_spent",
+    /// Closed connections that were reset: their user had too many, or too much unsent, or their peer took nothing for
+    /// too long.
+    orphans_reset = "orphans_reset",
+    /// Requests for guarantees that were not granted.
+    guarantees_refused = "guarantees_refused",
+    /// Protocols of programs' own.
+    raw_flows = "raw_flows_opened",
+    /// Protocol extensions installed, not admitted, and removed because they took too long.
+    extensions = "extensions_installed",
+    extensions_refused = "extensions_refused",
+    extensions_over_budget = "extensions_over_budget",
+    opens = "active_opens",
+    open_failures = "failed_opens",
+    accepts = "passive_opens",
+    /// Listeners whose handshakes a process performs, the connections of those that it accepted, and
+    /// those that it gave back unaccepted.
+    delegations = "listeners_delegated",
+    claims = "connections_claimed",
+    surrenders = "connections_surrendered",
+    kernel_accepts = "kernel_accepts",
+    kernel_datagrams = "kernel_datagrams",
+    /// Unread datagrams of sockets that became the kernel's: put into the kernel's socket, and lost.
+    unread_handed_over = "unread_datagrams_handed_over",
+    unread_lost = "unread_datagrams_lost",
+    /// Accepted sessions that waited here for their first use.
+    delayed = "sessions_delayed",
+    /// Opens that led to a listener of ours on this host.
+    local_sessions = "local_sessions",
+    handoffs = "sessions_cached",
+    flushes = "sessions_flushed",
+    /// Sessions that got a ring of their own, and those that got none: their process, or all together, have as many as they
+    /// may; each of their packets is a message; the kernel, or the process, could not make it.
+    direct_mappings = "sessions_mapped_directly",
+    direct_process_limit = "direct_refused_process_limit",
+    direct_host_limit = "direct_refused_host_limit",
+    direct_delivery = "direct_refused_delivery",
+    direct_not_made = "direct_refused_not_made",
+    /// Devices that were to have the packet filter in their driver, and have it not.
+    driver_hooks_refused = "driver_hooks_refused",
+    /// Handles that processes were given for their sessions (active demultiplexing).
+    handles_given = "handles_given",
+    /// Sessions without one, since all were given.
+    handles_lacking = "handles_lacking",
+    /// Of all capsules that went or came, unread and unacknowledged data included.
+    capsule_bytes = "capsule_bytes",
+    /// Sessions wanted back from the process that held them.
+    recalls = "sessions_recalled",
+    /// Relayed sessions that came back to a library.
+    relays_ended = "relays_ended",
+    /// Processes that did not give a session back in time.
+    recall_timeouts = "recall_timeouts",
+    aborts = "sessions_aborted",
+    reinjected = "reinjected_frames",
+    reinject_failed = "reinject_failures",
+    resets = "resets_sent",
+    /// For segments without a connection, beyond the limit.
+    resets_withheld = "resets_withheld",
+    syn_dropped = "syns_dropped_queue_full",
+    cookies_sent = "syn_cookies_sent",
+    cookies_taken = "syn_cookies_accepted",
+    cookies_bad = "syn_cookies_refused",
+    /// Floods of SYNs that were left to the packet filter.
+    floods = "syn_floods",
+    fast_opens = "fast_opens_with_text",
+    fast_accepts = "fast_opens_accepted",
+    fast_open_refused = "fast_open_cookies_refused",
+    fast_open_overflow = "fast_open_queue_overflows",
+    accept_overflow = "accept_queue_overflows",
+    /// Times that something new had to wait, or was refused, for want of descriptors of the server's.
+    descriptors_short = "descriptors_short",
+    dropped = "frames_dropped",
+    /// `IP_MINTTL` of a listener.
+    too_far = "segments_dropped_min_ttl",
+    /// Transmit reservations made or changed, and those that ended because their process did.
+    reservations = "transmit_reservations",
+    reservations_orphaned = "transmit_reservations_orphaned",
+    /// Links that had another rate, or went.
+    links_changed = "links_changed",
+    links_lost = "links_lost",
+    /// Transmit guarantees that were kept at a lower rate, or not at all; and that were kept better again.
+    guarantees_scaled = "guarantees_scaled",
+    guarantees_suspended = "guarantees_suspended",
+    guarantees_restored = "guarantees_restored",
+    /// Reservations of flows and ports whose sessions share their process's transmit queue: it has too many.
+    tx_queues_refused = "tx_queues_refused",
+    /// TxQueues that were not there, or not in use, after a second: their sessions shared their process's until then.
+    tx_queues_late = "tx_queues_late",
+    bad_capsules = "capsules_refused",
+    time_wait_evicted = "time_wait_evictions",
+    wire_overflow = "tap_backlog_drops",
+    use_kernel_local = "use_kernel_local_address",
+    use_kernel_unmanaged = "use_kernel_unmanaged_device",
+    use_kernel_no_route = "use_kernel_no_route",
+    use_kernel_not_unicast = "use_kernel_not_unicast",
+    use_kernel_unsupported = "use_kernel_unsupported",
+}
+
+impl Counters {
+    pub fn use_kernel(&mut self, reason: KernelReason) {
+        *match reason {
+            KernelReason::LocalAddress => &mut self.use_kernel_local,
+            KernelReason::UnmanagedDevice => &mut self.use_kernel_unmanaged,
+            KernelReason::NoRoute => &mut self.use_kernel_no_route,
+            KernelReason::NotUnicast => &mut self.use_kernel_not_unicast,
+            KernelReason::Unsupported => &mut self.use_kernel_unsupported,
+        } += 1;
+    }
+
+    pub fn direct_refused(&mut self, reason: SharedReason) {
+        *match reason {
+            SharedReason::ProcessLimit => &mut self.direct_process_limit,
+            SharedReason::HostLimit => &mut self.direct_host_limit,
+            SharedReason::Delivery => &mut self.direct_delivery,
+            SharedReason::NotMade => &mut self.direct_not_made,
+        } += 1;
+    }
+
+    /// With what the stack counts of datagrams in fragments.
+    pub fn report(&self, fragments: FragmentCounters, unclaimed: u64) -> Vec<CounterReport> {
+        let fragments = [
+            ("datagrams_reassembled", fragments.reassembled),
+            ("reassembly_timeouts", fragments.timed_out),
+            ("fragments_overlapping", fragments.overlapping),
+            ("reassembly_evictions", fragments.crowded_out),
+            ("fragments_malformed", fragments.malformed),
+            ("early_fragments_unclaimed", unclaimed),
+        ];
+        self.named()
+            .into_iter()
+            .chain(fragments)
+            .map(|(name, value)| CounterReport {
+                group: "server".to_owned(),
+                name: name.to_owned(),
+                value,
+                holder: None,
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../../docs/reference/counters.md");
+
+    /// All counters of filters, server, stack and connections.
+    fn counted() -> BTreeSet<String> {
+        let server = Counters::default().report(FragmentCounters::default(), 0);
+        let server = server.iter().map(|c| format!("{}.{}", c.group, c.name));
+        let filters = portolan_bpf::counter_names().iter().copied();
+        let named = filters.chain(portolan_stack::counter_names());
+        let named = named.map(|(group, name, _)| format!("{group}.{name}"));
+        server.chain(named).collect()
+    }
+
+    /// Names in backquotes at the head of the rows of the page.
+    fn documented() -> BTreeSet<String> {
+        let heads = PAGE
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+        heads
+            .flat_map(|head| head.split("`, `"))
+            .map(|name| name.trim_end_matches('`').to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn the_page_names_every_counter_and_no_other() {
+        let (counted, documented) = (counted(), documented());
+        let missing: Vec<_> = counted.difference(&documented).collect();
+        let unknown: Vec<_> = documented.difference(&counted).collect();
+        assert!(
+            missing.is_empty(),
+            "docs/reference/counters.md lacks {missing:?}"
+        );
+        assert!(
+            unknown.is_empty(),
+            "docs/reference/counters.md invents {unknown:?}"
+        );
+    }
+
+    #[test]
+    fn no_name_is_given_twice() {
+        let names: Vec<_> = portolan_stack::counter_names().collect();
+        let distinct: BTreeSet<_> = names.iter().map(|(group, name, _)| (group, name)).collect();
+        assert_eq!(distinct.len(), names.len());
+    }
+}

@@ -1,0 +1,259 @@
+//! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
+//! libraries claim.
+
+use portolan_control::{Errno, Holder, Process, Session, SessionPhase};
+use portolan_local::Stream;
+use portolan_proto::control::ReplyBody;
+use portolan_proto::encode;
+use portolan_proto::report::{
+    CounterReport, FilterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures,
+    SessionReport, StatisticsRow, StatusReport,
+};
+use portolan_stack::{COUNTERS, counter_names};
+use portolan_sys::shm::StatisticsReader;
+use portolan_tcp::TcpInfo;
+use portolan_types::{ChannelId, Protocol, SessionId};
+
+use crate::control_socket::clients::Answer;
+use crate::listeners::listen::pack;
+use crate::locals::LocalEnd;
+use crate::server::Server;
+
+impl Server {
+    pub fn report(&self, session: &Session) -> SessionReport {
+        let row = self.claimed(session);
+        let unheld = self.locals.end(session.id);
+        let (state, figures) = match (session.holder, session.protocol) {
+            (Holder::None, _) if unheld.is_some() => {
+                let end = unheld.map(LocalEnd::open);
+                end.map_or_else(Default::default, |end| {
+                    (end.state().to_string(), figures(&end.tcp_info()))
+                })
+            }
+            (Holder::Server(slot), Protocol::Tcp) => match self.stack.get(slot) {
+                Some(portolan_stack::Session::Tcp(tcp)) => (
+                    tcp.connection.state().to_string(),
+                    SessionFigures {
+                        events: *tcp.connection.counts(),
+                        ..figures(&tcp.connection.tcp_info())
+                    },
+                ),
+                _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
+            },
+            _ if self.is_delegated(session.id) => ("DELEGATED".to_owned(), Default::default()),
+            _ => (
+                state_of(session, row.as_ref()),
+                row.map_or_else(Default::default, |r| r.figures),
+            ),
+        };
+        SessionReport {
+            session: session.id,
+            protocol: session.protocol,
+            local: session.local,
+            remote: session.remote,
+            holder: self.holder_of(session),
+            state,
+            migrations: session.migrations,
+            mapping: self.directs.mapping_of(session.id),
+            delivery: self.delivery_of(session.id),
+            figures,
+            listener: None,
+        }
+    }
+
+    fn is_delegated(&self, id: SessionId) -> bool {
+        let listener = self.listeners.get(&id);
+        listener.is_some_and(|listener| listener.delegate.is_some())
+    }
+
+    /// What the holding library says of the session.
+    fn claimed(&self, session: &Session) -> Option<StatisticsRow> {
+        let Holder::Process(channel, slot) = session.holder else {
+            return None;
+        };
+        let row = self.channels.get(&channel)?.statistics.row(slot)?;
+        (row.session == session.id.0).then_some(row)
+    }
+
+    fn holder_of(&self, session: &Session) -> ReportedHolder {
+        let channel = match session.holder {
+            Holder::Process(channel, _) => Some(channel),
+            // A listener is the server's work, but somebody's port.
+            _ if matches!(session.phase, SessionPhase::Listening | SessionPhase::Bound) => {
+                session.owner()
+            }
+            _ => None,
+        };
+        match channel.and_then(|channel| self.registry.process(channel)) {
+            Some(process) => reported(process),
+            None if session.phase == SessionPhase::Relayed => ReportedHolder::Relayed,
+            None => ReportedHolder::Server,
+        }
+    }
+
+    /// All counters of filters and server, and those of sessions: of all holders together, then of
+    /// each. What libraries say is their claim.
+    pub fn read_counters(&mut self) -> Result<Answer, Errno> {
+        self.counters.wire_overflow = self.wire.lost;
+        self.counters.reinject_failed = self.inject.lost;
+        self.count_refusals();
+        let fragments = self.stack.fragment_counters();
+        let mut counters = self.counters.report(fragments, self.early.unclaimed);
+        counters.extend(
+            self.filter
+                .counters()
+                .into_iter()
+                .map(|counter| CounterReport {
+                    group: counter.group.to_owned(),
+                    name: counter.name.to_owned(),
+                    value: counter.value,
+                    holder: None,
+                }),
+        );
+        self.report_holders(&mut counters);
+        let (list, fd) = pack(encode(&counters))?;
+        let fds = fd.into_iter().collect();
+        Ok(Answer::Reply(ReplyBody::Counters(list), fds))
+    }
+
+    fn count_refusals(&mut self) {
+        let [processes, sessions, bindings] = self.registry.refusals();
+        self.counters.connections_refused = self.connections.refused();
+        self.counters.processes_refused = processes;
+        self.counters.sessions_refused = sessions;
+        self.counters.bindings_refused = bindings;
+        self.counters.shared_ports_refused = self.sharing.refused();
+    }
+
+    fn report_holders(&self, counters: &mut Vec<CounterReport>) {
+        let own = self.stack.counters();
+        let mut sum = self.ended;
+        add(&mut sum, &own);
+        let mut holders = vec![(ReportedHolder::Server, own)];
+        for (channel, ends) in &self.channels {
+            let mut claimed = [0; COUNTERS];
+            add(&mut claimed, &ends.statistics.counters());
+            add(&mut sum, &claimed);
+            if let Some(process) = self.registry.process(*channel) {
+                let holder = reported(process);
+                counters.extend(self.losses_of(*channel, &holder));
+                holders.push((holder, claimed));
+            }
+        }
+        counters.extend(name_counters(&sum, None));
+        for (holder, values) in holders {
+            // Nothing is told of what did not happen: there may be many processes.
+            let named = name_counters(&values, Some(holder));
+            counters.extend(named.filter(|counter| counter.value != 0));
+        }
+    }
+
+    /// What the packet filter dropped of a process, if anything: not its claim.
+    fn losses_of(
+        &self,
+        channel: ChannelId,
+        holder: &ReportedHolder,
+    ) -> impl Iterator<Item = CounterReport> {
+        let losses = self.filter.losses(channel);
+        let named = [
+            ("drop_ring_full", losses.ring_full),
+            ("drop_over_budget", losses.over_budget),
+            ("drop_early", losses.early),
+        ];
+        let some = named.into_iter().filter(|(_, value)| *value != 0);
+        some.map(|(name, value)| CounterReport {
+            group: "receive".to_owned(),
+            name: name.to_owned(),
+            value,
+            holder: Some(holder.clone()),
+        })
+    }
+
+    /// A process is gone; what it counted stays in the sum.
+    pub(crate) fn add_to_ended(&mut self, statistics: &StatisticsReader) {
+        add(&mut self.ended, &statistics.counters());
+    }
+
+    pub fn read_status(&self) -> Answer {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let run_time = self.filter.run_time();
+        ReplyBody::Status(StatusReport {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            interfaces: self.config.interfaces.clone(),
+            processes: count(self.registry.process_count()),
+            sessions: count(self.registry.session_count()),
+            direct: count(self.directs.taken()),
+            uptime_s: self.now.since(self.started).as_secs(),
+            filter: FilterReport {
+                algorithm: self.config.filter.algorithm.name().to_owned(),
+                runs: run_time.runs,
+                nanoseconds: run_time.nanoseconds,
+                driver_hooks: self.report_driver_hooks(),
+            },
+        })
+        .into()
+    }
+}
+
+pub fn reported(process: &Process) -> ReportedHolder {
+    ReportedHolder::Process {
+        pid: process.pid,
+        program: process.program.clone(),
+    }
+}
+
+fn add(sum: &mut [u64; COUNTERS], counters: &[u64]) {
+    for (sum, count) in sum.iter_mut().zip(counters) {
+        *sum = sum.wrapping_add(*count);
+    }
+}
+
+fn name_counters(
+    values: &[u64; COUNTERS],
+    holder: Option<ReportedHolder>,
+) -> impl Iterator<Item = CounterReport> {
+    counter_names()
+        .zip(*values)
+        .map(move |((group, name, _), value)| CounterReport {
+            group: group.to_owned(),
+            name: name.to_owned(),
+            value,
+            holder: holder.clone(),
+        })
+}
+
+fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
+    let claimed = row.and_then(|row| STATE_NAMES.get(row.state as usize));
+    let known = match (session.protocol, session.phase) {
+        (Protocol::Tcp, SessionPhase::Listening) => "LISTEN",
+        (Protocol::Tcp, SessionPhase::Connected) => claimed.copied().unwrap_or("ESTAB"),
+        (Protocol::Udp, SessionPhase::Connected) => "ESTAB",
+        _ => "UNCONN",
+    };
+    known.to_owned()
+}
+
+fn figures(f: &TcpInfo) -> SessionFigures {
+    let micros = |d: std::time::Duration| u32::try_from(d.as_micros()).unwrap_or(u32::MAX);
+    let bytes = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    SessionFigures {
+        bytes_in: f.bytes_in,
+        bytes_out: f.bytes_out,
+        segments_in: f.segments_in,
+        segments_out: f.segments_out,
+        retransmits: f.retransmits,
+        cpu_us: 0,
+        receive_queue: bytes(f.receive_queue),
+        send_queue: bytes(f.send_queue),
+        cwnd: f.cwnd,
+        ssthresh: f.ssthresh,
+        srtt_us: f.srtt.map_or(0, micros),
+        rttvar_us: micros(f.rttvar),
+        rto_us: micros(f.rto),
+        mss: f.mss,
+        receive_window: f.receive_window,
+        send_window: f.send_window,
+        events: Default::default(),
+    }
+}

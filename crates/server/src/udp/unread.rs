@@ -1,0 +1,169 @@
+//! What a UDP socket has not read when it becomes the kernel's: put into the kernel's socket, from the
+//! addresses that it came from, so that whoever has the descriptor reads it there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use portolan_control::{Errno, SessionPhase};
+use portolan_proto::control::Blob;
+use portolan_proto::datagram::UnreadDatagram;
+use portolan_proto::decode;
+use portolan_sys::datagram::ReceivedDatagram;
+use portolan_sys::local_delivery::LocalDelivery;
+use portolan_sys::{shm, unix};
+use portolan_types::{ChannelId, Protocol, SessionId};
+use portolan_wire::ethernet;
+use rustix::net::sockopt;
+use tracing::debug;
+
+use crate::server::Server;
+use crate::udp::datagrams::datagram_frame;
+
+/// Datagrams that one socket takes along; more than a receive buffer of the default size holds.
+const UNREAD_MAX: usize = 1024;
+
+/// Bytes that the kernel counts for a datagram beside its payload, or more.
+const OVERHEAD: usize = 1024;
+
+/// Reads the list that came with a request.
+pub fn open_unread(unread: Blob, memory: Option<OwnedFd>) -> Result<Vec<UnreadDatagram>, Errno> {
+    let bytes = shm::unpack(unread, memory).map_err(|_| Errno::INVAL)?;
+    decode(&bytes).map_err(|_| Errno::INVAL)
+}
+
+impl Server {
+    /// `Unread`: datagrams that reached a library after its session had been left to the kernel.
+    pub fn take_unread(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        unread: Blob,
+        memory: Option<OwnedFd>,
+    ) {
+        let is_left = self.registry.session(id).is_some_and(|session| {
+            session.protocol == Protocol::Udp
+                && session.phase == SessionPhase::Relayed
+                && session.is_user(channel)
+        });
+        match open_unread(unread, memory) {
+            Ok(unread) if is_left => self.hand_over_unread(id, unread),
+            _ => self.counters.dropped += 1,
+        }
+    }
+
+    /// Puts datagrams into the kernel socket of a session that has been left to the kernel.
+    pub fn hand_over_unread(&mut self, id: SessionId, mut unread: Vec<UnreadDatagram>) {
+        if unread.is_empty() {
+            return;
+        }
+        let total = unread.len();
+        unread.truncate(UNREAD_MAX);
+        let handed_over = match self.try_to_hand_over(id, &unread) {
+            Ok(count) => count,
+            Err(errno) => {
+                debug!(session = id.0, %errno, "what a socket had not read is lost");
+                0
+            }
+        };
+        self.counters.unread_handed_over += handed_over as u64;
+        self.counters.unread_lost += (total - handed_over) as u64;
+    }
+
+    /// Answers how many there are room and a way for.
+    fn try_to_hand_over(
+        &self,
+        id: SessionId,
+        unread: &[UnreadDatagram],
+    ) -> Result<usize, rustix::io::Errno> {
+        let (Some((reservation, _)), Some(session)) =
+            (self.reservations.get(&id), self.registry.session(id))
+        else {
+            return Ok(0);
+        };
+        let delivery = LocalDelivery::open()?;
+        let cookie = unix::cookie(reservation)?;
+        let room = sockopt::socket_recv_buffer_size(reservation)?;
+        let needed: usize = unread.iter().map(|d| d.payload.len() + OVERHEAD).sum();
+        sockopt::set_socket_recv_buffer_size_force(reservation, room.saturating_add(needed))?;
+        // With a peer it would not take what others had sent before.
+        self.tell_kernel_of_peer(id, None);
+        let (local, shares) = (session.local, session.reuse.port);
+        let handed_over = unread
+            .iter()
+            .filter(|datagram| {
+                self.deliver_unread(&delivery, (id, cookie), local, shares, datagram)
+            })
+            .count();
+        if session.remote.is_some() {
+            self.tell_kernel_of_peer(id, session.remote);
+        }
+        // The kernel doubles what it is told.
+        sockopt::set_socket_recv_buffer_size_force(reservation, room / 2)?;
+        Ok(handed_over)
+    }
+
+    /// True if it is in the kernel socket now. It goes nowhere else: a program could have any
+    /// datagram delivered to a socket of somebody else who shares the port.
+    fn deliver_unread(
+        &self,
+        delivery: &LocalDelivery,
+        (id, cookie): (SessionId, u64),
+        local: SocketAddr,
+        shares: bool,
+        datagram: &UnreadDatagram,
+    ) -> bool {
+        let Some(to) = self.address_for(local.ip(), datagram) else {
+            return false;
+        };
+        let interface = match self.routes.interface_with(to) {
+            Some(interface) if interface == datagram.interface => interface,
+            _ => 0,
+        };
+        let arrival = ReceivedDatagram {
+            length: datagram.payload.len(),
+            from: datagram.from,
+            to,
+            interface,
+            hops: datagram.hops,
+            service: datagram.traffic_class,
+        };
+        let Some(frame) = datagram_frame(local.port(), &arrival, &datagram.payload) else {
+            return false;
+        };
+        let ends = (datagram.from, SocketAddr::new(to, local.port()));
+        let reaches = || delivery.reaches(cookie, ends, interface) == Ok(true);
+        let send = || {
+            delivery
+                .send(&frame[ethernet::HEADER_LEN..], to, interface)
+                .is_ok()
+        };
+        if reaches() {
+            return send();
+        }
+        if !shares {
+            return false;
+        }
+        // Of several that share the port the one with that peer gets it.
+        self.tell_kernel_of_peer(id, Some(datagram.from));
+        let is_sent = reaches() && send();
+        self.tell_kernel_of_peer(id, None);
+        is_sent
+    }
+
+    /// The address of this host to deliver to: what was sent to a group goes to one socket only.
+    fn address_for(&self, local: IpAddr, datagram: &UnreadDatagram) -> Option<IpAddr> {
+        let from = datagram.from.ip();
+        if from.is_multicast() || from.is_unspecified() {
+            return None;
+        }
+        if self.routes.is_local(datagram.to) {
+            return Some(datagram.to);
+        }
+        if !local.is_unspecified() {
+            return Some(local).filter(|&local| self.routes.is_local(local));
+        }
+        let path = self.routes.path_on(datagram.interface, from);
+        path.and_then(|path| path.source)
+            .filter(|&own| self.routes.is_local(own))
+    }
+}

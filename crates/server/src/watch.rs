@@ -1,0 +1,5 @@
+//! What the host decides: routes, neighbours, addresses, devices and kernel parameters.
+
+pub mod metastate;
+pub mod network;
+pub mod sysctls;
