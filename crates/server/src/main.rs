@@ -18,6 +18,7 @@ mod raw;
 mod report;
 mod reservation;
 mod server;
+mod supervisor;
 mod udp;
 mod watch;
 mod wire;

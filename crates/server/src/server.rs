@@ -58,6 +58,7 @@ use crate::raw::RawFlows;
 use crate::report::counters::Counters;
 use crate::report::listings::Listings;
 use crate::reservation::PortReservation;
+use crate::supervisor::Supervisor;
 use crate::udp::sharing::Sharing;
 use crate::watch::metastate::Resolving;
 use crate::watch::network::{Network, NetworkError};
@@ -141,6 +142,7 @@ pub struct Server {
     /// Read once each turn.
     pub(crate) now: Instant,
     stopping: bool,
+    supervisor: Supervisor,
 
     // Decisions.
     pub(crate) registry: Registry,
@@ -376,6 +378,7 @@ impl Server {
             done: Vec::new(),
             control_token,
             shortage: Shortage::default(),
+            supervisor: Supervisor::new(now),
             config,
         };
         server.await_first_spare();
@@ -395,6 +398,9 @@ impl Server {
             socket = %instance.socket().display(),
             "ready"
         );
+        server
+            .supervisor
+            .tell_ready(&server.config.interfaces.join(", "));
         Ok(server)
     }
 
@@ -535,6 +541,7 @@ impl Server {
             self.drive_cgroups(),
             self.drive_tx_queues(),
             self.drive_links(),
+            self.supervisor.drive(self.now),
         ]
         .into_iter()
         .flatten()
@@ -543,6 +550,7 @@ impl Server {
 
     /// Leaves the host as it was found: filters off, peers told, ports returned.
     pub fn stop(mut self) {
+        self.supervisor.tell_stopping();
         self.end_all_cpu();
         let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
         for id in held {
