@@ -21,10 +21,11 @@ pub enum Command {
     Group,
     /// Of a listener: what a process does that performs its handshakes.
     Serve,
+    StopListening,
 }
 
 impl Command {
-    pub const ALL: [Command; 11] = [
+    pub const ALL: [Command; 12] = [
         Command::Bind,
         Command::Connect,
         Command::Listen,
@@ -36,6 +37,7 @@ impl Command {
         Command::KernelSocket,
         Command::Group,
         Command::Serve,
+        Command::StopListening,
     ];
 
     pub fn of(body: &RequestBody) -> Option<Command> {
@@ -43,6 +45,7 @@ impl Command {
             RequestBody::Bind { .. } => Command::Bind,
             RequestBody::Connect { .. } => Command::Connect,
             RequestBody::Listen { .. } => Command::Listen,
+            RequestBody::StopListening { .. } => Command::StopListening,
             RequestBody::Accepted { .. } => Command::Accept,
             RequestBody::Cache { .. } => Command::Cache,
             RequestBody::BeginFlush { .. }
@@ -110,7 +113,8 @@ pub fn check(command: Command, protocol: Protocol, phase: SessionPhase) -> Resul
         // No process may touch these.
         (_, _, P::Handshake | P::Closing) => Err(Errno::BADF),
 
-        (C::Bind, _, P::New) => Ok(()),
+        // One that has a port already is refused where that is known.
+        (C::Bind, _, P::New) | (C::Bind, Tcp, P::Bound) => Ok(()),
         (C::Bind, _, _) => Err(Errno::INVAL),
 
         (C::Connect, _, P::New | P::Bound) => Ok(()),
@@ -143,8 +147,8 @@ pub fn check(command: Command, protocol: Protocol, phase: SessionPhase) -> Resul
         (C::KernelSocket | C::Group, Udp, P::Connected | P::Bound) => Ok(()),
         (C::KernelSocket | C::Group, _, _) => Err(Errno::INVAL),
 
-        (C::Serve, Tcp, P::Listening) => Ok(()),
-        (C::Serve, _, _) => Err(Errno::INVAL),
+        (C::Serve | C::StopListening, Tcp, P::Listening) => Ok(()),
+        (C::Serve | C::StopListening, _, _) => Err(Errno::INVAL),
     }
 }
 
@@ -162,8 +166,8 @@ mod tests {
     #[test]
     fn the_table_for_tcp_reads_as_written() {
         use SessionPhase as P;
-        let expected: [(Command, &[SessionPhase]); 10] = [
-            (Command::Bind, &[P::New]),
+        let expected: [(Command, &[SessionPhase]); 11] = [
+            (Command::Bind, &[P::New, P::Bound]),
             (Command::Connect, &[P::New, P::Bound]),
             (Command::Listen, &[P::New, P::Bound, P::Listening]),
             (
@@ -186,6 +190,7 @@ mod tests {
             (Command::KernelSocket, &[]),
             (Command::Group, &[]),
             (Command::Serve, &[P::Listening]),
+            (Command::StopListening, &[P::Listening]),
         ];
         for (command, phases) in expected {
             assert_eq!(legal(command, Protocol::Tcp), phases, "{command:?}");

@@ -185,6 +185,15 @@ impl PortTable {
         Ok(())
     }
 
+    /// Turns a listening claim into a bound one.
+    pub fn stop_listening(&mut self, id: ClaimId) {
+        if let Some(entry) = self.entry_mut(id)
+            && entry.usage == Use::Listening
+        {
+            entry.usage = Use::Bound;
+        }
+    }
+
     /// Frees a claim now.
     pub fn release(&mut self, id: ClaimId) {
         let Some(key) = self.index.remove(&id) else {
@@ -344,9 +353,8 @@ fn may_share(new: &PortClaim, old: &ClaimEntry, listening: bool) -> bool {
     match old.usage {
         Use::HeldBack { .. } => new.reuse.address || listening,
         Use::Listening if new.protocol == Protocol::Tcp => false,
-        // A listener meets the connections it accepted before, and other binds it was let share with.
         Use::Flow(_) | Use::Lingering { .. } | Use::Bound | Use::Listening => {
-            listening || (new.reuse.address && old.claim.reuse.address)
+            new.reuse.address && old.claim.reuse.address
         }
     }
 }

@@ -63,6 +63,8 @@ pub struct Session {
     pub awaited: Option<(Slot, Generation)>,
     /// Its own bind, if it has one.
     pub claim: Option<ClaimId>,
+    /// The process chose the port of its bind: that stays when a connection fails or the listener stops.
+    pub has_chosen_port: bool,
     /// Its connection's place in the port table.
     pub flow_claim: Option<ClaimId>,
     /// Socket cookie of the descriptor's near end.
@@ -213,6 +215,13 @@ impl Registry {
         Ok(())
     }
 
+    /// Charges for no rows any more.
+    pub fn release_bindings(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.bindings = None;
+        }
+    }
+
     /// Requests that were refused for want of processes, sessions, and rows in the table of bindings.
     pub fn refusals(&self) -> [u64; 3] {
         let budgets = [
@@ -290,6 +299,7 @@ impl Registry {
                 flow_claim: opening.flow_claim,
                 cookie: opening.cookie,
                 listener: opening.listener,
+                has_chosen_port: false,
                 acceptor: None,
                 migrations: 0,
                 recalls: 0,

@@ -105,7 +105,7 @@ pub(crate) struct Socket {
     has_news: AtomicBool,
     /// An open waits for bytes that its SYN could carry.
     is_deferred: AtomicBool,
-    /// Directions of a UDP socket that are shut: [`RECEIVE`], [`SEND`].
+    /// Directions of a UDP socket, or of a stream without a connection, that are shut: [`RECEIVE`], [`SEND`].
     shut: AtomicU8,
     /// Its options ask when bytes came: spares each read the look at all of them.
     wants_times: AtomicBool,
@@ -165,6 +165,10 @@ pub(crate) struct Setup {
     pub(crate) local: Option<SocketAddr>,
     /// The application chose `local`.
     pub(crate) is_bound: bool,
+    /// It chose the port, too: that stays when the connection ends or the listener stops.
+    pub(crate) has_chosen_port: bool,
+    /// `local` is what the socket had last; as on Linux `getsockname` shows it still.
+    pub(crate) is_local_stale: bool,
     pub(crate) remote: Option<SocketAddr>,
     /// Whom an open waits to reach until there are bytes for the SYN (`TCP_FASTOPEN_CONNECT`).
     pub(crate) deferred: Option<SocketAddr>,
@@ -527,9 +531,14 @@ impl Socket {
         }
     }
 
-    /// Shuts directions of a UDP socket.
+    /// Shuts directions of a UDP socket, or of a stream without a connection.
     pub(crate) fn shut(&self, directions: u8) {
         self.shut.fetch_or(directions, Ordering::AcqRel);
+    }
+
+    /// Both directions are open again.
+    pub(crate) fn reopen(&self) {
+        self.shut.store(0, Ordering::Release);
     }
 
     pub(crate) fn is_shut(&self, direction: u8) -> bool {
@@ -616,7 +625,7 @@ impl Socket {
                 } else {
                     0
                 };
-                error | OUT | HUP | ended
+                error | OUT | HUP | ended | self.shut_readiness()
             }
             SocketPhase::Idle => error | OUT | self.shut_readiness(),
             SocketPhase::Closed => HUP | ERR,

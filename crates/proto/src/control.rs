@@ -49,7 +49,8 @@ pub enum RequestBody {
     /// next request. No reply.
     ShowRight,
     /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
-    /// `UseKernel` or `Error`.
+    /// `UseKernel` or `Error`. A known session is one of TCP whose port went with a connection that
+    /// failed, or with its listener.
     Bind {
         session: SessionRef,
         protocol: Protocol,
@@ -81,6 +82,9 @@ pub enum RequestBody {
         options_blob: SocketOptionsBlob,
         slot: Option<Slot>,
     },
+    /// Makes a listener a bound session again: connections that nobody has accepted are reset, the port stays if the
+    /// process chose it. The packet carries the far and near end of the pair that replaces its descriptor. Reply: `Done` or `Error`.
+    StopListening { session: SessionId },
     /// A connection of a listener that is delegated to the process, which accepts it: cached at `slot`
     /// from then on. The packet carries the far and near end of its descriptor. Reply: `Bound` or
     /// `Error`.

@@ -9,8 +9,8 @@ use portolan_control::{Errno, PortClaim};
 use portolan_sys::socket_filter;
 use portolan_types::Protocol;
 use rustix::net::{
-    AddressFamily, SocketFlags, SocketType, accept_with, bind, connect, connect_unspec, ipproto,
-    listen, socket_with, sockopt,
+    AddressFamily, Shutdown, SocketFlags, SocketType, accept_with, bind, connect, connect_unspec,
+    ipproto, listen, shutdown, socket_with, sockopt,
 };
 
 /// A kernel socket bound to the endpoint of a claim.
@@ -60,6 +60,13 @@ impl PortReservation {
 
     pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
         listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
+    }
+
+    /// The kernel resets what it has not handed out, and refuses what comes; the port stays.
+    pub fn stop_listening(&self) {
+        // Only a socket that does not listen is refused, which is what is wanted.
+        let _ = shutdown(&self.fd, Shutdown::Read);
+        let _ = socket_filter::lift(&self.fd);
     }
 
     /// From now on a datagram socket takes what comes from that peer only, and the kernel refuses

@@ -14,6 +14,7 @@ mod fast_open;
 mod faults;
 mod limits;
 mod linger;
+mod listeners;
 mod loops;
 mod names;
 mod options;
@@ -40,7 +41,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 31] = [
+pub static TOPICS: [Topic; 32] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -164,5 +165,9 @@ pub static TOPICS: [Topic; 31] = [
     Topic {
         name: "endings",
         run: endings::run,
+    },
+    Topic {
+        name: "listeners",
+        run: listeners::run,
     },
 ];

@@ -37,7 +37,7 @@ fn datagram_sockets_behave_as_the_kernels_do_over_ipv6() {
 
 #[test]
 fn streams_end_as_the_kernels_do_over_both_families() {
-    const TOPICS: [&str; 1] = ["endings"];
+    const TOPICS: [&str; 2] = ["endings", "listeners"];
     for found in [
         compare(bed, &TOPICS),
         compare(|| bed().over_ipv6(), &TOPICS),
@@ -54,12 +54,16 @@ tcp-options server TCP_INFO rcv_mss | as above; neither is what it is over a wir
 tcp-options client TCP_INFO snd_mss | as above
 tcp-options client TCP_INFO rcv_mss | as above
 fast-open client first: with the SYN | no cookie is asked for
+listeners client refused, bound to any port: another: bind | the kernel refuses, whose socket has the port as one that was chosen
+listeners client refused, bound to any port: another: bind, reusing | as above
+listeners client refused, bound to any port: bind | as above
+listeners client refused, bound to any port: name | as above
 ";
 
 /// Both roles on one host: between two programs of Portolan's there are no packets.
 #[test]
 fn streams_within_one_host_behave_as_the_kernels_do() {
-    const TOPICS: [&str; 21] = [
+    const TOPICS: [&str; 22] = [
         "connect",
         "accept",
         "receive",
@@ -81,6 +85,7 @@ fn streams_within_one_host_behave_as_the_kernels_do() {
         "stdio",
         "owners",
         "endings",
+        "listeners",
     ];
     let bed = bed();
     let account = |stack| -> Vec<String> {

@@ -102,6 +102,28 @@ fn reuse_address_shares_with_connections_but_not_with_a_listener() {
 }
 
 #[test]
+fn a_listener_that_stops_keeps_its_port_and_listens_again_beside_its_connections_only_if_all_reuse()
+{
+    for (kind, is_free) in [(claim("0.0.0.0:80"), false), (reusing("0.0.0.0:80"), true)] {
+        let mut ports = table();
+        let (listener, _) = ports.bind(kind, 0).unwrap();
+        ports.listen(listener).unwrap();
+        ports.stop_listening(listener);
+        assert_eq!(ports.bind(claim("0.0.0.0:80"), 0), Err(ClaimError::InUse));
+        ports.listen(listener).unwrap();
+        let accepted = PortClaim {
+            local: "10.0.0.1:80".parse().unwrap(),
+            ..kind
+        };
+        let flow = ports.join(accepted, remote()).unwrap();
+        ports.stop_listening(listener);
+        assert_eq!(ports.listen(listener).is_ok(), is_free);
+        ports.release(flow);
+        ports.listen(listener).unwrap();
+    }
+}
+
+#[test]
 fn reuse_port_shares_a_listener_within_one_user() {
     let mut ports = table();
     let (first, _) = ports.bind(port_sharing("0.0.0.0:80", 1000), 0).unwrap();

@@ -1,6 +1,7 @@
 //! What the calls that go to the server have in common: how a socket's session is named, what an
 //! answer means, and how a session gets its slot.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -124,6 +125,24 @@ impl Setup {
     pub(super) fn opened(&mut self, session: SessionId) {
         self.session = Some(session);
         self.far = None;
+    }
+
+    /// The connection failed, or the listener stopped; the server has given up a port that it had chosen itself.
+    pub(super) fn give_up_unchosen_port(&mut self) {
+        if !self.has_chosen_port {
+            self.is_local_stale = true;
+            self.is_bound = false;
+        }
+    }
+
+    /// From now on the session has that endpoint.
+    pub(super) fn set_local(&mut self, local: SocketAddr) {
+        self.local = Some(local);
+        self.is_local_stale = false;
+    }
+
+    pub(super) fn has_port(&self) -> bool {
+        self.local.is_some() && !self.is_local_stale
     }
 }
 

@@ -83,10 +83,12 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
     let phase = match probed.standing {
         SocketState::Bound => {
             setup.is_bound = true;
+            setup.has_chosen_port = true;
             SocketPhase::Idle
         }
         SocketState::Listening { backlog } => {
             setup.is_bound = true;
+            setup.has_chosen_port = true;
             setup.backlog = backlog;
             SocketPhase::Listening
         }

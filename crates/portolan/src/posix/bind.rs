@@ -48,7 +48,9 @@ pub(super) fn bind_as_asked(
         Some(range) if local.port() == 0 => bind_within(process, fd, socket, local, range)?,
         _ => bind_session(process, fd, socket, local)?,
     }
-    socket.setup().is_bound = true;
+    let mut setup = socket.setup();
+    setup.is_bound = true;
+    setup.has_chosen_port = local.port() != 0;
     Ok(())
 }
 
@@ -81,7 +83,7 @@ fn bind_session(
     local: SocketAddr,
 ) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    if socket.phase() != SocketPhase::Idle || setup.local.is_some() {
+    if socket.phase() != SocketPhase::Idle || setup.has_port() {
         return Err(if socket.phase() == SocketPhase::Relayed {
             Stop::NotOurs
         } else {
@@ -126,7 +128,7 @@ fn bind_session(
         return Err(Errno::PROTO.into());
     };
     setup.opened(session);
-    setup.local = Some(local);
+    setup.set_local(local);
     if protocol == Protocol::Udp {
         let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);
         let slot = reservation.keep();

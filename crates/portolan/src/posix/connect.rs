@@ -98,7 +98,7 @@ fn connect_udp(
         return Err(Errno::PROTO.into());
     };
     setup.opened(session);
-    setup.local = Some(local);
+    setup.set_local(local);
     setup.remote = Some(remote);
     match reservation {
         None => retarget(process, slot, local, Some(remote), generation),
@@ -154,7 +154,7 @@ fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
             },
             _,
         )) => {
-            setup.local = Some(local);
+            setup.set_local(local);
             setup.remote = None;
             retarget(process, slot, local, None, generation);
             Ok(())
@@ -282,7 +282,7 @@ fn start_connect(
             early,
         } => {
             setup.opened(session);
-            setup.local = Some(local);
+            setup.set_local(local);
             setup.remote = Some(remote);
             setup.deferred = None;
             socket.note_deferred(false);
@@ -389,6 +389,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         }
         Err(errno) => {
             setup.remote = None;
+            setup.give_up_unchosen_port();
             socket.set_error(errno);
             socket.set_phase(SocketPhase::Idle);
             let mut core = process.lock();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_proto::control::{AfterFlush, RequestBody, SocketOptionsBlob};
+use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, SocketOptionsBlob};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, owner};
@@ -95,17 +95,19 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
             SocketPhase::Listening if how == libc::SHUT_WR => return Ok(()),
             SocketPhase::Listening => return stop_listening(process, fd, &socket),
             SocketPhase::Relayed => return Err(Stop::NotOurs),
+            SocketPhase::Idle => {
+                // As Linux: the call fails, and poll shows what it was to do.
+                socket.shut(directions(how));
+                socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
+                return Err(Errno::NOTCONN.into());
+            }
             _ => return Err(Errno::NOTCONN.into()),
         }
         let mut core = process.lock();
         let now = clock::now();
         let slot = socket.slot();
         if socket.protocol == Protocol::Udp {
-            socket.shut(match how {
-                libc::SHUT_RD => RECEIVE,
-                libc::SHUT_WR => SEND,
-                _ => RECEIVE | SEND,
-            });
+            socket.shut(directions(how));
             socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
             let session = match socket.phase() {
                 SocketPhase::Cached => core.stack.udp(slot),
@@ -138,22 +140,44 @@ pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
     end(fd, how).into()
 }
 
+fn directions(how: i32) -> u8 {
+    match how {
+        libc::SHUT_RD => RECEIVE,
+        libc::SHUT_WR => SEND,
+        _ => RECEIVE | SEND,
+    }
+}
+
 /// Is the connection over, as Linux sees it? There TIME-WAIT is no state of the socket.
 pub(super) fn has_ended(stream: &dyn Stream) -> bool {
     matches!(stream.state(), StateName::Closed | StateName::TimeWait)
 }
 
-/// The listener is a socket again that nobody listens on; Linux keeps a port that was bound.
+/// The listener is a socket again that nobody listens on; as Linux, it keeps a port that the application chose.
 fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
-    // Who sleeps in `accept` on the old descriptor wakes.
-    rustix::net::shutdown(descriptor::borrow(fd)?, rustix::net::Shutdown::Both)?;
+    let mut setup = socket.setup();
+    let (SocketPhase::Listening, Some(session)) = (socket.phase(), setup.session) else {
+        // Another thread was faster.
+        return Err(Errno::NOTCONN.into());
+    };
+    let (near, far) = process.control.brief_pair(PairKind::Stream)?;
     end_session(process, socket, SocketPhase::Listening, true);
-    let session = socket.setup().session;
-    if let Some(session) = session {
-        // The port is free once the server has answered, whatever it says.
-        let _ = process.control.call(RequestBody::Release { session }, &[]);
+    let request = RequestBody::StopListening { session };
+    let answer = process.control.call(request, &[far.as_fd(), near.as_fd()]);
+    if !matches!(answer, Ok((ReplyBody::Done, _))) {
+        drop(setup);
+        return reset_to_idle(process, fd, socket);
     }
-    reset_to_idle(process, fd, socket)
+    setup.backlog = 0;
+    setup.give_up_unchosen_port();
+    socket.set_phase(SocketPhase::Idle);
+    // The old descriptor hangs up, which wakes other processes that sleep in `accept` on it.
+    replace_fds(socket, &near)?;
+    drop(setup);
+    let core = process.lock();
+    socket.notify(Events::CLOSED);
+    drop(core);
+    Ok(())
 }
 
 /// Takes the socket back to where it was before it was connected or listened.
@@ -163,9 +187,17 @@ pub(super) fn reset_to_idle(
     socket: &Arc<Socket>,
 ) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    let bound = setup.local.filter(|_| setup.is_bound);
+    let bound = setup.local.filter(|_| setup.is_bound).map(|mut local| {
+        if !setup.has_chosen_port {
+            local.set_port(0);
+        }
+        local
+    });
+    // An address of the application's own is kept.
+    let bound = bound.filter(|local| local.port() != 0 || !local.ip().is_unspecified());
     let phase = socket.phase();
     socket.set_phase(SocketPhase::Idle);
+    socket.reopen();
     end_session(process, socket, phase, true);
     new_socketpair(socket, &mut setup)?;
     drop(setup);

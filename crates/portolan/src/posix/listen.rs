@@ -35,7 +35,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
         match (socket.phase(), session) {
             (SocketPhase::Idle, _) => {
                 // A port of its family's addresses, unless it has one.
-                let has_port = socket.setup().local.is_some();
+                let has_port = socket.setup().has_port();
                 if !has_port {
                     bind_implicitly(process, fd, &socket)?;
                 }
@@ -92,7 +92,7 @@ fn become_listener(
             _,
         )) => {
             setup.opened(session);
-            setup.local = Some(local);
+            setup.set_local(local);
             setup.backlog = backlog;
             replace_fds(socket, &near)?;
             socket.set_phase(SocketPhase::Listening);

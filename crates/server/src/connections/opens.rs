@@ -78,12 +78,19 @@ impl Server {
         slot: Slot,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        if let SessionRef::Known(id) = session {
-            self.registry.admit(channel, Command::Bind, id)?;
+        let known = match session {
+            SessionRef::Known(id) => {
+                self.registry.admit(channel, Command::Bind, id)?;
+                Some(id)
+            }
+            SessionRef::New => None,
+        };
+        self.check_port(channel, request.local.port())?;
+        if let Some(id) = known {
+            return self.bind_again(channel, id, request);
         }
         let descriptor = NewDescriptor::from_fds(fds)?;
         self.registry.has_room(channel)?;
-        self.check_port(channel, request.local.port())?;
         // What holds a UDP port may become the program's own socket.
         let is_v6 = request.protocol == Protocol::Udp && request.local.is_ipv6();
         let request = BindRequest {
@@ -94,6 +101,61 @@ impl Server {
             Ok(answer) => Ok(answer),
             Err(fallback) => self.fallback(None, fallback),
         }
+    }
+
+    /// A session whose port went with a connection that failed, or with its listener.
+    fn bind_again(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        request: BindRequest,
+    ) -> Result<Answer, Errno> {
+        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        if session.claim.is_some() || session.protocol != request.protocol {
+            return Err(Errno::INVAL);
+        }
+        let request = BindRequest {
+            local: canonical(request.local),
+            ..request
+        };
+        let taken = self
+            .check_local(request.protocol, request.local)
+            .and_then(|()| Ok(self.take_endpoint(channel, request, false)?));
+        let (claim, local, reservation) = match taken {
+            Ok(taken) => taken,
+            Err(fallback) => return self.fallback(Some(id), fallback),
+        };
+        if let Some(session) = self.registry.session_mut(id) {
+            session.claim = Some(claim);
+            session.has_chosen_port = request.local.port() != 0;
+            session.local = local;
+            session.reuse = request.reuse;
+            session.v6_only = request.v6_only;
+        }
+        self.keep_reservation(id, reservation);
+        Ok(ReplyBody::Bound {
+            session: id,
+            local,
+            generation: Default::default(),
+        }
+        .into())
+    }
+
+    fn take_endpoint(
+        &mut self,
+        channel: ChannelId,
+        request: BindRequest,
+        is_v6: bool,
+    ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
+        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
+        let claim = PortClaim {
+            protocol: request.protocol,
+            local: request.local,
+            reuse: request.reuse,
+            v6_only: request.v6_only,
+            uid: process.uid,
+        };
+        self.reserve(claim, is_v6)
     }
 
     /// May the process bind the port, as the kernel has it for this namespace? What it has shown for it is closed then, so
@@ -128,15 +190,8 @@ impl Server {
         descriptor: NewDescriptor,
     ) -> Result<Answer, Fallback> {
         self.check_local(request.protocol, request.local)?;
-        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        let claim = PortClaim {
-            protocol: request.protocol,
-            local: request.local,
-            reuse: request.reuse,
-            v6_only: request.v6_only,
-            uid: process.uid,
-        };
-        let (claim_id, local, reservation) = self.reserve(claim, is_v6)?;
+        let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
+        let (claim_id, local, reservation) = self.take_endpoint(channel, request, is_v6)?;
         let opening = Opening {
             protocol: request.protocol,
             phase: SessionPhase::Bound,
@@ -144,13 +199,16 @@ impl Server {
             remote: None,
             reuse: request.reuse,
             v6_only: request.v6_only,
-            uid: claim.uid,
+            uid,
             cookie: descriptor.cookie,
             claim: Some(claim_id),
             flow_claim: None,
             listener: None,
         };
         let id = self.enter(channel, opening, Some(descriptor.far))?;
+        if let Some(session) = self.registry.session_mut(id) {
+            session.has_chosen_port = request.local.port() != 0;
+        }
         match request.protocol {
             Protocol::Udp => self.watch_port(id, reservation),
             Protocol::Tcp => self.keep_reservation(id, reservation),
@@ -509,10 +567,7 @@ impl Server {
         }
         self.unsteer(id);
         self.forget_local(id);
-        let bound = self
-            .registry
-            .session(id)
-            .and_then(|session| self.ports.claim(session.claim?));
+        let bound = self.claim_of(id);
         let Some(session) = self.registry.session_mut(id) else {
             return;
         };
@@ -522,6 +577,23 @@ impl Server {
         session.phase = SessionPhase::Bound;
         if let Some(claim) = session.flow_claim.take() {
             self.ports.release(claim);
+        }
+        self.give_up_unchosen_port(id);
+    }
+
+    /// As Linux: a socket that is closed for its peers keeps its address, and its port only if the program chose it
+    /// (`SOCK_BINDPORT_LOCK`).
+    pub fn give_up_unchosen_port(&mut self, id: SessionId) {
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        if session.has_chosen_port {
+            return;
+        }
+        session.local.set_port(0);
+        if let Some(claim) = session.claim.take() {
+            self.ports.release(claim);
+            self.drop_reservation(id);
         }
     }
 

@@ -345,6 +345,9 @@ impl Server {
                 };
                 self.listen(channel, session, request, &mut fds)
             }
+            RequestBody::StopListening { session } => {
+                self.stop_listening(channel, session, &mut fds)
+            }
             RequestBody::RegisterAccepted {
                 listener,
                 local,

@@ -283,10 +283,13 @@ impl Server {
     ) -> Result<(), Errno> {
         let (reservation, token) = self.reservations.get_mut(&id).ok_or(Errno::INVAL)?;
         let managed: Vec<u32> = self.managed.iter().copied().collect();
-        reservation.listen_except_by(&managed, backlog)?;
+        self.ports.listen(claim).map_err(|error| error.errno())?;
+        if let Err(errno) = reservation.listen_except_by(&managed, backlog) {
+            self.ports.stop_listening(claim);
+            return Err(errno);
+        }
         self.port_transitions
             .push_back((self.now + GUARDED_FOR, id));
-        self.ports.listen(claim).map_err(|error| error.errno())?;
         *token = self
             .poll
             .add_to_crowd(&*reservation, Source::Reservation(id), EventFlags::IN)
@@ -389,8 +392,55 @@ impl Server {
             .is_some_and(|session| session.v6_only)
     }
 
+    /// `StopListening`: the session is bound, as before `listen`.
+    pub fn stop_listening(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let session = self.registry.admit(channel, Command::StopListening, id)?;
+        let claim = session.claim.ok_or(Errno::INVAL)?;
+        let descriptor = NewDescriptor::from_fds(fds)?;
+        if self.registry.by_cookie(descriptor.cookie).is_some() {
+            return Err(Errno::INVAL);
+        }
+        self.end_listening(id);
+        self.end_extensions_of(id);
+        self.stop_listening_at_kernel(id, claim);
+        self.registry.release_bindings(id);
+        self.set_phase(id, SessionPhase::Bound);
+        self.give_up_unchosen_port(id);
+        self.registry.replace_cookie(id, descriptor.cookie);
+        if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
+            self.forget(id);
+            return Err(errno);
+        }
+        debug!(session = id.0, "listens no longer");
+        Ok(ReplyBody::Done.into())
+    }
+
+    fn stop_listening_at_kernel(&mut self, id: SessionId, claim: ClaimId) {
+        self.ports.stop_listening(claim);
+        self.port_transitions.retain(|(_, other)| *other != id);
+        if let Some((reservation, token)) = self.reservations.get_mut(&id) {
+            reservation.stop_listening();
+            if let Some(token) = token.take() {
+                self.poll.remove(&*reservation, token);
+            }
+        }
+    }
+
     /// Ends a listener: what nobody accepted is reset, the port is free.
     pub fn close_listener(&mut self, id: SessionId) {
+        if self.listeners.contains_key(&id) {
+            self.end_listening(id);
+            self.forget(id);
+        }
+    }
+
+    /// What nobody accepted is reset, and what comes finds nobody.
+    fn end_listening(&mut self, id: SessionId) {
         let Some(listener) = self.listeners.remove(&id) else {
             return;
         };
@@ -404,7 +454,6 @@ impl Server {
             self.abort_held(id);
         }
         self.refuse_pending_connects(id);
-        self.forget(id);
     }
 
     /// The listener that a packet to `local` is for: the very address goes before any address;
