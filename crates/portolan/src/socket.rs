@@ -158,7 +158,7 @@ pub(crate) const SEND: u8 = 2;
 pub(crate) struct Setup {
     /// Once the server knows the socket.
     pub(crate) session: Option<SessionId>,
-    /// The descriptor's other end, until the server gets it.
+    /// The descriptor's other end, until the server gets it; of a listener, once the server has gone.
     pub(crate) far: Option<InternalFd>,
     /// The near end, once the application has closed it under a call that still needs it.
     pub(crate) kept: Option<InternalFd>,

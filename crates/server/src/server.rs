@@ -553,6 +553,8 @@ impl Server {
         self.supervisor.tell_stopping();
         self.end_all_cpu();
         let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
+        // Whoever accepts is to find the server gone when its listener hangs up.
+        let mut listeners = Vec::new();
         for id in held {
             if self.locals.has(id) {
                 self.locals.release(id);
@@ -560,7 +562,10 @@ impl Server {
                 continue;
             }
             match (self.phase(id), self.server_slot(id)) {
-                (Some(SessionPhase::Listening), _) => self.close_listener(id),
+                (Some(SessionPhase::Listening), _) => {
+                    listeners.extend(self.take_far(id));
+                    self.close_listener(id);
+                }
                 (_, Some(_)) => self.abort_held(id),
                 (_, None) => self.abort_orphan(id),
             }
@@ -583,6 +588,8 @@ impl Server {
         if let Some(Err(failure)) = self.reserved.take().map(ReservedPorts::release) {
             warn!(%failure, "ephemeral ports stay reserved");
         }
+        self.clients.clear();
+        drop(listeners);
         info!("stopped");
     }
 

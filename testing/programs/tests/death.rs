@@ -228,6 +228,118 @@ fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
     assert!(complaints.contains("the server has gone"), "{complaints}");
 }
 
+/// Accepts by epoll, and tells how often it woke in vain within a second in which the server has gone; then greets one more.
+const PATIENT: &str = r#"
+import select, socket, sys, time
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family)
+listener.setblocking(False)
+events = select.epoll()
+events.register(listener, select.EPOLLIN)
+def accept(until):
+    woken = 0
+    while time.monotonic() < until:
+        for _ in events.poll(max(until - time.monotonic(), 0)):
+            woken += 1
+            try:
+                return listener.accept()[0], woken
+            except BlockingIOError:
+                pass
+    return None, woken
+accept(time.monotonic() + 5)[0].sendall(b"!")
+print("ready", flush=True)
+sys.stdin.readline()
+print(accept(time.monotonic() + 1)[1], flush=True)
+accepted = accept(time.monotonic() + 5)[0]
+if accepted:
+    accepted.sendall(b"!")
+print("greeted" if accepted else "nobody", flush=True)
+"#;
+
+/// The same by calls that block, without looking before.
+const BLOCKING: &str = r#"
+import socket, sys, threading, time
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family)
+listener.accept()[0].sendall(b"!")
+print("ready", flush=True)
+failed = 0
+greeted = threading.Event()
+def serve():
+    global failed
+    while True:
+        try:
+            listener.accept()[0].sendall(b"!")
+            greeted.set()
+        except OSError:
+            failed += 1
+threading.Thread(target=serve, daemon=True).start()
+sys.stdin.readline()
+time.sleep(1)
+print(failed, flush=True)
+print("greeted" if greeted.wait(5) else "nobody", flush=True)
+"#;
+
+/// A listener whose server goes away; what it says of failed attempts, and of one more client.
+fn outlive(bed: &mut Bed, (script, options): (&str, &[&str]), end: Signal) -> (u32, String) {
+    let launcher = bed.tools().portolan.display().to_string();
+    let mut listener = bed.command(Side::Server, Stack::Kernel, &launcher);
+    listener.arg("run").args(options).args(["--", PYTHON]);
+    let mut listener = python(listener, script, bed);
+    let mut words = listener.stdin.take().expect("a pipe");
+    let mut said = BufReader::new(listener.stdout.take().expect("a pipe")).lines();
+    let mut next = || said.next().expect("a line").expect("text");
+    let greet = |bed: &Bed| {
+        let client = bed.command(Side::Client, Stack::Kernel, PYTHON);
+        python(client, ONE_CLIENT, bed)
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    let first = greet(bed).wait_with_output().expect("it ends");
+    assert!(first.status.success(), "{first:?}");
+    assert_eq!(next(), "ready");
+    let daemon = bed.daemon(Side::Server).take().expect("it runs");
+    daemon.signal(end).expect("it runs");
+    drop(daemon);
+    words.write_all(b"go on\n").expect("it reads");
+    let failures = next().parse().expect("a number");
+    let mut second = greet(bed);
+    let greeted = next();
+    second.kill().expect("it is a child");
+    second.wait().expect("it is a child");
+    listener.kill().expect("it is a child");
+    listener.wait().expect("it is a child");
+    (failures, greeted)
+}
+
+const ONE_CLIENT: &str = r#"
+import socket, sys
+client = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+assert client.recv(1) == b"!"
+"#;
+
+#[test]
+fn a_listener_waits_quietly_when_its_server_has_gone_and_the_kernel_listens_for_it() {
+    for mut bed in [bed(), bed().over_ipv6()] {
+        for script in [PATIENT, BLOCKING] {
+            let (failures, greeted) = outlive(&mut bed, (script, &[]), Signal::TERM);
+            assert!(failures <= 2, "{failures} calls in vain");
+            assert_eq!(greeted, "greeted");
+            bed.start_daemon(Side::Server)
+                .unwrap_or_else(|error| panic!("{error}"));
+        }
+    }
+}
+
+#[test]
+fn a_listener_that_may_not_be_the_kernels_waits_quietly_when_its_server_has_gone() {
+    for script in [PATIENT, BLOCKING] {
+        let mut bed = bed();
+        let (failures, greeted) = outlive(&mut bed, (script, &["--require"]), Signal::KILL);
+        assert!(failures <= 2, "{failures} calls in vain");
+        assert_eq!(greeted, "nobody");
+    }
+}
+
 #[test]
 fn sessions_end_when_their_server_stops() {
     let mut bed = bed();

@@ -15,8 +15,9 @@ use rustix::io::Errno;
 use super::Stop;
 use super::migrate::lose;
 use crate::process::Process;
-use crate::socket::table;
+use crate::socket::table::{self, File};
 use crate::socket::{Family, OUT, Setup, Socket, SocketPhase};
+use crate::wait::epoll::Epoll;
 
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
 /// that holds its port, else a new one on the same address. Whatever was set on it is set again. The lock on `setup`
@@ -50,7 +51,7 @@ pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 /// What they wait for comes from the kernel from now on.
-fn wake_sleepers(socket: &Socket) {
+pub(super) fn wake_sleepers(socket: &Socket) {
     // They are signalled with the core held.
     let _core = Process::running().map(Process::lock);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
@@ -165,10 +166,7 @@ fn become_kernel(
         Some(kernel) => kernel,
         None => new_kernel_socket(socket)?,
     };
-    for (level, name, value) in socket.options().all() {
-        // The kernel may refuse what it would have refused at once; the call is long over.
-        let _ = descriptor::set_socket_option(&kernel, level, name, value);
-    }
+    set_options(socket, &kernel);
     if let Some(local) = setup.local.filter(|_| is_new && setup.is_bound) {
         rustix::net::bind(&kernel, &socket.shown(local))?;
     }
@@ -187,6 +185,13 @@ fn become_kernel(
     Ok(())
 }
 
+fn set_options(socket: &Socket, kernel: &OwnedFd) {
+    for (level, name, value) in socket.options().all() {
+        // The kernel may refuse what it would have refused at once; the call is long over.
+        let _ = descriptor::set_socket_option(kernel, level, name, value);
+    }
+}
+
 /// One of the socket's family and kind.
 pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
     let domain = match socket.family {
@@ -203,18 +208,80 @@ pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
 /// Moves the socket's epoll memberships to the kernel's sets.
 pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
     for (epoll, fd) in socket.epolls() {
-        let interest = epoll.interest(fd).map(|event| kernel_event(socket, event));
+        let interest = epoll.interest(fd);
         epoll.remove(fd);
         socket.leave_epoll(&epoll, fd);
-        let register = |operation| descriptor::epoll_control(epoll.fd(), operation, fd, interest);
-        // Another process that shares the set may have been first.
-        if interest.is_some()
-            && (register(libc::EPOLL_CTL_ADD).is_ok() || register(libc::EPOLL_CTL_MOD).is_ok())
-        {
-            socket.leave_to_kernel();
-            epoll.kernel_member_added();
+        if let Some(interest) = interest {
+            enter_kernel_epoll(socket, &epoll, (fd, interest));
         }
     }
+}
+
+fn enter_kernel_epoll(
+    socket: &Arc<Socket>,
+    epoll: &Epoll,
+    (fd, interest): (RawFd, libc::epoll_event),
+) {
+    let event = Some(kernel_event(socket, interest));
+    let register = |operation| descriptor::epoll_control(epoll.fd(), operation, fd, event);
+    // Another process that shares the set may have been first.
+    if register(libc::EPOLL_CTL_ADD).is_ok() || register(libc::EPOLL_CTL_MOD).is_ok() {
+        socket.leave_to_kernel();
+        epoll.kernel_member_added();
+        if socket.phase() == SocketPhase::Listening {
+            epoll.note_listener(fd, socket, Some(interest));
+        }
+    }
+}
+
+/// The memberships of a listener in the kernel's sets, which end there when its descriptor is replaced.
+fn take_from_kernel_epolls(
+    listener: &Arc<Socket>,
+) -> Vec<(Arc<Epoll>, (RawFd, libc::epoll_event))> {
+    let sets = table::all().into_iter().filter_map(|(_, file)| match file {
+        File::Epoll(epoll) => Some(epoll),
+        File::Socket(_) => None,
+    });
+    let mut taken = Vec::new();
+    for epoll in sets {
+        for (fd, interest) in epoll.take_listener(listener) {
+            let is_still = table::socket(fd).is_some_and(|known| Arc::ptr_eq(&known, listener));
+            if is_still {
+                taken.push((Arc::clone(&epoll), (fd, interest)));
+            }
+        }
+    }
+    taken
+}
+
+/// A listener's descriptor was replaced, and it listens no longer: its events are the library's again.
+pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
+    for (epoll, (fd, interest)) in take_from_kernel_epolls(socket) {
+        socket.join_epoll(&epoll, fd);
+        // Sleepers of the set are signalled with the core held.
+        let _core = Process::running().map(Process::lock);
+        epoll.set(fd, socket, interest);
+    }
+}
+
+/// Has the kernel listen instead of a server that has gone.
+pub(super) fn become_kernel_listener(socket: &Arc<Socket>, setup: &Setup) -> Result<(), Errno> {
+    let local = setup.local.ok_or(Errno::INVAL)?;
+    let kernel = new_kernel_socket(socket)?;
+    set_options(socket, &kernel);
+    if socket.is_shared() {
+        // Each of the processes that accept has one of its own.
+        let one = 1_i32.to_ne_bytes();
+        descriptor::set_socket_option(&kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT, &one)?;
+    }
+    rustix::net::bind(&kernel, &socket.shown(local))?;
+    rustix::net::listen(&kernel, i32::try_from(setup.backlog).unwrap_or(i32::MAX))?;
+    let memberships = take_from_kernel_epolls(socket);
+    become_kernel(socket, setup, Some(kernel))?;
+    for (epoll, member) in memberships {
+        enter_kernel_epoll(socket, &epoll, member);
+    }
+    Ok(())
 }
 
 /// What the kernel's set is to look for. A listener's descriptor is always writable, a listening

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
 use super::connect::complete_connect;
-use super::fallback::leave_to_sharers;
+use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use super::fork::shares_memory;
 use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
 use super::{Answer, Stop, deadline_after, find_here};
@@ -174,6 +174,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     // The old descriptor hangs up, which wakes other processes that sleep in `accept` on it.
     replace_fds(socket, &near)?;
     drop(setup);
+    return_from_kernel_epolls(socket);
     let core = process.lock();
     socket.notify(Events::CLOSED);
     drop(core);

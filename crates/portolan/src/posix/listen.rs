@@ -3,22 +3,29 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
-use portolan_sys::descriptor;
-use portolan_sys::unix::{self, PairKind, ReceiveError};
-use portolan_types::{Protocol, SessionId};
+use portolan_sys::unix::{self, PairKind, ReceiveError, socket_pair};
+use portolan_sys::{clock, descriptor, wait};
+use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::asking::{denial, install, refusal};
 use super::bind::bind_implicitly;
 use super::delegate::{self, ListenerSlot};
+use super::fallback::{become_kernel_listener, wake_sleepers};
 use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
-use crate::process::Process;
+use crate::process::{Absent, Process};
+use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket, SocketPhase};
 use crate::wait::{Sleep, Woken, pollfd};
+
+/// How long after a listener's descriptor its control connection may hang up if its server was killed: a process that
+/// ends closes one after the other.
+const EXIT: Duration = Duration::from_millis(100);
 
 /// Bytes of the longest message a listener's descriptor carries.
 const ACCEPT_MESSAGE: usize = 4096;
@@ -120,46 +127,112 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
         if listener.protocol != Protocol::Tcp {
             return Err(Errno::OPNOTSUPP.into());
         }
-        // A forked worker registers with its first accept.
-        let process = Process::start().map_err(|_| Errno::NETDOWN)?;
         let deadline = deadline_after(listener.options().receive_timeout());
+        let mut has_waited = false;
         loop {
+            if listener.phase() == SocketPhase::Relayed {
+                return Err(Stop::NotOurs);
+            }
             if listener.phase() != SocketPhase::Listening {
                 return Err(Errno::INVAL.into());
             }
-            if let Some(accepted) = try_accept(process, fd, &listener, flags)? {
-                return Ok(accepted);
+            match try_accept(fd, &listener, flags)? {
+                Next::Connection(accepted) => return Ok(accepted),
+                Next::Nobody if listener.is_nonblocking() => return Err(Errno::AGAIN.into()),
+                Next::Nobody => {}
+                Next::HungUp => {
+                    outlive_server(&listener)?;
+                    // It was told that somebody waits.
+                    if !has_waited && !listener.is_nonblocking() {
+                        return Err(Errno::CONNABORTED.into());
+                    }
+                    continue;
+                }
             }
-            if listener.is_nonblocking() {
-                return Err(Errno::AGAIN.into());
-            }
-            let mut kernel = [pollfd(fd, libc::POLLIN)];
-            let sleep = Sleep {
-                kernel: &mut kernel,
-                deadline,
-                mask: None,
-                begins_again: None,
-            };
-            let _watching = Watching::new(vec![&listener])?;
-            let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());
-            match process.wait(sleep, |_, _| is_over()) {
-                Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
-                Err(Errno::INTR) if restarts(deadline) => {}
-                Err(errno) => return Err(errno.into()),
-                Ok(Woken::Ready(()) | Woken::Kernel) => {}
-            }
+            wait_for_connection(fd, &listener, deadline)?;
+            has_waited = true;
         }
     }
     next(fd, flags).into()
 }
 
-/// `None` if nobody waits to be accepted. Sessions that ended meanwhile are passed over.
-fn try_accept(
+fn wait_for_connection(
+    fd: RawFd,
+    listener: &Arc<Socket>,
+    deadline: Option<Instant>,
+) -> Result<(), Stop> {
+    let mut kernel = [pollfd(fd, libc::POLLIN)];
+    let Some(process) = Process::running() else {
+        // Without a server nothing comes.
+        return match wait::ppoll(&mut kernel, deadline, None) {
+            Ok(0) => Err(Errno::AGAIN.into()),
+            Err(Errno::INTR) if restarts(deadline) => Ok(()),
+            Err(errno) => Err(errno.into()),
+            Ok(_) => Ok(()),
+        };
+    };
+    let sleep = Sleep {
+        kernel: &mut kernel,
+        deadline,
+        mask: None,
+        begins_again: None,
+    };
+    let _watching = Watching::new(vec![listener])?;
+    let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());
+    match process.wait(sleep, |_, _| is_over()) {
+        Ok(Woken::TimedOut) => Err(Errno::AGAIN.into()),
+        Err(Errno::INTR) if restarts(deadline) => Ok(()),
+        Err(errno) => Err(errno.into()),
+        Ok(Woken::Ready(()) | Woken::Kernel) => Ok(()),
+    }
+}
+
+/// What the listener's descriptor brings.
+enum Next {
+    Connection((RawFd, SocketAddr)),
+    Nobody,
+    /// Nothing will come any more.
+    HungUp,
+}
+
+/// Sessions that ended meanwhile are passed over.
+fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Result<Next, Stop> {
+    // A forked worker registers with its first accept.
+    let Ok(process) = Process::start() else {
+        return next_without_server(fd, listener);
+    };
+    match accept_from(process, fd, listener, flags) {
+        // The server went while it was asked.
+        Err(Stop::Failed(Errno::NETDOWN)) if process.control.is_lost() => Ok(Next::HungUp),
+        next => next,
+    }
+}
+
+fn next_without_server(fd: RawFd, listener: &Socket) -> Result<Next, Stop> {
+    if is_silent(&listener.setup()) {
+        return Ok(Next::Nobody);
+    }
+    let mut near = [pollfd(fd, 0)];
+    wait::ppoll(&mut near, Some(Instant::ZERO), None)?;
+    let is_lost = Process::running().is_some() || near[0].revents & libc::POLLHUP != 0;
+    match is_lost {
+        true => Ok(Next::HungUp),
+        // It does not let this process in.
+        false => Err(Errno::NETDOWN.into()),
+    }
+}
+
+/// Has a listener's descriptor been replaced by one that nobody writes to?
+fn is_silent(setup: &Setup) -> bool {
+    setup.far.is_some()
+}
+
+fn accept_from(
     process: &'static Process,
     fd: RawFd,
     listener: &Arc<Socket>,
     flags: i32,
-) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+) -> Result<Next, Stop> {
     let near = descriptor::borrow(fd)?;
     let mut buffer = [0; ACCEPT_MESSAGE];
     loop {
@@ -167,8 +240,11 @@ fn try_accept(
         descriptor::close(rustix::io::fcntl_dupfd_cloexec(near, 0)?.into_raw_fd());
         let received = match unix::receive(near, &mut buffer) {
             Ok(received) => received,
-            Err(ReceiveError::Blocked) => return Ok(None),
-            // The listener was shut down, or the server has gone.
+            Err(ReceiveError::Blocked) => return Ok(Next::Nobody),
+            Err(ReceiveError::Closed) if process.control.hangs_up_by(clock::now() + EXIT) => {
+                return Ok(Next::HungUp);
+            }
+            // Another process has shut the listener down.
             Err(ReceiveError::Closed) => return Err(Errno::INVAL.into()),
             Err(ReceiveError::Truncated) => return Err(Errno::PROTO.into()),
             Err(ReceiveError::Failed(errno)) => return Err(errno.into()),
@@ -180,7 +256,7 @@ fn try_accept(
         let event = portolan_proto::decode(&buffer[..received.length]);
         if let Ok(DescriptorEvent::AcceptedHere) = event {
             match delegate::accept(process, listener, flags)? {
-                Some(accepted) => return Ok(Some(accepted)),
+                Some(accepted) => return Ok(Next::Connection(accepted)),
                 None => continue,
             }
         }
@@ -211,7 +287,7 @@ fn try_accept(
                 match taken {
                     Ok(socket) => {
                         let fd = enter(descriptor, Arc::clone(&socket), flags)?;
-                        return Ok(Some((fd, listener.shown(remote))));
+                        return Ok(Next::Connection((fd, listener.shown(remote))));
                     }
                     Err(Stop::Failed(Errno::CONNABORTED | Errno::NOENT)) => {}
                     Err(stop) => return Err(stop),
@@ -219,11 +295,40 @@ fn try_accept(
             }
             Ok(DescriptorEvent::AcceptedKernel { remote }) => {
                 let fd = super::fallback::accept_kernel(descriptor, flags)?;
-                return Ok(Some((fd, listener.shown(remote))));
+                return Ok(Next::Connection((fd, listener.shown(remote))));
             }
             Ok(_) | Err(_) => {}
         }
     }
+}
+
+/// The server has gone, and the listener's queue with it: the kernel listens from now on, if it may and can. Else nobody
+/// comes any more, and the descriptor says nothing.
+fn outlive_server(listener: &Arc<Socket>) -> Result<(), Stop> {
+    let mut setup = listener.setup();
+    if listener.phase() != SocketPhase::Listening {
+        // Another thread was faster.
+        return Ok(());
+    }
+    let process = Process::running();
+    if let Some(process) = process {
+        process
+            .lock()
+            .abort_delegation(clock::now(), listener.slot());
+    }
+    let may_be_kernels = matches!(Process::start(), Err(Absent::UseKernel));
+    if may_be_kernels && become_kernel_listener(listener, &setup).is_ok() {
+        drop(setup);
+        wake_sleepers(listener);
+        return Ok(());
+    }
+    // Whoever still has the old descriptor finds out by itself.
+    if !is_silent(&setup) {
+        let (near, far) = socket_pair(PairKind::SeqPacket)?;
+        replace_fds(listener, &near)?;
+        setup.far = Some(InternalFd::new(far));
+    }
+    Ok(())
 }
 
 /// Leaves an accepted session with the server until somebody uses it.

@@ -238,6 +238,7 @@ fn kernel_control(
     fd: RawFd,
     event: Option<libc::epoll_event>,
 ) -> Result<(), Stop> {
+    let wanted = event;
     let event = match (table::socket(fd), event) {
         (Some(socket), Some(event)) => Some(kernel_event(&socket, event)),
         (_, event) => event,
@@ -253,6 +254,10 @@ fn kernel_control(
     }
     if let Some(socket) = table::socket(fd) {
         socket.leave_to_kernel();
+        if socket.phase() == SocketPhase::Listening {
+            let interest = wanted.filter(|_| operation != libc::EPOLL_CTL_DEL);
+            epoll.note_listener(fd, &socket, interest);
+        }
     }
     // Sleepers are signalled with the core held.
     let _core = Process::running().map(Process::lock);

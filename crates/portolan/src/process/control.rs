@@ -124,8 +124,13 @@ impl Control {
 
     /// Notices that the server has hung up; costs a system call.
     pub(crate) fn has_hung_up(&self) -> bool {
+        self.hangs_up_by(Instant::ZERO)
+    }
+
+    /// The same, or that it does so until then.
+    pub(crate) fn hangs_up_by(&self, deadline: Instant) -> bool {
         let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
-        let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
+        let looked = wait::ppoll(&mut fds, Some(deadline), None);
         if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
             self.lost.store(true, Ordering::Relaxed);
         }

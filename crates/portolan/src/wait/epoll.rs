@@ -52,6 +52,8 @@ struct State {
     turn: usize,
     /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
     kernel_members: usize,
+    /// Members of the kernel that listened when they were entered, and what with: the descriptor may be replaced.
+    listeners: HashMap<RawFd, (Weak<Socket>, libc::epoll_event)>,
     /// Members of the kernel that are polled themselves.
     polled: Vec<Polled>,
     /// Events that the kernel's members may have before ours get their turn again.
@@ -280,6 +282,35 @@ impl Epoll {
     pub(crate) fn kernel_member_removed(&self) {
         let mut state = self.state();
         state.kernel_members = state.kernel_members.saturating_sub(1);
+    }
+
+    /// A listener has become the kernel's member, or its interest has changed; none if it is no member any more.
+    pub(crate) fn note_listener(
+        &self,
+        fd: RawFd,
+        socket: &Arc<Socket>,
+        event: Option<libc::epoll_event>,
+    ) {
+        let listeners = &mut self.state().listeners;
+        match event {
+            Some(event) => listeners.insert(fd, (Arc::downgrade(socket), event)),
+            None => listeners.remove(&fd),
+        };
+    }
+
+    /// The memberships of a listener whose descriptor is replaced, which ends them in the kernel's set.
+    pub(crate) fn take_listener(&self, socket: &Arc<Socket>) -> Vec<(RawFd, libc::epoll_event)> {
+        let mut state = self.state();
+        let mut taken = Vec::new();
+        state.listeners.retain(|fd, (member, event)| {
+            let is_it = member.as_ptr() == Arc::as_ptr(socket);
+            if is_it {
+                taken.push((*fd, *event));
+            }
+            !is_it && member.strong_count() > 0
+        });
+        state.kernel_members = state.kernel_members.saturating_sub(taken.len());
+        taken
     }
 
     /// May the kernel's members be asked first this time?

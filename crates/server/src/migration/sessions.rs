@@ -63,10 +63,16 @@ impl Server {
     }
 
     pub fn drop_far(&mut self, id: SessionId) {
-        if let Some(far) = self.peer_ends.remove(&id) {
-            self.poll.remove(&far.fd, far.token);
-            self.sink.close(far.fd);
+        if let Some(far) = self.take_far(id) {
+            self.sink.close(far);
         }
+    }
+
+    /// Watches the far end no longer.
+    pub fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
+        let far = self.peer_ends.remove(&id)?;
+        self.poll.remove(&far.fd, far.token);
+        Some(far.fd)
     }
 
     pub fn watch_far(&self, id: SessionId, flags: EventFlags) {
