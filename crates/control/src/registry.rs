@@ -2,7 +2,7 @@
 //! bounds how much one process or user may have. Session numbers are random, so that knowing one
 //! proves that its descriptor's message was read.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 
 use portolan_proto::control::{Reuse, SocketOptionsBlob};
@@ -34,7 +34,11 @@ pub struct Process {
     pub uid: u32,
     pub program: String,
     sessions: u32,
-    _charge: Charge,
+    /// Sessions whose packets go to it.
+    held: HashSet<SessionId>,
+    /// Sessions whose descriptor it is known to have.
+    known: HashSet<SessionId>,
+    charge: Charge,
 }
 
 /// Where a session's packets go.
@@ -189,9 +193,8 @@ impl Registry {
     }
 
     /// Charges `uid` for one more process.
-    pub fn admit_process(&self, uid: u32) -> Result<Charge, Errno> {
-        let charge = self.process_budget.charge(uid, 1);
-        charge.map_err(Exhausted::errno_of_number)
+    pub fn admit_process(&self, uid: u32) -> Result<Charge, Exhausted> {
+        self.process_budget.charge(uid, 1)
     }
 
     /// Gives a process that was admitted a free channel.
@@ -202,7 +205,9 @@ impl Registry {
             uid: charge.uid(),
             program,
             sessions: 0,
-            _charge: charge,
+            held: HashSet::new(),
+            known: HashSet::new(),
+            charge,
         };
         self.processes.insert(channel, process);
     }
@@ -234,27 +239,37 @@ impl Registry {
 
     /// The sessions whose packets go to a process.
     pub fn held_by(&self, channel: ChannelId) -> Vec<SessionId> {
-        let its = self.sessions.values().filter(
-            |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
-        );
-        its.map(|session| session.id).collect()
+        let process = self.processes.get(&channel);
+        process.map_or_else(Vec::new, |process| process.held.iter().copied().collect())
     }
 
-    /// Forgets a process. Returns the sessions it held, which are the server's problem now.
-    pub fn unregister(&mut self, channel: ChannelId) -> Vec<SessionId> {
-        self.processes.remove(&channel);
-        let mut held = Vec::new();
-        for session in self.sessions.values_mut() {
+    /// The sessions whose descriptor a process is known to have.
+    pub fn known_to(&self, channel: ChannelId) -> Vec<SessionId> {
+        let process = self.processes.get(&channel);
+        process.map_or_else(Vec::new, |process| process.known.iter().copied().collect())
+    }
+
+    /// Forgets that a process has a session's descriptor.
+    pub fn disentitle(&mut self, id: SessionId, channel: ChannelId) {
+        if let Some(process) = self.processes.get_mut(&channel) {
+            process.known.remove(&id);
+        }
+        if self.sessions.get(&id).and_then(Session::owner) == Some(channel) {
+            self.detach(id);
+        }
+        if let Some(session) = self.sessions.get_mut(&id) {
             session.users.remove(&channel);
             session.relayed_to.remove(&channel);
-            if session.owner == Some(channel) {
-                session.owner = None;
-            }
-            if matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
-                held.push(session.id);
-            }
         }
-        held
+    }
+
+    /// Forgets a process, which holds no session any more. Returns what it was charged for.
+    pub fn unregister(&mut self, channel: ChannelId) -> Option<Charge> {
+        for id in self.known_to(channel) {
+            self.disentitle(id, channel);
+        }
+        let process = self.processes.remove(&channel)?;
+        Some(process.charge)
     }
 
     /// May `channel` have one more session?
@@ -343,10 +358,12 @@ impl Registry {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
         };
+        let Some(process) = self.processes.get_mut(&channel) else {
+            return;
+        };
         session.users.insert(channel);
-        if session.owner.is_none()
-            && let Some(process) = self.processes.get_mut(&channel)
-        {
+        process.known.insert(id);
+        if session.owner.is_none() {
             session.owner = Some(channel);
             process.sessions += 1;
         }
@@ -394,10 +411,28 @@ impl Registry {
     pub fn steer(&mut self, id: SessionId, holder: Holder) -> Generation {
         let generation = self.next_generation();
         if let Some(session) = self.sessions.get_mut(&id) {
-            session.holder = holder;
             session.generation = generation;
         }
+        self.set_holder(id, holder);
         generation
+    }
+
+    /// The same without a generation: nothing reaches the session any more.
+    pub fn unsteer(&mut self, id: SessionId) {
+        self.set_holder(id, Holder::None);
+    }
+
+    fn set_holder(&mut self, id: SessionId, holder: Holder) {
+        let Some(session) = self.sessions.get_mut(&id) else {
+            return;
+        };
+        let before = std::mem::replace(&mut session.holder, holder);
+        if let Some(process) = process_of(&mut self.processes, before) {
+            process.held.remove(&id);
+        }
+        if let Some(process) = process_of(&mut self.processes, holder) {
+            process.held.insert(id);
+        }
     }
 
     /// Notes that the server waits for the session at `slot`; its holder still has it.
@@ -412,8 +447,8 @@ impl Registry {
     pub fn arrive(&mut self, id: SessionId) -> Option<(Slot, Generation)> {
         let session = self.sessions.get_mut(&id)?;
         let (slot, generation) = session.awaited.take()?;
-        session.holder = Holder::Server(slot);
         session.generation = generation;
+        self.set_holder(id, Holder::Server(slot));
         Some((slot, generation))
     }
 
@@ -435,7 +470,13 @@ impl Registry {
 
     pub fn remove(&mut self, id: SessionId) -> Option<Session> {
         self.detach(id);
+        self.set_holder(id, Holder::None);
         let session = self.sessions.remove(&id)?;
+        for channel in &session.users {
+            if let Some(process) = self.processes.get_mut(channel) {
+                process.known.remove(&id);
+            }
+        }
         if self.cookies.get(&session.cookie) == Some(&id) {
             self.cookies.remove(&session.cookie);
         }
@@ -472,5 +513,12 @@ impl Registry {
 
     pub fn session_count(&self) -> usize {
         self.sessions.len()
+    }
+}
+
+fn process_of(processes: &mut HashMap<ChannelId, Process>, holder: Holder) -> Option<&mut Process> {
+    match holder {
+        Holder::Process(channel, _) => processes.get_mut(&channel),
+        Holder::None | Holder::Server(_) => None,
     }
 }

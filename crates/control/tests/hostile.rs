@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use bolero::TypeGenerator;
 use portolan_control::legality::{Command, SessionPhase};
 use portolan_control::ports::{ClaimId, PortClaim, PortTable};
-use portolan_control::registry::{Holder, Opening, Registry};
+use portolan_control::registry::{Holder, Opening, Registry, Session};
 use portolan_control::{Limit, Limits};
 use portolan_proto::control::Reuse;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
@@ -163,9 +163,10 @@ impl Server {
 
     /// As the server does it: what the process held is the server's then.
     fn hang_up(&mut self, channel: ChannelId) {
-        for id in self.registry.unregister(channel) {
+        for id in self.registry.held_by(channel) {
             self.registry.steer(id, Holder::Server(Slot(0)));
         }
+        self.registry.unregister(channel);
     }
 
     fn command(&mut self, channel: ChannelId, id: SessionId, command: Command, next: SessionPhase) {
@@ -196,6 +197,24 @@ impl Server {
         }
     }
 
+    /// What is noted with a process is what its sessions say.
+    fn check_index(&self, channel: ChannelId) {
+        let is_held =
+            |session: &&Session| matches!(session.holder, Holder::Process(of, _) if of == channel);
+        let is_known = |session: &&Session| session.is_user(channel);
+        let is_there = self.registry.process(channel).is_some();
+        let sorted = |mut ids: Vec<SessionId>| {
+            ids.sort_unstable();
+            ids
+        };
+        let held = self.registry.sessions().filter(is_held).map(|s| s.id);
+        let known = self.registry.sessions().filter(is_known).map(|s| s.id);
+        let (held, known) = (sorted(held.collect()), sorted(known.collect()));
+        assert_eq!(sorted(self.registry.held_by(channel)), held);
+        assert_eq!(sorted(self.registry.known_to(channel)), known);
+        assert!(is_there || (held.is_empty() && known.is_empty()));
+    }
+
     fn check(&self) {
         assert!(self.registry.process_count() <= LIMITS.processes.total as usize);
         let mut charged: HashMap<ChannelId, u32> = HashMap::new();
@@ -213,6 +232,9 @@ impl Server {
                     "a dead process holds {session:?}"
                 );
             }
+        }
+        for channel in &self.channels {
+            self.check_index(*channel);
         }
         for (channel, count) in charged {
             assert!(

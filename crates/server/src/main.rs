@@ -7,6 +7,7 @@ mod connections;
 mod control_socket;
 mod extensions;
 mod instance;
+mod leaving;
 mod listeners;
 mod locals;
 mod migration;

@@ -45,6 +45,7 @@ use crate::control_socket::shortage::Shortage;
 use crate::control_socket::sink::Sink;
 use crate::extensions::Extensions;
 use crate::instance::Instance;
+use crate::leaving::LeavingTaps;
 use crate::listeners::floods::Floods;
 use crate::listeners::listen::Listener;
 use crate::listeners::rx_throttle::RxThrottle;
@@ -84,6 +85,7 @@ pub enum Source {
     Wire,
     Inject,
     ChannelPool,
+    LeavingTaps,
     Client(ClientId),
     Descriptor(SessionId),
     Reservation(SessionId),
@@ -160,8 +162,7 @@ pub struct Server {
     pub(crate) listings: Listings,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
-    /// Taps of processes that are gone, and when they must be too.
-    pub(crate) leaving_taps: VecDeque<(Instant, u32)>,
+    pub(crate) leaving_taps: LeavingTaps,
     pub(crate) channel_pool: ChannelPool,
     /// What processes counted that are gone.
     pub(crate) ended: [u64; COUNTERS],
@@ -287,6 +288,8 @@ impl Server {
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
         let channel_pool = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
         poll.add(&*channel_pool.notifier, Source::ChannelPool, EventFlags::IN)?;
+        let leaving_taps = LeavingTaps::new()?;
+        poll.add(&*leaving_taps.notifier, Source::LeavingTaps, EventFlags::IN)?;
         let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
         let edge = EventFlags::OUT | EventFlags::ET;
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
@@ -318,7 +321,7 @@ impl Server {
             listings: Listings::default(),
             next_client: 1,
             channels: HashMap::new(),
-            leaving_taps: VecDeque::new(),
+            leaving_taps,
             channel_pool,
             ended: [0; COUNTERS],
             buffer: Vec::new(),
@@ -447,6 +450,7 @@ impl Server {
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),
             Source::ChannelPool => self.on_channel_pool(),
+            Source::LeavingTaps => self.on_left_taps(),
             Source::Client(id) => self.serve_client(id, flags),
             Source::Descriptor(id) => self.on_descriptor(id, flags),
             Source::Reservation(id) if self.is_udp(id) => self.on_datagrams(id),
@@ -527,7 +531,6 @@ impl Server {
             self.drive_shortage(),
             self.drive_port_transitions(),
             self.drive_resolving(),
-            self.drive_leaving_taps(),
             self.drive_channel_pool(),
             self.drive_recalls(),
             self.drive_relays(),

@@ -51,13 +51,29 @@ pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
     Requests::open()?.acknowledged(parse::no_discipline(ifindex))
 }
 
-/// Removes a device, whoever keeps it; nothing to do if it has gone. The kernel may take tens of milliseconds.
-pub fn delete_device(ifindex: u32) -> Result<(), DeleteError> {
-    let deleted = Requests::open()
-        .and_then(|mut requests| requests.acknowledged(parse::delete_link(ifindex)));
-    match deleted {
-        Ok(()) | Err(Errno::NODEV) => Ok(()),
-        Err(errno) => Err(DeleteError { ifindex, errno }),
+/// Of devices that are to be deleted.
+const DOOMED: u32 = u32::from_be_bytes(*b"PTLx");
+
+/// Removes devices, whoever keeps them; nothing to do for those that have gone. The kernel waits tens of milliseconds
+/// until nobody uses a device any more, and no longer for many of a group that it deletes at once.
+pub fn delete_devices(devices: &[u32]) -> Result<(), DeleteError> {
+    let failed = |ifindex| move |errno| DeleteError { ifindex, errno };
+    let mut requests = Requests::open().map_err(failed(0))?;
+    if let [ifindex] = *devices {
+        let deleted = requests.acknowledged(parse::delete_link(ifindex));
+        return unless_gone(deleted).map_err(failed(ifindex));
+    }
+    for &ifindex in devices {
+        let marked = requests.acknowledged(parse::set_group(ifindex, DOOMED));
+        unless_gone(marked).map_err(failed(ifindex))?;
+    }
+    unless_gone(requests.acknowledged(parse::delete_group(DOOMED))).map_err(failed(0))
+}
+
+fn unless_gone(result: Result<(), Errno>) -> Result<(), Errno> {
+    match result {
+        Err(Errno::NODEV) => Ok(()),
+        result => result,
     }
 }
 

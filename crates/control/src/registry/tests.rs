@@ -71,10 +71,10 @@ fn processes_are_bounded_per_user_and_in_all() {
     let mut registry = registry();
     process(&mut registry, 1);
     process(&mut registry, 1);
-    assert_eq!(registry.admit_process(1).unwrap_err(), Errno::MFILE);
+    assert_eq!(registry.admit_process(1).unwrap_err(), Exhausted::User);
     process(&mut registry, 2);
     assert_eq!(registry.free_channels().next(), None);
-    assert_eq!(registry.admit_process(3).unwrap_err(), Errno::NFILE);
+    assert_eq!(registry.admit_process(3).unwrap_err(), Exhausted::Total);
 }
 
 #[test]
@@ -171,7 +171,8 @@ fn a_dead_process_leaves_the_sessions_it_held() {
     registry.steer(held, Holder::Process(channel, Slot(0)));
     let bound = opening(Protocol::Tcp, SessionPhase::Bound);
     registry.open(Some(channel), bound, &mut numbers).unwrap();
-    assert_eq!(registry.unregister(channel), [held]);
+    assert_eq!(registry.held_by(channel), [held]);
+    registry.unregister(channel);
     assert!(registry.session(held).unwrap().owner().is_none());
 }
 

@@ -4,17 +4,15 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, ChannelMaps, MapBuilder};
-use portolan_control::Charge;
-use portolan_sys::netlink;
+use portolan_control::{Charge, Errno};
 use portolan_sys::tap::{self, CreateError, Tap};
 use portolan_sys::wait::EventNotifier;
 use portolan_types::{ChannelId, Instant};
-use rustix::io::Errno;
-use tracing::{error, warn};
+use tracing::error;
 
 use crate::control_socket::clients::ClientId;
 use crate::server::Server;
@@ -41,8 +39,10 @@ pub struct Spare {
 pub struct PendingHello {
     pub client: ClientId,
     pub request: u32,
+    pub uid: u32,
     pub program: String,
-    pub charge: Charge,
+    /// None until taps of processes that are gone are, too.
+    pub charge: Option<Charge>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ enum MakeError {
     #[error(transparent)]
     Attach(#[from] AttachError),
     #[error("cannot bound a tap: {0}")]
-    Bound(#[from] Errno),
+    Bound(#[from] rustix::io::Errno),
 }
 
 enum Made {
@@ -80,32 +80,20 @@ enum Order {
     MakeDoorway(ChannelId, u8),
     /// A ring of so many bytes for one session.
     MakeRing(ChannelId, u32),
-    /// Has the device go, which keeps the thread waiting for tens of milliseconds.
-    Destroy(Leaving),
 }
 
-enum Leaving {
-    Tap(Tap),
-    /// One that somebody else may keep, by its number.
-    Kept(u32),
-}
-
-impl Leaving {
-    fn go(self) {
-        match self {
-            Leaving::Tap(tap) => drop(tap),
-            Leaving::Kept(ifindex) => {
-                if let Err(failure) = netlink::delete_device(ifindex) {
-                    warn!(%failure, "a tap stays");
-                }
-            }
-        }
-    }
+/// Which of the channels that are ready a new program may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortClaim {
+    Any,
+    /// All but the last, which is for users none of whose channels have just gone.
+    NotLast,
 }
 
 pub struct ChannelPool {
     ready: VecDeque<Spare>,
     ordered: BTreeSet<ChannelId>,
+    /// Users in turn, each one's in their order.
     waiting: VecDeque<PendingHello>,
     /// As many are to be ready.
     target: usize,
@@ -122,7 +110,7 @@ impl ChannelPool {
         map_builder: Arc<MapBuilder>,
         ring_size: u32,
         now: Instant,
-    ) -> Result<ChannelPool, Errno> {
+    ) -> Result<ChannelPool, rustix::io::Errno> {
         let notifier = Arc::new(EventNotifier::new()?);
         let (orders, to_do) = mpsc::channel();
         let (done, made) = mpsc::channel();
@@ -164,13 +152,48 @@ impl ChannelPool {
     }
 
     /// One for a new program. If there is none, more are to be ready next time.
-    pub fn take(&mut self, now: Instant) -> Option<Spare> {
+    pub fn take(&mut self, now: Instant, claim: PortClaim) -> Option<Spare> {
         self.wanted_at = now;
-        let spare = self.ready.pop_front();
+        let spare = match self.has_for(claim) {
+            true => self.ready.pop_front(),
+            false => None,
+        };
         if spare.is_none() {
             self.target = (self.target * 2).min(MOST);
         }
         spare
+    }
+
+    fn has_for(&self, claim: PortClaim) -> bool {
+        match claim {
+            PortClaim::Any => !self.ready.is_empty(),
+            PortClaim::NotLast => self.ready.len() > 1,
+        }
+    }
+
+    /// Takes out who is to be served next, and lets other users go before this one's others.
+    fn next_pending_hello(&mut self, claim: impl Fn(u32) -> PortClaim) -> Option<PendingHello> {
+        let may_be = |pending_hello: &PendingHello| {
+            pending_hello.charge.is_some() && self.has_for(claim(pending_hello.uid))
+        };
+        let at = self.waiting.iter().position(may_be)?;
+        let next = self.waiting.remove(at)?;
+        let waiting = std::mem::take(&mut self.waiting);
+        let (its, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|n| n.uid == next.uid);
+        self.waiting = others.into_iter().chain(its).collect();
+        Some(next)
+    }
+
+    /// Newcomers for whom channels are made.
+    fn charged(&self) -> usize {
+        let is_charged = |pending_hello: &&PendingHello| pending_hello.charge.is_some();
+        self.waiting.iter().filter(is_charged).count()
+    }
+
+    /// The client is gone.
+    pub fn forget_pending_hello(&mut self, client: ClientId) {
+        self.waiting
+            .retain(|pending_hello| pending_hello.client != client);
     }
 
     /// Has a transmit queue made for a channel.
@@ -185,21 +208,9 @@ impl ChannelPool {
         let _ = self.orders.send(Order::MakeRing(ring, size));
     }
 
-    /// Has a device go.
-    pub fn destroy(&self, tap: Tap) {
-        // The thread ends with the server only, and devices with their descriptors.
-        let _ = self.orders.send(Order::Destroy(Leaving::Tap(tap)));
-    }
-
-    /// Has a device go that did not go with its process.
-    pub fn delete(&self, ifindex: u32) {
-        // As above.
-        let _ = self.orders.send(Order::Destroy(Leaving::Kept(ifindex)));
-    }
-
     /// How many are to be ordered now.
     fn missing(&self) -> usize {
-        (self.target + self.waiting.len()).saturating_sub(self.ready.len() + self.ordered.len())
+        (self.target + self.charged()).saturating_sub(self.ready.len() + self.ordered.len())
     }
 }
 
@@ -210,33 +221,18 @@ enum Wanted<'a> {
     Ring(ChannelId, u32),
 }
 
-/// Devices come and go under one lock of the kernel, which gives it to nobody in turn: those that are
-/// to go do so one by one, when none is to come.
 fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
-    let mut leaving = VecDeque::new();
-    loop {
-        let first = match leaving.is_empty() {
-            true => to_do.recv().map_err(|_| TryRecvError::Disconnected),
-            false => to_do.try_recv(),
-        };
-        if matches!(first, Err(TryRecvError::Disconnected)) {
-            return;
-        }
+    while let Ok(first) = to_do.recv() {
         // What was ordered meanwhile is made together: the kernel's wait is the same.
         let mut ordered = Vec::new();
-        for order in first.into_iter().chain(to_do.try_iter()) {
+        for order in std::iter::once(first).chain(to_do.try_iter()) {
             match order {
                 Order::Make(channels) => ordered.extend(channels),
                 Order::MakeDoorway(channel, number) => make(Wanted::TxQueue(channel, number)),
                 Order::MakeRing(ring, size) => make(Wanted::Ring(ring, size)),
-                Order::Destroy(device) => leaving.push_back(device),
             }
         }
-        if ordered.is_empty() {
-            if let Some(device) = leaving.pop_front() {
-                device.go();
-            }
-        } else {
+        if !ordered.is_empty() {
             make(Wanted::Channels(&ordered));
         }
     }
@@ -310,7 +306,7 @@ impl Server {
     /// Is there no channel for a new program, nor one on its way?
     pub fn is_out_of_channels(&self) -> bool {
         self.channel_pool.ready.is_empty()
-            && self.channel_pool.ordered.len() <= self.channel_pool.waiting.len()
+            && self.channel_pool.ordered.len() <= self.channel_pool.charged()
     }
 
     /// Keeps a new program until there is a channel for it.
@@ -371,20 +367,49 @@ impl Server {
         }
     }
 
-    fn welcome_waiting(&mut self) {
+    /// Charges those who waited for that; refuses them if nothing is left to wait for.
+    pub fn admit_waiting(&mut self) {
+        let waiting = std::mem::take(&mut self.channel_pool.waiting);
+        for mut pending_hello in waiting {
+            let uid = pending_hello.uid;
+            if pending_hello.charge.is_none() {
+                match self.registry.admit_process(uid) {
+                    Ok(charge) => pending_hello.charge = Some(charge),
+                    Err(exhausted) if self.leaving_taps.relieves(uid, exhausted) => {}
+                    Err(exhausted) => {
+                        self.refuse_late(pending_hello, exhausted.errno_of_number());
+                        continue;
+                    }
+                }
+            }
+            self.channel_pool.waiting.push_back(pending_hello);
+        }
+    }
+
+    pub fn welcome_waiting(&mut self) {
         while !self.channel_pool.waiting.is_empty() {
-            let Some(spare) = self.channel_pool.ready.pop_front() else {
+            let leaving = &self.leaving_taps;
+            let Some(pending_hello) = self
+                .channel_pool
+                .next_pending_hello(|uid| leaving.claim_of(uid))
+            else {
                 break;
             };
-            if let Some(pending_hello) = self.channel_pool.waiting.pop_front() {
+            if let Some(spare) = self.channel_pool.ready.pop_front() {
                 self.welcome_late(pending_hello, spare);
             }
         }
         // What could not be made is not tried again and again.
-        while self.channel_pool.ordered.len() < self.channel_pool.waiting.len()
-            && let Some(pending_hello) = self.channel_pool.waiting.pop_back()
+        while self.channel_pool.ordered.len() + self.channel_pool.ready.len()
+            < self.channel_pool.charged()
+            && let Some(at) = self
+                .channel_pool
+                .waiting
+                .iter()
+                .rposition(|n| n.charge.is_some())
+            && let Some(pending_hello) = self.channel_pool.waiting.remove(at)
         {
-            self.refuse_late(pending_hello);
+            self.refuse_late(pending_hello, Errno::NFILE);
         }
     }
 
@@ -409,7 +434,7 @@ impl Server {
             if let Err(failure) = self.filter.remove_channel(spare.channel) {
                 error!(%failure, "cannot remove a channel");
             }
-            self.channel_pool.destroy(spare.tap);
+            self.leaving_taps.delete(spare.tap, None);
         }
         None
     }

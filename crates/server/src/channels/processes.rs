@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use portolan_bpf::ChannelMaps;
 use portolan_control::{Charge, Errno, Holder, Session, SessionPhase};
 use portolan_proto::control::{Probed, ReplyBody, SocketState};
 use portolan_stack::VERSION;
@@ -23,9 +24,6 @@ use crate::server::Server;
 /// Longest program name that is kept.
 const PROGRAM_MAX: usize = 64;
 
-/// How long the tap of a process that is gone may take to go with it.
-const TAP_GOES_WITHIN: Duration = Duration::from_secs(5);
-
 /// How long sessions of processes that are gone are ended in one turn.
 const ENDING_PER_TURN: Duration = Duration::from_millis(2);
 
@@ -34,6 +32,8 @@ const ENDING_PER_TURN: Duration = Duration::from_millis(2);
 pub struct Ending {
     channel: ChannelId,
     sessions: Vec<SessionId>,
+    /// Sessions whose descriptor it had, still to forget it.
+    known: Option<Vec<SessionId>>,
 }
 
 /// What the server keeps of a process's channel.
@@ -52,6 +52,28 @@ pub struct Channel {
     pub tx_queues: TxQueueSet,
 }
 
+/// Of what the server shares with a process.
+struct Ends {
+    client: ClientId,
+    statistics: StatisticsReader,
+    recall_event: WakeSender,
+    notifier: ProcessBell,
+}
+
+impl Channel {
+    fn new(ends: Ends, tap: Tap) -> Channel {
+        Channel {
+            client: ends.client,
+            statistics: ends.statistics,
+            tap,
+            recall_event: ends.recall_event,
+            notifier: ends.notifier,
+            recalled: Vec::new(),
+            tx_queues: TxQueueSet::default(),
+        }
+    }
+}
+
 impl Server {
     /// Registers a process and hands it a channel, now or as soon as there is one.
     pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
@@ -67,11 +89,21 @@ impl Server {
             );
             return Err(Errno::PROTO);
         }
-        let charge = self.registry.admit_process(client.credentials.uid)?;
+        let uid = client.credentials.uid;
+        let charge = match self.registry.admit_process(uid) {
+            Ok(charge) => charge,
+            // It waits for its user's own that are about to be gone.
+            Err(exhausted) if self.leaving_taps.relieves(uid, exhausted) => {
+                self.set_registering(id, true);
+                return Ok(Answer::Channel(program, None));
+            }
+            Err(exhausted) => return Err(exhausted.errno_of_number()),
+        };
         self.check_descriptors()?;
-        let answer = match self.channel_pool.take(self.now) {
+        let claim = self.leaving_taps.claim_of(uid);
+        let answer = match self.channel_pool.take(self.now, claim) {
             Some(spare) => self.hand_channel(id, (program, charge), spare)?,
-            None => Answer::Channel(program, charge),
+            None => Answer::Channel(program, Some(charge)),
         };
         // A channel that is taken is a process's by now.
         self.order_channel_pool();
@@ -98,7 +130,9 @@ impl Server {
             request,
             program,
             charge,
+            ..
         } = pending_hello;
+        let Some(charge) = charge else { return };
         self.set_registering(client, false);
         let (body, fds) = match self.hand_channel(client, (program, charge), spare) {
             Ok(Answer::Reply(body, fds)) => (body, fds),
@@ -108,11 +142,10 @@ impl Server {
         self.reply(client, request, body, fds);
     }
 
-    pub fn refuse_late(&mut self, pending_hello: PendingHello) {
+    pub fn refuse_late(&mut self, pending_hello: PendingHello, errno: Errno) {
         self.counters.refused += 1;
         self.set_registering(pending_hello.client, false);
-        let errno = Errno::NFILE.0;
-        let refusal = ReplyBody::Error { errno };
+        let refusal = ReplyBody::Error { errno: errno.0 };
         self.reply(
             pending_hello.client,
             pending_hello.request,
@@ -135,13 +168,21 @@ impl Server {
             return Err(errno);
         }
         let channel = spare.channel;
-        let answer = self.build_channel(id, spare).map_err(|failure| {
-            error!(%failure, "cannot share a channel");
-            self.disown(id, channel);
-            Errno::NOBUFS
-        })?;
-        self.apply_policies_to(channel);
-        Ok(answer)
+        let (tap, maps) = (spare.tap, spare.maps);
+        match self.share_channel(id, channel, (&tap, maps)) {
+            Ok((answer, ends)) => {
+                self.channels.insert(channel, Channel::new(ends, tap));
+                self.tell_channel(channel);
+                self.apply_policies_to(channel);
+                Ok(answer)
+            }
+            Err(failure) => {
+                error!(%failure, "cannot share a channel");
+                let charge = self.disown(id, channel);
+                self.drop_channel(channel, tap, charge);
+                Err(Errno::NOBUFS)
+            }
+        }
     }
 
     fn register(
@@ -162,23 +203,26 @@ impl Server {
         Ok(())
     }
 
-    fn disown(&mut self, id: ClientId, channel: ChannelId) {
+    /// Takes back what was registered. Returns what it was charged for.
+    fn disown(&mut self, id: ClientId, channel: ChannelId) -> Option<Charge> {
         if let Some(client) = self.clients.get_mut(&id) {
             client.channel = None;
         }
-        self.registry.unregister(channel);
-        // Without its tap the channel is of no use; what is left of it goes with its number.
-        let _ = self.filter.remove_channel(channel);
+        self.registry.unregister(channel)
     }
 
-    fn build_channel(&mut self, client: ClientId, spare: Spare) -> anyhow::Result<Answer> {
+    /// What a process has of its channel, and what the server keeps beside the tap.
+    fn share_channel(
+        &mut self,
+        client: ClientId,
+        channel: ChannelId,
+        (tap, maps): (&Tap, ChannelMaps),
+    ) -> anyhow::Result<(Answer, Ends)> {
         self.sysctls.look(self.now);
-        let Spare { channel, tap, maps } = spare;
         let statistics = StatisticsReader::create()?;
         let (recall_receiver, recall_event) = wake_pair()?;
         let (wake_receiver, address) = wake_receiver(&self.wake_directory)?;
         let notifier = ProcessBell::new(address)?;
-        let number = notifier.number;
         let fds: Vec<OwnedFd> = vec![
             tap.fd.try_clone()?,
             maps.ring,
@@ -190,26 +234,19 @@ impl Server {
         ];
         let body = ReplyBody::Welcome {
             channel,
-            notifier: number,
+            notifier: notifier.number,
             ring_size: self.config.ring_size,
             tap: tap.ifindex,
             cuts_datagrams: tap.cuts_datagrams,
             parameters: self.config.parameters(),
         };
-        self.channels.insert(
-            channel,
-            Channel {
-                client,
-                statistics,
-                tap,
-                recall_event,
-                notifier,
-                recalled: Vec::new(),
-                tx_queues: TxQueueSet::default(),
-            },
-        );
-        self.tell_channel(channel);
-        Ok(Answer::Reply(body, fds))
+        let ends = Ends {
+            client,
+            statistics,
+            recall_event,
+            notifier,
+        };
+        Ok((Answer::Reply(body, fds), ends))
     }
 
     /// The process is gone, however it went: abort what it held, free its channel.
@@ -220,7 +257,11 @@ impl Server {
         self.end_delegations_of(channel);
         self.end_extensions_of_channel(channel);
         let sessions = self.registry.held_by(channel);
-        self.ending.push_back(Ending { channel, sessions });
+        self.ending.push_back(Ending {
+            channel,
+            sessions,
+            known: None,
+        });
         self.drive_ending();
     }
 
@@ -230,57 +271,59 @@ impl Server {
         let until = clock::now() + ENDING_PER_TURN;
         while let Some(process) = self.ending.front_mut() {
             let channel = process.channel;
-            let Some(id) = process.sessions.pop() else {
-                self.ending.pop_front();
-                self.free_channel(channel);
-                continue;
-            };
-            let is_still_its = self.registry.session(id).is_some_and(
-                |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
-            );
-            if is_still_its {
-                self.abort_orphan(id);
+            if let Some(id) = process.sessions.pop() {
+                self.abort_if_held_by(id, channel);
+            } else {
+                let registry = &mut self.registry;
+                let known = process
+                    .known
+                    .get_or_insert_with(|| registry.known_to(channel));
+                match known.pop() {
+                    Some(id) => registry.disentitle(id, channel),
+                    None => {
+                        self.ending.pop_front();
+                        self.free_channel(channel);
+                    }
+                }
             }
-            if clock::now() >= until {
+            if clock::now() >= until && !self.ending.is_empty() {
                 return Some(self.now);
             }
         }
         None
     }
 
-    fn free_channel(&mut self, channel: ChannelId) {
-        for id in self.registry.unregister(channel) {
+    fn abort_if_held_by(&mut self, id: SessionId, channel: ChannelId) {
+        let session = self.registry.session(id);
+        let is_its = |holder| matches!(holder, Holder::Process(holder, _) if holder == channel);
+        if session.is_some_and(|session| is_its(session.holder)) {
             self.abort_orphan(id);
         }
+    }
+
+    fn free_channel(&mut self, channel: ChannelId) {
+        for id in self.registry.held_by(channel) {
+            self.abort_orphan(id);
+        }
+        let charge = self.registry.unregister(channel);
         self.end_budgets_of_gone();
         self.end_raw_flows(channel);
         self.end_rings_of(channel);
         if let Some(gone) = self.channels.remove(&channel) {
-            let due = self.now + TAP_GOES_WITHIN;
-            self.leaving_taps.push_back((due, gone.tap.ifindex));
-            self.channel_pool.destroy(gone.tap);
             for tap in gone.tx_queues.into_taps() {
-                self.leaving_taps.push_back((due, tap.ifindex));
                 self.destroy_tx_queue(tap);
             }
             self.add_to_ended(&gone.statistics);
-        }
-        if let Err(failure) = self.filter.remove_channel(channel) {
-            error!(%failure, channel = channel.0, "cannot remove a channel");
+            self.drop_channel(channel, gone.tap, charge);
         }
     }
 
-    /// Removes taps that did not go with their processes: whoever has a tap can make it persist.
-    /// Returns when to come back.
-    pub fn drive_leaving_taps(&mut self) -> Option<Instant> {
-        while let Some(&(due, tap)) = self.leaving_taps.front() {
-            if due > self.now {
-                return Some(due);
-            }
-            self.leaving_taps.pop_front();
-            self.channel_pool.delete(tap);
+    /// Has a channel's tap and maps go.
+    fn drop_channel(&mut self, channel: ChannelId, tap: Tap, charge: Option<Charge>) {
+        if let Err(failure) = self.filter.remove_channel(channel) {
+            error!(%failure, channel = channel.0, "cannot remove a channel");
         }
-        None
+        self.leaving_taps.delete(tap, charge);
     }
 
     /// `Probe`: tells what is behind a descriptor that the process did not open. Having it is the

@@ -561,9 +561,7 @@ impl Server {
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);
             // The slot must not be freed twice.
-            if let Some(session) = self.registry.session_mut(id) {
-                session.holder = Holder::None;
-            }
+            self.registry.unsteer(id);
         }
         self.unsteer(id);
         self.forget_local(id);

@@ -68,7 +68,7 @@ pub enum Answer {
     /// The reply comes when the session's holder has given it back.
     Recall(SessionId, RequestedState),
     /// The reply comes when there is a channel for the program.
-    Channel(String, Charge),
+    Channel(String, Option<Charge>),
 }
 
 impl From<ReplyBody> for Answer {
@@ -205,9 +205,13 @@ impl Server {
                 return;
             }
             Ok(Answer::Channel(program, charge)) => {
+                let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
+                    return;
+                };
                 let pending_hello = PendingHello {
                     client: id,
                     request: number,
+                    uid,
                     program,
                     charge,
                 };
@@ -498,6 +502,9 @@ impl Server {
         }
         // Messages that nobody has read may carry descriptors.
         self.sink.close(client.connection);
+        if client.is_registering {
+            self.channel_pool.forget_pending_hello(id);
+        }
         if let Some(channel) = client.channel {
             self.channel_gone(channel);
         }

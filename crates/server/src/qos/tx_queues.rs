@@ -287,7 +287,7 @@ impl Server {
                 self.tell_of_tx_queues(channel);
             }
             // The process has gone meanwhile, or the reservation.
-            None => self.channel_pool.destroy(tap),
+            None => self.leaving_taps.delete(tap, None),
         }
     }
 
@@ -348,7 +348,7 @@ impl Server {
         if let Err(failure) = self.filter.remove_tx_queue(tap.ifindex) {
             error!(%failure, "cannot remove a doorway");
         }
-        self.channel_pool.destroy(tap);
+        self.leaving_taps.delete(tap, None);
     }
 
     fn tell_of_tx_queues(&mut self, channel: ChannelId) {

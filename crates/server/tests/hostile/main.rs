@@ -26,6 +26,7 @@ mod own_protocols;
 mod raw;
 mod sending;
 mod snooping;
+mod starting;
 mod unread;
 mod waking;
 

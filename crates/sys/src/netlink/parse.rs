@@ -55,6 +55,20 @@ pub(super) fn delete_link(ifindex: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(message)
 }
 
+/// Puts a device into a group.
+pub(super) fn set_group(ifindex: u32, group: u32) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = ifindex;
+    message.attributes = vec![LinkAttribute::Group(group)];
+    RouteNetlinkMessage::SetLink(message)
+}
+
+pub(super) fn delete_group(group: u32) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes = vec![LinkAttribute::Group(group)];
+    RouteNetlinkMessage::DelLink(message)
+}
+
 /// Frames go to the device's driver at once.
 pub(super) fn no_discipline(ifindex: u32) -> RouteNetlinkMessage {
     let mut message = TcMessage::with_index(ifindex as i32);

@@ -9,8 +9,9 @@ use portolan_types::MacAddr;
 use std::cmp::Reverse;
 
 use super::*;
+use crate::tap::Tap;
 use crate::testing::{in_fresh_namespace, ip};
-use crate::{clock, namespace, wait};
+use crate::{clock, device, namespace, wait};
 
 const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 8]);
 
@@ -239,11 +240,29 @@ fn a_device_is_deleted_and_one_that_has_gone_is_no_error() {
         set_up();
         let mut monitor = Monitor::new().unwrap();
         let index = p0(&monitor);
-        delete_device(index).unwrap();
+        delete_devices(&[index]).unwrap();
         until(&mut monitor, |state| {
             state.interfaces.iter().all(|i| i.index != index)
         });
-        delete_device(index).unwrap();
+        delete_devices(&[index]).unwrap();
+    });
+}
+
+#[test]
+fn taps_are_deleted_together_whoever_has_their_descriptors_and_no_other_device() {
+    in_fresh_namespace(|| {
+        let taps: Vec<Tap> = (0..20).map(|_| Tap::create("doomed").unwrap()).collect();
+        let other = Tap::create("kept").unwrap();
+        let gone = taps[3].ifindex;
+        delete_devices(&[gone]).unwrap();
+        let devices: Vec<u32> = taps.iter().map(|tap| tap.ifindex).collect();
+        delete_devices(&devices).unwrap();
+        for tap in &taps {
+            assert!(device::by_name(&tap.name).is_err(), "{}", tap.name);
+        }
+        assert_eq!(device::by_name(&other.name).unwrap().index, other.ifindex);
+        delete_devices(&devices).unwrap();
+        delete_devices(&[]).unwrap();
     });
 }
 

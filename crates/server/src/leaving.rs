@@ -1,0 +1,116 @@
+//! Taps of processes that are gone. The kernel waits tens of milliseconds for each device that is deleted by itself, and
+//! no longer for many together: a thread deletes them, all that have gathered while it deleted those before. A process is
+//! charged to its user until its tap is gone, so that programs that come and go in a loop wait for their own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use portolan_control::{Charge, Exhausted};
+use portolan_sys::netlink;
+use portolan_sys::tap::Tap;
+use portolan_sys::wait::EventNotifier;
+use rustix::io::Errno;
+use tracing::warn;
+
+use crate::channels::channel_pool::PortClaim;
+use crate::server::Server;
+
+/// The kernel lets nobody make a device while it takes several down.
+const AT_ONCE: usize = 64;
+
+pub struct LeavingTaps {
+    /// By the device's number.
+    charges: HashMap<u32, Charge>,
+    to_delete: Sender<Tap>,
+    deleted: Receiver<Vec<u32>>,
+    pub notifier: Arc<EventNotifier>,
+}
+
+impl LeavingTaps {
+    /// Starts the thread that deletes them.
+    pub fn new() -> Result<LeavingTaps, Errno> {
+        let notifier = Arc::new(EventNotifier::new()?);
+        let (to_delete, taps) = mpsc::channel();
+        let (done, deleted) = mpsc::channel();
+        let ring = Arc::clone(&notifier);
+        std::thread::spawn(move || {
+            while let Some(devices) = delete_next(&taps) {
+                // Nobody is there any more if the server ends, and this thread with it.
+                let _ = done.send(devices);
+                ring.notify();
+            }
+        });
+        Ok(LeavingTaps {
+            charges: HashMap::new(),
+            to_delete,
+            deleted,
+            notifier,
+        })
+    }
+
+    /// Has a tap deleted, whoever has its descriptor besides. `charge` is given back when it is gone.
+    pub fn delete(&mut self, tap: Tap, charge: Option<Charge>) {
+        if let Some(charge) = charge {
+            self.charges.insert(tap.ifindex, charge);
+        }
+        // The thread ends with the server only, and devices with their descriptors.
+        let _ = self.to_delete.send(tap);
+    }
+
+    /// Are taps of a user's on their way out?
+    fn has_of(&self, uid: u32) -> bool {
+        self.charges.values().any(|charge| charge.uid() == uid)
+    }
+
+    /// Users whose programs come and go leave one channel to others.
+    pub fn claim_of(&self, uid: u32) -> PortClaim {
+        match self.has_of(uid) {
+            true => PortClaim::NotLast,
+            false => PortClaim::Any,
+        }
+    }
+
+    /// Will there soon be more of what was refused?
+    pub fn relieves(&self, uid: u32, exhausted: Exhausted) -> bool {
+        match exhausted {
+            Exhausted::User => self.has_of(uid),
+            Exhausted::Total => !self.charges.is_empty(),
+        }
+    }
+
+    fn give_back(&mut self) {
+        self.notifier.drain();
+        for device in self.deleted.try_iter().flatten() {
+            self.charges.remove(&device);
+        }
+    }
+}
+
+/// Deletes what has gathered; none if there is no server any more.
+fn delete_next(taps: &Receiver<Tap>) -> Option<Vec<u32>> {
+    let first = taps.recv().ok()?;
+    let others = taps.try_iter().take(AT_ONCE - 1);
+    let taps: Vec<Tap> = std::iter::once(first).chain(others).collect();
+    let devices: Vec<u32> = taps.iter().map(|tap| tap.ifindex).collect();
+    if netlink::delete_devices(&devices).is_err() {
+        for &device in &devices {
+            if let Err(failure) = netlink::delete_devices(&[device]) {
+                warn!(%failure, "a tap stays");
+            }
+        }
+    }
+    // Closed when the devices are gone: the close of a tap that still is one deletes it by itself.
+    drop(taps);
+    Some(devices)
+}
+
+impl Server {
+    /// Taps are gone: who waited for their charges is let in.
+    pub fn on_left_taps(&mut self) {
+        self.leaving_taps.give_back();
+        self.admit_waiting();
+        self.welcome_waiting();
+        self.order_channel_pool();
+    }
+}

@@ -1,0 +1,122 @@
+//! Programs that start and end in a loop: others start as always, and what ended is not left to pile up.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use portolan_netns::Bed;
+use portolan_proto::control::ReplyBody;
+use portolan_sys::clock;
+
+use crate::as_nobody;
+use crate::common::{Client, Configuration, Library, control_path, start_server};
+
+/// Attackers at a time.
+const LOOPS: usize = 4;
+
+const ATTACK: Duration = Duration::from_secs(4);
+
+/// Between two starts of the victim's.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Starts that are measured before the attack.
+const QUIET: usize = 20;
+
+/// What no attack may make of a start: the quiet time may be shorter than one turn of the scheduler's.
+const PROMPT: Duration = Duration::from_millis(20);
+
+/// Descriptors of the channels that one user may have, and of those made ahead.
+const DESCRIPTORS: usize = 700;
+
+/// From `Hello` to the channel.
+fn start(path: &Path) -> Duration {
+    let start = clock::now();
+    let _library = Library::start(path);
+    clock::now().since(start)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Returns how often it was served.
+fn start_and_leave(path: &Path, is_over: impl Fn() -> bool) -> u32 {
+    let mut served = 0;
+    while !is_over() {
+        let mut client = Client::greeting(path);
+        let (reply, _) = client.receive().unwrap();
+        served += u32::from(matches!(reply.body, ReplyBody::Welcome { .. }));
+    }
+    served
+}
+
+#[test]
+fn programs_that_come_and_go_in_a_loop_wait_for_themselves_only() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let descriptors = || {
+        let directory = format!("/proc/{}/fd", server.pid());
+        std::fs::read_dir(directory).unwrap().count()
+    };
+    let paced = |_| {
+        sleep(PAUSE);
+        start(&path)
+    };
+    let quiet = median((0..QUIET).map(paced).collect());
+    let before = descriptors();
+    let stop = AtomicBool::new(false);
+    let served = AtomicU32::new(0);
+    let (times, most) = std::thread::scope(|scope| {
+        for _ in 0..LOOPS {
+            scope.spawn(|| {
+                let is_over = || stop.load(Ordering::Relaxed);
+                let count = as_nobody(|| start_and_leave(&path, is_over));
+                served.fetch_add(count, Ordering::Relaxed);
+            });
+        }
+        let begun = clock::now();
+        let (mut times, mut most) = (Vec::new(), 0);
+        while clock::now().since(begun) < ATTACK {
+            times.push(paced(0));
+            most = most.max(descriptors());
+        }
+        stop.store(true, Ordering::Relaxed);
+        (times, most)
+    });
+    let under_attack = median(times.clone());
+    eprintln!(
+        "{quiet:?} quiet, {under_attack:?} under attack ({:?} at most), {} other starts, \
+         {before} descriptors before, {most} at most",
+        times.iter().max(),
+        served.load(Ordering::Relaxed),
+    );
+    assert!(most < DESCRIPTORS, "{most} descriptors");
+    assert!(
+        under_attack < (2 * quiet).max(PROMPT),
+        "{under_attack:?} instead of {quiet:?}"
+    );
+    // The loop's programs are served all the same.
+    assert!(served.load(Ordering::Relaxed) > 50);
+}
+
+#[test]
+fn who_has_no_room_but_its_own_leaving_programs_waits_for_them() {
+    let bed = Bed::veth();
+    let limits = "[limits]\nprocesses_per_user = 4";
+    let _server = Configuration::new(&bed.a, limits).start(&bed.a);
+    let path = control_path(&bed.a);
+    let start = |_| {
+        let mut client = Client::greeting(&path);
+        let (reply, _) = client.receive().unwrap();
+        matches!(reply.body, ReplyBody::Welcome { .. }).then_some(client)
+    };
+    // Each leaves when it is served.
+    let served = as_nobody(|| (0..60).filter_map(start).count());
+    assert_eq!(served, 60);
+    // Those that stay are waited for by nobody.
+    let staying = as_nobody(|| (0..6).filter_map(start).collect::<Vec<_>>());
+    assert_eq!(staying.len(), 4);
+}
