@@ -15,6 +15,7 @@ use crate::handlers::{
     CONSUME, Owner, PASS, PAYLOAD, REPLY, VIEW, always, answer, ask, assert_silent, call, code,
     exit, list, map, mov, op, peer, refusal, slow,
 };
+use crate::meter::Meter;
 use crate::{Victim, assert_serves_others, counter};
 
 /// Names, code, and what the reason says.
@@ -260,6 +261,7 @@ fn there_are_only_so_many() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     for _ in 0..8 {
         owner.install(always(PASS));
@@ -276,6 +278,7 @@ fn there_are_only_so_many() {
     assert_silent(&peer, b"to the owner");
     assert_eq!(owner.frames(), 1);
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 #[test]
@@ -317,6 +320,7 @@ fn nobody_waits_while_anothers_extension_is_verified() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     let spec = owner.spec(looping());
     let asked = owner
@@ -335,6 +339,7 @@ fn nobody_waits_while_anothers_extension_is_verified() {
         panic!("{reply:?}");
     };
     assert!(refusal(reply).reason.contains("verifier"));
+    meter.finish();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::net::RecvFlags;
 
 use crate::common::{Library, Near, control_path, start_server};
+use crate::meter::Meter;
 use crate::{Victim, assert_serves_others, counter, hostile_library, open_to_b, refused};
 
 const PROTO: i32 = 71;
@@ -50,6 +51,7 @@ fn forged_capsules_are_refused_and_counted() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (_, anothers, _near) = session(&bed, &mut hostile);
@@ -71,6 +73,7 @@ fn forged_capsules_are_refused_and_counted() {
     assert_eq!(errno, PROTO, "the capsule of another session");
     assert_eq!(counter(&path, "server", "capsules_refused"), 7);
     victim.assert_unharmed();
+    meter.finish();
 }
 
 #[test]
@@ -195,6 +198,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     for round in 0..150_usize {
@@ -220,4 +224,5 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
     }
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+    meter.finish();
 }

@@ -6,15 +6,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use portolan_netns::Bed;
-use portolan_proto::control::RequestBody;
-use portolan_sys::clock;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use crate::common::{Client, control_path, start_server};
-use crate::{Victim, as_nobody};
+use crate::{Victim, as_nobody, assert_prompt};
 
-const PROMPT: Duration = Duration::from_millis(500);
 const LINGER: Duration = Duration::from_secs(8);
 
 /// A connection with bytes that its peer does not take, whose last close waits for that; and its peer.
@@ -39,12 +36,7 @@ fn answers_promptly_after(action: impl FnOnce(&Client, &[BorrowedFd<'_>])) {
     action(&hostile, &[stream.as_fd()]);
     drop(stream);
     drop(hostile);
-    let start = clock::now();
-    for _ in 0..3 {
-        Client::connect(&path).ask(RequestBody::ReadStatus);
-    }
-    let took = clock::now().since(start);
-    assert!(took < PROMPT, "the server stood for {took:?}");
+    assert_prompt(&path);
     victim.assert_unharmed();
 }
 

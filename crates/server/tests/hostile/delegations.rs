@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 
 use crate::common::{Library, Near, control_path, start_server, start_server_with};
 use crate::handlers::{CONSUME, always, ask, filter_counter};
+use crate::meter::Meter;
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const PERM: i32 = 1;
@@ -207,6 +208,7 @@ fn a_delegate_that_does_not_give_the_port_back_loses_it() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (own, near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
     let mut other = Library::start(&path);
@@ -220,6 +222,7 @@ fn a_delegate_that_does_not_give_the_port_back_loses_it() {
         .enter(|| std::net::TcpStream::connect(a(4001)))
         .is_ok();
     assert!(connected, "the server answers");
+    meter.finish();
 }
 
 #[test]

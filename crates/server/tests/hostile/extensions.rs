@@ -19,6 +19,7 @@ use crate::handlers::{
     answer, ask, assert_silent, code, exit, filter_counter, list, mov, op, peer, refusal,
     send_from_first_cpu, slow,
 };
+use crate::meter::Meter;
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
 #[test]
@@ -152,6 +153,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     let configuration = Configuration::new(&bed.a, "[extension]\ntime_limit_ns = 500");
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut owner = Owner::start(&path);
     let number = owner.install(slow());
@@ -177,6 +179,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     owner.install(always(REPLY));
     assert_eq!(answer(&peer, b"quick"), b"quick");
     victim.assert_unharmed();
+    meter.finish();
 }
 
 #[test]

@@ -13,6 +13,7 @@ use portolan_proto::qos::{
 use portolan_types::{FlowKey, Protocol, Slot};
 
 use crate::common::{Client, Configuration, Library, Near, control_path, start_server};
+use crate::meter::Meter;
 use crate::{NOBODY, Victim, as_nobody, assert_serves_others, counter};
 
 /// A link of which a rate can be had.
@@ -241,7 +242,7 @@ fn what_is_not_there_is_nobodys() {
 #[test]
 fn a_port_that_several_users_share_is_roots() {
     let bed = Bed::veth();
-    let _server = start_server(&bed.a);
+    let _server = Configuration::new(&bed.a, LINK).start(&bed.a);
     let path = control_path(&bed.a);
     let mut honest = Library::start(&path);
     let (_, address, _near) = honest.listen(SocketAddr::new(Bed::A4, 0), 5);
@@ -318,6 +319,7 @@ fn a_flood_of_specs_ends_and_harms_nobody() {
     let configuration = Configuration::new(&bed.a, LINK);
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = crate::hostile_library(&path);
     let mut ends = Vec::new();
@@ -337,6 +339,7 @@ fn a_flood_of_specs_ends_and_harms_nobody() {
     }
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 fn impossible_transmits() -> Vec<Transmit> {

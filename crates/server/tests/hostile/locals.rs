@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use crate::common::{Library, Near, await_some, control_path, start_server};
+use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_serves_others, hostile_library, refused};
 
 /// One end in a process's hands.
@@ -106,6 +107,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut honest = Library::start(&path);
     for value in [0, 1, 1 << 20, u64::MAX, u64::MAX / 2, holder::SERVER] {
@@ -134,6 +136,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
     }
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 /// Ways for the opener's end to lie before its process dies.
@@ -157,6 +160,7 @@ fn a_peer_that_claims_its_end_and_dies_is_told_of_all_the_same() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     for lie in LIES {
         let mut honest = Library::start(&path);
         let mut hostile = hostile_library(&path);
@@ -170,6 +174,7 @@ fn a_peer_that_claims_its_end_and_dies_is_told_of_all_the_same() {
         accepted.local.look(clock::now());
         assert!(accepted.local.is_receive_shut(), "{lie}");
     }
+    meter.finish();
 }
 
 #[test]
@@ -223,6 +228,7 @@ fn the_server_has_time_for_others_however_much_it_relays() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut honest = Library::start(&path);
     let mut hostile = hostile_library(&path);
     let mut accepter = hostile_library(&path);
@@ -269,6 +275,7 @@ fn the_server_has_time_for_others_however_much_it_relays() {
         });
         assert_eq!(byte, [7]);
     }
+    meter.finish();
 }
 
 #[test]

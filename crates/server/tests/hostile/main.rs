@@ -22,6 +22,7 @@ mod locals;
 mod low_ports;
 mod memory;
 mod messages;
+mod meter;
 mod own_protocols;
 mod raw;
 mod sending;
@@ -32,8 +33,8 @@ mod waking;
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use common::{Client, Library, Near};
 use portolan_netns::Bed;
@@ -68,6 +69,7 @@ fn hostile_library(path: &Path) -> Library {
 /// An honest process with one connection to the kernel of host `b`, used to see whether the server
 /// and other people's sessions are all right.
 struct Victim {
+    path: PathBuf,
     library: Library,
     id: SessionId,
     slot: Slot,
@@ -80,6 +82,7 @@ impl Victim {
         let mut library = Library::start(path);
         let (id, near, slot, peer) = open_to_b(bed, &mut library);
         Victim {
+            path: path.to_owned(),
             library,
             id,
             slot,
@@ -88,9 +91,10 @@ impl Victim {
         }
     }
 
-    /// Bytes go both ways on the old connection.
+    /// Bytes go both ways on the old connection, and the server is there for others.
     fn assert_unharmed(&mut self) {
         echo(&mut self.library, self.slot, &mut self.peer, b"unharmed");
+        assert_prompt(&self.path);
     }
 }
 
@@ -121,6 +125,28 @@ fn assert_serves_others(bed: &Bed, path: &Path) {
     let mut library = Library::start(path);
     let (_, _near, slot, mut peer) = open_to_b(bed, &mut library);
     echo(&mut library, slot, &mut peer, b"served");
+    assert_prompt(path);
+}
+
+/// What a program that asks for `status` waits for the answer, and at the worst where the machine is busy.
+const PROMPT: Duration = Duration::from_millis(50);
+const AT_WORST: Duration = Duration::from_millis(500);
+
+/// The server answers a client that comes now: each time without standing still, and mostly at once. Where an attack
+/// lasts, a [`meter::Meter`] says more.
+fn assert_prompt(path: &Path) {
+    let mut client = Client::connect(path);
+    let mut times: Vec<Duration> = (0..5).map(|_| status(&mut client)).collect();
+    times.sort_unstable();
+    assert!(times[4] < AT_WORST && times[2] < PROMPT, "{times:?}");
+}
+
+/// How long the server takes to say how it is.
+fn status(client: &mut Client) -> Duration {
+    let start = Instant::now();
+    let reply = client.ask(RequestBody::ReadStatus);
+    assert!(matches!(reply, ReplyBody::Status(_)), "{reply:?}");
+    start.elapsed()
 }
 
 fn counter(path: &Path, group: &str, name: &str) -> u64 {

@@ -9,6 +9,7 @@ use rustix::ioctl::{IntegerSetter, Opcode, ioctl};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::common::{await_some, control_path, start_server};
+use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_serves_others, hostile_library, open_to_b};
 
 const PAGE: usize = 4096;
@@ -53,6 +54,7 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (_, _near, _, mut peer) = open_to_b(&bed, &mut hostile);
@@ -81,6 +83,7 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
         victim.assert_unharmed();
     }
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 /// `TUNSETPERSIST`, which the kernel lets every holder of a tap do.

@@ -14,6 +14,7 @@ use portolan_sys::unix::{Connection, PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
 
 use crate::common::{Client, await_some, control_path, open_files, start_server};
+use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_serves_others, counter, hostile_library, refused};
 
 const SLOT: Slot = Slot(0);
@@ -80,6 +81,7 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     let before = counter(&path, "server", "refused_requests");
@@ -100,6 +102,7 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
     let counted = counter(&path, "server", "refused_requests") - before;
     assert_eq!(counted, asked);
     victim.assert_unharmed();
+    meter.finish();
 }
 
 #[test]
@@ -107,6 +110,7 @@ fn a_flood_of_requests_drowns_nobody_else() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let deaf = as_nobody(|| Connection::connect(&path).unwrap());
     let status = encode(&Request {
@@ -126,6 +130,7 @@ fn a_flood_of_requests_drowns_nobody_else() {
         "{:?}",
         asked.elapsed()
     );
+    meter.finish();
 }
 
 #[test]
@@ -133,6 +138,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let genuine = encode(&Request {
         id: 1,
@@ -158,6 +164,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     });
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 /// Two descriptors for a new session, of which at least one is not what it should be.
@@ -252,6 +259,7 @@ fn one_user_cannot_take_all_channels() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let hello = || RequestBody::Hello {
         version: portolan_stack::VERSION,
         program: "greedy".into(),
@@ -266,4 +274,5 @@ fn one_user_cannot_take_all_channels() {
     };
     assert!(limit < 256, "{limit}");
     assert_serves_others(&bed, &path);
+    meter.finish();
 }

@@ -9,6 +9,7 @@ use portolan_types::{Protocol, Slot};
 
 use crate::common::{Configuration, Library, await_some, control_path};
 use crate::handlers::Owner;
+use crate::meter::Meter;
 use crate::{NOBODY, Victim, assert_serves_others, hostile_library, refused};
 
 const PERM: i32 = 1;
@@ -89,6 +90,7 @@ fn a_process_has_so_many_ports_and_they_end_with_it() {
     let configuration = Configuration::new(&bed.a, &rule);
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let own = at(Protocol::Udp, "0.0.0.0:7100");
     claimed(&mut hostile, own).unwrap();
@@ -102,4 +104,5 @@ fn a_process_has_so_many_ports_and_they_end_with_it() {
     let mut next = hostile_library(&path);
     await_some("the port is free", || claimed(&mut next, own));
     assert_serves_others(&bed, &path);
+    meter.finish();
 }

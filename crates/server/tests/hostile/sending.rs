@@ -17,6 +17,7 @@ use crate::handlers::{
     CONSUME, DELIVER, FORWARD, LENGTH, Owner, PASS, PAYLOAD, REPLY, VIEW, always, ask, code, exit,
     filter_counter, list, mov, op, peer, refusal, send_from_first_cpu, slow,
 };
+use crate::meter::Meter;
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
 pub const REPLACE: i32 = 5;
@@ -367,6 +368,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     let configuration = Configuration::new(&bed.a, "[extension]\ntime_limit_ns = 500");
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let mut sender = Sender::start(&path, &victim);
     let hearing = peer(&bed, sender.owner.port);
@@ -392,6 +394,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     sender.send(to);
     assert_hears(&hearing, MARK);
     victim.assert_unharmed();
+    meter.finish();
 }
 
 #[test]

@@ -12,6 +12,7 @@ use portolan_proto::encode;
 use portolan_types::{Protocol, SessionId, Slot};
 
 use crate::common::{Library, Near, control_path, start_server};
+use crate::meter::Meter;
 use crate::{assert_serves_others, counter, hostile_library, refused};
 
 const PORT: u16 = 6100;
@@ -111,6 +112,7 @@ fn lists_of_unread_datagrams_are_bounded_and_of_ones_own_sockets() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut honest = Library::start(&path);
     let (theirs, _theirs) = bind(&mut honest, SocketAddr::new(Bed::A4, PORT));
     let mut hostile = hostile_library(&path);
@@ -151,4 +153,5 @@ fn lists_of_unread_datagrams_are_bounded_and_of_ones_own_sockets() {
         1024
     );
     assert_serves_others(&bed, &path);
+    meter.finish();
 }

@@ -2,8 +2,6 @@
 //! copies, a wake-up never blocks who sends it, and those of others arrive.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody};
@@ -12,12 +10,10 @@ use portolan_types::{SessionId, Slot};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{SendFlags, Shutdown};
 
-use crate::common::{Client, Library, control_path, start_server};
+use crate::common::{Library, control_path, start_server};
 use crate::locals::introduce;
-use crate::{Victim, hostile_library, open_to_b};
-
-/// How long the server may take to answer anybody.
-const PROMPT: Duration = Duration::from_millis(500);
+use crate::meter::Meter;
+use crate::{PROMPT, Victim, assert_prompt, hostile_library, open_to_b};
 
 /// Makes a write to the description behind `fd` wait forever, as far as that is possible.
 fn clog(fd: BorrowedFd<'_>) {
@@ -28,14 +24,6 @@ fn clog(fd: BorrowedFd<'_>) {
     while rustix::io::write(fd, &[0; 4096]).is_ok() {}
     while rustix::io::write(fd, &[0]).is_ok() {}
     fcntl_setfl(fd, flags - OFlags::NONBLOCK).unwrap();
-}
-
-fn assert_prompt(path: &Path) {
-    let start = clock::now();
-    let reply = Client::connect(path).ask(RequestBody::ReadStatus);
-    assert!(!matches!(reply, ReplyBody::Error { .. }), "{reply:?}");
-    let took = clock::now().since(start);
-    assert!(took < PROMPT, "the server stood for {took:?}");
 }
 
 fn notifier_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
@@ -51,6 +39,7 @@ fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let (mut opener, mut accepter) = (hostile_library(&path), hostile_library(&path));
     let (opened, mut accepted) = introduce(&mut opener, &mut accepter);
@@ -61,6 +50,7 @@ fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     drop((opened, opener));
     assert_prompt(&path);
     victim.assert_unharmed();
+    meter.finish();
 }
 
 #[test]
@@ -68,6 +58,7 @@ fn a_clogged_alert_does_not_block_the_server() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
     let (mut holder, mut other) = (hostile_library(&path), hostile_library(&path));
     let (session, near, _slot, _peer) = open_to_b(&bed, &mut holder);
@@ -79,6 +70,7 @@ fn a_clogged_alert_does_not_block_the_server() {
         .send(RequestBody::Cache { session, slot }, &[near.0.as_fd()]);
     assert_prompt(&path);
     victim.assert_unharmed();
+    meter.finish();
 }
 
 #[test]
