@@ -32,7 +32,8 @@ lint: deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-# Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default.
+# Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
+# live server (TARGET=control_protocol), which needs root.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
 
