@@ -96,16 +96,23 @@ impl Server {
     }
 
     fn welcome(&mut self, connection: Connection, credentials: Credentials) {
-        let Ok(charge) = self.connections.charge(credentials.uid, 1) else {
+        let charge = match self.sink.is_clogged(credentials.uid) {
+            false => self.connections.charge(credentials.uid, 1).ok(),
+            true => None,
+        };
+        let Some(charge) = charge else {
             self.counters.refused += 1;
-            return;
+            // Messages may be in it already.
+            return self.sink.close_of(credentials.uid, connection);
         };
         let id = ClientId(self.next_client);
         self.next_client += 1;
         let added = self
             .poll
             .add(&connection, Source::Client(id), EventFlags::IN);
-        let Ok(token) = added else { return };
+        let Ok(token) = added else {
+            return self.sink.close_of(credentials.uid, connection);
+        };
         self.note_descriptor(&connection);
         self.clients.insert(
             id,
@@ -156,12 +163,16 @@ impl Server {
                 self.counters.slices_spent += 1;
                 break;
             }
+            if self.sink.is_clogged(uid) {
+                self.throw_out(id, "its descriptors do not close");
+                break;
+            }
             let Some(client) = self.clients.get(&id) else {
                 break;
             };
             let mut fds = Vec::new();
             let received = client.connection.receive_all(&mut buffer, &mut fds);
-            self.sink.screen(&mut fds);
+            self.sink.screen(uid, &mut fds);
             match received {
                 Ok(message) => match decode::<Request>(&buffer[..message.length]) {
                     // There was no room here for what it brought.
@@ -287,7 +298,9 @@ impl Server {
     fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
         let before = std::mem::replace(&mut client.right, fds.pop());
-        before.into_iter().for_each(|right| self.sink.close(right));
+        if let Some(right) = before {
+            self.sink.close_of(client.credentials.uid, right);
+        }
         Ok(Answer::Silence)
     }
 
@@ -497,11 +510,12 @@ impl Server {
             return;
         };
         self.poll.remove(&client.connection, client.token);
+        let uid = client.credentials.uid;
         if let Some(right) = client.right {
-            self.sink.close(right);
+            self.sink.close_of(uid, right);
         }
         // Messages that nobody has read may carry descriptors.
-        self.sink.close(client.connection);
+        self.sink.close_of(uid, client.connection);
         if client.is_registering {
             self.channel_pool.forget_pending_hello(id);
         }

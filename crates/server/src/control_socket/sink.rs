@@ -1,45 +1,76 @@
-//! Descriptors that came from others are closed here, by a thread: the last close of a socket may wait for its peer
-//! (`SO_LINGER`), and of a file for whoever serves its file system. So may the end of a UNIX socket in whose queue such
-//! descriptors lie.
+//! Descriptors that came from others are closed here, by threads: the last close of a socket may wait for its peer
+//! (`SO_LINGER`), and each close of a file for whoever serves its file system. So may the end of a UNIX socket in whose
+//! queue such descriptors lie.
+//!
+//! One thread closes what does not wait. What may is closed by threads of the user whom it is from: a few of them, so that
+//! closes that never end take nothing from others, and do not become more and more threads.
 
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use portolan_sys::unix;
+
+/// Of each user, for what may wait.
+const THREADS: usize = 4;
+
+/// A user of whom more wait to be closed is not served until they are: each message could bring more.
+const MOST_WAITING: usize = 64;
+
+/// Whose they are that the server has no name for: descriptors of sessions.
+const SESSIONS: Option<u32> = None;
+
+/// A descriptor, and the user whom it is from.
+type Doomed = (Option<u32>, OwnedFd);
 
 #[derive(Debug)]
 pub struct Sink {
     /// Gathered until the turn ends.
-    doomed: Vec<OwnedFd>,
-    /// Of what came with the last message.
-    copies: Vec<OwnedFd>,
-    thread: Sender<Vec<OwnedFd>>,
+    doomed: Vec<Doomed>,
+    /// Of what came with messages, and its user.
+    copies: Vec<(u32, OwnedFd)>,
+    thread: Sender<Vec<Doomed>>,
+    waiting: Arc<Waiting>,
 }
 
 impl Sink {
     pub fn new() -> Sink {
         let (thread, doomed) = mpsc::channel();
+        let waiting = Arc::new(Waiting::default());
+        let theirs = Arc::clone(&waiting);
         // Ends when the server does.
-        std::thread::spawn(move || doomed.iter().for_each(close_all));
+        thread::spawn(move || {
+            let doomed = doomed.iter().flatten();
+            doomed.for_each(|(whose, fd)| theirs.close(whose, fd));
+        });
         Sink {
             doomed: Vec::new(),
             copies: Vec::new(),
             thread,
+            waiting,
         }
     }
 
-    /// Has a descriptor closed.
+    /// Has a descriptor of a session closed.
     pub fn close(&mut self, fd: impl Into<OwnedFd>) {
-        self.doomed.push(fd.into());
+        self.doomed.push((SESSIONS, fd.into()));
+    }
+
+    /// Has a descriptor closed that is a user's, or that his messages may lie in.
+    pub fn close_of(&mut self, uid: u32, fd: impl Into<OwnedFd>) {
+        self.doomed.push((Some(uid), fd.into()));
     }
 
     /// Sorts out what came with a message: what no request carries is closed. Of the others copies are, so that the
     /// server's own close is never the last.
-    pub fn screen(&mut self, fds: &mut Vec<OwnedFd>) {
-        self.doomed.append(&mut self.copies);
+    pub fn screen(&mut self, uid: u32, fds: &mut Vec<OwnedFd>) {
+        self.close_copies();
         for fd in std::mem::take(fds) {
             if !unix::is_socket_or_memory(&fd) {
-                self.close(fd);
+                self.waiting.add(Some(uid), fd);
                 continue;
             }
             // Without a copy, for want of descriptors, the server's close may be the last.
@@ -47,7 +78,7 @@ impl Sink {
                 false => rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0).ok(),
                 true => None,
             };
-            self.copies.extend(copy);
+            self.copies.extend(copy.map(|copy| (uid, copy)));
             fds.push(fd);
         }
     }
@@ -57,22 +88,95 @@ impl Sink {
         self.copies.clear();
     }
 
+    /// Do so many descriptors of the user wait to be closed that no more are taken?
+    pub fn is_clogged(&self, uid: u32) -> bool {
+        self.waiting.is_clogged(uid)
+    }
+
     /// Called at the end of a turn, when the server has closed its own.
     pub fn flush(&mut self) {
-        self.doomed.append(&mut self.copies);
+        self.close_copies();
         if !self.doomed.is_empty() {
             // The thread ends with the server only.
             let _ = self.thread.send(std::mem::take(&mut self.doomed));
         }
     }
+
+    fn close_copies(&mut self) {
+        for (uid, copy) in self.copies.drain(..) {
+            self.waiting.add(Some(uid), copy);
+        }
+    }
 }
 
-/// One that has to wait keeps no other from being closed.
-fn close_all(doomed: Vec<OwnedFd>) {
-    for fd in doomed {
-        match unix::may_wait_when_closed(&fd) {
-            true => drop(std::thread::spawn(move || drop(fd))),
+/// Descriptors whose close may take as long as somebody likes.
+#[derive(Debug, Default)]
+struct Waiting {
+    users: Mutex<HashMap<Option<u32>, User>>,
+    /// Of all users, those that are being closed included.
+    count: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct User {
+    queue: VecDeque<OwnedFd>,
+    threads: usize,
+}
+
+impl Waiting {
+    /// What the server itself had: its close does not wait but for what a program may have done to it.
+    fn close(self: &Arc<Waiting>, whose: Option<u32>, fd: OwnedFd) {
+        match unix::may_wait_when_closed(&fd) || !unix::closes_at_once(&fd) {
+            true => self.add(whose, fd),
             false => drop(fd),
         }
+    }
+
+    fn add(self: &Arc<Waiting>, whose: Option<u32>, fd: OwnedFd) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut users = self.users();
+        let user = users.entry(whose).or_default();
+        user.queue.push_back(fd);
+        if user.threads == THREADS {
+            return;
+        }
+        let theirs = Arc::clone(self);
+        // Where the kernel has no thread, the next descriptor tries again.
+        let started = thread::Builder::new().spawn(move || while theirs.close_next(whose) {});
+        user.threads += usize::from(started.is_ok());
+    }
+
+    /// False when there is none, and the thread has ended.
+    fn close_next(&self, whose: Option<u32>) -> bool {
+        let mut users = self.users();
+        let Some(user) = users.get_mut(&whose) else {
+            return false;
+        };
+        let Some(fd) = user.queue.pop_front() else {
+            user.threads -= 1;
+            if user.threads == 0 {
+                users.remove(&whose);
+            }
+            return false;
+        };
+        drop(users);
+        drop(fd);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        true
+    }
+
+    fn is_clogged(&self, uid: u32) -> bool {
+        if self.count.load(Ordering::Relaxed) <= MOST_WAITING {
+            return false;
+        }
+        let users = self.users();
+        users
+            .get(&Some(uid))
+            .is_some_and(|user| user.queue.len() > MOST_WAITING)
+    }
+
+    /// No thread panics with it in hand.
+    fn users(&self) -> MutexGuard<'_, HashMap<Option<u32>, User>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

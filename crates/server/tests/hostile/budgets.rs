@@ -71,7 +71,7 @@ fn resident_kib(server: &Daemon) -> u64 {
 }
 
 /// Connections that say nothing; some are closed by the server.
-fn idle(path: &Path, count: usize) -> Vec<Connection> {
+pub fn idle(path: &Path, count: usize) -> Vec<Connection> {
     let connect = || {
         await_some("room in the queue", || match Connection::connect(path) {
             Err(ConnectError::Failed(Errno::AGAIN)) => None,

@@ -8,7 +8,9 @@ use std::time::Duration;
 use portolan_netns::Bed;
 use rustix::io::Errno;
 use rustix::net::sockopt;
+use rustix::process::{Pid, Signal, kill_process};
 
+use crate::budgets::idle;
 use crate::common::{Client, control_path, start_server};
 use crate::{Victim, as_nobody, assert_prompt};
 
@@ -40,7 +42,8 @@ fn answers_promptly_after(action: impl FnOnce(&Client, &[BorrowedFd<'_>])) {
     victim.assert_unharmed();
 }
 
-fn send(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+/// Sends anything with descriptors.
+pub fn send(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let pieces = [std::io::IoSlice::new(bytes)];
     let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
     let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
@@ -72,4 +75,28 @@ fn nor_do_messages_that_nobody_reads() {
             let _ = send(client, b"behind it", fds);
         }
     });
+}
+
+/// What a refused connection has brought lies in its queue, and is closed with it.
+#[test]
+fn nor_do_messages_in_connections_that_are_refused() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let pid = Pid::from_raw(server.pid() as i32).unwrap();
+    // All that one user may have.
+    let _idle = as_nobody(|| idle(&path, 300));
+    let streams: Vec<_> = (0..20).map(|_| lingering()).collect();
+    kill_process(pid, Signal::STOP).unwrap();
+    as_nobody(|| {
+        for (stream, _) in &streams {
+            let client = Client::connect(&path);
+            send(&client, b"before it is let in", &[stream.as_fd()]).unwrap();
+        }
+    });
+    let _peers: Vec<TcpStream> = streams.into_iter().map(|(_, peer)| peer).collect();
+    kill_process(pid, Signal::CONT).unwrap();
+    assert_prompt(&path);
+    victim.assert_unharmed();
 }

@@ -27,6 +27,7 @@ mod own_protocols;
 mod raw;
 mod sending;
 mod snooping;
+mod stalling;
 mod starting;
 mod unread;
 mod waking;

@@ -1,0 +1,289 @@
+//! Files whose close waits for as long as their owner likes: those of a FUSE file system that does not answer. Any user
+//! can have one, in a user namespace of its own.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use portolan_netns::{Bed, Daemon};
+use portolan_proto::control::{Request, RequestBody};
+use portolan_proto::encode;
+use rustix::thread::UnshareFlags;
+
+use crate::closing::send;
+use crate::common::{Client, await_some, control_path, open_files, start_server};
+use crate::meter::Meter;
+use crate::{Victim, as_nobody, assert_prompt, assert_serves_others};
+
+/// Numbers and lengths of linux/fuse.h, and of what fsconfig(2) takes.
+const IN_HEADER: usize = 40;
+const INIT: u32 = 26;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const FLUSH: u32 = 25;
+const FORGET: u32 = 2;
+const INIT_OUT: usize = 64;
+const ATTR_OUT: usize = 104;
+const OPEN_OUT: usize = 16;
+const LARGEST_REQUEST: usize = 1 << 18;
+const SET_STRING: usize = 1;
+const CREATE: usize = 6;
+
+/// A file system of one file, which is its root and nowhere in the tree of files.
+pub struct StallingFile {
+    file: Option<OwnedFd>,
+    flushes: Arc<AtomicUsize>,
+    is_over: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl StallingFile {
+    /// As root: a close of what it opens does not end before it is dropped itself.
+    pub fn mount() -> StallingFile {
+        let device = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/fuse")
+            .expect("the kernel has FUSE");
+        let mount = mount(&device);
+        let flushes = Arc::new(AtomicUsize::new(0));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (count, end) = (Arc::clone(&flushes), Arc::clone(&is_over));
+        let server = thread::spawn(move || serve(device, &count, &end));
+        let path = format!("/proc/thread-self/fd/{}", mount.as_raw_fd());
+        let file = File::open(path).expect("the file system lets root open its root");
+        StallingFile {
+            file: Some(file.into()),
+            flushes,
+            is_over,
+            server: Some(server),
+        }
+    }
+
+    /// How many closes wait.
+    pub fn waiting(&self) -> usize {
+        self.flushes.load(Ordering::Relaxed)
+    }
+}
+
+impl AsFd for StallingFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_ref().expect("until it is dropped").as_fd()
+    }
+}
+
+impl Drop for StallingFile {
+    /// The file system answers again, and goes.
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        drop(self.file.take());
+        if let Some(server) = self.server.take() {
+            // Where it failed, so has the test.
+            let _ = server.join();
+        }
+    }
+}
+
+fn mount(device: &File) -> OwnedFd {
+    let context = file_system_call(libc::SYS_fsopen, [c"fuse".as_ptr() as usize, 1, 0, 0, 0]);
+    let context = context.expect("root may mount");
+    let number = context.as_raw_fd() as usize;
+    for (key, value) in [
+        (c"fd", device.as_raw_fd().to_string()),
+        (c"rootmode", "100666".to_owned()),
+        (c"user_id", "0".to_owned()),
+        (c"group_id", "0".to_owned()),
+    ] {
+        let value = CString::new(value).unwrap();
+        let words = [
+            number,
+            SET_STRING,
+            key.as_ptr() as usize,
+            value.as_ptr() as usize,
+            0,
+        ];
+        configure(words);
+    }
+    configure([number, CREATE, 0, 0, 0]);
+    file_system_call(libc::SYS_fsmount, [number, 1, 0, 0, 0]).expect("root may mount")
+}
+
+fn configure(words: [usize; 5]) {
+    let [context, command, key, value, auxiliary] = words;
+    // SAFETY: key and value are null, or strings that live until this returns.
+    let result =
+        unsafe { libc::syscall(libc::SYS_fsconfig, context, command, key, value, auxiliary) };
+    assert_eq!(result, 0, "fsconfig: {}", std::io::Error::last_os_error());
+}
+
+/// A call that makes a descriptor.
+fn file_system_call(number: libc::c_long, words: [usize; 5]) -> std::io::Result<OwnedFd> {
+    let [a, b, c, d, e] = words;
+    // SAFETY: fsopen and fsmount take numbers, and a string that is static.
+    let fd = unsafe { libc::syscall(number, a, b, c, d, e) };
+    match i32::try_from(fd) {
+        // SAFETY: the kernel has just made it, and nobody else knows of it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Answers everything but a flush, which is what close(2) of a file sends and waits for.
+fn serve(mut device: File, flushes: &AtomicUsize, is_over: &AtomicBool) {
+    let mut request = vec![0; LARGEST_REQUEST];
+    let mut unanswered = Vec::new();
+    loop {
+        let Ok(length) = device.read(&mut request) else {
+            if is_over.load(Ordering::Relaxed) && unanswered.is_empty() {
+                return;
+            }
+            if is_over.load(Ordering::Relaxed) {
+                unanswered
+                    .drain(..)
+                    .for_each(|unique| answer(&mut device, unique, &[]));
+            }
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        assert!(length >= IN_HEADER);
+        let opcode = u32::from_ne_bytes(request[4..8].try_into().unwrap());
+        let unique = u64::from_ne_bytes(request[8..16].try_into().unwrap());
+        match opcode {
+            INIT => answer(&mut device, unique, &init_reply()),
+            GETATTR => answer(&mut device, unique, &attributes()),
+            OPEN => answer(&mut device, unique, &[0; OPEN_OUT]),
+            FLUSH if !is_over.load(Ordering::Relaxed) => {
+                flushes.fetch_add(1, Ordering::Relaxed);
+                unanswered.push(unique);
+            }
+            FORGET => {}
+            _ => answer(&mut device, unique, &[]),
+        }
+    }
+}
+
+fn answer(device: &mut File, unique: u64, body: &[u8]) {
+    let length = 16 + body.len();
+    let mut reply = (length as u32).to_ne_bytes().to_vec();
+    reply.extend(0_i32.to_ne_bytes());
+    reply.extend(unique.to_ne_bytes());
+    reply.extend(body);
+    // Whoever asked may have been killed.
+    let _ = device.write(&reply);
+}
+
+/// Version 7.31, and no feature.
+fn init_reply() -> [u8; INIT_OUT] {
+    let mut reply = [0; INIT_OUT];
+    reply[0..4].copy_from_slice(&7_u32.to_ne_bytes());
+    reply[4..8].copy_from_slice(&31_u32.to_ne_bytes());
+    reply[16..18].copy_from_slice(&64_u16.to_ne_bytes());
+    reply[20..24].copy_from_slice(&4096_u32.to_ne_bytes());
+    reply
+}
+
+/// A file that everybody may read and write.
+fn attributes() -> [u8; ATTR_OUT] {
+    let mut reply = [0; ATTR_OUT];
+    // Valid for a second; inode 1.
+    reply[0] = 1;
+    reply[16] = 1;
+    let mode = 16 + 6 * 8 + 3 * 4;
+    reply[mode..mode + 4].copy_from_slice(&0o100_666_u32.to_ne_bytes());
+    reply[mode + 4] = 1;
+    reply
+}
+
+/// Runs `action` on a thread with descriptors of its own: a program that another test starts meanwhile would inherit the
+/// file, and close it.
+pub fn with_own_descriptors<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let alone = scope.spawn(|| {
+            // SAFETY: `action` knows of no descriptor that there was before but the standard ones.
+            unsafe {
+                rustix::thread::unshare_unsafe(UnshareFlags::FILES).expect("memory");
+                libc::close_range(3, libc::c_uint::MAX, 0);
+            }
+            action()
+        });
+        alone
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn threads(server: &Daemon) -> usize {
+    let tasks = format!("/proc/{}/task", server.pid());
+    std::fs::read_dir(tasks).unwrap().count()
+}
+
+#[test]
+fn a_file_whose_close_waits_holds_nobody_up() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let before = open_files(&server);
+    let meter = Meter::start(&bed);
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        let probe = encode(&Request {
+            id: 1,
+            body: RequestBody::Probe,
+        });
+        let clients: Vec<Client> = as_nobody(|| (0..3).map(|_| Client::connect(&path)).collect());
+        // What no request is, what one has no use for, and what nobody reads any more.
+        send(&clients[0], b"rubbish", &[file.as_fd(); 3]).unwrap();
+        send(&clients[1], &probe, &[file.as_fd()]).unwrap();
+        send(&clients[2], b"rubbish", &[]).unwrap();
+        let _ = send(&clients[2], b"behind it", &[file.as_fd()]);
+        await_some("closes", || (file.waiting() >= 4).then_some(()));
+        assert_prompt(&path);
+    });
+    meter.finish();
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+    await_some("the end of the closes", || {
+        (open_files(&server) <= before).then_some(())
+    });
+}
+
+#[test]
+fn closes_that_wait_are_so_many_and_no_more() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let before = (open_files(&server), threads(&server));
+    let meter = Meter::start(&bed);
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        as_nobody(|| {
+            for _ in 0..20 {
+                let client = Client::connect(&path);
+                // The server may have hung up before the last.
+                for _ in 0..5 {
+                    let _ = send(&client, b"rubbish", &[file.as_fd(); 250]);
+                }
+            }
+        });
+        thread::sleep(Duration::from_secs(1));
+        let now = (open_files(&server), threads(&server));
+        assert!(now.1 < before.1 + 100, "{before:?} {now:?}");
+        assert!(now.0 < before.0 + 600, "{before:?} {now:?}");
+        assert_prompt(&path);
+    });
+    meter.finish();
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+    await_some("the end of the closes", || {
+        (open_files(&server) <= before.0).then_some(())
+    });
+}
