@@ -1,0 +1,69 @@
+//! What the service manager hears of the server (`sd_notify(3)`).
+
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use portolan_netns::{Bed, Daemon, Ready};
+
+/// What the server may take to say something.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The service manager's socket, whose file goes with it.
+struct Manager {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Manager {
+    fn new() -> Manager {
+        let path = std::env::temp_dir().join(format!("portolan-notify-{}", std::process::id()));
+        let socket = UnixDatagram::bind(&path).expect("the directory is writable");
+        socket.set_read_timeout(Some(LIMIT)).expect("a time");
+        Manager { socket, path }
+    }
+
+    /// The next message, if one comes in time.
+    fn hear(&self) -> String {
+        let mut message = [0; 4096];
+        let length = self.socket.recv(&mut message).expect("it says something");
+        String::from_utf8_lossy(&message[..length]).into_owned()
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[test]
+fn the_service_manager_hears_of_start_loop_and_end() {
+    let bed = Bed::veth();
+    let manager = Manager::new();
+    let mut command = bed.a.exec(env!("CARGO_BIN_EXE_portoland"));
+    command.args(["--interface", Bed::DEVICE]);
+    command
+        .env_remove("PORTOLAN_SOCKET")
+        .env_remove("WATCHDOG_PID");
+    command
+        .env("NOTIFY_SOCKET", &manager.path)
+        .env("WATCHDOG_USEC", "400000");
+    let server = Daemon::start(command, Ready::Line("ready".into()));
+
+    let ready = manager.hear();
+    assert!(ready.contains("READY=1"), "{ready}");
+    assert!(
+        ready.contains(&format!("STATUS=manages {}", Bed::DEVICE)),
+        "{ready}"
+    );
+    for _ in 0..3 {
+        assert!(manager.hear().contains("WATCHDOG=1"), "an idle loop turns");
+    }
+    drop(server);
+    let mut last = manager.hear();
+    while last.contains("WATCHDOG=1") {
+        last = manager.hear();
+    }
+    assert!(last.contains("STOPPING=1"), "{last}");
+}
