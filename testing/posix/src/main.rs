@@ -24,7 +24,7 @@ usage: posix-check server|client --local ADDRESS --remote ADDRESS --meet DIRECTO
        posix-check topics";
 
 /// Longer than any topic takes.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// How long the other role may take to appear.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Ports of one topic; topics run one after the other but closed ports rest for a while.
 const PORTS_PER_TOPIC: u16 = 40;
 

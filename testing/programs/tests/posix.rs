@@ -11,7 +11,7 @@ use portolan_bench::process::{Background, run};
 use portolan_programs::{PAIRINGS, Pairing, bed};
 
 /// Longer than all topics take.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(300);
 
 const DEVIATIONS: &str = include_str!("../../posix/deviations.txt");
 
