@@ -88,6 +88,8 @@ fn nor_do_messages_in_connections_that_are_refused() {
     // All that one user may have.
     let _idle = as_nobody(|| idle(&path, 300));
     let streams: Vec<_> = (0..20).map(|_| lingering()).collect();
+    // Whoever is answered was let in after them: the queue has room for those that follow.
+    assert_prompt(&path);
     kill_process(pid, Signal::STOP).unwrap();
     as_nobody(|| {
         for (stream, _) in &streams {
