@@ -57,8 +57,10 @@ install:
 	install -D -m 755 $(RELEASE)/portolan $(DESTDIR)$(PREFIX)/bin/portolan
 	install -D -m 755 $(RELEASE)/portoland $(DESTDIR)$(PREFIX)/sbin/portoland
 	install -D -m 644 $(RELEASE)/libportolan_preload.so $(DESTDIR)$(PREFIX)/lib/portolan/libportolan_preload.so
+	install -D -m 755 $(RELEASE)/portolan-bench $(DESTDIR)$(PREFIX)/lib/portolan/portolan-bench
 	install -D -m 755 $(RELEASE)/portolan-traffic $(DESTDIR)$(PREFIX)/lib/portolan/portolan-traffic
 	install -D -m 755 $(RELEASE)/portolan-engine $(DESTDIR)$(PREFIX)/lib/portolan/portolan-engine
+	install -D -m 755 $(RELEASE)/portolan-micro $(DESTDIR)$(PREFIX)/lib/portolan/portolan-micro
 	install -D -m 755 $(RELEASE)/portolan-owner $(DESTDIR)$(PREFIX)/lib/portolan/portolan-owner
 	install -D -m 644 include/portolan/qos.h $(DESTDIR)$(PREFIX)/include/portolan/qos.h
 	install -D -m 644 include/portolan/raw.h $(DESTDIR)$(PREFIX)/include/portolan/raw.h

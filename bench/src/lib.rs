@@ -72,7 +72,7 @@ pub enum Progress<'a> {
 pub fn select(suites: &[Suite], only: &str, effort: Effort) -> Vec<Case> {
     suites
         .iter()
-        .flat_map(|suite| suite.cases(effort))
+        .flat_map(|suite| suites::cases(*suite, effort))
         .filter(|case| case.name.contains(only))
         .collect()
 }

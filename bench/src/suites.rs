@@ -15,70 +15,27 @@ mod rtt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 
-use clap::ValueEnum;
+pub use portolan_bench_arguments::Suite;
 
 use crate::bed::{Bed, Side, Stack};
 use crate::figure::{Latency, Sample};
 use crate::process::run;
 use crate::{Effort, MeasureError};
 
-/// A group of cases that is asked for by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Suite {
-    /// Round trips of one message, TCP and UDP, spinning and sleeping.
-    Rtt,
-    /// One-way transfers.
-    Bulk,
-    /// redis-benchmark against redis-server.
-    Redis,
-    /// wrk against nginx.
-    Http,
-    /// Short connections, one after the other.
-    Conns,
-    /// Throughput over impaired paths, and fairness.
-    Paths,
-    /// Round trips and transfers between two programs of one host.
-    Local,
-    /// Guarantees: whether they hold, and what they cost others.
-    Qos,
-    /// What it costs to find a packet's receiver.
-    Demux,
-    /// Protocol extensions in the packet filter.
-    Ext,
-    /// Instructions of the engine for each segment.
-    Engine,
-}
-
-impl Suite {
-    pub const ALL: [Suite; 11] = [
-        Suite::Rtt,
-        Suite::Bulk,
-        Suite::Redis,
-        Suite::Http,
-        Suite::Conns,
-        Suite::Paths,
-        Suite::Local,
-        Suite::Qos,
-        Suite::Demux,
-        Suite::Ext,
-        Suite::Engine,
-    ];
-
-    /// The cases, in the order in which they are measured.
-    pub fn cases(self, effort: Effort) -> Vec<Case> {
-        match self {
-            Suite::Rtt => rtt::cases(effort),
-            Suite::Bulk => bulk::cases(effort),
-            Suite::Redis => redis::cases(effort),
-            Suite::Http => http::cases(effort),
-            Suite::Conns => conns::cases(effort),
-            Suite::Paths => paths::cases(effort),
-            Suite::Local => local::cases(effort),
-            Suite::Qos => qos::cases(effort),
-            Suite::Demux => demux::cases(effort),
-            Suite::Ext => ext::cases(effort),
-            Suite::Engine => engine::cases(effort),
-        }
+/// The cases of a suite, in the order in which they are measured.
+pub fn cases(suite: Suite, effort: Effort) -> Vec<Case> {
+    match suite {
+        Suite::Rtt => rtt::cases(effort),
+        Suite::Bulk => bulk::cases(effort),
+        Suite::Redis => redis::cases(effort),
+        Suite::Http => http::cases(effort),
+        Suite::Conns => conns::cases(effort),
+        Suite::Paths => paths::cases(effort),
+        Suite::Local => local::cases(effort),
+        Suite::Qos => qos::cases(effort),
+        Suite::Demux => demux::cases(effort),
+        Suite::Ext => ext::cases(effort),
+        Suite::Engine => engine::cases(effort),
     }
 }
 
@@ -256,7 +213,7 @@ mod tests {
         let effort = Effort { quick: false };
         let names: Vec<_> = Suite::ALL
             .iter()
-            .flat_map(|suite| suite.cases(effort))
+            .flat_map(|suite| cases(*suite, effort))
             .map(|case| case.name)
             .collect();
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len());
@@ -280,7 +237,7 @@ mod tests {
             let effort = Effort { quick };
             Suite::ALL
                 .iter()
-                .flat_map(|s| s.cases(effort))
+                .flat_map(|suite| cases(*suite, effort))
                 .map(|case| case.name)
                 .collect()
         };

@@ -20,6 +20,7 @@ pub struct Tools {
     pub traffic: PathBuf,
     pub engine: PathBuf,
     pub owner: PathBuf,
+    pub micro: PathBuf,
 }
 
 impl Tools {
@@ -32,6 +33,7 @@ impl Tools {
             traffic: find(&directory, "portolan-traffic")?,
             engine: find(&directory, "portolan-engine")?,
             owner: find(&directory, "portolan-owner")?,
+            micro: find(&directory, "portolan-micro")?,
         })
     }
 
@@ -52,9 +54,9 @@ fn own_directory() -> PathBuf {
     }
 }
 
-/// `make install` keeps `portoland` in `sbin` and the traffic program out of the user's way.
+/// `make install` keeps `portoland` in `sbin`, `portolan` in `bin`, and the others, this one too, out of the user's way.
 fn find(directory: &Path, name: &'static str) -> Result<PathBuf, MissingTool> {
-    ["", "../sbin", "../lib/portolan"]
+    ["", "../../sbin", "../../bin"]
         .iter()
         .map(|place| directory.join(place).join(name))
         .find(|path| path.is_file())

@@ -2,20 +2,20 @@
 
 use portolan_bench::Effort;
 use portolan_bench::bed::{Bed, Stack};
-use portolan_bench::suites::Suite;
+use portolan_bench::suites::{Suite, cases};
 
 #[test]
 fn every_quick_case_measures_something_on_the_kernels_stack() {
     let bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed needs root and `cargo build`");
     let effort = Effort { quick: true };
     // One of the paths is enough: they differ in numbers only.
-    let cases = Suite::ALL.iter().flat_map(|suite| match suite {
-        Suite::Paths => suite.cases(effort).into_iter().take(1),
+    let wanted = Suite::ALL.iter().flat_map(|suite| match suite {
+        Suite::Paths => cases(*suite, effort).into_iter().take(1),
         // The link's rate is Portolan's doing.
-        Suite::Qos => suite.cases(effort).into_iter().take(0),
-        suite => suite.cases(effort).into_iter().take(usize::MAX),
+        Suite::Qos => cases(*suite, effort).into_iter().take(0),
+        suite => cases(*suite, effort).into_iter().take(usize::MAX),
     });
-    for case in cases.filter(|case| case.is_of(Stack::Kernel)) {
+    for case in wanted.filter(|case| case.is_of(Stack::Kernel)) {
         let value = case
             .run(&bed, Stack::Kernel)
             .unwrap_or_else(|e| panic!("{}: {e}", case.name))

@@ -2,14 +2,14 @@
 //! measures. It sends requests to the server; it never touches a session.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod counters;
-mod demo;
 mod doctor;
 mod exit;
 mod ext;
+mod installed;
 mod linkage;
 mod manual;
+mod measure;
 mod metrics;
 mod qos;
 mod run;
@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use portolan_bench_arguments::Bench;
 
 /// User-level TCP/IP for unmodified programs.
 ///
@@ -101,7 +102,7 @@ enum Command {
     /// Measure Portolan beside the kernel's stack. Needs root.
     ///
     /// Runs each case on both stacks in turns, between two network namespaces that it makes.
-    Bench(bench::Arguments),
+    Bench(Bench),
     /// Print the completion script of a shell.
     Completions(manual::Completions),
     /// Write the manual pages into a directory, or print the command reference.
@@ -128,8 +129,7 @@ fn main() -> ExitCode {
         Command::Qos(arguments) => qos::run(&arguments),
         Command::Ext(arguments) => ext::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Demo => demo::run(),
-        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Demo | Command::Bench(_) => measure::run(),
         Command::Completions(arguments) => manual::complete(&arguments, Arguments::command()),
         Command::Manual(arguments) => manual::run(&arguments, Arguments::command()),
     };

@@ -7,11 +7,12 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use portolan_proto::control::Delivery;
 
 use crate::ServerAddress;
 use crate::exit::Failure;
+use crate::installed;
 use crate::linkage::{self, Linkage};
 
 const PRELOAD: &str = "libportolan_preload.so";
@@ -121,8 +122,6 @@ fn without_proxy(program: &OsStr) -> Option<&'static str> {
     }
 }
 
-/// The proxy lies beside this program after `cargo build`, in `../lib/portolan` after
-/// `make install`.
 pub fn find_preload() -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os(PRELOAD_VARIABLE) {
         let path = PathBuf::from(path);
@@ -135,18 +134,7 @@ pub fn find_preload() -> anyhow::Result<PathBuf> {
             ))
         };
     }
-    let program = env::current_exe()?;
-    let directory = program.parent().unwrap_or(Path::new("/"));
-    ["", "../lib/portolan"]
-        .iter()
-        .map(|place| directory.join(place).join(PRELOAD))
-        .find(|path| path.is_file())
-        .ok_or_else(|| {
-            anyhow!(
-                "{PRELOAD} is neither in {0} nor in {0}/../lib/portolan; set {PRELOAD_VARIABLE}",
-                directory.display()
-            )
-        })
+    installed::find(PRELOAD).with_context(|| format!("set {PRELOAD_VARIABLE}"))
 }
 
 /// Our proxy goes first, so that other preloaded libraries see the calls it passes on.

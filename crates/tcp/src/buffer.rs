@@ -24,8 +24,9 @@ const LEFT_MOST: usize = 8 << 20;
 /// More than any buffer may hold; refuses hostile offsets before they become allocations.
 pub(crate) const LARGEST: usize = 1 << 26;
 
+/// The bytes of one direction of a stream.
 #[derive(Clone, Default)]
-pub(crate) struct ByteRing {
+pub struct ByteRing {
     /// Has at least what was written; the memory behind is not touched before.
     store: Vec<u8>,
     /// Where bytes wrap: zero or a power of two, and not more than there is memory for.
@@ -47,7 +48,7 @@ impl ByteRing {
     }
 
     /// Appends to the readable part.
-    pub(crate) fn push(&mut self, data: &[u8]) {
+    pub fn push(&mut self, data: &[u8]) {
         self.write_at(self.len, data);
         self.len += data.len();
     }
@@ -91,7 +92,7 @@ impl ByteRing {
     }
 
     /// The readable bytes `offset..offset + len`, in two pieces.
-    pub(crate) fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
+    pub fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
         debug_assert!(offset + len <= self.span);
         if len == 0 {
             return [&[], &[]];
@@ -120,7 +121,7 @@ impl ByteRing {
     }
 
     /// Drops `count` readable bytes at the head.
-    pub(crate) fn consume(&mut self, count: usize) {
+    pub fn consume(&mut self, count: usize) {
         let count = count.min(self.len);
         self.len -= count;
         self.span -= count;

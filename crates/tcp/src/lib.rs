@@ -34,6 +34,7 @@ mod timestamps;
 mod urgent;
 mod validate;
 
+pub use buffer::ByteRing;
 pub use config::{
     ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config, CongestionKind, EcnMode, KeepAlive, Options, OrphanWait,
 };

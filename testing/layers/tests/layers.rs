@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
 /// [`may_use`] says so.
-const LAYERS: [(&str, Layer); 24] = [
+const LAYERS: [(&str, Layer); 25] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
     ("portolan-timers", Layer::Vocabulary),
@@ -24,6 +24,7 @@ const LAYERS: [(&str, Layer); 24] = [
     ("portolan-cli", Layer::Program),
     ("portolan-manual", Layer::Vocabulary),
     ("portolan-bench", Layer::Tool),
+    ("portolan-bench-arguments", Layer::Vocabulary),
     ("portolan-sim", Layer::Tool),
     ("portolan-fuzz", Layer::Tool),
     ("portolan-requirements", Layer::Tool),
@@ -63,7 +64,7 @@ enum Layer {
     Library,
     /// L4: what users run.
     Program,
-    /// Beds, benchmarks and tests: outside the layers, used by `portolan bench` and by tests.
+    /// Beds, benchmarks and tests: outside the layers, used by no program that users run.
     Tool,
 }
 
@@ -77,7 +78,6 @@ fn layer(name: &str) -> Option<Layer> {
 fn may_use(user: Layer, used: Layer) -> bool {
     match (user, used) {
         (Layer::Tool, _) => true,
-        (Layer::Program, Layer::Tool) => true,
         (Layer::Program, Layer::Program) => false,
         (user, used) => used <= user,
     }
@@ -181,6 +181,7 @@ fn upward_and_sideways_edges_are_found() {
     assert!(complaint(&edge("portolan-tcp", "rustix", false)).is_some());
     assert!(complaint(&edge("portolan-cli", "portolan-server", false)).is_some());
     assert!(complaint(&edge("portolan-tcp", "portolan-sim", false)).is_some());
+    assert!(complaint(&edge("portolan-cli", "portolan-bench", false)).is_some());
     assert!(complaint(&edge("portolan-tcp", "portolan-sim", true)).is_none());
     assert!(complaint(&edge("portolan-stack", "portolan-tcp", false)).is_none());
     assert!(complaint(&edge("portolan-server", "portolan-control", false)).is_none());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use portolan_bench::Effort;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
-use portolan_bench::suites::Suite;
+use portolan_bench::suites::{self, Suite};
 use portolan_programs::{PYTHON, bed, eventually, public_programs};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -380,8 +380,7 @@ fn who_has_more_threads_than_are_looked_at_is_told() {
 /// A figure of the benchmark, once.
 fn figure(bed: &Bed, name: &str) -> f64 {
     let effort = Effort { quick: true };
-    let case = Suite::Qos
-        .cases(effort)
+    let case = suites::cases(Suite::Qos, effort)
         .into_iter()
         .find(|case| case.name == name);
     let measured = case

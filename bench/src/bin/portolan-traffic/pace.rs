@@ -14,6 +14,9 @@ const HEADER: usize = 16;
 /// Who takes them looks up once in that time while nothing arrives.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
+/// Bandwidth is that of such a time.
+const WINDOW_MS: u64 = 100;
+
 #[derive(Serialize)]
 pub struct Sent {
     pub datagrams: u64,
@@ -26,6 +29,16 @@ pub struct Taken {
     /// Of what arrived in half-seconds that are calm, and in those that are not.
     pub calm: Arrivals,
     pub busy: Arrivals,
+    /// From the first on, in windows of [`WINDOW_MS`].
+    pub windows: Vec<Window>,
+    pub window_ms: u64,
+}
+
+/// What arrived in a short time, and which numbers before the last of these did not.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct Window {
+    pub arrived: u64,
+    pub lost: u64,
 }
 
 #[derive(Serialize)]
@@ -103,7 +116,8 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
     let _listener = TcpListener::bind(at)?;
     let mut buffer = [0; 65_536];
     let mut delays = Phases::default();
-    let mut highest = 0;
+    let mut highest = None;
+    let mut windows = Vec::new();
     let mut start = None;
     while start.is_none_or(|start: Instant| start.elapsed() < duration) {
         let length = match socket.recv(&mut buffer) {
@@ -111,10 +125,13 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
             Err(error) if error.kind() == ErrorKind::WouldBlock => continue,
             Err(error) => return Err(error),
         };
-        start.get_or_insert_with(Instant::now);
+        let elapsed = start.get_or_insert_with(Instant::now).elapsed();
         if length >= HEADER {
             delays.note(nanoseconds().saturating_sub(number_at(&buffer, 8)));
-            highest = highest.max(number_at(&buffer, 0));
+            let number = number_at(&buffer, 0);
+            let expected = highest.map_or(0, |highest: u64| highest + 1);
+            note(&mut windows, elapsed, number.saturating_sub(expected));
+            highest = highest.max(Some(number));
         }
         process(match Phase::now() {
             Phase::Busy => work,
@@ -129,10 +146,24 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
         }
     };
     Ok(Taken {
-        lost: (highest + 1).saturating_sub(delays.count() as u64),
+        lost: highest
+            .map_or(1, |highest| highest + 1)
+            .saturating_sub(delays.count() as u64),
+        windows,
+        window_ms: WINDOW_MS,
         calm: arrivals(Phase::Calm),
         busy: arrivals(Phase::Busy),
     })
+}
+
+/// Adds one that came so long after the first, behind so many that did not.
+fn note(windows: &mut Vec<Window>, elapsed: Duration, lost: u64) {
+    let at = (elapsed.as_millis() / u128::from(WINDOW_MS)) as usize;
+    if windows.len() <= at {
+        windows.resize(at + 1, Window::default());
+    }
+    windows[at].arrived += 1;
+    windows[at].lost += lost;
 }
 
 /// Uses the CPU for so long. It must not say that it spins: a hypervisor takes its core from who does.

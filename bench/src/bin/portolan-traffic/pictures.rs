@@ -21,6 +21,8 @@ pub struct Report {
     pub per_second: f64,
     /// Longest time between two decoded pictures.
     pub longest_gap_ms: f64,
+    /// All of these times.
+    pub gaps_ms: Vec<f64>,
 }
 
 /// Sends `rate` pictures a second to each viewer, for as long as it looks. Who is late sends what is due at once.
@@ -49,22 +51,24 @@ pub fn view(address: SocketAddr, time: Duration, work: Duration) -> io::Result<R
         decode(work);
     }
     let start = Instant::now();
-    let (mut last, mut longest, mut pictures) = (start, Duration::ZERO, 0);
+    let mut last = start;
+    let mut gaps_ms = Vec::new();
     while start.elapsed() < time {
         stream.read_exact(&mut picture)?;
         decode(work);
-        pictures += 1;
-        longest = longest.max(last.elapsed());
-        last = Instant::now();
+        let now = Instant::now();
+        gaps_ms.push(now.duration_since(last).as_secs_f64() * 1e3);
+        last = now;
     }
     let seconds = last.duration_since(start).as_secs_f64();
-    if pictures == 0 {
+    if gaps_ms.is_empty() {
         return Err(ErrorKind::InvalidInput.into());
     }
     Ok(Report {
-        pictures,
-        per_second: pictures as f64 / seconds,
-        longest_gap_ms: longest.as_secs_f64() * 1e3,
+        pictures: gaps_ms.len(),
+        per_second: gaps_ms.len() as f64 / seconds,
+        longest_gap_ms: gaps_ms.iter().copied().fold(0.0, f64::max),
+        gaps_ms,
     })
 }
 

@@ -31,6 +31,12 @@ pub struct Plan {
     /// Polls instead of waiting.
     #[arg(long)]
     spin: bool,
+    /// Also reports every round trip, in order.
+    #[arg(long)]
+    series: bool,
+    /// Also reports the time of the calls that send.
+    #[arg(long)]
+    calls: bool,
 }
 
 /// Round-trip times in microseconds.
@@ -44,6 +50,30 @@ pub struct Report {
     /// While it is calm, and while it is not.
     pub calm: Spread,
     pub busy: Spread,
+    /// The median of the calls that send.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub send_p50_us: Option<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub series_us: Vec<f64>,
+}
+
+/// The times of calls that send, if they are wanted.
+#[derive(Default)]
+struct Calls {
+    are_wanted: bool,
+    times: Vec<Duration>,
+}
+
+impl Calls {
+    fn send<T>(&mut self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        if !self.are_wanted {
+            return call();
+        }
+        let start = Instant::now();
+        let sent = call();
+        self.times.push(start.elapsed());
+        sent
+    }
 }
 
 pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
@@ -62,8 +92,8 @@ pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> 
 pub fn ping_tcp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     let mut peer = Peer::new(TcpStream::connect(address)?, plan.spin)?;
     let mut message = vec![b'p'; plan.size];
-    measure(plan, || {
-        peer.send(&message)?;
+    measure(plan, |calls| {
+        calls.send(|| peer.send(&message))?;
         peer.receive(&mut message)
     })
 }
@@ -89,8 +119,8 @@ pub fn ping_udp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     reach(&socket, &mut message)?;
     socket.set_nonblocking(plan.spin)?;
     socket.set_read_timeout(Some(LOST))?;
-    measure(plan, || {
-        retry(|| socket.send(&message), |_| false)?;
+    measure(plan, |calls| {
+        calls.send(|| retry(|| socket.send(&message), |_| false))?;
         let sent = Instant::now();
         retry(
             || socket.recv(&mut message),
@@ -182,38 +212,56 @@ fn is_idle(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-fn measure(plan: Plan, mut round_trip: impl FnMut() -> io::Result<()>) -> io::Result<Report> {
+fn measure(
+    plan: Plan,
+    mut round_trip: impl FnMut(&mut Calls) -> io::Result<()>,
+) -> io::Result<Report> {
     for _ in 0..plan.warm_up {
-        round_trip()?;
+        round_trip(&mut Calls::default())?;
     }
+    let mut calls = Calls {
+        are_wanted: plan.calls,
+        ..Calls::default()
+    };
     let count = plan.count;
     let mut times = Vec::with_capacity(count);
     let mut phases = Phases::default();
     for _ in 0..count {
         let start = Instant::now();
-        round_trip()?;
+        round_trip(&mut calls)?;
         let time = start.elapsed();
         times.push(time);
         phases.note(time.as_nanos() as u64);
     }
-    times.sort_unstable();
-    let at = |quantile: f64| {
-        let index = ((times.len() as f64 * quantile) as usize).min(times.len() - 1);
-        times[index].as_nanos() as f64 / 1e3
-    };
     if times.is_empty() {
         return Err(io::Error::new(
             ErrorKind::InvalidInput,
             "a count of zero measures nothing",
         ));
     }
+    let series = if plan.series { &times[..] } else { &[] };
+    let series_us = series.iter().copied().map(microseconds).collect();
+    times.sort_unstable();
+    calls.times.sort_unstable();
     Ok(Report {
         round_trips: count,
-        p50_us: at(0.5),
-        p99_us: at(0.99),
-        min_us: at(0.0),
-        max_us: at(1.0),
+        p50_us: quantile(&times, 0.5),
+        p99_us: quantile(&times, 0.99),
+        min_us: quantile(&times, 0.0),
+        max_us: quantile(&times, 1.0),
         calm: phases.spread(Phase::Calm),
         busy: phases.spread(Phase::Busy),
+        send_p50_us: plan.calls.then(|| quantile(&calls.times, 0.5)),
+        series_us,
     })
+}
+
+/// Of sorted times, which are some.
+fn quantile(sorted: &[Duration], quantile: f64) -> f64 {
+    let index = ((sorted.len() as f64 * quantile) as usize).min(sorted.len() - 1);
+    microseconds(sorted[index])
+}
+
+fn microseconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
 }

@@ -10,8 +10,8 @@ use portolan_bench::process::{Background, run as run_to_end};
 use portolan_bench::suites::Suite;
 use portolan_bench::{Effort, select};
 
-use crate::bench::{Sink, measure, require_root};
 use crate::exit::{Failure, print};
+use crate::figures::{Sink, measure, require_root};
 
 const REDIS_PORT: u16 = 6379;
 const HTTP_PORT: u16 = 8080;

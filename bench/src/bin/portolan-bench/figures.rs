@@ -3,7 +3,6 @@
 use std::fmt::Display;
 use std::fs;
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, ensure};
@@ -11,33 +10,15 @@ use portolan_bench::bed::Bed;
 use portolan_bench::figure::Figure;
 use portolan_bench::suites::{Case, Suite};
 use portolan_bench::{Effort, Progress, machine, select, table};
+use portolan_bench_arguments::Bench;
 
 use crate::exit::{Failure, print};
 
 /// How long the machine is watched before the first figure.
 const WATCH: Duration = Duration::from_secs(1);
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    /// What to measure [default: all].
-    #[arg(value_enum)]
-    suites: Vec<Suite>,
-    /// Measure only figures whose names contain this.
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    only: String,
-    /// Also write the figures to a file; `-`: write them to standard output, and the table to standard error.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Measurements of each figure on each stack.
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
-    runs: u16,
-    /// Run fewer and shorter cases.
-    #[arg(long)]
-    quick: bool,
-}
-
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let cases = arguments.cases()?;
+pub fn run(arguments: &Bench) -> Result<(), Failure> {
+    let cases = chosen(arguments)?;
     require_root("bench")?;
     let sink = match &arguments.json {
         Some(path) if path.as_os_str() == "-" => Sink::Errors,
@@ -60,21 +41,21 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-impl Arguments {
-    fn cases(&self) -> Result<Vec<Case>, Failure> {
-        let suites = if self.suites.is_empty() {
-            &Suite::ALL[..]
-        } else {
-            &self.suites
-        };
-        let effort = Effort { quick: self.quick };
-        let cases = select(suites, &self.only, effort);
-        if cases.is_empty() {
-            let error = anyhow!("no figure of these suites contains {:?}", self.only);
-            return Err(Failure::Usage(error));
-        }
-        Ok(cases)
+fn chosen(arguments: &Bench) -> Result<Vec<Case>, Failure> {
+    let suites = if arguments.suites.is_empty() {
+        &Suite::ALL[..]
+    } else {
+        &arguments.suites
+    };
+    let effort = Effort {
+        quick: arguments.quick,
+    };
+    let cases = select(suites, &arguments.only, effort);
+    if cases.is_empty() {
+        let error = anyhow!("no figure of these suites contains {:?}", arguments.only);
+        return Err(Failure::Usage(error));
     }
+    Ok(cases)
 }
 
 /// Where the table goes.
@@ -153,16 +134,13 @@ mod tests {
     #[derive(Parser)]
     struct Line {
         #[command(flatten)]
-        arguments: Arguments,
+        arguments: Bench,
     }
 
     #[test]
     fn a_text_that_no_figure_contains_is_wrong_usage() {
-        let cases = |words: &[&str]| {
-            Line::parse_from([&["bench"], words].concat())
-                .arguments
-                .cases()
-        };
+        let cases =
+            |words: &[&str]| chosen(&Line::parse_from([&["bench"], words].concat()).arguments);
         assert!(cases(&["rtt", "--only", "tcp-1-spin"]).is_ok_and(|cases| cases.len() == 1));
         assert!(matches!(
             cases(&["rtt", "--only", "iperf3"]),

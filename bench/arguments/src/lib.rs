@@ -1,0 +1,94 @@
+//! The command lines of `portolan bench` and `portolan report`. `portolan` declares them, and executes a program of its own
+//! that measures, so that it links no test bed.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+
+/// The program that measures, in the directory of `portolan` or in `../lib/portolan`.
+pub const PROGRAM: &str = "portolan-bench";
+
+#[derive(clap::Args)]
+pub struct Bench {
+    /// What to measure [default: all].
+    #[arg(value_enum)]
+    pub suites: Vec<Suite>,
+    /// Measure only figures whose names contain this.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+    /// Also write the figures to a file; `-`: write them to standard output, and the table to standard error.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Measurements of each figure on each stack.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub runs: u16,
+    /// Run fewer and shorter cases.
+    #[arg(long)]
+    pub quick: bool,
+}
+
+#[derive(clap::Args)]
+pub struct Report {
+    /// Measure only these papers, or tables and figures, such as `MB,ms-fig20`.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Where page and figures go. What is there already is kept, and not measured again.
+    #[arg(long, value_name = "DIRECTORY", default_value = "portolan-report")]
+    pub output: PathBuf,
+    /// Measure anew what is there already.
+    #[arg(long)]
+    pub again: bool,
+    /// Fewer points, shorter runs and fewer of them: ten minutes at most.
+    #[arg(long)]
+    pub quick: bool,
+    /// List what is measured, and how long that takes.
+    #[arg(long)]
+    pub list: bool,
+    /// Write the page from the figures that are there, and measure nothing.
+    #[arg(long, conflicts_with_all = ["again", "quick", "list"])]
+    pub render: bool,
+}
+
+/// A group of cases that is asked for by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Suite {
+    /// Round trips of one message, TCP and UDP, spinning and sleeping.
+    Rtt,
+    /// One-way transfers.
+    Bulk,
+    /// redis-benchmark against redis-server.
+    Redis,
+    /// wrk against nginx.
+    Http,
+    /// Short connections, one after the other.
+    Conns,
+    /// Throughput over impaired paths, and fairness.
+    Paths,
+    /// Round trips and transfers between two programs of one host.
+    Local,
+    /// Guarantees: whether they hold, and what they cost others.
+    Qos,
+    /// What it costs to find a packet's receiver.
+    Demux,
+    /// Protocol extensions in the packet filter.
+    Ext,
+    /// Instructions of the engine for each segment.
+    Engine,
+}
+
+impl Suite {
+    pub const ALL: [Suite; 11] = [
+        Suite::Rtt,
+        Suite::Bulk,
+        Suite::Redis,
+        Suite::Http,
+        Suite::Conns,
+        Suite::Paths,
+        Suite::Local,
+        Suite::Qos,
+        Suite::Demux,
+        Suite::Ext,
+        Suite::Engine,
+    ];
+}

@@ -1,0 +1,36 @@
+//! What `portolan bench` and `portolan demo` execute: beds of namespaces, with unmodified programs on both stacks.
+#![forbid(unsafe_code)]
+
+mod demo;
+mod exit;
+mod figures;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use portolan_bench_arguments::Bench;
+
+/// Errors and help are those of the command that executes this program.
+#[derive(Parser)]
+#[command(name = "portolan", bin_name = "portolan", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo,
+    Bench(Bench),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Demo => demo::run(),
+        Command::Bench(arguments) => figures::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
