@@ -1,6 +1,6 @@
 //! What a benchmark yields: one figure on both stacks and their ratio.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::machine::MachineState;
 use crate::suites::{Better, Case};
@@ -105,7 +105,7 @@ impl Measured {
 }
 
 /// Median and extremes of some runs.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     pub median: f64,
     pub min: f64,

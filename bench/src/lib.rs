@@ -8,6 +8,7 @@ pub mod figure;
 pub mod film;
 pub mod machine;
 pub mod process;
+pub mod report;
 pub mod suites;
 pub mod table;
 pub mod tools;
@@ -106,7 +107,7 @@ pub fn measure(
 }
 
 /// Alternates the stacks, so that a disturbance of the machine falls on both.
-fn measure_case(bed: &Bed, case: &Case, runs: usize) -> Result<Figure, MeasureError> {
+pub(crate) fn measure_case(bed: &Bed, case: &Case, runs: usize) -> Result<Figure, MeasureError> {
     let before = CpuTimes::now();
     let mut portolan = Vec::with_capacity(runs);
     let mut kernel = Vec::with_capacity(runs);

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The share of CPU time that others used, above which figures are not to be trusted.
 const BUSY: f64 = 0.1;
@@ -12,7 +12,7 @@ const BUSY: f64 = 0.1;
 const STOLEN: f64 = 0.02;
 
 /// The state of the machine around one figure.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MachineState {
     /// The load average of one minute when the figure was complete.
     pub load: f64,

@@ -1,14 +1,14 @@
 //! The suites and what they have in common: a case measures one figure once, on one stack.
 
 mod bulk;
-mod conns;
-mod demux;
-mod engine;
-mod ext;
+pub(crate) mod conns;
+pub(crate) mod demux;
+pub(crate) mod engine;
+pub(crate) mod ext;
 mod http;
 mod local;
 mod paths;
-mod qos;
+pub(crate) mod qos;
 mod redis;
 mod rtt;
 
@@ -188,7 +188,11 @@ impl Reach {
 }
 
 /// Takes one number from a program's JSON.
-fn number(program: &'static str, output: &str, path: &[&str]) -> Result<f64, MeasureError> {
+pub(crate) fn number(
+    program: &'static str,
+    output: &str,
+    path: &[&str],
+) -> Result<f64, MeasureError> {
     serde_json::from_str::<serde_json::Value>(output)
         .ok()
         .and_then(|report| {

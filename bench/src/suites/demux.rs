@@ -2,8 +2,8 @@
 
 mod delivery;
 mod direct;
-mod endpoints;
-mod expected;
+pub(crate) mod endpoints;
+pub(crate) mod expected;
 mod layers;
 
 use std::time::Duration;

@@ -53,14 +53,14 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 
 /// Which way received segments go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(crate) enum Way {
     /// Where their headers are as expected.
     Fast,
     Standard,
 }
 
 /// Of one step, which a function of the program is, counted over so many segments of that size.
-pub(super) fn instructions(
+pub(crate) fn instructions(
     bed: &Bed,
     (size, segments): (usize, usize),
     way: Way,

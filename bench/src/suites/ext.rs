@@ -1,8 +1,8 @@
 //! Protocol extensions (PX §4, §5): round trips that a handler in the packet filter answers, beside
 //! those that programs answer.
 
-mod forward;
-mod video;
+pub(crate) mod forward;
+pub(crate) mod video;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -149,7 +149,7 @@ fn video_cases(effort: Effort) -> Vec<Case> {
 }
 
 /// Both ends are handlers, as the functions of the paper's applications are.
-fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+pub(crate) fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     const LOCAL_PORT: u16 = 7006;
     let _echo = install(bed, "echo.o", ECHO)?;
     // A rally has nobody to ask again: the other end must be there.
@@ -165,7 +165,7 @@ fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
 }
 
 /// Both ends are handlers in threads of their programs, which sleep between two datagrams.
-fn by_threads(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+pub(crate) fn by_threads(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     const LOCAL_PORT: u16 = 7006;
     let end = bed.endpoint(PORT).to_string();
     let mut owner = bed.owner_command(Side::Server);
@@ -243,7 +243,7 @@ fn by_programs(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureErro
 }
 
 /// The server's end is a handler.
-fn by_handler_and_program(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
+pub(crate) fn by_handler_and_program(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let _owner = install(bed, "echo.o", ECHO)?;
     ping(bed, Stack::Portolan, count)
 }

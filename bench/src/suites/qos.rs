@@ -1,9 +1,9 @@
 //! Guarantees (NE §5, MS §V): whether they hold, and what they cost others. Figures are errors of
 //! guarantees, with a bar each; their names begin with the paper's figure.
 
-mod cpu;
-mod receive;
-mod transmit;
+pub(crate) mod cpu;
+pub(crate) mod receive;
+pub(crate) mod transmit;
 
 use super::Case;
 use crate::Effort;

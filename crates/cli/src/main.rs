@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use portolan_bench_arguments::Bench;
+use portolan_bench_arguments::{Bench, Report};
 
 /// User-level TCP/IP for unmodified programs.
 ///
@@ -103,6 +103,11 @@ enum Command {
     ///
     /// Runs each case on both stacks in turns, between two network namespaces that it makes.
     Bench(Bench),
+    /// Measure every table and figure of the papers, and write a page. Needs root.
+    ///
+    /// Puts the papers' own numbers, the kernel's stack, server-based operation and Portolan's forms side by side, as
+    /// index.html and report.json, with each plot as a file in plots/. An interrupted run goes on where it ended.
+    Report(Report),
     /// Print the completion script of a shell.
     Completions(manual::Completions),
     /// Write the manual pages into a directory, or print the command reference.
@@ -129,7 +134,7 @@ fn main() -> ExitCode {
         Command::Qos(arguments) => qos::run(&arguments),
         Command::Ext(arguments) => ext::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
-        Command::Demo | Command::Bench(_) => measure::run(),
+        Command::Demo | Command::Bench(_) | Command::Report(_) => measure::run(),
         Command::Completions(arguments) => manual::complete(&arguments, Arguments::command()),
         Command::Manual(arguments) => manual::run(&arguments, Arguments::command()),
     };

@@ -1,14 +1,15 @@
-//! What `portolan bench` and `portolan demo` execute: beds of namespaces, with unmodified programs on both stacks.
+//! What `portolan bench`, `portolan report` and `portolan demo` execute: beds of namespaces, with unmodified programs on both stacks.
 #![forbid(unsafe_code)]
 
 mod demo;
 mod exit;
 mod figures;
+mod report;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use portolan_bench_arguments::Bench;
+use portolan_bench_arguments::{Bench, Report};
 
 /// Errors and help are those of the command that executes this program.
 #[derive(Parser)]
@@ -22,12 +23,14 @@ struct Arguments {
 enum Command {
     Demo,
     Bench(Bench),
+    Report(Report),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Demo => demo::run(),
         Command::Bench(arguments) => figures::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

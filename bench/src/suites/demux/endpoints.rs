@@ -29,15 +29,15 @@ const TRAFFIC: &str = "portolan-traffic";
 
 /// How receivers are found.
 #[derive(Clone, Copy)]
-struct Way {
-    name: &'static str,
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
     settings: &'static str,
     paper: Option<&'static str>,
     /// Is the cost to be the same for any number of endpoints?
     is_flat: bool,
 }
 
-const WAYS: [Way; 3] = [
+pub(crate) const WAYS: [Way; 3] = [
     Way {
         name: "linear",
         settings: "[filter]\nalgorithm = \"linear\"\n",
@@ -69,11 +69,11 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 
 /// At one number of endpoints.
 #[derive(Clone, Copy)]
-struct Point {
-    endpoints: usize,
-    round_trip_us: f64,
-    /// Of one packet in the packet filter.
-    filter_ns: f64,
+pub(crate) struct Point {
+    pub(crate) endpoints: usize,
+    pub(crate) round_trip_us: f64,
+    /// Of one packet in the packet filter; 0 for the kernel's sockets, which it lets pass.
+    pub(crate) filter_ns: f64,
 }
 
 struct Curve(Vec<Point>);
@@ -152,55 +152,72 @@ impl Sweep {
     }
 
     fn measure(&self) -> Result<Curve, MeasureError> {
-        let mut bed = Bed::bare(portolan_netns::Bed::veth())?;
-        bed.set_settings(self.way.settings);
-        bed.start_daemon(Side::Client)?;
-        bed.start_daemon(Side::Server)?;
-        let gathering = bed.endpoint(CROWD_PORT).to_string();
-        let gather = ["gather", &gathering];
-        let _gathered = bed.serve(Stack::Portolan, CROWD_PORT, TRAFFIC, &gather)?;
-        let mut crowds = Vec::new();
-        let mut endpoints = 1;
-        let mut points = Vec::new();
-        for wanted in ENDPOINTS {
-            if wanted > endpoints {
-                crowds.push(crowd(&bed, wanted - endpoints)?);
-                endpoints = wanted;
-            }
-            points.push(self.point(&bed, endpoints)?);
-        }
-        Ok(Curve(points))
+        curve(Stack::Portolan, self.way, &ENDPOINTS, self.count).map(Curve)
     }
+}
 
-    /// The connection that is measured opens last, and so is compared last.
-    fn point(&self, bed: &Bed, endpoints: usize) -> Result<Point, MeasureError> {
-        let round_trip_us = self.ping(bed)?;
-        let before = FilterTime::read(bed)?;
-        let statistics = Statistics::count()?;
-        self.ping(bed)?;
-        drop(statistics);
-        let after = FilterTime::read(bed)?;
-        Ok(Point {
+/// A bed with more and more endpoints, and `count` round trips with each number of them.
+pub(crate) fn curve(
+    stack: Stack,
+    way: Way,
+    numbers: &[usize],
+    count: usize,
+) -> Result<Vec<Point>, MeasureError> {
+    let mut bed = Bed::bare(portolan_netns::Bed::veth())?;
+    bed.set_settings(way.settings);
+    bed.start_daemon(Side::Client)?;
+    bed.start_daemon(Side::Server)?;
+    let gathering = bed.endpoint(CROWD_PORT).to_string();
+    let gather = ["gather", &gathering];
+    let _gathered = bed.serve(stack, CROWD_PORT, TRAFFIC, &gather)?;
+    let mut crowds = Vec::new();
+    let mut endpoints = 1;
+    let mut points = Vec::new();
+    for &wanted in numbers {
+        if wanted > endpoints {
+            crowds.push(crowd(&bed, wanted - endpoints)?);
+            endpoints = wanted;
+        }
+        points.push(point(&bed, stack, endpoints, count)?);
+    }
+    Ok(points)
+}
+
+/// The connection that is measured opens last, and so is compared last.
+fn point(bed: &Bed, stack: Stack, endpoints: usize, count: usize) -> Result<Point, MeasureError> {
+    let round_trip_us = ping(bed, stack, count)?;
+    if stack == Stack::Kernel {
+        return Ok(Point {
             endpoints,
             round_trip_us,
-            filter_ns: (after.nanoseconds - before.nanoseconds) / (after.runs - before.runs),
-        })
+            filter_ns: 0.0,
+        });
     }
+    let before = FilterTime::read(bed)?;
+    let statistics = Statistics::count()?;
+    ping(bed, stack, count)?;
+    drop(statistics);
+    let after = FilterTime::read(bed)?;
+    Ok(Point {
+        endpoints,
+        round_trip_us,
+        filter_ns: (after.nanoseconds - before.nanoseconds) / (after.runs - before.runs),
+    })
+}
 
-    fn ping(&self, bed: &Bed) -> Result<f64, MeasureError> {
-        let endpoint = bed.endpoint(PORT).to_string();
-        let options = [endpoint.as_str(), "--size", PAYLOAD, "--spin"];
-        let echo = [&["echo", "tcp"], &options[..]].concat();
-        let _server = bed.serve(Stack::Portolan, PORT, TRAFFIC, &echo)?;
-        let mut client = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
-        let count = self.count.to_string();
-        client.args(["ping", "tcp"]).args(options);
-        number(
-            TRAFFIC,
-            &run(client.args(["--count", &count]))?,
-            &["p50_us"],
-        )
-    }
+fn ping(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureError> {
+    let endpoint = bed.endpoint(PORT).to_string();
+    let options = [endpoint.as_str(), "--size", PAYLOAD, "--spin"];
+    let echo = [&["echo", "tcp"], &options[..]].concat();
+    let _server = bed.serve(stack, PORT, TRAFFIC, &echo)?;
+    let mut client = bed.command(Side::Client, stack, TRAFFIC);
+    let count = count.to_string();
+    client.args(["ping", "tcp"]).args(options);
+    number(
+        TRAFFIC,
+        &run(client.args(["--count", &count]))?,
+        &["p50_us"],
+    )
 }
 
 /// So many endpoints more on the server host, as long as their peers' program runs.

@@ -74,7 +74,7 @@ fn share(
 }
 
 /// Segments on the fast and on the standard path so far.
-fn taken(bed: &Bed) -> Result<[f64; 2], MeasureError> {
+pub(crate) fn taken(bed: &Bed) -> Result<[f64; 2], MeasureError> {
     Ok([
         counted(bed, "headers_expected")?,
         counted(bed, "headers_taken_apart")?,

@@ -23,42 +23,39 @@ static FORWARD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forward.o"));
 const SETTLED: Duration = Duration::from_millis(500);
 
 /// Median round trips in microseconds.
-struct Times {
-    direct: f64,
-    by_handler: f64,
-    by_proxy: f64,
+pub(crate) struct Times {
+    pub(crate) direct: f64,
+    pub(crate) by_handler: f64,
+    pub(crate) by_proxy: f64,
 }
 
 /// What the handler adds, as a part of what the proxy adds.
 pub(super) fn added(count: usize) -> Result<f64, MeasureError> {
-    let times = measure(count)?;
+    let times = measure(1, count)?;
     Ok((times.by_handler - times.direct) / (times.by_proxy - times.direct))
 }
 
 /// In microseconds.
 pub(super) fn added_by_handler(count: usize) -> Result<f64, MeasureError> {
-    let times = measure(count)?;
+    let times = measure(1, count)?;
     Ok(times.by_handler - times.direct)
 }
 
-fn measure(count: usize) -> Result<Times, MeasureError> {
+/// With messages of `size` bytes.
+pub(crate) fn measure(size: usize, count: usize) -> Result<Times, MeasureError> {
     let bed = Bed::switched()?;
     let guest = bed.guest(9);
     let echo = bed.endpoint(ECHO_PORT);
     let end = echo.to_string();
-    let _echo = bed.serve(
-        Stack::Kernel,
-        ECHO_PORT,
-        "portolan-traffic",
-        &["echo", "tcp", &end],
-    )?;
+    let echoing = ["echo", "tcp", &end, "--size", &size.to_string()];
+    let _echo = bed.serve(Stack::Kernel, ECHO_PORT, "portolan-traffic", &echoing)?;
     let _forwarders = [handler(&bed, echo)?, proxy(&bed, echo)?];
     std::thread::sleep(SETTLED);
     let by = |port| SocketAddr::new(bed.client.address, port);
     Ok(Times {
-        direct: ping(&bed, &guest, echo, count)?,
-        by_handler: ping(&bed, &guest, by(HANDLER_PORT), count)?,
-        by_proxy: ping(&bed, &guest, by(PROXY_PORT), count)?,
+        direct: ping(&bed, &guest, echo, [size, count])?,
+        by_handler: ping(&bed, &guest, by(HANDLER_PORT), [size, count])?,
+        by_proxy: ping(&bed, &guest, by(PROXY_PORT), [size, count])?,
     })
 }
 
@@ -81,12 +78,19 @@ fn proxy(bed: &Bed, echo: SocketAddr) -> Result<Background, MeasureError> {
     Ok(Background::start(relay.stdout(Stdio::null()))?)
 }
 
-fn ping(bed: &Bed, guest: &Namespace, to: SocketAddr, count: usize) -> Result<f64, MeasureError> {
+fn ping(
+    bed: &Bed,
+    guest: &Namespace,
+    to: SocketAddr,
+    [size, count]: [usize; 2],
+) -> Result<f64, MeasureError> {
     let mut client: Command = guest.exec(&bed.tools().traffic);
     client.args([
         "ping",
         "tcp",
         &to.to_string(),
+        "--size",
+        &size.to_string(),
         "--count",
         &count.to_string(),
     ]);

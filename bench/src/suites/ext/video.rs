@@ -18,7 +18,7 @@ static VIDEO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/video.o"));
 
 /// How the server on kernel sockets hands a frame over.
 #[derive(Clone, Copy)]
-pub(super) enum Cut {
+pub(crate) enum Cut {
     /// As one datagram, of which the kernel makes fragments.
     Fragments,
     /// As datagrams that the device cuts (`UDP_SEGMENT`), as the extension's owner does.
@@ -38,7 +38,7 @@ pub(super) fn ratio(bed: &Bed, streams: u16, frames: u32, cut: Cut) -> Result<f6
     Ok(by_extension(bed, streams, frames)? / by_sockets(bed, streams, frames, cut)?)
 }
 
-fn by_extension(bed: &Bed, streams: u16, frames: u32) -> Result<f64, MeasureError> {
+pub(crate) fn by_extension(bed: &Bed, streams: u16, frames: u32) -> Result<f64, MeasureError> {
     let _audience = audience(bed, streams)?;
     let object = written(bed, "video.o", VIDEO)?;
     let local = SocketAddr::new(bed.client.address, SERVER_PORT);
@@ -52,7 +52,12 @@ fn by_extension(bed: &Bed, streams: u16, frames: u32) -> Result<f64, MeasureErro
     number("portolan-owner", &run(&mut owner)?, &["cpu"])
 }
 
-fn by_sockets(bed: &Bed, streams: u16, frames: u32, cut: Cut) -> Result<f64, MeasureError> {
+pub(crate) fn by_sockets(
+    bed: &Bed,
+    streams: u16,
+    frames: u32,
+    cut: Cut,
+) -> Result<f64, MeasureError> {
     let _audience = audience(bed, streams)?;
     let mut server = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
     server

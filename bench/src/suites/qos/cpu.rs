@@ -86,17 +86,17 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 
 /// What is asked for.
 #[derive(Clone, Copy)]
-struct Rate {
+pub(crate) struct Rate {
     ppm: u32,
     period_us: u32,
 }
 
-const RATE_OF_PING: Rate = Rate {
+pub(crate) const RATE_OF_PING: Rate = Rate {
     ppm: 100_000,
     period_us: 10_000,
 };
 
-const RATE_OF_VIEWER: Rate = Rate {
+pub(crate) const RATE_OF_VIEWER: Rate = Rate {
     ppm: 300_000,
     period_us: 33_000,
 };
@@ -121,6 +121,16 @@ fn round_trips(
     rate: Option<Rate>,
     count: usize,
 ) -> Result<f64, MeasureError> {
+    number(PROGRAM, &profile(bed, stack, rate, count)?, &["p99_us"])
+}
+
+/// The report of round trips, with each of them in its series. Whoever wants other programs beside has started them.
+pub(crate) fn profile(
+    bed: &Bed,
+    stack: Stack,
+    rate: Option<Rate>,
+    count: usize,
+) -> Result<String, MeasureError> {
     let endpoint = bed.endpoint(PORT).to_string();
     let (size, count) = (SIZE.to_string(), count.to_string());
     let mut echo = unbound(bed, Side::Server, stack);
@@ -129,7 +139,7 @@ fn round_trips(
     reserve(bed, Side::Server, &echo, rate)?;
     let mut ping = unbound(bed, Side::Client, stack);
     ping.args(["ping", "tcp", &endpoint, "--size", &size, "--count", &count]);
-    report(bed, ping, rate, "p99_us")
+    output(bed, ping.arg("--series"), rate)
 }
 
 /// One number of the report of a program that looks at pictures.
@@ -140,6 +150,16 @@ fn view(
     effort: Effort,
     field: &'static str,
 ) -> Result<f64, MeasureError> {
+    number(PROGRAM, &pictures(bed, stack, rate, effort)?, &[field])
+}
+
+/// The report of a program that looks at pictures among programs that compute.
+pub(crate) fn pictures(
+    bed: &Bed,
+    stack: Stack,
+    rate: Option<Rate>,
+    effort: Effort,
+) -> Result<String, MeasureError> {
     let endpoint = bed.endpoint(PORT).to_string();
     let (pictures, work) = (PICTURES.to_string(), WORK_MS.to_string());
     let seconds = effort.scaled(10.0).to_string();
@@ -151,7 +171,7 @@ fn view(
     let _hogs = hogs(bed, hogs_of_all_cores().max(VIEWERS_HOGS))?;
     let mut view = unbound(bed, Side::Client, stack);
     view.args(["view", &endpoint, "--seconds", &seconds, "--work-ms", &work]);
-    report(bed, view, rate, field)
+    output(bed, &mut view, rate)
 }
 
 /// Our traffic program on any core.
@@ -162,12 +182,12 @@ fn unbound(bed: &Bed, side: Side, stack: Stack) -> Command {
     command
 }
 
-fn hogs_of_all_cores() -> usize {
+pub(crate) fn hogs_of_all_cores() -> usize {
     HOGS_OF_CORE * available_parallelism().map_or(1, |cores| cores.get())
 }
 
 /// Programs that compute until they are dropped.
-fn hogs(bed: &Bed, count: usize) -> Result<Vec<Background>, MeasureError> {
+pub(crate) fn hogs(bed: &Bed, count: usize) -> Result<Vec<Background>, MeasureError> {
     let start = || {
         let mut hog = bed.namespace(Side::Client).exec("sh");
         Background::start(hog.args(["-c", "while :; do :; done"]))
@@ -176,17 +196,12 @@ fn hogs(bed: &Bed, count: usize) -> Result<Vec<Background>, MeasureError> {
     Ok(started?)
 }
 
-/// Runs a program to its end, with its reservation, and takes one number from its report.
-fn report(
-    bed: &Bed,
-    mut command: Command,
-    rate: Option<Rate>,
-    field: &'static str,
-) -> Result<f64, MeasureError> {
+/// What a program with a reservation prints.
+fn output(bed: &Bed, command: &mut Command, rate: Option<Rate>) -> Result<String, MeasureError> {
     let mut program = Background::start_with_output(command.stdout(Stdio::piped()))?;
     reserve(bed, Side::Client, &program, rate)?;
     program.wait(TIME_LIMIT);
-    number(PROGRAM, &program.finish(), &[field])
+    Ok(program.finish())
 }
 
 fn reserve(

@@ -102,24 +102,8 @@ struct Crosstalk {
 }
 
 impl Crosstalk {
-    /// Each consumer has a core: what they compete for is the way there. The sources and the steady consumer run ahead
-    /// of everybody else, as what has guarantees does (NE §5.1), and the busy one behind: else what it computes would
-    /// keep the kernel's thread for packets from its core.
     fn measure(bed: &Bed, stack: Stack, seconds: f64) -> Result<Crosstalk, MeasureError> {
-        let mut steady = bed.command(Side::Server, stack, "chrt");
-        steady.args(["--fifo", "1"]).arg(&bed.tools().traffic);
-        let mut busy = bed.neighbour(stack, "chrt");
-        busy.args(["--idle", "0"]).arg(&bed.tools().traffic);
-        let consumers = [
-            consumer(bed, steady, STEADY_PORT, seconds, Duration::ZERO)?,
-            consumer(bed, busy, BUSY_PORT, seconds, OVERLOAD)?,
-        ];
-        sleep(SETTLE);
-        let _sources = [
-            source(bed, STEADY_PORT, STEADY_RATE, seconds)?,
-            source(bed, BUSY_PORT, BUSY_RATE, seconds)?,
-        ];
-        let [steady, busy] = consumers.map(|consumer| end(consumer, seconds));
+        let [steady, busy] = overloaded(bed, stack, seconds)?;
         let of = |report: &str, path: &[&str]| number("portolan-traffic", report, path);
         let both = |field| -> Result<[f64; 2], MeasureError> {
             Ok([
@@ -150,6 +134,32 @@ impl Crosstalk {
             false => f64::INFINITY,
         }
     }
+}
+
+/// What the steady and the busy consumer report after so many seconds.
+///
+/// Each consumer has a core: what they compete for is the way there. The sources and the steady consumer run ahead
+/// of everybody else, as what has guarantees does (NE §5.1), and the busy one behind: else what it computes would
+/// keep the kernel's thread for packets from its core.
+pub(crate) fn overloaded(
+    bed: &Bed,
+    stack: Stack,
+    seconds: f64,
+) -> Result<[String; 2], MeasureError> {
+    let mut steady = bed.command(Side::Server, stack, "chrt");
+    steady.args(["--fifo", "1"]).arg(&bed.tools().traffic);
+    let mut busy = bed.neighbour(stack, "chrt");
+    busy.args(["--idle", "0"]).arg(&bed.tools().traffic);
+    let consumers = [
+        consumer(bed, steady, STEADY_PORT, seconds, Duration::ZERO)?,
+        consumer(bed, busy, BUSY_PORT, seconds, OVERLOAD)?,
+    ];
+    sleep(SETTLE);
+    let _sources = [
+        source(bed, STEADY_PORT, STEADY_RATE, seconds)?,
+        source(bed, BUSY_PORT, BUSY_RATE, seconds)?,
+    ];
+    Ok(consumers.map(|consumer| end(consumer, seconds)))
 }
 
 fn consumer(

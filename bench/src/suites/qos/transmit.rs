@@ -35,7 +35,7 @@ const REACHED: f64 = 0.97;
 /// Wire bytes for each of a stream's payload: full segments with timestamps.
 const STREAM_OVERHEAD: f64 = 1514.0 / 1448.0;
 
-const MEGABIT: u64 = 1_000_000;
+pub(crate) const MEGABIT: u64 = 1_000_000;
 
 /// How long processes may take to register and to connect before they send.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -111,15 +111,24 @@ fn smoothness(link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     let duration = Duration::from_secs_f64(effort.scaled(6.0));
     let measure = move |_: &Bed, stack| {
-        let mut run = Run::on(&link, Plan::at_once(duration))?;
-        for tag in 1..=2 {
-            run.add(stack, "udp", tag)?;
-        }
-        let traces = run.record()?;
+        let traces = best_effort(&link, stack, duration)?;
         Ok(worst((1..=2).map(|tag| variation(traces.steady(tag)))))
     };
     Case::new("ne-fig6-smoothness", "cv", Better::Lower, measure)
         .of_paper("46.1 Mb/s, smoother than Linux 2.0 at 44.1")
+}
+
+/// Two senders, with the tags 1 and 2, without guarantees.
+pub(crate) fn best_effort(
+    link: &Link,
+    stack: Stack,
+    duration: Duration,
+) -> Result<Traces, MeasureError> {
+    let mut run = Run::on(link, Plan::at_once(duration))?;
+    for tag in 1..=2 {
+        run.add(stack, "udp", tag)?;
+    }
+    run.record()
 }
 
 /// Streams and datagrams with guarantees beside a flood without: how well the guarantees hold.
@@ -144,19 +153,28 @@ fn mixed_drops(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
 }
 
 /// Six senders with 4, 8 … 24 ms of every 100.
-struct Shares {
+pub(crate) struct Shares {
     link: u64,
-    traces: Traces,
+    pub(crate) traces: Traces,
 }
 
 impl Shares {
-    const COUNT: u16 = 6;
+    pub(crate) const COUNT: u16 = 6;
 
     fn measure(link: &Link, effort: Effort) -> Result<Shares, MeasureError> {
+        Shares::measure_on(link, Stack::Portolan, effort)
+    }
+
+    /// The kernel's senders have no guarantees.
+    pub(crate) fn measure_on(
+        link: &Link,
+        stack: Stack,
+        effort: Effort,
+    ) -> Result<Shares, MeasureError> {
         let duration = Duration::from_secs_f64(effort.scaled(8.0));
         let mut run = Run::on(link, Plan::at_once(duration))?;
         for tag in 1..=Shares::COUNT {
-            run.add_guaranteed("udp", tag, slice(4 * u32::from(tag)))?;
+            run.add_on(stack, tag, slice(4 * u32::from(tag)))?;
         }
         let traces = run.record()?;
         Ok(Shares {
@@ -170,7 +188,7 @@ impl Shares {
         bytes(self.link * 4 * u64::from(tag) / 100, WINDOW)
     }
 
-    fn errors_of_windows(&self) -> impl Iterator<Item = f64> {
+    pub(crate) fn errors_of_windows(&self) -> impl Iterator<Item = f64> {
         (1..=Shares::COUNT).flat_map(|tag| {
             let (windows, share) = (self.traces.steady(tag), self.share(tag));
             let errors = windows.iter().map(move |window| error(*window, share));
@@ -185,23 +203,32 @@ impl Shares {
 }
 
 /// One sender without a guarantee, and one after the other joins with 6, 7 … 9 ms.
-struct Joins {
+pub(crate) struct Joins {
     link: u64,
     every: Duration,
-    traces: Traces,
+    pub(crate) traces: Traces,
 }
 
 impl Joins {
     /// Not a sender's of [`Shares`]: what the kernel still has of those may arrive here.
-    const SLACK_USER: u16 = 10;
-    const FIRST_MS: u32 = 6;
-    const LAST_MS: u32 = 9;
+    pub(crate) const SLACK_USER: u16 = 10;
+    pub(crate) const FIRST_MS: u32 = 6;
+    pub(crate) const LAST_MS: u32 = 9;
 
-    fn tag(slice_ms: u32) -> u16 {
+    pub(crate) fn tag(slice_ms: u32) -> u16 {
         Joins::SLACK_USER + slice_ms as u16
     }
 
     fn measure(link: &Link, effort: Effort) -> Result<Joins, MeasureError> {
+        Joins::measure_on(link, Stack::Portolan, effort)
+    }
+
+    /// The kernel's senders have no guarantees.
+    pub(crate) fn measure_on(
+        link: &Link,
+        stack: Stack,
+        effort: Effort,
+    ) -> Result<Joins, MeasureError> {
         let every = Duration::from_secs_f64(if effort.quick { 1.0 } else { 5.0 });
         let plan = Plan {
             duration: every * (2 + Joins::LAST_MS - Joins::FIRST_MS),
@@ -209,9 +236,9 @@ impl Joins {
             every,
         };
         let mut run = Run::on(link, plan)?;
-        run.add(Stack::Portolan, "udp", Joins::SLACK_USER)?;
+        run.add(stack, "udp", Joins::SLACK_USER)?;
         for slice_ms in Joins::FIRST_MS..=Joins::LAST_MS {
-            run.add_guaranteed("udp", Joins::tag(slice_ms), slice(slice_ms))?;
+            run.add_on(stack, Joins::tag(slice_ms), slice(slice_ms))?;
         }
         let traces = run.record()?;
         Ok(Joins {
@@ -222,7 +249,7 @@ impl Joins {
     }
 
     /// For each that joined: periods from its first byte to the end of the first that was full.
-    fn periods(&self) -> impl Iterator<Item = f64> {
+    pub(crate) fn periods(&self) -> impl Iterator<Item = f64> {
         (Joins::FIRST_MS..=Joins::LAST_MS).map(|slice_ms| {
             let full = bytes(self.link * u64::from(slice_ms) / 100, PERIOD);
             let parts = (PERIOD.as_nanos() / FINE.as_nanos()) as usize;
@@ -235,7 +262,7 @@ impl Joins {
     }
 
     /// Between the last join and the end.
-    fn slack_use(&self) -> f64 {
+    pub(crate) fn slack_use(&self) -> f64 {
         let guaranteed: u64 = (Joins::FIRST_MS..=Joins::LAST_MS).map(u64::from).sum();
         let rest = bytes(self.link * (100 - guaranteed) / 100, FINE);
         let trace = self.traces.of(Joins::SLACK_USER);
@@ -292,13 +319,13 @@ impl Mixed {
 }
 
 /// A bed whose device is said to have a rate, made when it is first needed.
-struct Link {
+pub(crate) struct Link {
     rate: u64,
     bed: OnceCell<Bed>,
 }
 
 impl Link {
-    fn new(rate: u64) -> Rc<Link> {
+    pub(crate) fn new(rate: u64) -> Rc<Link> {
         let bed = OnceCell::new();
         Rc::new(Link { rate, bed })
     }
@@ -396,6 +423,14 @@ impl<'a> Run<'a> {
         Ok(pid)
     }
 
+    /// Datagrams, with a guarantee where the stack has such.
+    fn add_on(&mut self, stack: Stack, tag: u16, rate: Rate) -> Result<(), MeasureError> {
+        match stack {
+            Stack::Kernel => self.add(stack, "udp", tag).map(drop),
+            Stack::Portolan => self.add_guaranteed("udp", tag, rate),
+        }
+    }
+
     /// The same with a guarantee.
     fn add_guaranteed(&mut self, protocol: &str, tag: u16, rate: Rate) -> Result<(), MeasureError> {
         let pid = self.add(Stack::Portolan, protocol, tag)?;
@@ -468,8 +503,8 @@ fn unreadable(path: PathBuf, source: std::io::Error) -> MeasureError {
 
 /// What the receiver has recorded.
 #[derive(Deserialize)]
-struct Traces {
-    window_ms: u64,
+pub(crate) struct Traces {
+    pub(crate) window_ms: u64,
     senders: Vec<Trace>,
     /// By the classes of those with a guarantee.
     #[serde(skip)]
@@ -485,6 +520,18 @@ struct Trace {
 }
 
 impl Traces {
+    /// Seconds and Mb/s of what arrived of a sender in each whole window, before its first byte, too.
+    pub(crate) fn bandwidth(&self, tag: u16) -> Vec<(f64, f64)> {
+        let window = self.window_ms as f64 / 1e3;
+        let trace = self.senders.iter().find(|sender| sender.tag == tag);
+        let whole = trace.map_or(&[][..], |trace| {
+            &trace.bytes[..trace.bytes.len().saturating_sub(1)]
+        });
+        let point =
+            |(number, bytes): (usize, &f64)| (number as f64 * window, bytes * 8.0 / window / 1e6);
+        whole.iter().enumerate().map(point).collect()
+    }
+
     /// What arrived of a sender from its first byte on.
     fn of(&self, tag: u16) -> &[f64] {
         let trace = self.senders.iter().find(|sender| sender.tag == tag);
@@ -495,7 +542,7 @@ impl Traces {
     }
 
     /// Without the beginning, and without the last window, which is not whole.
-    fn steady(&self, tag: u16) -> &[f64] {
+    pub(crate) fn steady(&self, tag: u16) -> &[f64] {
         let trace = self.of(tag);
         let first = WARM_UP.as_millis() as usize / self.window_ms as usize;
         let end = trace.len().saturating_sub(1);
@@ -519,16 +566,16 @@ fn error(bytes: f64, share: f64) -> f64 {
     (bytes / share - 1.0).abs()
 }
 
-fn worst(errors: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn worst(errors: impl Iterator<Item = f64>) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-fn mean(windows: &[f64]) -> f64 {
+pub(crate) fn mean(windows: &[f64]) -> f64 {
     windows.iter().sum::<f64>() / windows.len().max(1) as f64
 }
 
 /// Coefficient of variation; one for a sender that sent nothing.
-fn variation(windows: &[f64]) -> f64 {
+pub(crate) fn variation(windows: &[f64]) -> f64 {
     let mean = mean(windows);
     if mean == 0.0 {
         return 1.0;
@@ -562,6 +609,13 @@ mod tests {
         assert_eq!(traces.steady(1), [4.0, 5.0]);
         assert!(traces.of(2).is_empty());
         assert!(traces.steady(2).is_empty());
+    }
+
+    #[test]
+    fn bandwidth_is_that_of_whole_windows() {
+        let traces = traces(&[0.0, 25_000.0, 1.0]);
+        assert_eq!(traces.bandwidth(1), [(0.0, 0.0), (0.2, 1.0)]);
+        assert!(traces.bandwidth(2).is_empty());
     }
 
     #[test]

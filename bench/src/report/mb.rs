@@ -1,0 +1,284 @@
+//! Protocol Service Decomposition: the forms in which packets reach a program, the interface, and where the time goes.
+
+use portolan::layers::Layer;
+
+use super::measure::{
+    Context, IPC, KERNEL, KERNEL_HOOKED, Message, Parts, SERVER, SHM, SHM_IPF, System,
+};
+use super::model::{AxisLabel, Cell, Content, Curve, Plot, Source, Style, Table};
+use super::papers::Original;
+use crate::MeasureError;
+use crate::figure::Spread;
+
+const TCP_SIZES: [usize; 5] = [1, 100, 512, 1024, 1460];
+const UDP_SIZES: [usize; 5] = [1, 100, 512, 1024, 1472];
+
+/// A column of Tables 2 and 3.
+#[derive(Clone, Copy)]
+enum Column {
+    Throughput,
+    Latency(Message),
+}
+
+impl Column {
+    fn label(&self) -> String {
+        match self {
+            Column::Throughput => "TCP Gb/s".to_owned(),
+            Column::Latency(message) => message.label(),
+        }
+    }
+}
+
+fn columns(context: &Context) -> Vec<Column> {
+    let ends = |sizes: [usize; 5]| match context.effort.quick {
+        true => vec![sizes[0], sizes[4]],
+        false => sizes.to_vec(),
+    };
+    let tcp = ends(TCP_SIZES).into_iter().map(Message::tcp);
+    let udp = ends(UDP_SIZES).into_iter().map(Message::udp);
+    let latencies = tcp.chain(udp).map(Column::Latency);
+    std::iter::once(Column::Throughput)
+        .chain(latencies)
+        .collect()
+}
+
+fn measure_all(
+    context: &Context,
+    systems: &[System],
+    columns: &[Column],
+) -> Result<Vec<Vec<Spread>>, MeasureError> {
+    let count = context.count(5_000, 1_500);
+    let seconds = if context.effort.quick { 0.7 } else { 1.5 };
+    context.in_turns(
+        context.runs,
+        systems,
+        columns,
+        |system, column| match column {
+            Column::Throughput => context.stream(system, 65_536, seconds),
+            Column::Latency(message) => context.ping(system, message, count),
+        },
+    )
+}
+
+fn table_of(systems: &[System], columns: &[Column], measured: &[Vec<Spread>]) -> Table {
+    let table = Table::new(
+        "This machine: throughput in Gb/s, round trips in µs",
+        columns.iter().map(Column::label),
+    );
+    systems
+        .iter()
+        .zip(measured)
+        .fold(table, |table, (system, values)| {
+            table.row(system.label, system.source, values.iter().copied())
+        })
+}
+
+/// Round trips against the size of a message.
+fn plot_of(
+    protocol: &str,
+    systems: &[System],
+    columns: &[Column],
+    measured: &[Vec<Spread>],
+) -> Plot {
+    let curve = |(system, values): (&System, &Vec<Spread>)| {
+        let points = columns.iter().zip(values).filter_map(|(column, spread)| {
+            let Column::Latency(message) = column else {
+                return None;
+            };
+            (message.protocol == protocol).then_some((message.size as f64, *spread))
+        });
+        Curve::of_spreads(system.label, system.source, points)
+    };
+    Plot {
+        title: format!("Round trips by {}", protocol.to_uppercase()),
+        x: AxisLabel::linear("bytes of a message"),
+        y: AxisLabel::linear("µs"),
+        style: Style::Points,
+        curves: systems.iter().zip(measured).map(curve).collect(),
+    }
+}
+
+pub fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+    let systems = [KERNEL, SERVER, IPC, SHM, KERNEL_HOOKED, SHM_IPF];
+    let columns = columns(context);
+    let measured = measure_all(context, &systems, &columns)?;
+    let [kernel, server, ipc, shm, kernel_hooked, ipf] = [0, 1, 2, 3, 4, 5];
+    let rate = |system: usize| measured[system][0].median;
+    let latency = |system: usize| measured[system][1].median;
+    let paper_ratio = |row: &str, column| {
+        paper.map_or(f64::NAN, |paper| {
+            paper.number(row, column) / paper.number("Mach 2.5, in the kernel", column)
+        })
+    };
+    let ratio_text = |what: &str, here: f64, row: &str, column| {
+        format!(
+            "{what}: {:.2} of the kernel's here, {:.2} there",
+            here,
+            paper_ratio(row, column)
+        )
+    };
+    Ok(Content::default()
+        .with(table_of(&systems, &columns, &measured))
+        .with(plot_of("tcp", &systems, &columns, &measured))
+        .with(plot_of("udp", &systems, &columns, &measured))
+        .claim(
+            "server-based operation is the slowest: less throughput, and round trips several times the library's",
+            rate(server) < rate(shm) && latency(server) > 1.3 * latency(shm),
+            format!(
+                "{}; {}; library {:.2} Gb/s and {:.1} µs, server {:.2} Gb/s and {:.1} µs",
+                ratio_text("server's throughput", rate(server) / rate(kernel), "UX server", 0),
+                ratio_text("its 1-byte round trip", latency(server) / latency(kernel), "UX server", 2),
+                rate(shm), latency(shm), rate(server), latency(server),
+            ),
+            "the server relays by one system call for many segments, which a bulk transfer hides and a round trip does not",
+        )
+        .claim(
+            "the library in shared memory has the throughput of the kernel's stack",
+            rate(shm) >= 0.95 * rate(kernel),
+            ratio_text("throughput", rate(shm) / rate(kernel), "library, SHM", 0),
+            "bulk data is copied once more here, from the filter into the ring; where copies bound the transfer the kernel is ahead",
+        )
+        .claim(
+            "a ring in shared memory carries more than a message for each packet",
+            rate(shm) > rate(ipc),
+            format!("{:.2} of ipc's throughput here, {:.2} there", rate(shm) / rate(ipc), 1076.0 / 910.0),
+            "with segments of 64 KiB there are so few messages that their cost does not show: a tap read for each costs less than the ring's wake-up",
+        )
+        .claim(
+            "with the filter integrated into the driver round trips are as short as the kernel's",
+            latency(ipf) <= 1.25 * latency(kernel_hooked),
+            format!(
+                "TCP, 1 byte: {:.1} µs, kernel on the same link {:.1} µs ({:.2}); there {:.2}",
+                latency(ipf), latency(kernel_hooked), latency(ipf) / latency(kernel_hooked),
+                paper_ratio("library, SHM-IPF", 2),
+            ),
+            "a sleeping reader of the ring is woken by the ring's notification, which costs some µs more than a socket's",
+        )
+        .note("Both ends sleep, as protolat's do. shm-ipf needs a filter in the driver (XDP), with which a veth gives no long segments: it has a link of its own, on which the kernel's sockets were measured, too.")
+        .note("What receives has the buffer that the stack chooses; the paper's column of buffer sizes has no counterpart."))
+}
+
+/// As long as there are no shared buffers.
+pub fn table3(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+    let systems = [KERNEL, SHM];
+    let columns = columns(context);
+    let measured = measure_all(context, &systems, &columns)?;
+    let absent = || columns.iter().map(|_| Cell::from("not built"));
+    let table = table_of(&systems, &columns, &measured)
+        .row("Portolan, shared buffers, ipc", Source::Portolan, absent())
+        .row("Portolan, shared buffers, shm", Source::Portolan, absent())
+        .row(
+            "Portolan, shared buffers, shm-ipf",
+            Source::Portolan,
+            absent(),
+        );
+    Ok(Content::default()
+        .with(table)
+        .claim(
+            "an interface of shared buffers is faster than the copying one, most with large messages",
+            false,
+            "the socket interface alone".to_owned(),
+            "Portolan has no interface of shared buffers yet, so there is nothing to measure in these rows",
+        ))
+}
+
+/// Layers by the way that data takes, with the paper's rows that they stand for.
+const LAYERS: [(Layer, &str); 8] = [
+    (Layer::Call, "call (entry, exit, locks, wake-up)"),
+    (Layer::Copy, "copy (copyin, copyout)"),
+    (Layer::OutputSession, "output, session (tcp, udp output)"),
+    (Layer::OutputHeaders, "output, headers (ip output)"),
+    (Layer::Device, "device (ether output)"),
+    (Layer::Ring, "ring (kernel copyout, mbuf queue)"),
+    (Layer::InputHeaders, "input, headers (ipintr)"),
+    (Layer::InputSession, "input, session (tcp, udp input)"),
+];
+
+pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+    let messages = [
+        Message::tcp(1),
+        Message::tcp(1460),
+        Message::udp(1),
+        Message::udp(1472),
+    ];
+    let parts = |system: &System| -> Result<Vec<Parts>, MeasureError> {
+        messages
+            .iter()
+            .map(|message| Ok(*context.parts(system, message)?))
+            .collect()
+    };
+    let (kernel, server, library) = (parts(&KERNEL)?, parts(&SERVER)?, parts(&SHM)?);
+    let heads = messages.iter().map(Message::label);
+    let mut layers = Table::new(
+        "The library (shm): µs in each layer, for a message sent and one received",
+        heads.clone(),
+    );
+    for (layer, label) in LAYERS {
+        let cells = library.iter().map(|parts| parts.client[layer as usize]);
+        layers = layers.row(label, Source::Portolan, cells);
+    }
+    let sum = |parts: &Parts| -> f64 {
+        LAYERS
+            .iter()
+            .map(|(layer, _)| parts.client[*layer as usize])
+            .sum()
+    };
+    layers = layers.row("sum", Source::Portolan, library.iter().map(sum));
+    let mut totals = Table::new("µs of the call that sends, and of half a round trip", heads);
+    for (label, source, all) in [
+        ("kernel sockets", Source::Kernel, &kernel),
+        ("Portolan, server", Source::Server, &server),
+        ("Portolan, shm", Source::Portolan, &library),
+    ] {
+        totals = totals
+            .row(
+                format!("{label}: send"),
+                source,
+                all.iter().map(|parts| parts.send_call),
+            )
+            .row(
+                format!("{label}: half a round trip"),
+                source,
+                all.iter().map(|parts| parts.round_trip / 2.0),
+            );
+    }
+    let bars = LAYERS.iter().map(|(layer, label)| {
+        let time = library[0].client[*layer as usize];
+        Curve::of(*label, Source::Portolan, [(0.0, time)])
+    });
+    let plot = Plot {
+        title: "Layers of the library, TCP, 1 byte".to_owned(),
+        x: AxisLabel::linear(""),
+        y: AxisLabel::linear("µs of a message sent and one received"),
+        style: Style::Bars,
+        curves: bars.collect(),
+    };
+    let device = library[0].client[Layer::Device as usize];
+    Ok(Content::default()
+        .with(layers)
+        .with(totals)
+        .with(plot)
+        .claim(
+            "the server's path is the longest, for it crosses the kernel four times with each message",
+            (0..messages.len()).all(|at| server[at].round_trip > library[at].round_trip),
+            format!(
+                "half a round trip of TCP, 1 byte: server {:.1} µs, library {:.1} µs, kernel {:.1} µs",
+                server[0].round_trip / 2.0, library[0].round_trip / 2.0, kernel[0].round_trip / 2.0,
+            ),
+            "",
+        )
+        .claim(
+            "large messages cost more in the layers that copy and sum",
+            library[1].client[Layer::Copy as usize] > library[0].client[Layer::Copy as usize]
+                || sum(&library[1]) > sum(&library[0]),
+            format!("sum of layers: {:.2} µs with 1 byte, {:.2} µs with 1460", sum(&library[0]), sum(&library[1])),
+            "1460 bytes are copied in some 40 ns today, and their checksum is the device's: what is left of it is lost in the noise of the rest",
+        )
+        .claim(
+            "handing a frame to the kernel is the dearest step of sending",
+            LAYERS[2..4].iter().all(|(layer, _)| device > library[0].client[*layer as usize]),
+            format!("device {device:.2} µs, of {:.2} µs in all layers", sum(&library[0])),
+            "",
+        )
+        .note("The clock that is looked at between layers is taken off; what it does to caches is not. The kernel's stack has no such boundaries, nor has the relay in the server: of these the call that sends and the round trip are given. On a veth the call that sends does the peer's input, too."))
+}

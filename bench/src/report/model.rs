@@ -1,0 +1,316 @@
+//! What the report consists of, as it is written to JSON: exhibits, which are a table or figure of a paper each, with panels.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::figure::Spread;
+use crate::machine::MachineState;
+
+/// All that is known so far; more runs add to it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    pub machine: Machine,
+    /// By their identifiers.
+    pub exhibits: BTreeMap<String, Exhibit>,
+}
+
+/// What everything ran on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    pub processor: String,
+    pub cores: usize,
+    pub memory_mib: u64,
+    pub kernel: String,
+    pub is_virtual: bool,
+    pub portolan: String,
+}
+
+/// A table or figure, measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Exhibit {
+    pub paper: String,
+    /// Such as `Table 2`.
+    pub number: String,
+    pub title: String,
+    /// What repeats it.
+    pub command: String,
+    /// The paper's own numbers; nothing of what no paper has.
+    pub original: Option<Quoted>,
+    pub panels: Vec<Panel>,
+    pub claims: Vec<Claim>,
+    /// What the reader must know of how it was measured.
+    pub notes: Vec<String>,
+    pub is_quick: bool,
+    pub seconds: f64,
+    pub state: MachineState,
+    /// Seconds since 1970 when it was complete.
+    pub at: u64,
+}
+
+/// What a paper prints.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Quoted {
+    /// On what it was measured, and where it says so.
+    pub setting: String,
+    pub facts: Vec<String>,
+    pub tables: Vec<Table>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Panel {
+    Table(Table),
+    Plot(Plot),
+}
+
+/// Whose numbers these are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    Paper,
+    Kernel,
+    /// Portolan with its protocols in the server.
+    Server,
+    Portolan,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Table {
+    pub title: String,
+    /// Of the columns after the first.
+    pub head: Vec<String>,
+    pub rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Row {
+    pub label: String,
+    pub source: Source,
+    pub cells: Vec<Cell>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Cell {
+    Spread(Spread),
+    Number(f64),
+    Text(String),
+    /// `null`: there is no such value.
+    Empty,
+}
+
+impl From<Spread> for Cell {
+    fn from(spread: Spread) -> Cell {
+        Cell::Spread(spread)
+    }
+}
+
+impl From<f64> for Cell {
+    fn from(number: f64) -> Cell {
+        Cell::Number(number)
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Cell {
+        Cell::Text(text.to_owned())
+    }
+}
+
+impl<T: Into<Cell>> From<Option<T>> for Cell {
+    fn from(value: Option<T>) -> Cell {
+        value.map_or(Cell::Empty, Into::into)
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Plot {
+    pub title: String,
+    pub x: AxisLabel,
+    pub y: AxisLabel,
+    pub style: Style,
+    pub curves: Vec<Curve>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Style {
+    /// Measured points, with what joins them.
+    Points,
+    /// So many that only a line shows.
+    Line,
+    /// One bar for each curve, of one point each.
+    Bars,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AxisLabel {
+    pub label: String,
+    pub scale: Scale,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scale {
+    /// From zero.
+    Linear,
+    Logarithmic,
+}
+
+impl AxisLabel {
+    pub fn linear(label: &str) -> AxisLabel {
+        AxisLabel {
+            label: label.to_owned(),
+            scale: Scale::Linear,
+        }
+    }
+
+    pub fn logarithmic(label: &str) -> AxisLabel {
+        AxisLabel {
+            label: label.to_owned(),
+            scale: Scale::Logarithmic,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Curve {
+    pub label: String,
+    pub source: Source,
+    pub points: Vec<Point>,
+}
+
+impl Curve {
+    /// Of single values.
+    pub fn of(
+        label: impl Into<String>,
+        source: Source,
+        points: impl IntoIterator<Item = (f64, f64)>,
+    ) -> Curve {
+        let point = |(x, y)| Point { x, y, range: None };
+        Curve {
+            label: label.into(),
+            source,
+            points: points.into_iter().map(point).collect(),
+        }
+    }
+
+    /// Of several runs.
+    pub fn of_spreads(
+        label: impl Into<String>,
+        source: Source,
+        points: impl IntoIterator<Item = (f64, Spread)>,
+    ) -> Curve {
+        let point = |(x, spread): (f64, Spread)| Point {
+            x,
+            y: spread.median,
+            range: Some([spread.min, spread.max]),
+        };
+        Curve {
+            label: label.into(),
+            source,
+            points: points.into_iter().map(point).collect(),
+        }
+    }
+
+    /// The first at or behind `x`.
+    pub fn at(&self, x: f64) -> f64 {
+        let found = self.points.iter().find(|point| point.x >= x);
+        found
+            .or(self.points.last())
+            .map_or(f64::NAN, |point| point.y)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    pub x: f64,
+    pub y: f64,
+    /// Least and most of all runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub range: Option<[f64; 2]>,
+}
+
+/// A part of the shape of the paper's table or figure, and whether it is here, too.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Claim {
+    /// What the paper found.
+    pub shape: String,
+    /// The numbers that decide.
+    pub here: String,
+    pub holds: bool,
+    /// If it does not.
+    pub why: String,
+}
+
+/// What a measurement yields.
+#[derive(Default)]
+pub struct Content {
+    pub panels: Vec<Panel>,
+    pub claims: Vec<Claim>,
+    pub notes: Vec<String>,
+}
+
+impl Content {
+    #[must_use]
+    pub fn with(mut self, panel: impl Into<Panel>) -> Content {
+        self.panels.push(panel.into());
+        self
+    }
+
+    /// `why` says what explains a shape that is another one here.
+    #[must_use]
+    pub fn claim(mut self, shape: &str, holds: bool, here: String, why: &str) -> Content {
+        self.claims.push(Claim {
+            shape: shape.to_owned(),
+            here,
+            holds,
+            why: why.to_owned(),
+        });
+        self
+    }
+
+    #[must_use]
+    pub fn note(mut self, note: &str) -> Content {
+        self.notes.push(note.to_owned());
+        self
+    }
+}
+
+impl From<Table> for Panel {
+    fn from(table: Table) -> Panel {
+        Panel::Table(table)
+    }
+}
+
+impl From<Plot> for Panel {
+    fn from(plot: Plot) -> Panel {
+        Panel::Plot(plot)
+    }
+}
+
+impl Table {
+    pub fn new<H: ToString>(title: &str, head: impl IntoIterator<Item = H>) -> Table {
+        Table {
+            title: title.to_owned(),
+            head: head.into_iter().map(|word| word.to_string()).collect(),
+            rows: Vec::new(),
+        }
+    }
+
+    #[must_use]
+    pub fn row<C: Into<Cell>>(
+        mut self,
+        label: impl Into<String>,
+        source: Source,
+        cells: impl IntoIterator<Item = C>,
+    ) -> Table {
+        self.rows.push(Row {
+            label: label.into(),
+            source,
+            cells: cells.into_iter().map(Into::into).collect(),
+        });
+        self
+    }
+}
