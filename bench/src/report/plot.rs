@@ -227,7 +227,7 @@ pub fn amount(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {
         "0".to_owned()
-    } else if magnitude >= 1e6 || magnitude < 1e-3 {
+    } else if !(1e-3..1e6).contains(&magnitude) {
         format!("{value:.1e}")
     } else if magnitude >= 100.0 {
         grouped(value)
@@ -279,7 +279,7 @@ impl Axis {
             .into_iter()
             .find(|step| *step >= rough * 0.999)
             .unwrap_or(rough);
-        let count = (most / step * 1.001).ceil().max(1.0) as usize;
+        let count = (most / step * 0.999).ceil().max(1.0) as usize;
         let ticks: Vec<_> = (0..=count).map(|number| number as f64 * step).collect();
         Axis {
             scale: Scale::Linear,

@@ -9,6 +9,8 @@ pub enum Failure {
     General(anyhow::Error),
     /// What went wrong is on the screen already.
     Shown,
+    /// Nobody reads what is printed (`portolan bench | head`): an end, on which beds are taken down.
+    Unread,
     /// The words of the command line mean nothing.
     Usage(anyhow::Error),
 }
@@ -19,6 +21,7 @@ impl Failure {
         let (code, error) = match self {
             Failure::General(error) => (1, error),
             Failure::Shown => return ExitCode::from(1),
+            Failure::Unread => return ExitCode::SUCCESS,
             Failure::Usage(error) => (2, error),
         };
         eprintln!("portolan: {error:#}");
@@ -32,10 +35,10 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Prints one line; a reader that went away (`portolan bench | head`) ends the command quietly.
+/// Prints one line.
 pub fn print(line: impl Display) -> Result<(), Failure> {
     match writeln!(io::stdout().lock(), "{line}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::Unread),
         other => Ok(other?),
     }
 }
