@@ -4,6 +4,7 @@
 pub(crate) mod inboxes;
 pub(crate) mod options;
 pub(crate) mod stamps;
+pub(crate) mod state;
 pub(crate) mod table;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,6 +25,8 @@ use rustix::io::Errno;
 use crate::runtime::Core;
 use crate::socket::options::Options;
 use crate::socket::stamps::Stamps;
+use crate::socket::state::{PHASES, StateCell};
+pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
 use crate::socket::table::InternalFd;
 use crate::wait::Waiter;
 use crate::wait::epoll::Epoll;
@@ -42,36 +45,6 @@ pub(crate) enum Family {
     V6,
 }
 
-/// Where a socket stands. Who handles its calls follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum SocketPhase {
-    /// No session yet, or only a port.
-    Idle,
-    /// The server opens it; the outcome comes on the descriptor.
-    Connecting,
-    /// The session is here.
-    Cached,
-    /// Sessions to accept come on the descriptor.
-    Listening,
-    /// The server holds it and relays through the descriptor: calls go to the kernel.
-    Relayed,
-    /// Another process that has the descriptor holds it, or the server keeps it: the next call that
-    /// needs the session asks for it.
-    HeldElsewhere,
-    Closed,
-}
-
-const PHASES: [SocketPhase; 7] = [
-    SocketPhase::Idle,
-    SocketPhase::Connecting,
-    SocketPhase::Cached,
-    SocketPhase::Listening,
-    SocketPhase::Relayed,
-    SocketPhase::HeldElsewhere,
-    SocketPhase::Closed,
-];
-
 /// Sockets in each phase: waits that find none `Connecting` or `HeldElsewhere` need not look for them.
 static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; PHASES.len()];
 
@@ -82,15 +55,12 @@ static HAS_OWNER: AtomicBool = AtomicBool::new(false);
 pub(crate) struct Socket {
     pub(crate) family: Family,
     pub(crate) protocol: Protocol,
-    phase: AtomicU8,
-    slot: AtomicU32,
+    state: StateCell,
     is_nonblocking: AtomicBool,
     /// `O_ASYNC`: its events are signals, too.
     is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
-    /// Accepted, and nobody here has needed the session yet.
-    accepted_unused: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
     setup: Mutex<Setup>,
@@ -212,7 +182,7 @@ impl Socket {
         Socket::with(
             family,
             protocol,
-            SocketPhase::Idle,
+            SocketState::Idle,
             setup,
             Options::default(),
         )
@@ -221,26 +191,21 @@ impl Socket {
     /// An accepted session, which the server holds.
     pub(crate) fn accepted(listener: &Socket, setup: Setup) -> Socket {
         let options = listener.options().inherited();
-        let socket = Socket::with(
-            listener.family,
-            Protocol::Tcp,
-            SocketPhase::HeldElsewhere,
-            setup,
-            options,
-        );
-        socket.accepted_unused.store(true, Ordering::Relaxed);
-        socket
+        let state = SocketState::HeldElsewhere {
+            use_here: UseHere::Never,
+        };
+        Socket::with(listener.family, Protocol::Tcp, state, setup, options)
     }
 
     /// One that another process opened, or this one's program before `exec`.
     pub(crate) fn attached(
         family: Family,
         protocol: Protocol,
-        phase: SocketPhase,
+        state: SocketState,
         setup: Setup,
         options: Options,
     ) -> Socket {
-        let socket = Socket::with(family, protocol, phase, setup, options);
+        let socket = Socket::with(family, protocol, state, setup, options);
         socket.share();
         socket
     }
@@ -248,20 +213,18 @@ impl Socket {
     fn with(
         family: Family,
         protocol: Protocol,
-        phase: SocketPhase,
+        state: SocketState,
         setup: Setup,
         options: Options,
     ) -> Socket {
-        IN_PHASE[phase as usize].fetch_add(1, Ordering::Release);
+        IN_PHASE[state.phase() as usize].fetch_add(1, Ordering::Release);
         Socket {
             family,
             protocol,
-            phase: AtomicU8::new(phase as u8),
-            slot: AtomicU32::new(u32::MAX),
+            state: StateCell::new(state),
             is_nonblocking: AtomicBool::new(false),
             is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
-            accepted_unused: AtomicBool::new(false),
             references: AtomicU32::new(1),
             setup: Mutex::new(setup),
             wants_times: AtomicBool::new(options.wants_times()),
@@ -281,41 +244,41 @@ impl Socket {
         }
     }
 
-    pub(crate) fn phase(&self) -> SocketPhase {
-        PHASES[usize::from(self.phase.load(Ordering::Acquire))]
+    pub(crate) fn state(&self) -> SocketState {
+        self.state.state()
     }
 
-    pub(crate) fn set_phase(&self, phase: SocketPhase) {
-        let before = self.phase.swap(phase as u8, Ordering::AcqRel);
-        IN_PHASE[phase as usize].fetch_add(1, Ordering::Release);
-        IN_PHASE[usize::from(before)].fetch_sub(1, Ordering::Release);
+    pub(crate) fn phase(&self) -> SocketPhase {
+        self.state.phase()
+    }
+
+    /// Where the session lies while `Cached`, or is to come while `Connecting`; otherwise a slot without a session. It
+    /// means something for as long as `Core` is locked.
+    pub(crate) fn slot(&self) -> Slot {
+        self.state.slot()
+    }
+
+    /// Returns the state before, or that which does not allow the change. Into `Cached` and out of it with `Core`
+    /// locked, together with the session.
+    pub(crate) fn change(&self, next: SocketState) -> Result<SocketState, SocketState> {
+        let before = self.state.change(next)?;
+        IN_PHASE[next.phase() as usize].fetch_add(1, Ordering::Release);
+        IN_PHASE[before.phase() as usize].fetch_sub(1, Ordering::Release);
+        Ok(before)
+    }
+
+    /// As [`Socket::change`], where only a close may have been faster: it stands.
+    pub(crate) fn become_unless_closed(&self, next: SocketState) {
+        let changed = self.change(next);
+        debug_assert!(
+            matches!(changed, Ok(_) | Err(SocketState::Closed)),
+            "{changed:?} to {next:?}"
+        );
     }
 
     /// Is any socket of this process there?
     pub(crate) fn any(phase: SocketPhase) -> bool {
         IN_PHASE[phase as usize].load(Ordering::Acquire) > 0
-    }
-
-    /// Where the session lies while `Cached`, and the segments of a delegated listener come.
-    pub(crate) fn slot(&self) -> Slot {
-        Slot(self.slot.load(Ordering::Acquire))
-    }
-
-    pub(crate) fn cache_at(&self, slot: Slot) {
-        self.accepted_unused.store(false, Ordering::Relaxed);
-        self.slot.store(slot.0, Ordering::Release);
-        self.set_phase(SocketPhase::Cached);
-    }
-
-    /// The session will be there once its active open has succeeded.
-    pub(crate) fn open_at(&self, slot: Slot) {
-        self.slot.store(slot.0, Ordering::Release);
-        self.set_phase(SocketPhase::Connecting);
-    }
-
-    /// A listener's segments come there from now on.
-    pub(crate) fn delegate_at(&self, slot: Slot) {
-        self.slot.store(slot.0, Ordering::Release);
     }
 
     pub(crate) fn is_nonblocking(&self) -> bool {
@@ -350,7 +313,10 @@ impl Socket {
 
     /// Is it accepted, and was its session not needed here yet? Its options are only here then.
     pub(crate) fn accepted_unused(&self) -> bool {
-        self.accepted_unused.load(Ordering::Relaxed) && self.phase() == SocketPhase::HeldElsewhere
+        let unused = SocketState::HeldElsewhere {
+            use_here: UseHere::Never,
+        };
+        self.state() == unused
     }
 
     /// From now on other processes may have the descriptor.

@@ -608,7 +608,7 @@ impl KernelReason {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
     pub session: SessionId,
-    pub standing: SocketState,
+    pub standing: ProbedState,
     /// The socket is of `AF_INET6`, whatever its addresses are.
     pub is_v6: bool,
     #[serde(with = "portolan_types::endpoint")]
@@ -618,7 +618,7 @@ pub struct Probed {
 
 /// Where a session stands that somebody has a descriptor of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SocketState {
+pub enum ProbedState {
     Bound,
     Listening {
         backlog: u32,

@@ -16,11 +16,12 @@ use rustix::io::Errno;
 
 use super::Stop;
 use super::fallback::{fall_back, leave_session};
+use super::lifecycle::close_arrival;
 use super::socket_options::apply_quickack;
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
-use crate::socket::{Setup, Socket, SocketPhase};
+use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 use crate::wait::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -146,7 +147,8 @@ impl Setup {
     }
 }
 
-/// Puts a session at its slot and makes the socket its face.
+/// Puts a session at its slot and makes the socket its face. The caller has the lock on `setup`, unless nobody else knows
+/// the socket. A session that comes too late, for a socket that was closed meanwhile, is closed too.
 pub(super) fn install(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -171,10 +173,13 @@ pub(super) fn install(
     }
     process.hear_of_tx_queues();
     let mut core = process.lock();
+    if socket.change(SocketState::Cached { slot }).is_err() {
+        drop(core);
+        return close_arrival(process, socket, arrival);
+    }
     let now = clock::now();
     core.put(now, slot, arrival);
     core.attach(slot, Arc::clone(socket));
-    socket.cache_at(slot);
     core.poll(now);
     socket.notify(Events::CONNECTED | Events::WRITABLE | Events::READABLE);
     drop(core);

@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use portolan_proto::control::{Probed, ReplyBody, RequestBody, SocketState};
+use portolan_proto::control::{Probed, ProbedState, ReplyBody, RequestBody};
 use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
@@ -15,7 +15,7 @@ use super::migrate::{is_standard_stream, make_relayed};
 use crate::process::Process;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
-use crate::socket::{Family, Setup, Socket, SocketPhase};
+use crate::socket::{Family, Setup, Socket, SocketState, UseHere};
 
 /// Looks for sockets among what the program has from the one before it.
 pub fn attach_inherited() {
@@ -70,7 +70,7 @@ fn known(session: SessionId) -> Option<Arc<Socket>> {
 fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
     let by_address = if probed.is_v6 { Family::V6 } else { Family::V4 };
     let protocol = match probed.standing {
-        SocketState::Datagrams { .. } => Protocol::Udp,
+        ProbedState::Datagrams { .. } => Protocol::Udp,
         _ => Protocol::Tcp,
     };
     let (family, options) = Options::from_options_blob(&probed.options_blob, protocol)
@@ -80,28 +80,31 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
         local: Some(probed.local),
         ..Setup::default()
     };
-    let phase = match probed.standing {
-        SocketState::Bound => {
+    let away = SocketState::HeldElsewhere {
+        use_here: UseHere::Before,
+    };
+    let state = match probed.standing {
+        ProbedState::Bound => {
             setup.is_bound = true;
             setup.has_chosen_port = true;
-            SocketPhase::Idle
+            SocketState::Idle
         }
-        SocketState::Listening { backlog } => {
+        ProbedState::Listening { backlog } => {
             setup.is_bound = true;
             setup.has_chosen_port = true;
             setup.backlog = backlog;
-            SocketPhase::Listening
+            SocketState::Listening
         }
-        SocketState::Connected { remote } => {
+        ProbedState::Connected { remote } => {
             setup.remote = Some(remote);
-            SocketPhase::HeldElsewhere
+            away
         }
-        SocketState::Datagrams { remote } => {
+        ProbedState::Datagrams { remote } => {
             setup.remote = remote;
-            SocketPhase::HeldElsewhere
+            away
         }
     };
-    let socket = Socket::attached(family, protocol, phase, setup, options);
+    let socket = Socket::attached(family, protocol, state, setup, options);
     socket.set_nonblocking(descriptor::is_nonblocking(near.as_fd()).unwrap_or(false));
     socket
 }

@@ -25,7 +25,7 @@ use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals;
 use crate::socket::table;
-use crate::socket::{Family, Socket, SocketPhase};
+use crate::socket::{Family, Socket, SocketPhase, SocketState};
 use crate::wait::{Sleep, Woken, pollfd};
 
 thread_local! {
@@ -288,7 +288,8 @@ fn start_connect(
             socket.note_deferred(false);
             socket.expect_news();
             let mut core = process.lock();
-            socket.open_at(reservation.keep());
+            let slot = reservation.keep();
+            socket.become_unless_closed(SocketState::Connecting { slot });
             core.add_opening(socket, fd);
             drop(core);
             // The program may never ask for the outcome.
@@ -365,9 +366,9 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         return;
     }
     let mut setup = socket.setup();
-    if socket.phase() != SocketPhase::Connecting {
+    let SocketState::Connecting { slot } = socket.state() else {
         return;
-    }
+    };
     let session = setup.session;
     let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
     // The outcome may bring the session's memory, which is lost where no number is free for it.
@@ -381,19 +382,17 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     let Some(Some(outcome)) = outcome else {
         return;
     };
-    let slot = socket.slot();
     match outcome {
-        Ok(session) => {
-            drop(setup);
-            install(process, socket, slot, session);
-        }
+        Ok(session) => install(process, socket, slot, session),
         Err(errno) => {
             setup.remote = None;
             setup.give_up_unchosen_port();
             socket.set_error(errno);
-            socket.set_phase(SocketPhase::Idle);
             let mut core = process.lock();
-            core.stack.remove(slot);
+            // The slot of one that was closed meanwhile is gone already.
+            if socket.change(SocketState::Idle) == Ok(SocketState::Connecting { slot }) {
+                core.stack.remove(slot);
+            }
             socket.notify(Events::ERROR);
         }
     }

@@ -33,12 +33,9 @@ impl ListenerSlot<'_> {
         ListenerSlot::New(SlotReservation::at(process))
     }
 
-    pub(super) fn of(process: &Process, listener: &Socket) -> ListenerSlot<'static> {
-        let slot = listener.slot();
-        match process.lock().delegations.has(slot) {
-            true => ListenerSlot::Known(slot),
-            false => ListenerSlot::Nowhere,
-        }
+    pub(super) fn of(process: &Process, listener: SessionId) -> ListenerSlot<'static> {
+        let slot = process.lock().delegations.slot_of(listener);
+        slot.map_or(ListenerSlot::Nowhere, ListenerSlot::Known)
     }
 
     fn slot(&self) -> Option<Slot> {
@@ -89,14 +86,13 @@ pub(super) fn heed(
                 reservation.keep();
             }
             let options = socket.options().handshake();
-            socket.delegate_at(slot);
             let listener = (id, slot, far.map(InternalFd::new));
             let mut core = process.lock();
             core.begin_delegation(clock::now(), listener, (rules, options, backlog));
             drop(core);
             process.ensure_helper();
         }
-        (None, Some(slot)) if is_known => end(process, slot),
+        (None, Some(_)) if is_known => end(process, id),
         _ => {}
     }
 }
@@ -107,9 +103,9 @@ pub(super) fn accept(
     listener: &Socket,
     flags: i32,
 ) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
-    let slot = listener.slot();
-    process.lock().take_announcement(slot);
-    let taken = accept_next(process, listener, flags);
+    let id = listener.setup().session.ok_or(Errno::INVAL)?;
+    process.lock().take_announcement(id);
+    let taken = accept_next(process, (listener, id), flags);
     // Others may wait still, also where this one failed.
     process.lock().attend_delegations();
     taken
@@ -117,14 +113,12 @@ pub(super) fn accept(
 
 fn accept_next(
     process: &'static Process,
-    listener: &Socket,
+    (listener, id): (&Socket, SessionId),
     flags: i32,
 ) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
     loop {
         let pair = process.control.brief_pair(PairKind::Stream)?;
-        let next = process
-            .lock()
-            .accept_delegated(clock::now(), listener.slot());
+        let next = process.lock().accept_delegated(clock::now(), id);
         let Some((slot, session)) = next else {
             return Ok(None);
         };
@@ -132,19 +126,18 @@ fn accept_next(
             process.lock().stack.remove(slot);
             continue;
         }
-        return claim(process, listener, (slot, session), pair, flags).map(Some);
+        return claim(process, (listener, id), (slot, session), pair, flags).map(Some);
     }
 }
 
 /// Makes a connection one of the server's book, and gives it its descriptor.
 fn claim(
     process: &'static Process,
-    listener: &Socket,
+    (listener, listening): (&Socket, SessionId),
     (slot, mut session): (Slot, Box<TcpSession>),
     (near, far): (OwnedFd, OwnedFd),
     flags: i32,
 ) -> Result<(RawFd, SocketAddr), Stop> {
-    let listening = listener.setup().session.ok_or(Errno::INVAL)?;
     let (local, remote) = (session.flow.local, session.flow.remote);
     let request = RequestBody::RegisterAccepted {
         listener: listening,
@@ -181,7 +174,7 @@ fn claim(
         // The server is short of descriptors: it waits on.
         Ok((ReplyBody::Error { errno }, _)) if errno == libc::EMFILE => {
             let mut core = process.lock();
-            core.return_delegated(clock::now(), listener.slot(), (slot, session));
+            core.return_delegated(clock::now(), listening, (slot, session));
             Err(Errno::MFILE.into())
         }
         refused => {
@@ -195,15 +188,15 @@ fn claim(
 
 /// Has the server perform a listener's handshakes again, if they are this process's: somebody else
 /// may have the descriptor from now on, or wants the port.
-pub(super) fn end(process: &Process, slot: Slot) {
+pub(super) fn end(process: &Process, listener: SessionId) {
     let mut core = process.lock();
-    if !core.delegations.has(slot) {
+    if !core.delegations.has(listener) {
         return;
     }
     core.poll(clock::now());
-    let surrendered = core.surrender_delegation(slot);
+    let surrendered = core.surrender_delegation(listener);
     drop(core);
-    let Some((listener, waiting)) = surrendered else {
+    let Some(waiting) = surrendered else {
         return;
     };
     for session in waiting {
@@ -221,17 +214,17 @@ pub(super) fn end(process: &Process, slot: Slot) {
 
 /// The same for all listeners of the process.
 pub(super) fn end_all(process: &Process) {
-    let slots = process.lock().delegations.slots();
-    for slot in slots {
-        end(process, slot);
+    let listeners = process.lock().delegations.ids();
+    for listener in listeners {
+        end(process, listener);
     }
 }
 
 /// The same for the one that the server names. False if it is none of those.
 pub(super) fn end_named(process: &Process, id: SessionId) -> bool {
-    let slot = process.lock().delegations.slot_of(id);
-    if let Some(slot) = slot {
-        end(process, slot);
+    let is_here = process.lock().delegations.has(id);
+    if is_here {
+        end(process, id);
     }
-    slot.is_some()
+    is_here
 }

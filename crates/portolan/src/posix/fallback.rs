@@ -16,7 +16,7 @@ use super::Stop;
 use super::migrate::lose;
 use crate::process::Process;
 use crate::socket::table::{self, File};
-use crate::socket::{Family, OUT, Setup, Socket, SocketPhase};
+use crate::socket::{Family, OUT, Setup, Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;
 
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
@@ -64,7 +64,7 @@ pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
         (socket.protocol, socket.phase(), setup.session)
     {
         drop(share_port(fd, socket, session));
-        socket.set_phase(SocketPhase::Closed);
+        socket.become_unless_closed(SocketState::Closed);
     }
 }
 
@@ -73,7 +73,7 @@ pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
 pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     let kernel = share_port(fd, socket, session);
     if kernel.is_none() {
-        socket.set_phase(SocketPhase::Closed);
+        socket.become_unless_closed(SocketState::Closed);
     }
     kernel
 }
@@ -88,11 +88,12 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
         is_v6,
         unread,
     };
-    let answer = match (socket.phase(), Process::running()) {
-        (SocketPhase::Cached, Some(process)) => {
-            let slot = socket.slot();
-            // Other calls on it wait for `setup` from now on.
-            socket.set_phase(SocketPhase::HeldElsewhere);
+    let answer = match (socket.state(), Process::running()) {
+        (SocketState::Cached { slot }, Some(process)) => {
+            // Other calls on it wait for `setup` from now on. The session stays at its slot until it has been emptied.
+            socket.become_unless_closed(SocketState::HeldElsewhere {
+                use_here: UseHere::Before,
+            });
             let (unread, memory) = pack_unread(take_unread(process, slot));
             let fds: Vec<_> = [near]
                 .into_iter()
@@ -175,7 +176,7 @@ fn become_kernel(
         owner::inherit_status(*number, &kernel)?;
     }
     // Calls under way go on with the kernel's.
-    socket.set_phase(SocketPhase::Relayed);
+    socket.become_unless_closed(SocketState::Relayed);
     for number in numbers {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
         descriptor::replace(&kernel, number, is_cloexec)?;

@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use portolan_proto::control::{Reader, ReplyBody, RequestBody, SocketState};
+use portolan_proto::control::{ProbedState, Reader, ReplyBody, RequestBody};
 use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
@@ -17,7 +17,7 @@ use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
 use crate::socket::table::{self, File};
-use crate::socket::{Socket, SocketPhase};
+use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::Waiter;
 
 /// Another process is about to have the descriptors.
@@ -56,9 +56,12 @@ pub fn after_fork_in_child() {
     own_memory();
     close_hidden();
     for (_, socket) in sockets() {
+        let away = SocketState::HeldElsewhere {
+            use_here: UseHere::Before,
+        };
         match socket.phase() {
-            SocketPhase::Cached => socket.set_phase(SocketPhase::HeldElsewhere),
-            SocketPhase::Connecting => socket.set_phase(SocketPhase::Closed),
+            SocketPhase::Cached => socket.become_unless_closed(away),
+            SocketPhase::Connecting => socket.become_unless_closed(SocketState::Closed),
             SocketPhase::Idle => part_with_parent(&socket),
             _ => {}
         }
@@ -112,12 +115,8 @@ pub fn before_exit() {
         && !inside::is_inside()
     {
         let _inside = inside::enter();
+        process.lock().abort_delegations(clock::now());
         for (fd, socket) in sockets() {
-            if socket.phase() == SocketPhase::Listening {
-                let mut core = process.lock();
-                core.abort_delegation(clock::now(), socket.slot());
-                continue;
-            }
             let is_here = socket.phase() == SocketPhase::Cached;
             if is_here && process.lock().is_local(socket.slot()) {
                 // The server closes it as the kernel would.
@@ -180,7 +179,7 @@ fn before_exec_of_borrower() -> bool {
             continue;
         };
         has_any = true;
-        if let SocketState::Connected { .. } = probed.standing {
+        if let ProbedState::Connected { .. } = probed.standing {
             let session = probed.session;
             // One that is lost shows as the end of its descriptor.
             let reader = Reader::Other;
@@ -228,8 +227,9 @@ fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
 fn end_delegation_of(socket: &Socket) {
     if socket.phase() == SocketPhase::Listening
         && let Some(process) = Process::running()
+        && let Some(session) = socket.setup().session
     {
-        delegate::end(process, socket.slot());
+        delegate::end(process, session);
     }
 }
 

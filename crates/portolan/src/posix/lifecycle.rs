@@ -10,7 +10,7 @@ use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, owner};
 use portolan_tcp::{Events, StateName};
-use portolan_types::{Protocol, SessionId};
+use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::bind::bind_as_asked;
@@ -21,8 +21,9 @@ use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream
 use super::{Answer, Stop, deadline_after, find_here};
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
+use crate::runtime::NewSession;
 use crate::socket::table::{self, File, InternalFd};
-use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase};
+use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
 use crate::wait::epoll::Epoll;
 use crate::wait::unseen;
 use crate::wait::{Sleep, Waiter};
@@ -161,7 +162,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         return Err(Errno::NOTCONN.into());
     };
     let (near, far) = process.control.brief_pair(PairKind::Stream)?;
-    end_session(process, socket, SocketPhase::Listening, true);
+    process.lock().abort_delegation(clock::now(), session);
     let request = RequestBody::StopListening { session };
     let answer = process.control.call(request, &[far.as_fd(), near.as_fd()]);
     if !matches!(answer, Ok((ReplyBody::Done, _))) {
@@ -170,7 +171,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     }
     setup.backlog = 0;
     setup.give_up_unchosen_port();
-    socket.set_phase(SocketPhase::Idle);
+    socket.become_unless_closed(SocketState::Idle);
     // The old descriptor hangs up, which wakes other processes that sleep in `accept` on it.
     replace_fds(socket, &near)?;
     drop(setup);
@@ -196,10 +197,13 @@ pub(super) fn reset_to_idle(
     });
     // An address of the application's own is kept.
     let bound = bound.filter(|local| local.port() != 0 || !local.ip().is_unspecified());
-    let phase = socket.phase();
-    socket.set_phase(SocketPhase::Idle);
     socket.reopen();
-    end_session(process, socket, phase, true);
+    leave_session(
+        process,
+        socket,
+        SocketState::Idle,
+        (setup.session, Ending::Abort),
+    );
     new_socketpair(socket, &mut setup)?;
     drop(setup);
     let core = process.lock();
@@ -308,22 +312,25 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
         socket.leave_epoll(&epoll, member);
     }
     if let Some(process) = Process::running() {
-        let phase = socket.phase();
-        if phase == SocketPhase::Cached && socket.protocol == Protocol::Tcp && socket.is_shared() {
+        let is_stream = socket.phase() == SocketPhase::Cached && socket.protocol == Protocol::Tcp;
+        if is_stream && socket.is_shared() {
             give_back(process, socket, Destination::Park);
-            socket.set_phase(SocketPhase::Closed);
+            socket.become_unless_closed(SocketState::Closed);
             return true;
         }
-        socket.set_phase(SocketPhase::Closed);
         let linger = socket.options().linger();
-        let is_abortive = linger.is_some_and(|linger| linger.time.is_zero());
-        if phase == SocketPhase::Cached
-            && socket.protocol == Protocol::Tcp
-            && let Some(linger) = linger.filter(|linger| !linger.time.is_zero())
-        {
+        let ending = match linger.is_some_and(|linger| linger.time.is_zero()) {
+            true => Ending::Abort,
+            false => Ending::Close,
+        };
+        if is_stream && let Some(linger) = linger.filter(|linger| !linger.time.is_zero()) {
             wait_lingering(process, socket, linger.time);
         }
-        end_session(process, socket, phase, is_abortive);
+        let listener = match socket.phase() {
+            SocketPhase::Listening => socket.setup().session,
+            _ => None,
+        };
+        leave_session(process, socket, SocketState::Closed, (listener, ending));
     }
     true
 }
@@ -362,87 +369,110 @@ fn keep_open(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
-/// Ends what the socket has here in that phase. What has no session here ends when the server sees
-/// the descriptor's last copy go.
-fn end_session(process: &Process, socket: &Arc<Socket>, phase: SocketPhase, is_abortive: bool) {
-    match phase {
-        SocketPhase::Cached => {}
-        SocketPhase::Connecting => {
-            process.lock().stack.remove(socket.slot());
+/// How a session ends that its program has no more use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Close,
+    Abort,
+}
+
+/// Takes the socket to a state without a session, and ends what it has here. What has no session here ends when the server
+/// sees the descriptor's last copy go. `listener` is its session if it may listen.
+fn leave_session(
+    process: &Process,
+    socket: &Arc<Socket>,
+    next: SocketState,
+    (listener, ending): (Option<SessionId>, Ending),
+) {
+    let mut core = process.lock();
+    let now = clock::now();
+    let slot = match (socket.change(next), listener) {
+        (Ok(SocketState::Cached { slot }), _) => slot,
+        (Ok(SocketState::Connecting { slot }), _) => {
+            core.stack.remove(slot);
             return;
         }
-        SocketPhase::Listening => {
-            let mut core = process.lock();
-            return core.abort_delegation(clock::now(), socket.slot());
+        (Ok(SocketState::Listening), Some(listener)) => {
+            return core.abort_delegation(now, listener);
         }
-        SocketPhase::Idle
-        | SocketPhase::Relayed
-        | SocketPhase::HeldElsewhere
-        | SocketPhase::Closed => return,
-    }
-    let mut core = process.lock();
-    let slot = socket.slot();
+        _ => return,
+    };
     core.detach(slot);
-    let now = clock::now();
-    let local = core.take_local(slot, |end| {
-        if is_abortive {
-            end.abort(now);
-        } else {
-            end.close(now);
-        }
-    });
+    let local = core.take_local(slot, |end| end_stream(end, now, ending));
     if let Some(session) = local {
         drop(core);
-        // A lost server has nothing to finish.
-        let _ = process
-            .control
-            .tell(flush_of_local(session, AfterFlush::Close), &[]);
-        return;
+        return flush_local(process, session);
     }
     if let Some(Session::Tcp(session)) = core.stack.get_mut(slot) {
-        let now = clock::now();
-        if is_abortive {
-            session.connection.abort(now);
-        } else {
-            session.connection.close(now);
-        }
+        end_stream(&mut session.connection, now, ending);
         core.stack.touch(slot);
         core.poll_tx(now);
     }
     let session = core.stack.take(slot);
     drop(core);
-    match session {
-        Some(Session::Tcp(mut session)) => {
-            if let Err(Lost) = flush_to_close(process, &mut session) {
-                // Without a server the session ends here, attended by the helper.
-                let session = Session::Tcp(session);
-                process.lock().keep_orphan(clock::now(), slot, session);
-                return;
-            }
-        }
-        Some(Session::Udp(session)) => {
-            socket.datagrams().kernel_socket = None;
-            // The port is free when `close` returns; a lost server has freed it already.
-            let _ = process.control.call(
-                RequestBody::Release {
-                    session: session.id,
-                },
-                &[],
-            );
-        }
-        None => {}
+    if let Some(session) = session
+        && let Err(session) = finish(process, socket, session)
+    {
+        // Without a server the session ends here, attended by the helper.
+        process.lock().keep_orphan(clock::now(), slot, session);
+        return;
     }
     process.lock().stack.remove(slot);
 }
 
-/// A local session has its state where its next holder finds it.
-fn flush_of_local(session: SessionId, then: AfterFlush) -> RequestBody {
-    RequestBody::Flush {
+/// Closes a session that came for a socket after its program had closed it.
+pub(super) fn close_arrival(process: &Process, socket: &Arc<Socket>, arrival: NewSession) {
+    let now = clock::now();
+    match arrival {
+        NewSession::Local(session, mut end) => {
+            end.close(now);
+            flush_local(process, session);
+        }
+        NewSession::Session(mut session) => {
+            if let Session::Tcp(session) = &mut session {
+                session.connection.close(now);
+            }
+            // A lost server has nothing to finish, and nothing has been sent here.
+            let _ = finish(process, socket, session);
+        }
+    }
+}
+
+fn end_stream(stream: &mut dyn Stream, now: Instant, ending: Ending) {
+    match ending {
+        Ending::Close => stream.close(now),
+        Ending::Abort => stream.abort(now),
+    }
+}
+
+/// Has the server finish a session; it comes back if there is none that could.
+fn finish(process: &Process, socket: &Socket, session: Session) -> Result<(), Session> {
+    match session {
+        Session::Tcp(mut session) => match flush_to_close(process, &mut session) {
+            Ok(()) => Ok(()),
+            Err(Lost) => Err(Session::Tcp(session)),
+        },
+        Session::Udp(session) => {
+            socket.datagrams().kernel_socket = None;
+            let release = RequestBody::Release {
+                session: session.id,
+            };
+            // The port is free when `close` returns; a lost server has freed it already.
+            let _ = process.control.call(release, &[]);
+            Ok(())
+        }
+    }
+}
+
+/// A local session has its state where its next holder finds it. A lost server has nothing to finish.
+fn flush_local(process: &Process, session: SessionId) {
+    let request = RequestBody::Flush {
         session,
         capsule: OutgoingCapsule::empty().capsule,
-        then,
+        then: AfterFlush::Close,
         options_blob: SocketOptionsBlob::default(),
-    }
+    };
+    let _ = process.control.tell(request, &[]);
 }
 
 /// Without waiting for the server: what it could answer would change nothing.

@@ -20,7 +20,7 @@ use super::migrate::fetch;
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::{Absent, Process};
 use crate::socket::table::InternalFd;
-use crate::socket::{Setup, Socket, SocketPhase};
+use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 use crate::wait::{Sleep, Woken, pollfd};
 
 /// How long after a listener's descriptor its control connection may hang up if its server was killed: a process that
@@ -66,7 +66,7 @@ pub(super) fn listen_anew(
     session: SessionId,
     backlog: u32,
 ) -> Result<(), Stop> {
-    let place = ListenerSlot::of(process, socket);
+    let place = ListenerSlot::of(process, session);
     let request = delegate::request(process, socket, SessionRef::Known(session), backlog, &place);
     match process.control.call(request, &[]) {
         Ok((ReplyBody::Listening { rules, .. }, _)) => {
@@ -102,7 +102,7 @@ fn become_listener(
             setup.set_local(local);
             setup.backlog = backlog;
             replace_fds(socket, &near)?;
-            socket.set_phase(SocketPhase::Listening);
+            socket.become_unless_closed(SocketState::Listening);
             delegate::heed(
                 process,
                 socket,
@@ -311,10 +311,8 @@ fn outlive_server(listener: &Arc<Socket>) -> Result<(), Stop> {
         return Ok(());
     }
     let process = Process::running();
-    if let Some(process) = process {
-        process
-            .lock()
-            .abort_delegation(clock::now(), listener.slot());
+    if let (Some(process), Some(session)) = (process, setup.session) {
+        process.lock().abort_delegation(clock::now(), session);
     }
     let may_be_kernels = matches!(Process::start(), Err(Absent::UseKernel));
     if may_be_kernels && become_kernel_listener(listener, &setup).is_ok() {

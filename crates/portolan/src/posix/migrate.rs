@@ -22,7 +22,7 @@ use crate::process::{CoreGuard, Process};
 use crate::runtime::locals;
 use crate::runtime::{Core, NewSession};
 use crate::socket::table::{self, File};
-use crate::socket::{Setup, Socket, SocketPhase};
+use crate::socket::{Setup, Socket, SocketPhase, SocketState, UseHere};
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
 /// for it, and what the last holder said of the socket; `None` if the server relays it.
@@ -195,7 +195,7 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
     if matches!(Process::ask(request, near), Some((ReplyBody::Relayed, _))) {
         // Sleepers are signalled with the core held.
         let _core = Process::running().map(Process::lock);
-        socket.set_phase(SocketPhase::Relayed);
+        socket.become_unless_closed(SocketState::Relayed);
         hand_to_kernel_epolls(socket);
         socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
         Ok(())
@@ -209,7 +209,7 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
 pub(super) fn lose(socket: &Arc<Socket>) {
     // Sleepers are signalled with the core held.
     let _core = Process::running().map(Process::lock);
-    socket.set_phase(SocketPhase::Closed);
+    socket.become_unless_closed(SocketState::Closed);
     socket.notify(Events::CLOSED);
 }
 
@@ -217,7 +217,7 @@ pub(super) fn lose(socket: &Arc<Socket>) {
 fn become_relayed(process: &Process, socket: &Arc<Socket>) {
     // Sleepers are signalled with the core held.
     let _core = process.lock();
-    socket.set_phase(SocketPhase::Relayed);
+    socket.become_unless_closed(SocketState::Relayed);
     hand_to_kernel_epolls(socket);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
@@ -261,30 +261,37 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
 
 /// Returns a TCP session that is here. If the server does not take it, it is lost.
 pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
-    let may_be_here = || socket.phase() == SocketPhase::Cached && socket.protocol == Protocol::Tcp;
+    let slot_here = || match socket.state() {
+        SocketState::Cached { slot } if socket.protocol == Protocol::Tcp => Some(slot),
+        _ => None,
+    };
     // In a child of fork the lock on a socket that is not here may be held forever.
-    if !may_be_here() {
+    if slot_here().is_none() {
         return;
     }
     let setup = socket.setup();
-    if !may_be_here() {
+    let Some(slot) = slot_here() else { return };
+    let mut core = depart(process, &setup, slot);
+    if slot_here() != Some(slot) {
+        // It was closed meanwhile, and its session with it.
         return;
     }
-    let slot = socket.slot();
-    let mut core = depart(process, &setup, slot);
     let Some((id, outgoing)) = pack(&mut core, slot) else {
         return stay(&mut core, &setup, slot);
     };
     core.release(slot);
     core.poll_tx(clock::now());
-    let (then, phase) = match to {
-        Destination::Relay => (AfterFlush::Relay(Reader::Sender), SocketPhase::Relayed),
-        Destination::Others => (AfterFlush::Relay(Reader::Other), SocketPhase::HeldElsewhere),
-        Destination::Park => (AfterFlush::Park, SocketPhase::HeldElsewhere),
+    let away = SocketState::HeldElsewhere {
+        use_here: UseHere::Before,
+    };
+    let (then, state) = match to {
+        Destination::Relay => (AfterFlush::Relay(Reader::Sender), SocketState::Relayed),
+        Destination::Others => (AfterFlush::Relay(Reader::Other), away),
+        Destination::Park => (AfterFlush::Park, away),
     };
     // What other threads write to a relayed descriptor waits there; who asks for a session that is
     // away waits for `setup`.
-    socket.set_phase(phase);
+    socket.become_unless_closed(state);
     drop(core);
     let fds: Vec<_> = outgoing.fds.iter().map(AsFd::as_fd).collect();
     let request = RequestBody::Flush {
@@ -298,7 +305,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     let _core = process.lock();
     if !matches!(moved, Ok((ReplyBody::Done, _))) {
         socket.set_error(libc::ECONNABORTED);
-        socket.set_phase(SocketPhase::Closed);
+        socket.become_unless_closed(SocketState::Closed);
     }
     if to == Destination::Relay {
         hand_to_kernel_epolls(socket);

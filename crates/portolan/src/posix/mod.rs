@@ -149,7 +149,10 @@ fn here() -> Option<&'static Process> {
 
 /// As [`find`], for calls that need the session: one that is away is asked for.
 fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
-    let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
+    bring_here(fd, table::socket(fd).ok_or(Stop::NotOurs)?)
+}
+
+fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static Process), Stop> {
     match here() {
         Some(process) => {
             migrate::obtain(process, fd, &socket)?;
@@ -175,7 +178,7 @@ fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
         }
         _ => {}
     }
-    find_here(fd)
+    bring_here(fd, socket)
 }
 
 /// Makes a call again for as long as the session moves away under it.

@@ -37,12 +37,12 @@ impl Delegations {
         self.0.is_empty()
     }
 
-    pub(crate) fn has(&self, slot: Slot) -> bool {
-        self.0.iter().any(|known| known.slot == slot)
+    pub(crate) fn has(&self, id: SessionId) -> bool {
+        self.slot_of(id).is_some()
     }
 
-    pub(crate) fn slots(&self) -> Vec<Slot> {
-        self.0.iter().map(|known| known.slot).collect()
+    pub(crate) fn ids(&self) -> Vec<SessionId> {
+        self.0.iter().map(|known| known.id).collect()
     }
 
     /// What is shown of each.
@@ -58,8 +58,8 @@ impl Delegations {
         })
     }
 
-    fn at(&mut self, slot: Slot) -> Option<&mut Delegated> {
-        self.0.iter_mut().find(|known| known.slot == slot)
+    fn named(&mut self, id: SessionId) -> Option<&mut Delegated> {
+        self.0.iter_mut().find(|known| known.id == id)
     }
 
     pub(crate) fn slot_of(&self, id: SessionId) -> Option<Slot> {
@@ -106,7 +106,7 @@ impl Core {
         (id, slot, far): (SessionId, Slot, Option<InternalFd>),
         (rules, options, backlog): (Rules, HandshakeOptions, u32),
     ) {
-        if let Some(known) = self.delegations.at(slot) {
+        if let Some(known) = self.delegations.named(id) {
             known.handshakes.change(rules, options, backlog);
         } else if let Some(far) = far {
             let mut handshakes = Delegation::new(rules, options, backlog);
@@ -130,9 +130,9 @@ impl Core {
     pub(crate) fn accept_delegated(
         &mut self,
         now: Instant,
-        listener: Slot,
+        listener: SessionId,
     ) -> Option<(Slot, Box<TcpSession>)> {
-        let known = self.delegations.at(listener)?;
+        let known = self.delegations.named(listener)?;
         known.handshakes.accept(&mut self.stack, now)
     }
 
@@ -140,10 +140,10 @@ impl Core {
     pub(crate) fn return_delegated(
         &mut self,
         now: Instant,
-        listener: Slot,
+        listener: SessionId,
         (slot, session): (Slot, Box<TcpSession>),
     ) {
-        match self.delegations.at(listener) {
+        match self.delegations.named(listener) {
             Some(known) => {
                 let with = (&mut self.stack, now);
                 known.handshakes.return_accepted(with, (slot, session));
@@ -153,38 +153,40 @@ impl Core {
     }
 
     /// The message was read from the listener's descriptor.
-    pub(crate) fn take_announcement(&mut self, listener: Slot) {
-        if let Some(known) = self.delegations.at(listener) {
+    pub(crate) fn take_announcement(&mut self, listener: SessionId) {
+        if let Some(known) = self.delegations.named(listener) {
             known.is_announced = false;
         }
     }
 
     /// Ends a delegation. Returns the connections that nobody has accepted.
-    pub(crate) fn surrender_delegation(
-        &mut self,
-        listener: Slot,
-    ) -> Option<(SessionId, Vec<TcpSession>)> {
+    pub(crate) fn surrender_delegation(&mut self, listener: SessionId) -> Option<Vec<TcpSession>> {
         let known = self.take_delegation(listener)?;
-        Some((known.id, known.handshakes.surrender(&mut self.stack)))
+        Some(known.handshakes.surrender(&mut self.stack))
     }
 
-    fn take_delegation(&mut self, listener: Slot) -> Option<Delegated> {
+    fn take_delegation(&mut self, listener: SessionId) -> Option<Delegated> {
         let delegations = &mut self.delegations.0;
-        let at = delegations
-            .iter()
-            .position(|known| known.slot == listener)?;
-        self.stack.remove(listener);
-        Some(self.delegations.0.swap_remove(at))
+        let at = delegations.iter().position(|known| known.id == listener)?;
+        let known = delegations.swap_remove(at);
+        self.stack.remove(known.slot);
+        Some(known)
     }
 
     /// The listener is closed: whoever waits to be accepted hears so.
-    pub(crate) fn abort_delegation(&mut self, now: Instant, listener: Slot) {
+    pub(crate) fn abort_delegation(&mut self, now: Instant, listener: SessionId) {
         let Some(mut known) = self.take_delegation(listener) else {
             return;
         };
         known.handshakes.abort(&mut self.stack, now);
         self.orphans.extend(known.handshakes.ending());
         self.poll_tx(now);
+    }
+
+    pub(crate) fn abort_delegations(&mut self, now: Instant) {
+        for listener in self.delegations.ids() {
+            self.abort_delegation(now, listener);
+        }
     }
 
     /// Sends what handshakes answer without a session, tells of connections that wait and of floods, and

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portolan_bpf::ChannelMaps;
 use portolan_control::{Charge, Errno, Holder, Session, SessionPhase};
-use portolan_proto::control::{Probed, ReplyBody, SocketState};
+use portolan_proto::control::{Probed, ProbedState, ReplyBody};
 use portolan_stack::VERSION;
 use portolan_sys::clock;
 use portolan_sys::shm::StatisticsReader;
@@ -358,8 +358,8 @@ impl Server {
     /// None if its descriptor says nothing to another process.
     fn probed(&self, session: &Session) -> Option<Probed> {
         let standing = match (session.protocol, session.phase, session.remote) {
-            (Protocol::Tcp, SessionPhase::Bound, _) => SocketState::Bound,
-            (_, SessionPhase::Listening, _) => SocketState::Listening {
+            (Protocol::Tcp, SessionPhase::Bound, _) => ProbedState::Bound,
+            (_, SessionPhase::Listening, _) => ProbedState::Listening {
                 backlog: self.listeners.get(&session.id)?.backlog(),
             },
             (
@@ -369,8 +369,8 @@ impl Server {
                 | SessionPhase::Relayed
                 | SessionPhase::Parked,
                 Some(remote),
-            ) => SocketState::Connected { remote },
-            (Protocol::Udp, _, remote) => SocketState::Datagrams { remote },
+            ) => ProbedState::Connected { remote },
+            (Protocol::Udp, _, remote) => ProbedState::Datagrams { remote },
             _ => return None,
         };
         let listener = session.listener.and_then(|id| self.registry.session(id));

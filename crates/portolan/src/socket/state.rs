@@ -1,0 +1,213 @@
+//! Where a socket stands in its life. Phase and slot are one atomic word: nobody sees one without the other, or what is
+//! between two states. Who handles a socket's calls follows from its phase.
+//!
+//! A session comes to its slot and leaves it with the process's lock held, in one go with the change of state: whoever
+//! reads `Cached` under that lock finds the socket's own session there, and whoever reads something else leaves the
+//! slot alone. A change that may not be ([`SocketState::may_become`]) is refused: where two threads end or open the same
+//! socket, the slower one learns what the other has made of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use portolan_types::Slot;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SocketState {
+    /// No session yet, or only a port.
+    Idle,
+    /// The server opens it; the outcome comes on the descriptor, and the session to the slot.
+    Connecting {
+        slot: Slot,
+    },
+    /// The session is here.
+    Cached {
+        slot: Slot,
+    },
+    /// Sessions to accept come on the descriptor.
+    Listening,
+    /// The server holds it and relays through the descriptor: calls go to the kernel.
+    Relayed,
+    /// Another process that has the descriptor holds it, or the server keeps it: the next call that
+    /// needs the session asks for it.
+    HeldElsewhere {
+        use_here: UseHere,
+    },
+    Closed,
+}
+
+/// Has this process ever needed a session that is elsewhere?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UseHere {
+    /// It was accepted, and its options are only here.
+    Never,
+    Before,
+}
+
+/// A state without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SocketPhase {
+    Idle,
+    Connecting,
+    Cached,
+    Listening,
+    Relayed,
+    HeldElsewhere,
+    Closed,
+}
+
+pub(crate) const PHASES: [SocketPhase; 7] = [
+    SocketPhase::Idle,
+    SocketPhase::Connecting,
+    SocketPhase::Cached,
+    SocketPhase::Listening,
+    SocketPhase::Relayed,
+    SocketPhase::HeldElsewhere,
+    SocketPhase::Closed,
+];
+
+/// Of a socket that has none: no session lies there.
+const NO_SLOT: Slot = Slot(u32::MAX);
+
+impl SocketState {
+    pub(crate) fn phase(self) -> SocketPhase {
+        match self {
+            SocketState::Idle => SocketPhase::Idle,
+            SocketState::Connecting { .. } => SocketPhase::Connecting,
+            SocketState::Cached { .. } => SocketPhase::Cached,
+            SocketState::Listening => SocketPhase::Listening,
+            SocketState::Relayed => SocketPhase::Relayed,
+            SocketState::HeldElsewhere { .. } => SocketPhase::HeldElsewhere,
+            SocketState::Closed => SocketPhase::Closed,
+        }
+    }
+
+    /// May a socket go from this state to `next`? One that is closed may be opened anew (`connect` to `AF_UNSPEC` after
+    /// its session was lost), but a session that was under way for it is nobody's.
+    pub(crate) fn may_become(self, next: SocketState) -> bool {
+        use SocketPhase::{Cached, Closed, Connecting, HeldElsewhere, Idle, Listening, Relayed};
+        if let (SocketState::Connecting { slot: promised }, SocketState::Cached { slot }) =
+            (self, next)
+        {
+            return promised == slot;
+        }
+        matches!(
+            (self.phase(), next.phase()),
+            (_, Closed)
+                | (Idle, Idle | Connecting | Cached | Listening | Relayed)
+                | (Connecting, Idle)
+                | (Cached, Idle | Relayed | HeldElsewhere)
+                | (Listening, Idle | Relayed)
+                | (Relayed, Cached)
+                | (HeldElsewhere, Cached | Relayed)
+                | (Closed, Idle)
+        )
+    }
+}
+
+/// The word that a state is in: an atomic of the standard library's, or of a checker of interleavings.
+pub(crate) trait AtomicWord {
+    fn new(word: u64) -> Self;
+    fn load(&self) -> u64;
+    /// The word that was found instead of `expected`.
+    fn compare_exchange(&self, expected: u64, new: u64) -> Result<(), u64>;
+}
+
+impl AtomicWord for AtomicU64 {
+    fn new(word: u64) -> AtomicU64 {
+        AtomicU64::new(word)
+    }
+
+    fn load(&self) -> u64 {
+        AtomicU64::load(self, Ordering::Acquire)
+    }
+
+    fn compare_exchange(&self, expected: u64, new: u64) -> Result<(), u64> {
+        AtomicU64::compare_exchange(self, expected, new, Ordering::AcqRel, Ordering::Acquire)
+            .map(drop)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct StateCell<W = AtomicU64>(W);
+
+impl<W: AtomicWord> StateCell<W> {
+    pub(crate) fn new(state: SocketState) -> StateCell<W> {
+        StateCell(W::new(to_word(state)))
+    }
+
+    pub(crate) fn state(&self) -> SocketState {
+        from_word(self.0.load())
+    }
+
+    pub(crate) fn phase(&self) -> SocketPhase {
+        phase_of(self.0.load())
+    }
+
+    /// Where the session lies, or will lie; a slot without one in all other states.
+    pub(crate) fn slot(&self) -> Slot {
+        slot_of(self.0.load())
+    }
+
+    /// Returns the state before, or the one that does not allow the change.
+    pub(crate) fn change(&self, next: SocketState) -> Result<SocketState, SocketState> {
+        let mut word = self.0.load();
+        loop {
+            let before = from_word(word);
+            if !before.may_become(next) {
+                return Err(before);
+            }
+            match self.0.compare_exchange(word, to_word(next)) {
+                Ok(()) => return Ok(before),
+                Err(found) => word = found,
+            }
+        }
+    }
+}
+
+// Bits 0 to 31: the slot. 32 to 39: the phase. 40: set if a session that is elsewhere was needed here before.
+const PHASE_AT: u32 = 32;
+const USED: u64 = 1 << 40;
+
+fn to_word(state: SocketState) -> u64 {
+    let slot = match state {
+        SocketState::Connecting { slot } | SocketState::Cached { slot } => slot,
+        _ => NO_SLOT,
+    };
+    let used = match state {
+        SocketState::HeldElsewhere {
+            use_here: UseHere::Before,
+        } => USED,
+        _ => 0,
+    };
+    u64::from(slot.0) | u64::from(state.phase() as u8) << PHASE_AT | used
+}
+
+fn phase_of(word: u64) -> SocketPhase {
+    PHASES[usize::from((word >> PHASE_AT) as u8)]
+}
+
+fn slot_of(word: u64) -> Slot {
+    // The lower half.
+    Slot(word as u32)
+}
+
+fn from_word(word: u64) -> SocketState {
+    let slot = slot_of(word);
+    match phase_of(word) {
+        SocketPhase::Idle => SocketState::Idle,
+        SocketPhase::Connecting => SocketState::Connecting { slot },
+        SocketPhase::Cached => SocketState::Cached { slot },
+        SocketPhase::Listening => SocketState::Listening,
+        SocketPhase::Relayed => SocketState::Relayed,
+        SocketPhase::HeldElsewhere => SocketState::HeldElsewhere {
+            use_here: match word & USED {
+                0 => UseHere::Never,
+                _ => UseHere::Before,
+            },
+        },
+        SocketPhase::Closed => SocketState::Closed,
+    }
+}
+
+#[cfg(test)]
+mod tests;
