@@ -2,8 +2,7 @@
 //! peer claims to have done is looked at once, checked, and only then used.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::time::Duration;
 
 use portolan_proto::local::{End, Side, flags, holder, wants};
@@ -18,6 +17,7 @@ use portolan_types::{Instant, SeqNum};
 use crate::stream::Stream;
 #[cfg(test)]
 use crate::tests::pause;
+use crate::wake_word;
 
 /// Where the peer may come in between; tests stay for a while.
 #[cfg(not(test))]
@@ -470,16 +470,10 @@ impl Local {
 
     /// Takes the peer's request away and says what fulfils it.
     fn wake(&self, due: u32) -> Option<Wake> {
-        // Either this side sees the request, or the peer, who looks once more after it has requested, sees
-        // what was published.
-        fence(SeqCst);
         let notifier = &self.theirs().notifier.0;
-        if notifier.wants.load(Relaxed) & due == 0 {
-            return None;
-        }
-        let wished = notifier.wants.fetch_and(!due, AcqRel);
+        let wished = wake_word::take(&notifier.wants, due)?;
         let number = notifier.number.load(Acquire);
-        if wished & due == 0 || number == holder::NONE {
+        if number == holder::NONE {
             None
         } else if wished & wants::ON_WORD == 0 {
             Some(Wake::Notifier(number))
@@ -503,11 +497,7 @@ impl Local {
     pub fn arm(&self, by: WakeBy) {
         pause();
         let wants = &self.mine().notifier.0.wants;
-        let wished = self.wanted() | by.bits();
-        if wants.load(Relaxed) != wished {
-            wants.store(wished, Relaxed);
-        }
-        fence(SeqCst);
+        wake_word::ask(wants, self.wanted() | by.bits());
     }
 
     /// What [`Local::arm`] has requested for who sleeps on words.

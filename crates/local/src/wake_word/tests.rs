@@ -1,0 +1,121 @@
+//! No wake-up is lost, in all interleavings and all orders that memory may show (loom; a thread that nobody wakes is a
+//! deadlock).
+
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use portolan_proto::local::wants::{INPUT, ON_WORD, OUTPUT};
+
+use super::*;
+
+impl WakeWord for AtomicU32 {
+    fn load(&self) -> u32 {
+        self.load(Ordering::Relaxed)
+    }
+
+    fn store(&self, wants: u32) {
+        self.store(wants, Ordering::Relaxed);
+    }
+
+    fn fetch_and(&self, mask: u32) -> u32 {
+        self.fetch_and(mask, Ordering::AcqRel)
+    }
+
+    fn fence() {
+        loom::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// An end that sleeps, and what its peer publishes.
+struct Session {
+    word: AtomicU32,
+    sent: AtomicU32,
+    taken: AtomicU32,
+    /// Set by a notifier until it is read. The kernel's side of a word is the same lock.
+    rung: Mutex<bool>,
+    kernel: Condvar,
+}
+
+impl Session {
+    fn new() -> Arc<Session> {
+        Arc::new(Session {
+            word: AtomicU32::new(0),
+            sent: AtomicU32::new(0),
+            taken: AtomicU32::new(0),
+            rung: Mutex::new(false),
+            kernel: Condvar::new(),
+        })
+    }
+
+    /// What a sleeper by its notifier does until it has seen both published words at `end`.
+    fn await_by_notifier(&self, wants: u32, end: (u32, u32)) {
+        while !self.has_come(end) {
+            ask(&self.word, wants);
+            if self.has_come(end) {
+                return;
+            }
+            let mut rung = self.rung.lock().unwrap();
+            while !*rung {
+                rung = self.kernel.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
+
+    /// The same, by the word itself: the kernel compares it and sleeps in one step.
+    fn await_by_word(&self, wants: u32, end: (u32, u32)) {
+        let wants = wants | ON_WORD;
+        while !self.has_come(end) {
+            ask(&self.word, wants);
+            if self.has_come(end) {
+                return;
+            }
+            let rung = self.rung.lock().unwrap();
+            if WakeWord::load(&self.word) == wants {
+                drop(self.kernel.wait(rung).unwrap());
+            }
+        }
+    }
+
+    fn has_come(&self, (sent, taken): (u32, u32)) -> bool {
+        self.sent.load(Ordering::Acquire) >= sent && self.taken.load(Ordering::Acquire) >= taken
+    }
+
+    fn publish(&self, what: &AtomicU32, due: u32) {
+        what.fetch_add(1, Ordering::Release);
+        let Some(wants) = take(&self.word, due) else {
+            return;
+        };
+        let mut rung = self.rung.lock().unwrap();
+        *rung |= wants & ON_WORD == 0;
+        self.kernel.notify_one();
+    }
+}
+
+fn sleeps_until_all_has_come(sleep: fn(&Session, u32, (u32, u32))) {
+    let mut model = loom::model::Builder::new();
+    // More, up to all, by LOOM_MAX_PREEMPTIONS: `make fuzz TARGET=interleavings`.
+    model.preemption_bound.get_or_insert(3);
+    model.check(move || {
+        let session = Session::new();
+        let peer = Arc::clone(&session);
+        let peer = thread::spawn(move || {
+            peer.publish(&peer.sent, INPUT);
+            peer.publish(&peer.taken, OUTPUT);
+        });
+        sleep(&session, INPUT, (1, 0));
+        // A writer that found no room asks for more while it sleeps on.
+        sleep(&session, INPUT | OUTPUT, (1, 1));
+        peer.join().unwrap();
+    });
+}
+
+#[test]
+fn no_notifier_is_missed() {
+    sleeps_until_all_has_come(Session::await_by_notifier);
+}
+
+#[test]
+fn no_word_is_missed() {
+    sleeps_until_all_has_come(Session::await_by_word);
+}
