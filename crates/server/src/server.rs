@@ -2,7 +2,7 @@
 //! own files, each an `impl Server`.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -50,7 +50,7 @@ use crate::listeners::floods::Floods;
 use crate::listeners::listen::Listener;
 use crate::listeners::rx_throttle::RxThrottle;
 use crate::locals::Locals;
-use crate::migration::recall::Recall;
+use crate::migration::recall::{PendingCache, Recall};
 use crate::migration::relay::Relay;
 use crate::migration::sessions::DescriptorPeer;
 use crate::poll::{Poller, Ready, Token};
@@ -206,6 +206,8 @@ pub struct Server {
     // What sessions have beside their entry in the registry.
     pub(crate) flows: HashMap<FlowKey, SessionId>,
     pub(crate) peer_ends: HashMap<SessionId, DescriptorPeer>,
+    pub(crate) far_cookies: HashSet<u64>,
+    pub(crate) pending_caches: Vec<PendingCache>,
     /// Sessions that have chosen how packets reach them.
     pub(crate) deliveries: HashMap<SessionId, Delivery>,
     /// Why a device has no filter in its driver that was to have one.
@@ -353,6 +355,8 @@ impl Server {
             reserved,
             flows: HashMap::new(),
             peer_ends: HashMap::new(),
+            far_cookies: HashSet::new(),
+            pending_caches: Vec::new(),
             deliveries: HashMap::new(),
             driver_refusals: HashMap::new(),
             priorities: HashMap::new(),
@@ -533,6 +537,7 @@ impl Server {
             self.drive_resolving(),
             self.drive_channel_pool(),
             self.drive_recalls(),
+            self.drive_pending_caches(),
             self.drive_relays(),
             self.drive_delegations(),
             self.drive_floods(),

@@ -49,12 +49,16 @@ pub fn is_shown(socket: impl AsFd, port: u16) -> bool {
     shown_port(socket.as_fd()).is_ok_and(|shown| shown == Some(port))
 }
 
+/// Is it a socket of the internet?
+pub fn could_be(socket: impl AsFd) -> bool {
+    matches!(
+        sockopt::socket_domain(&socket),
+        Ok(AddressFamily::INET | AddressFamily::INET6)
+    )
+}
+
 fn shown_port(socket: impl AsFd) -> Result<Option<u16>, Errno> {
-    let is_internet = matches!(
-        sockopt::socket_domain(&socket)?,
-        AddressFamily::INET | AddressFamily::INET6
-    );
-    if !is_internet || network_of(&socket)? != own_network()? {
+    if !could_be(&socket) || network_of(&socket)? != own_network()? {
         return Ok(None);
     }
     let is_bound = match sockopt::socket_protocol(&socket)? {

@@ -89,7 +89,7 @@ impl Server {
         if let Some(id) = known {
             return self.bind_again(channel, id, request);
         }
-        let descriptor = NewDescriptor::from_fds(fds)?;
+        let descriptor = self.take_new_descriptor(fds)?;
         self.registry.has_room(channel)?;
         // What holds a UDP port may become the program's own socket.
         let is_v6 = request.protocol == Protocol::Udp && request.local.is_ipv6();
@@ -162,17 +162,16 @@ impl Server {
     /// that the port is free.
     pub fn check_port(&mut self, channel: ChannelId, port: u16) -> Result<(), Errno> {
         let client = self.client_of(channel);
-        let right = client
-            .and_then(|id| self.clients.get_mut(&id))
-            .and_then(|client| client.right.take());
+        let client = client.and_then(|id| self.clients.get_mut(&id));
+        let right = client.and_then(|client| Some((client.right.take()?, client.credentials.uid)));
         self.sysctls.refresh(self.now);
         let first = self.sysctls.values().first_unprivileged_port;
         let is_privileged = port != 0 && u32::from(port) < first;
         let is_shown = right
             .as_ref()
-            .is_some_and(|right| port_right::is_shown(right, port));
+            .is_some_and(|(right, _)| port_right::is_shown(right, port));
         match right {
-            Some(right) if !is_shown => self.sink.close(right),
+            Some((right, uid)) if !is_shown => self.sink.close_of(uid, right),
             // A datagram socket or a listener, whose close does not wait.
             right => drop(right),
         }
@@ -335,7 +334,7 @@ impl Server {
         };
         let descriptor = match known {
             Some(_) => None,
-            None => Some(NewDescriptor::from_fds(fds)?),
+            None => Some(self.take_new_descriptor(fds)?),
         };
         let opened = match self.local_peer(&target, known) {
             Some(local_peer) => {

@@ -9,8 +9,8 @@ use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef
 use portolan_proto::qos::QosRequest;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
-use portolan_sys::clock;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveError, SendError};
+use portolan_sys::{clock, port_right};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
@@ -19,7 +19,7 @@ use crate::channels::channel_pool::PendingHello;
 use crate::connections::opens::{BindRequest, Target};
 use crate::listeners::delegation::Claimed;
 use crate::listeners::listen::Listening;
-use crate::migration::recall::{RequestedState, Requester};
+use crate::migration::recall::{RequestedState, Requester, ShownSession};
 use crate::poll::Token;
 use crate::server::{Server, Source};
 
@@ -67,6 +67,8 @@ pub enum Answer {
     Silence,
     /// The reply comes when the session's holder has given it back.
     Recall(SessionId, RequestedState),
+    /// The reply comes when copies of the session's descriptor are closed here.
+    AfterCloses(ShownSession),
     /// The reply comes when there is a channel for the program.
     Channel(String, Option<Charge>),
 }
@@ -215,6 +217,7 @@ impl Server {
                 self.recall(session, requester);
                 return;
             }
+            Ok(Answer::AfterCloses(shown)) => return self.cache_later(id, number, shown),
             Ok(Answer::Channel(program, charge)) => {
                 let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
                     return;
@@ -297,7 +300,9 @@ impl Server {
 
     fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
-        let before = std::mem::replace(&mut client.right, fds.pop());
+        // The other end of the connection itself would keep it.
+        let right = fds.pop().filter(|right| port_right::could_be(right));
+        let before = std::mem::replace(&mut client.right, right);
         if let Some(right) = before {
             self.sink.close_of(client.credentials.uid, right);
         }

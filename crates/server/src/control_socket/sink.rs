@@ -20,18 +20,69 @@ const THREADS: usize = 4;
 /// A user of whom more wait to be closed is not served until they are: each message could bring more.
 const MOST_WAITING: usize = 64;
 
-/// Whose they are that the server has no name for: descriptors of sessions.
+/// Whose the server's own ends of descriptors are.
 const SESSIONS: Option<u32> = None;
 
 /// A descriptor, and the user whom it is from.
-type Doomed = (Option<u32>, OwnedFd);
+type Doomed = (Option<u32>, Closing);
+
+/// A descriptor, and what says that it is not closed yet.
+#[derive(Debug)]
+struct Closing {
+    fd: OwnedFd,
+    // Fields are dropped in this order.
+    _shown: Option<ShownSocket>,
+}
+
+impl From<OwnedFd> for Closing {
+    fn from(fd: OwnedFd) -> Closing {
+        Closing { fd, _shown: None }
+    }
+}
+
+/// How many descriptors of which sockets that programs have shown are not closed yet.
+type ShownSockets = Arc<Mutex<HashMap<u64, usize>>>;
+
+/// One of them.
+#[derive(Debug)]
+struct ShownSocket {
+    cookie: u64,
+    all: ShownSockets,
+}
+
+impl ShownSocket {
+    fn of(fd: &OwnedFd, all: &ShownSockets) -> Option<ShownSocket> {
+        let cookie = unix::cookie(fd).ok()?;
+        *lock(all).entry(cookie).or_default() += 1;
+        let all = Arc::clone(all);
+        Some(ShownSocket { cookie, all })
+    }
+}
+
+impl Drop for ShownSocket {
+    fn drop(&mut self) {
+        let mut all = lock(&self.all);
+        if let Some(count) = all.get_mut(&self.cookie) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.cookie);
+            }
+        }
+    }
+}
+
+/// No thread panics with it in hand.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[derive(Debug)]
 pub struct Sink {
     /// Gathered until the turn ends.
     doomed: Vec<Doomed>,
     /// Of what came with messages, and its user.
-    copies: Vec<(u32, OwnedFd)>,
+    copies: Vec<(u32, Closing)>,
+    shown: ShownSockets,
     thread: Sender<Vec<Doomed>>,
     waiting: Arc<Waiting>,
 }
@@ -44,24 +95,38 @@ impl Sink {
         // Ends when the server does.
         thread::spawn(move || {
             let doomed = doomed.iter().flatten();
-            doomed.for_each(|(whose, fd)| theirs.close(whose, fd));
+            doomed.for_each(|(whose, closing)| theirs.close(whose, closing));
         });
         Sink {
             doomed: Vec::new(),
             copies: Vec::new(),
+            shown: ShownSockets::default(),
             thread,
             waiting,
         }
     }
 
-    /// Has a descriptor of a session closed.
-    pub fn close(&mut self, fd: impl Into<OwnedFd>) {
+    /// Has the server's end of a session's descriptor closed.
+    pub fn close(&mut self, fd: OwnedFd) {
         self.doomed.push((SESSIONS, fd.into()));
     }
 
     /// Has a descriptor closed that is a user's, or that his messages may lie in.
     pub fn close_of(&mut self, uid: u32, fd: impl Into<OwnedFd>) {
+        let fd: OwnedFd = fd.into();
         self.doomed.push((Some(uid), fd.into()));
+    }
+
+    /// The same of a socket whose descriptors are counted: [`Sink::is_closing`] until it is closed.
+    pub fn close_shown(&mut self, uid: u32, fd: OwnedFd) {
+        let shown = ShownSocket::of(&fd, &self.shown);
+        let closing = Closing { fd, _shown: shown };
+        self.doomed.push((Some(uid), closing));
+    }
+
+    /// Are there descriptors of the socket here that wait to be closed?
+    pub fn is_closing(&self, socket: impl AsFd) -> bool {
+        unix::cookie(socket).is_ok_and(|cookie| lock(&self.shown).contains_key(&cookie))
     }
 
     /// Sorts out what came with a message: what no request carries is closed. Of the others copies are, so that the
@@ -70,7 +135,7 @@ impl Sink {
         self.close_copies();
         for fd in std::mem::take(fds) {
             if !unix::is_socket_or_memory(&fd) {
-                self.waiting.add(Some(uid), fd);
+                self.waiting.add(Some(uid), fd.into());
                 continue;
             }
             // Without a copy, for want of descriptors, the server's close may be the last.
@@ -78,7 +143,15 @@ impl Sink {
                 false => rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0).ok(),
                 true => None,
             };
-            self.copies.extend(copy.map(|copy| (uid, copy)));
+            let shown = |copy: &OwnedFd| ShownSocket::of(copy, &self.shown);
+            self.copies.extend(copy.map(|copy| {
+                let shown = shown(&copy);
+                let closing = Closing {
+                    fd: copy,
+                    _shown: shown,
+                };
+                (uid, closing)
+            }));
             fds.push(fd);
         }
     }
@@ -119,24 +192,25 @@ struct Waiting {
 
 #[derive(Debug, Default)]
 struct User {
-    queue: VecDeque<OwnedFd>,
+    queue: VecDeque<Closing>,
     threads: usize,
 }
 
 impl Waiting {
     /// What the server itself had: its close does not wait but for what a program may have done to it.
-    fn close(self: &Arc<Waiting>, whose: Option<u32>, fd: OwnedFd) {
-        match unix::may_wait_when_closed(&fd) || !unix::closes_at_once(&fd) {
-            true => self.add(whose, fd),
-            false => drop(fd),
+    fn close(self: &Arc<Waiting>, whose: Option<u32>, closing: Closing) {
+        let fd = &closing.fd;
+        match unix::may_wait_when_closed(fd) || !unix::closes_at_once(fd) {
+            true => self.add(whose, closing),
+            false => drop(closing),
         }
     }
 
-    fn add(self: &Arc<Waiting>, whose: Option<u32>, fd: OwnedFd) {
+    fn add(self: &Arc<Waiting>, whose: Option<u32>, closing: Closing) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let mut users = self.users();
         let user = users.entry(whose).or_default();
-        user.queue.push_back(fd);
+        user.queue.push_back(closing);
         if user.threads == THREADS {
             return;
         }
@@ -152,7 +226,7 @@ impl Waiting {
         let Some(user) = users.get_mut(&whose) else {
             return false;
         };
-        let Some(fd) = user.queue.pop_front() else {
+        let Some(closing) = user.queue.pop_front() else {
             user.threads -= 1;
             if user.threads == 0 {
                 users.remove(&whose);
@@ -160,7 +234,7 @@ impl Waiting {
             return false;
         };
         drop(users);
-        drop(fd);
+        drop(closing);
         self.count.fetch_sub(1, Ordering::Relaxed);
         true
     }
@@ -175,8 +249,7 @@ impl Waiting {
             .is_some_and(|user| user.queue.len() > MOST_WAITING)
     }
 
-    /// No thread panics with it in hand.
     fn users(&self) -> MutexGuard<'_, HashMap<Option<u32>, User>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.users)
     }
 }

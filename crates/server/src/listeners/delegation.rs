@@ -18,7 +18,6 @@ use tracing::debug;
 
 use crate::control_socket::clients::Answer;
 use crate::listeners::listen::Listening;
-use crate::migration::sessions::NewDescriptor;
 use crate::server::{Server, random_bytes};
 
 /// How long a process may take to end a delegation that the server wants back.
@@ -137,10 +136,7 @@ impl Server {
         }
         let flow = self.flow_of(listener, claimed.local, claimed.remote)?;
         self.registry.has_room(channel)?;
-        let descriptor = NewDescriptor::from_fds(fds)?;
-        if self.registry.by_cookie(descriptor.cookie).is_some() {
-            return Err(Errno::INVAL);
-        }
+        let descriptor = self.take_new_descriptor(fds)?;
         let id = self.enter_for(listener, &flow, SessionPhase::Connected)?;
         self.registry.replace_cookie(id, descriptor.cookie);
         self.registry.entitle(id, channel);

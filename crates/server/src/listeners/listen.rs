@@ -168,7 +168,7 @@ impl Server {
             }
             SessionRef::New => return self.listen_unbound(channel, backlog, fds),
         };
-        let descriptor = NewDescriptor::from_fds(fds)?;
+        let descriptor = self.take_new_descriptor(fds)?;
         self.become_listener(id, backlog, descriptor)
     }
 
@@ -195,7 +195,7 @@ impl Server {
         fds: &mut Vec<OwnedFd>,
     ) -> Result<(SessionId, SocketAddr), Errno> {
         self.registry.has_room(channel)?;
-        let descriptor = NewDescriptor::from_fds(fds)?;
+        let descriptor = self.take_new_descriptor(fds)?;
         let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
         let claim = PortClaim {
             protocol: Protocol::Tcp,
@@ -233,9 +233,6 @@ impl Server {
         backlog: u32,
         descriptor: NewDescriptor,
     ) -> Result<(SessionId, SocketAddr), Errno> {
-        if self.registry.by_cookie(descriptor.cookie).is_some() {
-            return Err(Errno::INVAL);
-        }
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;
@@ -401,10 +398,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         let session = self.registry.admit(channel, Command::StopListening, id)?;
         let claim = session.claim.ok_or(Errno::INVAL)?;
-        let descriptor = NewDescriptor::from_fds(fds)?;
-        if self.registry.by_cookie(descriptor.cookie).is_some() {
-            return Err(Errno::INVAL);
-        }
+        let descriptor = self.take_new_descriptor(fds)?;
         self.end_listening(id);
         self.end_extensions_of(id);
         self.stop_listening_at_kernel(id, claim);

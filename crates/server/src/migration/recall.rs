@@ -20,6 +20,13 @@ use crate::server::Server;
 /// its memory only, and what it has published is not enough to go on from.
 const RECALL_WITHIN: Duration = Duration::from_secs(2);
 
+/// Closes here take microseconds, unless somebody sees to it that they do not: then the session stays where it is.
+const CLOSED_WITHIN: Duration = Duration::from_millis(20);
+const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
+
+/// Requests that may wait for that.
+const PENDING_MAX: usize = 64;
+
 /// Requests that may wait for one session.
 const ASKERS_MAX: usize = 64;
 
@@ -38,6 +45,24 @@ pub struct Requester {
     pub client: ClientId,
     pub request: u32,
     pub want: RequestedState,
+}
+
+/// A session and its descriptor, as a process shows it.
+#[derive(Debug)]
+pub struct ShownSession {
+    id: SessionId,
+    slot: Slot,
+    near: OwnedFd,
+}
+
+/// A `Cache` that waits for copies of its descriptor to be closed here.
+#[derive(Debug)]
+pub struct PendingCache {
+    client: ClientId,
+    uid: u32,
+    request: u32,
+    shown: ShownSession,
+    until: Instant,
 }
 
 /// A session on its way back.
@@ -69,22 +94,102 @@ impl Server {
             (_, SessionPhase::Relayed) => {
                 // Who else has the descriptor is counted.
                 self.sink.drop_copies();
-                let is_back = descriptor.as_ref().is_some_and(|near| {
-                    self.is_left_alone(id, channel, near) && self.end_relay(id, near)
-                });
-                descriptor
-                    .into_iter()
-                    .for_each(|near| self.sink.close(near));
-                match is_back {
-                    true => self.give(channel, id, slot),
-                    false => {
-                        self.registry.tell_relayed(id, channel);
-                        Ok(ReplyBody::Relayed.into())
+                match descriptor {
+                    Some(near)
+                        if self.pending_caches.len() < PENDING_MAX
+                            && self.sink.is_closing(&near) =>
+                    {
+                        let shown = ShownSession { id, slot, near };
+                        Ok(Answer::AfterCloses(shown))
                     }
+                    near => self.cache_relayed(channel, (id, slot), near),
                 }
             }
             _ => self.give(channel, id, slot),
         }
+    }
+
+    /// A relayed session goes to the process if nobody else has its descriptor.
+    fn cache_relayed(
+        &mut self,
+        channel: ChannelId,
+        (id, slot): (SessionId, Slot),
+        near: Option<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let is_back = near
+            .as_ref()
+            .is_some_and(|near| self.is_left_alone(id, channel, near) && self.end_relay(id, near));
+        let uid = self.registry.process(channel).map(|process| process.uid);
+        if let (Some(near), Some(uid)) = (near, uid) {
+            self.sink.close_shown(uid, near);
+        }
+        match is_back {
+            true => self.give(channel, id, slot),
+            false => {
+                self.registry.tell_relayed(id, channel);
+                Ok(ReplyBody::Relayed.into())
+            }
+        }
+    }
+
+    /// An earlier request showed the same descriptor, which is being closed here and would be counted.
+    pub fn cache_later(&mut self, client: ClientId, request: u32, shown: ShownSession) {
+        let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
+            return;
+        };
+        self.pending_caches.push(PendingCache {
+            client,
+            uid,
+            request,
+            shown,
+            until: self.now + CLOSED_WITHIN,
+        });
+    }
+
+    /// Goes on with requests whose descriptors' copies are closed. Returns when to look again.
+    pub fn drive_pending_caches(&mut self) -> Option<Instant> {
+        for pending in std::mem::take(&mut self.pending_caches) {
+            if pending.until > self.now && self.sink.is_closing(&pending.shown.near) {
+                self.pending_caches.push(pending);
+                continue;
+            }
+            let PendingCache {
+                client,
+                uid,
+                request,
+                shown: ShownSession { id, slot, near },
+                ..
+            } = pending;
+            let channel = self.clients.get(&client).and_then(|client| client.channel);
+            let answer = match (channel, self.phase(id)) {
+                (Some(channel), Some(SessionPhase::Relayed)) => {
+                    self.cache_relayed(channel, (id, slot), Some(near))
+                }
+                (channel, _) => {
+                    self.sink.close_shown(uid, near);
+                    match channel {
+                        Some(channel) => self.cache(channel, id, slot, None),
+                        None => continue,
+                    }
+                }
+            };
+            match answer {
+                Ok(Answer::Recall(id, want)) => {
+                    let requester = Requester {
+                        client,
+                        request,
+                        want,
+                    };
+                    self.recall(id, requester);
+                }
+                Ok(Answer::Reply(body, fds)) => self.reply(client, request, body, fds),
+                Ok(_) => {}
+                Err(Errno(errno)) => {
+                    self.reply(client, request, ReplyBody::Error { errno }, Vec::new())
+                }
+            }
+        }
+        (!self.pending_caches.is_empty()).then(|| self.now + BETWEEN_LOOKS)
     }
 
     /// Has nobody the descriptor but `requester` and processes that hold its session to be elsewhere? They
@@ -295,7 +400,7 @@ impl Server {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Recall(..)) => return self.recall(id, requester),
-            Ok(Answer::Silence | Answer::Channel(..)) => return,
+            Ok(Answer::Silence | Answer::Channel(..) | Answer::AfterCloses(_)) => return,
             Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
         };
         self.reply(requester.client, requester.request, body, fds);

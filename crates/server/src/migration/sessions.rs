@@ -18,6 +18,7 @@ use crate::server::{Server, Source};
 pub struct DescriptorPeer {
     pub fd: OwnedFd,
     pub token: Token,
+    cookie: u64,
 }
 
 /// A new session's descriptor as a request brings it.
@@ -27,9 +28,9 @@ pub struct NewDescriptor {
     pub cookie: u64,
 }
 
-impl NewDescriptor {
+impl Server {
     /// Takes the far and near end that a request carried.
-    pub fn from_fds(fds: &mut Vec<OwnedFd>) -> Result<NewDescriptor, Errno> {
+    pub fn take_new_descriptor(&self, fds: &mut Vec<OwnedFd>) -> Result<NewDescriptor, Errno> {
         if fds.len() != 2 {
             return Err(Errno::INVAL);
         }
@@ -40,25 +41,40 @@ impl NewDescriptor {
             return Err(Errno::INVAL);
         }
         let cookie = unix::cookie(&near).map_err(|_| Errno::INVAL)?;
-        if unix::cookie(&far) == Ok(cookie) {
+        let far_cookie = unix::cookie(&far).map_err(|_| Errno::INVAL)?;
+        // So would a session's near end keep that session.
+        let is_known = |cookie| {
+            self.registry.by_cookie(cookie).is_some() || self.far_cookies.contains(&cookie)
+        };
+        if far_cookie == cookie || is_known(cookie) || is_known(far_cookie) {
             return Err(Errno::INVAL);
         }
-        Ok(NewDescriptor { far, cookie })
+        unix::refuse_descriptors(&far);
+        // What came before could carry some.
+        match unix::closes_at_once(&far) {
+            true => Ok(NewDescriptor { far, cookie }),
+            false => Err(Errno::INVAL),
+        }
     }
-}
 
-impl Server {
     /// Watches `far` for the session; replaces an earlier one.
     pub fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
         unix::refuse_descriptors(&far);
+        let cookie = unix::cookie(&far).map_err(|_| Errno::INVAL)?;
         // Without interest of ours, epoll still reports hang-up.
         let token = self
             .poll
             .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
             .map_err(|_| Errno::NOBUFS)?;
-        self.peer_ends.insert(id, DescriptorPeer { fd: far, token });
+        self.far_cookies.insert(cookie);
+        let peer = DescriptorPeer {
+            fd: far,
+            token,
+            cookie,
+        };
+        self.peer_ends.insert(id, peer);
         Ok(())
     }
 
@@ -71,6 +87,7 @@ impl Server {
     /// Watches the far end no longer.
     pub fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
         let far = self.peer_ends.remove(&id)?;
+        self.far_cookies.remove(&far.cookie);
         self.poll.remove(&far.fd, far.token);
         Some(far.fd)
     }

@@ -73,8 +73,26 @@ impl Drop for Configuration {
     }
 }
 
-/// Files that a server has open, aside from those of channels that it makes ahead.
+/// How many files a server has open, aside from those of channels that it makes ahead.
 pub fn open_files(server: &Daemon) -> usize {
+    names_of_open_files(server).len()
+}
+
+/// Waits until a server has no more files open than there were before.
+pub fn await_closes(server: &Daemon, before: usize) {
+    let start = clock::now();
+    while open_files(server) > before {
+        let open = names_of_open_files(server);
+        let is_in_time = clock::now().since(start) < PATIENCE;
+        assert!(
+            is_in_time,
+            "of more than {before} files {open:#?} stay open"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn names_of_open_files(server: &Daemon) -> Vec<String> {
     let directory = format!("/proc/{}/fd", server.pid());
     let files = std::fs::read_dir(directory).unwrap().flatten();
     let targets = files.filter_map(|file| std::fs::read_link(file.path()).ok());
@@ -85,7 +103,7 @@ pub fn open_files(server: &Daemon) -> usize {
                 .iter()
                 .any(|end| target.ends_with(end))
         })
-        .count()
+        .collect()
 }
 
 pub fn control_path(host: &Namespace) -> PathBuf {

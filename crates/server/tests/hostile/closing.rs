@@ -1,18 +1,23 @@
 //! Descriptors in messages whose last close waits: the server never does.
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use portolan_netns::Bed;
+use portolan_proto::control::{
+    FastOpenMode, HandshakeOptions, Reader, ReplyBody, RequestBody, SessionRef,
+};
+use portolan_sys::unix::{self, PairKind};
+use portolan_types::{Protocol, Slot};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::budgets::idle;
-use crate::common::{Client, control_path, start_server};
-use crate::{Victim, as_nobody, assert_prompt};
+use crate::common::{Client, await_some, control_path, start_server};
+use crate::{Victim, as_nobody, assert_prompt, hostile_library};
 
 const LINGER: Duration = Duration::from_secs(8);
 
@@ -75,6 +80,53 @@ fn nor_do_messages_that_nobody_reads() {
             let _ = send(client, b"behind it", fds);
         }
     });
+}
+
+/// What lies in the far end of a descriptor before the server has it would be closed by whoever reads what lies there.
+#[test]
+fn nor_do_descriptors_in_a_new_session() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let listener = bed
+        .b
+        .enter(|| TcpListener::bind(SocketAddr::new(Bed::B4, 0)))
+        .unwrap();
+    let (stream, _peer) = lingering();
+    let (far, near) = unix::socket_pair(PairKind::Stream).unwrap();
+    unix::send(&near, b"x", &[stream.as_fd()]).unwrap();
+    drop(stream);
+    let body = RequestBody::Connect {
+        session: SessionRef::New,
+        protocol: Protocol::Tcp,
+        remote: listener.local_addr().unwrap(),
+        slot: Slot(0),
+        options: HandshakeOptions::default(),
+        early: FastOpenMode::No,
+    };
+    let (reply, _) = hostile.client.ask_with(body, &[far.as_fd(), near.as_fd()]);
+    drop(far);
+    if let ReplyBody::Connecting { session, .. } = &reply {
+        // The server reads it.
+        await_some("the connection", || {
+            let reader = Reader::Other;
+            let session = *session;
+            let relay = RequestBody::Relay { session, reader };
+            let (reply, _) = hostile.client.ask_with(relay, &[near.as_fd()]);
+            matches!(reply, ReplyBody::Relayed).then_some(())
+        });
+    }
+    assert_prompt(&path);
+    let is_refused = matches!(
+        reply,
+        ReplyBody::Error {
+            errno: libc::EINVAL
+        }
+    );
+    assert!(is_refused, "{reply:?}");
+    victim.assert_unharmed();
 }
 
 /// What a refused connection has brought lies in its queue, and is closed with it.

@@ -83,8 +83,11 @@ impl Victim {
     fn start(bed: &Bed, path: &Path) -> Victim {
         let mut library = Library::start(path);
         let (id, near, slot, peer) = open_to_b(bed, &mut library);
+        let mut control = Client::connect(path);
+        // The server has let it in: its open files can be counted from here.
+        status(&mut control);
         Victim {
-            control: Client::connect(path),
+            control,
             library,
             id,
             slot,

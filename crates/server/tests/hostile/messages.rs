@@ -13,7 +13,9 @@ use portolan_proto::{MAX_MESSAGE, encode};
 use portolan_sys::unix::{Connection, PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
 
-use crate::common::{Client, await_some, control_path, open_files, start_server};
+use crate::common::{
+    Client, Library, await_closes, await_some, control_path, open_files, start_server,
+};
 use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_serves_others, counter, hostile_library, refused};
 
@@ -228,13 +230,79 @@ fn wrong_descriptors_are_refused_and_not_kept() {
         );
     }
     // A thread closes them.
-    await_some("end", || (open_files(&server) == before).then_some(()));
+    await_closes(&server, before);
     let file = File::open("/dev/null").unwrap();
     assert_eq!(
         refused(&mut hostile, RequestBody::Probe, &[file.as_fd()]),
         22
     );
     assert_eq!(refused(&mut hostile, RequestBody::Probe, &[]), 22);
+    victim.assert_unharmed();
+}
+
+/// Two sessions of which each is kept by the other: the server has the near end of one as the far end of the other.
+#[test]
+fn a_sessions_own_end_is_no_end_of_another() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let before = open_files(&server);
+    let pair = || socket_pair(PairKind::SeqPacket).unwrap();
+    let listen = |far: &OwnedFd, near: &OwnedFd, library: &mut Library| {
+        let body = RequestBody::Listen {
+            session: SessionRef::New,
+            backlog: 1,
+            options: Default::default(),
+            options_blob: Default::default(),
+            slot: None,
+        };
+        library
+            .client
+            .ask_with(body, &[far.as_fd(), near.as_fd()])
+            .0
+    };
+    let (first_far, first_near) = pair();
+    let (second_far, second_near) = pair();
+    let reply = listen(&first_far, &first_near, &mut hostile);
+    assert!(matches!(reply, ReplyBody::Listening { .. }), "{reply:?}");
+    for (far, near) in [
+        (&first_near, &second_near),
+        (&second_far, &first_far),
+        (&second_far, &first_near),
+        (&first_far, &second_near),
+    ] {
+        let reply = listen(far, near, &mut hostile);
+        let is_refused = matches!(
+            reply,
+            ReplyBody::Error {
+                errno: libc::EINVAL
+            }
+        );
+        assert!(is_refused, "{reply:?}");
+    }
+    drop((first_far, first_near, second_far, second_near));
+    drop(hostile);
+    await_closes(&server, before - 1);
+    victim.assert_unharmed();
+}
+
+/// The server would keep the connection's other end, and the connection by it.
+#[test]
+fn a_connection_that_is_shown_as_a_right_ends_all_the_same() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let before = open_files(&server);
+    for _ in 0..10 {
+        let mut client = as_nobody(|| Client::connect(&path));
+        let own = client.as_fd().try_clone_to_owned().unwrap();
+        client.send(RequestBody::ShowRight, &[own.as_fd()]);
+        client.ask(RequestBody::ReadStatus);
+    }
+    await_closes(&server, before);
     victim.assert_unharmed();
 }
 

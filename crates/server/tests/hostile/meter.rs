@@ -165,10 +165,10 @@ impl fmt::Display for Comparison {
 }
 
 /// Another thread answers each byte.
-struct Machine(UnixStream);
+pub struct Machine(UnixStream);
 
 impl Machine {
-    fn start() -> Machine {
+    pub fn start() -> Machine {
         let (near, mut far) = UnixStream::pair().unwrap();
         thread::spawn(move || {
             let mut byte = [0];
@@ -177,7 +177,7 @@ impl Machine {
         Machine(near)
     }
 
-    fn ask(&mut self) {
+    pub fn ask(&mut self) {
         self.0.write_all(&[1]).unwrap();
         self.0.read_exact(&mut [0]).unwrap();
     }

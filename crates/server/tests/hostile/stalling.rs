@@ -17,7 +17,7 @@ use portolan_proto::encode;
 use rustix::thread::UnshareFlags;
 
 use crate::closing::send;
-use crate::common::{Client, await_some, control_path, open_files, start_server};
+use crate::common::{Client, await_closes, await_some, control_path, open_files, start_server};
 use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_prompt, assert_serves_others};
 
@@ -250,9 +250,7 @@ fn a_file_whose_close_waits_holds_nobody_up() {
     meter.finish();
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
-    await_some("the end of the closes", || {
-        (open_files(&server) <= before).then_some(())
-    });
+    await_closes(&server, before);
 }
 
 #[test]
@@ -283,7 +281,5 @@ fn closes_that_wait_are_so_many_and_no_more() {
     meter.finish();
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
-    await_some("the end of the closes", || {
-        (open_files(&server) <= before.0).then_some(())
-    });
+    await_closes(&server, before.0);
 }
