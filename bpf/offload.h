@@ -2,7 +2,8 @@
 /*
  * What the header before a frame on a tap (virtio-net) leaves to the kernel or the device: to complete a checksum,
  * and to cut a segment. The kernel takes the place of the checksum from it, and would write two bytes there behind
- * the filter: over a port or an address. So it has to be the place where the packet's own transport has it.
+ * the filter: over a port or an address. So it has to be the place where the packet's own transport has it. A device
+ * cuts segments by the kind that the header names, whatever the packet is: it has to be the packet's own.
  */
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
@@ -12,6 +13,7 @@
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "parse.h"
@@ -20,10 +22,23 @@
 #define TCP_CHECKSUM_AT 16
 #define UDP_CHECKSUM_AT 6
 
+/* The kernel's SKB_GSO_*. */
+#define SEGMENTS_TCPV4 (1 << 0)
+#define SEGMENTS_TCPV6 (1 << 4)
+#define SEGMENTS_UDP_FRAGMENTS (1 << 16)
+#define SEGMENTS_UDP (1 << 17)
+#define SEGMENTS_ANY (SEGMENTS_TCPV4 | SEGMENTS_TCPV6 | SEGMENTS_UDP_FRAGMENTS | SEGMENTS_UDP)
+
 /* The kernel's own; its layout comes from its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+struct skb_shared_info {
+	unsigned int gso_type;
+};
+
 struct sk_buff {
+	unsigned char *head;
+	unsigned int end;
 	__u8 ip_summed : 2;
 	__u16 csum_start;
 	__u16 csum_offset;
@@ -64,6 +79,34 @@ static __always_inline struct offload offload_of(struct __sk_buff *skb)
 		offload.offset = BPF_CORE_READ(kernels, csum_offset);
 	}
 	return offload;
+}
+
+static __always_inline __u32 kind_of_segments(struct __sk_buff *skb)
+{
+	/* What a program has of its packet is where the kernel's is. */
+	struct sk_buff *kernels = (void *)skb;
+	struct skb_shared_info *shared;
+
+	if (&bpf_cast_to_kern_ctx) {
+		kernels = bpf_cast_to_kern_ctx(skb);
+		shared = (void *)(kernels->head + kernels->end);
+	} else {
+		shared = (void *)(BPF_CORE_READ(kernels, head) + BPF_CORE_READ(kernels, end));
+	}
+	return BPF_CORE_READ(shared, gso_type) & SEGMENTS_ANY;
+}
+
+/* Is it to be cut, if at all, as what it is? */
+static __always_inline bool has_own_segments(struct __sk_buff *skb, __u8 protocol)
+{
+	__u32 kind;
+
+	if (!skb->gso_size)
+		return true;
+	kind = kind_of_segments(skb);
+	if (protocol == IPPROTO_UDP)
+		return kind == SEGMENTS_UDP || kind == SEGMENTS_UDP_FRAGMENTS;
+	return kind == (skb->protocol == bpf_htons(ETH_P_IPV6) ? SEGMENTS_TCPV6 : SEGMENTS_TCPV4);
 }
 
 /* Will the kernel write nothing into the packet but the checksum of the transport header at `start`? */

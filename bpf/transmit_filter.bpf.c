@@ -130,7 +130,8 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 		if (who == SENDER_FOREIGN)
 			DROP(foreign);
 	}
-	if (!has_own_checksum(skb, key->protocol, piece->transport))
+	if (!has_own_checksum(skb, key->protocol, piece->transport) ||
+	    !has_own_segments(skb, key->protocol))
 		DROP(offload);
 	sender.class = class_of(sender.class, tap->class);
 	if (is_numbered)

@@ -4,92 +4,22 @@
 mod common;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use common::{Library, Near, await_some, control_path, start_server};
+use common::scene::{Scene, scene};
+use common::{Library, await_some, start_server};
 use portolan_netns::Bed;
 use portolan_proto::control::{AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody};
 use portolan_stack::Session;
 use portolan_sys::shm::{self, SetAside};
-use portolan_sys::unix;
-use portolan_types::{SessionId, Slot};
+use portolan_types::Slot;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const BADF: i32 = 9;
 const INVAL: i32 = 22;
 const CONNRESET: i32 = 104;
-
-/// A session that `holder` has, and its peer.
-struct Scene {
-    holder: Library,
-    other: Library,
-    id: SessionId,
-    near: Near,
-    slot: Slot,
-    peer: TcpStream,
-    kernel: TcpListener,
-    path: PathBuf,
-}
-
-fn scene(bed: &Bed) -> Scene {
-    let path = control_path(&bed.a);
-    let (mut holder, other) = (Library::start(&path), Library::start(&path));
-    let any = SocketAddr::new(Bed::B4, 0);
-    let kernel = bed.b.enter(|| TcpListener::bind(any)).unwrap();
-    let (id, near, slot) = holder.open(kernel.local_addr().unwrap());
-    let (peer, _) = kernel.accept().unwrap();
-    peer.set_read_timeout(Some(PATIENCE)).unwrap();
-    Scene {
-        holder,
-        other,
-        id,
-        near,
-        slot,
-        peer,
-        kernel,
-        path,
-    }
-}
-
-impl Scene {
-    /// The other process asks, showing the descriptor.
-    fn ask(&mut self) -> u32 {
-        let body = RequestBody::Cache {
-            session: self.id,
-            slot: Slot(0),
-        };
-        self.other.client.send(body, &[self.near.0.as_fd()])
-    }
-
-    fn depart(&mut self) {
-        let request = RequestBody::BeginFlush { session: self.id };
-        let reply = self.holder.client.ask(request);
-        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
-    }
-
-    fn recalled(&mut self) -> Vec<SessionId> {
-        let mut recalled = Vec::new();
-        await_some("a recall", || {
-            match self.holder.client.ask(RequestBody::FetchRecalls) {
-                ReplyBody::Recalled { sessions, .. } => recalled = sessions,
-                other => panic!("{other:?}"),
-            }
-            (!recalled.is_empty()).then_some(())
-        });
-        recalled
-    }
-
-    fn answer(&mut self, request: u32) -> ReplyBody {
-        let (reply, _) = self.other.client.receive().expect("the server answers");
-        assert_eq!(reply.id, request);
-        reply.body
-    }
-}
 
 #[test]
 fn a_session_goes_to_who_asks_once_its_holder_gave_it_back() {
@@ -125,50 +55,6 @@ fn a_session_that_is_wanted_by_two_is_relayed() {
     let mut relay = [0; 5];
     scene.peer.read_exact(&mut relay).unwrap();
     assert_eq!(&relay, b"relay");
-}
-
-/// Bytes that the peer has sent lie unread in the descriptor, others follow; and as many the other way.
-#[test]
-fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
-    let bed = Bed::veth();
-    let _server = start_server(&bed.a);
-    let mut scene = scene(&bed);
-    scene
-        .holder
-        .flush(scene.id, scene.slot, AfterFlush::Relay(Reader::Sender));
-    scene.peer.write_all(&[1; 300_000]).unwrap();
-    let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
-    descriptor.read_exact(&mut [0; 1000]).unwrap();
-    descriptor.write_all(b"by the descriptor, ").unwrap();
-    let ask = |scene: &mut Scene| {
-        let near = scene.near.0.as_fd();
-        scene.holder.try_cache(scene.id, &[near])
-    };
-    let mut stranger = Command::new("sleep");
-    stranger.arg("100").stdin(scene.near.0.try_clone().unwrap());
-    let mut running = stranger.spawn().unwrap();
-    drop(stranger);
-    assert_eq!(ask(&mut scene), None);
-    running.kill().unwrap();
-    running.wait().unwrap();
-    // A copy in a message counts as well.
-    let (sender, receiver) = UnixStream::pair().unwrap();
-    unix::send(&sender, b"x", &[descriptor.as_fd()]).unwrap();
-    drop(descriptor);
-    assert_eq!(ask(&mut scene), None);
-    drop(receiver);
-    drop(sender);
-    let slot = ask(&mut scene).expect("nobody else has it");
-    scene.peer.write_all(&[2; 1000]).unwrap();
-    let got = scene.holder.read(slot, 300_000);
-    assert!(got[..299_000].iter().all(|&byte| byte == 1));
-    assert!(got[299_000..].iter().all(|&byte| byte == 2));
-    scene.holder.write(slot, b"by the session");
-    let mut all = [0; 33];
-    scene.peer.read_exact(&mut all).unwrap();
-    assert_eq!(&all, b"by the descriptor, by the session");
-    let ended = scene.other.client.counter("server", "relays_ended");
-    assert_eq!(ended, 1);
 }
 
 /// Its last holder may want the session back at once, so the descriptor gets little at first.

@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod cgroup;
+pub mod scene;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

@@ -33,7 +33,7 @@ const REASONS: [&str; 10] = [
     "drop_offload",
 ];
 
-fn flow_of(library: &Library, slot: Slot) -> FlowKey {
+pub fn flow_of(library: &Library, slot: Slot) -> FlowKey {
     match library.stack.get(slot) {
         Some(Session::Tcp(session)) => session.flow,
         other => panic!("{other:?}"),
@@ -49,7 +49,7 @@ pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
 }
 
 /// Which drop counters moved during `action`.
-fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
+pub fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
     let read = || REASONS.map(|reason| counter(path, "transmit", reason));
     let before = read();
     action();
@@ -234,7 +234,7 @@ fn datagrams_leave_only_from_ones_own_port() {
 }
 
 /// The frame with a checksum that the kernel is to complete.
-fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
+pub fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
     VnetHeader::partial_checksum(start, offset).emit(&mut frame);
     frame
 }

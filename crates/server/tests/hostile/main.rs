@@ -23,6 +23,7 @@ mod low_ports;
 mod memory;
 mod messages;
 mod meter;
+mod offloads;
 mod own_protocols;
 mod raw;
 mod sending;

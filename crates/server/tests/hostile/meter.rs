@@ -2,12 +2,17 @@
 //! starts) and how long the server takes to answer `status`, first while nothing happens and then during the attack.
 //! The 99th percentiles of the two are compared.
 //!
+//! Time for which the server or the sampler was to run and other programs had the processors is not the server's, and is
+//! taken off.
+//!
 //! A sample that took long stands for those that were not taken meanwhile: the sampler would otherwise see a server that
 //! stands still for a second as one slow answer among hundreds.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -183,8 +188,27 @@ impl Machine {
     }
 }
 
+/// For how long a thread was to run and did not (`/proc/<pid>/task/<tid>/schedstat`).
+struct RunDelay(File);
+
+impl RunDelay {
+    fn of(thread: &str) -> RunDelay {
+        RunDelay(File::open(format!("/proc/{thread}/schedstat")).unwrap())
+    }
+
+    fn so_far(&self) -> Duration {
+        let mut text = [0; 64];
+        let length = self.0.read_at(&mut text, 0).unwrap();
+        let text = std::str::from_utf8(&text[..length]).unwrap();
+        let second = text.split_whitespace().nth(1).unwrap();
+        Duration::from_nanos(second.parse().unwrap())
+    }
+}
+
 /// A user whose programs run while the attack does.
 struct Sampler {
+    /// The server's, and this thread's.
+    run_delays: [RunDelay; 2],
     path: PathBuf,
     listener: TcpListener,
     machine: Machine,
@@ -202,9 +226,16 @@ impl Sampler {
         let (_, near, slot) = library.open(listener.local_addr().unwrap());
         let (peer, _) = listener.accept().unwrap();
         peer.set_read_timeout(PATIENCE).unwrap();
+        let status = Client::connect(&path);
+        let server = sockopt::socket_peercred(&status)
+            .unwrap()
+            .pid
+            .as_raw_nonzero();
         Sampler {
+            run_delays: [format!("{server}/task/{server}"), "thread-self".into()]
+                .map(|thread| RunDelay::of(&thread)),
             machine: Machine::start(),
-            status: Client::connect(&path),
+            status,
             path,
             listener,
             library,
@@ -213,6 +244,17 @@ impl Sampler {
             peer,
             next_start: Instant::now(),
         }
+    }
+
+    fn run_delay(&self) -> Duration {
+        self.run_delays.iter().map(RunDelay::so_far).sum()
+    }
+
+    /// How long it took, but for the time when others had the processors.
+    fn sample(&mut self, probe: Probe) -> Duration {
+        let before = self.run_delay();
+        let took = self.probe(probe);
+        took.saturating_sub(self.run_delay() - before)
     }
 
     fn probe(&mut self, probe: Probe) -> Duration {
@@ -250,7 +292,11 @@ impl Sampler {
                 }
                 self.next_start = start + BETWEEN_STARTS;
             }
-            figures.add(probe, self.probe(probe));
+            let took = match probe {
+                Probe::Machine => self.probe(probe),
+                _ => self.sample(probe),
+            };
+            figures.add(probe, took);
         }
         thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
     }

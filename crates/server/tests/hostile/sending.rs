@@ -41,7 +41,7 @@ pub fn sending(code: Code) -> Code {
 }
 
 /// Names destinations, and has copies go to the first `count` places.
-fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
+pub fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
     let mut instructions = vec![op(0x62, 1, 0, COPIES, count)];
     for (index, to) in (0..).zip(destinations) {
         let at = DESTINATIONS + index * DESTINATION;
@@ -60,15 +60,15 @@ fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
 }
 
 /// A hostile program that writes frames of its own to its tap.
-struct Sender {
-    owner: Owner,
+pub struct Sender {
+    pub owner: Owner,
     source: [u8; 6],
     next_hop: [u8; 6],
 }
 
 impl Sender {
     /// The victim has made the neighbour known.
-    fn start(path: &Path, _victim: &Victim) -> Sender {
+    pub fn start(path: &Path, _victim: &Victim) -> Sender {
         let owner = Owner::start(path);
         let (source, next_hop) = macs(&owner.library);
         Sender {
@@ -78,7 +78,7 @@ impl Sender {
         }
     }
 
-    fn frame(&self, to: SocketAddr) -> Vec<u8> {
+    pub fn frame(&self, to: SocketAddr) -> Vec<u8> {
         let flow = FlowKey {
             protocol: Protocol::Udp,
             local: self.owner.port,
@@ -96,14 +96,14 @@ impl Sender {
     }
 }
 
-fn assert_hears(peer: &UdpSocket, expected: &[u8]) {
+pub fn assert_hears(peer: &UdpSocket, expected: &[u8]) {
     let mut heard = [0; 2048];
     let length = peer.recv(&mut heard).expect("a datagram");
     assert_eq!(&heard[..length], expected);
 }
 
 /// Nothing has come that was not heard: what is sent now is the next.
-fn assert_nothing_waits(peer: &UdpSocket) {
+pub fn assert_nothing_waits(peer: &UdpSocket) {
     peer.set_nonblocking(true).unwrap();
     let heard = peer.recv(&mut [0; 64]);
     assert!(heard.is_err(), "{heard:?}");
