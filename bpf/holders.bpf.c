@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * Who has a descriptor? The server runs this on demand, by BPF_PROG_TEST_RUN: it counts the
- * references to one open file, and how many of them are descriptors of processes that it names. What
- * the two differ by is with somebody else, or inside a message. Nothing is changed.
+ * Who has a descriptor, and what is at its other end? The server runs this on demand, by BPF_PROG_TEST_RUN. It
+ * counts the references to one open file, and how many of them are descriptors of processes that it names: what the
+ * two differ by is with somebody else, or inside a message. And it tells whether two descriptors are the ends of one
+ * pair. Nothing is changed.
  */
 #include <linux/bpf.h>
 #include <stdbool.h>
@@ -70,6 +71,10 @@ struct sock {
 
 struct socket {
 	struct sock *sk;
+};
+
+struct unix_sock {
+	struct sock *peer;
 };
 
 #pragma clang attribute pop
@@ -151,6 +156,26 @@ int count_fd_refs(struct holders *request)
 		if (i < request->count)
 			request->descriptors += descriptors_behind(request->connections[i], wanted);
 	}
+	return 0;
+}
+
+static __always_inline struct sock *socket_at(__u32 descriptor)
+{
+	struct socket *socket = BPF_CORE_READ(own_file(descriptor), private_data);
+
+	return BPF_CORE_READ(socket, sk);
+}
+
+/* Both are UNIX sockets: the caller has looked. */
+SEC("syscall")
+int are_pair(struct pair_ends *request)
+{
+	struct sock *far = socket_at(request->far);
+	struct sock *near = socket_at(request->near);
+
+	request->are_pair = far && near &&
+			    BPF_CORE_READ((struct unix_sock *)far, peer) == near &&
+			    BPF_CORE_READ((struct unix_sock *)near, peer) == far;
 	return 0;
 }
 

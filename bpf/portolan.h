@@ -377,6 +377,13 @@ struct holders {
 	__u32 descriptors;
 };
 
+/* Are they the ends of one pair? Descriptors are the asking process's. */
+struct pair_ends {
+	__u32 far;
+	__u32 near;
+	__u32 are_pair;
+};
+
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
 _Static_assert(sizeof(struct flow_row) == 24, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");

@@ -1,9 +1,9 @@
-//! Who has a descriptor, as the kernel counts.
+//! Who has a descriptor, as the kernel counts, and what is at its other end.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::{Object, ProgramInput};
-use portolan_proto::filter::{HOLDERS_MAX, Holders};
+use portolan_proto::filter::{HOLDERS_MAX, Holders, PairEnds};
 use zerocopy::IntoBytes;
 
 use crate::error::LoadError;
@@ -35,23 +35,43 @@ impl HolderCount {
         if connections.len() > HOLDERS_MAX {
             return false;
         }
-        let number = |fd: &BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned();
         let mut request = Holders {
-            descriptor: number(&descriptor),
+            descriptor: number(descriptor),
             // At most HOLDERS_MAX.
             count: connections.len() as u32,
             ..Holders::default()
         };
         for (place, connection) in request.connections.iter_mut().zip(connections) {
-            *place = number(&connection.as_fd());
+            *place = number(connection);
         }
-        let Some(program) = self.object.progs_mut().next() else {
-            return false;
+        self.run("count_fd_refs", request.as_mut_bytes())
+            && request.references == request.descriptors + 1
+    }
+
+    /// Are two UNIX sockets that are open here the ends of one pair? No if that cannot be told.
+    pub fn are_pair(&mut self, far: impl AsFd, near: impl AsFd) -> bool {
+        let mut request = PairEnds {
+            far: number(far),
+            near: number(near),
+            are_pair: 0,
         };
+        self.run("are_pair", request.as_mut_bytes()) && request.are_pair == 1
+    }
+
+    /// Has a program answer a request in its place.
+    fn run(&mut self, name: &str, request: &mut [u8]) -> bool {
+        let program = self
+            .object
+            .progs_mut()
+            .find(|program| program.name() == name);
         let input = ProgramInput {
-            context_in: Some(request.as_mut_bytes()),
+            context_in: Some(request),
             ..ProgramInput::default()
         };
-        program.test_run(input).is_ok() && request.references == request.descriptors + 1
+        program.is_some_and(|program| program.test_run(input).is_ok())
     }
+}
+
+fn number(fd: impl AsFd) -> u32 {
+    fd.as_fd().as_raw_fd().cast_unsigned()
 }

@@ -418,7 +418,18 @@ pub struct Holders {
     pub descriptors: u32,
 }
 
+/// What the program `are_pair` is asked, and its answer. Descriptors are the asking process's.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct PairEnds {
+    pub far: u32,
+    pub near: u32,
+    /// 1 if they are the ends of one pair.
+    pub are_pair: u32,
+}
+
 const _: () = assert!(size_of::<Holders>() == 48);
+const _: () = assert!(size_of::<PairEnds>() == 12);
 const _: () = assert!(size_of::<FilterSettings>() == 8);
 const _: () = assert!(size_of::<HandleRow>() == 32);
 const _: () = assert!(size_of::<LinearRow>() == 72);

@@ -2,7 +2,7 @@
 //! own files, each an `impl Server`.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -206,7 +206,6 @@ pub struct Server {
     // What sessions have beside their entry in the registry.
     pub(crate) flows: HashMap<FlowKey, SessionId>,
     pub(crate) peer_ends: HashMap<SessionId, DescriptorPeer>,
-    pub(crate) far_cookies: HashSet<u64>,
     pub(crate) pending_caches: Vec<PendingCache>,
     /// Sessions that have chosen how packets reach them.
     pub(crate) deliveries: HashMap<SessionId, Delivery>,
@@ -355,7 +354,6 @@ impl Server {
             reserved,
             flows: HashMap::new(),
             peer_ends: HashMap::new(),
-            far_cookies: HashSet::new(),
             pending_caches: Vec::new(),
             deliveries: HashMap::new(),
             driver_refusals: HashMap::new(),

@@ -18,7 +18,6 @@ use crate::server::{Server, Source};
 pub struct DescriptorPeer {
     pub fd: OwnedFd,
     pub token: Token,
-    cookie: u64,
 }
 
 /// A new session's descriptor as a request brings it.
@@ -30,7 +29,7 @@ pub struct NewDescriptor {
 
 impl Server {
     /// Takes the far and near end that a request carried.
-    pub fn take_new_descriptor(&self, fds: &mut Vec<OwnedFd>) -> Result<NewDescriptor, Errno> {
+    pub fn take_new_descriptor(&mut self, fds: &mut Vec<OwnedFd>) -> Result<NewDescriptor, Errno> {
         if fds.len() != 2 {
             return Err(Errno::INVAL);
         }
@@ -40,12 +39,14 @@ impl Server {
         if ![&far, &near].into_iter().all(unix::is_pair_end) {
             return Err(Errno::INVAL);
         }
+        // So would the near end of one session as the far end of another: each would keep the other.
+        let count = self.holder_count.as_mut();
+        if count.is_some_and(|count| !count.are_pair(&far, &near)) {
+            return Err(Errno::INVAL);
+        }
         let cookie = unix::cookie(&near).map_err(|_| Errno::INVAL)?;
         let far_cookie = unix::cookie(&far).map_err(|_| Errno::INVAL)?;
-        // So would a session's near end keep that session.
-        let is_known = |cookie| {
-            self.registry.by_cookie(cookie).is_some() || self.far_cookies.contains(&cookie)
-        };
+        let is_known = |cookie| self.registry.by_cookie(cookie).is_some();
         if far_cookie == cookie || is_known(cookie) || is_known(far_cookie) {
             return Err(Errno::INVAL);
         }
@@ -62,19 +63,12 @@ impl Server {
         self.drop_far(id);
         self.note_descriptor(&far);
         unix::refuse_descriptors(&far);
-        let cookie = unix::cookie(&far).map_err(|_| Errno::INVAL)?;
         // Without interest of ours, epoll still reports hang-up.
         let token = self
             .poll
             .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
             .map_err(|_| Errno::NOBUFS)?;
-        self.far_cookies.insert(cookie);
-        let peer = DescriptorPeer {
-            fd: far,
-            token,
-            cookie,
-        };
-        self.peer_ends.insert(id, peer);
+        self.peer_ends.insert(id, DescriptorPeer { fd: far, token });
         Ok(())
     }
 
@@ -87,7 +81,6 @@ impl Server {
     /// Watches the far end no longer.
     pub fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
         let far = self.peer_ends.remove(&id)?;
-        self.far_cookies.remove(&far.cookie);
         self.poll.remove(&far.fd, far.token);
         Some(far.fd)
     }

@@ -265,13 +265,25 @@ fn a_sessions_own_end_is_no_end_of_another() {
     };
     let (first_far, first_near) = pair();
     let (second_far, second_near) = pair();
+    // Each end's peer would be the server's.
+    for (far, near) in [(&first_far, &second_near), (&first_near, &second_far)] {
+        let reply = listen(far, near, &mut hostile);
+        let is_refused = matches!(
+            reply,
+            ReplyBody::Error {
+                errno: libc::EINVAL
+            }
+        );
+        assert!(is_refused, "{reply:?}");
+    }
     let reply = listen(&first_far, &first_near, &mut hostile);
     assert!(matches!(reply, ReplyBody::Listening { .. }), "{reply:?}");
     for (far, near) in [
         (&first_near, &second_near),
         (&second_far, &first_far),
         (&second_far, &first_near),
-        (&first_far, &second_near),
+        (&first_near, &first_far),
+        (&first_far, &first_near),
     ] {
         let reply = listen(far, near, &mut hostile);
         let is_refused = matches!(
