@@ -6,6 +6,8 @@ DESTDIR ?=
 SHELL   := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export CARGO_TERM_COLOR ?= auto
+# What --version says.
+export PORTOLAN_COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude="*" 2>/dev/null)
 
 RELEASE := target/release
 SHARE   := $(DESTDIR)$(PREFIX)/share
@@ -47,6 +49,7 @@ doc:
 	cargo build -p portolan-cli -p portolan-server
 	target/debug/portolan manual --markdown | scripts/reference-page portolan
 	target/debug/portoland --markdown | scripts/reference-page portoland
+	target/debug/portolan manual --schema >docs/reference/portolan.schema.json
 	cargo run -q -p portolan-requirements
 	@if command -v mdbook >/dev/null; then mdbook build docs; \
 	else echo "mdbook is not installed: the book stays as it is, readable in docs/"; fi

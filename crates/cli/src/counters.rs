@@ -2,12 +2,32 @@
 
 use std::time::Duration;
 
-use portolan_proto::report::{CounterReport, Holder};
+use portolan_proto::report::CounterReport;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
-use crate::status::print_json;
-use crate::table::printable;
+use crate::json::{HolderView, print_json};
+
+/// One counter.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CounterView {
+    pub group: String,
+    pub name: String,
+    pub value: u64,
+    /// Whose it is; null: of all together.
+    pub holder: Option<HolderView>,
+}
+
+fn view(counter: &CounterReport) -> CounterView {
+    CounterView {
+        group: counter.group.clone(),
+        name: counter.name.clone(),
+        value: counter.value,
+        holder: counter.holder.as_ref().map(Into::into),
+    }
+}
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -47,7 +67,12 @@ fn show(arguments: &Arguments, counters: &[CounterReport]) -> Result<(), Failure
         .filter(|counter| arguments.wants(counter))
         .collect();
     if arguments.json {
-        return print_json(&wanted);
+        return print_json(
+            &wanted
+                .iter()
+                .map(|counter| view(counter))
+                .collect::<Vec<_>>(),
+        );
     }
     for line in align(&wanted) {
         print(line)?;
@@ -95,23 +120,16 @@ fn align(counters: &[&CounterReport]) -> Vec<String> {
         Some(holder) => format!(
             "{name:<width$} {:>12}  {}",
             counter.value,
-            holder_name(holder)
+            HolderView::from(holder)
         ),
     };
     names.iter().zip(counters).map(line).collect()
 }
 
-fn holder_name(holder: &Holder) -> String {
-    match holder {
-        Holder::Server => "server".to_owned(),
-        Holder::Relayed => "relayed".to_owned(),
-        Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use portolan_proto::report::Holder;
 
     use super::*;
 

@@ -9,11 +9,12 @@ mod service;
 use std::fmt;
 use std::process::Command;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
-use crate::status::print_json;
+use crate::json::print_json;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -31,9 +32,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let status = service::status(&arguments.server);
     let mut checks = kernel::checks();
     checks.extend(host::checks());
-    let managed = status.as_ref().map_or(&[][..], |status| &status.interfaces);
+    let managed = status
+        .as_ref()
+        .map_or(&[][..], |status| &status.interfaces[..]);
     checks.extend(device::checks(arguments.interface.as_deref(), managed));
-    checks.extend(service::checks(&arguments.server, status.as_ref()));
+    checks.extend(service::checks(&arguments.server, &status));
     if arguments.json {
         print_json(&checks)?;
     } else {
@@ -46,18 +49,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// One line of the report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Check {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Check {
     name: String,
     verdict: Verdict,
     /// What was found.
     detail: String,
     /// What to do about it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,

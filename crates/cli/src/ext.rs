@@ -10,11 +10,16 @@ use anyhow::Context;
 use portolan::extension::Object;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::extension::{Cost, ExtensionReply, ExtensionReport, ExtensionRequest};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+pub use self::install::InstalledView;
+pub use self::show::{ExtensionView, StatisticsView};
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
+use crate::json::print_json;
 use crate::server::unexpected;
-use crate::status::print_json;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -102,18 +107,30 @@ fn read(path: &Path) -> Result<Object, Failure> {
 fn check(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     let code = read(path)?.into_code();
     match arguments.ask(ExtensionRequest::Check(code))? {
-        ExtensionReply::Checked(cost) if arguments.json => print_json(&json_of(cost)),
+        ExtensionReply::Checked(cost) if arguments.json => print_json(&CostView::from(cost)),
         ExtensionReply::Checked(cost) => print(format!("admitted: {}", words_of(cost))),
         _ => Err(unexpected()),
     }
 }
 
-fn json_of(cost: Cost) -> serde_json::Value {
-    serde_json::json!({
-        "instructions": cost.instructions,
-        "verified": cost.verified,
-        "memory": cost.memory,
-    })
+/// What an extension takes.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CostView {
+    pub instructions: u32,
+    /// Instructions that the kernel's verifier looked at.
+    pub verified: u32,
+    /// Bytes of its maps.
+    pub memory: u64,
+}
+
+impl From<Cost> for CostView {
+    fn from(cost: Cost) -> CostView {
+        CostView {
+            instructions: cost.instructions,
+            verified: cost.verified,
+            memory: cost.memory,
+        }
+    }
 }
 
 fn words_of(cost: Cost) -> String {

@@ -22,7 +22,7 @@ pub fn of_program(name: &OsStr) -> Linkage {
     bytes.map_or(Linkage::Glibc, |bytes| of_image(&bytes))
 }
 
-fn find(name: &OsStr) -> Option<PathBuf> {
+pub fn find(name: &OsStr) -> Option<PathBuf> {
     if Path::new(name).components().count() > 1 {
         return Some(name.into());
     }

@@ -7,10 +7,13 @@ mod doctor;
 mod exit;
 mod ext;
 mod installed;
+mod json;
 mod linkage;
 mod manual;
 mod measure;
 mod metrics;
+mod nstat;
+mod ps;
 mod qos;
 mod run;
 mod server;
@@ -21,6 +24,7 @@ mod top;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use portolan_bench_arguments::{Bench, Report};
@@ -30,8 +34,11 @@ use portolan_bench_arguments::{Bench, Report};
 /// Runs programs on Portolan, lists sessions and counters, reserves rates and CPU time, installs protocol
 /// extensions, checks the machine, and measures.
 #[derive(Parser)]
-#[command(name = "portolan", version, max_term_width = 100, after_long_help = manual::AFTER_OPTIONS)]
+#[command(name = "portolan", version = version(), max_term_width = 100, after_long_help = manual::AFTER_OPTIONS)]
 struct Arguments {
+    // Before the command; each command has it, too.
+    #[command(flatten)]
+    _server: ServerAddress,
     #[command(subcommand)]
     command: Command,
 }
@@ -51,10 +58,14 @@ enum Command {
     Run(run::Arguments),
     /// List the sessions of this network namespace.
     ///
-    /// Shows protocol, state, queues, endpoints and holder of each session. The holder is a process and its
-    /// program; `server` for a listener, and for a connection during set-up and tear-down; or `relayed` for a
-    /// session whose data the server moves through the descriptor. A protocol that a program implements itself
-    /// is in the state RAW, with what it owns (an EtherType, an IP protocol, a port) as its local address.
+    /// Takes the options and filters of ss(8), and prints its columns. Without -a, -l or a state, sessions that
+    /// listen or have ended are left out. Recv-Q and Send-Q of a TCP listener are the connections that wait to be
+    /// accepted, and how many may wait.
+    ///
+    /// With -p, the column Process has the process that holds the session and its program; `server` for a
+    /// connection during set-up and tear-down; or `relayed` for a session whose data the server moves through the
+    /// descriptor. A protocol that a program implements itself is in the state RAW, with what it owns (an EtherType,
+    /// an IP protocol, a port) as its local address.
     Ss(ss::Arguments),
     /// Show live rates of sessions, processes and guarantees.
     ///
@@ -76,6 +87,16 @@ enum Command {
     /// Prints counters, sessions, programs and guarantees in the text format of OpenMetrics, once, or serves them by
     /// HTTP as /metrics. The reference of metrics lists them. No privilege is needed.
     Metrics(metrics::Arguments),
+    /// Show counters since the last call, as nstat(8) does.
+    ///
+    /// Counters that the kernel has, too, have the kernel's names, so that its tables and Portolan's can be added up.
+    /// All others are `Portolan` and their name in the reference of counters. The last call is remembered in
+    /// $PORTOLAN_NSTAT_HISTORY, else in $XDG_RUNTIME_DIR, else in /tmp.
+    Nstat(nstat::Arguments),
+    /// List processes on Portolan, with their sockets on either stack.
+    Ps(ps::Arguments),
+    /// Say why a process or a program is on Portolan or not, and what to do.
+    Why(ps::WhyArguments),
     /// Show the server of this network namespace.
     ///
     /// Shows its version, process, interfaces, processes and sessions, and how the packet filter works; while
@@ -123,6 +144,13 @@ struct ServerAddress {
     socket: Option<PathBuf>,
 }
 
+/// Made once: the parser keeps a reference.
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> =
+        LazyLock::new(|| portolan_manual::version(portolan_stack::VERSION));
+    &VERSION
+}
+
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(arguments),
@@ -130,6 +158,9 @@ fn main() -> ExitCode {
         Command::Top(arguments) => top::run(&arguments),
         Command::Counters(arguments) => counters::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
+        Command::Nstat(arguments) => nstat::run(&arguments),
+        Command::Ps(arguments) => ps::run(&arguments),
+        Command::Why(arguments) => ps::why(&arguments),
         Command::Status(arguments) => status::status(&arguments),
         Command::Qos(arguments) => qos::run(&arguments),
         Command::Ext(arguments) => ext::run(&arguments),
@@ -148,11 +179,26 @@ fn main() -> ExitCode {
 mod tests {
     use clap::{CommandFactory, Parser};
 
-    use super::Arguments;
+    use super::{Arguments, Command};
 
     #[test]
     fn the_command_line_is_declared_without_contradiction() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn options_for_all_commands_stand_before_the_command_or_after_it() {
+        for line in [
+            ["portolan", "--socket", "/s", "status"],
+            ["portolan", "status", "--socket", "/s"],
+        ] {
+            match Arguments::parse_from(line).command {
+                Command::Status(status) => {
+                    assert_eq!(status.server.socket, Some("/s".into()), "{line:?}")
+                }
+                _ => unreachable!("status was named"),
+            }
+        }
     }
 
     #[test]

@@ -66,9 +66,15 @@ pub struct Arguments {
     /// Print the command reference in Markdown instead.
     #[arg(long)]
     markdown: bool,
+    /// Print the schema of what commands print with --json instead.
+    #[arg(long)]
+    schema: bool,
 }
 
 pub fn run(arguments: &Arguments, command: clap::Command) -> Result<(), Failure> {
+    if arguments.schema {
+        return crate::json::print_json(&crate::json::schema());
+    }
     let Some(directory) = &arguments.directory else {
         return print(portolan_manual::markdown(&command).trim_end());
     };

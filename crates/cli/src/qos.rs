@@ -8,12 +8,25 @@ mod watch;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::qos::{GroupAction, QosReply, QosRequest};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+pub use self::report::QosView;
+pub use self::watch::Rates as RatesView;
 
 use self::arguments::{Deletion, Group, GroupCommand, LinkArguments, Setting};
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
+use crate::json::print_json_line;
 use crate::server::unexpected;
 use crate::table::printable;
+
+/// A flow that has joined a group.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct JoinedView {
+    /// What `qos group leave` takes.
+    pub member: u32,
+}
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -92,7 +105,7 @@ impl Arguments {
         match reply {
             ReplyBody::Qos(QosReply::Done) if !joins => Ok(()),
             ReplyBody::Qos(QosReply::Joined { member }) if joins && self.json => {
-                print(serde_json::json!({ "member": member }))
+                print_json_line(&JoinedView { member })
             }
             ReplyBody::Qos(QosReply::Joined { member }) if joins => print(member),
             ReplyBody::Qos(QosReply::Refused(refusal)) => {

@@ -13,9 +13,9 @@ use portolan_proto::control::Delivery;
 use crate::ServerAddress;
 use crate::exit::Failure;
 use crate::installed;
-use crate::linkage::{self, Linkage};
+use crate::ps::Reason;
 
-const PRELOAD: &str = "libportolan_preload.so";
+pub const PRELOAD: &str = "libportolan_preload.so";
 
 /// Names the proxy, for installations of another shape.
 const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
@@ -69,13 +69,17 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         None => {
             command.env("LD_PRELOAD", prepend(&preload, env::var_os("LD_PRELOAD")));
         }
-        Some(reason) if is_required => {
+        Some((reason, advice)) if is_required => {
             let name = program.to_string_lossy();
-            return Err(Failure::NotTried(anyhow!("{name} {reason}")));
+            let advice = advice.map_or_else(String::new, |advice| format!("; {advice}"));
+            return Err(Failure::NotTried(anyhow!("{name} {reason}{advice}")));
         }
-        Some(reason) => {
+        Some((reason, advice)) => {
             let name = program.to_string_lossy();
             eprintln!("portolan: {name} {reason}; using the kernel's sockets");
+            if let Some(advice) = advice {
+                eprintln!("portolan: {advice}");
+            }
         }
     }
     if let Some(socket) = &arguments.server.socket {
@@ -113,13 +117,11 @@ fn delivery(name: &str) -> Result<&'static str, String> {
     known.ok_or_else(|| format!("there are {}", names.join(", ")))
 }
 
-/// Why the program cannot have the proxy, if it cannot.
-fn without_proxy(program: &OsStr) -> Option<&'static str> {
-    match linkage::of_program(program) {
-        Linkage::Glibc => None,
-        Linkage::Other => Some("is linked to another C library than glibc"),
-        Linkage::Static => Some("is statically linked"),
-    }
+/// Why the program cannot have the proxy, if it cannot, and what to do.
+fn without_proxy(program: &OsStr) -> Option<(&'static str, Option<&'static str>)> {
+    let reason = Reason::of_program(program);
+    let words = reason.words().strip_prefix("kernel: ")?;
+    Some((words, reason.advice()))
 }
 
 pub fn find_preload() -> anyhow::Result<PathBuf> {

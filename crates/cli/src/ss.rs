@@ -1,16 +1,26 @@
-//! `portolan ss`: the sessions, and protocols of programs' own, in the manner of ss(8).
+//! `portolan ss`: the sessions, and protocols of programs' own, with the options, filters and columns of ss(8).
 
+mod filter;
+mod kernel;
+mod lines;
 mod raw;
+mod services;
+mod session;
+mod state;
+mod summary;
 
-use portolan_proto::raw::Guard;
-use portolan_proto::report::{Holder, ListenerReport, RawReport, SessionFigures, SessionReport};
-use portolan_tcp::EVENTS;
+use std::net::SocketAddr;
+
 use portolan_types::Protocol;
+use schemars::JsonSchema;
+use serde::Serialize;
 
+use self::filter::{Filter, Subject};
+use self::services::Services;
+use self::state::States;
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
-use crate::status::print_json;
-use crate::table::{lines, printable};
+use crate::json::{HolderView, print_json};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -25,10 +35,30 @@ pub struct Arguments {
     /// Show protocols that programs implement themselves: of an EtherType, of an IP protocol, or at a port.
     #[arg(short = 'w', long)]
     raw: bool,
+    /// Show UNIX sockets: there are none, they are all the kernel's.
+    #[arg(short = 'x', long)]
+    unix: bool,
+    /// Show sessions in all states.
+    #[arg(short, long)]
+    all: bool,
     /// Show listening sessions only.
     #[arg(short, long)]
     listening: bool,
+    /// Show sessions over IPv4 only.
+    #[arg(short = '4', long, conflicts_with = "ipv6")]
+    ipv4: bool,
+    /// Show sessions over IPv6 only.
+    #[arg(short = '6', long)]
+    ipv6: bool,
+    /// Show ports as numbers.
+    #[arg(short, long)]
+    numeric: bool,
+    /// Show the process that holds each session.
+    #[arg(short, long)]
+    processes: bool,
     /// Show windows, times and event counts of each session.
+    ///
+    /// cwnd and ssthresh are in segments, as those of ss(8); an ssthresh that nothing has set yet is left out.
     ///
     /// Of a listener, shows floods of SYNs: whether there is one now (`flooded`), how many there were (`floods`),
     /// SYNs that the packet filter answered by cookies (`syns_answered`) and dropped because the number of
@@ -39,348 +69,172 @@ pub struct Arguments {
     /// second old.
     #[arg(short, long)]
     info: bool,
-    /// Show the holder of each session. Always shown; accepted because ss(8) has it.
+    /// Show user, session number and holder of each session.
     #[arg(short, long)]
-    processes: bool,
-    /// Print JSON.
+    extended: bool,
+    /// Show the memory that each session's data takes.
+    #[arg(short, long)]
+    memory: bool,
+    /// Show the timer of each session.
+    #[arg(short, long)]
+    options: bool,
+    /// Show how many sessions there are, instead of listing them.
+    #[arg(short, long)]
+    summary: bool,
+    /// Leave out the head line.
+    #[arg(short = 'H', long)]
+    no_header: bool,
+    /// Show each session on one line.
+    #[arg(short = 'O', long)]
+    oneline: bool,
+    /// Show the kernel's own TCP and UDP sockets, too.
+    ///
+    /// A socket by which Portolan keeps a port is shown as `portolan:reservation`, with the process whose port it
+    /// is. The processes of other users' sockets are shown to root only.
+    #[arg(long)]
+    kernel: bool,
+    /// Print JSON: every figure, whatever the options that choose columns say.
     #[arg(long)]
     json: bool,
+    /// Show what this admits only, in the language of ss(8).
+    ///
+    /// First states (`state established`, `exclude time-wait`), then conditions on addresses and ports
+    /// (`src 10.0.0.0/8`, `dst 192.0.2.1:443`, `sport = :80`, `dport gt 1024`), joined by `and`, `or`, `not` and
+    /// parentheses.
+    #[arg(value_name = "FILTER")]
+    filter: Vec<String>,
+}
+
+/// One row: a session, a protocol of a program's own, or one of the kernel's sockets.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct SocketView {
+    /// `portolan` or `kernel`.
+    pub stack: &'static str,
+    /// `tcp`, `udp`, `ethernet` or `ip`.
+    pub protocol: &'static str,
+    /// As ss(8) spells it; `RAW` for protocols of a program's own.
+    pub state: String,
+    /// Bytes that nobody has read; of a TCP listener connections that nobody has accepted.
+    pub receive_queue: u64,
+    /// Bytes that the peer has not acknowledged; of a TCP listener how many connections may wait.
+    pub send_queue: u64,
+    /// Address and port; null where EtherType or IP protocol alone is one's own.
+    pub local: Option<String>,
+    /// Null: none yet, or any.
+    pub remote: Option<String>,
+    /// Null for the kernel's sockets.
+    pub holder: Option<HolderView>,
+    pub uid: u32,
+    /// Null for whoever may not know it.
+    pub session: Option<String>,
+    /// How often it went to a process or came back from one.
+    pub migrations: Option<u32>,
+    /// By which ring its frames reach its process: `shared`, `direct`.
+    pub mapping: Option<&'static str>,
+    /// Why it has no ring of its own, although it wanted one.
+    pub mapping_refused: Option<String>,
+    /// How they reach it: `shm`, `ipc`, `server`, `shm-ipf`.
+    pub delivery: Option<&'static str>,
+    /// Why they do not reach it as they should.
+    pub delivery_refused: Option<&'static str>,
+    pub figures: Option<session::FiguresView>,
+    pub listener: Option<session::ListenerView>,
+    pub raw: Option<raw::RawView>,
+    /// The kernel's number of the socket.
+    pub inode: Option<String>,
+    /// It keeps a port for Portolan.
+    pub reservation: bool,
+    #[serde(skip)]
+    place: Place,
+}
+
+/// What filters and columns need beside the text.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    local: Option<SocketAddr>,
+    peer: Option<SocketAddr>,
+    protocol: Option<Protocol>,
+    /// Listens for both families.
+    is_ipv6: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let mut sessions = arguments.server.sessions()?;
-    sessions.retain(|session| arguments.wants(session));
-    let mut flows = arguments.server.raw_flows()?;
-    flows.retain(|flow| arguments.wants_raw(flow));
-    if arguments.json {
-        let sessions: Vec<_> = sessions.iter().map(json).collect::<Result<_, _>>()?;
-        let all: Vec<_> = sessions
-            .into_iter()
-            .chain(flows.iter().map(raw::json))
-            .collect();
-        return print_json(&all);
+    let services = Services::read();
+    let filter = Filter::parse(&arguments.filter, &services)
+        .map_err(|error| Failure::Usage(anyhow::anyhow!(error)))?;
+    let sockets = sockets(arguments)?;
+    if arguments.summary {
+        return summary::show(&sockets, arguments.json);
     }
-    for line in table(&sessions, &flows, arguments.info) {
+    let wanted: Vec<_> = sockets
+        .iter()
+        .filter(|socket| arguments.wants(socket, &filter))
+        .collect();
+    if arguments.json {
+        return print_json(&wanted);
+    }
+    for line in lines::table(&wanted, arguments, &services) {
         print(line)?;
     }
     Ok(())
 }
 
+/// Everything there is.
+fn sockets(arguments: &Arguments) -> Result<Vec<SocketView>, Failure> {
+    let sessions = arguments.server.sessions()?;
+    let flows = arguments.server.raw_flows()?;
+    let views = sessions.iter().map(session::view);
+    let mut sockets: Vec<_> = views.chain(flows.iter().map(raw::view)).collect();
+    if arguments.kernel {
+        let of_kernel = kernel::sockets(&sockets);
+        sockets.extend(of_kernel);
+    }
+    Ok(sockets)
+}
+
 impl Arguments {
-    fn wants(&self, session: &SessionReport) -> bool {
-        self.wants_protocol(session.protocol) && (!self.listening || is_listening(session))
-    }
-
-    /// Whoever has a protocol of his own listens.
-    fn wants_raw(&self, flow: &RawReport) -> bool {
-        match flow.guard {
-            _ if self.raw => true,
-            Guard::Port { protocol, .. } => self.wants_protocol(protocol),
-            Guard::EtherType(_) | Guard::IpProtocol(_) => self.wants_all(),
-        }
-    }
-
-    fn wants_protocol(&self, protocol: Protocol) -> bool {
-        let is_named = match protocol {
-            Protocol::Tcp => self.tcp,
-            Protocol::Udp => self.udp,
+    fn wants(&self, socket: &SocketView, filter: &Filter) -> bool {
+        let state = States::of_socket(&socket.state);
+        let states = filter.states.unwrap_or(match socket.raw {
+            // Whoever has a protocol of his own listens; who asks for those alone wants to see them.
+            Some(_) if self.raw => States::ALL,
+            _ if self.all => States::ALL,
+            _ if self.listening => States::LISTENING,
+            _ => States::CONNECTED,
+        });
+        let subject = Subject {
+            local: socket.place.local,
+            peer: socket.place.peer,
         };
-        is_named || self.wants_all()
+        states.has(state)
+            && self.wants_protocol(socket)
+            && self.wants_family(socket)
+            && filter.admits(&subject)
     }
 
-    fn wants_all(&self) -> bool {
-        !(self.tcp || self.udp || self.raw)
-    }
-}
-
-/// An unconnected UDP socket listens, as ss(8) sees it.
-fn is_listening(session: &SessionReport) -> bool {
-    session.listener.is_some() || session.state == "UNCONN"
-}
-
-const HEAD: [&str; 7] = [
-    "Netid",
-    "State",
-    "Recv-Q",
-    "Send-Q",
-    "Local Address:Port",
-    "Peer Address:Port",
-    "Holder",
-];
-
-fn table(sessions: &[SessionReport], flows: &[RawReport], info: bool) -> Vec<String> {
-    let rows = sessions
-        .iter()
-        .map(cells)
-        .chain(flows.iter().map(raw::cells));
-    let rows: Vec<_> = rows.collect();
-    let figures = sessions
-        .iter()
-        .map(figures)
-        .chain(flows.iter().map(raw::figures));
-    let mut aligned = lines(&HEAD, &rows).into_iter();
-    let mut table: Vec<_> = aligned.next().into_iter().collect();
-    for (line, figures) in aligned.zip(figures) {
-        table.push(line);
-        if info {
-            table.push(format!("\t {figures}"));
+    fn wants_protocol(&self, socket: &SocketView) -> bool {
+        match socket.place.protocol {
+            _ if self.raw && socket.raw.is_some() => true,
+            Some(Protocol::Tcp) if self.tcp => true,
+            Some(Protocol::Udp) if self.udp => true,
+            _ => !(self.tcp || self.udp || self.raw || self.unix),
         }
     }
-    table
-}
 
-fn cells(session: &SessionReport) -> Vec<String> {
-    let netid = match session.protocol {
-        Protocol::Tcp => "tcp",
-        Protocol::Udp => "udp",
-    };
-    vec![
-        netid.to_owned(),
-        session.state.clone(),
-        session.figures.receive_queue.to_string(),
-        session.figures.send_queue.to_string(),
-        session.local.to_string(),
-        session
-            .remote
-            .map_or_else(|| "*".to_owned(), |remote| remote.to_string()),
-        shown(&session.holder),
-    ]
-}
-
-fn shown(holder: &Holder) -> String {
-    match holder {
-        Holder::Server => "server".to_owned(),
-        Holder::Relayed => "relayed".to_owned(),
-        Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
+    fn wants_family(&self, socket: &SocketView) -> bool {
+        match socket.place.local {
+            None => !(self.ipv4 || self.ipv6),
+            Some(_) => !(self.ipv4 && socket.place.is_ipv6 || self.ipv6 && !socket.place.is_ipv6),
+        }
     }
-}
-
-fn figures(session: &SessionReport) -> String {
-    let figures = &session.figures;
-    let traffic = format!(
-        "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{} cpu_us:{}",
-        figures.bytes_out,
-        figures.bytes_in,
-        figures.segments_out,
-        figures.segments_in,
-        figures.cpu_us,
-    );
-    let traffic = match session.mapping.name() {
-        "" => traffic,
-        mapping => format!("{traffic} mapping:{mapping}"),
-    };
-    let traffic = match session.delivery.name() {
-        "" => traffic,
-        delivery => format!("{traffic} delivery:{delivery}"),
-    };
-    if let Some(listener) = &session.listener {
-        return format!("{traffic}{}", segments_shown(listener));
-    }
-    if session.protocol == Protocol::Udp || is_listening(session) {
-        return traffic;
-    }
-    let milliseconds = |microseconds: u32| f64::from(microseconds) / 1e3;
-    let line = format!(
-        "cwnd:{} ssthresh:{} rtt:{:.3}/{:.3} rto:{:.0} mss:{} rcv_wnd:{} snd_wnd:{} {traffic} retrans:{} \
-         migrations:{}",
-        figures.cwnd,
-        figures.ssthresh,
-        milliseconds(figures.srtt_us),
-        milliseconds(figures.rttvar_us),
-        milliseconds(figures.rto_us),
-        figures.mss,
-        figures.receive_window,
-        figures.send_window,
-        figures.retransmits,
-        session.migrations,
-    );
-    events(figures).fold(line, |line, (name, count)| format!("{line} {name}:{count}"))
-}
-
-/// What came of floods and cookies, if there were any.
-fn segments_shown(listener: &ListenerReport) -> String {
-    let ListenerReport {
-        is_flooded,
-        filter,
-        cookies,
-    } = listener;
-    let counts = [
-        ("floods", filter.floods),
-        ("syns_answered", filter.answered),
-        ("syns_dropped", filter.dropped),
-        ("cookies_sent", cookies.sent),
-        ("cookies_good", cookies.accepted),
-        ("cookies_bad", cookies.refused),
-    ];
-    let state = if *is_flooded { " flooded" } else { "" };
-    let some = counts.into_iter().filter(|(_, count)| *count != 0);
-    some.fold(state.to_owned(), |line, (name, count)| {
-        format!("{line} {name}:{count}")
-    })
-}
-
-/// What happened at all.
-fn events(figures: &SessionFigures) -> impl Iterator<Item = (&'static str, u32)> {
-    let counts = figures.events.into_iter();
-    let named = EVENTS.iter().map(|(name, _)| *name).zip(counts);
-    named.filter(|(_, count)| *count != 0)
-}
-
-/// The session with its events by name.
-fn json(session: &SessionReport) -> Result<serde_json::Value, serde_json::Error> {
-    let mut value = serde_json::to_value(session)?;
-    let named = events(&session.figures).map(|(name, count)| (name.to_owned(), count.into()));
-    value["figures"]["events"] = serde_json::Value::Object(named.collect());
-    Ok(value)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use portolan_proto::control::Delivery;
-    use portolan_proto::report::{
-        CookieCounts, DeliveryReport, FloodCounts, Mapping, SharedReason,
-    };
-    use portolan_types::SessionId;
 
+    use super::session::tests::{established, listening, unconnected};
     use super::*;
-
-    fn established() -> SessionReport {
-        SessionReport {
-            session: SessionId(1),
-            protocol: Protocol::Tcp,
-            local: "10.0.0.2:80".parse().unwrap(),
-            remote: Some("10.0.0.1:40000".parse().unwrap()),
-            holder: Holder::Process {
-                pid: 42,
-                program: "nginx".into(),
-            },
-            state: "ESTAB".into(),
-            migrations: 1,
-            mapping: Mapping::Shared,
-            delivery: DeliveryReport::As(Delivery::Shm),
-            listener: None,
-            figures: SessionFigures {
-                send_queue: 5,
-                srtt_us: 1_250,
-                ..Default::default()
-            },
-        }
-    }
-
-    fn unconnected() -> SessionReport {
-        SessionReport {
-            protocol: Protocol::Udp,
-            remote: None,
-            holder: Holder::Relayed,
-            state: "UNCONN".into(),
-            ..established()
-        }
-    }
-
-    #[test]
-    fn sessions_stand_under_their_heads() {
-        let lines = table(&[established(), unconnected()], &[], false);
-        assert_eq!(
-            lines,
-            [
-                "Netid State  Recv-Q Send-Q Local Address:Port Peer Address:Port Holder",
-                "tcp   ESTAB  0      5      10.0.0.2:80        10.0.0.1:40000    42,nginx",
-                "udp   UNCONN 0      5      10.0.0.2:80        *                 relayed",
-            ]
-        );
-    }
-
-    #[test]
-    fn the_figures_of_a_tcp_session_follow_its_line() {
-        let lines = table(&[established()], &[], true);
-        assert!(lines[2].contains("rtt:1.250/0.000"), "{}", lines[2]);
-        assert!(lines[2].contains("retrans:0"));
-    }
-
-    #[test]
-    fn a_ring_of_its_own_is_shown_and_why_there_is_none() {
-        let with = |mapping| {
-            figures(&SessionReport {
-                mapping,
-                ..established()
-            })
-        };
-        assert!(!with(Mapping::Shared).contains("mapping"));
-        assert!(with(Mapping::Direct).contains(" mapping:direct "));
-        let refused = Mapping::Refused(SharedReason::ProcessLimit);
-        assert!(with(refused).contains(" mapping:shared(process-limit) "));
-    }
-
-    #[test]
-    fn a_form_that_is_not_the_usual_one_is_shown_and_where_it_cannot_be() {
-        let by = |delivery| {
-            figures(&SessionReport {
-                delivery,
-                ..established()
-            })
-        };
-        assert!(!by(DeliveryReport::As(Delivery::Shm)).contains("delivery"));
-        assert!(by(DeliveryReport::As(Delivery::ShmIpf)).contains(" delivery:shm-ipf "));
-        assert!(by(DeliveryReport::NotInDriver).contains(" delivery:shm(no-driver-hook) "));
-    }
-
-    #[test]
-    fn a_listener_shows_that_it_is_flooded_and_what_came_of_cookies() {
-        let with = |listener| {
-            figures(&SessionReport {
-                listener: Some(listener),
-                state: "LISTEN".into(),
-                ..established()
-            })
-        };
-        assert!(with(ListenerReport::default()).ends_with(" cpu_us:0"));
-        let flooded = with(ListenerReport {
-            is_flooded: true,
-            filter: FloodCounts {
-                floods: 1,
-                answered: 4711,
-                dropped: 0,
-            },
-            cookies: CookieCounts {
-                sent: 0,
-                accepted: 10,
-                refused: 3,
-            },
-        });
-        let end = " flooded floods:1 syns_answered:4711 cookies_good:10 cookies_bad:3";
-        assert!(flooded.ends_with(end), "{flooded}");
-    }
-
-    #[test]
-    fn events_that_happened_are_named() {
-        let mut session = established();
-        session.figures.events[0] = 3;
-        let line = figures(&session);
-        assert!(
-            line.ends_with("retrans:0 migrations:1 timeouts:3"),
-            "{line}"
-        );
-        let value = json(&session).unwrap();
-        assert_eq!(value["figures"]["events"]["timeouts"], 3);
-    }
-
-    #[test]
-    fn a_program_cannot_send_control_characters_to_the_terminal() {
-        let hostile = Holder::Process {
-            pid: 1,
-            program: "x\u{1b}[2J".into(),
-        };
-        let lines = table(
-            &[SessionReport {
-                holder: hostile,
-                ..established()
-            }],
-            &[],
-            false,
-        );
-        assert!(lines[1].ends_with("1,x?[2J"));
-    }
 
     #[derive(Parser)]
     struct Line {
@@ -388,45 +242,50 @@ mod tests {
         arguments: Arguments,
     }
 
-    #[test]
-    fn flags_choose_as_those_of_ss_do() {
-        let wanted = |flags: &[&str]| {
-            let line = Line::parse_from([&["ss"], flags].concat());
-            [established(), unconnected()].map(|session| line.arguments.wants(&session))
-        };
-        assert_eq!(wanted(&[]), [true, true]);
-        assert_eq!(wanted(&["-t"]), [true, false]);
-        assert_eq!(wanted(&["-u"]), [false, true]);
-        assert_eq!(wanted(&["-tul"]), [false, true]);
-        assert_eq!(wanted(&["-w"]), [false, false]);
+    pub(super) fn arguments(line: &str) -> Arguments {
+        let words = std::iter::once("ss").chain(line.split_whitespace());
+        Line::try_parse_from(words)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .arguments
+    }
+
+    fn wanted(line: &str) -> Vec<String> {
+        let arguments = arguments(line);
+        let filter = Filter::parse(&arguments.filter, &Services::default()).expect(line);
+        let sockets = [established(), unconnected(), listening()];
+        let views = sockets.iter().map(session::view);
+        views
+            .filter(|view| arguments.wants(view, &filter))
+            .map(|view| view.state)
+            .collect()
     }
 
     #[test]
-    fn protocols_of_ones_own_are_shown_beside_what_they_stand_for() {
-        let flow = |guard| RawReport {
-            guard,
-            holder: Holder::Server,
-            uid: 0,
-            channel: 1,
-            figures: Default::default(),
-        };
-        let port = Guard::Port {
-            protocol: Protocol::Udp,
-            local: "0.0.0.0:9".parse().unwrap(),
-        };
-        let flows = [flow(Guard::EtherType(0x88b5)), flow(port)];
-        let wanted = |flags: &[&str]| {
-            let line = Line::parse_from([&["ss"], flags].concat());
-            [0, 1].map(|at: usize| line.arguments.wants_raw(&flows[at]))
-        };
-        assert_eq!(wanted(&[]), [true, true]);
-        assert_eq!(wanted(&["-l"]), [true, true]);
-        assert_eq!(wanted(&["-t"]), [false, false]);
-        assert_eq!(wanted(&["-u"]), [false, true]);
-        assert_eq!(wanted(&["-w"]), [true, true]);
-        let lines = table(&[established()], &flows, true);
-        assert_eq!(lines.len(), 7);
-        assert!(lines[3].starts_with("eth   RAW"), "{}", lines[3]);
-        assert!(lines[6].contains("channel:1"), "{}", lines[6]);
+    fn options_choose_as_those_of_ss_do() {
+        for (line, states) in [
+            ("", &["ESTAB"][..]),
+            ("-a", &["ESTAB", "UNCONN", "LISTEN"]),
+            ("-ta", &["ESTAB", "LISTEN"]),
+            ("-tanp", &["ESTAB", "LISTEN"]),
+            ("-tlnp", &["LISTEN"]),
+            ("-tulpen", &["UNCONN", "LISTEN"]),
+            ("-l", &["UNCONN", "LISTEN"]),
+            ("-ua", &["UNCONN"]),
+            ("-xa", &[]),
+            ("-a6", &[]),
+            ("-a4nieomH", &["ESTAB", "UNCONN", "LISTEN"]),
+            ("state established", &["ESTAB"]),
+            ("-tn state listening", &["LISTEN"]),
+            (
+                "-a sport = :80 and not dst 10.0.0.0/8",
+                &["UNCONN", "LISTEN"],
+            ),
+            (
+                "-t -a ( sport = :80 or dport = :22 ) dst 10.0.0.1",
+                &["ESTAB"],
+            ),
+        ] {
+            assert_eq!(wanted(line), states, "{line}");
+        }
     }
 }

@@ -2,16 +2,18 @@
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::report::{FilterReport, StatusReport};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
+use crate::json::print_json;
 use crate::server::unexpected;
 
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    server: ServerAddress,
+    pub server: ServerAddress,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -22,21 +24,79 @@ pub fn status(arguments: &Arguments) -> Result<(), Failure> {
         return Err(unexpected());
     };
     if arguments.json {
-        print_json(&status)
+        print_json(&StatusView::from(&status))
     } else {
         print(describe(&status))
     }
 }
 
-/// One JSON value, indented.
-pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    print(serde_json::to_string_pretty(value)?)
+/// What the server says of itself.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct StatusView {
+    pub version: String,
+    /// In hexadecimal; libraries must have the same.
+    pub protocol: String,
+    pub pid: u32,
+    pub interfaces: Vec<String>,
+    pub processes: u32,
+    pub sessions: u32,
+    /// Sessions with a ring of their own.
+    pub direct: u32,
+    pub uptime_s: u64,
+    pub filter: FilterView,
+}
+
+/// How the packet filter works, and what it took while the kernel counted.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FilterView {
+    pub algorithm: String,
+    pub runs: u64,
+    pub nanoseconds: u64,
+    pub driver_hooks: Vec<DriverHookView>,
+}
+
+/// The packet filter in a device's driver.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DriverHookView {
+    pub interface: String,
+    /// `native`, `generic`, or `none` and why.
+    pub state: String,
+}
+
+impl From<&StatusReport> for StatusView {
+    fn from(status: &StatusReport) -> StatusView {
+        let hooks = status
+            .filter
+            .driver_hooks
+            .iter()
+            .map(|hook| DriverHookView {
+                interface: hook.interface.clone(),
+                state: hook.state.clone(),
+            });
+        StatusView {
+            version: status.version.clone(),
+            protocol: format!("{:08x}", status.protocol),
+            pid: status.pid,
+            interfaces: status.interfaces.clone(),
+            processes: status.processes,
+            sessions: status.sessions,
+            direct: status.direct,
+            uptime_s: status.uptime_s,
+            filter: FilterView {
+                algorithm: status.filter.algorithm.clone(),
+                runs: status.filter.runs,
+                nanoseconds: status.filter.nanoseconds,
+                driver_hooks: hooks.collect(),
+            },
+        }
+    }
 }
 
 fn describe(status: &StatusReport) -> String {
     format!(
-        "portoland {}, pid {}, up {}\ninterfaces  {}\nprocesses   {}\nsessions    {}\nfilter      {}",
+        "portoland {}, protocol {:08x}, pid {}, up {}\ninterfaces  {}\nprocesses   {}\nsessions    {}\nfilter      {}",
         status.version,
+        status.protocol,
         status.pid,
         duration(status.uptime_s),
         status.interfaces.join(" "),
@@ -82,7 +142,8 @@ mod tests {
     #[test]
     fn a_status_fits_a_glance() {
         let status = StatusReport {
-            version: "0.1.0".into(),
+            version: "0.1.0 (1a2b)".into(),
+            protocol: 7,
             pid: 7,
             interfaces: vec!["eth0".into(), "eth1".into()],
             processes: 2,
@@ -98,7 +159,7 @@ mod tests {
         };
         assert_eq!(
             describe(&status),
-            "portoland 0.1.0, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3, 1 with a ring of its own\n\
+            "portoland 0.1.0 (1a2b), protocol 00000007, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3, 1 with a ring of its own\n\
              filter      hash"
         );
     }

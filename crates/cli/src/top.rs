@@ -13,8 +13,9 @@ use portolan_proto::report::{CounterReport, SessionReport};
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
+use crate::json::print_json_line;
 use crate::server::unexpected;
-use crate::top::view::View;
+pub use crate::top::view::View;
 
 /// Home, and clear what is below: a terminal shows the new screen in the old one's place.
 const CLEAR: &str = "\x1b[H\x1b[J";
@@ -65,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let now = Look::take(&arguments.server)?;
         let view = View::between(&before, &now);
         if arguments.json {
-            print(serde_json::to_string(&view)?)?;
+            print_json_line(&view)?;
         } else if is_screen {
             print(format!("{CLEAR}{}", show::screen(&view, rows()).join("\n")))?;
         } else {

@@ -9,8 +9,8 @@ use portolan_proto::local::{End, Side, flags, holder, wants};
 use portolan_sys::shm::Rings;
 use portolan_sys::word::{self, Scope, Word};
 use portolan_tcp::{
-    CongestionKind, EVENTS_MAX, Error, Events, Options, OrphanWait, OutOfBand, SendSpace,
-    StateName, TcpInfo,
+    CongestionKind, EVENTS_MAX, Error, Events, Options, OrphanWait, OutOfBand, RunningTimer,
+    SendSpace, StateName, TcpInfo,
 };
 use portolan_types::{Instant, SeqNum};
 
@@ -890,6 +890,11 @@ impl Stream for Local {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let before = self.mine().kept.0.receive_limit.swap(bytes, Relaxed);
         self.has_grown |= bytes > before;
+    }
+
+    /// Nothing is lost between the two ends.
+    fn running_timer(&self) -> Option<(RunningTimer, Instant)> {
+        None
     }
 
     /// What would be seen of a connection over Linux's loopback device.

@@ -3,7 +3,7 @@
 //! `close` and `abort` do, the peer sees once the owner has had it sent.
 
 use portolan_tcp::{
-    Connection, EVENTS_MAX, Error, Options, OutOfBand, SendSpace, StateName, TcpInfo,
+    Connection, EVENTS_MAX, Error, Options, OutOfBand, RunningTimer, SendSpace, StateName, TcpInfo,
 };
 use portolan_types::Instant;
 
@@ -76,6 +76,8 @@ streams! {
     fn set_send_buffer(mut self, bytes: usize);
     fn set_receive_buffer(mut self, bytes: usize);
     fn tcp_info(ref self) -> TcpInfo;
+    /// The timer that `ss -o` shows, and when it is due.
+    fn running_timer(ref self) -> Option<(RunningTimer, Instant)>;
     fn edges(ref self) -> SendSpace;
     fn counts(ref self) -> &[u32; EVENTS_MAX];
     fn retransmissions_in_flight(ref self) -> u32;

@@ -5,6 +5,8 @@
 //! whose term and explanation are at least two spaces apart.
 #![forbid(unsafe_code)]
 
+mod version;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
@@ -13,6 +15,8 @@ use std::path::Path;
 use clap::Command;
 use clap_mangen::Man;
 use roff::{Roff, bold, italic, roman};
+
+pub use version::{release, version};
 
 /// A page that manual pages refer to, such as `("portoland", 8)`.
 pub type Reference = (&'static str, u8);

@@ -513,7 +513,22 @@ fn server_here() -> Result<Server, String> {
     })
 }
 
+/// As ps(1) and ss(8) name it. A command line may have been rewritten; it has the end of a name that was cut.
 fn program() -> String {
+    /// Bytes of a task's name.
+    const LONGEST: usize = 15;
+    let called = called();
+    let Ok(name) = std::fs::read_to_string("/proc/self/comm") else {
+        return called;
+    };
+    let name = name.trim_end();
+    match called.starts_with(name) && name.len() == LONGEST {
+        true => called,
+        false => name.to_owned(),
+    }
+}
+
+fn called() -> String {
     std::env::args_os()
         .next()
         .and_then(|path| {

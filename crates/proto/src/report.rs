@@ -19,6 +19,7 @@ pub struct SessionReport {
     pub local: SocketAddr,
     pub remote: Option<SocketAddr>,
     pub holder: Holder,
+    pub uid: u32,
     /// RFC 9293 state name, or `UNCONN`/`ESTAB` for UDP as `ss` prints it.
     pub state: String,
     /// How often it went to a process or came back from one.
@@ -33,6 +34,8 @@ pub struct SessionReport {
 /// What came of SYNs to a listener, and of cookies. Listeners that share a port share what the packet filter counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerReport {
+    /// A program performs its handshakes.
+    pub is_delegated: bool,
     /// Its SYNs are a flood now: the packet filter answers them.
     pub is_flooded: bool,
     pub filter: FloodCounts,
@@ -193,9 +196,18 @@ pub struct SessionFigures {
     pub mss: u32,
     pub receive_window: u32,
     pub send_window: u32,
+    /// Which timer runs: [`TIMER_NAMES`].
+    pub timer: u32,
+    /// Retransmissions or probes in a row.
+    pub retries: u32,
+    /// When that timer is due, in nanoseconds of CLOCK_MONOTONIC.
+    pub timer_at: u64,
     /// Counts in the order of `portolan_tcp::EVENTS`; they wrap.
     pub events: [u32; 32],
 }
+
+/// Names of timers as `ss -o` prints them.
+pub const TIMER_NAMES: [&str; 5] = ["off", "on", "keepalive", "timewait", "persist"];
 
 /// A protocol that a program runs itself; the figures come from its library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -316,6 +328,8 @@ pub struct CounterReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReport {
     pub version: String,
+    /// What libraries must have, too: `portolan_stack::VERSION`.
+    pub protocol: u32,
     pub pid: u32,
     pub interfaces: Vec<String>,
     pub processes: u32,

@@ -26,6 +26,7 @@ mod wire;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::{capability::Capability, namespace};
@@ -43,7 +44,7 @@ use crate::server::{Server, StartError};
 /// that do not belong to Portolan continue to the kernel's stack. There is one server per network namespace; a
 /// second one is refused. SIGTERM and SIGINT stop it: it resets its connections and detaches its filters.
 #[derive(Debug, Parser)]
-#[command(name = "portoland", version, max_term_width = 100, after_long_help = AFTER_OPTIONS)]
+#[command(name = "portoland", version = version(), max_term_width = 100, after_long_help = AFTER_OPTIONS)]
 struct Args {
     /// Configuration file, see portoland.toml(5)
     #[arg(long, value_name = "FILE")]
@@ -66,6 +67,13 @@ struct Args {
     /// Print the command reference in Markdown, then exit
     #[arg(long, hide = true)]
     markdown: bool,
+}
+
+/// Made once: the parser keeps a reference.
+fn version() -> &'static str {
+    static VERSION: LazyLock<String> =
+        LazyLock::new(|| portolan_manual::version(portolan_stack::VERSION));
+    &VERSION
 }
 
 /// The end of `--help`, and of portoland(8).

@@ -49,5 +49,5 @@ pub use output::Segment;
 pub use queue::HandoffBuffer;
 pub use reset::reset_for;
 pub use state::StateName;
-pub use tcp_info::{SendSpace, TcpInfo};
+pub use tcp_info::{RunningTimer, SendSpace, TcpInfo};
 pub use validate::Invalid;

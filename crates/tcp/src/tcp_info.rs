@@ -6,6 +6,16 @@ use portolan_types::SeqNum;
 
 use crate::config::CongestionKind;
 
+/// What a connection waits for, as the kernel's `idiag_timer` tells it apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RunningTimer {
+    /// Retransmission, loss probe or reordering.
+    On = 1,
+    KeepAlive,
+    TimeWait,
+    Persist,
+}
+
 /// A snapshot; sizes and windows in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpInfo {

@@ -170,7 +170,7 @@ pub fn client(bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> Str
 /// If the server does not answer.
 pub fn live_sessions(bed: &Bed, side: Side) -> usize {
     let text = bed
-        .portolan(side, &["ss", "--json"])
+        .portolan(side, &["ss", "-a", "--json"])
         .expect("the server answers");
     let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
     let live = |session: &&serde_json::Value| session["state"] != "TIME-WAIT";

@@ -102,7 +102,7 @@ fn streaming(bed: &Bed) -> [Background; 4] {
 
 fn sessions(bed: &Bed) -> Vec<Value> {
     let text = bed
-        .portolan(Side::Server, &["ss", "--json"])
+        .portolan(Side::Server, &["ss", "-a", "--json"])
         .expect("the server answers");
     serde_json::from_str(&text).expect("ss prints JSON")
 }

@@ -35,7 +35,7 @@ fn start(bed: &Bed, way: &str, hint: &[&str]) -> Background {
 /// How often the one connection there is has moved.
 fn migrations(bed: &Bed) -> u64 {
     let text = bed
-        .portolan(Side::Server, &["ss", "--json"])
+        .portolan(Side::Server, &["ss", "-a", "--json"])
         .expect("the server answers");
     let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
     let sessions = sessions.as_array().expect("a list");

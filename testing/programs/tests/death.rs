@@ -93,7 +93,7 @@ fn nothing_stays_after_all_programs_are_killed() {
     }
     for side in [Side::Client, Side::Server] {
         let gone = eventually(PROMPTLY, || live_sessions(&bed, side) == 0);
-        assert!(gone, "{side:?}: {:?}", bed.portolan(side, &["ss"]));
+        assert!(gone, "{side:?}: {:?}", bed.portolan(side, &["ss", "-a"]));
     }
 }
 

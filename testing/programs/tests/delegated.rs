@@ -38,12 +38,13 @@ fn start(bed: &Bed, way: &str) -> Background {
     server
 }
 
-fn states(bed: &Bed) -> Vec<String> {
+/// Of each listener, whether a program performs its handshakes.
+fn delegations(bed: &Bed) -> Vec<bool> {
     let text = bed
-        .portolan(Side::Server, &["ss", "--json"])
+        .portolan(Side::Server, &["ss", "-l", "--json"])
         .expect("the server answers");
     let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
-    let state = |session: &serde_json::Value| session["state"].as_str().map(str::to_owned);
+    let state = |session: &serde_json::Value| session["listener"]["delegated"].as_bool();
     sessions
         .as_array()
         .expect("a list")
@@ -53,7 +54,7 @@ fn states(bed: &Bed) -> Vec<String> {
 }
 
 fn is_delegated(bed: &Bed) -> bool {
-    states(bed).iter().any(|state| state == "DELEGATED")
+    delegations(bed).contains(&true)
 }
 
 fn served(bed: &Bed, name: &str) -> u64 {

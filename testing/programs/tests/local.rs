@@ -41,7 +41,7 @@ fn local_sockets_behave_as_the_kernels_do() {
         assert!(local_sessions(&bed) > before + 20, "{address}");
     }
     let gone = eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0);
-    assert!(gone, "{:?}", bed.portolan(Side::Server, &["ss"]));
+    assert!(gone, "{:?}", bed.portolan(Side::Server, &["ss", "-a"]));
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn a_killed_program_ends_its_local_sessions() {
             "{report}"
         );
         let gone = eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0);
-        assert!(gone, "{:?}", bed.portolan(Side::Server, &["ss"]));
+        assert!(gone, "{:?}", bed.portolan(Side::Server, &["ss", "-a"]));
     }
     assert_eq!(local_sessions(&bed), 2);
 }

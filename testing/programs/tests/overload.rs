@@ -62,7 +62,7 @@ fn dropped(bed: &Bed, group: &str, pid: u32) -> u64 {
         let is_drop = counter["name"]
             .as_str()
             .is_some_and(|name| name.starts_with("drop"));
-        is_drop && counter["group"] == group && counter["holder"]["Process"]["pid"] == pid
+        is_drop && counter["group"] == group && counter["holder"]["pid"] == pid
     };
     let counters = counters.as_array().expect("a list");
     counters

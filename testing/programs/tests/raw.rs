@@ -310,22 +310,22 @@ fn flows_of_every_kind_are_listed_with_their_owners_and_what_they_did() {
         flows.into_iter().find(|flow| flow["protocol"] == protocol)
     };
     let heard = || {
-        let frames = of("Ethernet").map(|flow| flow["figures"]["frames_in"].as_u64());
-        frames.flatten() > Some(100) && of("Ip").is_some()
+        let frames = of("ethernet").map(|flow| flow["raw"]["frames_in"].as_u64());
+        frames.flatten() > Some(100) && of("ip").is_some()
     };
     assert!(eventually(Duration::from_secs(10), heard));
-    let messages = of("Ethernet").unwrap();
-    assert_eq!(messages["guard"]["number"], 0x88b5);
-    assert_eq!(messages["guard"]["text"], "ethertype 0x88b5");
-    assert!(messages["figures"]["frames_out"].as_u64() > Some(100));
-    assert_eq!(messages["figures"]["dropped"], 0);
-    let holder = &messages["holder"]["Process"];
+    let messages = of("ethernet").unwrap();
+    assert_eq!(messages["raw"]["number"], 0x88b5);
+    assert_eq!(messages["raw"]["guard"], "ethertype 0x88b5");
+    assert!(messages["raw"]["frames_out"].as_u64() > Some(100));
+    assert_eq!(messages["raw"]["dropped"], 0);
+    let holder = &messages["holder"];
     assert_eq!(holder["program"], "active-messages");
-    let udp = of("Udp").unwrap();
-    assert_eq!(udp["guard"]["number"], SPECIAL_PORT);
-    assert_eq!(udp["holder"]["Process"]["pid"], echo.pid());
-    assert_ne!(udp["channel"], messages["channel"]);
-    let text = bed.portolan(Side::Server, &["ss", "-i"]).unwrap();
+    let udp = of("udp").unwrap();
+    assert_eq!(udp["raw"]["number"], SPECIAL_PORT);
+    assert_eq!(udp["holder"]["pid"], echo.pid());
+    assert_ne!(udp["raw"]["channel"], messages["raw"]["channel"]);
+    let text = bed.portolan(Side::Server, &["ss", "-a", "-i"]).unwrap();
     assert!(text.contains("eth   RAW"), "{text}");
     assert!(text.contains("ip    RAW"), "{text}");
     assert!(text.contains(" dropped:0 "), "{text}");

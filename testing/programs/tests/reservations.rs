@@ -150,7 +150,7 @@ fn nobody_reserves_for_his_own_within_his_part_and_for_others_nothing() {
     // Until the program is nobody's.
     assert!(eventually(LONG, || set(own.pid(), "0.1").is_ok()));
     assert!(has_deadline(own.pid()), "{}", policy(own.pid()));
-    assert_eq!(reservation(&bed, own.pid())["form"], "Deadline");
+    assert_eq!(reservation(&bed, own.pid())["form"]["kind"], "deadline");
 
     let refused = refusal(set(own.pid(), &share(class_rate(&bed) / 2 + 1)));
     assert!(refused.contains("would fit"), "{refused}");
@@ -268,7 +268,7 @@ fn a_thread_that_spins_has_its_rate_and_overruns_it_until_its_rate_is_adapted() 
         hog.pid(),
         "--class soft --rate 0.02 --period 10ms --adapt 0.01-0.05",
     );
-    let rate = || reservation(&bed, hog.pid())["spec"]["rate_ppm"].as_u64();
+    let rate = || reservation(&bed, hog.pid())["rate_ppm"].as_u64();
     assert!(eventually(LONG, || rate() == Some(50_000)), "{:?}", rate());
 }
 
@@ -285,7 +285,7 @@ fn where_the_kernel_refuses_the_next_weaker_form_is_shown_until_it_does_not() {
     }
     pin(program.pid(), "0");
     reserve(&bed, program.pid(), "--rate 0.3 --period 10ms");
-    let form = &reservation(&bed, program.pid())["form"]["Weaker"];
+    let form = &reservation(&bed, program.pid())["form"];
     assert!(
         form["reason"]
             .as_str()
@@ -300,7 +300,7 @@ fn where_the_kernel_refuses_the_next_weaker_form_is_shown_until_it_does_not() {
     assert!(!has_deadline(program.pid()));
     pin(program.pid(), &all_cores());
     assert!(eventually(A_WHILE, || has_deadline(program.pid())));
-    assert_eq!(reservation(&bed, program.pid())["form"], "Deadline");
+    assert_eq!(reservation(&bed, program.pid())["form"]["kind"], "deadline");
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn who_has_more_threads_than_are_looked_at_is_told() {
     let mut command = bed.namespace(Side::Client).exec("/usr/bin/python3");
     let program = start_or_panic(command.args(["-c", script]));
     reserve(&bed, program.pid(), "--rate 0.2 --period 10ms");
-    let form = || reservation(&bed, program.pid())["form"]["Weaker"]["form"].clone();
+    let form = || reservation(&bed, program.pid())["form"]["form"].clone();
     let is_told = || {
         form()
             .as_str()
@@ -543,7 +543,7 @@ fn the_next_server_gives_back_the_nice_values_that_a_killed_one_took() {
         crowded
     });
     let [kept, changed] = &programs;
-    let form = &reservation(&bed, kept.pid())["form"]["Weaker"];
+    let form = &reservation(&bed, kept.pid())["form"];
     assert!(
         form["form"]
             .as_str()
@@ -588,7 +588,7 @@ fn what_a_user_has_is_divided_among_his_programs_as_they_come_and_go() {
     let bed = bed();
     let other = start(&bed, SLEEP);
     portolan(&bed, "qos set user root cpu --rate 0.2 --period 10ms").expect("it fits");
-    let form = reservation_of(&bed, "user 0")["form"]["Weaker"]["reason"].clone();
+    let form = reservation_of(&bed, "user 0")["form"]["reason"].clone();
     assert!(
         form.as_str()
             .is_some_and(|text| text.contains("no process")),
@@ -598,7 +598,7 @@ fn what_a_user_has_is_divided_among_his_programs_as_they_come_and_go() {
     let have_it = || has_deadline(spins.pid()) && has_deadline(sleeps.pid());
     assert!(eventually(LONG, have_it));
     assert!(!has_deadline(other.pid()), "it runs without Portolan");
-    assert_eq!(reservation_of(&bed, "user 0")["form"], "Deadline");
+    assert_eq!(reservation_of(&bed, "user 0")["form"]["kind"], "deadline");
     let is_by_use = || kernels_ppm(spins.pid()) > 3 * kernels_ppm(sleeps.pid());
     assert!(eventually(LONG, is_by_use), "{}", policy(spins.pid()));
     let together = kernels_ppm(spins.pid()) + kernels_ppm(sleeps.pid());
@@ -713,7 +713,7 @@ fn a_weaker_form_takes_no_process_out_of_its_cgroup() {
         &format!("qos set {scope} cpu --rate 0.1 --period 10ms"),
     )
     .expect("it fits");
-    let form = || reservation_of(&bed, &scope)["form"]["Weaker"].clone();
+    let form = || reservation_of(&bed, &scope)["form"].clone();
     let is_weak = || {
         form()["form"]
             .as_str()
@@ -735,7 +735,7 @@ fn a_weaker_form_takes_no_process_out_of_its_cgroup() {
     );
     pin(program.pid(), &all_cores());
     assert!(eventually(A_WHILE, || has_deadline(program.pid()) && own()));
-    assert_eq!(reservation_of(&bed, &scope)["form"], "Deadline");
+    assert_eq!(reservation_of(&bed, &scope)["form"]["kind"], "deadline");
 }
 
 #[test]

@@ -124,7 +124,7 @@ fn work(bed: &Bed, value: &str, protocol: &str, time: Duration) -> Result<f64, M
 
 /// Microseconds, and messages, of the session that had most.
 fn spent(bed: &Bed) -> Result<[f64; 2], MeasureError> {
-    let text = bed.portolan(Side::Server, &["ss", "--json"])?;
+    let text = bed.portolan(Side::Server, &["ss", "-a", "--json"])?;
     let sessions: Vec<serde_json::Value> =
         serde_json::from_str(&text).map_err(|_| MeasureError::Output {
             program: "portolan",

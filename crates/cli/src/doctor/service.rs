@@ -4,48 +4,126 @@ use std::fs;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::report::StatusReport;
+use portolan_sys::unix::ConnectError;
+use rustix::io::Errno;
 
 use super::Check;
 use crate::ServerAddress;
+use crate::exit::Failure;
 use crate::run::find_preload;
 
 /// Descriptors that a server of many sessions wants.
 const WANTED_FILES: u64 = 65_536;
 
-pub(super) fn status(server: &ServerAddress) -> Option<StatusReport> {
+/// What a server says, or why nothing was heard of it.
+pub(super) fn status(server: &ServerAddress) -> Result<StatusReport, Silence> {
     match server.ask(RequestBody::ReadStatus) {
-        Ok(ReplyBody::Status(status)) => Some(status),
-        _ => None,
+        Ok(ReplyBody::Status(status)) => Ok(status),
+        Ok(_) => Err(Silence::OfAnotherVersion("an unexpected answer".to_owned())),
+        Err(Failure::NoServer(error)) => Err(Silence::of(&error)),
+        Err(_) => Err(Silence::OfAnotherVersion("no answer".to_owned())),
     }
 }
 
-pub(super) fn checks(server: &ServerAddress, status: Option<&StatusReport>) -> Vec<Check> {
+/// Why nothing was heard of a server.
+#[derive(Debug, PartialEq)]
+pub(super) enum Silence {
+    /// There is no socket, or nobody listens there.
+    None,
+    /// It may run, and this user may not ask.
+    NotPermitted,
+    /// This process cannot have another descriptor.
+    NoDescriptor,
+    OfAnotherVersion(String),
+}
+
+impl Silence {
+    fn of(error: &anyhow::Error) -> Silence {
+        let failed = error.chain().find_map(|cause| {
+            let connect = cause
+                .downcast_ref::<ConnectError>()
+                .map(|error| match error {
+                    ConnectError::NoServer => Errno::CONNREFUSED,
+                    ConnectError::Failed(errno) => *errno,
+                });
+            connect.or_else(|| cause.downcast_ref::<Errno>().copied())
+        });
+        match failed {
+            Some(Errno::NOENT | Errno::CONNREFUSED | Errno::NOTDIR) => Silence::None,
+            Some(Errno::ACCESS | Errno::PERM) => Silence::NotPermitted,
+            Some(Errno::MFILE | Errno::NFILE) => Silence::NoDescriptor,
+            _ => Silence::OfAnotherVersion(format!("{error:#}")),
+        }
+    }
+
+    fn check(&self, path: &str) -> Check {
+        match self {
+            Silence::None => Check::warn(
+                NAME,
+                format!("none at {path}"),
+                "programs use the kernel's stack until `portoland --interface IFACE` runs",
+            ),
+            Silence::NotPermitted => Check::fail(
+                NAME,
+                format!("this user may not connect to {path}"),
+                "join the group of socket_group in its configuration, or ask as root",
+            ),
+            Silence::NoDescriptor => Check::fail(
+                NAME,
+                "this process has no descriptor left to ask it",
+                "raise the limit of open files: ulimit -n 4096",
+            ),
+            Silence::OfAnotherVersion(what) => Check::fail(
+                NAME,
+                format!("{what} at {path}"),
+                format!(
+                    "this is {}: is the server of another version, or stuck?",
+                    own_version()
+                ),
+            ),
+        }
+    }
+}
+
+const NAME: &str = "server";
+
+fn own_version() -> String {
+    portolan_manual::version(portolan_stack::VERSION)
+}
+
+pub(super) fn checks(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Vec<Check> {
     let mut checks = vec![running(server, status)];
-    checks.extend(status.and_then(|status| open_files(status.pid)));
+    checks.extend(
+        status
+            .as_ref()
+            .ok()
+            .and_then(|status| open_files(status.pid)),
+    );
     checks.push(preload());
     checks
 }
 
-fn running(server: &ServerAddress, status: Option<&StatusReport>) -> Check {
-    const NAME: &str = "server";
+fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Check {
     let path = server
         .path()
         .map_or_else(|error| error.to_string(), |path| path.display().to_string());
     match status {
-        Some(status) if status.version == env!("CARGO_PKG_VERSION") => Check::ok(
+        Ok(status) if status.protocol == portolan_stack::VERSION => Check::ok(
             NAME,
-            format!("pid {}, {} sessions, {path}", status.pid, status.sessions),
+            format!(
+                "{}, pid {}, {} sessions, {path}",
+                status.version, status.pid, status.sessions
+            ),
         ),
-        Some(status) => Check::fail(
+        Ok(status) => Check::fail(
             NAME,
-            format!("version {} at {path}", status.version),
-            format!("this is {}: restart portoland", env!("CARGO_PKG_VERSION")),
+            format!(
+                "version {}, protocol {:08x} at {path}",
+                status.version, status.protocol
+            ),
+            format!("this is {}: restart portoland", own_version()),
         ),
-        None => Check::warn(
-            NAME,
-            format!("none at {path}"),
-            "programs use the kernel's stack until `portoland --interface IFACE` runs",
-        ),
+        Err(silence) => silence.check(&path),
     }
 }
 
@@ -91,6 +169,22 @@ fn preload() -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silence_has_its_reason() {
+        let of = |errno: Errno| Silence::of(&anyhow::Error::from(errno).context("/run/x"));
+        assert_eq!(of(Errno::NOENT), Silence::None);
+        assert_eq!(of(Errno::CONNREFUSED), Silence::None);
+        assert_eq!(of(Errno::ACCESS), Silence::NotPermitted);
+        let connect = |error: ConnectError| Silence::of(&anyhow::Error::from(error));
+        assert_eq!(connect(ConnectError::NoServer), Silence::None);
+        let refused = connect(ConnectError::Failed(Errno::ACCESS));
+        assert_eq!(refused, Silence::NotPermitted);
+        assert_eq!(of(Errno::MFILE), Silence::NoDescriptor);
+        assert!(matches!(of(Errno::PROTO), Silence::OfAnotherVersion(_)));
+        let told = Silence::NotPermitted.check("/run/x").to_string();
+        assert!(told.contains("may not connect to /run/x"), "{told}");
+    }
 
     #[test]
     fn the_limit_of_open_files_is_found_among_others() {

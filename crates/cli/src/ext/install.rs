@@ -9,9 +9,12 @@ use std::process::Command;
 use portolan::extension::{Extension, Object, Port};
 use portolan::qos::Refused;
 use portolan::raw::{Errno, Guard, RawFlow};
+use schemars::JsonSchema;
+use serde::Serialize;
 
-use super::{Arguments, json_of, read, readable, words_of};
+use super::{Arguments, CostView, read, readable, words_of};
 use crate::exit::{Failure, print};
+use crate::json::print_json_line;
 
 const VARIABLE: &str = "PORTOLAN_SOCKET";
 
@@ -110,6 +113,14 @@ impl fmt::Display for Own {
     }
 }
 
+/// An extension that has just been installed.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct InstalledView {
+    pub number: u16,
+    pub name: String,
+    pub cost: CostView,
+}
+
 pub fn run(arguments: &Arguments, request: &InstallArguments) -> Result<(), Failure> {
     pass_on_socket(arguments)?;
     let object = read(&request.object)?;
@@ -120,11 +131,11 @@ pub fn run(arguments: &Arguments, request: &InstallArguments) -> Result<(), Fail
         .map_err(refused)?;
     let cost = extension.cost();
     if arguments.json {
-        print(serde_json::json!({
-            "number": extension.number(),
-            "name": name,
-            "cost": json_of(cost),
-        }))?;
+        print_json_line(&InstalledView {
+            number: extension.number(),
+            name,
+            cost: cost.into(),
+        })?;
     } else {
         let number = extension.number();
         print(format!(

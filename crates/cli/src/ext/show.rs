@@ -2,9 +2,12 @@
 
 use portolan_proto::extension::{Event, ExtensionReport};
 
-use super::{Arguments, json_of};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{Arguments, CostView};
 use crate::exit::{Failure, print};
-use crate::status::print_json;
+use crate::json::print_json;
 use crate::table::{lines, printable};
 
 pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(), Failure> {
@@ -126,40 +129,77 @@ fn mean(extension: &ExtensionReport) -> u64 {
     counted.time.checked_div(counted.runs).unwrap_or(0)
 }
 
-fn identity(extension: &ExtensionReport) -> serde_json::Value {
-    serde_json::json!({
-        "number": extension.number,
-        "name": extension.name,
-        "event": extension.event.name(),
-        "ports": extension.ports,
-        "priority": extension.priority,
-        "pid": extension.pid,
-        "uid": extension.uid,
-        "placement": extension.placement.name(),
-        "state": extension.standing.name(),
-        "cost": json_of(extension.cost),
-    })
+/// An extension that is installed.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExtensionView {
+    pub number: u16,
+    pub name: String,
+    pub event: &'static str,
+    pub ports: Vec<u16>,
+    pub priority: u8,
+    pub pid: u32,
+    pub uid: u32,
+    pub placement: &'static str,
+    pub state: &'static str,
+    pub cost: CostView,
 }
 
-fn details(extension: &ExtensionReport) -> serde_json::Value {
+fn identity(extension: &ExtensionReport) -> ExtensionView {
+    ExtensionView {
+        number: extension.number,
+        name: extension.name.clone(),
+        event: extension.event.name(),
+        ports: extension.ports.clone(),
+        priority: extension.priority,
+        pid: extension.pid,
+        uid: extension.uid,
+        placement: extension.placement.name(),
+        state: extension.standing.name(),
+        cost: extension.cost.into(),
+    }
+}
+
+/// What an extension has done.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct StatisticsView {
+    pub number: u16,
+    pub name: String,
+    pub placement: &'static str,
+    pub runs: u64,
+    pub mean_ns: u64,
+    pub longest_ns: u64,
+    pub limit_ns: u64,
+    pub overruns: u64,
+    pub passed: u64,
+    pub consumed: u64,
+    pub replied: u64,
+    pub forwarded: u64,
+    pub replaced: u64,
+    pub copied: u64,
+    pub delivered: u64,
+    pub refused: u64,
+    pub skipped: u64,
+}
+
+fn details(extension: &ExtensionReport) -> StatisticsView {
     let counted = &extension.statistics;
-    serde_json::json!({
-        "number": extension.number,
-        "name": extension.name,
-        "placement": extension.placement.name(),
-        "runs": counted.runs,
-        "mean_ns": mean(extension),
-        "longest_ns": counted.longest,
-        "limit_ns": extension.limit,
-        "overruns": counted.overruns,
-        "passed": counted.passed,
-        "consumed": counted.consumed,
-        "replied": counted.replied,
-        "forwarded": counted.forwarded,
-        "replaced": counted.replaced,
-        "copied": counted.copied,
-        "delivered": counted.delivered,
-        "refused": counted.refused,
-        "skipped": counted.skipped,
-    })
+    StatisticsView {
+        number: extension.number,
+        name: extension.name.clone(),
+        placement: extension.placement.name(),
+        runs: counted.runs,
+        mean_ns: mean(extension),
+        longest_ns: counted.longest,
+        limit_ns: extension.limit,
+        overruns: counted.overruns,
+        passed: counted.passed,
+        consumed: counted.consumed,
+        replied: counted.replied,
+        forwarded: counted.forwarded,
+        replaced: counted.replaced,
+        copied: counted.copied,
+        delivered: counted.delivered,
+        refused: counted.refused,
+        skipped: counted.skipped,
+    }
 }

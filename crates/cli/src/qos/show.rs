@@ -8,9 +8,9 @@ use portolan_proto::qos::{
 use portolan_sys::accounts;
 
 use super::Arguments;
-use super::report::json;
+use super::report::QosView;
 use crate::exit::{Failure, print};
-use crate::status::print_json;
+use crate::json::print_json;
 use crate::table::{lines, printable};
 
 pub fn everything(arguments: &Arguments) -> Result<(), Failure> {
@@ -41,7 +41,7 @@ fn show(
 ) -> Result<(), Failure> {
     let report = arguments.server.guarantees()?;
     if arguments.json {
-        return print_json(&json(&report)?);
+        return print_json(&QosView::from(&report));
     }
     print_tables(tables(&report))
 }

@@ -6,24 +6,26 @@ use std::time::{Duration, Instant};
 
 use portolan_proto::qos::text::{show_rate, show_share};
 use portolan_proto::qos::{ClassTraffic, QosReport};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use self::events::Event;
 use super::Arguments;
 use super::show::{class, nothing, print_tables, scope};
 use crate::exit::{Failure, print};
+use crate::json::print_json_line;
 use crate::table::{lines, printable};
 
 /// What happened in one interval, per second.
-#[derive(Debug, Default, PartialEq, Serialize)]
-struct Rates {
+#[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub struct Rates {
     events: Vec<Event>,
     transmit: Vec<Sent>,
     receive: Vec<Received>,
     cpu: Vec<Computed>,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 struct Sent {
     whom: String,
     device: String,
@@ -36,7 +38,7 @@ struct Sent {
     backlog: u32,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 struct Received {
     whom: String,
     passed: u64,
@@ -44,7 +46,7 @@ struct Received {
     early: u64,
 }
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 struct Computed {
     whom: String,
     effective_ppm: u32,
@@ -59,7 +61,7 @@ pub fn run(arguments: &Arguments, seconds: u32) -> Result<(), Failure> {
         let now = (Instant::now(), arguments.server.guarantees()?);
         let rates = rates(&before.1, &now.1, now.0 - before.0);
         if arguments.json {
-            print(serde_json::to_string(&rates)?)?;
+            print_json_line(&rates)?;
         } else {
             for event in &rates.events {
                 print(event.to_string())?;

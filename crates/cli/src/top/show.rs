@@ -98,7 +98,7 @@ fn session(row: &SessionRow) -> Vec<String> {
         row.local.to_string(),
         row.remote
             .map_or_else(|| "*".to_owned(), |remote| remote.to_string()),
-        row.holder.clone(),
+        row.holder.to_string(),
         scaled(row.in_bits),
         scaled(row.out_bits),
         row.receive_queue.to_string(),

@@ -7,65 +7,104 @@ use std::time::Duration;
 use portolan_proto::qos::{QosReport, Scope};
 use portolan_proto::report::{CounterReport, Holder, SessionReport};
 use portolan_types::Protocol;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Look;
+use crate::json::{self, HolderView, measure, measure_schema};
 use crate::table::printable;
 
 /// What one screen shows. Rates are per second, shares of one CPU.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct View {
     /// Since the look before.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub seconds: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub in_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub out_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub drops: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub server_cpu: f64,
     pub sessions: Vec<SessionRow>,
     pub processes: Vec<ProcessRow>,
     pub guarantees: Vec<GuaranteeRow>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct SessionRow {
     pub protocol: &'static str,
+    #[schemars(with = "String")]
     pub local: SocketAddr,
+    #[schemars(with = "Option<String>")]
     pub remote: Option<SocketAddr>,
-    /// `pid,program`, `server` or `relayed`.
-    pub holder: String,
+    pub holder: HolderView,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub in_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub out_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub in_packets: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub out_packets: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub retransmits: f64,
     /// The protocol's work alone, as its library estimates it.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub cpu: f64,
     pub receive_queue: u32,
     pub send_queue: u32,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct ProcessRow {
     pub pid: u32,
     pub program: String,
     pub sessions: usize,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub in_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub out_bits: f64,
     /// Frames that the packet filter dropped: the ring was full, a budget exceeded, a priority low.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub drops: f64,
     /// Of the whole program, not of its network traffic alone.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub cpu: f64,
 }
 
 /// A guarantee against what is used of it, in the kind's own unit.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct GuaranteeRow {
     pub kind: &'static str,
     pub scope: String,
     pub unit: &'static str,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub granted: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub used: f64,
     /// Packets per second.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
     pub drops: f64,
 }
 
@@ -77,7 +116,7 @@ pub fn pid_of(session: &SessionReport) -> Option<u32> {
 }
 
 impl View {
-    pub fn between(before: &Look, now: &Look) -> View {
+    pub(super) fn between(before: &Look, now: &Look) -> View {
         let seconds = now.at.duration_since(before.at).as_secs_f64().max(1e-3);
         let sessions = sessions(&before.sessions, &now.sessions, seconds);
         let shares = cpu_shares(&before.cpu, &now.cpu, seconds);
@@ -121,17 +160,10 @@ fn sessions(before: &[SessionReport], now: &[SessionReport], seconds: f64) -> Ve
         let earlier = before.unwrap_or(&zero);
         let rate = |before: u64, now: u64| rate(Some(before), now, seconds);
         SessionRow {
-            protocol: match session.protocol {
-                Protocol::Tcp => "tcp",
-                Protocol::Udp => "udp",
-            },
+            protocol: json::protocol(session.protocol),
             local: session.local,
             remote: session.remote,
-            holder: match &session.holder {
-                Holder::Server => "server".to_owned(),
-                Holder::Relayed => "relayed".to_owned(),
-                Holder::Process { pid, program } => format!("{pid},{}", printable(program)),
-            },
+            holder: (&session.holder).into(),
             in_bits: 8.0 * rate(earlier.bytes_in, figures.bytes_in),
             out_bits: 8.0 * rate(earlier.bytes_out, figures.bytes_out),
             in_packets: rate(earlier.segments_in, figures.segments_in),
@@ -267,6 +299,7 @@ mod tests {
                 pid: 7,
                 program: "dns\x1b[2J".into(),
             },
+            uid: 0,
             state: "UNCONN".into(),
             migrations: 0,
             mapping: Default::default(),

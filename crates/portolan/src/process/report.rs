@@ -18,6 +18,7 @@ pub(crate) fn row(session: &Session, spent: Duration) -> StatisticsRow {
 
 pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsRow {
     let figures = stream.tcp_info();
+    let timer = stream.running_timer();
     let state = stream.state().to_string();
     let state = STATE_NAMES
         .iter()
@@ -44,6 +45,9 @@ pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsR
             mss: figures.mss,
             receive_window: figures.receive_window,
             send_window: figures.send_window,
+            timer: timer.map_or(0, |(kind, _)| kind as u32),
+            retries: figures.backoff.max(figures.probes).max(figures.keepalives),
+            timer_at: timer.map_or(0, |(_, due)| due.as_nanos()),
             events: *stream.counts(),
         },
     }

@@ -13,7 +13,7 @@ use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
 use portolan_sys::wait::{WakeSender, wake_pair, wake_receiver};
 use portolan_types::{ChannelId, Instant, Protocol, SessionId};
-use tracing::{error, info, warn};
+use tracing::{debug, error, warn};
 
 use crate::channels::channel_pool::{PendingHello, Spare};
 use crate::control_socket::clients::{Answer, ClientId};
@@ -198,7 +198,7 @@ impl Server {
         let Credentials { pid, uid, .. } = client.credentials;
         client.channel = Some(channel);
         self.counters.processes += 1;
-        info!(pid, uid, program, channel = channel.0, "process registered");
+        debug!(pid, uid, program, channel = channel.0, "process registered");
         self.registry.register(channel, pid, program, charge);
         Ok(())
     }
@@ -252,7 +252,7 @@ impl Server {
     /// The process is gone, however it went: abort what it held, free its channel.
     pub fn channel_gone(&mut self, channel: ChannelId) {
         if let Some(process) = self.registry.process(channel) {
-            info!(pid = process.pid, program = process.program, "process gone");
+            debug!(pid = process.pid, program = process.program, "process gone");
         }
         self.end_delegations_of(channel);
         self.end_extensions_of_channel(channel);

@@ -233,6 +233,7 @@ impl Server {
         let mut cookies = listener.cookies;
         cookies.add(claimed);
         Some(ListenerReport {
+            is_delegated: listener.delegate.is_some(),
             is_flooded,
             filter: listener.floods,
             cookies,

@@ -82,6 +82,11 @@ pub struct Listener {
 
 impl Listener {
     /// Connections that may wait to be accepted.
+    /// Connections that nobody has accepted.
+    pub fn waiting(&self) -> u32 {
+        self.backlog.waiting()
+    }
+
     pub fn backlog(&self) -> u32 {
         self.backlog.limit()
     }

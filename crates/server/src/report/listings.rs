@@ -98,6 +98,11 @@ impl Server {
             report.session = SessionId(0);
         }
         report.listener = self.report_listener(id);
+        if let Some(listener) = self.listeners.get(&id) {
+            // As of the kernel's: what waits to be accepted, and how many may.
+            report.figures.receive_queue = listener.waiting();
+            report.figures.send_queue = listener.backlog();
+        }
         Some(report)
     }
 

@@ -11,8 +11,7 @@ use portolan_proto::report::{
 };
 use portolan_stack::{COUNTERS, counter_names};
 use portolan_sys::shm::StatisticsReader;
-use portolan_tcp::TcpInfo;
-use portolan_types::{ChannelId, Protocol, SessionId};
+use portolan_types::{ChannelId, Protocol};
 
 use crate::control_socket::clients::Answer;
 use crate::listeners::listen::pack;
@@ -27,7 +26,7 @@ impl Server {
             (Holder::None, _) if unheld.is_some() => {
                 let end = unheld.map(LocalEnd::open);
                 end.map_or_else(Default::default, |end| {
-                    (end.state().to_string(), figures(&end.tcp_info()))
+                    (end.state().to_string(), figures(&end))
                 })
             }
             (Holder::Server(slot), Protocol::Tcp) => match self.stack.get(slot) {
@@ -35,12 +34,11 @@ impl Server {
                     tcp.connection.state().to_string(),
                     SessionFigures {
                         events: *tcp.connection.counts(),
-                        ..figures(&tcp.connection.tcp_info())
+                        ..figures(&tcp.connection)
                     },
                 ),
                 _ => ("LAST-ACK".to_owned(), SessionFigures::default()),
             },
-            _ if self.is_delegated(session.id) => ("DELEGATED".to_owned(), Default::default()),
             _ => (
                 state_of(session, row.as_ref()),
                 row.map_or_else(Default::default, |r| r.figures),
@@ -52,6 +50,7 @@ impl Server {
             local: session.local,
             remote: session.remote,
             holder: self.holder_of(session),
+            uid: session.uid,
             state,
             migrations: session.migrations,
             mapping: self.directs.mapping_of(session.id),
@@ -59,11 +58,6 @@ impl Server {
             figures,
             listener: None,
         }
-    }
-
-    fn is_delegated(&self, id: SessionId) -> bool {
-        let listener = self.listeners.get(&id);
-        listener.is_some_and(|listener| listener.delegate.is_some())
     }
 
     /// What the holding library says of the session.
@@ -178,7 +172,8 @@ impl Server {
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let run_time = self.filter.run_time();
         ReplyBody::Status(StatusReport {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: portolan_manual::release(),
+            protocol: portolan_stack::VERSION,
             pid: std::process::id(),
             interfaces: self.config.interfaces.clone(),
             processes: count(self.registry.process_count()),
@@ -234,7 +229,8 @@ fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
     known.to_owned()
 }
 
-fn figures(f: &TcpInfo) -> SessionFigures {
+fn figures(stream: &dyn Stream) -> SessionFigures {
+    let (f, timer) = (stream.tcp_info(), stream.running_timer());
     let micros = |d: std::time::Duration| u32::try_from(d.as_micros()).unwrap_or(u32::MAX);
     let bytes = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     SessionFigures {
@@ -254,6 +250,9 @@ fn figures(f: &TcpInfo) -> SessionFigures {
         mss: f.mss,
         receive_window: f.receive_window,
         send_window: f.send_window,
+        timer: timer.map_or(0, |(kind, _)| kind as u32),
+        retries: f.backoff.max(f.probes).max(f.keepalives),
+        timer_at: timer.map_or(0, |(_, due)| due.as_nanos()),
         events: Default::default(),
     }
 }

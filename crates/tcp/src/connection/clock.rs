@@ -10,6 +10,7 @@ use crate::event_counters::Event;
 use crate::handshake::{SYN_ACK_RETRIES, SYN_RETRIES};
 use crate::path_mtu::BLACK_HOLE_RETRIES;
 use crate::state::State;
+use crate::tcp_info::RunningTimer;
 use crate::timers::SendTimer;
 
 /// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
@@ -130,6 +131,23 @@ impl Connection {
         self.event_counters.count(Event::TailProbe);
         self.send.probe_tail();
         self.arm_retransmission(now);
+    }
+
+    /// The timer that `ss -o` shows, and when it is due.
+    pub fn running_timer(&self) -> Option<(RunningTimer, Instant)> {
+        let keepalive = self.keepalive_deadline();
+        let timers = &self.timers;
+        let (timer, due) = match timers.send_kind {
+            _ if timers.send == Instant::FAR_FUTURE => match timers.end {
+                Instant::FAR_FUTURE => (RunningTimer::KeepAlive, keepalive),
+                end => (RunningTimer::TimeWait, end),
+            },
+            SendTimer::Persist => (RunningTimer::Persist, timers.send),
+            SendTimer::Retransmit | SendTimer::Reorder | SendTimer::TailProbe => {
+                (RunningTimer::On, timers.send)
+            }
+        };
+        (due != Instant::FAR_FUTURE).then_some((timer, due))
     }
 
     fn keepalive_deadline(&self) -> Instant {

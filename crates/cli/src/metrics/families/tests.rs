@@ -15,6 +15,7 @@ fn counter(group: &str, name: &str, value: u64) -> CounterReport {
 
 fn session(program: &str, srtt_us: u32) -> SessionReport {
     SessionReport {
+        uid: 0,
         session: SessionId(1),
         protocol: Protocol::Tcp,
         local: ([10, 0, 0, 1], 80).into(),

@@ -164,7 +164,7 @@ fn classes_are_shown_with_their_traffic() {
 
 #[test]
 fn json_has_scopes_as_commands_take_them() {
-    let value = json(&report()).ok().unwrap();
+    let value = serde_json::to_value(QosView::from(&report())).unwrap();
     assert_eq!(value["transmit"][0]["scope"], "pid 123");
     assert_eq!(value["receive"][0]["scope"], "port udp:53");
     assert_eq!(value["cpu"][0]["scope"], "tid 5");

@@ -4,20 +4,22 @@ use std::fmt;
 
 use portolan_proto::qos::text::show_rate;
 use portolan_proto::qos::{LinkReport, QosReport, RateKept};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::qos::show::scope;
 use crate::table::printable;
 
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Event {
     whom: String,
     device: String,
+    #[serde(flatten)]
     what: What,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "what", content = "rate", rename_all = "kebab-case")]
 enum What {
     Gone,
     Back,

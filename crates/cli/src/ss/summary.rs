@@ -1,0 +1,112 @@
+//! `portolan ss -s`: how many sessions there are, as ss(8) sums them up.
+
+use serde::Serialize;
+
+use super::SocketView;
+use crate::exit::{Failure, print};
+use crate::json::print_json;
+
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Count {
+    total: usize,
+    ipv4: usize,
+    ipv6: usize,
+}
+
+#[derive(Debug, Default, PartialEq, Serialize)]
+struct Summary {
+    total: usize,
+    established: usize,
+    closed: usize,
+    time_wait: usize,
+    raw: Count,
+    udp: Count,
+    tcp: Count,
+}
+
+pub fn show(sockets: &[SocketView], as_json: bool) -> Result<(), Failure> {
+    let summary = of(sockets);
+    if as_json {
+        return print_json(&summary);
+    }
+    for line in text(&summary) {
+        print(line)?;
+    }
+    Ok(())
+}
+
+fn of(sockets: &[SocketView]) -> Summary {
+    let mut summary = Summary {
+        total: sockets.len(),
+        ..Summary::default()
+    };
+    for socket in sockets {
+        let count = match (&socket.raw, socket.protocol) {
+            (Some(_), _) => &mut summary.raw,
+            (None, "udp") => &mut summary.udp,
+            _ => &mut summary.tcp,
+        };
+        count.total += 1;
+        match socket.place.is_ipv6 {
+            true => count.ipv6 += 1,
+            false => count.ipv4 += 1,
+        }
+        match (socket.protocol, socket.state.as_str()) {
+            ("tcp", "ESTAB") => summary.established += 1,
+            ("tcp", "TIME-WAIT") => summary.time_wait += 1,
+            ("tcp", "CLOSED" | "UNCONN") => summary.closed += 1,
+            _ => {}
+        }
+    }
+    summary
+}
+
+fn text(summary: &Summary) -> Vec<String> {
+    let row = |name: &str, count: &Count| {
+        format!(
+            "{name:<9} {:<9} {:<9} {}",
+            count.total, count.ipv4, count.ipv6
+        )
+    };
+    vec![
+        format!("Total: {}", summary.total),
+        format!(
+            "TCP:   {} (estab {}, closed {}, timewait {})",
+            summary.tcp.total, summary.established, summary.closed, summary.time_wait
+        ),
+        String::new(),
+        format!("{:<9} {:<9} {:<9} IPv6", "Transport", "Total", "IP"),
+        row("RAW", &summary.raw),
+        row("UDP", &summary.udp),
+        row("TCP", &summary.tcp),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::session::tests::{established, listening, unconnected};
+    use super::super::session::view;
+    use super::*;
+
+    #[test]
+    fn sessions_are_counted_by_protocol_family_and_state() {
+        let summary = of(&[
+            view(&established()),
+            view(&listening()),
+            view(&unconnected()),
+        ]);
+        assert_eq!((summary.total, summary.established), (3, 1));
+        assert_eq!(
+            summary.tcp,
+            Count {
+                total: 2,
+                ipv4: 2,
+                ipv6: 0
+            }
+        );
+        assert_eq!(
+            text(&summary)[1],
+            "TCP:   2 (estab 1, closed 0, timewait 0)"
+        );
+    }
+}

@@ -1,0 +1,259 @@
+//! What those who run networks type: `portolan ss` with the options and filters of ss(8), `nstat`, `ps`, `why`, and JSON
+//! for their programs, all about live programs.
+
+use std::fs;
+use std::process::Command;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::stream::{connect, exchange};
+use portolan_programs::{PYTHON, bed, eventually};
+use serde_json::Value;
+
+const PORT: u16 = 7090;
+const SCHEMA: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../docs/reference/portolan.schema.json"
+);
+
+/// Listens, accepts what stands in `accepted`, and echoes.
+const ECHO: &str = "import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=7)
+held = [listener.accept()[0] for _ in range(int(sys.argv[3]))]
+while held:
+    for connection in held:
+        connection.sendall(connection.recv(4096))";
+
+fn serve(bed: &Bed, accepted: &str) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let words = [
+        "-c",
+        ECHO,
+        &endpoint.ip().to_string(),
+        &endpoint.port().to_string(),
+        accepted,
+    ];
+    bed.serve(Stack::Portolan, PORT, PYTHON, &words)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn portolan(bed: &Bed, line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    bed.portolan(Side::Server, &words)
+        .unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn rows(bed: &Bed, line: &str) -> Vec<String> {
+    let said = portolan(bed, line);
+    let rows = said
+        .lines()
+        .filter(|line| line.contains(&format!(":{PORT} ")));
+    rows.map(str::to_owned).collect()
+}
+
+#[test]
+fn ss_is_what_people_know_from_the_kernel() {
+    let bed = bed();
+    let server = serve(&bed, "1");
+    let mut stream = connect(&bed, PORT);
+    exchange(&mut stream, 2, 5000);
+    let [local, peer] =
+        [stream.peer_addr(), stream.local_addr()].map(|address| address.unwrap().to_string());
+    let pid = server.pid();
+
+    let listening = rows(&bed, "ss -tlnp");
+    assert_eq!(listening.len(), 1, "{listening:?}");
+    let fields: Vec<_> = listening[0].split_whitespace().collect();
+    let process = format!("users:((\"python3\",pid={pid}))");
+    assert_eq!(
+        fields,
+        ["tcp", "LISTEN", "0", "7", &local, "0.0.0.0:*", &process]
+    );
+
+    let all = rows(&bed, "ss -tanp");
+    assert_eq!(all.len(), 2, "{all:?}");
+    let connected = rows(&bed, "ss -tn state established");
+    let fields: Vec<_> = connected[0].split_whitespace().collect();
+    assert_eq!(fields, ["tcp", "ESTAB", "0", "0", &local, &peer]);
+
+    for (line, count) in [
+        (format!("ss -tan sport = :{PORT}"), 2),
+        (format!("ss -tan dst {peer}"), 1),
+        (
+            format!("ss -tan ( sport = :{PORT} or dport = :1 ) and not dst 0.0.0.0/0"),
+            1,
+        ),
+        ("ss -tan dst 203.0.113.0/24".to_owned(), 0),
+        ("ss -ua".to_owned(), 0),
+        ("ss -x".to_owned(), 0),
+        ("ss -ta6".to_owned(), 0),
+    ] {
+        assert_eq!(rows(&bed, &line).len(), count, "{line}");
+    }
+
+    let told = portolan(&bed, "ss -tnoiem state established");
+    let figures = told.lines().nth(2).expect("a line below the session");
+    assert!(!figures.contains("ssthresh"), "nothing was lost: {figures}");
+    let cwnd = figures
+        .split(" cwnd:")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+    assert!(
+        cwnd.is_some_and(|segments| (2..1000).contains(&segments)),
+        "{figures}"
+    );
+    assert!(figures.contains(" skmem:(r0,w0) "), "{figures}");
+    assert!(portolan(&bed, "ss -s").contains("(estab 1, "));
+    assert!(!portolan(&bed, "ss -H").contains("Netid"));
+}
+
+#[test]
+fn connections_that_nobody_accepts_show_as_the_listeners_backlog() {
+    let bed = bed();
+    let _server = serve(&bed, "3");
+    let streams = [
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+    ];
+    let queued = || {
+        let rows = rows(&bed, "ss -tln");
+        rows[0]
+            .split_whitespace()
+            .skip(2)
+            .take(2)
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let limit = std::time::Duration::from_secs(5);
+    assert!(
+        eventually(limit, || queued() == ["2", "7"]),
+        "{:?}",
+        queued()
+    );
+    drop(streams);
+}
+
+#[test]
+fn the_kernels_reservation_names_the_program_whose_port_it_is() {
+    let bed = bed();
+    let server = serve(&bed, "1");
+    let rows: Vec<_> = rows(&bed, "ss --kernel -tlnp");
+    assert_eq!(rows.len(), 2, "{rows:?}");
+    let owner = format!(
+        "portolan:reservation users:((\"python3\",pid={}))",
+        server.pid()
+    );
+    assert!(rows.iter().any(|row| row.ends_with(&owner)), "{rows:?}");
+}
+
+#[test]
+fn what_keeps_a_program_from_portolan_is_told() {
+    let bed = bed();
+    let server = serve(&bed, "1");
+    let _kernels = bed
+        .serve(
+            Stack::Kernel,
+            PORT + 1,
+            PYTHON,
+            &[
+                "-c",
+                ECHO,
+                &bed.server.address.to_string(),
+                &(PORT + 1).to_string(),
+                "1",
+            ],
+        )
+        .unwrap_or_else(|error| panic!("{error}"));
+    let listed = portolan(&bed, "ps");
+    let own = listed
+        .lines()
+        .find(|line| line.starts_with(&server.pid().to_string()));
+    let own = own.unwrap_or_else(|| panic!("{listed}"));
+    assert!(own.contains("python3 1 "), "{own}");
+    assert!(portolan(&bed, &format!("why {}", server.pid())).contains("loads the socket proxy"));
+    assert!(portolan(&bed, "why /bin/busybox").contains("is statically linked"));
+    assert!(portolan(&bed, "why su").contains("set-user-ID"));
+    let said = bed
+        .command(Side::Server, Stack::Portolan, "/bin/busybox")
+        .arg("true")
+        .output();
+    let said = String::from_utf8_lossy(&said.expect("it runs").stderr).into_owned();
+    assert!(
+        said.contains("is statically linked; using the kernel's sockets")
+            && said.contains("build it dynamically"),
+        "{said}"
+    );
+}
+
+#[test]
+fn nstat_counts_what_happened_since_the_last_call_by_the_kernels_names() {
+    let bed = bed();
+    let server = serve(&bed, "2");
+    let history = bed.file("nstat");
+    let nstat = |arguments: &[&str]| {
+        let mut command = bed.own_command(Side::Server);
+        let said = run(command
+            .env("PORTOLAN_NSTAT_HISTORY", &history)
+            .arg("nstat")
+            .args(arguments));
+        let said = said.unwrap_or_else(|error| panic!("{error}"));
+        serde_json::from_str::<Value>(&said).expect("JSON")["portolan"]["TcpPassiveOpens"].as_u64()
+    };
+    let _first = connect(&bed, PORT);
+    assert_eq!(nstat(&["--json"]), Some(1));
+    assert_eq!(nstat(&["--json"]), None, "nothing happened");
+    let _second = connect(&bed, PORT);
+    assert_eq!(nstat(&["--json", "-s", "Tcp*"]), Some(1));
+    assert_eq!(nstat(&["--json"]), Some(1));
+    assert_eq!(nstat(&["--json", "-a"]), Some(2));
+    drop(server);
+}
+
+/// Each value is one that the schema of its command admits, by Debian's python3-jsonschema.
+#[test]
+fn what_commands_print_as_json_is_what_the_schema_says() {
+    const VALIDATE: &str = "import json, sys, jsonschema
+schema = json.load(open(sys.argv[1]))
+wanted = schema['properties'][sys.argv[2]]
+def closed(part):
+    if isinstance(part, dict):
+        if 'properties' in part and 'oneOf' not in part:
+            part.setdefault('additionalProperties', False)
+        for inner in part.values(): closed(inner)
+    if isinstance(part, list):
+        for inner in part: closed(inner)
+closed(schema['$defs'])
+for line in open(sys.argv[3]).read().split('\\0'):
+    value = json.loads(line)
+    jsonschema.Draft202012Validator({'$defs': schema['$defs'], **wanted}).validate(value)
+    print(len(line))";
+    let bed = bed();
+    let _server = serve(&bed, "1");
+    let mut stream = connect(&bed, PORT);
+    exchange(&mut stream, 2, 5000);
+    portolan(&bed, &format!("qos set port tcp:{PORT} rx --packets 10000"));
+    for (command, line) in [
+        ("ss", "ss -a --json"),
+        ("ss", "ss -a --kernel --json"),
+        ("counters", "counters -a --json"),
+        ("counters", "counters -p --json"),
+        ("status", "status --json"),
+        ("nstat", "nstat -s -a -z --json"),
+        ("ps", "ps -a --json"),
+        ("qos show", "qos show --json"),
+        ("top", "top --json -n 1 -d 0.2"),
+        ("ext list", "ext list --json"),
+        ("ext stats", "ext stats --json"),
+    ] {
+        let said = portolan(&bed, line);
+        assert!(!said.contains("-0.0"), "{line}: {said}");
+        let file = bed.file("value.json");
+        fs::write(&file, &said).expect("the bed's directory is writable");
+        let mut validate = Command::new("python3");
+        validate.args(["-c", VALIDATE, SCHEMA, command]).arg(&file);
+        run(&mut validate).unwrap_or_else(|error| panic!("{line}: {error}\n{said}"));
+    }
+}
