@@ -13,7 +13,7 @@ RELEASE := target/release
 SHARE   := $(DESTDIR)$(PREFIX)/share
 JSON    ?= bench.json
 
-.PHONY: build run check test lint fuzz bench doc install uninstall clean deps
+.PHONY: build run check test lint fuzz bench doc install uninstall deb image clean deps
 
 build: deps
 	cargo build --release --workspace
@@ -84,6 +84,15 @@ uninstall:
 	rm -f $(SHARE)/man/man1/portolan.1 $(SHARE)/man/man1/portolan-*.1 $(SHARE)/man/man5/portoland.toml.5 \
 	  $(SHARE)/man/man8/portoland.8 $(SHARE)/bash-completion/completions/portolan \
 	  $(SHARE)/zsh/site-functions/_portolan $(SHARE)/fish/vendor_completions.d/portolan.fish
+
+# The packages for Debian, in target/deb: portolan, libportolan-dev, and debug symbols apart.
+deb: build
+	scripts/package-deb target/deb $(RELEASE)
+
+# A container image as an OCI layout, without a daemon.
+image: build
+	rm -rf target/image
+	scripts/oci-image target/image
 
 clean:
 	cargo clean

@@ -4,6 +4,7 @@
 
 mod counters;
 mod doctor;
+mod enable;
 mod exit;
 mod ext;
 mod installed;
@@ -56,6 +57,14 @@ enum Command {
     /// without a meaning is reported on standard error and ignored.
     #[command(after_long_help = manual::AFTER_RUN)]
     Run(run::Arguments),
+    /// Put a systemd service on Portolan.
+    ///
+    /// Writes a drop-in below /etc/systemd/system that preloads the socket proxy; how the service is started stays as
+    /// it is. Adds what the service's own confinement lacks (ExecPaths=, RestrictAddressFamilies=), and refuses
+    /// services that cannot be on Portolan, with the reason. Takes effect when the service is restarted.
+    Enable(enable::Arguments),
+    /// Remove the drop-in that `enable` wrote.
+    Disable(enable::DisableArguments),
     /// List the sessions of this network namespace.
     ///
     /// Takes the options and filters of ss(8), and prints its columns. Without -a, -l or a state, sessions that
@@ -154,6 +163,8 @@ fn version() -> &'static str {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(arguments),
+        Command::Enable(arguments) => enable::run(&arguments),
+        Command::Disable(arguments) => enable::disable(&arguments),
         Command::Ss(arguments) => ss::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Counters(arguments) => counters::run(&arguments),

@@ -32,6 +32,8 @@ use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::{capability::Capability, namespace};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError};
 use crate::instance::{Instance, InstanceError};
@@ -100,6 +102,8 @@ Exit status:
 enum LogFormat {
     Text,
     Json,
+    /// To the system's journal, with priorities and fields; text where there is none.
+    Journal,
 }
 
 /// What the exit status says. 2 is also clap's for a wrong command line.
@@ -220,13 +224,22 @@ fn check_privileges() -> Result<(), Failure> {
 
 fn start_logging(format: LogFormat) {
     let filter = EnvFilter::try_from_env("PORTOLAN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    if let LogFormat::Journal = format
+        && let Ok(journal) = tracing_journald::layer()
+    {
+        let journal = journal.with_field_prefix(Some("PORTOLAN".to_owned()));
+        return tracing_subscriber::registry()
+            .with(filter)
+            .with(journal)
+            .init();
+    }
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
         .with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),
+        LogFormat::Text | LogFormat::Journal => builder.init(),
     }
 }
 

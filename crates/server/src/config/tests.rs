@@ -243,3 +243,23 @@ fn a_file_without_end_is_refused() {
     assert!(error.to_string().contains("longer than"), "{error}");
     assert!(Config::read(Path::new("/")).is_err());
 }
+
+/// What the package installs as /etc/portoland.toml.
+#[test]
+fn the_packages_file_shows_the_defaults() {
+    const FILE: &str = include_str!("../../../../contrib/portoland.toml");
+    assert_eq!(parse(FILE).unwrap(), Config::default());
+    let shown: Vec<&str> = FILE
+        .lines()
+        .filter_map(|line| line.strip_prefix('#'))
+        .filter(|line| !line.starts_with(' '))
+        .collect();
+    let config = Config {
+        // These have no default that could be shown.
+        interfaces: Vec::new(),
+        socket_group: None,
+        ecn: None,
+        ..parse(&shown.join("\n")).unwrap()
+    };
+    assert_eq!(config, Config::default());
+}
