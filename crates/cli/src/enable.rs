@@ -19,6 +19,9 @@ const MARK: &str = "# Written by `portolan enable`; `portolan disable` removes i
 
 const FILE: &str = "portolan.conf";
 
+/// For PostgreSQL's clusters on Debian: pg_ctlcluster replaces the environment by that of a file of the cluster.
+const ENVIRONMENT: &str = "portolan.environment";
+
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Fail, instead of using the kernel's sockets, while there is no server.
@@ -71,6 +74,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = directory.join(FILE);
     ensure_own(&path)?;
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+    if unit.has_cluster() {
+        let environment = directory.join(ENVIRONMENT);
+        fs::write(&environment, arguments.environment(&preload))
+            .with_context(|| environment.display().to_string())?;
+    }
     fs::write(&path, text).with_context(|| path.display().to_string())?;
     reload();
     print(format!("{}\nsystemctl restart {name}", path.display()))
@@ -82,6 +90,7 @@ pub fn disable(arguments: &DisableArguments) -> Result<(), Failure> {
     let path = directory.join(FILE);
     ensure_own(&path)?;
     fs::remove_file(&path).with_context(|| path.display().to_string())?;
+    let _ = fs::remove_file(directory.join(ENVIRONMENT));
     // There may be drop-ins of others.
     let _ = fs::remove_dir(&directory);
     reload();
@@ -126,6 +135,24 @@ fn reload() {
 }
 
 impl Arguments {
+    /// Variables beside LD_PRELOAD.
+    fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let settings = [
+            self.require.then(|| ("PORTOLAN", "require".to_owned())),
+            self.spin.map(|spin| ("PORTOLAN_SPIN", spin.to_string())),
+            self.delegate.then(|| ("PORTOLAN_DELEGATE", "1".to_owned())),
+        ];
+        settings.into_iter().flatten()
+    }
+
+    /// In the words of pg_ctlcluster(1).
+    fn environment(&self, preload: &Path) -> String {
+        let preload = ("LD_PRELOAD", preload.display().to_string());
+        let variables = std::iter::once(preload).chain(self.settings());
+        let lines = variables.map(|(name, value)| format!("{name} = '{value}'\n"));
+        format!("{MARK}\n{}", lines.collect::<String>())
+    }
+
     fn drop_in(&self, unit: &Unit, preload: &Path) -> anyhow::Result<String> {
         refuse(unit)?;
         let directory = preload
@@ -145,17 +172,15 @@ impl Arguments {
             "Environment=\"LD_PRELOAD={}{others}\"",
             preload.display()
         ));
-        let settings = [
-            self.require.then(|| "PORTOLAN=require".to_owned()),
-            self.spin.map(|spin| format!("PORTOLAN_SPIN={spin}")),
-            self.delegate.then(|| "PORTOLAN_DELEGATE=1".to_owned()),
-        ];
         lines.extend(
-            settings
-                .into_iter()
-                .flatten()
-                .map(|setting| format!("Environment={setting}")),
+            self.settings()
+                .map(|(name, value)| format!("Environment={name}={value}")),
         );
+        if unit.has_cluster() {
+            lines.push(format!(
+                "BindReadOnlyPaths=/etc/systemd/system/%n.d/{ENVIRONMENT}:/etc/postgresql/%I/environment"
+            ));
+        }
         if unit.may_not_execute(directory) {
             lines.push(format!("ExecPaths={}", directory.display()));
         }
@@ -246,6 +271,26 @@ mod tests {
                 "{line}: {confined}"
             );
         }
+    }
+
+    #[test]
+    fn clusters_of_postgresql_have_their_environment_from_a_file() {
+        let unit = Unit::parse(
+            "[Service]\nExecStart=-/usr/bin/pg_ctlcluster --skip-systemctl-redirect %i start\n",
+        );
+        let line = Line::parse_from(["enable", "x", "--spin", "50"]);
+        let preload = Path::new("/usr/lib/portolan/p.so");
+        let drop_in = line.arguments.drop_in(&unit, preload).unwrap();
+        assert!(
+            drop_in.contains("portolan.environment:/etc/postgresql/%I/environment"),
+            "{drop_in}"
+        );
+        let environment = line.arguments.environment(preload);
+        assert!(
+            environment
+                .ends_with("\nLD_PRELOAD = '/usr/lib/portolan/p.so'\nPORTOLAN_SPIN = '50'\n"),
+            "{environment}"
+        );
     }
 
     #[test]

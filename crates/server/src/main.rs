@@ -31,6 +31,7 @@ use std::sync::LazyLock;
 use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::{capability::Capability, namespace};
 use tracing::error;
+use tracing_journald::{Priority, PriorityMappings};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -227,7 +228,12 @@ fn start_logging(format: LogFormat) {
     if let LogFormat::Journal = format
         && let Ok(journal) = tracing_journald::layer()
     {
-        let journal = journal.with_field_prefix(Some("PORTOLAN".to_owned()));
+        let journal = journal
+            .with_field_prefix(Some("PORTOLAN".to_owned()))
+            .with_priority_mappings(PriorityMappings {
+                info: Priority::Informational,
+                ..PriorityMappings::new()
+            });
         return tracing_subscriber::registry()
             .with(filter)
             .with(journal)

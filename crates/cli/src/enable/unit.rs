@@ -146,6 +146,13 @@ impl Unit {
             })
     }
 
+    /// Is it one of PostgreSQL's clusters, as Debian starts them?
+    pub fn has_cluster(&self) -> bool {
+        self.programs()
+            .iter()
+            .any(|program| program.ends_with("/pg_ctlcluster"))
+    }
+
     /// What it starts, without the marks before the path.
     pub fn programs(&self) -> Vec<&str> {
         let commands = self.all("ExecStart");
