@@ -65,7 +65,8 @@ pub struct DisableArguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let name = service_name(&arguments.unit)?;
     let unit = Unit::find(&name)?;
-    let preload = find_preload()?;
+    // Found beside this program, by a path with `..` in it.
+    let preload = fs::canonicalize(find_preload()?)?;
     let text = arguments.drop_in(&unit, &preload)?;
     if arguments.dry_run {
         return print(text.trim_end());
