@@ -1,4 +1,4 @@
-//! wrk with 64 connections against one nginx worker, one core each, with and without keep-alive.
+//! wrk with 64 connections, and with few, against one nginx worker, one core each, with and without keep-alive.
 
 use std::fs;
 
@@ -15,14 +15,22 @@ const PAGE: usize = 612;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let seconds = effort.scaled(2.0);
-    let mut cases = vec![case("wrk-c64", seconds, &[])];
+    let mut cases = vec![case("wrk-c64", seconds, "64", &[])];
     if !effort.quick {
-        cases.push(case("wrk-close", seconds, &["-H", "Connection: close"]));
+        let close = &["-H", "Connection: close"];
+        cases.push(case("wrk-close", seconds, "64", close));
+        cases.push(case("wrk-c1", seconds, "1", &[]));
+        cases.push(case("wrk-c4", seconds, "4", &[]));
     }
     cases
 }
 
-fn case(name: &str, seconds: f64, options: &'static [&'static str]) -> Case {
+fn case(
+    name: &str,
+    seconds: f64,
+    connections: &'static str,
+    options: &'static [&'static str],
+) -> Case {
     // wrk takes whole seconds.
     let duration = format!("{}s", seconds.ceil());
     Case::new(name, "req/s", Better::Higher, move |bed, stack| {
@@ -31,7 +39,7 @@ fn case(name: &str, seconds: f64, options: &'static [&'static str]) -> Case {
         let url = format!("http://{}/", bed.endpoint(PORT));
         let output = run(bed
             .command(Side::Client, stack, "wrk")
-            .args(["-t", "1", "-c", "64", "-d", &duration, "--latency"])
+            .args(["-t", "1", "-c", connections, "-d", &duration, "--latency"])
             .args(options)
             .arg(&url))?;
         sample(&output).ok_or(MeasureError::Output {

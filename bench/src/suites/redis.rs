@@ -1,4 +1,4 @@
-//! redis-benchmark with 50 connections against redis-server, one core each.
+//! redis-benchmark with 50 connections, and with few, against redis-server, one core each.
 
 use super::{Better, Case};
 use crate::bed::{Bed, Side, Stack};
@@ -10,27 +10,49 @@ const PORT: u16 = 6379;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let requests = effort.scaled(100_000.0) as u64;
-    let mut cases = vec![case("get-c50", "get", requests, 1)];
+    let get = Load {
+        test: "get",
+        connections: 50,
+        pipeline: 1,
+        requests,
+    };
+    let mut cases = vec![case("get-c50", get)];
     if !effort.quick {
-        cases.push(case("set-c50", "set", requests, 1));
-        cases.push(case("get-c50-p16", "get", requests * 8, 16));
+        cases.push(case("set-c50", Load { test: "set", ..get }));
+        let pipelined = Load {
+            pipeline: 16,
+            requests: requests * 8,
+            ..get
+        };
+        cases.push(case("get-c50-p16", pipelined));
+        for (name, connections) in [("get-c1", 1), ("get-c4", 4)] {
+            let few = Load {
+                connections,
+                requests: requests / 2,
+                ..get
+            };
+            cases.push(case(name, few));
+        }
     }
     cases
 }
 
-fn case(name: &str, test: &'static str, requests: u64, pipeline: u32) -> Case {
+/// What redis-benchmark asks for.
+#[derive(Clone, Copy)]
+struct Load {
+    test: &'static str,
+    connections: u32,
+    pipeline: u32,
+    requests: u64,
+}
+
+fn case(name: &str, load: Load) -> Case {
     Case::new(name, "req/s", Better::Higher, move |bed, stack| {
-        measure(bed, stack, test, requests, pipeline)
+        measure(bed, stack, load)
     })
 }
 
-fn measure(
-    bed: &Bed,
-    stack: Stack,
-    test: &str,
-    requests: u64,
-    pipeline: u32,
-) -> Result<Sample, MeasureError> {
+fn measure(bed: &Bed, stack: Stack, load: Load) -> Result<Sample, MeasureError> {
     let address = bed.server.address.to_string();
     let port = PORT.to_string();
     let _server = bed.serve(
@@ -58,14 +80,14 @@ fn measure(
         "-p",
         &port,
         "-t",
-        test,
+        load.test,
         "-c",
-        "50",
+        &load.connections.to_string(),
         "--csv",
         "-n",
-        &requests.to_string(),
+        &load.requests.to_string(),
         "-P",
-        &pipeline.to_string(),
+        &load.pipeline.to_string(),
     ]))?;
     sample(&output).ok_or(MeasureError::Output {
         program: "redis-benchmark",

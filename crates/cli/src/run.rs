@@ -24,7 +24,7 @@ const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Poll the ring for this many microseconds before a waiting thread sleeps.
+    /// Poll the ring for at most this many microseconds before a waiting thread sleeps; 0: sleep at once.
     #[arg(long, value_name = "US")]
     spin: Option<u32>,
     /// Perform the handshakes of listeners in the program itself.

@@ -206,6 +206,11 @@ impl Channel {
         })
     }
 
+    /// Does a tap owe frames to the device?
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.main.is_full() || self.others.values().any(TapQueue::is_full)
+    }
+
     /// Sends what is of no session.
     pub(crate) fn transmit_raw(&mut self, frame: &Frame<'_>) {
         self.main.transmit(frame);

@@ -41,6 +41,7 @@ use crate::runtime::locals::Locals;
 use crate::runtime::{Alarm, Core};
 use crate::socket::table;
 use crate::wait::helper;
+use crate::wait::spin::Spinner;
 
 /// After a failed attempt, how long sockets are the kernel's before the server is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -55,7 +56,7 @@ pub(crate) struct Process {
     pub(crate) helper: helper::BackgroundThread,
     /// Who holds it runs with the priority of who waits (ADR 2).
     core: PiMutex<Core>,
-    spin_us: u32,
+    pub(crate) spinner: Spinner,
     congestion: CongestionKind,
     delivery: Delivery,
     mapping: MappingChoice,
@@ -336,9 +337,10 @@ impl Process {
         if layers::start() {
             core.stack.observe(layers::on_step);
         }
+        let spin_us = settings().spin_us.unwrap_or(parameters.spin_us);
         Ok(Process {
             control,
-            spin_us: settings().spin_us.unwrap_or(parameters.spin_us),
+            spinner: Spinner::new(Duration::from_micros(spin_us.into())),
             // A name that this library does not know is not its own server's.
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             delivery: settings().delivery.unwrap_or(parameters.delivery),
@@ -409,10 +411,6 @@ impl Process {
     /// Whether listeners that do not say perform their handshakes here (`portolan run --delegate`).
     pub(crate) fn wants_delegation(&self) -> Option<bool> {
         settings().delegates
-    }
-
-    pub(crate) fn spin_us(&self) -> u32 {
-        self.spin_us
     }
 
     pub(crate) fn lock(&self) -> CoreGuard<'_> {

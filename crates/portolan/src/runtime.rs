@@ -29,6 +29,7 @@ use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
 use crate::wait::Waiter;
 use crate::wait::openings::Openings;
+use crate::wait::spin::Spread;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
 /// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
@@ -71,6 +72,7 @@ pub(crate) struct Core {
     pub(crate) attended: u64,
     /// Counts what watchers of sockets were told.
     pub(crate) notify_seq: u64,
+    pub(crate) spread: Spread,
 }
 
 /// What a signal tells the owner of a socket.
@@ -109,8 +111,10 @@ impl Core {
         metastate: MetastateReader,
     ) -> Core {
         let routes = read_routes(&metastate).unwrap_or_default();
+        let mut stack = Stack::new(now);
+        stack.defer_acknowledgements();
         Core {
-            stack: Stack::new(now),
+            stack,
             channel,
             tx_queues: TxQueueMap::default(),
             locals,
@@ -130,6 +134,7 @@ impl Core {
             wire_until: Instant::ZERO,
             attended: 0,
             notify_seq: 0,
+            spread: Spread::default(),
         }
     }
 
@@ -200,6 +205,9 @@ impl Core {
     }
 
     fn receive(&mut self, now: Instant) {
+        if !self.channel.may_have_received() {
+            return;
+        }
         let Core {
             stack,
             channel,
@@ -227,7 +235,11 @@ impl Core {
             return has_nothing && !socket.has_error();
         }
         let channel = &self.channel;
-        if channel.may_have_received() || channel.full().is_any() || self.stack.has_output() {
+        if channel.may_have_received()
+            || channel.full().is_any()
+            || self.stack.has_output()
+            || self.stack.owes_acknowledgements()
+        {
             return false;
         }
         let soon = clock::recent() + clock::RECENT;
@@ -255,6 +267,21 @@ impl Core {
 
     /// Sends what sessions have to send.
     pub(crate) fn poll_tx(&mut self, now: Instant) {
+        if self.stack.awaits_output(&self.routes) || self.channel.has_backlog() {
+            self.send(now);
+        }
+        self.dispatch();
+        if !self.delegations.is_empty() {
+            self.attend_delegations();
+        }
+        self.pass_stamps(now);
+        self.bury_orphans();
+        if self.tx_queues.change() {
+            self.close_tx_queues();
+        }
+    }
+
+    fn send(&mut self, now: Instant) {
         self.channel.flush();
         let output = layers::enter(Layer::OutputSession);
         self.stack.output(now, &self.routes, &mut self.channel);
@@ -266,11 +293,6 @@ impl Core {
                     .push(RequestBody::Resolve { interface, address });
             }
         }
-        self.dispatch();
-        self.attend_delegations();
-        self.pass_stamps(now);
-        self.bury_orphans();
-        self.close_tx_queues();
     }
 
     /// Watches the way of what the stream at `slot` was given last.
@@ -396,6 +418,13 @@ impl Core {
         self.poll_tx(now);
     }
 
+    /// As [`Core::poll`], for a thread that has nothing to send: acknowledgements wait for it no longer.
+    pub(crate) fn poll_idle(&mut self, now: Instant) {
+        self.poll_rx(now);
+        self.stack.settle_acknowledgements();
+        self.poll_tx(now);
+    }
+
     /// As [`Core::poll_rx`], for a session that leaves: what lies on the ring or the tap goes into it,
     /// and not after it by way of the server.
     pub(crate) fn take_in_all(&mut self, now: Instant) {
@@ -441,6 +470,9 @@ impl Core {
 
     /// Tells whoever watches a socket that its session changed.
     fn dispatch(&mut self) {
+        if !self.stack.has_changed() {
+            return;
+        }
         let changed: Vec<(Slot, Events)> = self.stack.changed().collect();
         for (slot, events) in changed {
             if self.delegations.is_empty()
@@ -457,6 +489,7 @@ impl Core {
             && let Some(Some(socket)) = self.sockets.get(slot.0 as usize)
         {
             self.notify_seq += 1;
+            self.spread.note(slot);
             socket.notify(events);
             if events.contains(Events::URGENT) {
                 self.pending_signals

@@ -4,6 +4,7 @@
 pub(crate) mod epoll;
 pub(crate) mod helper;
 pub(crate) mod openings;
+pub(crate) mod spin;
 pub(crate) mod unseen;
 pub(crate) mod watch;
 
@@ -273,8 +274,7 @@ impl Process {
         mut ready: impl FnMut(&mut Core, Instant) -> Option<T>,
     ) -> Result<Woken<T>, Errno> {
         let waiter = Waiter::mine();
-        let spin = Duration::from_micros(u64::from(self.spin_us()));
-        let mut spin_until = None;
+        let mut turn = self.spinner.wait();
         loop {
             // An outcome that has come counts from the first look on.
             self.take_outcomes();
@@ -283,6 +283,7 @@ impl Process {
             core.poll(now);
             let news = (core.locals.news(), core.notify_seq);
             if let Some(value) = ready(&mut core, now) {
+                turn.found(now);
                 core.hand_over();
                 return Ok(Woken::Ready(value));
             }
@@ -294,13 +295,25 @@ impl Process {
                 // It came under the eyes of `ready`, but perhaps behind its back.
                 continue;
             }
+            if core.stack.owes_acknowledgements() {
+                core.stack.settle_acknowledgements();
+                core.poll_tx(now);
+            }
             if sleep.deadline.is_some_and(|deadline| deadline <= now) {
                 core.hand_over();
                 return Ok(Woken::TimedOut);
             }
-            if now < *spin_until.get_or_insert(now + spin) {
+            if turn.goes_on(now, &core.spread) {
                 drop(core);
-                std::hint::spin_loop();
+                turn.pause();
+                if turn.is_to_ask_kernel() && sleep.kernel_has_events()? {
+                    let mut core = self.lock();
+                    let now = clock::now();
+                    core.poll(now);
+                    turn.found(now);
+                    core.hand_over();
+                    return Ok(Woken::Kernel);
+                }
                 continue;
             }
             let by = core.wake_by(now, &sleep);
@@ -319,7 +332,9 @@ impl Process {
 
             let mut core = self.lock();
             waiter.wake();
-            core.wake(clock::now(), &waiter, role);
+            let now = clock::now();
+            turn.woke(now);
+            core.wake(now, &waiter, role);
             match slept {
                 Ok(Slept {
                     woken: Some(by), ..
@@ -430,6 +445,14 @@ impl Sleep<'_> {
             && self.deadline.is_none()
             && self.mask.is_none()
             && self.begins_again.is_some_and(|begins_again| begins_again())
+    }
+
+    /// For a thread that spins.
+    fn kernel_has_events(&mut self) -> Result<bool, Errno> {
+        if self.kernel.is_empty() {
+            return Ok(false);
+        }
+        Ok(wait::ppoll(self.kernel, Some(Instant::ZERO), None)? > 0)
     }
 
     fn sleep(

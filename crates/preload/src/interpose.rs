@@ -109,7 +109,7 @@ pub fn end_if_cancelled() {
     unsafe extern "C-unwind" {
         fn pthread_testcancel();
     }
-    if !posix::is_inside() && posix::take_end() {
+    if posix::take_end() {
         // SAFETY: nothing is held here.
         unsafe { pthread_testcancel() };
     }

@@ -55,8 +55,9 @@ pub struct Config {
     pub ephemeral_ports: [u16; 2],
     /// Bytes of each process's receive ring, a power of two.
     pub ring_size: u32,
-    /// Microseconds a waiting thread looks at its ring before it sleeps.
-    pub spin_us: u32,
+    /// The most microseconds that a waiting thread looks at its ring before it sleeps; if none, what a sleep costs on
+    /// this machine.
+    pub spin_us: Option<u32>,
     /// `cubic`, `reno` or `bbr`.
     pub congestion: String,
     /// Explicit congestion notification: `off`, `accept` or `request`; if none, as `tcp_ecn` says.
@@ -111,7 +112,7 @@ impl Default for Config {
             socket_group: None,
             ephemeral_ports: [20000, 29999],
             ring_size: 4 << 20,
-            spin_us: 0,
+            spin_us: None,
             congestion: CongestionKind::default().name().to_owned(),
             ecn: None,
             buffers: Buffers::default(),
@@ -324,7 +325,7 @@ impl Config {
     /// What each library is told.
     pub fn parameters(&self) -> Parameters {
         Parameters {
-            spin_us: self.spin_us,
+            spin_us: self.spin_us.unwrap_or_default(),
             send_buffer: BufferLimits {
                 initial: self.buffers.send_initial,
                 maximum: self.buffers.send_maximum,

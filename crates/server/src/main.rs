@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, ValueEnum};
-use portolan_sys::{capability::Capability, namespace};
+use portolan_sys::{capability::Capability, namespace, wake_cost};
 use tracing::error;
 use tracing_journald::{Priority, PriorityMappings};
 use tracing_subscriber::EnvFilter;
@@ -78,6 +78,9 @@ fn version() -> &'static str {
         LazyLock::new(|| portolan_manual::version(portolan_stack::VERSION));
     &VERSION
 }
+
+/// Whatever a sleep costs, programs do not spin for longer if the configuration does not say so.
+const LONGEST_SPIN_US: u32 = 50;
 
 /// The end of `--help`, and of portoland(8).
 const AFTER_OPTIONS: &str = "Privileges:
@@ -181,7 +184,7 @@ fn print_manual(args: &Args) -> Option<ExitCode> {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let config = configuration(&args)?;
+    let mut config = configuration(&args)?;
     config.check()?;
     if args.check {
         println!("configuration is sound");
@@ -193,10 +196,18 @@ fn run(args: Args) -> Result<(), Failure> {
         None => namespace::control_path().map_err(Failure::Namespace)?,
     };
     let instance = Instance::claim(&socket)?;
+    config.spin_us.get_or_insert_with(longest_spin);
     let mut server = Server::start(config, &instance)?;
     server.run().map_err(Failure::Loop)?;
     server.stop();
     Ok(())
+}
+
+/// Microseconds that a sleep and a wake-up cost here, for both processors: a longer spin does not pay.
+fn longest_spin() -> u32 {
+    let wake_up = wake_cost::measure().unwrap_or_default();
+    let both = u32::try_from((2 * wake_up).as_micros()).unwrap_or(LONGEST_SPIN_US);
+    both.min(LONGEST_SPIN_US)
 }
 
 /// The file's words, then the command line's.

@@ -99,7 +99,14 @@ const FRAMES: &[(&str, &str)] = &[
         "resets_withheld",
         "segments to a delegated listener that no connection has, beyond the limit of resets",
     ),
+    (
+        "spun_us",
+        "microseconds that waiting threads have looked for frames rather than slept",
+    ),
 ];
+
+/// Where a holder puts what its threads have spun, which no stack knows.
+pub const SPUN_US: usize = FRAMES.len() - 1;
 
 /// How many counters a holder has.
 pub const COUNTERS: usize = FRAMES.len() + EVENTS.len();

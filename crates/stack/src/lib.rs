@@ -33,7 +33,7 @@ mod stack;
 mod udp;
 
 pub use backlog::{Backlog, CookieUse, SOMAXCONN, SynVerdict};
-pub use counters::{COUNTERS, counter_names};
+pub use counters::{COUNTERS, SPUN_US, counter_names};
 pub use delegation::{DelegateInput, Delegation, FloodReport};
 pub use flood_detector::FloodDetector;
 pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};

@@ -47,6 +47,8 @@ pub struct Stack {
     /// Sessions that may have something to send, each at most once, there or at its transmit queue.
     pending: VecDeque<u32>,
     tx_queues: WaitingQueues,
+    /// Sessions whose acknowledgements wait for data to go with, if they may.
+    owing: Option<Vec<u32>>,
     /// Sessions that wait for a route or a neighbour.
     stalled: Vec<u32>,
     /// When to look whether there is news for them, and how long after that.
@@ -90,6 +92,8 @@ struct SessionEntry {
     resolved: Option<ResolvedPath>,
     /// The session is in `pending`, or waits for its transmit queue.
     is_pending: bool,
+    /// The session is in `owing`.
+    is_owing: bool,
     tx_queue: TxQueueId,
     /// Its transmit queue from now on, as soon as nothing of it waits in the one it has.
     next_tx_queue: TxQueueId,
@@ -132,6 +136,7 @@ impl Stack {
             timers: Wheel::new(now),
             pending: VecDeque::new(),
             tx_queues: WaitingQueues::default(),
+            owing: None,
             stalled: Vec::new(),
             next_look: None,
             unresolved: Vec::new(),
@@ -162,6 +167,26 @@ impl Stack {
         self.observer = Some(observer);
     }
 
+    /// Acknowledgements that are due for one full segment and a little more wait from now on for data to go with, until
+    /// [`Stack::settle_acknowledgements`].
+    pub fn defer_acknowledgements(&mut self) {
+        self.owing.get_or_insert_default();
+    }
+
+    pub fn owes_acknowledgements(&self) -> bool {
+        self.owing.as_ref().is_some_and(|owing| !owing.is_empty())
+    }
+
+    /// No data is about to go: the acknowledgements that wait for some go with the next [`Stack::output`].
+    pub fn settle_acknowledgements(&mut self) {
+        while let Some(slot) = self.owing.as_mut().and_then(Vec::pop) {
+            if let Some(entry) = self.entry(slot) {
+                entry.is_owing = false;
+            }
+            self.touch(Slot(slot));
+        }
+    }
+
     /// Promises a slot to a session that will come by [`Stack::insert_at`].
     pub fn reserve(&mut self) -> Slot {
         if let Some(slot) = self.free.pop() {
@@ -183,6 +208,7 @@ impl Stack {
             session,
             resolved: None,
             is_pending: false,
+            is_owing: false,
             tx_queue: TxQueueId::MAIN,
             next_tx_queue: TxQueueId::MAIN,
             is_suspend_tx: false,
@@ -257,6 +283,9 @@ impl Stack {
             core::mem::replace(place, SlotState::Reserved(EarlyFrames::after(Some(before))));
         self.timers.clear(slot.0);
         self.pending.retain(|&pending| pending != slot.0);
+        if let Some(owing) = &mut self.owing {
+            owing.retain(|&owing| owing != slot.0);
+        }
         self.tx_queues.forget(slot.0);
         self.stalled.retain(|&stalled| stalled != slot.0);
         self.changed.retain(|&(changed, _)| changed != slot);
@@ -519,19 +548,50 @@ impl Stack {
         let Some(session) = self.tcp(slot) else {
             return;
         };
-        if session.connection.has_output() {
+        if session.connection.has_output() && !self.defers(slot) {
             return self.touch(slot);
         }
+        let Some(session) = self.tcp(slot) else {
+            return;
+        };
         session.connection.rest(now);
         let events = session.connection.events();
         self.note(slot.0, events);
         self.reschedule(now, slot.0);
     }
 
+    /// The application has read: what the session has to send is sent by [`Stack::output`], but for what may wait.
+    pub fn touch_after_read(&mut self, slot: Slot) {
+        if !self.defers(slot) {
+            self.touch(slot);
+        }
+    }
+
+    /// Is all that the session has to send an acknowledgement that waits for data to go with?
+    fn defers(&mut self, slot: Slot) -> bool {
+        let Stack { places, owing, .. } = self;
+        let (Some(owing), Some(entry)) = (owing, entry_of(places, slot.0)) else {
+            return false;
+        };
+        let Session::Tcp(session) = &entry.session else {
+            return false;
+        };
+        let defers = !entry.is_pending && session.connection.owes_acknowledgement();
+        if defers && !entry.is_owing {
+            entry.is_owing = true;
+            owing.push(slot.0);
+        }
+        defers
+    }
+
     fn note(&mut self, slot: u32, events: Events) {
         if !events.is_empty() {
             self.changed.push((Slot(slot), events));
         }
+    }
+
+    pub fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
     }
 
     /// Sessions whose state changed for their application since the last call.
@@ -542,6 +602,14 @@ impl Stack {
     /// Next hops that nobody has an address for since the last call: have them resolved.
     pub fn unresolved(&mut self) -> impl Iterator<Item = NextHop> + '_ {
         self.unresolved.drain(..)
+    }
+
+    /// Has [`Stack::output`] anything to do?
+    pub fn awaits_output(&self, routes: &Routes) -> bool {
+        self.has_output()
+            || self.next_look.is_some()
+            || !self.stalled.is_empty()
+            || self.tried_generation != routes.generation()
     }
 
     /// Sends what is due until nothing is left, or only of sessions whose transmit queues are full.
@@ -607,21 +675,19 @@ impl Stack {
         let is_current = resolved
             .as_ref()
             .is_some_and(|resolved| resolved.is_current(&ends, routes, &self.mtus));
-        let resolved = match ResolvedPath::current(resolved, ends, session.ip, routes, &self.mtus) {
-            Ok(resolved) if resolved.unresolved.is_none() => {
-                if !is_current {
-                    let mtu = resolved.mtu_for(session.ip.discovery);
-                    session.connection.set_path_mtu(tcp_payload(mtu, flow));
-                }
-                resolved
-            }
-            missing => {
-                self.stalled.push(slot);
-                let next_hop = missing.ok().and_then(|resolved| resolved.unresolved);
-                self.unresolved.extend(next_hop);
-                return;
-            }
+        if !is_current {
+            *resolved = ResolvedPath::find(ends, session.ip, routes, &self.mtus).ok();
+        }
+        let next_hop = resolved.as_ref().map(|resolved| resolved.unresolved);
+        let (Some(resolved), Some(None)) = (resolved, next_hop) else {
+            self.stalled.push(slot);
+            self.unresolved.extend(next_hop.flatten());
+            return;
         };
+        if !is_current {
+            let mtu = resolved.mtu_for(session.ip.discovery);
+            session.connection.set_path_mtu(tcp_payload(mtu, flow));
+        }
         let mut head = [0; HEAD_MAX];
         while let Some(segment) = session.connection.transmit(now) {
             tell(self.observer, Step::Headers);
@@ -641,14 +707,15 @@ impl Stack {
                 entry.is_pending = true;
                 break;
             }
+            if !session.connection.may_transmit() {
+                session.connection.rest(now);
+                break;
+            }
         }
         if entry.is_pending {
             self.tx_queues.wait_for_next_turn(entry.tx_queue, slot);
         }
-        let events = self
-            .tcp(Slot(slot))
-            .map(|s| s.connection.events())
-            .unwrap_or(Events::NONE);
+        let events = session.connection.events();
         self.note(slot, events);
         self.reschedule(now, slot);
     }

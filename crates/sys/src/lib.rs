@@ -33,6 +33,7 @@ pub mod thread;
 pub mod traffic;
 pub mod unix;
 pub mod wait;
+pub mod wake_cost;
 pub mod word;
 
 #[cfg(test)]

@@ -77,11 +77,13 @@ impl<T> PiMutex<T> {
     }
 
     pub fn lock(&self) -> PiGuard<'_, T> {
-        if self.take().is_err() {
-            self.wait();
+        let own = own_number();
+        if self.take(own).is_err() {
+            self.wait(own);
         }
         PiGuard {
             mutex: self,
+            own,
             stays_with_thread: PhantomData,
         }
     }
@@ -90,16 +92,15 @@ impl<T> PiMutex<T> {
         self.value.get_mut()
     }
 
-    fn take(&self) -> Result<u32, u32> {
-        let own = own_number();
+    fn take(&self, own: u32) -> Result<u32, u32> {
         self.word.compare_exchange(0, own, Acquire, Relaxed)
     }
 
     #[cold]
-    fn wait(&self) {
+    fn wait(&self, own: u32) {
         for _ in 0..LOOKS {
             match self.word.load(Relaxed) {
-                0 if self.take().is_ok() => return,
+                0 if self.take(own).is_ok() => return,
                 word if word & FUTEX_WAITERS != 0 => break,
                 _ => std::hint::spin_loop(),
             }
@@ -108,7 +109,7 @@ impl<T> PiMutex<T> {
             if !matches!(errno, Errno::TIMEDOUT | Errno::INTR | Errno::AGAIN) {
                 std::thread::sleep(PAUSE);
             }
-            if self.take().is_ok() {
+            if self.take(own).is_ok() {
                 return;
             }
         }
@@ -126,8 +127,7 @@ impl<T> PiMutex<T> {
         futex::lock_pi(&self.word, Flags::PRIVATE, Some(&until))
     }
 
-    fn give_back(&self) {
-        let own = own_number();
+    fn give_back(&self, own: u32) {
         if self
             .word
             .compare_exchange(own, 0, Release, Relaxed)
@@ -150,6 +150,8 @@ impl<T> PiMutex<T> {
 #[must_use]
 pub struct PiGuard<'a, T> {
     mutex: &'a PiMutex<T>,
+    /// The holder's number.
+    own: u32,
     stays_with_thread: PhantomData<*const ()>,
 }
 
@@ -173,6 +175,6 @@ impl<T> DerefMut for PiGuard<'_, T> {
 
 impl<T> Drop for PiGuard<'_, T> {
     fn drop(&mut self) {
-        self.mutex.give_back();
+        self.mutex.give_back(self.own);
     }
 }

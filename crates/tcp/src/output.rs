@@ -128,6 +128,21 @@ impl Connection {
         is_opening || has_to_tell || self.send.has_pending()
     }
 
+    /// Is all that [`Connection::has_output`] means an acknowledgement that may wait a moment for data to go with?
+    pub fn owes_acknowledgement(&self) -> bool {
+        let is_synchronized = !matches!(
+            self.state,
+            State::Closed(_) | State::SynSent(_) | State::SynReceived(_)
+        );
+        let has_else = self.reset.is_some() || self.probe || self.send.has_pending();
+        is_synchronized && !has_else && self.receive.ack_due() && self.receive.ack_may_wait()
+    }
+
+    /// As [`Connection::has_output`], with what is sent when nothing else is.
+    pub fn may_transmit(&self) -> bool {
+        self.has_output() || self.path.is_searching()
+    }
+
     /// What [`Connection::transmit`] does without output.
     pub fn rest(&mut self, now: Instant) {
         self.timers.pace = Instant::FAR_FUTURE;

@@ -407,6 +407,12 @@ impl Receiver {
         }
     }
 
+    /// Whether the acknowledgement that is due is so only because more than one full segment has come, not two.
+    /// RFC 9293 wants one for every second; Linux sends it a little earlier.
+    pub(crate) fn ack_may_wait(&self) -> bool {
+        self.need == AckSchedule::Delayed && self.nxt - self.acknowledged < 2 * self.segment
+    }
+
     /// When a delayed acknowledgement must leave (Linux's `tcp_send_delayed_ack`).
     pub(crate) fn ack_deadline(&self, now: Instant, rtt: &RttEstimator) -> Option<Instant> {
         (self.need == AckSchedule::Delayed).then(|| now + self.ack_delay(rtt))

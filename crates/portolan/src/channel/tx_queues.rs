@@ -31,6 +31,11 @@ struct Open {
 }
 
 impl TxQueueMap {
+    /// Is there a transmit queue that sessions are to enter or to leave?
+    pub(crate) fn change(&self) -> bool {
+        !(self.entered.is_empty() && self.leaving.is_empty())
+    }
+
     /// The session's transmit queue, and what leaves by it at once.
     fn of(&self, session: &Session) -> (TxQueueId, Option<u32>) {
         let own = self.open.iter().find(|open| covers(&open.scope, session));

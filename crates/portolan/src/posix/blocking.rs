@@ -49,6 +49,9 @@ impl Call<'_> {
     ) -> Result<T, Stop> {
         let mut attempt = |core: &mut Core, now: Instant| loop {
             let result = attempt(core, now);
+            if result.is_none() {
+                core.stack.settle_acknowledgements();
+            }
             let was_full = core.channel.is_full();
             core.poll_tx(now);
             // If the session's way has room since the attempt, nobody will tell of it.

@@ -115,7 +115,7 @@ fn receive_tcp(
             came.set(Some((connection.last_text_at(), connection.inquiry())));
         }
         if taken > 0 && !is_peek && has_output {
-            core.touch(slot);
+            core.touch_after_read(slot);
         }
         let done = done.get();
         if is_bad {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use portolan_sys::thread;
 
 use crate::process::Process;
+use crate::process::inside;
 use crate::wait::Waiter;
 
 /// Was there ever one? Others need not look.
@@ -106,8 +107,11 @@ impl Drop for CancelDisabled {
     }
 }
 
-/// Is the calling thread to end, now that it has left the library?
+/// Is the calling thread to end? Not while it is still in the library.
 pub fn take_end() -> bool {
+    if !HAS_ANY.load(Ordering::Relaxed) || inside::is_inside() {
+        return false;
+    }
     release();
     IS_ENDED.replace(false)
 }

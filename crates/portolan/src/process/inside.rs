@@ -31,97 +31,132 @@ static FORK: Mutex<()> = Mutex::new(());
 static IS_FORKING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static PUT_OFF: Cell<Option<PutOff>> = const { Cell::new(None) };
-    /// Does the kernel begin the call again that handlers have interrupted, which were put off to its last sleep?
-    static BEGINS_AGAIN: Cell<Option<bool>> = const { Cell::new(None) };
-    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// Where the thread counts.
-    static COUNT: Cell<Option<&'static Count>> = const { Cell::new(None) };
-    /// The thread waits at `FORK`, which are calls that come here, or forks.
-    static IS_AT_FORK: Cell<bool> = const { Cell::new(false) };
+    static THREAD: Thread = const { Thread::new() };
     static HELD: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
+}
+
+/// What is kept of each thread. All of it lies together: from a shared library each look at a thread-local is a call.
+struct Thread {
+    is_inside: Cell<bool>,
+    /// The thread waits at `FORK`, which are calls that come here, or forks.
+    is_at_fork: Cell<bool>,
+    /// Is there a signal in `deferred`?
+    has_deferred: Cell<bool>,
+    deferred: Cell<Option<Deferred>>,
+    /// Does the kernel begin the call again that handlers have interrupted, which were deferred to its last sleep?
+    begins_again: Cell<Option<bool>>,
+    /// Where the thread counts.
+    count: Cell<Option<&'static Count>>,
 }
 
 /// A signal waits until the thread is outside.
 #[derive(Clone, Copy)]
-struct PutOff {
+struct Deferred {
     /// What the program had blocked: more is while the signal waits.
     before: Mask,
     restarts: bool,
 }
 
-fn count() -> &'static Count {
-    COUNT.get().unwrap_or_else(|| {
-        let number = NEXT_COUNT.fetch_add(1, Ordering::Relaxed) % COUNTS.len();
-        let count = &COUNTS[number];
-        COUNT.set(Some(count));
-        count
-    })
-}
-
-/// Waits while another thread forks. Either sees the other first.
-fn count_in() {
-    let count = count();
-    IS_INSIDE.set(true);
-    count.0.fetch_add(1, Ordering::SeqCst);
-    while IS_FORKING.load(Ordering::SeqCst) {
-        count.0.fetch_sub(1, Ordering::Release);
-        IS_AT_FORK.set(true);
-        drop(FORK.lock());
-        IS_AT_FORK.set(false);
-        count.0.fetch_add(1, Ordering::SeqCst);
+impl Thread {
+    const fn new() -> Thread {
+        Thread {
+            is_inside: Cell::new(false),
+            is_at_fork: Cell::new(false),
+            has_deferred: Cell::new(false),
+            deferred: Cell::new(None),
+            begins_again: Cell::new(None),
+            count: Cell::new(None),
+        }
     }
-}
 
-/// Answers what was put off, whose handler has run.
-fn go_out() -> Option<PutOff> {
-    count().0.fetch_sub(1, Ordering::Release);
-    IS_INSIDE.set(false);
-    // What interrupts this thread sees it so from here on.
-    compiler_fence(Ordering::SeqCst);
-    let_through()
-}
+    fn count(&self) -> &'static Count {
+        self.count.get().unwrap_or_else(|| {
+            let number = NEXT_COUNT.fetch_add(1, Ordering::Relaxed) % COUNTS.len();
+            let count = &COUNTS[number];
+            self.count.set(Some(count));
+            count
+        })
+    }
 
-fn let_through() -> Option<PutOff> {
-    let defer = PUT_OFF.take()?;
-    signals::let_through(defer.before);
-    Some(defer)
+    /// Waits while another thread forks. Either sees the other first.
+    fn count_in(&self) {
+        let count = self.count();
+        self.is_inside.set(true);
+        count.0.fetch_add(1, Ordering::SeqCst);
+        while IS_FORKING.load(Ordering::SeqCst) {
+            count.0.fetch_sub(1, Ordering::Release);
+            self.is_at_fork.set(true);
+            drop(FORK.lock());
+            self.is_at_fork.set(false);
+            count.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Answers what was deferred, whose handler has run.
+    fn go_out(&self) -> Option<Deferred> {
+        self.count().0.fetch_sub(1, Ordering::Release);
+        self.is_inside.set(false);
+        // What interrupts this thread sees it so from here on.
+        compiler_fence(Ordering::SeqCst);
+        self.let_through()
+    }
+
+    fn let_through(&self) -> Option<Deferred> {
+        if !self.has_deferred.replace(false) {
+            return None;
+        }
+        let deferred = self.deferred.take()?;
+        signals::let_through(deferred.before);
+        Some(deferred)
+    }
+
+    /// Answers what was deferred, whose handler has run.
+    fn go(&self, to: Whereabouts) -> Option<Deferred> {
+        match (self.is_at_fork.get(), to, self.is_inside.get()) {
+            (false, Whereabouts::Inside, false) => {
+                self.count_in();
+                None
+            }
+            (false, Whereabouts::Outside, true) => self.go_out(),
+            _ => None,
+        }
+    }
+
+    fn whereabouts(&self) -> Whereabouts {
+        match self.is_inside.get() {
+            true => Whereabouts::Inside,
+            false => Whereabouts::Outside,
+        }
+    }
 }
 
 /// Is the handler of a signal to return at once, since it has interrupted the library? Then the signal comes once more
 /// when the thread is outside, and no other before.
 pub fn defer(arrival: &SignalInfo) -> bool {
-    if !IS_INSIDE.get() && !IS_AT_FORK.get() {
-        return false;
-    }
-    let Ok(before) = arrival.defer() else {
-        return false;
-    };
-    PUT_OFF.set(Some(PutOff {
-        before,
-        restarts: arrival.restarts(),
-    }));
-    true
+    THREAD.with(|thread| {
+        if !thread.is_inside.get() && !thread.is_at_fork.get() {
+            return false;
+        }
+        let Ok(before) = arrival.defer() else {
+            return false;
+        };
+        thread.deferred.set(Some(Deferred {
+            before,
+            restarts: arrival.restarts(),
+        }));
+        thread.has_deferred.set(true);
+        true
+    })
 }
 
 /// Has the last sleep been interrupted by handlers with `SA_RESTART` only, as far as can be told?
 pub(crate) fn handlers_restart() -> bool {
-    BEGINS_AGAIN.get().unwrap_or_else(|| {
-        let before = PUT_OFF.get().map(|defer| defer.before);
-        signals::handlers_restart(before)
+    THREAD.with(|thread| {
+        thread.begins_again.get().unwrap_or_else(|| {
+            let before = thread.deferred.get().map(|deferred| deferred.before);
+            signals::handlers_restart(before)
+        })
     })
-}
-
-/// Answers what was put off, whose handler has run.
-fn go(to: Whereabouts) -> Option<PutOff> {
-    match (IS_AT_FORK.get(), to, IS_INSIDE.get()) {
-        (false, Whereabouts::Inside, false) => {
-            count_in();
-            None
-        }
-        (false, Whereabouts::Outside, true) => go_out(),
-        _ => None,
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -136,46 +171,43 @@ pub struct LibraryGuard {
     before: Whereabouts,
 }
 
-fn whereabouts() -> Whereabouts {
-    match is_inside() {
-        true => Whereabouts::Inside,
-        false => Whereabouts::Outside,
-    }
-}
-
 /// The thread comes into the library.
 pub fn enter() -> LibraryGuard {
-    let before = whereabouts();
-    go(Whereabouts::Inside);
-    LibraryGuard { before }
+    THREAD.with(|thread| {
+        let before = thread.whereabouts();
+        thread.go(Whereabouts::Inside);
+        LibraryGuard { before }
+    })
 }
 
 /// The thread sleeps, or becomes another program, without a lock.
 pub fn leave() -> ExitGuard {
-    let before = whereabouts();
-    let ran = go(Whereabouts::Outside);
-    BEGINS_AGAIN.set(ran.map(|ran| ran.restarts));
-    ExitGuard {
-        _passage: LibraryGuard { before },
-        is_interrupted: ran.is_some(),
-    }
+    THREAD.with(|thread| {
+        let before = thread.whereabouts();
+        let ran = thread.go(Whereabouts::Outside);
+        thread.begins_again.set(ran.map(|ran| ran.restarts));
+        ExitGuard {
+            _passage: LibraryGuard { before },
+            is_interrupted: ran.is_some(),
+        }
+    })
 }
 
 /// The thread is outside until this is dropped.
 #[must_use]
 pub struct ExitGuard {
     _passage: LibraryGuard,
-    /// Handlers have run that a sleep would not have put off.
+    /// Handlers have run that a sleep would not have deferred.
     pub(crate) is_interrupted: bool,
 }
 
 pub fn is_inside() -> bool {
-    IS_INSIDE.get()
+    THREAD.with(|thread| thread.is_inside.get())
 }
 
 impl Drop for LibraryGuard {
     fn drop(&mut self) {
-        go(self.before);
+        THREAD.with(|thread| thread.go(self.before));
     }
 }
 
@@ -185,7 +217,7 @@ pub(crate) fn hold_others() {
     if is_inside() {
         return;
     }
-    IS_AT_FORK.set(true);
+    THREAD.with(|thread| thread.is_at_fork.set(true));
     let held = FORK.lock().unwrap_or_else(PoisonError::into_inner);
     IS_FORKING.store(true, Ordering::SeqCst);
     let until = clock::now() + PATIENCE;
@@ -200,9 +232,11 @@ pub(crate) fn hold_others() {
 /// After the fork, in the parent.
 pub(crate) fn let_others_go() {
     end_fork();
-    if !is_inside() {
-        let_through();
-    }
+    THREAD.with(|thread| {
+        if !thread.is_inside.get() {
+            thread.let_through();
+        }
+    });
 }
 
 /// After the fork, in the child: there are no others. The thread is inside until what it inherited is in order.
@@ -210,20 +244,23 @@ pub(crate) fn forget_others() -> LibraryGuard {
     for count in &COUNTS {
         count.0.store(0, Ordering::Relaxed);
     }
-    let before = whereabouts();
-    IS_INSIDE.set(true);
-    count().0.store(1, Ordering::Relaxed);
+    let before = THREAD.with(|thread| {
+        let before = thread.whereabouts();
+        thread.is_inside.set(true);
+        thread.count().0.store(1, Ordering::Relaxed);
+        before
+    });
     end_fork();
     LibraryGuard { before }
 }
 
 fn end_fork() {
-    IS_AT_FORK.set(true);
+    THREAD.with(|thread| thread.is_at_fork.set(true));
     if let Some(held) = HELD.take() {
         IS_FORKING.store(false, Ordering::SeqCst);
         drop(held);
     }
-    IS_AT_FORK.set(false);
+    THREAD.with(|thread| thread.is_at_fork.set(false));
     compiler_fence(Ordering::SeqCst);
 }
 

@@ -305,6 +305,14 @@ impl Core {
         Some(&mut self.stack.tcp(slot)?.connection)
     }
 
+    /// Bytes were read of the stream at `slot`. Acknowledgements may wait for what the program sends in answer.
+    pub(crate) fn touch_after_read(&mut self, slot: Slot) {
+        match self.locals.get(slot) {
+            Some(_) => self.touch(slot),
+            None => self.stack.touch_after_read(slot),
+        }
+    }
+
     /// The stream at `slot` was changed: its peer is to see it.
     pub(crate) fn touch(&mut self, slot: Slot) {
         let Some(held) = self.locals.mark_active(slot) else {

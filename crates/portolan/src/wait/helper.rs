@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use portolan_local::WakeBy;
 use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_stack::SPUN_US;
 use portolan_sys::wait::EventNotifier;
 use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
@@ -161,7 +162,7 @@ impl Process {
                 continue;
             }
             if someone_came {
-                core.poll(clock::now());
+                core.poll_idle(clock::now());
                 seen = core.attended;
             } else {
                 self.publish(&core);
@@ -192,7 +193,7 @@ impl Process {
             let before = core.attended;
             let is_alone = before == seen;
             if has_frames || is_alone {
-                core.poll(now);
+                core.poll_idle(now);
                 seen += core.attended - before;
             }
             // While the program comes by it runs its timers itself.
@@ -207,7 +208,7 @@ impl Process {
         let waiter = Waiter::mine();
         loop {
             let now = clock::now();
-            core.poll(now);
+            core.poll_idle(now);
             let seen = core.attended;
             if core.is_attended() {
                 return seen;
@@ -239,7 +240,7 @@ impl Process {
             core = self.lock();
             if core.attended != seen || self.helper.is_stopping() {
                 // What came until now was taken, and not answered yet.
-                core.poll(clock::now());
+                core.poll_idle(clock::now());
                 return seen;
             }
         }
@@ -370,7 +371,9 @@ impl Process {
         for (row, figures) in core.inboxes.rows() {
             self.statistics.publish_raw(row, &figures);
         }
-        self.statistics.publish_counters(&core.stack.counters());
+        let mut counters = core.stack.counters();
+        counters[SPUN_US] = u64::try_from(self.spinner.spun().as_micros()).unwrap_or(u64::MAX);
+        self.statistics.publish_counters(&counters);
     }
 }
 

@@ -487,3 +487,120 @@ fn a_report_of_a_narrow_path_holds_for_all_sessions_for_ten_minutes() {
     assert_eq!(send(&mut a, two).0, None);
     assert_eq!(a.path_mtu(at(B).ip(), &known), Some(1500));
 }
+
+/// A connection between two stacks, whose segments hold 1448 bytes.
+fn connected(a: &mut Stack, b: &mut Stack) -> (Slot, Slot) {
+    let config = Config {
+        mss: 1460,
+        ..Config::default()
+    };
+    let (there, back) = (flow(A, B), flow(B, A));
+    let syn = Connection::connect(
+        &config,
+        there.local.port(),
+        there.remote.port(),
+        SeqNum(1),
+        now(),
+    );
+    let at_a = a.insert(
+        now(),
+        Session::Tcp(Box::new(TcpSession::new(SessionId(1), there, syn))),
+    );
+    let mut wire = KeptFrames::with_room(8);
+    a.output(now(), &routes(1, at(A), at(B), true), &mut wire);
+    let frame = wire.frames.pop().unwrap();
+    let Ok(Packet {
+        transport: Transport::Tcp { header, .. },
+        ..
+    }) = Packet::parse(
+        &frame[portolan_wire::vnet::HEADER_LEN..],
+        &RecordHeader::default(),
+    )
+    else {
+        panic!("it is a SYN");
+    };
+    let answer = Connection::accept(&config, &header, SeqNum(9), now());
+    let at_b = b.insert(
+        now(),
+        Session::Tcp(Box::new(TcpSession::new(SessionId(2), back, answer))),
+    );
+    pass(b, a, at_a);
+    pass(a, b, at_b);
+    (at_a, at_b)
+}
+
+/// All that one has to send comes to the other: so many frames.
+fn pass(from: &mut Stack, to: &mut Stack, slot: Slot) -> usize {
+    let (own, peer) = match from.get(Slot(0)) {
+        Some(Session::Tcp(session)) => (session.flow.local, session.flow.remote),
+        _ => panic!("one connection is there"),
+    };
+    let mut wire = KeptFrames::with_room(64);
+    from.output(now(), &routes(1, own, peer, true), &mut wire);
+    for frame in &wire.frames {
+        let record = RecordHeader {
+            slot: slot.0,
+            ..RecordHeader::default()
+        };
+        to.input(now(), &record, &frame[portolan_wire::vnet::HEADER_LEN..]);
+    }
+    wire.frames.len()
+}
+
+fn flow(local: &str, remote: &str) -> FlowKey {
+    FlowKey {
+        protocol: Protocol::Tcp,
+        local: at(local),
+        remote: at(remote),
+    }
+}
+
+fn write(stack: &mut Stack, slot: Slot, bytes: usize) {
+    let session = stack.tcp(slot).unwrap();
+    assert_eq!(session.connection.send(now(), &vec![b'x'; bytes]), bytes);
+    stack.touch(slot);
+}
+
+/// Until acknowledgements are not sent at once any more.
+fn talk(a: &mut Stack, b: &mut Stack, (at_a, at_b): (Slot, Slot)) {
+    for _ in 0..20 {
+        write(a, at_a, 1448);
+        pass(a, b, at_b);
+        write(b, at_b, 1);
+        pass(b, a, at_a);
+    }
+    pass(a, b, at_b);
+}
+
+#[test]
+fn an_acknowledgement_for_little_more_than_a_segment_goes_with_the_answer() {
+    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
+    b.defer_acknowledgements();
+    let (at_a, at_b) = connected(&mut a, &mut b);
+    talk(&mut a, &mut b, (at_a, at_b));
+    write(&mut a, at_a, 1460);
+    pass(&mut a, &mut b, at_b);
+    assert_eq!(pass(&mut b, &mut a, at_a), 0, "it waits");
+    assert!(b.owes_acknowledgements());
+    write(&mut b, at_b, 1);
+    assert_eq!(pass(&mut b, &mut a, at_a), 1, "with the answer");
+    b.settle_acknowledgements();
+    assert_eq!(pass(&mut b, &mut a, at_a), 0, "nothing is owed");
+}
+
+#[test]
+fn an_acknowledgement_that_waits_for_no_answer_goes_when_it_is_settled() {
+    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
+    b.defer_acknowledgements();
+    let (at_a, at_b) = connected(&mut a, &mut b);
+    talk(&mut a, &mut b, (at_a, at_b));
+    write(&mut a, at_a, 1460);
+    pass(&mut a, &mut b, at_b);
+    b.settle_acknowledgements();
+    assert_eq!(pass(&mut b, &mut a, at_a), 1);
+    assert!(!b.owes_acknowledgements());
+    // Two full segments do not wait.
+    write(&mut a, at_a, 2 * 1448);
+    pass(&mut a, &mut b, at_b);
+    assert_eq!(pass(&mut b, &mut a, at_a), 1);
+}

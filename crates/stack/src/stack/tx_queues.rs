@@ -28,6 +28,9 @@ impl WaitingQueues {
     }
 
     pub(super) fn end_turns(&mut self) {
+        if self.served.is_empty() {
+            return;
+        }
         // The list keeps its memory: a full transmit queue is filled again for each packet that leaves.
         let mut served = std::mem::take(&mut self.served);
         for (tx_queue, slot) in served.drain(..) {

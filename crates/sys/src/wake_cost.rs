@@ -1,0 +1,92 @@
+//! What it costs on this machine to sleep and be woken by another processor: a few microseconds on bare metal, tens of
+//! them where a hypervisor has to run a halted virtual processor.
+
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+
+/// Round trips that are looked at.
+const ROUND_TRIPS: usize = 64;
+/// On a machine that has other things to do there are fewer.
+const TIME_LIMIT: Duration = Duration::from_millis(30);
+
+/// Two threads on two processors wake each other in turns: half of the median round trip. Fails where there is one
+/// processor only.
+pub fn measure() -> Result<Duration, Errno> {
+    let [there, back] = [
+        eventfd(0, EventfdFlags::CLOEXEC)?,
+        eventfd(0, EventfdFlags::CLOEXEC)?,
+    ];
+    let here = sched_getcpu();
+    let mut times = thread::scope(|scope| {
+        scope.spawn(|| {
+            // There is no other.
+            if leave(here).is_err() {
+                let _ = give(&back, STOP);
+                return;
+            }
+            while take(&there) == Ok(GO_ON) {
+                if give(&back, GO_ON).is_err() {
+                    break;
+                }
+            }
+        });
+        let begun = Instant::now();
+        let mut times = Vec::with_capacity(ROUND_TRIPS);
+        while times.len() < ROUND_TRIPS && begun.elapsed() < TIME_LIMIT {
+            let sent = Instant::now();
+            if give(&there, GO_ON).is_err() || take(&back) != Ok(GO_ON) {
+                break;
+            }
+            times.push(sent.elapsed());
+        }
+        // Nothing else ends the other thread: a counter that is not full takes this.
+        let _ = give(&there, STOP);
+        times
+    });
+    times.sort_unstable();
+    times
+        .get(times.len() / 2)
+        .map(|median| *median / 2)
+        .ok_or(Errno::IO)
+}
+
+/// Sends the calling thread to the other processors.
+fn leave(processor: usize) -> Result<(), Errno> {
+    let mut set = CpuSet::new();
+    let others = (0..CpuSet::MAX_CPU).filter(|&other| other != processor);
+    others.for_each(|other| set.set(other));
+    sched_setaffinity(None, &set)
+}
+
+const GO_ON: u64 = 1;
+const STOP: u64 = 2;
+
+fn give(fd: &impl AsFd, value: u64) -> Result<(), Errno> {
+    write(fd, &value.to_ne_bytes()).map(drop)
+}
+
+fn take(fd: &impl AsFd) -> Result<u64, Errno> {
+    let mut value = [0; 8];
+    loop {
+        match read(fd, &mut value) {
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => return Ok(u64::from_ne_bytes(value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_wake_up_costs_something_and_no_millisecond() {
+        let cost = super::measure().unwrap();
+        assert!(cost.as_nanos() > 200, "{cost:?}");
+        assert!(cost.as_millis() < 30, "{cost:?}");
+    }
+}
