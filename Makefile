@@ -35,7 +35,7 @@ lint: deps
 	cargo clippy --workspace --all-targets -- -D warnings
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
-# live server (TARGET=control_protocol), which needs root.
+# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
 

@@ -42,7 +42,7 @@ impl Command {
 
     pub fn of(body: &RequestBody) -> Option<Command> {
         Some(match body {
-            RequestBody::Bind { .. } => Command::Bind,
+            RequestBody::Bind { .. } | RequestBody::ReplaceDescriptor { .. } => Command::Bind,
             RequestBody::Connect { .. } => Command::Connect,
             RequestBody::Listen { .. } => Command::Listen,
             RequestBody::StopListening { .. } => Command::StopListening,

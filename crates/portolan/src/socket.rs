@@ -130,6 +130,9 @@ pub(crate) struct Setup {
     pub(crate) session: Option<SessionId>,
     /// The descriptor's other end, until the server gets it; of a listener, once the server has gone.
     pub(crate) far: Option<InternalFd>,
+    /// Its descriptor keeps messages apart: a bound TCP socket's does, so that whoever has a copy finds the connections to
+    /// accept there, whichever of them calls `listen`.
+    pub(crate) carries_messages: bool,
     /// The near end, once the application has closed it under a call that still needs it.
     pub(crate) kept: Option<InternalFd>,
     pub(crate) local: Option<SocketAddr>,

@@ -85,6 +85,8 @@ pub enum RequestBody {
     /// Makes a listener a bound session again: connections that nobody has accepted are reset, the port stays if the
     /// process chose it. The packet carries the far and near end of the pair that replaces its descriptor. Reply: `Done` or `Error`.
     StopListening { session: SessionId },
+    /// A bound session has another descriptor from now on: the far and near end come with this.
+    ReplaceDescriptor { session: SessionId },
     /// A connection of a listener that is delegated to the process, which accepts it: cached at `slot`
     /// from then on. The packet carries the far and near end of its descriptor. Reply: `Bound` or
     /// `Error`.

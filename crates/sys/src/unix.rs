@@ -426,6 +426,11 @@ pub fn cookie(fd: impl AsFd) -> Result<u64, Errno> {
     sockopt::socket_cookie(fd)
 }
 
+/// Does a socket keep messages apart?
+pub fn carries_messages(fd: impl AsFd) -> bool {
+    sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
+}
+
 /// Is `fd` one end of a pair that `socketpair` made? Those, unlike connections, have no name on
 /// either side.
 pub fn is_pair_end(fd: impl AsFd) -> bool {

@@ -1,7 +1,8 @@
 //! Sockets that come to a program which did not open them: over `exec`, by `posix_spawn`, inside
 //! messages, taken by `pidfd_getfd`. It finds them as it would find the kernel's.
 
-use std::io::{Read, Write};
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::UdpSocket;
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, bed, counter, eventually};
+use portolan_programs::{PYTHON, STACKS, bed, counter, eventually};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/passed.py");
 const PORT: u16 = 7040;
@@ -122,6 +123,36 @@ fn a_connection_is_served_by_who_it_was_sent_to() {
 #[test]
 fn a_connection_is_served_by_who_took_it() {
     echoes(&bed(), "fetched", 4);
+}
+
+/// Whoever has a bound socket may call `listen`, and all of them accept what comes then: so do workers of Python's servers.
+#[test]
+fn a_bound_socket_is_listened_on_by_all_who_have_it() {
+    const WORKERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/workers.py");
+    let ipv4 = bed();
+    let ipv6 = bed().over_ipv6();
+    for bed in [&ipv4, &ipv6] {
+        for (way, servers) in [("fork", 3), ("spawn", 3), ("sent", 2), ("waits", 2)] {
+            for stack in STACKS {
+                eprintln!("{way}, {stack:?}");
+                let address = bed.server.address.to_string();
+                let words = [WORKERS, &address, &PORT.to_string(), way];
+                let mut server = bed.serve(stack, PORT, PYTHON, &words).expect("it listens");
+                let said = (0..servers).map(|_| {
+                    let mut stream = connect(bed, PORT);
+                    let mut line = String::new();
+                    let mut reader = BufReader::new(&mut stream);
+                    reader.read_line(&mut line).expect("one serves");
+                    line
+                });
+                let pids: HashSet<String> = said.collect();
+                assert_eq!(pids.len(), servers, "{way}: each serves one");
+                assert!(server.wait(Duration::from_secs(10)), "{way}");
+            }
+        }
+        let accepted = counter(bed, Side::Server, "server", "passive_opens");
+        assert_eq!(accepted, 10, "they are Portolan's");
+    }
 }
 
 /// What others get is relayed at first, since they may not know Portolan.

@@ -9,13 +9,14 @@ use portolan_proto::control::{Probed, ProbedState, ReplyBody, RequestBody};
 use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
+use super::fallback::hand_to_kernel_epolls;
 use super::fork::own_memory;
 use super::lifecycle::forget;
 use super::migrate::{is_standard_stream, make_relayed};
 use crate::process::Process;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
-use crate::socket::{Family, Setup, Socket, SocketState, UseHere};
+use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
 
 /// Looks for sockets among what the program has from the one before it.
 pub fn attach_inherited() {
@@ -56,6 +57,29 @@ pub(super) fn probe(near: BorrowedFd<'_>) -> Option<Probed> {
     }
 }
 
+/// Another process that has the descriptor, too, may have called `listen` by now.
+pub(super) fn notice_listening(fd: RawFd, socket: &Arc<Socket>) {
+    if socket.phase() != SocketPhase::Idle || !socket.is_shared() {
+        return;
+    }
+    let mut setup = socket.setup();
+    let (Some(session), Ok(near)) = (setup.session, descriptor::borrow(fd)) else {
+        return;
+    };
+    if let Some(Probed {
+        session: known,
+        standing: ProbedState::Listening { backlog },
+        ..
+    }) = probe(near)
+        && known == session
+    {
+        setup.backlog = backlog;
+        socket.become_unless_closed(SocketState::Listening);
+        drop(setup);
+        hand_to_kernel_epolls(socket);
+    }
+}
+
 /// The session's socket, if the process has another descriptor of it.
 fn known(session: SessionId) -> Option<Arc<Socket>> {
     table::all().into_iter().find_map(|(_, file)| match file {
@@ -87,6 +111,7 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
         ProbedState::Bound => {
             setup.is_bound = true;
             setup.has_chosen_port = true;
+            setup.carries_messages = unix::carries_messages(near);
             SocketState::Idle
         }
         ProbedState::Listening { backlog } => {

@@ -7,12 +7,14 @@ use std::sync::Arc;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::{Session, UdpSession};
 use portolan_sys::clock;
+use portolan_sys::unix::PairKind;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
 use super::groups::join_early_groups;
+use super::lifecycle::replace_pair;
 use super::socket_options::tell_priority;
 use super::{Answer, Stop, find};
 use crate::process::Process;
@@ -94,8 +96,11 @@ fn bind_session(
         let options = socket.options();
         (options.reuse(), options.v6_only(), options.binds_freely())
     };
-    let reservation = SlotReservation::at(process);
     let protocol = socket.protocol;
+    if protocol == Protocol::Tcp && setup.session.is_none() {
+        replace_pair(socket, &mut setup, PairKind::SeqPacket)?;
+    }
+    let reservation = SlotReservation::at(process);
     let request = |session| RequestBody::Bind {
         session,
         protocol,

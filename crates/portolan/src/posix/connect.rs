@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
-use super::lifecycle::reset_to_idle;
+use super::lifecycle::{carry_bytes, reset_to_idle};
 use super::{Answer, Stop, Watching, deadline_after, find, restarts};
 use crate::process::Process;
 use crate::runtime::NewSession;
@@ -262,6 +262,7 @@ fn start_connect(
     early: FastOpenMode,
 ) -> Result<Opening, Stop> {
     let mut setup = socket.setup();
+    carry_bytes(process, socket, &mut setup)?;
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
     let reservation = SlotReservation::at(process);

@@ -13,6 +13,7 @@ use portolan_tcp::{Events, StateName};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
+use super::asking::denial;
 use super::bind::bind_as_asked;
 use super::connect::complete_connect;
 use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
@@ -161,7 +162,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         // Another thread was faster.
         return Err(Errno::NOTCONN.into());
     };
-    let (near, far) = process.control.brief_pair(PairKind::Stream)?;
+    let (near, far) = process.control.brief_pair(PairKind::SeqPacket)?;
     process.lock().abort_delegation(clock::now(), session);
     let request = RequestBody::StopListening { session };
     let answer = process.control.call(request, &[far.as_fd(), near.as_fd()]);
@@ -170,6 +171,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         return reset_to_idle(process, fd, socket);
     }
     setup.backlog = 0;
+    setup.carries_messages = true;
     setup.give_up_unchosen_port();
     socket.become_unless_closed(SocketState::Idle);
     // The old descriptor hangs up, which wakes other processes that sleep in `accept` on it.
@@ -212,6 +214,42 @@ pub(super) fn reset_to_idle(
     match bound {
         Some(local) => bind_as_asked(process, fd, socket, local),
         None => Ok(()),
+    }
+}
+
+/// A socket that the server does not know yet goes by a pair of that kind.
+pub(super) fn replace_pair(
+    socket: &Arc<Socket>,
+    setup: &mut Setup,
+    kind: PairKind,
+) -> Result<(), Errno> {
+    let (near, far) = socket_pair(kind)?;
+    replace_fds(socket, &near)?;
+    setup.far = Some(InternalFd::new(far));
+    setup.carries_messages = kind == PairKind::SeqPacket;
+    Ok(())
+}
+
+/// A TCP socket that is about to connect goes by a pair that carries its bytes.
+pub(super) fn carry_bytes(
+    process: &Process,
+    socket: &Arc<Socket>,
+    setup: &mut Setup,
+) -> Result<(), Stop> {
+    if !setup.carries_messages {
+        return Ok(());
+    }
+    let Some(session) = setup.session else {
+        return Ok(replace_pair(socket, setup, PairKind::Stream)?);
+    };
+    let (near, far) = process.control.brief_pair(PairKind::Stream)?;
+    let request = RequestBody::ReplaceDescriptor { session };
+    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+        Ok((ReplyBody::Done, _)) => {
+            setup.carries_messages = false;
+            Ok(replace_fds(socket, &near)?)
+        }
+        other => Err(denial(socket, setup, other)),
     }
 }
 

@@ -12,6 +12,7 @@ use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::asking::{denial, install, refusal};
+use super::attach::notice_listening;
 use super::bind::bind_implicitly;
 use super::delegate::{self, ListenerSlot};
 use super::fallback::{become_kernel_listener, wake_sleepers};
@@ -78,38 +79,42 @@ pub(super) fn listen_anew(
 }
 
 /// A listener's descriptor is one end of a message pair: each accepted session comes as one
-/// message, so the kernel lets any number of processes share the queue.
+/// message, so the kernel lets any number of processes share the queue. A bound socket's is that already. Who performs the
+/// handshakes itself keeps the other end, too.
 fn become_listener(
     process: &'static Process,
     socket: &Arc<Socket>,
     backlog: u32,
 ) -> Result<(), Stop> {
     let mut setup = socket.setup();
-    let (near, far) = process.control.brief_pair(PairKind::SeqPacket)?;
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
     let place = ListenerSlot::new(process);
     let request = delegate::request(process, socket, session, backlog, &place);
-    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+    let pair = match setup.carries_messages {
+        true => None,
+        false => Some(process.control.brief_pair(PairKind::SeqPacket)?),
+    };
+    let ends = pair.as_ref().map(|(near, far)| [far.as_fd(), near.as_fd()]);
+    let ends = ends.as_ref().map_or(&[][..], |ends| &ends[..]);
+    match process.control.call(request, ends) {
         Ok((
             ReplyBody::Listening {
                 session,
                 local,
                 rules,
             },
-            _,
+            mut fds,
         )) => {
             setup.opened(session);
             setup.set_local(local);
             setup.backlog = backlog;
-            replace_fds(socket, &near)?;
+            setup.carries_messages = true;
+            if let Some((near, _)) = &pair {
+                replace_fds(socket, near)?;
+            }
             socket.become_unless_closed(SocketState::Listening);
-            delegate::heed(
-                process,
-                socket,
-                (session, backlog),
-                (place, Some(far)),
-                rules,
-            );
+            let far = pair.map(|(_, far)| far).or_else(|| fds.pop());
+            delegate::heed(process, socket, (session, backlog), (place, far), rules);
             drop(setup);
             super::fallback::hand_to_kernel_epolls(socket);
             Ok(())
@@ -133,6 +138,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
             if listener.phase() == SocketPhase::Relayed {
                 return Err(Stop::NotOurs);
             }
+            notice_listening(fd, &listener);
             if listener.phase() != SocketPhase::Listening {
                 return Err(Errno::INVAL.into());
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
+use super::attach::notice_listening;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
 use super::{Answer, Stop, Watching, deadline_after, find_here, here};
@@ -27,6 +28,14 @@ enum Source {
 
 /// What a listening socket never is.
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
+
+fn notice_listening_on(fd: RawFd) {
+    if Socket::any(SocketPhase::Idle)
+        && let Some(socket) = table::socket(fd)
+    {
+        notice_listening(fd, &socket);
+    }
+}
 
 fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
@@ -75,6 +84,9 @@ fn poll_once(
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
+    for fd in fds.iter() {
+        notice_listening_on(fd.fd);
+    }
     if Socket::any(SocketPhase::HeldElsewhere) {
         for fd in fds.iter() {
             let _ = find_here(fd.fd);
@@ -187,6 +199,7 @@ fn control(
     event: Option<libc::epoll_event>,
 ) -> Result<(), Stop> {
     let process = here();
+    notice_listening_on(fd);
     // A session that is lost shows as an event.
     let _ = find_here(fd);
     let (socket, process) = match (source_of(fd), process) {

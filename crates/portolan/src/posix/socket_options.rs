@@ -13,6 +13,7 @@ use portolan_tcp::Connection;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
+use super::attach::notice_listening;
 use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::fallback::{become_kernels, new_kernel_socket};
@@ -211,6 +212,11 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             (SOL_SOCKET, libc::SO_COOKIE | libc::SO_NETNS_COOKIE) => return Err(Stop::NotOurs),
             (SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Err(Errno::NODATA.into()),
             (SOL_SOCKET, libc::SO_PEERCRED) => Some(NOBODY.to_vec()),
+            (SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+                notice_listening(fd, &socket);
+                let listens = socket.phase() == SocketPhase::Listening;
+                Some(i32::from(listens).to_ne_bytes().to_vec())
+            }
             (SOL_SOCKET, _) => of_socket(process, &socket, name),
             (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
                 if socket.protocol == Protocol::Tcp =>
@@ -273,7 +279,6 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         },
         libc::SO_PROTOCOL => i32::from(socket.protocol.number()),
         libc::SO_PEEK_OFF => socket.peek_offset(),
-        libc::SO_ACCEPTCONN => i32::from(socket.phase() == SocketPhase::Listening),
         _ => return None,
     };
     Some(number.to_ne_bytes().to_vec())

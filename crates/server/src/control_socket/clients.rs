@@ -367,6 +367,9 @@ impl Server {
                 };
                 self.listen(channel, session, request, &mut fds)
             }
+            RequestBody::ReplaceDescriptor { session } => {
+                self.replace_descriptor(channel, session, &mut fds)
+            }
             RequestBody::StopListening { session } => {
                 self.stop_listening(channel, session, &mut fds)
             }

@@ -142,18 +142,26 @@ impl Server {
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         self.sysctls.look(self.now);
+        let keeps_descriptor = fds.is_empty();
         let (id, local) = self.listen_with(channel, session, spec.backlog, fds)?;
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.options = spec.options;
         }
         let rules = self.choose_delegate(channel, id, &spec);
         self.registry.describe(id, spec.options_blob);
-        Ok(ReplyBody::Listening {
+        // Who performs the handshakes shows on the descriptor that somebody waits.
+        let far = match (&rules, self.peer_ends.get(&id)) {
+            (Some(_), Some(far)) if keeps_descriptor => {
+                Some(far.fd.try_clone().map_err(|_| Errno::NOBUFS)?)
+            }
+            _ => None,
+        };
+        let body = ReplyBody::Listening {
             session: id,
             local,
             rules,
-        }
-        .into())
+        };
+        Ok(Answer::Reply(body, far.into_iter().collect()))
     }
 
     fn listen_with(
@@ -173,8 +181,38 @@ impl Server {
             }
             SessionRef::New => return self.listen_unbound(channel, backlog, fds),
         };
-        let descriptor = self.take_new_descriptor(fds)?;
+        let descriptor = match fds.is_empty() {
+            true => self.check_carries_messages(id).map(|()| None)?,
+            false => Some(self.take_new_descriptor(fds)?),
+        };
         self.become_listener(id, backlog, descriptor)
+    }
+
+    /// May the connections to accept come on the descriptor that a bound session has? Whoever shares it accepts, too.
+    fn check_carries_messages(&self, id: SessionId) -> Result<(), Errno> {
+        let far = self.peer_ends.get(&id).ok_or(Errno::INVAL)?;
+        match unix::carries_messages(&far.fd) {
+            true => Ok(()),
+            false => Err(Errno::INVAL),
+        }
+    }
+
+    /// `ReplaceDescriptor`: the session goes by another pair from now on.
+    pub fn replace_descriptor(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        self.registry.admit(channel, Command::Bind, id)?;
+        let descriptor = self.take_new_descriptor(fds)?;
+        self.rename(id, descriptor)?;
+        Ok(ReplyBody::Done.into())
+    }
+
+    fn rename(&mut self, id: SessionId, descriptor: NewDescriptor) -> Result<(), Errno> {
+        self.registry.replace_cookie(id, descriptor.cookie);
+        self.watch_peer_end(id, descriptor.far)
     }
 
     fn resize_backlog(
@@ -225,7 +263,7 @@ impl Server {
         };
         let id = self.enter(channel, opening, None)?;
         self.keep_reservation(id, reservation);
-        let listening = self.become_listener(id, backlog, descriptor);
+        let listening = self.become_listener(id, backlog, Some(descriptor));
         if listening.is_err() {
             self.forget(id);
         }
@@ -236,7 +274,7 @@ impl Server {
         &mut self,
         id: SessionId,
         backlog: u32,
-        descriptor: NewDescriptor,
+        descriptor: Option<NewDescriptor>,
     ) -> Result<(SessionId, SocketAddr), Errno> {
         let session = self.registry.session(id).ok_or(Errno::BADF)?;
         let local = session.local;
@@ -249,8 +287,9 @@ impl Server {
             self.close_port(id, local);
             return Err(errno);
         }
-        self.registry.replace_cookie(id, descriptor.cookie);
-        self.watch_peer_end(id, descriptor.far)?;
+        if let Some(descriptor) = descriptor {
+            self.rename(id, descriptor)?;
+        }
         self.set_phase(id, SessionPhase::Listening);
         self.listeners.insert(
             id,

@@ -18,15 +18,17 @@ enum Source {
     SecondLocal,
     /// The outcome of an active open, on the socket's descriptor.
     Outcome,
+    /// Room in the first local session, of which its peer wakes this process only if it was asked for.
+    Room,
 }
 
-use Source::{FirstLocal, Outcome, SecondLocal, Wire};
+use Source::{FirstLocal, Outcome, Room, SecondLocal, Wire};
 
-const SOURCES: [Source; 4] = [Wire, FirstLocal, SecondLocal, Outcome];
+const SOURCES: [Source; 5] = [Wire, FirstLocal, SecondLocal, Outcome, Room];
 
 impl Source {
     fn is_local(self) -> bool {
-        matches!(self, FirstLocal | SecondLocal)
+        matches!(self, FirstLocal | SecondLocal | Room)
     }
 }
 
@@ -37,6 +39,8 @@ enum News {
     None,
     /// It came, and nobody has looked. Of a local session: how its peer has woken this process.
     Arrived(SleepsOn),
+    /// It came, and its peer was not asked to wake anybody for it.
+    Unasked,
     /// The library knows, and has told whoever waits for it.
     Told,
 }
@@ -60,9 +64,13 @@ const HELPER: u8 = THREADS;
 struct State {
     watch: Watch<u8>,
     threads: Vec<Thread>,
-    news: [News; 4],
+    news: [News; SOURCES.len()],
     /// How peers of local sessions wake this process.
     armed: SleepsOn,
+    /// A writer found no room.
+    is_blocked: bool,
+    /// The peer is to wake this process when there is room.
+    asks_for_room: bool,
     additions: u64,
     /// What the world may still let arrive.
     arrivals: u8,
@@ -75,6 +83,8 @@ enum Step {
     Open(u8, Source),
     /// It calls something that attends to the channel and does not wait.
     Attend(u8),
+    /// As [`Step::Attend`]: a write that does not wait finds no room.
+    Fill(u8),
     Wait(u8, Source),
     /// A sleeping thread finds what it polls, or a signal.
     Wake(u8),
@@ -115,10 +125,11 @@ impl State {
 
     fn look(&mut self, sources: &[Source]) {
         for &source in sources {
-            if !matches!(self.news(source), News::Arrived(_)) {
+            if !matches!(self.news(source), News::Arrived(_) | News::Unasked) {
                 continue;
             }
             *self.news(source) = News::Told;
+            self.is_blocked &= source != Room;
             for thread in 0..THREADS {
                 if matches!(&self.threads[usize::from(thread)], Thread::Asleep { wants, .. } if *wants == source)
                 {
@@ -130,11 +141,20 @@ impl State {
 
     /// `Core::poll`, which does not look for the outcomes of opens.
     fn poll(&mut self) {
-        self.look(&[Wire, FirstLocal, SecondLocal]);
+        self.look(&[Wire, FirstLocal, SecondLocal, Room]);
+    }
+
+    /// `Core::arm_locals`: asks, and looks once more.
+    fn arm(&mut self) {
+        self.asks_for_room = self.is_blocked;
+        self.look(&[FirstLocal, SecondLocal, Room]);
     }
 
     /// The lock is released.
     fn unlock(&mut self) {
+        if self.watch.is_led_by(Leader::Application) {
+            self.arm();
+        }
         let leader = self.watch.settle(|| self.needs());
         self.signal(leader);
     }
@@ -148,6 +168,7 @@ impl State {
             self.signal(next);
             return self.unlock();
         }
+        self.arm();
         let only_local = self.has_local() && !self.exists(Wire) && !self.exists(Outcome);
         let on = match only_local && wants.is_local() && self.watch.may_use_words() {
             true => SleepsOn::Words,
@@ -208,7 +229,7 @@ impl State {
                     }
             }
             News::Arrived(_) => polls.contains(&source),
-            News::Absent | News::None | News::Told => false,
+            News::Absent | News::None | News::Unasked | News::Told => false,
         };
         *is_signalled || SOURCES.into_iter().any(comes_by)
     }
@@ -221,10 +242,17 @@ impl State {
         match step {
             Step::Arrive(source) => {
                 self.arrivals -= 1;
-                *self.news(source) = News::Arrived(self.armed);
+                let is_asked = source != Room || std::mem::take(&mut self.asks_for_room);
+                *self.news(source) = match is_asked {
+                    true => News::Arrived(self.armed),
+                    false => News::Unasked,
+                };
             }
             Step::Open(_, source) => {
                 *self.news(source) = News::None;
+                if source == FirstLocal {
+                    *self.news(Room) = News::None;
+                }
                 if source == Outcome || source.is_local() && self.watch.sleeps_on_words() {
                     self.additions += 1;
                 }
@@ -232,6 +260,11 @@ impl State {
             }
             Step::Attend(_) => {
                 self.poll();
+                self.unlock();
+            }
+            Step::Fill(_) => {
+                self.poll();
+                self.is_blocked = true;
                 self.unlock();
             }
             Step::Wait(thread, wants) => self.wait(thread, wants),
@@ -282,7 +315,9 @@ impl State {
     }
 }
 
-struct Waiting;
+struct Waiting {
+    sources: &'static [Source],
+}
 
 impl Model for Waiting {
     type State = State;
@@ -292,16 +327,19 @@ impl Model for Waiting {
         vec![State {
             watch: Watch::default(),
             threads: vec![Thread::InProgram; usize::from(THREADS) + 1],
-            news: [News::Absent; 4],
+            news: [News::Absent; SOURCES.len()],
             armed: SleepsOn::Descriptors,
+            is_blocked: false,
+            asks_for_room: false,
             additions: 0,
             arrivals: 2,
         }]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
-        for source in SOURCES {
-            if state.arrivals > 0 && state.news[source as usize] == News::None {
+        for &source in self.sources {
+            let may_come = source != Room || state.is_blocked;
+            if may_come && state.arrivals > 0 && state.news[source as usize] == News::None {
                 steps.push(Step::Arrive(source));
             }
         }
@@ -313,12 +351,16 @@ impl Model for Waiting {
                 continue;
             }
             steps.push(Step::Attend(thread));
-            for source in SOURCES {
+            for &source in self.sources {
                 if state.exists(source) {
                     steps.push(Step::Wait(thread, source));
-                } else {
+                } else if source != Room {
                     steps.push(Step::Open(thread, source));
                 }
+            }
+            let may_fill = self.sources.contains(&Room) && state.news[Room as usize] == News::None;
+            if may_fill && !state.is_blocked {
+                steps.push(Step::Fill(thread));
             }
         }
         if state.is_woken(HELPER) {
@@ -339,7 +381,10 @@ impl Model for Waiting {
         let nobody_sleeps_on = |_: &Waiting, state: &State| {
             let is_about_to_wake = || (0..=HELPER).any(|thread| state.is_woken(thread));
             let has_come = |source: Source| {
-                matches!(state.news[source as usize], News::Arrived(_) | News::Told)
+                matches!(
+                    state.news[source as usize],
+                    News::Arrived(_) | News::Unasked | News::Told
+                )
             };
             let is_kept_waiting = |thread: &Thread| matches!(thread, Thread::Asleep { wants, .. } if has_come(*wants));
             let threads = &state.threads[..usize::from(THREADS)];
@@ -354,7 +399,17 @@ impl Model for Waiting {
 
 #[test]
 fn nobody_sleeps_on_what_has_come() {
-    let checker = Waiting.checker().threads(2).spawn_bfs().join();
+    check(&[Wire, FirstLocal, SecondLocal, Outcome]);
+}
+
+/// A thread that waits for room hears of it though another one found that there was none.
+#[test]
+fn nobody_sleeps_on_room() {
+    check(&[Wire, FirstLocal, Room]);
+}
+
+fn check(sources: &'static [Source]) {
+    let checker = Waiting { sources }.checker().threads(2).spawn_bfs().join();
     println!("{} states", checker.unique_state_count());
     assert!(checker.unique_state_count() > 10_000);
     checker.assert_properties();
