@@ -2,57 +2,36 @@
 
 use portolan::layers::Layer;
 
-use super::measure::{Context, DIRECT, KERNEL, Message, Parts, SERVER, SHARED, SHM, System};
+use super::measure::{Context, DIRECT, KERNEL, Message, Parts, Runs, SERVER, SHARED, SHM, System};
 use super::model::{AxisLabel, Content, Curve, Plot, Source, Style, Table};
 use super::papers::Original;
 use crate::MeasureError;
+use crate::figure::Spread;
 use crate::suites::demux::expected::taken;
 use crate::suites::engine::{Way, instructions};
 
-/// Where the time of a round trip goes, as the paper tells it apart, in microseconds.
-struct Budget {
-    round_trip: f64,
-    /// Sleep, wake-ups, device, filters.
-    link: f64,
-    client_sends: f64,
-    server: f64,
-    client_receives: f64,
+const SEND: [Layer; 2] = [Layer::OutputSession, Layer::OutputHeaders];
+const RECEIVE: [Layer; 5] = [
+    Layer::Ring,
+    Layer::InputHeaders,
+    Layer::InputSession,
+    Layer::Copy,
+    Layer::Call,
+];
+
+/// Where the time of a round trip goes, as the paper tells it apart: round trip, link (sleep, wake-ups, device, filters),
+/// client sends, server receives and sends, client receives. In microseconds.
+fn budget(parts: &Parts) -> [f64; 5] {
+    let sends = Parts::sum(&parts.client, &SEND);
+    let receives = Parts::sum(&parts.client, &RECEIVE);
+    let server = Parts::sum(&parts.server, &SEND) + Parts::sum(&parts.server, &RECEIVE);
+    let link = parts.round_trip - sends - receives - server;
+    [parts.round_trip, link, sends, server, receives]
 }
 
-impl Budget {
-    fn of(parts: &Parts) -> Budget {
-        let sum = |times: &[f64], layers: &[Layer]| -> f64 {
-            layers.iter().map(|layer| times[*layer as usize]).sum()
-        };
-        const SEND: [Layer; 2] = [Layer::OutputSession, Layer::OutputHeaders];
-        const RECEIVE: [Layer; 5] = [
-            Layer::Ring,
-            Layer::InputHeaders,
-            Layer::InputSession,
-            Layer::Copy,
-            Layer::Call,
-        ];
-        let client_sends = sum(&parts.client, &SEND);
-        let client_receives = sum(&parts.client, &RECEIVE);
-        let server = sum(&parts.server, &SEND) + sum(&parts.server, &RECEIVE);
-        Budget {
-            round_trip: parts.round_trip,
-            link: parts.round_trip - client_sends - client_receives - server,
-            client_sends,
-            server,
-            client_receives,
-        }
-    }
-
-    fn cells(&self) -> [f64; 5] {
-        [
-            self.round_trip,
-            self.link,
-            self.client_sends,
-            self.server,
-            self.client_receives,
-        ]
-    }
+/// Each part's spread.
+fn budgets(runs: &Runs) -> [Spread; 5] {
+    [0, 1, 2, 3, 4].map(|part| runs.spread(|parts| budget(parts)[part]))
 }
 
 fn latency(
@@ -72,39 +51,40 @@ fn latency(
     );
     for system in [KERNEL, SERVER] {
         let parts = context.parts(&system, &message)?;
-        table = table.row(system.label, system.source, [parts.round_trip]);
+        table = table.row(
+            system.label,
+            system.source,
+            [parts.spread(|parts| parts.round_trip)],
+        );
     }
-    let shared = Budget::of(&*context.parts(&SHARED, &message)?);
-    let direct = Budget::of(&*context.parts(&DIRECT, &message)?);
+    let shared = budgets(&*context.parts(&SHARED, &message)?);
+    let direct = budgets(&*context.parts(&DIRECT, &message)?);
     let table = table
-        .row(
-            "MUX: Portolan, shared ring",
-            Source::Portolan,
-            shared.cells(),
-        )
-        .row("OPT: Portolan, own ring", Source::Portolan, direct.cells());
+        .row("MUX: Portolan, shared ring", Source::Portolan, shared)
+        .row("OPT: Portolan, own ring", Source::Portolan, direct);
     let there = paper.map_or(f64::NAN, |paper| {
         paper.number("OPT, direct", 4) / paper.number("MUX, shared", 4)
     });
-    let here = direct.client_receives / shared.client_receives;
-    let inside = shared.client_sends + shared.server + shared.client_receives;
+    let here = direct[4].median / shared[4].median;
+    let inside = shared[2..].iter().map(|spread| spread.median).sum::<f64>();
     Ok(Content::default()
         .with(table)
         .claim(
             "a channel of its own makes receiving cheaper",
             here < 0.95,
             format!("client receives: {:.2} µs instead of {:.2} ({:.0} %); there {:.0} %",
-                direct.client_receives, shared.client_receives, here * 100.0, there * 100.0),
-            "a look-up by the slot in the packet's record replaced the paper's search for a control block in both forms, and both have the precomputed header filter; what a ring of its own spares is small (see `br-…-receive` of `portolan bench demux`, which counts instructions)",
+                direct[4].median,
+                shared[4].median, here * 100.0, there * 100.0),
+            "a look-up by the slot in the packet's record replaced the paper's search for a control block in both forms, and both have the precomputed header filter; what a ring of its own spares is small (br-shared-tcp-receive and br-direct-tcp-receive of portolan bench demux count its instructions)",
         )
         .claim(
             "only a small part of the round trip is spent in the protocols",
-            inside < 0.5 * shared.round_trip,
-            format!("{inside:.1} of {:.1} µs; there {:.0} %", shared.round_trip,
+            inside < 0.5 * shared[0].median,
+            format!("{inside:.1} of {:.1} µs; there {:.0} %", shared[0].median,
                 paper.map_or(f64::NAN, |paper| 100.0 - 100.0 * paper.number("MUX, shared", 1) / paper.number("MUX, shared", 0))),
             "",
         )
-        .note("One byte, both ends sleep. The columns of ends are the library's layers without the device; what the two ends' clocks do not explain is the link: filters, device, sleep and wake-up. `call` and `copy` count as receiving."))
+        .note("One byte, both ends sleep. The columns of ends are the library's layers without the device; what the two ends' clocks do not explain is the link: filters, device, sleep and wake-up. What is the call itself and the copy counts as receiving."))
 }
 
 pub fn table1(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
@@ -255,23 +235,18 @@ pub fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureE
         shares.push(share);
         table = table.row(label, Source::Portolan, [fast, standard, share]);
     }
-    let budget = Budget::of(&*context.parts(&SHARED, &Message::tcp(1))?);
+    let budget = budgets(&*context.parts(&SHARED, &Message::tcp(1))?);
     let names = [
         "client sends",
         "server receives and sends",
         "client receives",
         "link, wake-ups",
     ];
-    let times = [
-        budget.client_sends,
-        budget.server,
-        budget.client_receives,
-        budget.link,
-    ];
+    let times = [2, 3, 4, 1].map(|part| budget[part]);
     let bars = names
         .iter()
         .zip(times)
-        .map(|(name, time)| Curve::of(*name, Source::Portolan, [(0.0, time)]));
+        .map(|(name, time)| Curve::of_spreads(*name, Source::Portolan, [(0.0, time)]));
     Ok(Content::default()
         .with(table)
         .with(Plot {

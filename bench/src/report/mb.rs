@@ -1,9 +1,11 @@
 //! Protocol Service Decomposition: the forms in which packets reach a program, the interface, and where the time goes.
 
+use std::rc::Rc;
+
 use portolan::layers::Layer;
 
 use super::measure::{
-    Context, IPC, KERNEL, KERNEL_HOOKED, Message, Parts, SERVER, SHM, SHM_IPF, System,
+    Context, IPC, KERNEL, KERNEL_HOOKED, Message, Runs, SERVER, SHM, SHM_IPF, System,
 };
 use super::model::{AxisLabel, Cell, Content, Curve, Plot, Source, Style, Table};
 use super::papers::Original;
@@ -201,10 +203,10 @@ pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, Measur
         Message::udp(1),
         Message::udp(1472),
     ];
-    let parts = |system: &System| -> Result<Vec<Parts>, MeasureError> {
+    let parts = |system: &System| -> Result<Vec<Rc<Runs>>, MeasureError> {
         messages
             .iter()
-            .map(|message| Ok(*context.parts(system, message)?))
+            .map(|message| context.parts(system, message))
             .collect()
     };
     let (kernel, server, library) = (parts(&KERNEL)?, parts(&SERVER)?, parts(&SHM)?);
@@ -214,37 +216,33 @@ pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, Measur
         heads.clone(),
     );
     for (layer, label) in LAYERS {
-        let cells = library.iter().map(|parts| parts.client[layer as usize]);
+        let cells = library.iter().map(|runs| runs.client(&[layer]));
         layers = layers.row(label, Source::Portolan, cells);
     }
-    let sum = |parts: &Parts| -> f64 {
-        LAYERS
-            .iter()
-            .map(|(layer, _)| parts.client[*layer as usize])
-            .sum()
-    };
-    layers = layers.row("sum", Source::Portolan, library.iter().map(sum));
+    let all = LAYERS.map(|(layer, _)| layer);
+    let sums = library.iter().map(|runs| runs.client(&all));
+    layers = layers.row("sum", Source::Portolan, sums.clone());
     let mut totals = Table::new("µs of the call that sends, and of half a round trip", heads);
-    for (label, source, all) in [
+    for (label, source, system) in [
         ("kernel sockets", Source::Kernel, &kernel),
         ("Portolan, server", Source::Server, &server),
         ("Portolan, shm", Source::Portolan, &library),
     ] {
-        totals = totals
-            .row(
-                format!("{label}: send"),
-                source,
-                all.iter().map(|parts| parts.send_call),
-            )
-            .row(
-                format!("{label}: half a round trip"),
-                source,
-                all.iter().map(|parts| parts.round_trip / 2.0),
-            );
+        let send = system
+            .iter()
+            .map(|runs| runs.spread(|parts| parts.send_call));
+        let half = system
+            .iter()
+            .map(|runs| runs.spread(|parts| parts.round_trip / 2.0));
+        totals = totals.row(format!("{label}: send"), source, send).row(
+            format!("{label}: half a round trip"),
+            source,
+            half,
+        );
     }
     let bars = LAYERS.iter().map(|(layer, label)| {
-        let time = library[0].client[*layer as usize];
-        Curve::of(*label, Source::Portolan, [(0.0, time)])
+        let time = library[0].client(&[*layer]);
+        Curve::of_spreads(*label, Source::Portolan, [(0.0, time)])
     });
     let plot = Plot {
         title: "Layers of the library, TCP, 1 byte".to_owned(),
@@ -253,31 +251,35 @@ pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, Measur
         style: Style::Bars,
         curves: bars.collect(),
     };
-    let device = library[0].client[Layer::Device as usize];
+    let half = |runs: &Runs| runs.median(|parts| parts.round_trip / 2.0);
+    let time = |at: usize, layer| library[at].client(&[layer]).median;
+    let sum: Vec<f64> = sums.map(|spread| spread.median).collect();
+    let device = time(0, Layer::Device);
     Ok(Content::default()
         .with(layers)
         .with(totals)
         .with(plot)
         .claim(
             "the server's path is the longest, for it crosses the kernel four times with each message",
-            (0..messages.len()).all(|at| server[at].round_trip > library[at].round_trip),
+            (0..messages.len()).all(|at| half(&server[at]) > half(&library[at])),
             format!(
                 "half a round trip of TCP, 1 byte: server {:.1} µs, library {:.1} µs, kernel {:.1} µs",
-                server[0].round_trip / 2.0, library[0].round_trip / 2.0, kernel[0].round_trip / 2.0,
+                half(&server[0]),
+                half(&library[0]),
+                half(&kernel[0]),
             ),
             "",
         )
         .claim(
             "large messages cost more in the layers that copy and sum",
-            library[1].client[Layer::Copy as usize] > library[0].client[Layer::Copy as usize]
-                || sum(&library[1]) > sum(&library[0]),
-            format!("sum of layers: {:.2} µs with 1 byte, {:.2} µs with 1460", sum(&library[0]), sum(&library[1])),
+            time(1, Layer::Copy) > time(0, Layer::Copy) || sum[1] > sum[0],
+            format!("sum of layers: {:.2} µs with 1 byte, {:.2} µs with 1460", sum[0], sum[1]),
             "1460 bytes are copied in some 40 ns today, and their checksum is the device's: what is left of it is lost in the noise of the rest",
         )
         .claim(
             "handing a frame to the kernel is the dearest step of sending",
-            LAYERS[2..4].iter().all(|(layer, _)| device > library[0].client[*layer as usize]),
-            format!("device {device:.2} µs, of {:.2} µs in all layers", sum(&library[0])),
+            LAYERS[2..4].iter().all(|(layer, _)| device > time(0, *layer)),
+            format!("device {device:.2} µs, of {:.2} µs in all layers", sum[0]),
             "",
         )
         .note("The clock that is looked at between layers is taken off; what it does to caches is not. The kernel's stack has no such boundaries, nor has the relay in the server: of these the call that sends and the round trip are given. On a veth the call that sends does the peer's input, too."))

@@ -93,7 +93,7 @@ pub struct Context {
     plain: OnceCell<Bed>,
     hooked: OnceCell<Bed>,
     ethernet: OnceCell<Rc<transmit::Link>>,
-    layers: RefCell<BTreeMap<String, Rc<Parts>>>,
+    parts: RefCell<BTreeMap<String, Rc<Runs>>>,
     micro: RefCell<BTreeMap<&'static str, Rc<Curves>>>,
 }
 
@@ -111,6 +111,30 @@ pub struct Parts {
     pub server: [f64; Layer::ALL.len()],
 }
 
+/// The same, several times.
+pub struct Runs(Vec<Parts>);
+
+impl Runs {
+    pub fn spread(&self, of: impl Fn(&Parts) -> f64) -> Spread {
+        Spread::of(&mut self.0.iter().map(of).collect::<Vec<_>>())
+    }
+
+    pub fn median(&self, of: impl Fn(&Parts) -> f64) -> f64 {
+        self.spread(of).median
+    }
+
+    /// Of what the client's library takes in some layers.
+    pub fn client(&self, layers: &[Layer]) -> Spread {
+        self.spread(|parts| Parts::sum(&parts.client, layers))
+    }
+}
+
+impl Parts {
+    pub fn sum(times: &[f64], layers: &[Layer]) -> f64 {
+        layers.iter().map(|layer| times[*layer as usize]).sum()
+    }
+}
+
 impl Context {
     pub fn new(effort: Effort) -> Context {
         Context {
@@ -119,7 +143,7 @@ impl Context {
             plain: OnceCell::new(),
             hooked: OnceCell::new(),
             ethernet: OnceCell::new(),
-            layers: RefCell::default(),
+            parts: RefCell::default(),
             micro: RefCell::default(),
         }
     }
@@ -268,19 +292,15 @@ impl Context {
     }
 
     /// The layers of both ends; each combination is measured once.
-    pub fn parts(&self, system: &System, message: &Message) -> Result<Rc<Parts>, MeasureError> {
+    pub fn parts(&self, system: &System, message: &Message) -> Result<Rc<Runs>, MeasureError> {
         let key = format!("{} {message:?}", system.label);
-        if let Some(known) = self.layers.borrow().get(&key) {
+        if let Some(known) = self.parts.borrow().get(&key) {
             return Ok(Rc::clone(known));
         }
-        let mut all = Vec::new();
-        for _ in 0..self.runs {
-            all.push(self.measure_parts(system, message)?);
-        }
-        all.sort_by(|a, b| a.round_trip.total_cmp(&b.round_trip));
-        let median = Rc::new(all[all.len() / 2]);
-        self.layers.borrow_mut().insert(key, Rc::clone(&median));
-        Ok(median)
+        let runs = (0..self.runs).map(|_| self.measure_parts(system, message));
+        let runs = Rc::new(Runs(runs.collect::<Result<_, _>>()?));
+        self.parts.borrow_mut().insert(key, Rc::clone(&runs));
+        Ok(runs)
     }
 
     fn measure_parts(&self, system: &System, message: &Message) -> Result<Parts, MeasureError> {

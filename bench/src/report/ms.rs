@@ -1,7 +1,5 @@
 //! Migrating Sockets: what parts cost alone, where the time goes, finding receivers, and time on a CPU.
 
-use std::rc::Rc;
-
 use portolan::layers::Layer;
 
 use super::measure::{Context, Curves, KERNEL, Message, SHM, number, numbers};
@@ -133,22 +131,16 @@ fn layers(context: &Context, title: &str, rows: &Rows) -> Result<(Table, Vec<f64
         .collect::<Result<_, _>>()?;
     let mut table = Table::new(title, MESSAGES.iter().map(Message::label));
     for (layer, label) in rows {
-        let cells = parts.iter().map(|parts| parts.client[*layer as usize]);
+        let cells = parts.iter().map(|runs| runs.client(&[*layer]));
         table = table.row(*label, Source::Portolan, cells);
     }
-    let sum = |parts: &Rc<super::measure::Parts>| -> f64 {
-        rows.iter()
-            .map(|(layer, _)| parts.client[*layer as usize])
-            .sum()
-    };
-    let sums: Vec<f64> = parts.iter().map(sum).collect();
-    Ok((
-        table.row("total", Source::Portolan, sums.iter().copied()),
-        sums,
-    ))
+    let all: Vec<_> = rows.iter().map(|(layer, _)| *layer).collect();
+    let totals: Vec<_> = parts.iter().map(|runs| runs.client(&all)).collect();
+    let medians = totals.iter().map(|spread| spread.median).collect();
+    Ok((table.row("total", Source::Portolan, totals), medians))
 }
 
-const LAYERS_NOTE: &str = "One message is sent and one received for each turn; calls and copies of both are in the layers `call` and `copy`, which a program's clock cannot tell apart by direction: they are in neither table. Their times stand in MB Table 4.";
+const LAYERS_NOTE: &str = "One message is sent and one received for each turn; calls and copies of both are in the layers call and copy, which a program's clock cannot tell apart by direction: they are in neither table. Their times stand in MB Table 4.";
 
 pub fn table3(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     const ROWS: [(Layer, &str); 3] = [
@@ -165,11 +157,18 @@ pub fn table3(context: &Context, _: Option<&Original>) -> Result<Content, Measur
     for system in [KERNEL, SHM] {
         let times: Vec<_> = MESSAGES
             .iter()
-            .map(|message| Ok(context.parts(&system, message)?.send_call))
+            .map(|message| {
+                Ok(context
+                    .parts(&system, message)?
+                    .spread(|parts| parts.send_call))
+            })
             .collect::<Result<_, MeasureError>>()?;
         calls = calls.row(system.label, system.source, times);
     }
-    let device = context.parts(&SHM, &MESSAGES[0])?.client[Layer::Device as usize];
+    let device = context
+        .parts(&SHM, &MESSAGES[0])?
+        .client(&[Layer::Device])
+        .median;
     Ok(Content::default()
         .with(table)
         .with(calls)
@@ -190,10 +189,9 @@ pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, Measur
     ];
     let (table, sums) = layers(context, "The library (shm): µs to receive", &ROWS)?;
     let parts = context.parts(&SHM, &MESSAGES[0])?;
-    let send: f64 = [Layer::OutputSession, Layer::OutputHeaders, Layer::Device]
-        .iter()
-        .map(|layer| parts.client[*layer as usize])
-        .sum();
+    let send = parts
+        .client(&[Layer::OutputSession, Layer::OutputHeaders, Layer::Device])
+        .median;
     Ok(Content::default()
         .with(table)
         .claim(

@@ -227,9 +227,15 @@ fn claims(page: &mut String, claims: &[Claim]) {
 }
 
 fn put_table(page: &mut String, table: &Table) {
+    // Beyond that many columns letters are smaller, so that the table is no wider than the page.
+    let class = if table.head.len() > 9 {
+        " class=\"wide\""
+    } else {
+        ""
+    };
     put!(
         page,
-        "<div class=\"scroll\"><table><caption>{}</caption><thead><tr><th></th>",
+        "<div class=\"scroll\"><table{class}><caption>{}</caption><thead><tr><th></th>",
         escape(&table.title)
     );
     for head in &table.head {

@@ -18,6 +18,9 @@ const BAR_LINE: u32 = 28;
 const LETTER: u32 = 7;
 const LETTERS: u32 = 12;
 
+/// Of so many points a curve is drawn thin.
+const MANY: usize = 150;
+
 const INK: RGBColor = RGBColor(0x1b, 0x1f, 0x24);
 const GRID: RGBColor = RGBColor(0xdd, 0xe1, 0xe6);
 
@@ -25,16 +28,18 @@ const PAPER: RGBColor = RGBColor(0x6e, 0x77, 0x81);
 const KERNEL: RGBColor = RGBColor(0x0b, 0x61, 0xb5);
 const SERVER: RGBColor = RGBColor(0xb3, 0x5c, 0x00);
 /// Of Portolan's forms, one after the other, and of whatever else a plot has more of than one.
-const FORMS: [RGBColor; 5] = [
+const FORMS: [RGBColor; 7] = [
     RGBColor(0x0a, 0x7d, 0x4f),
     RGBColor(0x9c, 0x27, 0x8f),
     RGBColor(0xc6, 0x2f, 0x2f),
     RGBColor(0x8a, 0x6d, 0x00),
     RGBColor(0x00, 0x7c, 0x8a),
+    RGBColor(0x5a, 0x4f, 0xcf),
+    RGBColor(0x7a, 0x4a, 0x1e),
 ];
 
 /// Colours of the dark scheme, by those of the light one.
-const DARK: [(RGBColor, &str); 10] = [
+const DARK: [(RGBColor, &str); 12] = [
     (INK, "#e6e8eb"),
     (GRID, "#3a4048"),
     (PAPER, "#a3abb5"),
@@ -45,6 +50,8 @@ const DARK: [(RGBColor, &str); 10] = [
     (FORMS[2], "#ff8a80"),
     (FORMS[3], "#e3c450"),
     (FORMS[4], "#5fd4e2"),
+    (FORMS[5], "#aca4ff"),
+    (FORMS[6], "#d3a67c"),
 ];
 
 /// The style sheet that makes plots dark where the reader wants that.
@@ -127,7 +134,7 @@ fn chart(plot: &Plot, svg: &mut String) -> Drawn {
         .draw()?;
     for (curve, color) in plot.curves.iter().zip(colors(&plot.curves)) {
         let points = curve.points.iter().map(|point| (point.x, point.y));
-        let width = if plot.style == Style::Line { 1 } else { 2 };
+        let width = if curve.points.len() > MANY { 1 } else { 2 };
         chart.draw_series(LineSeries::new(points.clone(), color.stroke_width(width)))?;
         if plot.style == Style::Line {
             continue;
@@ -173,7 +180,8 @@ fn bars(plot: &Plot, svg: &mut String) -> Drawn {
         .iter()
         .filter_map(|curve| Some(curve.points.first()?.y));
     let most = values.fold(0.0, f64::max).max(f64::MIN_POSITIVE);
-    for (number, (curve, color)) in plot.curves.iter().zip(colors(&plot.curves)).enumerate() {
+    for (number, curve) in plot.curves.iter().enumerate() {
+        let color = color(curve.source);
         let top = 4 + (number as u32 * BAR_LINE) as i32;
         let value = curve.points.first().map_or(0.0, |point| point.y);
         let length = (value / most * f64::from(WIDTH - NAMES - VALUES)) as i32;
@@ -195,17 +203,21 @@ fn bars(plot: &Plot, svg: &mut String) -> Drawn {
     root.present()
 }
 
+fn color(source: Source) -> RGBColor {
+    match source {
+        Source::Paper => PAPER,
+        Source::Kernel => KERNEL,
+        Source::Server => SERVER,
+        Source::Portolan => FORMS[0],
+    }
+}
+
 /// The same source has the same colour in all plots, if it has one curve only.
 fn colors(curves: &[Curve]) -> Vec<RGBColor> {
     let mut more = FORMS.iter().cycle();
     let mut used = Vec::new();
     for curve in curves {
-        let own = match curve.source {
-            Source::Paper => PAPER,
-            Source::Kernel => KERNEL,
-            Source::Server => SERVER,
-            Source::Portolan => FORMS[0],
-        };
+        let own = color(curve.source);
         let is_new = curve.source != Source::Portolan && !used.contains(&own);
         used.push(if is_new {
             own
@@ -296,6 +308,7 @@ impl Axis {
         };
         let decades = (most / least).log10();
         let steps: &[f64] = match decades {
+            ..0.6 => &[1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0],
             ..1.5 => &[1.0, 2.0, 3.0, 5.0, 7.0],
             ..3.0 => &[1.0, 2.0, 5.0],
             _ => &[1.0],
