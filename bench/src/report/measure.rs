@@ -215,6 +215,9 @@ impl Context {
         message: &Message,
         count: usize,
     ) -> Result<f64, MeasureError> {
+        if system.lacks(message.protocol) {
+            return Ok(f64::NAN);
+        }
         let report = self.pings(system, message, &["--count", &count.to_string()])?;
         number(&report, "p50_us")
     }
@@ -254,6 +257,9 @@ impl Context {
     ) -> Result<f64, MeasureError> {
         /// Beside the payload, as the receiver counts.
         const HEADERS: f64 = 42.0;
+        if system.lacks("udp") {
+            return Ok(f64::NAN);
+        }
         let bed = self.bed_of(system)?;
         let to = bed.endpoint(PORT).to_string();
         let path = bed.file("datagrams.json");
@@ -304,6 +310,13 @@ impl Context {
     }
 
     fn measure_parts(&self, system: &System, message: &Message) -> Result<Parts, MeasureError> {
+        if system.lacks(message.protocol) {
+            return Ok(Parts {
+                round_trip: f64::NAN,
+                send_call: f64::NAN,
+                ..Parts::default()
+            });
+        }
         let count = self.count(10_000, 3_000);
         let words = ["--warm-up", "0", "--calls", "--count", &count.to_string()];
         let plain = self.pings(system, message, &words)?;
@@ -388,6 +401,11 @@ impl Message {
 }
 
 impl System {
+    /// The server relays streams; datagrams come by the ring in its form, too.
+    fn lacks(&self, protocol: &str) -> bool {
+        self.source == Source::Server && protocol == "udp"
+    }
+
     fn command(&self, bed: &Bed, side: Side) -> Command {
         let mut command = bed.command(side, self.stack, TRAFFIC);
         command.envs(self.environment.iter().copied());

@@ -101,8 +101,12 @@ pub enum Cell {
 }
 
 impl From<Spread> for Cell {
+    /// What is not to be measured is no number.
     fn from(spread: Spread) -> Cell {
-        Cell::Spread(spread)
+        match spread.median.is_nan() {
+            true => Cell::Text("no relay".to_owned()),
+            false => Cell::Spread(spread),
+        }
     }
 }
 
@@ -210,7 +214,11 @@ impl Curve {
         Curve {
             label: label.into(),
             source,
-            points: points.into_iter().map(point).collect(),
+            points: points
+                .into_iter()
+                .map(point)
+                .filter(|point| point.y.is_finite())
+                .collect(),
         }
     }
 
