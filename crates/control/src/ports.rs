@@ -266,14 +266,22 @@ impl PortTable {
 
     /// Frees what was held back, or has lingered, long enough. Returns when to call again.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
-        loop {
-            let first = [self.held.first(), self.lingering.first()];
-            let &(until, id) = first.into_iter().flatten().min()?;
-            if until > now {
-                return Some(until);
-            }
+        while let Some((until, id)) = self.next_to_expire()
+            && until <= now
+        {
             self.release(id);
         }
+        self.next_expiry()
+    }
+
+    /// When there is something to free.
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.next_to_expire().map(|(until, _)| until)
+    }
+
+    fn next_to_expire(&self) -> Option<(Instant, ClaimId)> {
+        let first = [self.held.first(), self.lingering.first()];
+        first.into_iter().flatten().min().copied()
     }
 
     pub fn claim(&self, id: ClaimId) -> Option<PortClaim> {

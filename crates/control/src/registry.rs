@@ -1,17 +1,17 @@
 //! Who is there: processes with their channels, sessions with their holders. Admits requests and
-//! bounds how much one process or user may have. Session numbers are random, so that knowing one
+//! bounds how much one process or user may have. SessionEntry numbers are random, so that knowing one
 //! proves that its descriptor's message was read.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet};
 
-use portolan_proto::control::{Reuse, SocketOptionsBlob};
-use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
+use portolan_proto::control::SocketOptionsBlob;
+use portolan_types::{ChannelId, Generation, SessionId, Slot};
 
 use crate::budget::{Budget, Charge, Exhausted, Limit};
 use crate::errno::Errno;
 use crate::legality::{self, Command, SessionPhase};
-use crate::ports::ClaimId;
+use crate::listener::Listener;
+use crate::session::{Holder, Life, Opening, Relay, SessionEntry};
 
 #[cfg(test)]
 mod tests;
@@ -41,119 +41,6 @@ pub struct Process {
     charge: Charge,
 }
 
-/// Where a session's packets go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holder {
-    /// Nowhere: it has no row in the filter.
-    None,
-    Server(Slot),
-    Process(ChannelId, Slot),
-}
-
-/// One session, whoever holds it.
-#[derive(Debug)]
-pub struct Session {
-    pub id: SessionId,
-    pub protocol: Protocol,
-    pub phase: SessionPhase,
-    pub local: SocketAddr,
-    pub remote: Option<SocketAddr>,
-    pub reuse: Reuse,
-    pub v6_only: bool,
-    pub uid: u32,
-    pub holder: Holder,
-    pub generation: Generation,
-    /// Where the server waits for it while its holder packs it.
-    pub awaited: Option<(Slot, Generation)>,
-    /// Its own bind, if it has one.
-    pub claim: Option<ClaimId>,
-    /// The process chose the port of its bind: that stays when a connection fails or the listener stops.
-    pub has_chosen_port: bool,
-    /// Its connection's place in the port table.
-    pub flow_claim: Option<ClaimId>,
-    /// Socket cookie of the descriptor's near end.
-    pub cookie: u64,
-    /// The listener it was accepted from.
-    pub listener: Option<SessionId>,
-    /// The process that accepted it.
-    pub acceptor: Option<ChannelId>,
-    /// How often it went to a process or came back from one.
-    pub migrations: u32,
-    /// How often it was wanted back from a process.
-    pub recalls: u32,
-    /// As a library last told them.
-    pub options_blob: SocketOptionsBlob,
-    /// Charged for it; the first process that opened or cached it.
-    owner: Option<ChannelId>,
-    /// Processes known to have its descriptor.
-    users: BTreeSet<ChannelId>,
-    /// Those of them whose calls go to the descriptor, because they were told that it is relayed.
-    relayed_to: BTreeSet<ChannelId>,
-    _charge: Charge,
-    /// For its rows in the table of bindings.
-    bindings: Option<Charge>,
-}
-
-impl Session {
-    pub fn flow(&self) -> Option<FlowKey> {
-        self.remote.map(|remote| FlowKey {
-            protocol: self.protocol,
-            local: self.local,
-            remote,
-        })
-    }
-
-    pub fn owner(&self) -> Option<ChannelId> {
-        self.owner
-    }
-
-    /// Does `channel` have, or did it have, the descriptor?
-    pub fn is_user(&self, channel: ChannelId) -> bool {
-        self.users.contains(&channel)
-    }
-
-    /// `asker`, and the processes known to have had the descriptor that do not read and write it.
-    pub fn idle_users(&self, asker: ChannelId) -> impl Iterator<Item = ChannelId> + '_ {
-        let is_idle =
-            move |&channel: &ChannelId| channel == asker || !self.relayed_to.contains(&channel);
-        self.users.iter().copied().filter(is_idle)
-    }
-
-    fn may_be_named_by(&self, channel: ChannelId, command: Command) -> bool {
-        match self.phase {
-            // Shared by fork or handed out through a descriptor: knowing the number is the right.
-            SessionPhase::Offered
-            | SessionPhase::Relayed
-            | SessionPhase::Parked
-            | SessionPhase::Listening => true,
-            // Whoever has shown the descriptor may have it recalled.
-            SessionPhase::Connected if command == Command::Cache => self.users.contains(&channel),
-            SessionPhase::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
-            SessionPhase::Connected => {
-                matches!(self.holder, Holder::Process(holder, _) if holder == channel)
-            }
-            SessionPhase::Connecting => self.users.contains(&channel),
-            SessionPhase::New | SessionPhase::Handshake | SessionPhase::Closing => false,
-        }
-    }
-}
-
-/// What a new session starts with.
-#[derive(Clone, Copy, Debug)]
-pub struct Opening {
-    pub protocol: Protocol,
-    pub phase: SessionPhase,
-    pub local: SocketAddr,
-    pub remote: Option<SocketAddr>,
-    pub reuse: Reuse,
-    pub v6_only: bool,
-    pub uid: u32,
-    pub cookie: u64,
-    pub claim: Option<ClaimId>,
-    pub flow_claim: Option<ClaimId>,
-    pub listener: Option<SessionId>,
-}
-
 /// All processes and sessions of one network namespace.
 #[derive(Debug)]
 pub struct Registry {
@@ -164,7 +51,7 @@ pub struct Registry {
     session_budget: Budget,
     binding_budget: Budget,
     processes: HashMap<ChannelId, Process>,
-    sessions: HashMap<SessionId, Session>,
+    sessions: HashMap<SessionId, SessionEntry>,
     cookies: HashMap<u64, SessionId>,
     /// The last generation given to any row: fresh for every aim of every row.
     generation: u32,
@@ -254,7 +141,7 @@ impl Registry {
         if let Some(process) = self.processes.get_mut(&channel) {
             process.known.remove(&id);
         }
-        if self.sessions.get(&id).and_then(Session::owner) == Some(channel) {
+        if self.sessions.get(&id).and_then(SessionEntry::owner) == Some(channel) {
             self.detach(id);
         }
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -296,39 +183,10 @@ impl Registry {
         while id.0 == 0 || self.sessions.contains_key(&id) {
             id = SessionId(random());
         }
-        self.sessions.insert(
-            id,
-            Session {
-                id,
-                protocol: opening.protocol,
-                phase: opening.phase,
-                local: opening.local,
-                remote: opening.remote,
-                reuse: opening.reuse,
-                v6_only: opening.v6_only,
-                uid: opening.uid,
-                holder: Holder::None,
-                generation: Generation(0),
-                awaited: None,
-                claim: opening.claim,
-                flow_claim: opening.flow_claim,
-                cookie: opening.cookie,
-                listener: opening.listener,
-                has_chosen_port: false,
-                acceptor: None,
-                migrations: 0,
-                recalls: 0,
-                options_blob: SocketOptionsBlob::default(),
-                owner: None,
-                users: BTreeSet::new(),
-                relayed_to: BTreeSet::new(),
-                _charge: charge,
-                bindings: None,
-            },
-        );
         if opening.cookie != 0 {
             self.cookies.insert(opening.cookie, id);
         }
+        self.sessions.insert(id, opening.into_entry(id, charge));
         if let Some(channel) = owner {
             self.entitle(id, channel);
         }
@@ -341,15 +199,15 @@ impl Registry {
         channel: ChannelId,
         command: Command,
         id: SessionId,
-    ) -> Result<&Session, Errno> {
+    ) -> Result<&SessionEntry, Errno> {
         let session = self.sessions.get(&id).ok_or(Errno::BADF)?;
         if !session.may_be_named_by(channel, command) {
-            return Err(match session.phase {
+            return Err(match session.phase() {
                 SessionPhase::Connecting if command == Command::Connect => Errno::ALREADY,
                 _ => Errno::BADF,
             });
         }
-        legality::check(command, session.protocol, session.phase)?;
+        legality::check(command, session.protocol, session.phase())?;
         Ok(session)
     }
 
@@ -468,7 +326,7 @@ impl Registry {
         }
     }
 
-    pub fn remove(&mut self, id: SessionId) -> Option<Session> {
+    pub fn remove(&mut self, id: SessionId) -> Option<SessionEntry> {
         self.detach(id);
         self.set_holder(id, Holder::None);
         let session = self.sessions.remove(&id)?;
@@ -483,15 +341,36 @@ impl Registry {
         Some(session)
     }
 
-    pub fn session(&self, id: SessionId) -> Option<&Session> {
+    pub fn session(&self, id: SessionId) -> Option<&SessionEntry> {
         self.sessions.get(&id)
     }
 
-    pub fn session_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+    pub fn session_mut(&mut self, id: SessionId) -> Option<&mut SessionEntry> {
         self.sessions.get_mut(&id)
     }
 
-    pub fn by_cookie(&self, cookie: u64) -> Option<&Session> {
+    pub fn listener(&self, id: SessionId) -> Option<&Listener> {
+        match &self.session(id)?.life {
+            Life::Listening(listener) => Some(listener),
+            _ => None,
+        }
+    }
+
+    pub fn listener_mut(&mut self, id: SessionId) -> Option<&mut Listener> {
+        match &mut self.session_mut(id)?.life {
+            Life::Listening(listener) => Some(listener),
+            _ => None,
+        }
+    }
+
+    pub fn relay_mut(&mut self, id: SessionId) -> Option<&mut Relay> {
+        match &mut self.session_mut(id)?.life {
+            Life::Relayed(relay) => Some(relay),
+            _ => None,
+        }
+    }
+
+    pub fn by_cookie(&self, cookie: u64) -> Option<&SessionEntry> {
         self.cookies.get(&cookie).and_then(|id| self.session(*id))
     }
 
@@ -503,7 +382,7 @@ impl Registry {
         self.processes.values()
     }
 
-    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+    pub fn sessions(&self) -> impl Iterator<Item = &SessionEntry> {
         self.sessions.values()
     }
 

@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use bolero::TypeGenerator;
 use portolan_control::legality::{Command, SessionPhase};
 use portolan_control::ports::{ClaimId, PortClaim, PortTable};
-use portolan_control::registry::{Holder, Opening, Registry, Session};
-use portolan_control::{Limit, Limits};
+use portolan_control::{
+    Closing, Holder, Life, Limit, Limits, Listener, Opening, Registry, Relay, SessionEntry,
+};
 use portolan_proto::control::Reuse;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 
@@ -41,7 +42,7 @@ enum Request {
     },
     Open {
         channel: u8,
-        phase: u8,
+        life: u8,
         udp: bool,
         cookie: u8,
     },
@@ -49,7 +50,7 @@ enum Request {
         channel: u8,
         session: u8,
         command: u8,
-        phase: u8,
+        life: u8,
     },
     Entitle {
         channel: u8,
@@ -110,7 +111,7 @@ impl Server {
             Request::HangUp { channel } => self.hang_up(self.channel(channel)),
             Request::Open {
                 channel,
-                phase,
+                life,
                 udp,
                 cookie,
             } => {
@@ -120,7 +121,7 @@ impl Server {
                 let mut next = 1000 + self.sessions.len() as u64 / 2;
                 let opened = self.registry.open(
                     owner,
-                    opening(protocol, phase_of(phase), cookie.into()),
+                    opening(protocol, life_of(life), cookie.into()),
                     || {
                         // The numbers repeat: the registry must not give one out twice.
                         next += 1;
@@ -136,11 +137,11 @@ impl Server {
                 channel,
                 session,
                 command,
-                phase,
+                life,
             } => {
                 let (channel, id) = (self.channel(channel), self.session(session));
                 let command = Command::ALL[usize::from(command) % Command::ALL.len()];
-                self.command(channel, id, command, phase_of(phase));
+                self.command(channel, id, command, life_of(life));
             }
             Request::Entitle { channel, session } => {
                 let (channel, id) = (self.channel(channel), self.session(session));
@@ -169,7 +170,7 @@ impl Server {
         self.registry.unregister(channel);
     }
 
-    fn command(&mut self, channel: ChannelId, id: SessionId, command: Command, next: SessionPhase) {
+    fn command(&mut self, channel: ChannelId, id: SessionId, command: Command, next: Life) {
         // The server reads no command before a `Hello`.
         if self.registry.process(channel).is_none() {
             return;
@@ -178,10 +179,10 @@ impl Server {
             return;
         };
         assert!(!matches!(
-            session.phase,
+            session.phase(),
             SessionPhase::Handshake | SessionPhase::Closing
         ));
-        if session.phase == SessionPhase::Connected {
+        if session.phase() == SessionPhase::Connected {
             let holder = matches!(session.holder, Holder::Process(of, _) if of == channel);
             let asks = command == Command::Cache && session.is_user(channel);
             assert!(
@@ -193,15 +194,14 @@ impl Server {
         assert!(generation > self.generation);
         self.generation = generation;
         if let Some(session) = self.registry.session_mut(id) {
-            session.phase = next;
+            session.life = next;
         }
     }
 
     /// What is noted with a process is what its sessions say.
     fn check_index(&self, channel: ChannelId) {
-        let is_held =
-            |session: &&Session| matches!(session.holder, Holder::Process(of, _) if of == channel);
-        let is_known = |session: &&Session| session.is_user(channel);
+        let is_held = |session: &&SessionEntry| matches!(session.holder, Holder::Process(of, _) if of == channel);
+        let is_known = |session: &&SessionEntry| session.is_user(channel);
         let is_there = self.registry.process(channel).is_some();
         let sorted = |mut ids: Vec<SessionId>| {
             ids.sort_unstable();
@@ -250,23 +250,31 @@ impl Server {
     }
 }
 
-fn phase_of(code: u8) -> SessionPhase {
-    SessionPhase::ALL[usize::from(code) % SessionPhase::ALL.len()]
+fn life_of(code: u8) -> Life {
+    match code % 9 {
+        0 => Life::Bound,
+        1 => Life::Listening(Box::new(Listener::new(1))),
+        2 => Life::Connecting {
+            channel: ChannelId(1),
+            slot: Slot(0),
+        },
+        3 => Life::Handshake {
+            deferred_until: None,
+        },
+        4 => Life::Offered,
+        5 => Life::Connected,
+        6 => Life::Relayed(Relay::default()),
+        7 => Life::Parked,
+        _ => Life::Closing(Closing::Finishing(None)),
+    }
 }
 
-fn opening(protocol: Protocol, phase: SessionPhase, cookie: u64) -> Opening {
+fn opening(protocol: Protocol, life: Life, cookie: u64) -> Opening {
+    let local = "10.0.0.1:80".parse().expect("an address");
     Opening {
-        protocol,
-        phase,
-        local: "10.0.0.1:80".parse().expect("an address"),
-        remote: None,
-        reuse: Reuse::default(),
-        v6_only: false,
-        uid: 1000,
+        life,
         cookie,
-        claim: None,
-        flow_claim: None,
-        listener: None,
+        ..Opening::new(protocol, local, 1000)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use portolan_bpf::Linkage;
 use portolan_control::extensions::{Domain, Table, TableEntry, check};
-use portolan_control::{Holder, Session, SessionPhase};
+use portolan_control::{ClientId, Holder, SessionEntry, SessionPhase, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::extension::layout::GuardKey;
@@ -22,14 +22,14 @@ use portolan_proto::filter::FlowRow;
 use portolan_proto::qos::Refusal;
 use portolan_proto::raw;
 use portolan_sys::unix::Credentials;
-use portolan_types::{ChannelId, Instant, SessionId};
+use portolan_types::{ChannelId, SessionId};
 use rustix::io::Errno;
 use tracing::{info, warn};
 
 use self::loader::{Done, Loader, Order, Ready};
 use self::threaded::ThreadedHandlers;
 use crate::config::ExtensionConfig;
-use crate::control_socket::clients::{Answer, ClientId};
+use crate::control_socket::clients::Answer;
 use crate::listeners::listen::pack;
 use crate::server::Server;
 
@@ -46,7 +46,6 @@ pub struct Extensions {
     memory: HashMap<ChannelId, u64>,
     domain: Domain,
     config: ExtensionConfig,
-    looked: Instant,
 }
 
 /// What there is of an extension beside its place in the table.
@@ -90,7 +89,6 @@ impl Extensions {
     pub fn new(
         linkage: std::sync::Arc<Linkage>,
         config: ExtensionConfig,
-        now: Instant,
     ) -> Result<Extensions, Errno> {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         Ok(Extensions {
@@ -101,7 +99,6 @@ impl Extensions {
             memory: HashMap::new(),
             domain: Domain::of_handlers(processors),
             config,
-            looked: now,
         })
     }
 
@@ -121,7 +118,7 @@ impl Extensions {
 }
 
 /// Where a session's packets raise an event.
-fn guard_key(session: &Session, channel: ChannelId, event: Event) -> GuardKey {
+fn guard_key(session: &SessionEntry, channel: ChannelId, event: Event) -> GuardKey {
     GuardKey {
         channel: channel.0,
         port: session.local.port().to_be_bytes(),
@@ -190,7 +187,7 @@ impl Server {
         match outcome {
             Ok(()) => Answer::Silence,
             Err(refusal) => {
-                self.counters.extensions_refused += 1;
+                self.control.counters.extensions_refused += 1;
                 ReplyBody::Extension(ExtensionReply::Refused(refusal)).into()
             }
         }
@@ -319,11 +316,11 @@ impl Server {
         id: SessionId,
         event: Event,
     ) -> Outcome<Vec<GuardKey>> {
-        let session = self.registry.session(id);
+        let session = self.control.registry.session(id);
         let Some(session) = session.filter(|session| session.is_user(channel)) else {
             return refuse(libc::EPERM, "a guard is no endpoint of this process");
         };
-        let is_listener = session.phase == SessionPhase::Listening;
+        let is_listener = session.phase() == SessionPhase::Listening;
         let (is_raised, whose) = match event {
             Event::UdpReceive | Event::UdpSend => (true, "UDP's sockets"),
             Event::TcpReceive => (is_listener, "TCP's listeners"),
@@ -354,8 +351,8 @@ impl Server {
     }
 
     /// Whose channel the rows of a session's port name.
-    fn receiving_channel(&self, session: &Session) -> Option<ChannelId> {
-        if session.phase == SessionPhase::Listening {
+    fn receiving_channel(&self, session: &SessionEntry) -> Option<ChannelId> {
+        if session.phase() == SessionPhase::Listening {
             return Some(self.channel_of_listener(session.id));
         }
         match session.holder {
@@ -391,7 +388,7 @@ impl Server {
                 (Err(refusal), _) => Err(refusal),
             };
             let (reply, fds) = outcome.unwrap_or_else(|refusal| {
-                self.counters.extensions_refused += 1;
+                self.control.counters.extensions_refused += 1;
                 (ExtensionReply::Refused(refusal), Vec::new())
             });
             self.reply(client, request, ReplyBody::Extension(reply), fds);
@@ -437,9 +434,10 @@ impl Server {
         }
         *self.extensions.memory.entry(owner).or_default() += ready.cost.memory;
         info!(number, name, pid, "extension installed");
-        self.counters.extensions += 1;
+        self.control.counters.extensions += 1;
         let cost = ready.cost;
         let standing = ExtensionState::Running;
+        self.look_at_extensions_later();
         self.extensions.installed.insert(
             number,
             Installed {
@@ -472,12 +470,13 @@ impl Server {
         }
         let port = u16::from_be_bytes(key.port);
         let channel = ChannelId(key.channel);
-        let is_port_transitions = |session: &&Session| {
+        let is_port_transitions = |session: &&SessionEntry| {
             session.local.port() == port
                 && session.protocol.number() == key.protocol
                 && self.receiving_channel(session) == Some(channel)
         };
         let ids: Vec<SessionId> = self
+            .control
             .registry
             .sessions()
             .filter(is_port_transitions)
@@ -490,7 +489,7 @@ impl Server {
     }
 
     /// What the rows of a session say of its extensions.
-    pub fn extension_flags(&self, session: &Session, channel: ChannelId) -> u16 {
+    pub fn extension_flags(&self, session: &SessionEntry, channel: ChannelId) -> u16 {
         let table = &self.extensions.table;
         if table.is_empty() {
             return 0;
@@ -612,17 +611,18 @@ impl Server {
         }
     }
 
-    /// Removes those that were stopped because they took too long. Returns when to look again.
-    pub fn drive_extensions(&mut self) -> Option<Instant> {
-        if self.extensions.installed.is_empty() {
-            return None;
+    /// Removes those that were stopped because they took too long.
+    pub fn look_for_stopped_extensions(&mut self) {
+        if !self.extensions.installed.is_empty() {
+            self.look_at_extensions();
+            self.look_at_extensions_later();
         }
-        if self.now < self.extensions.looked + LOOK {
-            return Some(self.extensions.looked + LOOK);
-        }
-        self.extensions.looked = self.now;
-        self.look_at_extensions();
-        Some(self.now + LOOK)
+    }
+
+    fn look_at_extensions_later(&mut self) {
+        self.control
+            .timers
+            .arm_once(Timer::Extensions, self.now + LOOK);
     }
 
     fn look_at_extensions(&mut self) {
@@ -644,7 +644,7 @@ impl Server {
         };
         self.tell_of_chains(&keys);
         self.take_out(number);
-        self.counters.extensions_over_budget += 1;
+        self.control.counters.extensions_over_budget += 1;
         if let Some(one) = self.extensions.installed.get_mut(&number) {
             warn!(
                 number,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use portolan_control::{ClaimId, Errno, Holder, SessionPhase};
+use portolan_control::{ClaimId, Deadline, Errno, Holder, Input, Life, SessionPhase, Timer};
 use portolan_local::{Local, Remains, Stream, Wake, WakeBy};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, FastOpenMode, ReplyBody, SocketOptionsBlob,
@@ -21,7 +21,7 @@ use portolan_sys::clock;
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::{WakeAddress, WakeReceiver, WakeSender, wake_receiver};
 use portolan_tcp::Events;
-use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, scope_of};
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot, scope_of};
 use tracing::debug;
 
 use crate::connections::opens::{Fallback, Target};
@@ -109,7 +109,6 @@ impl ProcessBell {
 struct PendingLocalConnect {
     opener: SessionId,
     accepter: SessionId,
-    until: Instant,
 }
 
 /// All local sessions.
@@ -219,7 +218,7 @@ impl Server {
         }
         let path = self.routes.path_in(remote.ip(), scope_of(remote)).ok()?;
         let bound = known
-            .and_then(|id| self.registry.session(id))
+            .and_then(|id| self.control.registry.session(id))
             .map(|session| session.local.ip())
             .filter(|ip| !ip.is_unspecified());
         let source = bound.or(path.source).unwrap_or(remote.ip());
@@ -289,7 +288,13 @@ impl Server {
         };
         // It was there a moment ago; which one of a group, the port decides.
         let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
-        let accepter = self.enter_for(listener, &flow, SessionPhase::Handshake)?;
+        let accepter = self.enter_for(
+            listener,
+            &flow,
+            Life::Handshake {
+                deferred_until: None,
+            },
+        )?;
         let made = Rings::create(RING).ok().and_then(|fd| {
             let rings = Arc::new(Rings::map(&fd).ok()?);
             Some(Arc::new(Memory { fd, rings }))
@@ -321,30 +326,38 @@ impl Server {
         let ends = &mut self.locals.ends;
         ends.insert(opener, end(Side::Opener, accepter));
         ends.insert(accepter, end(Side::Accepter, opener));
-        self.registry
-            .steer(opener, Holder::Process(channel, target.slot));
-        if let Some(session) = self.registry.session_mut(opener) {
+        let slot = target.slot;
+        self.control
+            .registry
+            .steer(opener, Holder::Process(channel, slot));
+        if let Some(session) = self.control.registry.session_mut(opener) {
             session.local = local;
             session.remote = Some(remote);
-            session.phase = SessionPhase::Connecting;
+            session.life = Life::Connecting { channel, slot };
+            session.local_peer = Some(accepter);
         }
-        self.counters.opens += 1;
+        if let Some(session) = self.control.registry.session_mut(accepter) {
+            session.local_peer = Some(opener);
+        }
+        self.control.counters.opens += 1;
         debug!(session = opener.0, %local, %remote, "connecting locally");
-        let has_room = self.listeners.get(&listener).is_some_and(|l| l.has_room());
-        let caller = PendingLocalConnect {
-            opener,
-            accepter,
-            until: self.now + CALL_WAITS,
-        };
+        let has_room = self
+            .control
+            .registry
+            .listener(listener)
+            .is_some_and(|l| l.has_room());
+        let caller = PendingLocalConnect { opener, accepter };
         if has_room {
             self.complete(caller);
         } else {
-            self.counters.syn_dropped += 1;
+            self.control.counters.syn_dropped += 1;
             self.locals
                 .pending_connects
                 .entry(listener)
                 .or_default()
                 .push_back(caller);
+            let until = self.now + CALL_WAITS;
+            self.control.arm(opener, Deadline::LocalConnect, until);
         }
         Ok(ReplyBody::Connecting {
             session: opener,
@@ -356,10 +369,14 @@ impl Server {
 
     /// There is room: the opener gets its end, the listener hears of the other.
     fn complete(&mut self, caller: PendingLocalConnect) {
-        let PendingLocalConnect {
-            opener, accepter, ..
-        } = caller;
-        let channel = match self.registry.session(opener).map(|session| session.holder) {
+        let PendingLocalConnect { opener, accepter } = caller;
+        self.control.disarm(opener, Deadline::LocalConnect);
+        let channel = match self
+            .control
+            .registry
+            .session(opener)
+            .map(|session| session.holder)
+        {
             Some(Holder::Process(channel, _)) => channel,
             _ => return,
         };
@@ -377,10 +394,10 @@ impl Server {
             self.forget(opener);
             return;
         }
-        self.set_phase(opener, SessionPhase::Connected);
-        self.counters.local_sessions += 1;
+        self.set_life(opener, Life::Connected);
+        self.control.counters.local_sessions += 1;
         self.defer_or_offer(accepter);
-        if self.deferred.contains_key(&accepter) {
+        if self.is_deferred(accepter) {
             self.watch_local(accepter);
             self.attend_local(accepter);
         }
@@ -388,7 +405,12 @@ impl Server {
 
     /// Somebody was accepted: whoever waits for room comes next.
     pub fn admit_pending_connects(&mut self, listener: SessionId) {
-        while self.listeners.get(&listener).is_some_and(|l| l.has_room()) {
+        while self
+            .control
+            .registry
+            .listener(listener)
+            .is_some_and(|l| l.has_room())
+        {
             let Some(pending_connects) = self.locals.pending_connects.get_mut(&listener) else {
                 return;
             };
@@ -419,27 +441,16 @@ impl Server {
         self.open_failed(caller.opener, errno);
     }
 
-    /// Sends away who has waited for too long. Returns when to come back.
-    pub fn drive_pending_connects(&mut self) -> Option<Instant> {
-        let now = self.now;
-        let mut late = Vec::new();
-        for pending_connects in self.locals.pending_connects.values_mut() {
-            while pending_connects
-                .front()
-                .is_some_and(|caller| caller.until <= now)
-            {
-                late.extend(pending_connects.pop_front());
-            }
-        }
-        for caller in late {
+    /// Sends away one who has waited for too long.
+    pub fn refuse_late_connect(&mut self, opener: SessionId) {
+        let queues = self.locals.pending_connects.values_mut();
+        let late = queues.into_iter().find_map(|queue| {
+            let at = queue.iter().position(|caller| caller.opener == opener)?;
+            queue.remove(at)
+        });
+        if let Some(caller) = late {
             self.refuse_caller(caller, Errno::TIMEDOUT);
         }
-        let next = self
-            .locals
-            .pending_connects
-            .values()
-            .filter_map(VecDeque::front);
-        next.map(|caller| caller.until).min()
     }
 
     /// `Cache` of an end that no process holds.
@@ -464,12 +475,14 @@ impl Server {
             Some(SessionPhase::Offered) => self.note_acceptor(id, channel),
             _ => self.note_user(id, Some(channel)),
         }
-        self.registry.entitle(id, channel);
-        self.set_phase(id, SessionPhase::Connected);
-        self.registry.steer(id, Holder::Process(channel, slot));
-        self.counters.handoffs += 1;
+        self.control.registry.entitle(id, channel);
+        self.set_life(id, Life::Connected);
+        self.control
+            .registry
+            .steer(id, Holder::Process(channel, slot));
+        self.control.counters.handoffs += 1;
         self.note_migration(id);
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         let options_blob = session.options_blob.clone();
         let body = ReplyBody::CachedLocal { side, options_blob };
         Ok(Answer::Reply(body, vec![fd]))
@@ -485,32 +498,25 @@ impl Server {
     ) -> Answer {
         self.unhold_local(id);
         self.note_migration(id);
-        self.registry.detach(id);
-        self.registry.describe(id, options_blob);
+        self.control.registry.detach(id);
+        self.control.registry.describe(id, options_blob);
         match then {
             AfterFlush::Close => self.close_local(id),
             AfterFlush::Relay(reader) => {
                 self.note_reader(id, channel, reader);
                 self.start_relay(id);
             }
-            AfterFlush::Park => self.park(id),
+            AfterFlush::Park => self.input(Input::Park(id)),
         }
-        self.end_recall(id);
+        self.input(Input::Returned(id));
         ReplyBody::Done.into()
     }
 
-    fn unhold_local(&mut self, id: SessionId) {
-        self.registry.steer(id, Holder::None);
+    pub fn unhold_local(&mut self, id: SessionId) {
+        self.control.registry.steer(id, Holder::None);
         if let Some(end) = self.locals.ends.get(&id) {
             end.give_to(holder::NONE);
         }
-    }
-
-    /// The holder has died; others may have the descriptor.
-    pub fn orphan_local(&mut self, id: SessionId) {
-        self.unhold_local(id);
-        self.park(id);
-        self.end_recall(id);
     }
 
     /// The last descriptor has gone: as the kernel closes a socket.
@@ -548,18 +554,23 @@ impl Server {
         local.wake_peer();
         if let Some(claim) = awaited_by {
             match local.has_reset() {
-                true => self.ports.release(claim),
-                false => self.keep_port(claim, TIME_WAIT),
+                true => self.control.ports.release(claim),
+                false => self.control.keep_port(claim, self.now + TIME_WAIT),
             }
         }
         self.leave_behind(id, peer, local.remains());
-        match self.registry.session(peer).map(|session| session.holder) {
+        match self
+            .control
+            .registry
+            .session(peer)
+            .map(|session| session.holder)
+        {
             Some(Holder::Process(channel, _)) => {
                 if let Some(channel) = self.channels.get(&channel) {
                     channel.notifier.wake_sender.wake();
                 }
             }
-            Some(_) => self.locals.make_due(peer),
+            Some(_) => self.attend_later(peer),
             None => {}
         }
     }
@@ -571,21 +582,13 @@ impl Server {
             Remains::FinWait(wait) => wait,
             Remains::TimeWait => TIME_WAIT,
         };
-        let session = self.registry.session_mut(id);
+        let session = self.control.registry.session_mut(id);
         let Some(claim) = session.and_then(|session| session.flow_claim.take()) else {
             return;
         };
-        self.keep_port(claim, wait);
+        self.control.keep_port(claim, self.now + wait);
         if let (Remains::FinWait(_), Some(end)) = (remains, self.locals.ends.get_mut(&peer)) {
             end.awaited_by = Some(claim);
-        }
-    }
-
-    fn keep_port(&mut self, claim: ClaimId, wait: Duration) {
-        // New connections always find a port.
-        let most = self.config.limits.time_wait.min(self.ports.ephemeral() / 2);
-        if self.ports.linger(claim, self.now + wait, most) {
-            self.counters.time_wait_evicted += 1;
         }
     }
 
@@ -596,6 +599,9 @@ impl Server {
         self.end_local(id, |end| end.abort(now));
         if self.locals.ends.remove(&id).is_none() {
             return;
+        }
+        if let Some(session) = self.control.registry.session_mut(id) {
+            session.local_peer = None;
         }
         let is_caller = |caller: &PendingLocalConnect| caller.opener == id;
         let mut left = Vec::new();
@@ -624,11 +630,17 @@ impl Server {
     pub fn on_notifier(&mut self) {
         self.locals.wake_receiver.drain();
         self.locals.unread = self.locals.round.len();
+        self.control.timers.defer(Timer::LocalSessions);
+    }
+
+    fn attend_later(&mut self, id: SessionId) {
+        self.locals.make_due(id);
+        self.control.timers.defer(Timer::LocalSessions);
     }
 
     /// Attends to watched ends whose peers have news. Anybody with such a peer can ring without end, so one turn reads
-    /// a bounded number of words and moves bytes for a bounded time. Returns when to come back.
-    pub fn drive_locals(&mut self) -> Option<Instant> {
+    /// a bounded number of words and moves bytes for a bounded time.
+    pub fn attend_locals(&mut self) {
         self.locals.read_words();
         let until = clock::now() + TURN_LASTS;
         // Those that become due again wait for the next turn.
@@ -644,8 +656,9 @@ impl Server {
                 }
             }
         }
-        let is_done = self.locals.unread == 0 && self.locals.due.is_empty();
-        (!is_done).then_some(self.now)
+        if self.locals.unread > 0 || !self.locals.due.is_empty() {
+            self.control.timers.defer(Timer::LocalSessions);
+        }
     }
 
     fn attend_local(&mut self, id: SessionId) {
@@ -688,7 +701,7 @@ impl Server {
                 return;
             }
         }
-        self.locals.make_due(id);
+        self.attend_later(id);
     }
 
     /// Rings the notifier that an end has asked for, if any.
@@ -707,12 +720,16 @@ impl Server {
 
     /// `EventNotifier`.
     pub fn notifier_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
             return Err(Errno::BADF);
         }
         let peer = self.locals.ends.get(&id).ok_or(Errno::BADF)?.peer;
-        let holder = self.registry.session(peer).map(|session| session.holder);
+        let holder = self
+            .control
+            .registry
+            .session(peer)
+            .map(|session| session.holder);
         let (number, address) = match holder {
             Some(Holder::Process(holder, _)) => {
                 let notifier = &self.channels.get(&holder).ok_or(Errno::BADF)?.notifier;

@@ -1,7 +1,7 @@
 //! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
 //! have moved, and the rest, which is reset.
 
-use portolan_control::{Errno, Holder, SessionPhase};
+use portolan_control::{self as control, Errno, Holder, Progress, SessionPhase};
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_stack::passive::{
@@ -54,7 +54,7 @@ impl Server {
             // The server's own sessions are at their slots before their rows point there.
             Input::Held(_) => {}
             Input::Unclaimed(packet) => self.on_unclaimed(&packet, record, frame),
-            Input::Dropped(_) => self.counters.dropped += 1,
+            Input::Dropped(_) => self.control.counters.dropped += 1,
         }
     }
 
@@ -62,7 +62,7 @@ impl Server {
     fn on_fragment(&mut self, record: &RecordHeader, frame: &[u8]) {
         if record.flags & RecordHeader::HELD != 0 {
             for frame in self.early.take_in(self.now, frame) {
-                self.counters.reinjected += 1;
+                self.control.counters.reinjected += 1;
                 self.inject_from(record.ifindex, &frame);
             }
             return;
@@ -70,7 +70,7 @@ impl Server {
         match self.stack.reassemble(self.now, record, frame) {
             Reassembled::Whole(whole) => self.on_frame(&whole.record, &whole.frame),
             Reassembled::Waiting => {}
-            Reassembled::Dropped(_) => self.counters.dropped += 1,
+            Reassembled::Dropped(_) => self.control.counters.dropped += 1,
         }
     }
 
@@ -149,9 +149,10 @@ impl Server {
             return;
         }
         let listener = self
+            .control
             .registry
             .session(session.id)
-            .and_then(|known| self.listeners.get(&known.listener?));
+            .and_then(|known| self.control.registry.listener(known.listener?));
         let has_room = listener.is_none_or(|listener| listener.has_room());
         session.connection.hold_handshake(!has_room);
     }
@@ -167,14 +168,14 @@ impl Server {
             _ if connection.readable() > 0 || connection.is_receive_shut() => {
                 self.handshake_done(id);
             }
-            _ if !self.deferred.contains_key(&id) => self.defer_or_offer(id),
+            _ if !self.is_deferred(id) => self.defer_or_offer(id),
             _ => {}
         }
     }
 
     fn on_unclaimed(&mut self, packet: &Packet<'_>, record: &RecordHeader, frame: &[u8]) {
         let Some(flow) = packet.flow() else {
-            self.counters.dropped += 1;
+            self.control.counters.dropped += 1;
             return;
         };
         if let Some(&id) = self.flows.get(&flow) {
@@ -185,7 +186,7 @@ impl Server {
         {
             self.on_stranger(flow, packet, header, payload);
         } else {
-            self.counters.dropped += 1;
+            self.control.counters.dropped += 1;
         }
     }
 
@@ -197,16 +198,15 @@ impl Server {
         record: &RecordHeader,
         frame: &[u8],
     ) {
-        if self.orphaned_flows.contains_key(&id) {
-            self.on_probe_answer(id, packet);
-            return;
-        }
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
+        if session.is_probing() {
+            return self.on_probe_answer(id, packet);
+        }
         match session.holder {
             Holder::Process(..) => {
-                self.counters.reinjected += 1;
+                self.control.counters.reinjected += 1;
                 self.inject_from(record.ifindex, frame);
             }
             Holder::Server(slot) if slot.0 != record.slot => {
@@ -223,7 +223,7 @@ impl Server {
                     self.on_delivered(slot);
                 }
             }
-            Holder::Server(_) | Holder::None => self.counters.dropped += 1,
+            Holder::Server(_) | Holder::None => self.control.counters.dropped += 1,
         }
     }
 
@@ -253,18 +253,18 @@ impl Server {
             ..RecordHeader::default()
         };
         let Ok(packet) = Packet::parse(frame, &record) else {
-            self.counters.dropped += 1;
+            self.control.counters.dropped += 1;
             return;
         };
         let id = packet
             .flow()
             .and_then(|flow| self.flows.get(&flow).copied());
         let is_user = id
-            .and_then(|id| self.registry.session(id))
+            .and_then(|id| self.control.registry.session(id))
             .is_some_and(|session| session.is_user(channel));
         match id {
             Some(id) if is_user => self.on_moved(id, &packet, &record, frame),
-            _ => self.counters.dropped += 1,
+            _ => self.control.counters.dropped += 1,
         }
     }
 
@@ -281,12 +281,12 @@ impl Server {
             return;
         };
         if packet.ttl < self.handshake_options(listener).ip.min_ttl {
-            self.counters.too_far += 1;
+            self.control.counters.too_far += 1;
             return;
         }
         let secrets = self.lent_secret(listener).into_iter().chain([&self.secret]);
         match self.cookie_clock.judge(self.now, &flow, header, secrets) {
-            ListenerSegment::Noise => self.counters.dropped += 1,
+            ListenerSegment::Noise => self.control.counters.dropped += 1,
             ListenerSegment::Syn => {
                 let isn = self.isn(&flow);
                 self.on_syn(listener, flow, (header, payload), isn);
@@ -295,7 +295,7 @@ impl Server {
                 self.open_by_cookie(listener, flow, &decoded, (header, payload));
             }
             ListenerSegment::Stray { is_forgery } => {
-                self.counters.cookies_bad += u64::from(is_forgery);
+                self.control.counters.cookies_bad += u64::from(is_forgery);
                 self.count_cookies(listener, |cookies| cookies.refused += u64::from(is_forgery));
                 self.reset(packet, header, payload);
             }
@@ -308,13 +308,13 @@ impl Server {
             return;
         };
         if !self.reset_limit.allows(self.now) {
-            self.counters.resets_withheld += 1;
+            self.control.counters.resets_withheld += 1;
             // So many are a flood, too.
             return self.rx_throttle.note(self.now);
         }
         let ip = IpOptions::default();
         if send_segment(&flow, ip, &reset, &self.routes, &mut self.wire) {
-            self.counters.resets += 1;
+            self.control.counters.resets += 1;
         }
     }
 
@@ -326,7 +326,7 @@ impl Server {
         let answer = answer_by_cookie(&self.secret, flow, header, &config, self.now);
         let ip = self.handshake_options(listener).ip;
         if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
-            self.counters.cookies_sent += 1;
+            self.control.counters.cookies_sent += 1;
             self.count_cookies(listener, |cookies| cookies.sent += 1);
             self.cookie_clock.note(self.now);
             self.note_unkept(listener, flow);
@@ -335,7 +335,7 @@ impl Server {
     }
 
     fn count_cookies(&mut self, listener: SessionId, count: impl FnOnce(&mut CookieCounts)) {
-        if let Some(listener) = self.listeners.get_mut(&listener) {
+        if let Some(listener) = self.control.registry.listener_mut(listener) {
             count(&mut listener.cookies);
         }
     }
@@ -355,14 +355,19 @@ impl Server {
         let Some(config) = self.cookie_config(listener, &flow) else {
             return;
         };
-        if self.listeners.get(&listener).is_none_or(|l| !l.has_room()) {
+        if self
+            .control
+            .registry
+            .listener(listener)
+            .is_none_or(|l| !l.has_room())
+        {
             // The peer may try again: Linux drops it, too.
-            self.counters.accept_overflow += 1;
+            self.control.counters.accept_overflow += 1;
             return;
         }
         let connection = open_by_cookie(&config, decoded, segment, self.now);
-        if let Some(id) = self.enter_passive(listener, flow, SessionPhase::Handshake, connection) {
-            self.counters.cookies_taken += 1;
+        if let Some(id) = self.enter_passive(listener, flow, connection) {
+            self.control.counters.cookies_taken += 1;
             self.count_cookies(listener, |cookies| cookies.accepted += 1);
             self.handshake_done(id);
         }
@@ -385,16 +390,14 @@ impl Server {
             }
             Some(SessionPhase::Handshake) if ended => self.handshake_failed(id),
             Some(SessionPhase::Handshake) if events.contains(Events::HELD) => {
-                self.counters.accept_overflow += 1;
+                self.control.counters.accept_overflow += 1;
             }
             Some(SessionPhase::Relayed) => self.pump(id),
-            Some(SessionPhase::Closing) if events.contains(Events::CLOSED) => self.finished(id),
+            Some(SessionPhase::Closing) if events.contains(Events::CLOSED) => {
+                let progress = Progress::Closed;
+                self.input(control::Input::Progress { id, progress });
+            }
             _ => {}
         }
-    }
-
-    /// A closing session is closed. What it still has to say (a reset) goes out first.
-    fn finished(&mut self, id: SessionId) {
-        self.done.push(id);
     }
 }

@@ -10,16 +10,16 @@ mod transmit;
 mod tx_queues;
 
 pub use policy::PolicyError;
-use portolan_control::Session;
+use portolan_control::{ClientId, SessionEntry};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal, Scope};
 use portolan_sys::unix::Credentials;
-use portolan_types::{Instant, SessionId};
+use portolan_types::SessionId;
 pub use tx_queues::TxQueueSet;
 
 use crate::config::{Config, Policy};
-use crate::control_socket::clients::{Answer, ClientId};
+use crate::control_socket::clients::Answer;
 use crate::listeners::listen::pack;
 use crate::server::Server;
 
@@ -31,8 +31,6 @@ pub struct Qos {
     receive: receive::Budgets,
     cpu: cpu::Reservations,
     whereabouts: moves::Whereabouts,
-    /// No process's patience with a transmit queue ends before.
-    tx_queues_due: Option<Instant>,
     /// Of the configuration.
     policies: Vec<Policy>,
 }
@@ -45,7 +43,6 @@ impl Qos {
             receive: receive::Budgets::default(),
             cpu: cpu::Reservations::new(config),
             whereabouts: moves::Whereabouts::default(),
-            tx_queues_due: None,
             policies: config.qos.policy.clone(),
         }
     }
@@ -111,9 +108,10 @@ impl Server {
             return self.show_qos(requester);
         }
         let reply = self.decide(requester, request).unwrap_or_else(|refusal| {
-            self.counters.guarantees_refused += 1;
+            self.control.counters.guarantees_refused += 1;
             QosReply::Refused(refusal)
         });
+        self.look_at_leaving_classes_soon();
         ReplyBody::Qos(reply).into()
     }
 
@@ -148,7 +146,11 @@ impl Server {
 
     /// A flow's guarantees end with its session, or when that leaves the peer.
     pub(crate) fn end_guarantees_of_flow(&mut self, id: SessionId) {
-        let flow = self.registry.session(id).and_then(Session::flow);
+        let flow = self
+            .control
+            .registry
+            .session(id)
+            .and_then(SessionEntry::flow);
         if let Some(flow) = flow.map(|flow| Scope::Flow(flow.canonical())) {
             self.end_transmit_of(&flow);
             self.end_budget_of(&flow);

@@ -56,7 +56,7 @@ impl Server {
         guard: Guard,
         slot: Slot,
     ) -> Result<Answer, Errno> {
-        let process = self.registry.process(channel).ok_or(Errno::BADF)?;
+        let process = self.control.registry.process(channel).ok_or(Errno::BADF)?;
         let (pid, uid) = (process.pid, process.uid);
         if !guard.is_free() {
             return Err(Errno::INVAL);
@@ -84,7 +84,7 @@ impl Server {
             return Err(Errno::NOBUFS);
         }
         info!(pid, %guard, "protocol of a program's own");
-        self.counters.raw_flows += 1;
+        self.control.counters.raw_flows += 1;
         Ok(ReplyBody::Claimed { guard }.into())
     }
 
@@ -108,7 +108,7 @@ impl Server {
             return Err(Errno::ADDRNOTAVAIL);
         }
         self.check_port(channel, local.port())?;
-        let process = self.registry.process(channel).ok_or(Errno::BADF)?;
+        let process = self.control.registry.process(channel).ok_or(Errno::BADF)?;
         let claim = PortClaim {
             protocol,
             local,
@@ -197,7 +197,7 @@ impl Server {
             error!(%failure, "a protocol stays with a program that gave it up");
         }
         if let Some(port) = owner.and_then(|owner| owner.port) {
-            self.ports.release(port.claim);
+            self.control.ports.release(port.claim);
         }
     }
 
@@ -213,7 +213,7 @@ impl Server {
     }
 
     fn report_raw(&self, guard: Guard, owner: &Owner) -> Option<RawReport> {
-        let process = self.registry.process(owner.channel)?;
+        let process = self.control.registry.process(owner.channel)?;
         let ends = self.channels.get(&owner.channel);
         Some(RawReport {
             guard,

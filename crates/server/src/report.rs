@@ -1,5 +1,6 @@
 //! What commands show: counters, sessions, the state of the server.
 
-pub mod counters;
+#[cfg(test)]
+mod counters_tests;
 pub mod listings;
 pub mod reports;

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::qos::transmit::ClassId;
-use portolan_control::{Budget, PortTable, Registry, SessionPhase, Slices};
-use portolan_proto::control::Delivery;
+use portolan_control::{Budget, ClientId, Control, Input, PortTable, SessionPhase, Slices, Timer};
 use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
@@ -27,7 +26,7 @@ use portolan_sys::unix::{BindError, Listener as ControlSocket};
 use portolan_sys::{accounts, clock};
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, CongestionKind};
-use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -37,31 +36,23 @@ use crate::channels::channel_pool::ChannelPool;
 use crate::channels::direct::{self, Directs};
 use crate::channels::processes::{Channel, Ending};
 use crate::config::{Config, FLOWS};
-use crate::connections::close::OrphanedFlow;
-use crate::connections::due::DueList;
-use crate::connections::orphans::Orphans;
-use crate::control_socket::clients::{Client, ClientId};
+use crate::control_socket::clients::Client;
 use crate::control_socket::shortage::Shortage;
 use crate::control_socket::sink::Sink;
 use crate::extensions::Extensions;
+use crate::handles::HandleTable;
 use crate::instance::Instance;
 use crate::leaving::LeavingTaps;
 use crate::listeners::floods::Floods;
-use crate::listeners::listen::Listener;
 use crate::listeners::rx_throttle::RxThrottle;
 use crate::locals::Locals;
-use crate::migration::recall::{PendingCache, Recall};
-use crate::migration::relay::Relay;
-use crate::migration::sessions::DescriptorPeer;
+use crate::migration::recall::PendingCache;
 use crate::poll::{Poller, Ready, Token};
 use crate::qos::{PolicyError, Qos};
 use crate::raw::RawFlows;
-use crate::report::counters::Counters;
 use crate::report::listings::Listings;
-use crate::reservation::PortReservation;
 use crate::supervisor::Supervisor;
 use crate::udp::sharing::Sharing;
-use crate::watch::metastate::Resolving;
 use crate::watch::network::{Network, NetworkError};
 use crate::watch::sysctls::Sysctls;
 use crate::wire::TapWire;
@@ -139,16 +130,15 @@ pub enum StartError {
 /// Everything the network server of one namespace owns.
 pub struct Server {
     pub(crate) config: Config,
-    pub(crate) counters: Counters,
     pub(crate) started: Instant,
     /// Read once each turn.
     pub(crate) now: Instant,
     stopping: bool,
     supervisor: Supervisor,
 
-    // Decisions.
-    pub(crate) registry: Registry,
-    pub(crate) ports: PortTable,
+    pub(crate) control: Control,
+    /// What the server has open for sessions.
+    pub(crate) handles: HandleTable,
     pub(crate) secret: Secret,
     hasher: RandomState,
 
@@ -200,51 +190,24 @@ pub struct Server {
     pub(crate) managed: BTreeSet<u32>,
     /// The host's addresses, and whether their device is managed.
     pub(crate) managed_addresses: HashMap<IpAddr, bool>,
-    pub(crate) resolving: HashMap<NextHop, Resolving>,
+    /// Neighbours that are looked for, and since when.
+    pub(crate) resolving: HashMap<NextHop, Instant>,
     reserved: Option<ReservedPorts>,
 
     // What sessions have beside their entry in the registry.
     pub(crate) flows: HashMap<FlowKey, SessionId>,
-    pub(crate) peer_ends: HashMap<SessionId, DescriptorPeer>,
     pub(crate) pending_caches: Vec<PendingCache>,
-    /// Sessions that have chosen how packets reach them.
-    pub(crate) deliveries: HashMap<SessionId, Delivery>,
     /// Why a device has no filter in its driver that was to have one.
     pub(crate) driver_refusals: HashMap<u32, String>,
-    /// Of sessions that have chosen one (`SO_PRIORITY`).
-    pub(crate) priorities: HashMap<SessionId, u8>,
     /// Rings of sessions that have one of their own.
     pub(crate) directs: Directs,
-    pub(crate) reservations: HashMap<SessionId, (PortReservation, Option<Token>)>,
-    pub(crate) listeners: HashMap<SessionId, Listener>,
     pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
-    /// Listeners whose kernel sockets are still kept from connections by managed devices, and until when.
-    pub(crate) port_transitions: VecDeque<(Instant, SessionId)>,
     pub(crate) sharing: Sharing,
-    pub(crate) recalls: HashMap<SessionId, Recall>,
-    pub(crate) recalls_due: DueList,
-    /// Where active opens go when they are done.
-    pub(crate) connecting: HashMap<SessionId, (ChannelId, Slot)>,
-    pub(crate) relays: HashMap<SessionId, Relay>,
-    /// When what was held back of a relay follows, in this order.
-    pub(crate) throttled_relays: VecDeque<(Instant, SessionId)>,
-    /// Listeners whose handshakes processes are to give back, and until when.
-    pub(crate) wanted_back: VecDeque<(Instant, SessionId)>,
     pub(crate) locals: Locals,
     /// Where the names of wake-up sockets stand for a moment.
     pub(crate) wake_directory: PathBuf,
-    pub(crate) orphaned_flows: HashMap<SessionId, OrphanedFlow>,
-    pub(crate) probes_due: DueList,
-    pub(crate) orphans: Orphans,
     /// Processes that are gone, some of whose sessions are still to be ended.
     pub(crate) ending: VecDeque<Ending>,
-    /// Accepted connections that wait for bytes (`TCP_DEFER_ACCEPT`), and until when.
-    pub(crate) deferred: HashMap<SessionId, Instant>,
-    pub(crate) deferred_due: DueList,
-    /// Sessions in TIME_WAIT, oldest first; some have ended already.
-    pub(crate) time_wait: VecDeque<SessionId>,
-    /// Those that have not, and since when they wait.
-    pub(crate) waiting: HashMap<SessionId, Instant>,
     /// Closed sessions, to be forgotten when their last segment is out.
     pub(crate) done: Vec<SessionId>,
     pub(crate) control_token: Token,
@@ -296,8 +259,7 @@ impl Server {
         poll.add(&wire, Source::Wire, EventFlags::IN | edge)?;
         poll.add(&inject, Source::Inject, edge)?;
 
-        let extensions =
-            Extensions::new(filter.extensions.linkage(), config.extension.clone(), now)?;
+        let extensions = Extensions::new(filter.extensions.linkage(), config.extension.clone())?;
         poll.add(&*extensions.loader.notifier, Source::Loader, EventFlags::IN)?;
 
         let wake_directory = instance.directory().to_owned();
@@ -305,11 +267,14 @@ impl Server {
         poll.add(&locals.wake_receiver, Source::EventNotifier, EventFlags::IN)?;
 
         let mut server = Server {
-            registry: Registry::new(config.limits.of_registry()),
-            ports: PortTable::new(first..=last),
+            control: Control::new(
+                &config.limits.of_control(),
+                PortTable::new(first..=last),
+                now,
+            ),
+            handles: HandleTable::default(),
             secret: Secret(random_bytes()),
             hasher: RandomState::new(),
-            counters: Counters::default(),
             started: now,
             now,
             stopping: false,
@@ -353,37 +318,18 @@ impl Server {
             resolving: HashMap::new(),
             reserved,
             flows: HashMap::new(),
-            peer_ends: HashMap::new(),
             pending_caches: Vec::new(),
-            deliveries: HashMap::new(),
             driver_refusals: HashMap::new(),
-            priorities: HashMap::new(),
             directs: Directs::new(config.limits.processes),
-            reservations: HashMap::new(),
-            listeners: HashMap::new(),
             listening_ports: HashMap::new(),
             sharing: Sharing::new(config.limits.shared_ports()),
-            recalls: HashMap::new(),
-            recalls_due: DueList::default(),
-            connecting: HashMap::new(),
-            relays: HashMap::new(),
-            throttled_relays: VecDeque::new(),
-            wanted_back: VecDeque::new(),
-            port_transitions: VecDeque::new(),
             locals,
             wake_directory,
-            orphaned_flows: HashMap::new(),
-            probes_due: DueList::default(),
-            orphans: Orphans::new(&config.limits),
             ending: VecDeque::new(),
-            deferred: HashMap::new(),
-            deferred_due: DueList::default(),
-            time_wait: VecDeque::new(),
-            waiting: HashMap::new(),
             done: Vec::new(),
             control_token,
             shortage: Shortage::default(),
-            supervisor: Supervisor::new(now),
+            supervisor: Supervisor::new(),
             config,
         };
         server.await_first_spare();
@@ -403,6 +349,7 @@ impl Server {
             socket = %instance.socket().display(),
             "ready"
         );
+        server.control.timers.defer(Timer::Watchdog);
         server
             .supervisor
             .tell_ready(&server.config.interfaces.join(", "));
@@ -437,6 +384,7 @@ impl Server {
         self.tell_of_left();
         // The edge of a frame on the tap may have been reported, and passed over, by `poll_hangups`.
         self.drain();
+        self.on_timers();
         self.stack.expire(self.now);
         self.settle();
         self.sink.flush();
@@ -520,45 +468,30 @@ impl Server {
         }
     }
 
-    /// When something is due without an event. Drives what is due now.
-    fn deadline(&mut self) -> Option<Instant> {
-        [
-            self.stack.deadline(),
-            self.ports.expire(self.now),
-            self.drive_dying(),
-            self.drive_orphans(),
-            self.drive_ending(),
-            self.drive_listings(),
-            self.drive_deferred(),
-            self.drive_shortage(),
-            self.drive_port_transitions(),
-            self.drive_resolving(),
-            self.drive_channel_pool(),
-            self.drive_recalls(),
-            self.drive_pending_caches(),
-            self.drive_relays(),
-            self.drive_delegations(),
-            self.drive_floods(),
-            self.drive_pending_connects(),
-            self.drive_locals(),
-            self.drive_leaving_classes(),
-            self.drive_cpu(),
-            self.drive_extensions(),
-            self.drive_cgroups(),
-            self.drive_tx_queues(),
-            self.drive_links(),
-            self.supervisor.drive(self.now),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+    /// When something is due without an event.
+    fn deadline(&self) -> Option<Instant> {
+        let deadlines = [self.stack.deadline(), self.control.timers.next()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Tells the service manager that the loop turns.
+    pub(crate) fn feed_watchdog(&mut self) {
+        if let Some(interval) = self.supervisor.feed() {
+            let next = self.now + interval;
+            self.control.timers.arm(Timer::Watchdog, next);
+        }
     }
 
     /// Leaves the host as it was found: filters off, peers told, ports returned.
     pub fn stop(mut self) {
         self.supervisor.tell_stopping();
         self.end_all_cpu();
-        let held: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
+        let held: Vec<SessionId> = self
+            .control
+            .registry
+            .sessions()
+            .map(|session| session.id)
+            .collect();
         // Whoever accepts is to find the server gone when its listener hangs up.
         let mut listeners = Vec::new();
         for id in held {
@@ -572,14 +505,12 @@ impl Server {
                     listeners.extend(self.take_far(id));
                     self.close_listener(id);
                 }
-                (_, Some(_)) => self.abort_held(id),
-                (_, None) => self.abort_orphan(id),
+                (_, Some(_)) => self.input(Input::Abort(id)),
+                (_, None) => self.input(Input::Orphaned(id)),
             }
         }
         let end = clock::now() + SHUTDOWN_GRACE;
-        while clock::now() < end
-            && !(self.orphaned_flows.is_empty() && self.registry.session_count() == 0)
-        {
+        while clock::now() < end && self.control.registry.session_count() > 0 {
             if let Err(errno) = self.turn(Some(end)) {
                 warn!(%errno, "cannot take leave of peers");
                 break;

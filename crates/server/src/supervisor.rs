@@ -3,23 +3,20 @@
 
 use std::time::Duration;
 
-use portolan_types::Instant;
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// What the service manager was told, and when it hears the next time.
+/// How often the service manager hears of the server.
 #[derive(Debug)]
 pub struct Supervisor {
     /// Half of the time after which the service manager would take the server for hung; none if it does not watch.
     interval: Option<Duration>,
-    next: Instant,
 }
 
 impl Supervisor {
-    pub fn new(now: Instant) -> Supervisor {
+    pub fn new() -> Supervisor {
         Supervisor {
             interval: sd_notify::watchdog_enabled().map(|limit| limit / 2),
-            next: now,
         }
     }
 
@@ -32,14 +29,11 @@ impl Supervisor {
         tell(&[NotifyState::Stopping]);
     }
 
-    /// The loop turns. Returns when to say so again.
-    pub fn drive(&mut self, now: Instant) -> Option<Instant> {
+    /// The loop turns. Returns after how long to say so again, if the service manager watches.
+    pub fn feed(&self) -> Option<Duration> {
         let interval = self.interval?;
-        if now >= self.next {
-            tell(&[NotifyState::Watchdog]);
-            self.next = now + interval;
-        }
-        Some(self.next)
+        tell(&[NotifyState::Watchdog]);
+        Some(interval)
     }
 }
 

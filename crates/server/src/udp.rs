@@ -6,7 +6,7 @@ pub mod unread;
 
 use std::net::SocketAddr;
 
-use portolan_control::{Command, Errno, Holder, PortClaim, SessionPhase};
+use portolan_control::{Command, Errno, Holder, Life, PortClaim};
 use portolan_proto::control::{ReplyBody, Reuse};
 use portolan_stack::Path;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
@@ -38,15 +38,15 @@ impl Server {
             return Err(errno.into());
         }
         self.unsteer(id);
-        let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = Some(target.remote);
-        session.phase = SessionPhase::Connected;
+        session.life = Life::Connected;
         let local = session.local;
         self.tell_kernel_of_peer(id, Some(target.remote));
         self.choose_delivery(id, target.options.delivery);
         self.choose_priority(id, target.options.priority);
         let generation = self.steer(id, Holder::Process(channel, target.slot));
-        self.counters.handoffs += 1;
+        self.control.counters.handoffs += 1;
         Ok(ReplyBody::Connected {
             session: id,
             local,
@@ -59,7 +59,7 @@ impl Server {
     /// the kernel leaves that range alone.
     fn give_udp_endpoint(&mut self, id: SessionId, path: &Path) -> Result<(), Errno> {
         let random = random_u32();
-        let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session_mut(id).ok_or(Errno::BADF)?;
         if session.local.port() == 0 {
             let claim = PortClaim {
                 protocol: Protocol::Udp,
@@ -68,7 +68,11 @@ impl Server {
                 v6_only: false,
                 uid: session.uid,
             };
-            let (claim, local) = self.ports.bind(claim, random).map_err(|e| e.errno())?;
+            let (claim, local) = self
+                .control
+                .ports
+                .bind(claim, random)
+                .map_err(|e| e.errno())?;
             session.claim = Some(claim);
             session.local = local;
         }
@@ -77,7 +81,7 @@ impl Server {
             let port = session.local.port();
             // The binding row goes before the address that names it does.
             self.unsteer(id);
-            if let Some(session) = self.registry.session_mut(id) {
+            if let Some(session) = self.control.registry.session_mut(id) {
                 session.local = scoped(source, port, path.interface);
             }
         }
@@ -91,13 +95,15 @@ impl Server {
         id: SessionId,
         slot: Slot,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Disconnect, id)?;
+        self.control
+            .registry
+            .admit(channel, Command::Disconnect, id)?;
         self.end_guarantees_of_flow(id);
         self.unsteer(id);
         let bound = self.claim_of(id);
-        let session = self.registry.session_mut(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = None;
-        session.phase = SessionPhase::Bound;
+        session.life = Life::Bound;
         if let Some(claim) = bound {
             session.local = claim.local;
         }
@@ -115,8 +121,8 @@ impl Server {
     /// What comes from others is the kernel's: its socket on the port refuses it unless another
     /// socket fits.
     pub fn tell_kernel_of_peer(&self, id: SessionId, peer: Option<SocketAddr>) {
-        if let Some((reservation, _)) = self.reservations.get(&id)
-            && let Err(errno) = reservation.set_peer(peer)
+        if let Some(port) = self.handles.port(id)
+            && let Err(errno) = port.socket.set_peer(peer)
         {
             debug!(
                 errno = errno.0,

@@ -1,11 +1,15 @@
-//! A hashed, hierarchical timing wheel (Varghese and Lauck): one deadline per slot. It owns
-//! deadlines and nothing else, and never reads a clock.
+//! A hashed, hierarchical timing wheel (Varghese and Lauck): one deadline per slot, and a [`Queue`] of
+//! named ones on top of it. It owns deadlines and nothing else, and never reads a clock.
 //!
 //! Six levels of 64 buckets; a bucket of level `n` spans `64^n` ticks. A timer lies in the lowest
 //! level whose span reaches it and moves down as its time approaches.
 #![forbid(unsafe_code)]
 
+mod queue;
+
 use portolan_types::Instant;
+
+pub use queue::Queue;
 
 /// Nanoseconds of a tick, as a power of two.
 const TICK_BITS: u32 = 16;

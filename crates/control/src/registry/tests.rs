@@ -1,5 +1,7 @@
 //! Admission: a process gets at its own sessions, within its limits, and at nothing else.
 
+use portolan_types::Protocol;
+
 use super::*;
 
 const PLENTY: Limit = Limit {
@@ -25,19 +27,10 @@ fn registry() -> Registry {
     })
 }
 
-fn opening(protocol: Protocol, phase: SessionPhase) -> Opening {
+fn opening(protocol: Protocol, life: Life) -> Opening {
     Opening {
-        protocol,
-        phase,
-        local: "10.0.0.1:80".parse().unwrap(),
-        remote: None,
-        reuse: Reuse::default(),
-        v6_only: false,
-        uid: 1000,
-        cookie: 0,
-        claim: None,
-        flow_claim: None,
-        listener: None,
+        life,
+        ..Opening::new(protocol, "10.0.0.1:80".parse().unwrap(), 1000)
     }
 }
 
@@ -84,7 +77,12 @@ fn sessions_are_bounded_per_user_and_leave_root_some() {
     let mut open = |uid| {
         let opening = Opening {
             uid,
-            ..opening(Protocol::Tcp, SessionPhase::Handshake)
+            ..opening(
+                Protocol::Tcp,
+                Life::Handshake {
+                    deferred_until: None,
+                },
+            )
         };
         registry.open(None, opening, &mut numbers)
     };
@@ -95,7 +93,12 @@ fn sessions_are_bounded_per_user_and_leave_root_some() {
     assert_eq!(registry.refusals(), [0, 2, 0]);
     registry.remove(opened[0]);
     registry.remove(opened[3]);
-    let opening = opening(Protocol::Tcp, SessionPhase::Handshake);
+    let opening = opening(
+        Protocol::Tcp,
+        Life::Handshake {
+            deferred_until: None,
+        },
+    );
     registry.open(None, opening, &mut numbers).unwrap();
 }
 
@@ -104,15 +107,15 @@ fn sessions_are_bounded_per_process() {
     let mut registry = registry();
     let channel = process(&mut registry, 1);
     let mut numbers = numbers();
-    let bound = opening(Protocol::Tcp, SessionPhase::Bound);
-    let first = registry.open(Some(channel), bound, &mut numbers).unwrap();
-    registry.open(Some(channel), bound, &mut numbers).unwrap();
-    assert_eq!(
-        registry.open(Some(channel), bound, &mut numbers),
-        Err(Errno::NOBUFS)
-    );
+    let mut open = |registry: &mut Registry| {
+        let bound = opening(Protocol::Tcp, Life::Bound);
+        registry.open(Some(channel), bound, &mut numbers)
+    };
+    let first = open(&mut registry).unwrap();
+    open(&mut registry).unwrap();
+    assert_eq!(open(&mut registry), Err(Errno::NOBUFS));
     registry.remove(first);
-    registry.open(Some(channel), bound, &mut numbers).unwrap();
+    open(&mut registry).unwrap();
 }
 
 #[test]
@@ -120,7 +123,7 @@ fn a_process_cannot_name_the_cached_session_of_another() {
     let mut registry = registry();
     let mine = process(&mut registry, 1);
     let other = process(&mut registry, 2);
-    let connected = opening(Protocol::Tcp, SessionPhase::Connected);
+    let connected = opening(Protocol::Tcp, Life::Connected);
     let id = registry.open(Some(mine), connected, numbers()).unwrap();
     registry.steer(id, Holder::Process(mine, Slot(0)));
     assert!(registry.admit(mine, Command::Flush, id).is_ok());
@@ -134,7 +137,7 @@ fn a_process_cannot_name_the_cached_session_of_another() {
 fn an_offered_session_goes_to_whoever_learnt_its_number() {
     let mut registry = registry();
     let worker = process(&mut registry, 1);
-    let offered = opening(Protocol::Tcp, SessionPhase::Offered);
+    let offered = opening(Protocol::Tcp, Life::Offered);
     let id = registry.open(None, offered, numbers()).unwrap();
     assert!(registry.admit(worker, Command::Cache, id).is_ok());
     assert_eq!(
@@ -147,11 +150,7 @@ fn an_offered_session_goes_to_whoever_learnt_its_number() {
 fn every_steer_has_a_fresh_generation() {
     let mut registry = registry();
     let id = registry
-        .open(
-            None,
-            opening(Protocol::Tcp, SessionPhase::Offered),
-            numbers(),
-        )
+        .open(None, opening(Protocol::Tcp, Life::Offered), numbers())
         .unwrap();
     let first = registry.steer(id, Holder::Server(Slot(1)));
     let second = registry.steer(id, Holder::Server(Slot(1)));
@@ -164,12 +163,12 @@ fn a_dead_process_leaves_the_sessions_it_held() {
     let mut registry = registry();
     let channel = process(&mut registry, 1);
     let mut numbers = numbers();
-    let connected = opening(Protocol::Tcp, SessionPhase::Connected);
+    let connected = opening(Protocol::Tcp, Life::Connected);
     let held = registry
         .open(Some(channel), connected, &mut numbers)
         .unwrap();
     registry.steer(held, Holder::Process(channel, Slot(0)));
-    let bound = opening(Protocol::Tcp, SessionPhase::Bound);
+    let bound = opening(Protocol::Tcp, Life::Bound);
     registry.open(Some(channel), bound, &mut numbers).unwrap();
     assert_eq!(registry.held_by(channel), [held]);
     registry.unregister(channel);
@@ -181,7 +180,7 @@ fn a_session_has_as_many_users_as_showed_its_descriptor() {
     let mut registry = registry();
     let parent = process(&mut registry, 1);
     let child = process(&mut registry, 1);
-    let listening = opening(Protocol::Tcp, SessionPhase::Listening);
+    let listening = opening(Protocol::Tcp, Life::Listening(Box::new(Listener::new(1))));
     let id = registry.open(Some(parent), listening, numbers()).unwrap();
     assert!(!registry.session(id).unwrap().is_user(child));
     registry.entitle(id, child);
@@ -195,7 +194,7 @@ fn a_cookie_finds_its_session_until_it_is_replaced() {
     let mut registry = registry();
     let with_cookie = Opening {
         cookie: 9,
-        ..opening(Protocol::Tcp, SessionPhase::Bound)
+        ..opening(Protocol::Tcp, Life::Bound)
     };
     let id = registry.open(None, with_cookie, numbers()).unwrap();
     assert_eq!(registry.by_cookie(9).unwrap().id, id);

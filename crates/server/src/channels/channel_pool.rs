@@ -8,13 +8,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, ChannelMaps, MapBuilder};
-use portolan_control::{Charge, Errno};
+use portolan_control::{Charge, ClientId, Errno, Timer};
 use portolan_sys::tap::{self, CreateError, Tap};
 use portolan_sys::wait::EventNotifier;
 use portolan_types::{ChannelId, Instant};
 use tracing::error;
 
-use crate::control_socket::clients::ClientId;
 use crate::server::Server;
 
 /// Bytes of frames on their way to the wire before a library's tap is full.
@@ -285,11 +284,12 @@ impl Server {
     /// Has channels made, if fewer are ready than should be. The numbers of those that have just
     /// gone come last.
     pub fn order_channel_pool(&mut self) {
+        self.note_pool_size();
         let missing = self.channel_pool.missing();
         if missing == 0 {
             return;
         }
-        let free = self.registry.free_channels();
+        let free = self.control.registry.free_channels();
         let (leaving, free): (Vec<_>, Vec<_>) = free
             .filter(|channel| !self.channel_pool.has(*channel))
             .take(missing + MOST)
@@ -362,7 +362,10 @@ impl Server {
             }
         };
         match self.filter.register_tap(spare.channel, spare.tap.ifindex) {
-            Ok(()) => self.channel_pool.ready.push_back(spare),
+            Ok(()) => {
+                self.channel_pool.ready.push_back(spare);
+                self.note_pool_size();
+            }
             Err(failure) => error!(%failure, "cannot register a tap"),
         }
     }
@@ -373,7 +376,7 @@ impl Server {
         for mut pending_hello in waiting {
             let uid = pending_hello.uid;
             if pending_hello.charge.is_none() {
-                match self.registry.admit_process(uid) {
+                match self.control.registry.admit_process(uid) {
                     Ok(charge) => pending_hello.charge = Some(charge),
                     Err(exhausted) if self.leaving_taps.relieves(uid, exhausted) => {}
                     Err(exhausted) => {
@@ -416,16 +419,14 @@ impl Server {
     /// Puts one back that was not wanted after all.
     pub fn return_spare(&mut self, spare: Spare) {
         self.channel_pool.ready.push_front(spare);
+        self.note_pool_size();
     }
 
-    /// After a lull one is enough. Returns when to come back.
-    pub fn drive_channel_pool(&mut self) -> Option<Instant> {
-        if self.channel_pool.target == 1 && self.channel_pool.ready.len() <= 1 {
-            return None;
-        }
+    /// After a lull one is enough.
+    pub fn shrink_channel_pool(&mut self) {
         let lull = self.channel_pool.wanted_at + LULL;
         if lull > self.now {
-            return Some(lull);
+            return self.control.timers.arm(Timer::ChannelPool, lull);
         }
         self.channel_pool.target = 1;
         while self.channel_pool.ready.len() > 1
@@ -436,6 +437,13 @@ impl Server {
             }
             self.leaving_taps.delete(spare.tap, None);
         }
-        None
+    }
+
+    /// More than one are ready, or to be.
+    fn note_pool_size(&mut self) {
+        if self.channel_pool.target > 1 || self.channel_pool.ready.len() > 1 {
+            let lull = self.channel_pool.wanted_at + LULL;
+            self.control.timers.arm_once(Timer::ChannelPool, lull);
+        }
     }
 }

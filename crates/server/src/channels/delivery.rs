@@ -2,7 +2,7 @@
 //! configuration says.
 
 use portolan_bpf::{AttachError, DriverError};
-use portolan_control::{Holder, Session};
+use portolan_control::{Holder, SessionEntry};
 use portolan_proto::control::Delivery;
 use portolan_proto::filter::FlowRow;
 use portolan_proto::report::{DeliveryReport, DriverHookReport};
@@ -14,14 +14,13 @@ use crate::server::Server;
 impl Server {
     /// The session has chosen, or has not.
     pub fn choose_delivery(&mut self, id: SessionId, chosen: Option<Delivery>) {
-        match chosen {
-            Some(form) => self.deliveries.insert(id, form),
-            None => self.deliveries.remove(&id),
-        };
+        if let Some(session) = self.control.registry.session_mut(id) {
+            session.delivery = chosen;
+        }
     }
 
     /// What the session's row says of it. The server's own packets come as they always do.
-    pub fn delivery_flags(&self, session: &Session) -> u16 {
+    pub fn delivery_flags(&self, session: &SessionEntry) -> u16 {
         if !matches!(session.holder, Holder::Process(..)) {
             return 0;
         }
@@ -33,7 +32,8 @@ impl Server {
     }
 
     pub(crate) fn form_of(&self, id: SessionId) -> Delivery {
-        let chosen = self.deliveries.get(&id).copied();
+        let session = self.control.registry.session(id);
+        let chosen = session.and_then(|session| session.delivery);
         chosen.unwrap_or(self.config.delivery.form)
     }
 
@@ -70,7 +70,7 @@ impl Server {
             ),
             Err(refusal) => {
                 warn!(ifindex, %refusal, "no packet filter in the driver: shm-ipf is as shm there");
-                self.counters.driver_hooks_refused += 1;
+                self.control.counters.driver_hooks_refused += 1;
                 self.driver_refusals.insert(ifindex, refusal.to_string());
             }
         }
@@ -82,7 +82,7 @@ impl Server {
         for ifindex in self.filter.leave_drivers_with_vlans() {
             let refusal = DriverError::Vlan;
             warn!(ifindex, %refusal, "the packet filter has left the driver");
-            self.counters.driver_hooks_refused += 1;
+            self.control.counters.driver_hooks_refused += 1;
             self.driver_refusals.insert(ifindex, refusal.to_string());
         }
     }

@@ -2,16 +2,16 @@
 //! long as that lives: when its session has gone, another session of the process has it. The thread that makes channels
 //! makes rings, since the kernel takes tens of milliseconds for one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use portolan_bpf::ChannelMaps;
-use portolan_control::{Errno, Holder};
+use portolan_control::{ClientId, Errno, Holder, SessionEntry};
 use portolan_proto::control::{Delivery, ReplyBody};
 use portolan_proto::report::{Mapping, SharedReason};
 use portolan_types::{ChannelId, SessionId};
 use tracing::error;
 
-use crate::control_socket::clients::{Answer, ClientId};
+use crate::control_socket::clients::Answer;
 use crate::server::Server;
 
 /// Of all processes together, beside the rings of their channels.
@@ -22,8 +22,6 @@ pub struct Directs {
     /// By their numbers, which follow those of the processes' channels.
     rings: BTreeMap<ChannelId, RingEntry>,
     first: ChannelId,
-    /// Sessions that share their process's ring although they would rather not, and why.
-    refused: HashMap<SessionId, SharedReason>,
 }
 
 #[derive(Debug)]
@@ -55,7 +53,6 @@ impl Directs {
         Directs {
             rings: BTreeMap::new(),
             first: ChannelId(processes + 1),
-            refused: HashMap::new(),
         }
     }
 
@@ -90,17 +87,23 @@ impl Directs {
             .filter(|entry| matches!(entry.stage, Stage::Taken(_)))
             .count()
     }
-
-    pub fn mapping_of(&self, session: SessionId) -> Mapping {
-        match (self.of(session), self.refused.get(&session)) {
-            (Some(_), _) => Mapping::Direct,
-            (None, Some(reason)) => Mapping::Refused(*reason),
-            (None, None) => Mapping::Shared,
-        }
-    }
 }
 
 impl Server {
+    pub fn mapping_of(&self, session: &SessionEntry) -> Mapping {
+        match (self.directs.of(session.id), session.ring_refusal) {
+            (Some(_), _) => Mapping::Direct,
+            (None, Some(reason)) => Mapping::Refused(reason),
+            (None, None) => Mapping::Shared,
+        }
+    }
+
+    fn note_ring_refusal(&mut self, id: SessionId, refusal: Option<SharedReason>) {
+        if let Some(session) = self.control.registry.session_mut(id) {
+            session.ring_refusal = refusal;
+        }
+    }
+
     /// `Direct`: a session that its process holds is to have a ring of its own.
     pub fn map_directly(
         &mut self,
@@ -132,10 +135,8 @@ impl Server {
     }
 
     pub(crate) fn is_held_by(&self, id: SessionId, channel: ChannelId) -> bool {
-        let session = self.registry.session(id);
-        session.is_some_and(
-            |session| matches!(session.holder, Holder::Process(holder, _) if holder == channel),
-        )
+        let session = self.control.registry.session(id);
+        session.is_some_and(|session| session.is_held_by(channel))
     }
 
     /// Each of its packets is a message, which no ring holds.
@@ -144,8 +145,8 @@ impl Server {
     }
 
     fn refuse_ring(&mut self, id: SessionId, reason: SharedReason) -> Errno {
-        self.directs.refused.insert(id, reason);
-        self.counters.direct_refused(reason);
+        self.note_ring_refusal(id, Some(reason));
+        self.control.counters.direct_refused(reason);
         Errno::NOBUFS
     }
 
@@ -202,15 +203,15 @@ impl Server {
     }
 
     fn take_ring(&mut self, ring: ChannelId, id: SessionId) {
-        self.directs.refused.remove(&id);
+        self.note_ring_refusal(id, None);
         self.directs.set(ring, Stage::Taken(id));
-        self.counters.direct_mappings += 1;
+        self.control.counters.direct_mappings += 1;
         self.renew_rows(id);
     }
 
     /// The session goes elsewhere: another of its process may have the ring. Its row is to be written anew.
     pub fn free_ring(&mut self, id: SessionId) {
-        self.directs.refused.remove(&id);
+        self.note_ring_refusal(id, None);
         if let Some(ring) = self.directs.of(id) {
             self.directs.set(ring, Stage::Free);
         }

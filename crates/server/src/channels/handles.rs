@@ -27,7 +27,7 @@ impl Server {
         if !session.connection.takes_handles() {
             return;
         }
-        let row = self.registry.session(session.id);
+        let row = self.control.registry.session(session.id);
         let Some(row) = row.and_then(|entry| self.row_of(entry)) else {
             return;
         };
@@ -35,14 +35,14 @@ impl Server {
         let nonce = random_u64() | 1;
         match self.filter.give_handle(&session.flow, row, nonce) {
             Ok(Some(index)) => {
-                self.counters.handles_given += 1;
+                self.control.counters.handles_given += 1;
                 session.connection.advertise(Handle {
                     index,
                     nonce,
                     marker,
                 });
             }
-            Ok(None) => self.counters.handles_lacking += 1,
+            Ok(None) => self.control.counters.handles_lacking += 1,
             Err(error) => warn!(%error, session = session.id.0, "cannot make a handle"),
         }
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_bpf::ChannelMaps;
-use portolan_control::{Charge, Errno, Holder, Session, SessionPhase};
+use portolan_control::{Charge, ClientId, Errno, Input, SessionEntry, SessionPhase, Timer};
 use portolan_proto::control::{Probed, ProbedState, ReplyBody};
 use portolan_stack::VERSION;
 use portolan_sys::clock;
@@ -12,11 +12,11 @@ use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
 use portolan_sys::wait::{WakeSender, wake_pair, wake_receiver};
-use portolan_types::{ChannelId, Instant, Protocol, SessionId};
+use portolan_types::{ChannelId, Protocol, SessionId};
 use tracing::{debug, error, warn};
 
 use crate::channels::channel_pool::{PendingHello, Spare};
-use crate::control_socket::clients::{Answer, ClientId};
+use crate::control_socket::clients::Answer;
 use crate::locals::ProcessBell;
 use crate::qos::TxQueueSet;
 use crate::server::Server;
@@ -90,7 +90,7 @@ impl Server {
             return Err(Errno::PROTO);
         }
         let uid = client.credentials.uid;
-        let charge = match self.registry.admit_process(uid) {
+        let charge = match self.control.registry.admit_process(uid) {
             Ok(charge) => charge,
             // It waits for its user's own that are about to be gone.
             Err(exhausted) if self.leaving_taps.relieves(uid, exhausted) => {
@@ -143,7 +143,7 @@ impl Server {
     }
 
     pub fn refuse_late(&mut self, pending_hello: PendingHello, errno: Errno) {
-        self.counters.refused += 1;
+        self.control.counters.refused += 1;
         self.set_registering(pending_hello.client, false);
         let refusal = ReplyBody::Error { errno: errno.0 };
         self.reply(
@@ -197,9 +197,11 @@ impl Server {
         }
         let Credentials { pid, uid, .. } = client.credentials;
         client.channel = Some(channel);
-        self.counters.processes += 1;
+        self.control.counters.processes += 1;
         debug!(pid, uid, program, channel = channel.0, "process registered");
-        self.registry.register(channel, pid, program, charge);
+        self.control
+            .registry
+            .register(channel, pid, program, charge);
         Ok(())
     }
 
@@ -208,7 +210,7 @@ impl Server {
         if let Some(client) = self.clients.get_mut(&id) {
             client.channel = None;
         }
-        self.registry.unregister(channel)
+        self.control.registry.unregister(channel)
     }
 
     /// What a process has of its channel, and what the server keeps beside the tap.
@@ -251,30 +253,30 @@ impl Server {
 
     /// The process is gone, however it went: abort what it held, free its channel.
     pub fn channel_gone(&mut self, channel: ChannelId) {
-        if let Some(process) = self.registry.process(channel) {
+        if let Some(process) = self.control.registry.process(channel) {
             debug!(pid = process.pid, program = process.program, "process gone");
         }
         self.end_delegations_of(channel);
         self.end_extensions_of_channel(channel);
-        let sessions = self.registry.held_by(channel);
+        let sessions = self.control.registry.held_by(channel);
         self.ending.push_back(Ending {
             channel,
             sessions,
             known: None,
         });
-        self.drive_ending();
+        self.go_on_ending();
     }
 
     /// Aborts what processes held that are gone. One of them may have had tens of thousands of sessions: the rest follows
-    /// in the next turn. Returns when to come back.
-    pub fn drive_ending(&mut self) -> Option<Instant> {
+    /// in the next turn.
+    pub fn go_on_ending(&mut self) {
         let until = clock::now() + ENDING_PER_TURN;
         while let Some(process) = self.ending.front_mut() {
             let channel = process.channel;
             if let Some(id) = process.sessions.pop() {
                 self.abort_if_held_by(id, channel);
             } else {
-                let registry = &mut self.registry;
+                let registry = &mut self.control.registry;
                 let known = process
                     .known
                     .get_or_insert_with(|| registry.known_to(channel));
@@ -287,25 +289,22 @@ impl Server {
                 }
             }
             if clock::now() >= until && !self.ending.is_empty() {
-                return Some(self.now);
+                return self.control.timers.defer(Timer::EndedProcesses);
             }
         }
-        None
     }
 
     fn abort_if_held_by(&mut self, id: SessionId, channel: ChannelId) {
-        let session = self.registry.session(id);
-        let is_its = |holder| matches!(holder, Holder::Process(holder, _) if holder == channel);
-        if session.is_some_and(|session| is_its(session.holder)) {
-            self.abort_orphan(id);
+        if self.is_held_by(id, channel) {
+            self.input(Input::Orphaned(id));
         }
     }
 
     fn free_channel(&mut self, channel: ChannelId) {
-        for id in self.registry.held_by(channel) {
-            self.abort_orphan(id);
+        for id in self.control.registry.held_by(channel) {
+            self.input(Input::Orphaned(id));
         }
-        let charge = self.registry.unregister(channel);
+        let charge = self.control.registry.unregister(channel);
         self.end_budgets_of_gone();
         self.end_raw_flows(channel);
         self.end_rings_of(channel);
@@ -335,7 +334,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         let descriptor = descriptor.ok_or(Errno::INVAL)?;
         let cookie = portolan_sys::unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
-        let session = self.registry.by_cookie(cookie);
+        let session = self.control.registry.by_cookie(cookie);
         let probed = session.and_then(|session| self.probed(session));
         if let Some(probed) = &probed {
             self.note_prober(client, probed.session);
@@ -346,8 +345,9 @@ impl Server {
     /// Another process has a listener's descriptor, and may accept by it.
     fn note_prober(&mut self, client: ClientId, id: SessionId) {
         let delegate = self
-            .listeners
-            .get(&id)
+            .control
+            .registry
+            .listener(id)
             .and_then(|listener| listener.delegate);
         let prober = self.clients.get(&client).and_then(|client| client.channel);
         if delegate.is_some_and(|delegate| Some(delegate.channel) != prober) {
@@ -356,11 +356,11 @@ impl Server {
     }
 
     /// None if its descriptor says nothing to another process.
-    fn probed(&self, session: &Session) -> Option<Probed> {
-        let standing = match (session.protocol, session.phase, session.remote) {
+    fn probed(&self, session: &SessionEntry) -> Option<Probed> {
+        let standing = match (session.protocol, session.phase(), session.remote) {
             (Protocol::Tcp, SessionPhase::Bound, _) => ProbedState::Bound,
             (_, SessionPhase::Listening, _) => ProbedState::Listening {
-                backlog: self.listeners.get(&session.id)?.backlog(),
+                backlog: self.control.registry.listener(session.id)?.backlog(),
             },
             (
                 Protocol::Tcp,
@@ -373,7 +373,9 @@ impl Server {
             (Protocol::Udp, _, remote) => ProbedState::Datagrams { remote },
             _ => return None,
         };
-        let listener = session.listener.and_then(|id| self.registry.session(id));
+        let listener = session
+            .listener
+            .and_then(|id| self.control.registry.session(id));
         Some(Probed {
             session: session.id,
             standing,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use portolan_control::{Limit, Limits};
+use portolan_control::{ControlLimits, Limit, Limits, OrphanLimits};
 use serde::Deserialize;
 
 use super::ConfigError;
@@ -118,7 +118,19 @@ impl LimitsConfig {
         Limit::with_reserve(total.into(), per_user.into(), self.root_reserve)
     }
 
-    pub fn of_registry(&self) -> Limits {
+    pub fn of_control(&self) -> ControlLimits {
+        ControlLimits {
+            registry: self.of_registry(),
+            orphans: OrphanLimits {
+                number: self.limit(self.orphans, self.orphans_per_user),
+                memory: self.orphan_memory(),
+                patience: Duration::from_secs(self.orphan_seconds.into()),
+            },
+            time_wait: self.time_wait,
+        }
+    }
+
+    fn of_registry(&self) -> Limits {
         Limits {
             processes: self.limit(self.processes, self.processes_per_user),
             sessions: self.limit(self.sessions, self.sessions_per_user),
@@ -138,19 +150,11 @@ impl LimitsConfig {
         self.limit(self.shared_ports, self.shared_ports_per_user)
     }
 
-    pub fn orphans(&self) -> Limit {
-        self.limit(self.orphans, self.orphans_per_user)
-    }
-
     /// In bytes.
-    pub fn orphan_memory(&self) -> Limit {
+    fn orphan_memory(&self) -> Limit {
         let bytes = |mebibytes: u32| u64::from(mebibytes) * MIB;
         let (total, per_user) = (self.orphan_memory, self.orphan_memory_per_user);
         Limit::with_reserve(bytes(total), bytes(per_user), self.root_reserve)
-    }
-
-    pub fn orphan_patience(&self) -> Duration {
-        Duration::from_secs(self.orphan_seconds.into())
     }
 
     pub fn slice(&self) -> Duration {

@@ -5,8 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use portolan_control::ports::ClaimError;
-use portolan_control::registry::Opening;
-use portolan_control::{ClaimId, Command, Errno, Holder, PortClaim, Session, SessionPhase};
+use portolan_control::{
+    ClaimId, Command, Errno, Holder, Input, Life, Opening, PortClaim, SessionEntry,
+};
 use portolan_proto::control::{
     DescriptorEvent, FastOpenMode, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
 };
@@ -80,7 +81,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         let known = match session {
             SessionRef::Known(id) => {
-                self.registry.admit(channel, Command::Bind, id)?;
+                self.control.registry.admit(channel, Command::Bind, id)?;
                 Some(id)
             }
             SessionRef::New => None,
@@ -90,7 +91,7 @@ impl Server {
             return self.bind_again(channel, id, request);
         }
         let descriptor = self.take_new_descriptor(fds)?;
-        self.registry.has_room(channel)?;
+        self.control.registry.has_room(channel)?;
         // What holds a UDP port may become the program's own socket.
         let is_v6 = request.protocol == Protocol::Udp && request.local.is_ipv6();
         let request = BindRequest {
@@ -110,7 +111,7 @@ impl Server {
         id: SessionId,
         request: BindRequest,
     ) -> Result<Answer, Errno> {
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if session.claim.is_some() || session.protocol != request.protocol {
             return Err(Errno::INVAL);
         }
@@ -125,7 +126,7 @@ impl Server {
             Ok(taken) => taken,
             Err(fallback) => return self.fallback(Some(id), fallback),
         };
-        if let Some(session) = self.registry.session_mut(id) {
+        if let Some(session) = self.control.registry.session_mut(id) {
             session.claim = Some(claim);
             session.has_chosen_port = request.local.port() != 0;
             session.local = local;
@@ -147,7 +148,7 @@ impl Server {
         request: BindRequest,
         is_v6: bool,
     ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
-        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
+        let process = self.control.registry.process(channel).ok_or(Errno::PERM)?;
         let claim = PortClaim {
             protocol: request.protocol,
             local: request.local,
@@ -189,23 +190,22 @@ impl Server {
         descriptor: NewDescriptor,
     ) -> Result<Answer, Fallback> {
         self.check_local(request.protocol, request.local)?;
-        let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
+        let uid = self
+            .control
+            .registry
+            .process(channel)
+            .ok_or(Errno::PERM)?
+            .uid;
         let (claim_id, local, reservation) = self.take_endpoint(channel, request, is_v6)?;
         let opening = Opening {
-            protocol: request.protocol,
-            phase: SessionPhase::Bound,
-            local,
-            remote: None,
             reuse: request.reuse,
             v6_only: request.v6_only,
-            uid,
             cookie: descriptor.cookie,
             claim: Some(claim_id),
-            flow_claim: None,
-            listener: None,
+            ..Opening::new(request.protocol, local, uid)
         };
         let id = self.enter(channel, opening, Some(descriptor.far))?;
-        if let Some(session) = self.registry.session_mut(id) {
+        if let Some(session) = self.control.registry.session_mut(id) {
             session.has_chosen_port = request.local.port() != 0;
         }
         match request.protocol {
@@ -236,7 +236,7 @@ impl Server {
             match PortReservation::take(&PortClaim { local, ..claim }, is_v6) {
                 Ok(reservation) => return Ok((id, local, reservation)),
                 Err(errno) => {
-                    self.ports.release(id);
+                    self.control.ports.release(id);
                     last = errno;
                 }
             }
@@ -249,9 +249,9 @@ impl Server {
 
     /// A port that is in use may be free by now: its descriptor's end is not seen yet.
     fn claim_port(&mut self, claim: PortClaim) -> Result<(ClaimId, SocketAddr), Errno> {
-        let bound = self.ports.bind(claim, random_u32()).or_else(|_| {
+        let bound = self.control.ports.bind(claim, random_u32()).or_else(|_| {
             self.poll_hangups();
-            self.ports.bind(claim, random_u32())
+            self.control.ports.bind(claim, random_u32())
         });
         bound.map_err(|error| error.errno())
     }
@@ -264,19 +264,18 @@ impl Server {
         far: Option<OwnedFd>,
     ) -> Result<SessionId, Errno> {
         // One near end, one session: a second would take the first one's name.
-        let is_taken = opening.cookie != 0 && self.registry.by_cookie(opening.cookie).is_some();
-        if is_taken {
-            self.release_claims(&opening);
-            return Err(Errno::INVAL);
-        }
-        let opened = self.registry.open(Some(channel), opening, random_u64);
-        let id = match opened {
-            Ok(id) => id,
-            Err(errno) => {
-                self.release_claims(&opening);
-                return Err(errno);
-            }
+        let is_taken =
+            opening.cookie != 0 && self.control.registry.by_cookie(opening.cookie).is_some();
+        let claims = opening.claims();
+        let opened = match is_taken {
+            true => Err(Errno::INVAL),
+            false => self
+                .control
+                .registry
+                .open(Some(channel), opening, random_u64),
         };
+        let id =
+            opened.inspect_err(|_| claims.for_each(|claim| self.control.ports.release(claim)))?;
         let kept = self.charge_udp_rows(id).and_then(|()| match far {
             Some(far) => self.watch_peer_end(id, far),
             None => Ok(()),
@@ -292,19 +291,13 @@ impl Server {
 
     /// Without rows a socket would be bound and get nothing.
     fn charge_udp_rows(&mut self, id: SessionId) -> Result<(), Errno> {
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if session.protocol != Protocol::Udp {
             return Ok(());
         }
         let rows = binding_rows(session);
-        self.registry.charge_bindings(id, rows)?;
+        self.control.registry.charge_bindings(id, rows)?;
         self.charge_deals(id)
-    }
-
-    fn release_claims(&mut self, opening: &Opening) {
-        for claim in opening.claim.into_iter().chain(opening.flow_claim) {
-            self.ports.release(claim);
-        }
     }
 
     /// `connect`.
@@ -321,14 +314,14 @@ impl Server {
         };
         let known = match session {
             SessionRef::Known(id) => {
-                let session = self.registry.admit(channel, Command::Connect, id)?;
+                let session = self.control.registry.admit(channel, Command::Connect, id)?;
                 if session.protocol != target.protocol {
                     return Err(Errno::INVAL);
                 }
                 Some(id)
             }
             SessionRef::New => {
-                self.registry.has_room(channel)?;
+                self.control.registry.has_room(channel)?;
                 None
             }
         };
@@ -393,13 +386,13 @@ impl Server {
         self.choose_delivery(id, target.options.delivery);
         self.choose_priority(id, target.options.priority);
         let early = self.open_fast(&mut connection, target.remote.ip(), &target.early);
-        self.counters.opens += 1;
-        self.connecting.insert(id, (channel, target.slot));
+        self.control.counters.opens += 1;
         let session = TcpSession {
             ip: target.options.ip,
             ..TcpSession::new(id, flow, connection)
         };
-        self.hold(session, SessionPhase::Connecting);
+        let slot = target.slot;
+        self.hold(session, Life::Connecting { channel, slot });
         debug!(session = id.0, %flow, "connecting");
         Ok(ReplyBody::Connecting {
             session: id,
@@ -417,23 +410,16 @@ impl Server {
         descriptor: Option<NewDescriptor>,
     ) -> Result<SessionId, Errno> {
         let descriptor = descriptor.ok_or(Errno::INVAL)?;
-        let process = self.registry.process(channel).ok_or(Errno::PERM)?;
+        let process = self.control.registry.process(channel).ok_or(Errno::PERM)?;
+        let local = SocketAddr::new(any_of(target.remote.ip()), 0);
         let opening = Opening {
-            protocol: target.protocol,
-            phase: SessionPhase::Bound,
-            local: SocketAddr::new(any_of(target.remote.ip()), 0),
-            remote: None,
             // A port of its own is never shared by SO_REUSEPORT.
             reuse: Reuse {
                 address: target.options.reuse_address && target.protocol == Protocol::Tcp,
                 port: false,
             },
-            v6_only: false,
-            uid: process.uid,
             cookie: descriptor.cookie,
-            claim: None,
-            flow_claim: None,
-            listener: None,
+            ..Opening::new(target.protocol, local, process.uid)
         };
         self.enter(channel, opening, Some(descriptor.far))
     }
@@ -446,7 +432,7 @@ impl Server {
         remote: SocketAddr,
         path: &Path,
     ) -> Result<SocketAddr, Errno> {
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         let mut claim = self.ports_claim(session);
         if claim.local.ip().is_unspecified() {
             let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
@@ -460,7 +446,7 @@ impl Server {
             joined = self.join_port(claim, remote);
         }
         let (claim_id, local) = joined.map_err(|error| error.errno())?;
-        if let Some(session) = self.registry.session_mut(id) {
+        if let Some(session) = self.control.registry.session_mut(id) {
             session.flow_claim = Some(claim_id);
         }
         Ok(local)
@@ -472,13 +458,13 @@ impl Server {
         remote: SocketAddr,
     ) -> Result<(ClaimId, SocketAddr), ClaimError> {
         if claim.local.port() == 0 {
-            return self.ports.connect(claim, remote, random_u32());
+            return self.control.ports.connect(claim, remote, random_u32());
         }
-        let id = self.ports.join(claim, remote)?;
+        let id = self.control.ports.join(claim, remote)?;
         Ok((id, claim.local))
     }
 
-    fn ports_claim(&self, session: &Session) -> PortClaim {
+    fn ports_claim(&self, session: &SessionEntry) -> PortClaim {
         PortClaim {
             protocol: session.protocol,
             local: session.local,
@@ -489,12 +475,12 @@ impl Server {
     }
 
     /// Puts a TCP session into the server's own stack and aims its row here.
-    pub fn hold(&mut self, session: TcpSession, phase: SessionPhase) {
+    pub fn hold(&mut self, session: TcpSession, life: Life) {
         let (id, flow) = (session.id, session.flow);
-        if let Some(entry) = self.registry.session_mut(id) {
+        if let Some(entry) = self.control.registry.session_mut(id) {
             entry.remote = Some(flow.remote);
             entry.local = flow.local;
-            entry.phase = phase;
+            entry.life = life;
         }
         self.hold_session(id, session);
     }
@@ -526,7 +512,12 @@ impl Server {
 
     /// The handshake of an active open is done: the session goes to its process.
     pub fn established(&mut self, id: SessionId) {
-        let Some((channel, slot)) = self.connecting.remove(&id) else {
+        let life = self
+            .control
+            .registry
+            .session(id)
+            .map(|session| &session.life);
+        let Some(&Life::Connecting { channel, slot }) = life else {
             return;
         };
         let Some((mut session, generation)) = self.hand_over(id, (channel, slot)) else {
@@ -536,20 +527,19 @@ impl Server {
             self.keep_cookie(session.flow.remote.ip(), cookie);
         }
         let capsule = session.to_capsule();
-        self.counters.capsule_bytes += capsule.len() as u64;
+        self.control.counters.capsule_bytes += capsule.len() as u64;
         let event = DescriptorEvent::Established {
             capsule: portolan_proto::control::Blob::Inline(capsule),
             generation,
         };
         if !self.send_event(id, &event, &[]) {
-            self.abort_orphan(id);
+            self.input(Input::Orphaned(id));
         }
     }
 
     /// An active open failed: the process may try again with the same descriptor.
     pub fn open_failed(&mut self, id: SessionId, errno: Errno) {
-        self.connecting.remove(&id);
-        self.counters.open_failures += 1;
+        self.control.counters.open_failures += 1;
         debug!(session = id.0, errno = errno.0, "connecting failed");
         self.send_event(id, &DescriptorEvent::Failed { errno: errno.0 }, &[]);
         self.back_to_bound(id);
@@ -560,20 +550,20 @@ impl Server {
         if let Some(slot) = self.server_slot(id) {
             self.stack.remove(slot);
             // The slot must not be freed twice.
-            self.registry.unsteer(id);
+            self.control.registry.unsteer(id);
         }
         self.unsteer(id);
         self.forget_local(id);
         let bound = self.claim_of(id);
-        let Some(session) = self.registry.session_mut(id) else {
+        let Some(session) = self.control.registry.session_mut(id) else {
             return;
         };
         let family = any_of(session.local.ip());
         session.local = bound.map_or(SocketAddr::new(family, 0), |claim| claim.local);
         session.remote = None;
-        session.phase = SessionPhase::Bound;
+        session.life = Life::Bound;
         if let Some(claim) = session.flow_claim.take() {
-            self.ports.release(claim);
+            self.control.ports.release(claim);
         }
         self.give_up_unchosen_port(id);
     }
@@ -581,7 +571,7 @@ impl Server {
     /// As Linux: a socket that is closed for its peers keeps its address, and its port only if the program chose it
     /// (`SOCK_BINDPORT_LOCK`).
     pub fn give_up_unchosen_port(&mut self, id: SessionId) {
-        let Some(session) = self.registry.session_mut(id) else {
+        let Some(session) = self.control.registry.session_mut(id) else {
             return;
         };
         if session.has_chosen_port {
@@ -589,7 +579,7 @@ impl Server {
         }
         session.local.set_port(0);
         if let Some(claim) = session.claim.take() {
-            self.ports.release(claim);
+            self.control.ports.release(claim);
             self.drop_reservation(id);
         }
     }
@@ -622,7 +612,7 @@ impl Server {
             RouteKind::Refuse => return Err(KernelReason::NoRoute.into()),
         }
         let family = known
-            .and_then(|id| self.registry.session(id))
+            .and_then(|id| self.control.registry.session(id))
             .map(|session| session.local.ip());
         match family {
             // The kernel knows what to say of that.
@@ -669,10 +659,10 @@ impl Server {
             Fallback::Error(errno) => return Err(errno),
             Fallback::Kernel(reason) => reason,
         };
-        self.counters.use_kernel(reason);
+        self.control.counters.use_kernel(reason);
         // A UDP session is left to the kernel by its library, with what is unread.
         let is_held = |id: &SessionId| {
-            let session = self.registry.session(*id);
+            let session = self.control.registry.session(*id);
             session.is_some_and(|session| {
                 session.protocol == Protocol::Udp && matches!(session.holder, Holder::Process(..))
             })

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_control::{Charge, Errno};
+use portolan_control::{Charge, ClientId, Errno, Input, RequestedState, Requester};
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
 use portolan_proto::qos::QosRequest;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
@@ -19,7 +19,7 @@ use crate::channels::channel_pool::PendingHello;
 use crate::connections::opens::{BindRequest, Target};
 use crate::listeners::delegation::Claimed;
 use crate::listeners::listen::Listening;
-use crate::migration::recall::{RequestedState, Requester, ShownSession};
+use crate::migration::recall::ShownSession;
 use crate::poll::Token;
 use crate::server::{Server, Source};
 
@@ -34,10 +34,6 @@ const ACCEPTED_PER_TURN: usize = 64;
 
 /// Number of a request whose sender does not wait.
 const NO_REPLY: u32 = 0;
-
-/// Names a control connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientId(pub u64);
 
 /// One control connection.
 #[derive(Debug)]
@@ -103,7 +99,7 @@ impl Server {
             true => None,
         };
         let Some(charge) = charge else {
-            self.counters.refused += 1;
+            self.control.counters.refused += 1;
             // Messages may be in it already.
             return self.sink.close_of(credentials.uid, connection);
         };
@@ -162,7 +158,7 @@ impl Server {
         buffer.resize(MAX_MESSAGE, 0);
         for _ in 0..most {
             if self.slices.is_spent(uid) {
-                self.counters.slices_spent += 1;
+                self.control.counters.slices_spent += 1;
                 break;
             }
             if self.sink.is_clogged(uid) {
@@ -214,7 +210,7 @@ impl Server {
                     request: number,
                     want,
                 };
-                self.recall(session, requester);
+                self.input(Input::Recall(session, requester));
                 return;
             }
             Ok(Answer::AfterCloses(shown)) => return self.cache_later(id, number, shown),
@@ -237,8 +233,8 @@ impl Server {
         self.reply(id, number, body, fds);
     }
 
-    fn refuse(&mut self, id: ClientId, number: u32, errno: Errno) {
-        self.counters.refused += 1;
+    pub fn refuse(&mut self, id: ClientId, number: u32, errno: Errno) {
+        self.control.counters.refused += 1;
         self.reply(id, number, ReplyBody::Error { errno: errno.0 }, Vec::new());
     }
 
@@ -259,7 +255,7 @@ impl Server {
         fds: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         if is_list(&body) && self.has_unread_answer(id) {
-            self.counters.lists_refused += 1;
+            self.control.counters.lists_refused += 1;
             return Err(Errno::AGAIN);
         }
         match body {
@@ -466,7 +462,7 @@ impl Server {
             return;
         };
         if client.waiting.len() >= WAITING_MAX {
-            self.counters.deaf += 1;
+            self.control.counters.deaf += 1;
             self.throw_out(id, "replies are not read");
             return;
         }
@@ -507,7 +503,7 @@ impl Server {
     fn throw_out(&mut self, id: ClientId, why: &str) {
         if let Some(client) = self.clients.get(&id) {
             info!(pid = client.credentials.pid, why, "client disconnected");
-            self.counters.malformed += 1;
+            self.control.counters.malformed += 1;
         }
         self.disconnect(id);
     }

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use portolan_control::Errno;
-use portolan_types::{Instant, SessionId};
+use portolan_control::{Errno, Timer};
+use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, getrlimit};
@@ -33,7 +33,6 @@ pub struct Shortage {
     listeners: BTreeSet<SessionId>,
     /// Nobody is let in at the control socket.
     is_closed: bool,
-    next_look: Option<Instant>,
     has_warned: bool,
 }
 
@@ -55,7 +54,7 @@ impl Server {
             .collect();
         let has_room = probe.len() == ROOM;
         if !has_room {
-            self.counters.descriptors_short += 1;
+            self.control.counters.descriptors_short += 1;
             if !self.shortage.has_warned {
                 self.shortage.has_warned = true;
                 warn!(limit, "descriptors are short: no new sessions");
@@ -88,7 +87,9 @@ impl Server {
     }
 
     fn look_for_descriptors_later(&mut self) {
-        self.shortage.next_look.get_or_insert(self.now + RETRY);
+        self.control
+            .timers
+            .arm_once(Timer::Descriptors, self.now + RETRY);
     }
 
     fn watch_control(&self, interest: EventFlags) {
@@ -100,23 +101,16 @@ impl Server {
         }
     }
 
-    /// Goes on where there were too few descriptors. Returns when to come back.
-    pub fn drive_shortage(&mut self) -> Option<Instant> {
-        let due = self.shortage.next_look?;
-        if due > self.now {
-            return Some(due);
-        }
+    /// Goes on where there were too few descriptors.
+    pub fn look_for_descriptors(&mut self) {
         if !self.has_descriptors() {
-            self.shortage.next_look = Some(self.now + RETRY);
-            return self.shortage.next_look;
+            return self.look_for_descriptors_later();
         }
-        self.shortage.next_look = None;
         if std::mem::take(&mut self.shortage.is_closed) {
             self.watch_control(EventFlags::IN);
         }
         for listener in std::mem::take(&mut self.shortage.listeners) {
             self.announce(listener);
         }
-        self.shortage.next_look
     }
 }

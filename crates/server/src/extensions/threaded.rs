@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use portolan_control::ClientId;
 use portolan_proto::extension::layout::{EXTENSIONS, GuardKey};
 use portolan_proto::extension::{
     Cost, Event, Extension, ExtensionReply, ExtensionReport, ExtensionState, Guard, Placement,
@@ -11,7 +12,6 @@ use portolan_proto::report::{THREADED_ROWS, ThreadedRow};
 use portolan_types::ChannelId;
 
 use super::{Outcome, refuse};
-use crate::control_socket::clients::ClientId;
 use crate::server::Server;
 
 /// Of one process.

@@ -6,14 +6,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portolan_control::{Command, Errno, Holder, SessionPhase};
+use portolan_control::{Command, Deadline, Delegate, Errno, Holder, Life};
 use portolan_proto::control::{AcceptQueue, Blob, ReplyBody};
 use portolan_proto::encode;
 use portolan_stack::TcpSession;
 use portolan_stack::passive::Rules;
 use portolan_tcp::StateName;
 use portolan_tcp::isn::Secret;
-use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot, canonical, scope_of};
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot, canonical, scope_of};
 use tracing::debug;
 
 use crate::control_socket::clients::Answer;
@@ -22,18 +22,6 @@ use crate::server::{Server, random_bytes};
 
 /// How long a process may take to end a delegation that the server wants back.
 const BACK_WITHIN: Duration = Duration::from_secs(2);
-
-/// The process that performs a listener's handshakes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delegate {
-    pub channel: ChannelId,
-    /// Where the port's segments go there.
-    pub slot: Slot,
-    /// As it said last.
-    pub queue: AcceptQueue,
-    /// It was asked to end it, and until when it may take.
-    back_until: Option<Instant>,
-}
 
 /// What a library says of a connection that it opened.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +44,7 @@ impl Server {
         if !self.is_delegation_wished(id, spec) || !self.can_delegate(channel, id) {
             return None;
         }
-        let listener = self.listeners.get_mut(&id)?;
+        let listener = self.control.registry.listener_mut(id)?;
         let secret = listener
             .lent_secret
             .get_or_insert_with(|| Secret(random_bytes()));
@@ -65,9 +53,9 @@ impl Server {
             channel,
             slot,
             queue: AcceptQueue::HasRoom,
-            back_until: None,
+            is_wanted_back: false,
         });
-        self.counters.delegations += 1;
+        self.control.counters.delegations += 1;
         self.end_floods_of(id);
         self.steer_listener(id);
         self.move_extensions_of(id);
@@ -83,7 +71,7 @@ impl Server {
 
     fn is_delegation_wished(&self, id: SessionId, spec: &Listening) -> bool {
         let policy = &self.config.delegation;
-        let port = self.registry.session(id).map(|s| s.local.port());
+        let port = self.control.registry.session(id).map(|s| s.local.port());
         let by_policy = port.is_some_and(|port| policy.ports.contains(&port));
         policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
@@ -91,8 +79,10 @@ impl Server {
     /// Not ports that listeners share, nor what only the server does: Fast Open, and waiting for
     /// bytes.
     fn can_delegate(&self, channel: ChannelId, id: SessionId) -> bool {
-        let (Some(session), Some(listener)) = (self.registry.session(id), self.listeners.get(&id))
-        else {
+        let (Some(session), Some(listener)) = (
+            self.control.registry.session(id),
+            self.control.registry.listener(id),
+        ) else {
             return false;
         };
         let port = session.local.port();
@@ -108,18 +98,18 @@ impl Server {
             && session.owner() == Some(channel)
             && listener
                 .delegate
-                .is_none_or(|delegate| delegate.channel == channel && delegate.back_until.is_none())
+                .is_none_or(|delegate| delegate.channel == channel && !delegate.is_wanted_back)
     }
 
     pub fn is_delegate(&self, id: SessionId, channel: ChannelId) -> bool {
-        let listener = self.listeners.get(&id);
+        let listener = self.control.registry.listener(id);
         let delegate = listener.and_then(|listener| listener.delegate);
         delegate.is_some_and(|delegate| delegate.channel == channel)
     }
 
     /// What cookies were made with by whoever performs, or performed, the listener's handshakes.
     pub fn lent_secret(&self, id: SessionId) -> Option<&Secret> {
-        self.listeners.get(&id)?.lent_secret.as_ref()
+        self.control.registry.listener(id)?.lent_secret.as_ref()
     }
 
     /// `PortClaim`: a connection is accepted, and has a row of its own from now on.
@@ -130,17 +120,19 @@ impl Server {
         claimed: Claimed,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Serve, listener)?;
+        self.control
+            .registry
+            .admit(channel, Command::Serve, listener)?;
         if !self.is_delegate(listener, channel) {
             return Err(Errno::PERM);
         }
         let flow = self.flow_of(listener, claimed.local, claimed.remote)?;
-        self.registry.has_room(channel)?;
+        self.control.registry.has_room(channel)?;
         let descriptor = self.take_new_descriptor(fds)?;
-        let id = self.enter_for(listener, &flow, SessionPhase::Connected)?;
-        self.registry.replace_cookie(id, descriptor.cookie);
-        self.registry.entitle(id, channel);
-        if let Some(session) = self.registry.session_mut(id) {
+        let id = self.enter_for(listener, &flow, Life::Connected)?;
+        self.control.registry.replace_cookie(id, descriptor.cookie);
+        self.control.registry.entitle(id, channel);
+        if let Some(session) = self.control.registry.session_mut(id) {
             session.acceptor = Some(channel);
         }
         if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
@@ -149,7 +141,7 @@ impl Server {
         }
         let generation = self.steer(id, Holder::Process(channel, claimed.slot));
         self.note_migration(id);
-        self.counters.claims += 1;
+        self.control.counters.claims += 1;
         Ok(ReplyBody::Bound {
             session: id,
             local: flow.local,
@@ -165,7 +157,7 @@ impl Server {
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Result<FlowKey, Errno> {
-        let session = self.registry.session(listener).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(listener).ok_or(Errno::BADF)?;
         let flow = FlowKey {
             protocol: Protocol::Tcp,
             local: canonical(local),
@@ -194,26 +186,26 @@ impl Server {
         listener: SessionId,
         (capsule, fd): (Blob, Option<OwnedFd>),
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Serve, listener)?;
+        self.control
+            .registry
+            .admit(channel, Command::Serve, listener)?;
         if !self.is_delegate(listener, channel) {
             return Err(Errno::PERM);
         }
         let Some((flow, session)) = self.unpack_surrendered(listener, capsule, fd) else {
-            self.counters.bad_capsules += 1;
+            self.control.counters.bad_capsules += 1;
             return Err(Errno::PROTO);
         };
         let state = session.connection.state();
         if self.has_crowd(listener, state) {
-            self.counters.accept_overflow += 1;
+            self.control.counters.accept_overflow += 1;
             return Ok(Answer::Silence);
         }
-        let entered =
-            self.enter_passive(listener, flow, SessionPhase::Handshake, session.connection);
-        let Some(id) = entered else {
+        let Some(id) = self.enter_passive(listener, flow, session.connection) else {
             return Ok(Answer::Silence);
         };
-        self.counters.surrenders += 1;
-        if let Some(listener) = self.listeners.get_mut(&listener) {
+        self.control.counters.surrenders += 1;
+        if let Some(listener) = self.control.registry.listener_mut(listener) {
             listener.handshake_started(id);
         }
         if state != StateName::SynReceived {
@@ -225,7 +217,7 @@ impl Server {
     /// Is the queue full that a connection in that state waits in? A full accept queue leaves
     /// handshakes where they are.
     fn has_crowd(&self, listener: SessionId, state: StateName) -> bool {
-        let listener = self.listeners.get(&listener);
+        let listener = self.control.registry.listener(listener);
         listener.is_none_or(|listener| match state {
             StateName::SynReceived => listener.is_crowded(),
             _ => !listener.has_room(),
@@ -239,7 +231,7 @@ impl Server {
         fd: Option<OwnedFd>,
     ) -> Option<(FlowKey, TcpSession)> {
         let bytes = portolan_sys::shm::unpack(capsule, fd).ok()?;
-        self.counters.capsule_bytes += bytes.len() as u64;
+        self.control.counters.capsule_bytes += bytes.len() as u64;
         let session = TcpSession::from_capsule(&bytes).ok()?;
         let flow = self
             .flow_of(listener, session.flow.local, session.flow.remote)
@@ -255,7 +247,9 @@ impl Server {
         channel: ChannelId,
         listener: SessionId,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Serve, listener)?;
+        self.control
+            .registry
+            .admit(channel, Command::Serve, listener)?;
         if self.is_delegate(listener, channel) {
             self.take_handshakes(listener);
         }
@@ -264,9 +258,9 @@ impl Server {
 
     /// The listener's handshakes are the server's again; those that were under way may come by the
     /// cookies that the process sent.
-    fn take_handshakes(&mut self, id: SessionId) {
+    pub fn take_handshakes(&mut self, id: SessionId) {
         let claimed = self.claimed_cookies(id);
-        if let Some(listener) = self.listeners.get_mut(&id) {
+        if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.delegate = None;
             listener.cookies.add(claimed);
             self.cookie_clock.note(self.now);
@@ -281,50 +275,24 @@ impl Server {
     pub fn want_back(&mut self, id: SessionId) {
         let until = self.now + BACK_WITHIN;
         let delegate = self
-            .listeners
-            .get_mut(&id)
+            .control
+            .registry
+            .listener_mut(id)
             .and_then(|listener| listener.delegate.as_mut())
-            .filter(|delegate| delegate.back_until.is_none());
+            .filter(|delegate| !delegate.is_wanted_back);
         let Some(delegate) = delegate else {
             return;
         };
-        delegate.back_until = Some(until);
-        self.wanted_back.push_back((until, id));
-        if let Some(channel) = self.channels.get_mut(&delegate.channel) {
-            channel.recalled.push(id);
-            channel.recall_event.wake();
-        }
-    }
-
-    /// Takes back what processes did not end in time. Returns when to come back.
-    pub fn drive_delegations(&mut self) -> Option<Instant> {
-        while let Some(&(due, id)) = self.wanted_back.front() {
-            if due > self.now {
-                return Some(due);
-            }
-            self.wanted_back.pop_front();
-            let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
-            // Else it has ended in time, and is another by now, if there is one.
-            if delegate.is_some_and(|delegate| delegate.back_until == Some(due)) {
-                self.counters.recall_timeouts += 1;
-                self.take_handshakes(id);
-            }
-        }
-        None
+        delegate.is_wanted_back = true;
+        let channel = delegate.channel;
+        self.control.arm(id, Deadline::Delegation, until);
+        self.ask_back(channel, id);
     }
 
     /// The process is gone; its listeners may live on in others.
     pub fn end_delegations_of(&mut self, channel: ChannelId) {
-        let its: Vec<SessionId> = self
-            .listeners
-            .iter()
-            .filter(|(_, listener)| {
-                listener
-                    .delegate
-                    .is_some_and(|delegate| delegate.channel == channel)
-            })
-            .map(|(id, _)| *id)
-            .collect();
+        let all = self.listening_ports.values().flatten().copied();
+        let its: Vec<SessionId> = all.filter(|&id| self.is_delegate(id, channel)).collect();
         for id in its {
             self.take_handshakes(id);
         }

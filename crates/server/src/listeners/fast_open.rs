@@ -85,7 +85,7 @@ impl Server {
             }
             return 0;
         }
-        self.counters.fast_opens += 1;
+        self.control.counters.fast_opens += 1;
         let text = &text[..text.len().min(EARLY_MAX)];
         connection.send(self.now, text) as u32
     }
@@ -108,13 +108,13 @@ impl Server {
             return false;
         }
         if self.fast_unfinished(listener_id) >= queue as usize {
-            self.counters.fast_open_overflow += 1;
+            self.control.counters.fast_open_overflow += 1;
             return false;
         }
         let is_proved = sysctl.serves_without_cookie()
             || cookie.is_some_and(|cookie| self.is_proved(flow, cookie, connection));
         if is_proved {
-            self.counters.fast_accepts += 1;
+            self.control.counters.fast_accepts += 1;
             connection.take_early(self.now, payload);
         }
         is_proved
@@ -122,7 +122,7 @@ impl Server {
 
     /// How many connections may wait with their handshake undone.
     fn fast_open_queue(&self, listener_id: SessionId) -> Option<u32> {
-        let listener = self.listeners.get(&listener_id)?;
+        let listener = self.control.registry.listener(listener_id)?;
         let everywhere = self.sysctls.values().fast_open.serves_everywhere();
         let backlog = everywhere.then(|| listener.backlog());
         listener.options.fast_open_queue.or(backlog)
@@ -135,7 +135,7 @@ impl Server {
             connection.grant_cookie(fast_open_cookie(&self.secret, flow, self.now));
         }
         if verdict == CookieVerdict::Bad {
-            self.counters.fast_open_refused += u64::from(!cookie.is_empty());
+            self.control.counters.fast_open_refused += u64::from(!cookie.is_empty());
             return false;
         }
         true
@@ -143,7 +143,7 @@ impl Server {
 
     /// Connections of the listener whose text was taken before their handshake is done.
     fn fast_unfinished(&mut self, listener_id: SessionId) -> usize {
-        let Some(listener) = self.listeners.get_mut(&listener_id) else {
+        let Some(listener) = self.control.registry.listener_mut(listener_id) else {
             return 0;
         };
         let mut unfinished = std::mem::take(&mut listener.fast);
@@ -153,7 +153,7 @@ impl Server {
                 .is_some_and(|session| session.connection.state() == StateName::SynReceived)
         });
         let count = unfinished.len();
-        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+        if let Some(listener) = self.control.registry.listener_mut(listener_id) {
             listener.fast = unfinished;
         }
         count

@@ -2,17 +2,17 @@
 //! the packet filter answers them, as the listener's owner would. What is decided here is when, and
 //! with what.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use portolan_bpf::FloodSeen;
-use portolan_control::{Command, Errno};
+use portolan_control::{Command, Errno, Timer};
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::filter::{BindingKey, Flood};
 use portolan_proto::report::{CookieCounts, FloodCounts, ListenerReport};
 use portolan_stack::passive::flood;
 use portolan_stack::{CookieUse, SOMAXCONN};
-use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId};
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId};
 use tracing::{debug, warn};
 
 use crate::control_socket::clients::Answer;
@@ -27,10 +27,9 @@ const FEW: u64 = 100;
 /// The listeners' bindings that are flooded.
 #[derive(Debug, Default)]
 pub struct Floods {
-    next_look: Option<Instant>,
     met: HashMap<BindingKey, FloodedSyns>,
-    /// By delegated listeners.
-    spared: HashMap<SessionId, Spared>,
+    /// Listeners with flows that the filter is to leave to them.
+    exempting: HashSet<SessionId>,
 }
 
 /// SYNs of one flood.
@@ -42,14 +41,6 @@ struct FloodedSyns {
     looked: u64,
 }
 
-/// Flows to a delegated listener of which the filter knows no rows.
-#[derive(Debug, Default)]
-struct Spared {
-    flows: Vec<FlowKey>,
-    /// There are others, which found no place: the filter must not answer for the listener.
-    is_incomplete: bool,
-}
-
 /// What both queues of a listener hold, and as many that have left them.
 const SPARED_MAX: usize = 4 * SOMAXCONN as usize;
 
@@ -58,7 +49,7 @@ impl Server {
     pub fn note_unkept(&mut self, id: SessionId, flow: &FlowKey) {
         let now = self.now;
         self.rx_throttle.note(now);
-        let Some(listener) = self.listeners.get_mut(&id) else {
+        let Some(listener) = self.control.registry.listener_mut(id) else {
             return;
         };
         listener.flood_detector.note(now);
@@ -75,10 +66,10 @@ impl Server {
         let is_known = self.floods.met.contains_key(binding);
         if !is_never && !is_known && self.steer_flood(binding) {
             debug!(?binding, "SYNs are a flood");
-            self.counters.floods += 1;
+            self.control.counters.floods += 1;
             self.count_floods(binding, |counts| counts.floods += 1);
             self.floods.met.insert(*binding, FloodedSyns::default());
-            self.floods.next_look.get_or_insert(self.now + LOOK);
+            self.look_at_floods_later();
         }
     }
 
@@ -90,7 +81,7 @@ impl Server {
         queue: AcceptQueue,
     ) -> Result<Answer, Errno> {
         self.check_delegate(channel, id)?;
-        let listener = self.listeners.get_mut(&id);
+        let listener = self.control.registry.listener_mut(id);
         if let Some(delegate) = listener.and_then(|listener| listener.delegate.as_mut()) {
             delegate.queue = queue;
         }
@@ -114,12 +105,12 @@ impl Server {
                 self.spare_flow(id, flow);
             }
         }
-        self.floods.next_look.get_or_insert(self.now + LOOK);
+        self.look_at_floods_later();
         Ok(Answer::Silence)
     }
 
     fn check_delegate(&self, channel: ChannelId, id: SessionId) -> Result<(), Errno> {
-        self.registry.admit(channel, Command::Serve, id)?;
+        self.control.registry.admit(channel, Command::Serve, id)?;
         match self.is_delegate(id, channel) {
             true => Ok(()),
             false => Err(Errno::PERM),
@@ -127,27 +118,37 @@ impl Server {
     }
 
     fn spare_flow(&mut self, id: SessionId, flow: FlowKey) {
-        let spared = self.floods.spared.entry(id).or_default();
-        let has_room = spared.flows.len() < SPARED_MAX;
+        let Some(listener) = self.control.registry.listener_mut(id) else {
+            return;
+        };
+        self.floods.exempting.insert(id);
+        let exempt = listener.exempt.get_or_insert_default();
+        let has_room = exempt.flows.len() < SPARED_MAX;
         if has_room && self.filter.floods.spare(&flow).is_ok() {
-            spared.flows.push(flow);
+            exempt.flows.push(flow);
         } else {
-            spared.is_incomplete = true;
+            exempt.is_incomplete = true;
         }
     }
 
     /// No flood needs to know of the listener's connections any more.
-    fn forget_spared(&mut self, id: SessionId) {
-        let spared = self.floods.spared.remove(&id).unwrap_or_default();
-        for flow in spared.flows {
+    pub fn forget_spared(&mut self, id: SessionId) {
+        self.floods.exempting.remove(&id);
+        let listener = self.control.registry.listener_mut(id);
+        let exempt = listener.and_then(|listener| listener.exempt.take());
+        for flow in exempt.unwrap_or_default().flows {
             if let Err(error) = self.filter.floods.spare_no_more(&flow) {
                 warn!(%error, "a flow stays spared");
             }
         }
     }
 
+    fn look_at_floods_later(&mut self) {
+        self.control.timers.arm_once(Timer::Floods, self.now + LOOK);
+    }
+
     fn bindings_of(&self, id: SessionId) -> Vec<BindingKey> {
-        let session = self.registry.session(id);
+        let session = self.control.registry.session(id);
         session.map_or_else(Vec::new, |session| {
             BindingKey::of(Protocol::Tcp, session.local, session.v6_only).collect()
         })
@@ -188,7 +189,7 @@ impl Server {
 
     fn count_floods(&mut self, binding: &BindingKey, count: impl Fn(&mut FloodCounts)) {
         for id in self.listeners_of(binding) {
-            if let Some(listener) = self.listeners.get_mut(&id) {
+            if let Some(listener) = self.control.registry.listener_mut(id) {
                 count(&mut listener.floods);
             }
         }
@@ -220,16 +221,14 @@ impl Server {
 
     /// What is shown of a listener; none of others.
     pub fn report_listener(&mut self, id: SessionId) -> Option<ListenerReport> {
-        if !self.listeners.contains_key(&id) {
-            return None;
-        }
+        self.control.registry.listener(id)?;
         let mut is_flooded = false;
         for binding in self.bindings_of(id) {
             is_flooded |= self.floods.met.contains_key(&binding);
             self.count_met(&binding);
         }
         let claimed = self.claimed_cookies(id);
-        let listener = self.listeners.get(&id)?;
+        let listener = self.control.registry.listener(id)?;
         let mut cookies = listener.cookies;
         cookies.add(claimed);
         Some(ListenerReport {
@@ -243,8 +242,9 @@ impl Server {
     /// What the process says that performs the listener's handshakes.
     pub fn claimed_cookies(&self, id: SessionId) -> CookieCounts {
         let delegate = self
-            .listeners
-            .get(&id)
+            .control
+            .registry
+            .listener(id)
             .and_then(|listener| listener.delegate);
         let row = delegate.and_then(|delegate| {
             let channel = self.channels.get(&delegate.channel)?;
@@ -255,13 +255,13 @@ impl Server {
     }
 
     fn answers_of(&self, id: SessionId) -> Option<Flood> {
-        let listener = self.listeners.get(&id)?;
+        let listener = self.control.registry.listener(id)?;
         let secret = match listener.delegate {
             Some(_) => listener.lent_secret.as_ref()?,
             None => &self.secret,
         };
-        let spared = self.floods.spared.get(&id);
-        if spared.is_some_and(|spared| spared.is_incomplete) {
+        let exempt = listener.exempt.as_ref();
+        if exempt.is_some_and(|exempt| exempt.is_incomplete) {
             return None;
         }
         let has_room = match listener.delegate {
@@ -308,25 +308,21 @@ impl Server {
         }
     }
 
-    /// Ends the floods that are over. Returns when to come back.
-    pub fn drive_floods(&mut self) -> Option<Instant> {
-        let due = self.floods.next_look?;
-        if due > self.now {
-            return Some(due);
-        }
+    /// Ends the floods that are over.
+    pub fn look_at_floods(&mut self) {
         self.sysctls.refresh(self.now);
         let bindings: Vec<BindingKey> = self.floods.met.keys().copied().collect();
         for binding in bindings {
             self.look_at_flood(&binding);
         }
         self.look_at_spared();
-        let is_over = self.floods.met.is_empty();
-        self.floods.next_look = (!is_over).then_some(self.now + LOOK);
-        self.floods.next_look
+        if !self.floods.met.is_empty() {
+            self.look_at_floods_later();
+        }
     }
 
     fn look_at_spared(&mut self) {
-        let listeners: Vec<SessionId> = self.floods.spared.keys().copied().collect();
+        let listeners: Vec<SessionId> = self.floods.exempting.iter().copied().collect();
         for id in listeners {
             let mut bindings = self.bindings_of(id).into_iter();
             if !bindings.any(|binding| self.floods.met.contains_key(&binding)) {

@@ -1,31 +1,29 @@
 //! Passive opens: SYN, SYN queue or cookie, accept queue, offer on the listener's descriptor,
 //! `Cache`. Connections that reach the port through the kernel are handed on as they are.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use portolan_control::registry::Opening;
-use portolan_control::{ClaimId, Command, Errno, PortClaim, SessionPhase};
+use portolan_control::{
+    ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, Queueing,
+    SessionPhase,
+};
 use portolan_proto::control::{
-    Blob, Caching, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, SocketOptionsBlob,
+    Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, SocketOptionsBlob,
 };
 use portolan_proto::filter::{BindingKey, FlowRow};
-use portolan_proto::report::{CookieCounts, FloodCounts};
 use portolan_stack::passive::{self, passive_config};
-use portolan_stack::{Backlog, FloodDetector, SynVerdict, TcpSession};
-use portolan_sys::socket_filter;
+use portolan_stack::{SynVerdict, TcpSession};
 use portolan_sys::unix::{self, PairKind, SendError};
-use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, Connection};
-use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SeqNum, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
 use crate::control_socket::clients::Answer;
-use crate::listeners::delegation::Delegate;
 use crate::migration::sessions::NewDescriptor;
 use crate::server::{Server, Source, random_u64};
 
@@ -49,89 +47,6 @@ pub struct Listening {
     pub slot: Option<Slot>,
 }
 
-/// What the server keeps of a listener beside its session.
-#[derive(Debug)]
-pub struct Listener {
-    backlog: Backlog,
-    pub options: HandshakeOptions,
-    /// Connections whose text was taken before their handshake was done.
-    pub fast: Vec<SessionId>,
-    handshakes: HashSet<SessionId>,
-    /// Established, and still counted as handshakes: the accept queue had no room for them.
-    crowded_out: VecDeque<SessionId>,
-    /// Established, not yet offered: the descriptor's queue was full.
-    ready: VecDeque<SessionId>,
-    /// Offered, not yet cached.
-    offered: HashSet<SessionId>,
-    /// Connections from the kernel that wait for room in the descriptor's queue.
-    kernel: VecDeque<(OwnedFd, SocketAddr)>,
-    /// The descriptor's queue is full: we wait for room, and leave connections to the kernel.
-    is_blocked: bool,
-    /// Another process than the one that accepted it was the first to use the last connection.
-    is_for_children: bool,
-    /// Performs the handshakes; without one the server does.
-    pub delegate: Option<Delegate>,
-    /// Of the processes that do, or did.
-    pub lent_secret: Option<Secret>,
-    /// Of the SYNs that were not kept.
-    pub flood_detector: FloodDetector,
-    /// Of the handshakes that the server performs, and what those who did before it have claimed.
-    pub cookies: CookieCounts,
-    pub floods: FloodCounts,
-}
-
-impl Listener {
-    /// Connections that may wait to be accepted.
-    /// Connections that nobody has accepted.
-    pub fn waiting(&self) -> u32 {
-        self.backlog.waiting()
-    }
-
-    pub fn backlog(&self) -> u32 {
-        self.backlog.limit()
-    }
-
-    fn caching(&self) -> Caching {
-        let is_concurrent = self.options.is_concurrent_server;
-        match is_concurrent.unwrap_or(self.is_for_children) {
-            true => Caching::WithFirstUse,
-            false => Caching::WithAccept,
-        }
-    }
-
-    /// A connection whose handshake is not done.
-    pub fn handshake_started(&mut self, id: SessionId) {
-        self.handshakes.insert(id);
-        self.backlog.handshake_started();
-    }
-
-    /// One that came to nothing.
-    fn handshake_failed(&mut self, id: SessionId) {
-        let count = self.crowded_out.len();
-        self.crowded_out.retain(|other| *other != id);
-        if self.handshakes.remove(&id) || self.crowded_out.len() < count {
-            self.backlog.handshake_ended();
-        }
-    }
-
-    /// Are there as many of them as may be?
-    pub fn is_crowded(&self) -> bool {
-        self.backlog.has_crowd()
-    }
-
-    /// Has the accept queue room for one more?
-    pub fn has_room(&self) -> bool {
-        !self.backlog.is_full()
-    }
-
-    /// The session is accepted.
-    pub fn has_accepted(&mut self, id: SessionId) {
-        if self.offered.remove(&id) {
-            self.backlog.accepted();
-        }
-    }
-}
-
 impl Server {
     /// `listen`.
     pub fn listen(
@@ -144,13 +59,13 @@ impl Server {
         self.sysctls.look(self.now);
         let keeps_descriptor = fds.is_empty();
         let (id, local) = self.listen_with(channel, session, spec.backlog, fds)?;
-        if let Some(listener) = self.listeners.get_mut(&id) {
+        if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.options = spec.options;
         }
         let rules = self.choose_delegate(channel, id, &spec);
-        self.registry.describe(id, spec.options_blob);
+        self.control.registry.describe(id, spec.options_blob);
         // Who performs the handshakes shows on the descriptor that somebody waits.
-        let far = match (&rules, self.peer_ends.get(&id)) {
+        let far = match (&rules, self.handles.peer_end(id)) {
             (Some(_), Some(far)) if keeps_descriptor => {
                 Some(far.fd.try_clone().map_err(|_| Errno::NOBUFS)?)
             }
@@ -173,8 +88,8 @@ impl Server {
     ) -> Result<(SessionId, SocketAddr), Errno> {
         let id = match session {
             SessionRef::Known(id) => {
-                let session = self.registry.admit(channel, Command::Listen, id)?;
-                if session.phase == SessionPhase::Listening {
+                let session = self.control.registry.admit(channel, Command::Listen, id)?;
+                if session.phase() == SessionPhase::Listening {
                     return self.resize_backlog(id, backlog);
                 }
                 id
@@ -204,14 +119,14 @@ impl Server {
         id: SessionId,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Bind, id)?;
+        self.control.registry.admit(channel, Command::Bind, id)?;
         let descriptor = self.take_new_descriptor(fds)?;
         self.rename(id, descriptor)?;
         Ok(ReplyBody::Done.into())
     }
 
     fn rename(&mut self, id: SessionId, descriptor: NewDescriptor) -> Result<(), Errno> {
-        self.registry.replace_cookie(id, descriptor.cookie);
+        self.control.registry.replace_cookie(id, descriptor.cookie);
         self.watch_peer_end(id, descriptor.far)
     }
 
@@ -220,13 +135,13 @@ impl Server {
         id: SessionId,
         backlog: u32,
     ) -> Result<(SessionId, SocketAddr), Errno> {
-        let listener = self.listeners.get_mut(&id).ok_or(Errno::INVAL)?;
-        listener.backlog.resize(backlog);
-        if let Some((reservation, _)) = self.reservations.get(&id) {
-            reservation.listen(backlog)?;
+        let listener = self.control.registry.listener_mut(id).ok_or(Errno::INVAL)?;
+        listener.resize(backlog);
+        if let Some(port) = self.handles.port(id) {
+            port.socket.listen(backlog)?;
         }
         self.admit_crowded_out(id);
-        let local = self.registry.session(id).ok_or(Errno::BADF)?.local;
+        let local = self.control.registry.session(id).ok_or(Errno::BADF)?.local;
         Ok((id, local))
     }
 
@@ -237,9 +152,14 @@ impl Server {
         backlog: u32,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<(SessionId, SocketAddr), Errno> {
-        self.registry.has_room(channel)?;
+        self.control.registry.has_room(channel)?;
         let descriptor = self.take_new_descriptor(fds)?;
-        let uid = self.registry.process(channel).ok_or(Errno::PERM)?.uid;
+        let uid = self
+            .control
+            .registry
+            .process(channel)
+            .ok_or(Errno::PERM)?
+            .uid;
         let claim = PortClaim {
             protocol: Protocol::Tcp,
             local: (IpAddr::from([0, 0, 0, 0]), 0).into(),
@@ -249,17 +169,8 @@ impl Server {
         };
         let (claim_id, local, reservation) = self.reserve(claim, false)?;
         let opening = Opening {
-            protocol: Protocol::Tcp,
-            phase: SessionPhase::Bound,
-            local,
-            remote: None,
-            reuse: claim.reuse,
-            v6_only: false,
-            uid,
-            cookie: 0,
             claim: Some(claim_id),
-            flow_claim: None,
-            listener: None,
+            ..Opening::new(Protocol::Tcp, local, uid)
         };
         let id = self.enter(channel, opening, None)?;
         self.keep_reservation(id, reservation);
@@ -276,11 +187,11 @@ impl Server {
         backlog: u32,
         descriptor: Option<NewDescriptor>,
     ) -> Result<(SessionId, SocketAddr), Errno> {
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;
         let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
-        self.registry.charge_bindings(id, rows)?;
+        self.control.registry.charge_bindings(id, rows)?;
         // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
         self.open_port(id, local);
         if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {
@@ -290,27 +201,7 @@ impl Server {
         if let Some(descriptor) = descriptor {
             self.rename(id, descriptor)?;
         }
-        self.set_phase(id, SessionPhase::Listening);
-        self.listeners.insert(
-            id,
-            Listener {
-                backlog: Backlog::new(backlog),
-                options: HandshakeOptions::default(),
-                fast: Vec::new(),
-                handshakes: HashSet::new(),
-                crowded_out: VecDeque::new(),
-                ready: VecDeque::new(),
-                offered: HashSet::new(),
-                kernel: VecDeque::new(),
-                is_blocked: false,
-                is_for_children: false,
-                delegate: None,
-                lent_secret: None,
-                flood_detector: FloodDetector::default(),
-                cookies: CookieCounts::default(),
-                floods: FloodCounts::default(),
-            },
-        );
+        self.set_life(id, Life::Listening(Box::new(Listener::new(backlog))));
         debug!(session = id.0, %local, backlog, "listening");
         Ok((id, local))
     }
@@ -322,37 +213,23 @@ impl Server {
         claim: ClaimId,
         backlog: u32,
     ) -> Result<(), Errno> {
-        let (reservation, token) = self.reservations.get_mut(&id).ok_or(Errno::INVAL)?;
+        let port = self.handles.port_mut(id).ok_or(Errno::INVAL)?;
         let managed: Vec<u32> = self.managed.iter().copied().collect();
-        self.ports.listen(claim).map_err(|error| error.errno())?;
-        if let Err(errno) = reservation.listen_except_by(&managed, backlog) {
-            self.ports.stop_listening(claim);
+        self.control
+            .ports
+            .listen(claim)
+            .map_err(|error| error.errno())?;
+        if let Err(errno) = port.socket.listen_except_by(&managed, backlog) {
+            self.control.ports.stop_listening(claim);
             return Err(errno);
         }
-        self.port_transitions
-            .push_back((self.now + GUARDED_FOR, id));
-        *token = self
+        port.token = self
             .poll
-            .add_to_crowd(&*reservation, Source::Reservation(id), EventFlags::IN)
+            .add_to_crowd(&port.socket, Source::Reservation(id), EventFlags::IN)
             .ok();
+        let until = self.now + GUARDED_FOR;
+        self.control.arm(id, Deadline::PortTransition, until);
         Ok(())
-    }
-
-    /// By now the filter has seen all that reaches the kernel's stack since the port's row stands.
-    /// Returns when to come back.
-    pub fn drive_port_transitions(&mut self) -> Option<Instant> {
-        while let Some(&(due, id)) = self.port_transitions.front() {
-            if due > self.now {
-                return Some(due);
-            }
-            self.port_transitions.pop_front();
-            if let Some((reservation, _)) = self.reservations.get(&id)
-                && let Err(errno) = socket_filter::lift(reservation)
-            {
-                warn!(%errno, session = id.0, "the kernel takes no connections by managed devices");
-            }
-        }
-        None
     }
 
     /// Lets the filter send the port's segments here. Listeners that share a port share the row.
@@ -368,13 +245,13 @@ impl Server {
 
     /// Whose the SYNs to a listener are.
     pub fn channel_of_listener(&self, id: SessionId) -> ChannelId {
-        let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
+        let delegate = self.control.registry.listener(id).and_then(|l| l.delegate);
         delegate.map_or(ChannelId::SERVER, |delegate| delegate.channel)
     }
 
     /// Writes the row of a listener.
     pub fn steer_listener(&self, id: SessionId) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
         let local = session.local;
@@ -382,7 +259,7 @@ impl Server {
             // No frame of a network is for it.
             return;
         }
-        let delegate = self.listeners.get(&id).and_then(|l| l.delegate);
+        let delegate = self.control.registry.listener(id).and_then(|l| l.delegate);
         let (channel, slot, flags) = match delegate {
             Some(delegate) => (delegate.channel, delegate.slot, FlowRow::DELEGATED),
             None => (ChannelId::SERVER, NO_SLOT, 0),
@@ -415,7 +292,7 @@ impl Server {
         }
         let shared: HashSet<BindingKey> = others
             .into_iter()
-            .filter_map(|other| self.registry.session(other))
+            .filter_map(|other| self.control.registry.session(other))
             .flat_map(|other| BindingKey::of(Protocol::Tcp, other.local, other.v6_only))
             .collect();
         for key in BindingKey::of(Protocol::Tcp, local, self.is_v6_only(id)) {
@@ -428,7 +305,8 @@ impl Server {
     }
 
     fn is_v6_only(&self, id: SessionId) -> bool {
-        self.registry
+        self.control
+            .registry
             .session(id)
             .is_some_and(|session| session.v6_only)
     }
@@ -440,16 +318,18 @@ impl Server {
         id: SessionId,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        let session = self.registry.admit(channel, Command::StopListening, id)?;
+        let session = self
+            .control
+            .registry
+            .admit(channel, Command::StopListening, id)?;
         let claim = session.claim.ok_or(Errno::INVAL)?;
         let descriptor = self.take_new_descriptor(fds)?;
         self.end_listening(id);
         self.end_extensions_of(id);
         self.stop_listening_at_kernel(id, claim);
-        self.registry.release_bindings(id);
-        self.set_phase(id, SessionPhase::Bound);
+        self.control.registry.release_bindings(id);
         self.give_up_unchosen_port(id);
-        self.registry.replace_cookie(id, descriptor.cookie);
+        self.control.registry.replace_cookie(id, descriptor.cookie);
         if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
             self.forget(id);
             return Err(errno);
@@ -459,19 +339,19 @@ impl Server {
     }
 
     fn stop_listening_at_kernel(&mut self, id: SessionId, claim: ClaimId) {
-        self.ports.stop_listening(claim);
-        self.port_transitions.retain(|(_, other)| *other != id);
-        if let Some((reservation, token)) = self.reservations.get_mut(&id) {
-            reservation.stop_listening();
-            if let Some(token) = token.take() {
-                self.poll.remove(&*reservation, token);
+        self.control.ports.stop_listening(claim);
+        self.control.disarm(id, Deadline::PortTransition);
+        if let Some(port) = self.handles.port_mut(id) {
+            port.socket.stop_listening();
+            if let Some(token) = port.token.take() {
+                self.poll.remove(&port.socket, token);
             }
         }
     }
 
     /// Ends a listener: what nobody accepted is reset, the port is free.
     pub fn close_listener(&mut self, id: SessionId) {
-        if self.listeners.contains_key(&id) {
+        if self.control.registry.listener(id).is_some() {
             self.end_listening(id);
             self.forget(id);
         }
@@ -479,17 +359,19 @@ impl Server {
 
     /// What nobody accepted is reset, and what comes finds nobody.
     fn end_listening(&mut self, id: SessionId) {
-        let Some(listener) = self.listeners.remove(&id) else {
+        self.forget_spared(id);
+        let Some(session) = self.control.registry.session_mut(id) else {
             return;
         };
-        if let Some(session) = self.registry.session(id) {
-            self.close_port(id, session.local);
-            self.review_floods_of(id);
-        }
-        let unaccepted = listener.handshakes.iter().chain(&listener.ready);
-        let unaccepted = unaccepted.chain(&listener.crowded_out);
-        for &id in unaccepted.chain(&listener.offered) {
-            self.abort_held(id);
+        let local = session.local;
+        let Life::Listening(listener) = std::mem::replace(&mut session.life, Life::Bound) else {
+            return;
+        };
+        self.handles.of(id).kernel_connections.clear();
+        self.close_port(id, local);
+        self.review_floods_of(id);
+        for id in listener.unaccepted() {
+            self.input(Input::Abort(id));
         }
         self.refuse_pending_connects(id);
     }
@@ -499,7 +381,7 @@ impl Server {
     pub fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
         let ids = self.listening_ports.get(&flow.local.port())?;
         let fits = |id: &&SessionId, exact: bool| {
-            self.registry.session(**id).is_some_and(|session| {
+            self.control.registry.session(**id).is_some_and(|session| {
                 if exact {
                     session.local.ip() == flow.local.ip()
                 } else {
@@ -528,12 +410,12 @@ impl Server {
         isn: SeqNum,
     ) {
         self.sysctls.refresh(self.now);
-        let Some(listener) = self.listeners.get(&listener_id) else {
+        let Some(listener) = self.control.registry.listener(listener_id) else {
             return;
         };
-        match listener.backlog.on_syn(self.sysctls.values().cookies) {
+        match listener.on_syn(self.sysctls.values().cookies) {
             SynVerdict::Drop => {
-                self.counters.syn_dropped += 1;
+                self.control.counters.syn_dropped += 1;
                 self.note_unkept(listener_id, &flow);
             }
             SynVerdict::Cookie => self.send_cookie(listener_id, &flow, header),
@@ -555,18 +437,17 @@ impl Server {
         let retries = self.sysctls.values().syn_ack_retries;
         let mut connection = passive::open(&config, (&options, retries), header, isn, self.now);
         let is_early = self.accept_fast(listener_id, &flow, (header, payload), &mut connection);
-        let Some(id) = self.enter_passive(listener_id, flow, SessionPhase::Handshake, connection)
-        else {
+        let Some(id) = self.enter_passive(listener_id, flow, connection) else {
             return;
         };
         if is_early {
-            if let Some(listener) = self.listeners.get_mut(&listener_id) {
+            if let Some(listener) = self.control.registry.listener_mut(listener_id) {
                 listener.fast.push(id);
             }
             self.handshake_done(id);
             return;
         }
-        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+        if let Some(listener) = self.control.registry.listener_mut(listener_id) {
             listener.handshake_started(id);
         }
     }
@@ -584,7 +465,7 @@ impl Server {
     }
 
     pub fn handshake_options(&self, listener_id: SessionId) -> HandshakeOptions {
-        let listener = self.listeners.get(&listener_id);
+        let listener = self.control.registry.listener(listener_id);
         listener.map_or_else(HandshakeOptions::default, |listener| listener.options)
     }
 
@@ -593,42 +474,40 @@ impl Server {
         &mut self,
         listener: SessionId,
         flow: &FlowKey,
-        phase: SessionPhase,
+        life: Life,
     ) -> Result<SessionId, Errno> {
-        let parent = self.registry.session(listener).ok_or(Errno::CONNREFUSED)?;
+        let parent = self
+            .control
+            .registry
+            .session(listener)
+            .ok_or(Errno::CONNREFUSED)?;
         let opening = Opening {
-            protocol: Protocol::Tcp,
-            phase,
-            local: flow.local,
+            life,
             remote: Some(flow.remote),
             reuse: parent.reuse,
             v6_only: parent.v6_only,
-            uid: parent.uid,
-            cookie: 0,
-            claim: None,
-            flow_claim: None,
             listener: Some(listener),
+            ..Opening::new(Protocol::Tcp, flow.local, parent.uid)
         };
         let claim = PortClaim {
             local: flow.local,
             ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
         };
-        let joined = self.ports.join(claim, flow.remote);
+        let joined = self.control.ports.join(claim, flow.remote);
+        let claim = joined.map_err(|error| error.errno())?;
         let opening = Opening {
-            flow_claim: Some(joined.map_err(|error| error.errno())?),
+            flow_claim: Some(claim),
             ..opening
         };
-        let opened = self.registry.open(None, opening, random_u64);
-        match (&opened, opening.flow_claim) {
-            (Ok(id), _) => {
-                let options = self.handshake_options(listener);
-                self.choose_delivery(*id, options.delivery);
-                self.choose_priority(*id, options.priority);
-            }
-            (Err(_), Some(claim)) => self.ports.release(claim),
-            (Err(_), None) => {}
-        }
-        opened
+        let id = self
+            .control
+            .registry
+            .open(None, opening, random_u64)
+            .inspect_err(|_| self.control.ports.release(claim))?;
+        let options = self.handshake_options(listener);
+        self.choose_delivery(id, options.delivery);
+        self.choose_priority(id, options.priority);
+        Ok(id)
     }
 
     /// Enters a session that a listener opens, held here.
@@ -636,15 +515,17 @@ impl Server {
         &mut self,
         listener_id: SessionId,
         flow: FlowKey,
-        phase: SessionPhase,
         connection: Connection,
     ) -> Option<SessionId> {
-        let id = self.enter_for(listener_id, &flow, phase).ok()?;
+        let life = || Life::Handshake {
+            deferred_until: None,
+        };
+        let id = self.enter_for(listener_id, &flow, life()).ok()?;
         let session = TcpSession {
             ip: self.handshake_options(listener_id).ip,
             ..TcpSession::new(id, flow, connection)
         };
-        self.hold(session, phase);
+        self.hold(session, life());
         Some(id)
     }
 
@@ -652,6 +533,7 @@ impl Server {
     /// hears of it with the first bytes, or when the time is over.
     pub fn defer_or_offer(&mut self, id: SessionId) {
         let seconds = self
+            .control
             .registry
             .session(id)
             .and_then(|session| session.listener)
@@ -659,72 +541,70 @@ impl Server {
         match seconds {
             Some(seconds) => {
                 let until = self.now + Duration::from_secs(u64::from(seconds));
-                self.deferred.insert(id, until);
-                self.deferred_due.add(until, id);
+                self.set_life(
+                    id,
+                    Life::Handshake {
+                        deferred_until: Some(until),
+                    },
+                );
+                self.control.arm(id, Deadline::Defer, until);
             }
             None => self.handshake_done(id),
         }
     }
 
-    /// Offers the connections that have waited for bytes long enough. Returns when to come back.
-    pub fn drive_deferred(&mut self) -> Option<Instant> {
-        for (due, id) in self.deferred_due.take(self.now) {
-            if self.deferred.get(&id) != Some(&due) {
-                continue;
-            }
-            self.deferred.remove(&id);
-            if self.phase(id) == Some(SessionPhase::Handshake) {
-                self.handshake_done(id);
-            }
-        }
-        self.deferred_due.next()
+    /// Does it wait for bytes?
+    pub fn is_deferred(&self, id: SessionId) -> bool {
+        let session = self.control.registry.session(id);
+        session.is_some_and(|session| {
+            matches!(
+                session.life,
+                Life::Handshake {
+                    deferred_until: Some(_)
+                }
+            )
+        })
     }
 
     /// A handshake is done: the session waits to be accepted.
     pub fn handshake_done(&mut self, id: SessionId) {
-        self.deferred.remove(&id);
-        let Some(listener_id) = self.registry.session(id).and_then(|s| s.listener) else {
+        let Some(session) = self.control.registry.session_mut(id) else {
             return;
         };
-        let Some(listener) = self.listeners.get_mut(&listener_id) else {
-            self.abort_held(id);
+        if let Life::Handshake { deferred_until } = &mut session.life
+            && deferred_until.take().is_some()
+        {
+            self.control.disarm(id, Deadline::Defer);
+        }
+        let Some(listener_id) = self.listener_of(id) else {
             return;
         };
-        let was_handshake = listener.handshakes.remove(&id);
-        if listener.backlog.is_full() {
-            // Its handshake was done before, and bytes were acknowledged that came with it since:
-            // it can only wait. Others are held before they are done.
-            if was_handshake {
-                self.counters.accept_overflow += 1;
-                listener.crowded_out.push_back(id);
+        let Some(listener) = self.control.registry.listener_mut(listener_id) else {
+            return self.input(Input::Abort(id));
+        };
+        match listener.handshake_done(id) {
+            Queueing::Queued => {
+                self.review_floods_of(listener_id);
+                self.set_life(id, Life::Offered);
+                self.announce(listener_id);
             }
-            return;
+            Queueing::CrowdedOut => self.control.counters.accept_overflow += 1,
+            Queueing::Waits => {}
         }
-        if was_handshake {
-            listener.backlog.handshake_ended();
-        }
-        self.queue_up(listener_id, id);
-        self.announce(listener_id);
     }
 
-    fn queue_up(&mut self, listener_id: SessionId, id: SessionId) {
-        if let Some(listener) = self.listeners.get_mut(&listener_id) {
-            listener.backlog.queued();
-            listener.ready.push_back(id);
-            self.review_floods_of(listener_id);
-            self.set_phase(id, SessionPhase::Offered);
-        }
+    fn listener_of(&self, id: SessionId) -> Option<SessionId> {
+        self.control.registry.session(id)?.listener
     }
 
     /// The accept queue may have room for those that it had none for.
     fn admit_crowded_out(&mut self, listener_id: SessionId) {
         let mut has_new = false;
-        while let Some(listener) = self.listeners.get_mut(&listener_id)
-            && listener.has_room()
-            && let Some(id) = listener.crowded_out.pop_front()
+        while let Some(listener) = self.control.registry.listener_mut(listener_id)
+            && let Some(id) = listener.admit_crowded_out()
         {
-            listener.backlog.handshake_ended();
-            self.queue_up(listener_id, id);
+            self.review_floods_of(listener_id);
+            self.set_life(id, Life::Offered);
             has_new = true;
         }
         if has_new {
@@ -734,12 +614,8 @@ impl Server {
 
     /// A handshake came to nothing.
     pub fn handshake_failed(&mut self, id: SessionId) {
-        self.deferred.remove(&id);
-        let listener = self
-            .registry
-            .session(id)
-            .and_then(|session| session.listener)
-            .and_then(|listener| self.listeners.get_mut(&listener));
+        let listener_id = self.listener_of(id);
+        let listener = listener_id.and_then(|id| self.control.registry.listener_mut(id));
         if let Some(listener) = listener {
             listener.handshake_failed(id);
         }
@@ -749,7 +625,7 @@ impl Server {
     /// Offers what waits, as far as the descriptor's queue has room.
     pub fn announce(&mut self, listener_id: SessionId) {
         let blocked = self.announce_kernel(listener_id) || self.announce_sessions(listener_id);
-        let Some(listener) = self.listeners.get_mut(&listener_id) else {
+        let Some(listener) = self.control.registry.listener_mut(listener_id) else {
             return;
         };
         if listener.is_blocked == blocked {
@@ -767,38 +643,41 @@ impl Server {
 
     /// True if the queue is full.
     fn announce_sessions(&mut self, listener_id: SessionId) -> bool {
-        while let Some(&id) = self
-            .listeners
-            .get(&listener_id)
-            .and_then(|l| l.ready.front())
-        {
+        while let Some(id) = self.next_ready(listener_id) {
             if !self.has_descriptors() {
                 self.offer_later(listener_id);
                 return false;
             }
             match self.offer(listener_id, id) {
-                Ok(()) => self.counters.accepts += 1,
+                Ok(()) => self.control.counters.accepts += 1,
                 Err(SendError::Blocked) => return true,
                 // For want of descriptors or memory.
                 Err(SendError::Failed(_)) => {
                     self.offer_later(listener_id);
                     return false;
                 }
-                Err(_) => self.abort_held(id),
+                Err(_) => self.input(Input::Abort(id)),
             }
-            if let Some(listener) = self.listeners.get_mut(&listener_id) {
-                listener.ready.pop_front();
-                listener.offered.insert(id);
+            if let Some(listener) = self.control.registry.listener_mut(listener_id) {
+                listener.note_offered();
             }
         }
         false
     }
 
+    fn next_ready(&self, listener_id: SessionId) -> Option<SessionId> {
+        self.control.registry.listener(listener_id)?.next_ready()
+    }
+
     /// Sends one accepted session's descriptor to whoever accepts next.
     fn offer(&mut self, listener_id: SessionId, id: SessionId) -> Result<(), SendError> {
-        let session = self.registry.session(id).ok_or(SendError::Closed)?;
+        let session = self.control.registry.session(id).ok_or(SendError::Closed)?;
         let remote = session.remote.ok_or(SendError::Closed)?;
-        let listener = self.listeners.get(&listener_id).ok_or(SendError::Closed)?;
+        let listener = self
+            .control
+            .registry
+            .listener(listener_id)
+            .ok_or(SendError::Closed)?;
         let event = DescriptorEvent::Accepted {
             session: id,
             local: session.local,
@@ -808,7 +687,7 @@ impl Server {
         let (far, near) = unix::socket_pair(PairKind::Stream).map_err(SendError::Failed)?;
         let cookie = unix::cookie(&near).map_err(SendError::Failed)?;
         self.try_send_event(listener_id, &event, &[near.as_fd()])?;
-        self.registry.replace_cookie(id, cookie);
+        self.control.registry.replace_cookie(id, cookie);
         if self.watch_peer_end(id, far).is_err() {
             warn!(session = id.0, "cannot watch an accepted session");
         }
@@ -818,10 +697,15 @@ impl Server {
     /// `Accepted`: nobody has used the session yet, and whoever does first gets it.
     pub fn leave_accepted(&mut self, channel: ChannelId, id: SessionId) -> Answer {
         // A child may have asked for it already.
-        if self.registry.admit(channel, Command::Accept, id).is_ok() {
-            self.counters.delayed += 1;
+        if self
+            .control
+            .registry
+            .admit(channel, Command::Accept, id)
+            .is_ok()
+        {
+            self.control.counters.delayed += 1;
             self.note_acceptor(id, channel);
-            self.park(id);
+            self.input(Input::Park(id));
         }
         Answer::Silence
     }
@@ -829,16 +713,16 @@ impl Server {
     /// The session has left its listener's queue.
     pub fn note_acceptor(&mut self, id: SessionId, channel: ChannelId) {
         self.leave_queue(id);
-        if let Some(session) = self.registry.session_mut(id) {
+        if let Some(session) = self.control.registry.session_mut(id) {
             session.acceptor = Some(channel);
         }
     }
 
     pub fn leave_queue(&mut self, id: SessionId) {
-        let Some(listener_id) = self.registry.session(id).and_then(|s| s.listener) else {
+        let Some(listener_id) = self.control.registry.session(id).and_then(|s| s.listener) else {
             return;
         };
-        if let Some(listener) = self.listeners.get_mut(&listener_id) {
+        if let Some(listener) = self.control.registry.listener_mut(listener_id) {
             listener.has_accepted(id);
             self.review_floods_of(listener_id);
             self.admit_crowded_out(listener_id);
@@ -849,7 +733,7 @@ impl Server {
     /// Learns from who uses an accepted session whom those to come are for: the process that
     /// accepted it, or a child of that. A child may be one that nobody knows.
     pub fn note_user(&mut self, id: SessionId, user: Option<ChannelId>) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
         let is_acceptor = session.acceptor == user;
@@ -860,7 +744,7 @@ impl Server {
             _ => false,
         };
         let listener = session.listener.filter(|_| is_first);
-        if let Some(listener) = listener.and_then(|id| self.listeners.get_mut(&id)) {
+        if let Some(listener) = listener.and_then(|id| self.control.registry.listener_mut(id)) {
             listener.is_for_children = !is_acceptor;
         }
     }
@@ -869,34 +753,31 @@ impl Server {
     pub fn on_kernel_connections(&mut self, id: SessionId) {
         if !self.has_descriptors() {
             // They wait in the kernel's queue.
-            if let Some(listener) = self.listeners.get_mut(&id) {
+            if let Some(listener) = self.control.registry.listener_mut(id) {
                 listener.is_blocked = true;
                 self.watch_reservation(id, EventFlags::empty());
                 self.offer_later(id);
             }
             return;
         }
-        let (Some((reservation, _)), Some(listener)) =
-            (self.reservations.get(&id), self.listeners.get_mut(&id))
-        else {
+        if self.control.registry.listener(id).is_none() {
             return;
-        };
+        }
+        let handles = self.handles.of(id);
         for _ in 0..KERNEL_ACCEPTS_PER_TURN {
-            let Some((fd, remote)) = reservation.accept() else {
+            let accepted = handles.port.as_ref().and_then(|port| port.socket.accept());
+            let Some(connection) = accepted else {
                 break;
             };
-            self.counters.kernel_accepts += 1;
-            listener.kernel.push_back((fd, remote));
+            self.control.counters.kernel_accepts += 1;
+            handles.kernel_connections.push_back(connection);
         }
         self.announce(id);
     }
 
     /// True if the queue is full.
     fn announce_kernel(&mut self, listener_id: SessionId) -> bool {
-        let Some(listener) = self.listeners.get_mut(&listener_id) else {
-            return false;
-        };
-        let mut waiting = std::mem::take(&mut listener.kernel);
+        let mut waiting = std::mem::take(&mut self.handles.of(listener_id).kernel_connections);
         let mut blocked = false;
         while let Some((fd, remote)) = waiting.front() {
             let event = DescriptorEvent::AcceptedKernel { remote: *remote };
@@ -907,17 +788,16 @@ impl Server {
             }
             waiting.pop_front();
         }
-        if let Some(listener) = self.listeners.get_mut(&listener_id) {
-            listener.kernel = waiting;
-        }
+        self.handles.of(listener_id).kernel_connections = waiting;
         blocked
     }
 
     fn watch_reservation(&self, id: SessionId, interest: EventFlags) {
-        let Some((reservation, Some(token))) = self.reservations.get(&id) else {
+        let port = self.handles.port(id);
+        let Some((socket, token)) = port.and_then(|port| Some((&port.socket, port.token?))) else {
             return;
         };
-        if let Err(errno) = self.poll.modify(reservation, *token, interest) {
+        if let Err(errno) = self.poll.modify(socket, token, interest) {
             warn!(%errno, "cannot watch a reservation");
         }
     }

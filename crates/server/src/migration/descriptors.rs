@@ -2,11 +2,11 @@
 
 use std::os::fd::BorrowedFd;
 
-use portolan_control::{Holder, SessionPhase};
+use portolan_control::{Holder, Input, SessionPhase};
 use portolan_proto::control::DescriptorEvent;
 use portolan_proto::encode;
 use portolan_sys::unix::{self, SendError};
-use portolan_types::{Protocol, SessionId};
+use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -39,7 +39,7 @@ impl Server {
         event: &DescriptorEvent,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), SendError> {
-        match self.peer_ends.get(&id) {
+        match self.handles.peer_end(id) {
             Some(far) => unix::send(&far.fd, &encode(event), fds),
             None => Err(SendError::Closed),
         }
@@ -57,7 +57,7 @@ impl Server {
 
     /// Is the last descriptor of the session closed?
     pub fn has_hung_up(&self, id: SessionId) -> bool {
-        let Some(far) = self.peer_ends.get(&id) else {
+        let Some(far) = self.handles.peer_end(id) else {
             return true;
         };
         let mut fds = [PollFd::new(&far.fd, PollFlags::empty())];
@@ -68,11 +68,11 @@ impl Server {
     /// The last descriptor of the session is closed. What was said before, a `Flush` or `Accepted`,
     /// may still lie in the control connection of a process: it goes first.
     pub fn on_hangup(&mut self, id: SessionId) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             self.drop_far(id);
             return;
         };
-        match (session.holder, session.phase) {
+        match (session.holder, session.phase()) {
             (Holder::Process(channel, _), _) => {
                 if let Some(client) = self.client_of(channel) {
                     // Reported again in the next turn.
@@ -86,25 +86,6 @@ impl Server {
             _ => {}
         }
         self.drop_far(id);
-        let Some(session) = self.registry.session(id) else {
-            return;
-        };
-        match (session.phase, session.protocol) {
-            (SessionPhase::Listening, _) => self.close_listener(id),
-            (SessionPhase::Connected, Protocol::Tcp) => self.abort_orphan(id),
-            (SessionPhase::Offered, _) => self.abort_held(id),
-            (SessionPhase::Parked, _) => self.close_held(id),
-            (SessionPhase::Relayed, Protocol::Udp) => self.forget(id),
-            (SessionPhase::Closing | SessionPhase::Handshake | SessionPhase::Relayed, _) => {}
-            (
-                SessionPhase::New
-                | SessionPhase::Bound
-                | SessionPhase::Connecting
-                | SessionPhase::Connected,
-                _,
-            ) => {
-                self.forget(id);
-            }
-        }
+        self.input(Input::HungUp(id));
     }
 }

@@ -6,10 +6,10 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portolan_control::{Holder, Registry, SessionPhase};
+use portolan_control::{Deadline, Holder, Input, Life, Relay};
 use portolan_local::Stream;
 use portolan_stack::Stack;
-use portolan_types::{Instant, SessionId};
+use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
@@ -29,21 +29,6 @@ const DRAINED: usize = 16 << 20;
 const FIRST_HELPING: usize = 16 * 1024;
 const SECOND_HELPING_AFTER: Duration = Duration::from_millis(2);
 
-/// What one relayed session has seen.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Relay {
-    /// The application's side ended: nothing more comes from the descriptor.
-    near_ended: bool,
-    /// The peer's end was passed on to the descriptor.
-    far_ended: bool,
-    /// Every copy of the descriptor is closed.
-    hung_up: bool,
-    /// And bytes lay in it that nobody had read.
-    left_unread: bool,
-    /// No more is moved to the descriptor until the last holder has had time to come back.
-    helping: Option<usize>,
-}
-
 impl Server {
     pub fn start_relay(&mut self, id: SessionId) {
         self.begin_relay(id, Relay::default());
@@ -51,35 +36,27 @@ impl Server {
 
     /// As [`Server::start_relay`], for a session that may go back to its last holder at once.
     pub fn start_relay_gently(&mut self, id: SessionId) {
-        let until = self.now + SECOND_HELPING_AFTER;
         let relay = Relay {
-            helping: Some(FIRST_HELPING),
+            allowance: Some(FIRST_HELPING),
             ..Relay::default()
         };
-        self.throttled_relays.push_back((until, id));
+        let until = self.now + SECOND_HELPING_AFTER;
+        self.control.arm(id, Deadline::Relay, until);
         self.begin_relay(id, relay);
     }
 
     fn begin_relay(&mut self, id: SessionId, relay: Relay) {
-        self.set_phase(id, SessionPhase::Relayed);
-        self.relays.insert(id, relay);
+        self.set_life(id, Life::Relayed(relay));
         self.watch_local(id);
         self.pump(id);
     }
 
-    /// Moves what was held back of those that nobody wanted back. Returns when to come again.
-    pub fn drive_relays(&mut self) -> Option<Instant> {
-        while let Some(&(due, id)) = self.throttled_relays.front() {
-            if due > self.now {
-                return Some(due);
-            }
-            self.throttled_relays.pop_front();
-            if let Some(relay) = self.relays.get_mut(&id) {
-                relay.helping = None;
-                self.pump(id);
-            }
+    /// Moves what was held back, since nobody wanted the session back.
+    pub fn resume_relay(&mut self, id: SessionId) {
+        if let Some(relay) = self.control.registry.relay_mut(id) {
+            relay.allowance = None;
+            self.pump(id);
         }
-        None
     }
 
     /// Takes a session back from its descriptor, whose only user shows it: what is on its way in it goes
@@ -98,18 +75,17 @@ impl Server {
             return false;
         };
         session.connection.unread(&unread(near));
-        self.counters.relays_ended += 1;
-        self.relays.remove(&id);
-        self.registry.end_relay(id);
+        self.control.counters.relays_ended += 1;
+        self.control.registry.end_relay(id);
         self.watch_far(id, EventFlags::empty());
-        self.set_phase(id, SessionPhase::Parked);
+        self.set_life(id, Life::Parked);
         true
     }
 
     /// epoll says something about a relayed descriptor.
     pub fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR)
-            && let Some(relay) = self.relays.get_mut(&id)
+            && let Some(relay) = self.control.registry.relay_mut(id)
             && !relay.hung_up
         {
             relay.hung_up = true;
@@ -133,24 +109,22 @@ impl Server {
     fn pump_once(&mut self, id: SessionId) {
         self.pump_out(id);
         let blocked = self.pump_in(id);
-        let Some(relay) = self.relays.get(&id).copied() else {
-            return;
-        };
-        let stream = held(&mut self.stack, &mut self.locals, &self.registry, id);
-        let Some(stream) = stream else {
+        let holder = self.holder(id);
+        let (Some(relay), Some(stream)) = (
+            self.control.registry.relay_mut(id).copied(),
+            held(&mut self.stack, &mut self.locals, (id, holder)),
+        ) else {
             return;
         };
         let is_writable = stream.poll_writable();
         // Who still has the descriptor of a connection that is over learns it by the descriptor's end.
         let is_over = stream.is_closed() && stream.readable() == 0;
         if (relay.hung_up && relay.near_ended) || is_over {
-            self.relays.remove(&id);
             self.drop_far(id);
-            match relay.left_unread {
-                true => self.abort_held(id),
-                false => self.close_held(id),
-            }
-            return;
+            return self.input(match relay.left_unread {
+                true => Input::Abort(id),
+                false => Input::Close(id),
+            });
         }
         if relay.hung_up {
             return;
@@ -168,10 +142,11 @@ impl Server {
 
     /// From the descriptor to the peer.
     fn pump_out(&mut self, id: SessionId) {
+        let holder = self.holder(id);
         let (Some(far), Some(relay), Some(stream)) = (
-            self.peer_ends.get(&id),
-            self.relays.get_mut(&id),
-            held(&mut self.stack, &mut self.locals, &self.registry, id),
+            self.handles.peer_end(id),
+            self.control.registry.relay_mut(id),
+            held(&mut self.stack, &mut self.locals, (id, holder)),
         ) else {
             return;
         };
@@ -208,8 +183,8 @@ impl Server {
     fn drain_far(&mut self, id: SessionId) -> bool {
         let slot = self.server_slot(id);
         let (Some(far), Some(relay), Some(session)) = (
-            self.peer_ends.get(&id),
-            self.relays.get(&id),
+            self.handles.peer_end(id),
+            self.control.registry.relay_mut(id),
             slot.and_then(|slot| self.stack.tcp(slot)),
         ) else {
             return false;
@@ -235,17 +210,18 @@ impl Server {
 
     /// From the peer to the descriptor. True if the descriptor is full.
     fn pump_in(&mut self, id: SessionId) -> bool {
+        let holder = self.holder(id);
         let (Some(far), Some(relay), Some(stream)) = (
-            self.peer_ends.get(&id),
-            self.relays.get_mut(&id),
-            held(&mut self.stack, &mut self.locals, &self.registry, id),
+            self.handles.peer_end(id),
+            self.control.registry.relay_mut(id),
+            held(&mut self.stack, &mut self.locals, (id, holder)),
         ) else {
             return false;
         };
         let mut chunk = vec![0; CHUNK];
         let mut moved = 0;
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        let most = relay.helping.unwrap_or(TURN);
+        let most = relay.allowance.unwrap_or(TURN);
         while moved < most {
             let room = CHUNK.min(most - moved);
             let count = stream.peek(0, &mut chunk[..room]);
@@ -272,7 +248,7 @@ impl Server {
             // The descriptor may be closed already, which says as much.
             let _ = shutdown(&far.fd, Shutdown::Write);
         }
-        if let Some(bytes) = &mut relay.helping {
+        if let Some(bytes) = &mut relay.allowance {
             *bytes -= moved;
             // The rest waits for its time, not for room.
             return false;
@@ -285,10 +261,9 @@ impl Server {
 fn held<'a>(
     stack: &'a mut Stack,
     locals: &'a mut Locals,
-    registry: &Registry,
-    id: SessionId,
+    (id, holder): (SessionId, Option<Holder>),
 ) -> Option<&'a mut dyn Stream> {
-    match registry.session(id)?.holder {
+    match holder? {
         Holder::Server(slot) => Some(&mut stack.tcp(slot)?.connection),
         Holder::None => Some(locals.watched(id)?),
         Holder::Process(..) => None,

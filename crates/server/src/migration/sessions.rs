@@ -2,23 +2,16 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Errno, Holder, PortClaim, Session, SessionPhase};
+use portolan_control::{Errno, Holder, Life, PortClaim, SessionEntry, SessionPhase};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
-use crate::poll::Token;
+use crate::handles::{DescriptorPeer, HeldPort};
 use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
-
-/// The far end of a descriptor, watched for its hang-up.
-#[derive(Debug)]
-pub struct DescriptorPeer {
-    pub fd: OwnedFd,
-    pub token: Token,
-}
 
 /// A new session's descriptor as a request brings it.
 #[derive(Debug)]
@@ -46,7 +39,7 @@ impl Server {
         }
         let cookie = unix::cookie(&near).map_err(|_| Errno::INVAL)?;
         let far_cookie = unix::cookie(&far).map_err(|_| Errno::INVAL)?;
-        let is_known = |cookie| self.registry.by_cookie(cookie).is_some();
+        let is_known = |cookie| self.control.registry.by_cookie(cookie).is_some();
         if far_cookie == cookie || is_known(cookie) || is_known(far_cookie) {
             return Err(Errno::INVAL);
         }
@@ -68,7 +61,8 @@ impl Server {
             .poll
             .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
             .map_err(|_| Errno::NOBUFS)?;
-        self.peer_ends.insert(id, DescriptorPeer { fd: far, token });
+        self.handles.of(id).peer_end = Some(DescriptorPeer { fd: far, token });
+        self.note_peer_end(id, true);
         Ok(())
     }
 
@@ -80,13 +74,20 @@ impl Server {
 
     /// Watches the far end no longer.
     pub fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
-        let far = self.peer_ends.remove(&id)?;
+        let far = self.handles.take_peer_end(id)?;
+        self.note_peer_end(id, false);
         self.poll.remove(&far.fd, far.token);
         Some(far.fd)
     }
 
+    fn note_peer_end(&mut self, id: SessionId, is_there: bool) {
+        if let Some(session) = self.control.registry.session_mut(id) {
+            session.has_descriptor = is_there;
+        }
+    }
+
     pub fn watch_far(&self, id: SessionId, flags: EventFlags) {
-        if let Some(far) = self.peer_ends.get(&id)
+        if let Some(far) = self.handles.peer_end(id)
             && let Err(errno) = self.poll.modify(&far.fd, far.token, flags)
         {
             warn!(%errno, "cannot watch a descriptor");
@@ -96,8 +97,8 @@ impl Server {
     /// Sends the session's packets to `holder` from now on.
     pub fn steer(&mut self, id: SessionId, holder: Holder) -> Generation {
         self.free_ring_unless(id, holder);
-        let generation = self.registry.steer(id, holder);
-        let Some(session) = self.registry.session(id) else {
+        let generation = self.control.registry.steer(id, holder);
+        let Some(session) = self.control.registry.session(id) else {
             return generation;
         };
         let Some(row) = self.row_of(session) else {
@@ -128,7 +129,7 @@ impl Server {
     }
 
     /// Where the session's packets go; `None` while nobody holds it.
-    pub fn row_of(&self, session: &Session) -> Option<FlowRow> {
+    pub fn row_of(&self, session: &SessionEntry) -> Option<FlowRow> {
         let (channel, slot, generation) = match (session.awaited, session.holder) {
             (Some((slot, generation)), _) => (ChannelId::SERVER, slot, generation),
             (None, Holder::Process(channel, slot)) => (channel, slot, session.generation),
@@ -152,10 +153,10 @@ impl Server {
 
     /// Writes the session's rows anew: what they say beside its holder has changed.
     pub fn renew_rows(&mut self, id: SessionId) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
-        if session.phase == SessionPhase::Listening {
+        if session.phase() == SessionPhase::Listening {
             return self.steer_listener(id);
         }
         let Some(row) = self.row_of(session) else {
@@ -174,14 +175,14 @@ impl Server {
 
     /// Takes the session's row out of the filter.
     pub fn unsteer(&mut self, id: SessionId) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
         if self.locals.has(id) {
-            self.registry.steer(id, Holder::None);
+            self.control.registry.steer(id, Holder::None);
             return;
         }
-        let removed = match (session.flow(), session.phase) {
+        let removed = match (session.flow(), session.phase()) {
             (Some(flow), _) => {
                 self.flows.remove(&flow);
                 self.filter.unsteer(&flow)
@@ -197,7 +198,7 @@ impl Server {
         if is_udp {
             self.leave_endpoint(id);
         }
-        self.registry.steer(id, Holder::None);
+        self.control.registry.steer(id, Holder::None);
     }
 
     /// Forgets the session with all it has here: row, port, sockets, engine state.
@@ -213,58 +214,62 @@ impl Server {
         self.unsteer(id);
         self.end_extensions_of(id);
         self.forget_local(id);
-        self.drop_far(id);
-        self.drop_reservation(id);
-        self.fail_recall(id);
-        self.relays.remove(&id);
-        self.deliveries.remove(&id);
-        self.priorities.remove(&id);
         self.free_ring(id);
-        self.connecting.remove(&id);
-        self.orphaned_flows.remove(&id);
-        self.orphans.remove(id);
-        self.waiting.remove(&id);
-        let Some(session) = self.registry.remove(id) else {
-            return;
-        };
-        for claim in session.claim.into_iter().chain(session.flow_claim) {
-            self.ports.release(claim);
+        self.drop_far(id);
+        let (session, handles) = (self.control.remove(id), self.handles.remove(id));
+        if let Some(port) = handles.and_then(|handles| handles.port) {
+            self.watch_port_no_longer(&port);
+        }
+        for requester in session.into_iter().flat_map(SessionEntry::into_requesters) {
+            self.refuse(requester.client, requester.request, Errno::CONNRESET);
         }
     }
 
     /// Holds the claim's port on the kernel's side.
-    pub fn keep_reservation(&mut self, id: SessionId, reservation: PortReservation) {
-        self.reservations.insert(id, (reservation, None));
+    pub fn keep_reservation(&mut self, id: SessionId, socket: PortReservation) {
+        let token = None;
+        self.handles.of(id).port = Some(HeldPort { socket, token });
     }
 
     pub fn drop_reservation(&mut self, id: SessionId) -> Option<PortReservation> {
-        let (reservation, token) = self.reservations.remove(&id)?;
-        if let Some(token) = token {
-            self.poll.remove(&reservation, token);
+        let port = self.handles.take_port(id)?;
+        self.watch_port_no_longer(&port);
+        Some(port.socket)
+    }
+
+    fn watch_port_no_longer(&mut self, port: &HeldPort) {
+        if let Some(token) = port.token {
+            self.poll.remove(&port.socket, token);
         }
-        Some(reservation)
     }
 
     /// The claim behind a session, for connections that join its port.
     pub fn claim_of(&self, id: SessionId) -> Option<PortClaim> {
-        let session = self.registry.session(id)?;
-        self.ports.claim(session.claim?)
+        let session = self.control.registry.session(id)?;
+        self.control.ports.claim(session.claim?)
+    }
+
+    pub fn holder(&self, id: SessionId) -> Option<Holder> {
+        self.control
+            .registry
+            .session(id)
+            .map(|session| session.holder)
     }
 
     pub fn server_slot(&self, id: SessionId) -> Option<Slot> {
-        match self.registry.session(id)?.holder {
+        match self.holder(id)? {
             Holder::Server(slot) => Some(slot),
             _ => None,
         }
     }
 
-    pub fn set_phase(&mut self, id: SessionId, phase: SessionPhase) {
-        if let Some(session) = self.registry.session_mut(id) {
-            session.phase = phase;
+    pub fn set_life(&mut self, id: SessionId, life: Life) {
+        if let Some(session) = self.control.registry.session_mut(id) {
+            session.life = life;
         }
     }
 
     pub fn phase(&self, id: SessionId) -> Option<SessionPhase> {
-        self.registry.session(id).map(|session| session.phase)
+        self.control.registry.session(id).map(SessionEntry::phase)
     }
 }

@@ -10,8 +10,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use portolan_control::Registry;
 use portolan_control::qos::cpu::{Capacity, Classes, CpuClaim, Denied, MemberId};
+use portolan_control::{Registry, Timer};
 use portolan_proto::qos::{Adapt, Cpu, CpuReport, QosReport, Scope};
 use portolan_sys::sched;
 use portolan_types::Instant;
@@ -63,8 +63,11 @@ impl Server {
         self.may_decide(requester, &scope)?;
         self.qos.cpu.may_change(requester, &scope)?;
         let (now, uid) = (self.now, requester.credentials.uid);
-        let registry = &self.registry;
-        self.qos.cpu.reserve((now, registry), uid, scope, spec)
+        let registry = &self.control.registry;
+        self.qos.cpu.reserve((now, registry), uid, scope, spec)?;
+        let timers = &mut self.control.timers;
+        timers.arm_once(Timer::Cpu, self.qos.cpu.look_at);
+        Ok(())
     }
 
     pub(super) fn end_cpu(&mut self, requester: Requester, scope: &Scope) -> Outcome {
@@ -75,7 +78,7 @@ impl Server {
             return refuse(libc::ENOENT, format!("{scope} has no CPU reservation"));
         };
         cpu.end(id);
-        cpu.settle(&self.registry);
+        cpu.settle(&self.control.registry);
         Ok(())
     }
 
@@ -86,9 +89,12 @@ impl Server {
         report.cpu = cpu.all.keys().map(|id| cpu.report(*id)).collect();
     }
 
-    /// Looks at the threads when it is time. Returns when to come back.
-    pub fn drive_cpu(&mut self) -> Option<Instant> {
-        self.qos.cpu.drive(self.now, &self.registry)
+    /// Looks at the threads when it is time.
+    pub fn look_at_cpu(&mut self) {
+        let next = self.qos.cpu.look(self.now, &self.control.registry);
+        if let Some(next) = next {
+            self.control.timers.arm(Timer::Cpu, next);
+        }
     }
 
     /// Takes back what a server that died has left to threads.
@@ -274,7 +280,8 @@ impl Reservations {
         }
     }
 
-    fn drive(&mut self, now: Instant, registry: &Registry) -> Option<Instant> {
+    /// Returns when to look again.
+    fn look(&mut self, now: Instant, registry: &Registry) -> Option<Instant> {
         if self.all.is_empty() {
             return None;
         }

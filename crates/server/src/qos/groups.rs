@@ -219,6 +219,7 @@ impl Server {
             maker,
         };
         self.qos.groups.by_key.insert(key, group);
+        self.watch_links();
         Ok(())
     }
 

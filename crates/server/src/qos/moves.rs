@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use portolan_control::Timer;
 use portolan_proto::qos::Scope;
-use portolan_types::{ChannelId, Instant};
+use portolan_types::ChannelId;
 use tracing::debug;
 
 use super::scope::memberships_of;
@@ -17,8 +18,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct Whereabouts {
     by_channel: HashMap<ChannelId, String>,
-    /// Of the next look, while a guarantee is a cgroup's.
-    look_at: Option<Instant>,
 }
 
 impl Server {
@@ -30,24 +29,21 @@ impl Server {
         let is_cgroup = |scope: &Scope| matches!(scope, Scope::Cgroup(_));
         let has_some =
             self.qos.transmit.scopes().any(is_cgroup) || self.qos.receive.scopes().any(is_cgroup);
-        let whereabouts = &mut self.qos.whereabouts;
         match has_some {
-            true => whereabouts.look_at = whereabouts.look_at.or(Some(self.now)),
-            false => *whereabouts = Whereabouts::default(),
+            true => self.control.timers.arm_once(Timer::Cgroups, self.now),
+            false => {
+                self.control.timers.disarm(Timer::Cgroups);
+                self.qos.whereabouts = Whereabouts::default();
+            }
         }
     }
 
-    /// Looks at the processes when it is time. Returns when to come back.
-    pub fn drive_cgroups(&mut self) -> Option<Instant> {
-        if self.qos.whereabouts.look_at? <= self.now {
-            self.qos.whereabouts.look_at = Some(self.now + LOOK_EVERY);
-            self.look_for_moves();
-        }
-        self.qos.whereabouts.look_at
-    }
-
-    fn look_for_moves(&mut self) {
-        let processes = self.registry.processes();
+    /// Looks where the processes are.
+    pub fn look_for_moves(&mut self) {
+        self.control
+            .timers
+            .arm(Timer::Cgroups, self.now + LOOK_EVERY);
+        let processes = self.control.registry.processes();
         let now: HashMap<ChannelId, String> = processes
             .filter_map(|process| Some((process.channel, memberships_of(process.pid)?)))
             .collect();

@@ -36,7 +36,7 @@ impl Server {
 
     /// Makes those of a process that has come.
     pub fn apply_policies_to(&mut self, channel: ChannelId) {
-        let Some(process) = self.registry.process(channel) else {
+        let Some(process) = self.control.registry.process(channel) else {
             return;
         };
         let policies = self.qos.policies.iter();
@@ -47,7 +47,7 @@ impl Server {
         let scope = Scope::Process { pid: process.pid };
         for policy in due {
             if let Err(refused) = self.apply(&policy, &scope) {
-                self.counters.guarantees_refused += 1;
+                self.control.counters.guarantees_refused += 1;
                 warn!(%refused, "a process goes without its guarantee");
             }
         }

@@ -1,6 +1,6 @@
 //! Receive budgets: which session has which, and what the filter's table says of them. The filter keeps them (ADR 11).
 
-use portolan_control::{Process, Session};
+use portolan_control::{Process, SessionEntry};
 use portolan_proto::filter::{BUDGETS, Budget};
 use portolan_proto::qos::{QosReport, Receive, ReceiveReport, Scope};
 use portolan_types::{ChannelId, SessionId};
@@ -38,7 +38,7 @@ impl BudgetEntry {
     }
 
     /// A port that is another user's by now is none of his who asked.
-    fn is_for(&self, session: &Session, process: Option<&Process>) -> bool {
+    fn is_for(&self, session: &SessionEntry, process: Option<&Process>) -> bool {
         let may = self.uid == 0 || self.uid == session.uid;
         may && (covers(&self.scope, session)
             || process.is_some_and(|process| covers_process(&self.scope, process)))
@@ -104,7 +104,11 @@ impl Server {
 
     fn add_budget(&mut self, uid: u32, scope: Scope, spec: Receive) -> Outcome {
         if let Scope::Process { pid } = scope
-            && !self.registry.processes().any(|process| process.pid == pid)
+            && !self
+                .control
+                .registry
+                .processes()
+                .any(|process| process.pid == pid)
         {
             return refuse(libc::ESRCH, format!("{scope} has no sockets on Portolan"));
         }
@@ -172,14 +176,16 @@ impl Server {
     }
 
     /// The budget of a session, as its rows say it.
-    pub fn budget_of(&self, session: &Session) -> u16 {
+    pub fn budget_of(&self, session: &SessionEntry) -> u16 {
         if self.qos.receive.0.is_empty() {
             return 0;
         }
         // Until it is accepted, a connection is charged to its listener's process.
-        let listener = session.listener.and_then(|id| self.registry.session(id));
+        let listener = session
+            .listener
+            .and_then(|id| self.control.registry.session(id));
         let owner = session.owner().or_else(|| listener?.owner());
-        let process = owner.and_then(|channel| self.registry.process(channel));
+        let process = owner.and_then(|channel| self.control.registry.process(channel));
         self.qos
             .receive
             .index_of(|held| held.is_for(session, process))
@@ -187,7 +193,7 @@ impl Server {
 
     /// The budget of what a process has besides its sessions.
     pub fn budget_of_channel(&self, channel: ChannelId) -> u16 {
-        let Some(process) = self.registry.process(channel) else {
+        let Some(process) = self.control.registry.process(channel) else {
             return 0;
         };
         self.qos
@@ -216,7 +222,11 @@ impl Server {
 
     fn has_gone(&self, held: &BudgetEntry) -> bool {
         match held.scope {
-            Scope::Process { pid } => !self.registry.processes().any(|process| process.pid == pid),
+            Scope::Process { pid } => !self
+                .control
+                .registry
+                .processes()
+                .any(|process| process.pid == pid),
             _ => false,
         }
     }
@@ -225,8 +235,9 @@ impl Server {
     fn renew_rows_of(&mut self, scope: &Scope) {
         self.scope_has_changed(scope);
         let is_own = matches!(scope, Scope::Flow(_) | Scope::Port { .. });
-        let may_be = |session: &&Session| !is_own || covers(scope, session);
+        let may_be = |session: &&SessionEntry| !is_own || covers(scope, session);
         let ids: Vec<SessionId> = self
+            .control
             .registry
             .sessions()
             .filter(may_be)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use portolan_control::{Process, Session};
+use portolan_control::{Process, SessionEntry};
 use portolan_proto::qos::Scope;
 use portolan_sys::sched;
 
@@ -90,7 +90,11 @@ impl Server {
 
     /// The user whose all the scope's sessions are; root if several have some.
     fn owner_of_sessions(&self, scope: &Scope) -> Option<u32> {
-        let mut covered = self.registry.sessions().filter(|s| covers(scope, s));
+        let mut covered = self
+            .control
+            .registry
+            .sessions()
+            .filter(|s| covers(scope, s));
         let first = covered.next()?.uid;
         Some(match covered.all(|other| other.uid == first) {
             true => first,
@@ -195,7 +199,7 @@ fn started(stat: &str) -> Option<u64> {
 }
 
 /// Is the session one of the scope's by its own endpoints?
-pub(super) fn covers(scope: &Scope, session: &Session) -> bool {
+pub(super) fn covers(scope: &Scope, session: &SessionEntry) -> bool {
     scope.has_session(session.protocol, session.local, session.remote)
 }
 

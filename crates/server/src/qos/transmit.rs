@@ -8,12 +8,12 @@ mod sessions;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 
-use portolan_control::Session;
+use portolan_control::SessionEntry;
 use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger, Refused};
 use portolan_proto::qos::text::show_rate;
 use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
 use portolan_sys::traffic::{self, Traffic, TrafficError};
-use portolan_types::{ChannelId, Instant, SessionId};
+use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tracing::{info, warn};
@@ -53,8 +53,6 @@ pub struct Reservations {
     idle: Vec<Idle>,
     /// Sessions that the server sends for, with their programs' own bounds.
     paced: HashMap<SessionId, Option<u64>>,
-    /// When to look at the devices again.
-    look_at: Option<Instant>,
 }
 
 /// One reservation.
@@ -123,7 +121,7 @@ impl Server {
             // It was on another link.
             self.drop_class(other);
         }
-        self.counters.reservations += 1;
+        self.control.counters.reservations += 1;
         Ok(())
     }
 
@@ -154,6 +152,7 @@ impl Server {
         self.qos.transmit.by_scope.insert(scope.clone(), id);
         let ifindex = held.ifindex;
         self.qos.transmit.held.insert(id, held);
+        self.watch_links();
         self.tell_covered(&scope);
         self.settle_link(ifindex);
         Ok(())
@@ -216,7 +215,7 @@ impl Server {
 
     /// The process of a reservation has gone.
     pub(crate) fn on_holder_gone(&mut self, id: ClassId) {
-        self.counters.reservations_orphaned += 1;
+        self.control.counters.reservations_orphaned += 1;
         self.drop_class(id);
     }
 
@@ -283,6 +282,8 @@ impl Server {
             return;
         };
         ledger.release(id);
+        self.look_at_leaving_classes_soon();
+        let transmit = &self.qos.transmit;
         if transmit.is_scheduled(ifindex) {
             // Others may have more of their promises now, and best effort what they leave.
             self.settle_link(ifindex);
@@ -325,6 +326,7 @@ impl Server {
             self.refresh_tx_queues(Some(scope));
         }
         let covered: Vec<SessionId> = self
+            .control
             .registry
             .sessions()
             .filter(|session| covers(scope, session))
@@ -338,7 +340,8 @@ impl Server {
             .keys()
             .copied()
             .filter(|&channel| {
-                self.registry
+                self.control
+                    .registry
                     .process(channel)
                     .is_some_and(|process| covers_process(scope, process))
             })
@@ -403,14 +406,14 @@ impl Server {
     }
 
     pub(super) fn sessions_owned_by(&self, channel: ChannelId) -> Vec<SessionId> {
-        let sessions = self.registry.sessions();
+        let sessions = self.control.registry.sessions();
         let owned = sessions.filter(|session| session.owner() == Some(channel));
         owned.map(|session| session.id).collect()
     }
 
     /// Of all that the process has.
     pub(crate) fn class_of_channel(&self, channel: ChannelId) -> Option<Class> {
-        let process = self.registry.process(channel)?;
+        let process = self.control.registry.process(channel)?;
         let held = self.qos.transmit.held.iter();
         held.filter(|(_, held)| covers_process(&held.scope, process))
             .min_by_key(|(_, held)| breadth(&held.scope))
@@ -418,11 +421,11 @@ impl Server {
     }
 
     /// The session's own, by its flow or its port.
-    pub(crate) fn class_of(&self, session: &Session) -> Option<Class> {
+    pub(crate) fn class_of(&self, session: &SessionEntry) -> Option<Class> {
         Some(self.own_reservation(session)?.1)
     }
 
-    pub(super) fn own_reservation(&self, session: &Session) -> Option<(&Scope, Class)> {
+    pub(super) fn own_reservation(&self, session: &SessionEntry) -> Option<(&Scope, Class)> {
         let transmit = &self.qos.transmit;
         if transmit.held.is_empty() {
             return None;

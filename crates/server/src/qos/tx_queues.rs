@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use portolan_bpf::Filter;
-use portolan_control::{Holder, Session};
+use portolan_control::{Holder, SessionEntry, Timer};
 use portolan_proto::control::{ReplyBody, TxQueue, TxQueueState, TxQueues};
 use portolan_proto::qos::Scope;
 use portolan_sys::tap::Tap;
@@ -155,13 +155,13 @@ impl Server {
     }
 
     fn tx_queue_for(&self, id: SessionId) -> Option<(Scope, Class)> {
-        let session = self.registry.session(id)?;
+        let session = self.control.registry.session(id)?;
         let (scope, class) = self.own_reservation(session)?;
         Some((scope.clone(), class))
     }
 
     /// Is the session one of those that are in no class until they go through their transmit queue?
-    pub(super) fn goes_on_as_before(&self, session: &Session, channel: ChannelId) -> bool {
+    pub(super) fn goes_on_as_before(&self, session: &SessionEntry, channel: ChannelId) -> bool {
         let set = self.channels.get(&channel).map(|entry| &entry.tx_queues);
         let goes_on = |entry: &&TxQueueEntry| {
             entry.transition == Transition::GoOn && entry.deadline.is_some()
@@ -178,11 +178,11 @@ impl Server {
     /// Reservations have changed, that of `anew` being new to sessions that are there: makes transmit queues that are missing,
     /// and has those go that are not wanted.
     pub(super) fn refresh_tx_queues(&mut self, anew: Option<&Scope>) {
-        let held = |session: &portolan_control::Session| match session.holder {
+        let held = |session: &portolan_control::SessionEntry| match session.holder {
             Holder::Process(channel, _) => Some((session.id, channel)),
             _ => None,
         };
-        let sessions: Vec<_> = self.registry.sessions().filter_map(held).collect();
+        let sessions: Vec<_> = self.control.registry.sessions().filter_map(held).collect();
         let channels: Vec<ChannelId> = self.channels.keys().copied().collect();
         for channel in channels {
             self.close_tx_queues(channel);
@@ -229,7 +229,7 @@ impl Server {
             return self.tell_of_tx_queues(channel);
         }
         let Some(number) = set.free_number() else {
-            self.counters.tx_queues_refused += 1;
+            self.control.counters.tx_queues_refused += 1;
             return;
         };
         let until = self.now + PATIENCE;
@@ -241,30 +241,27 @@ impl Server {
             transition,
             deadline: Some(until),
         });
-        let due = &mut self.qos.tx_queues_due;
-        *due = due.map_or(Some(until), |due| Some(due.min(until)));
+        self.control
+            .timers
+            .arm_once(Timer::TxQueues(channel), until);
         self.channel_pool.order_tx_queue(channel, number);
         self.tell_of_tx_queues(channel);
     }
 
-    /// Looks for transmit queues that are late when it is time. Returns when to come back.
-    pub fn drive_tx_queues(&mut self) -> Option<Instant> {
-        if self.qos.tx_queues_due? > self.now {
-            return self.qos.tx_queues_due;
+    /// Looks for transmit queues of a process that are late.
+    pub fn look_for_late_tx_queues(&mut self, channel: ChannelId) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let (lost, next) = entry.tx_queues.lose_patience(self.now);
+        self.control.counters.tx_queues_late += lost;
+        if let Some(next) = next {
+            self.control.timers.arm(Timer::TxQueues(channel), next);
         }
-        let (mut late, mut next) = (Vec::new(), None);
-        for (channel, entry) in &mut self.channels {
-            let (lost, due) = entry.tx_queues.lose_patience(self.now);
-            self.counters.tx_queues_late += lost;
-            late.extend((lost > 0).then_some(*channel));
-            next = [next, due].into_iter().flatten().min();
-        }
-        self.qos.tx_queues_due = next;
-        for channel in late {
+        if lost > 0 {
             self.tell_of_tx_queues(channel);
             self.classify_sessions_of(channel);
         }
-        next
     }
 
     fn classify_sessions_of(&mut self, channel: ChannelId) {
@@ -300,7 +297,7 @@ impl Server {
             .tx_queues
             .tx_queues
             .retain(|entry| entry.number != number);
-        self.counters.tx_queues_refused += 1;
+        self.control.counters.tx_queues_refused += 1;
         self.tell_of_tx_queues(channel);
         self.classify_sessions_of(channel);
     }

@@ -3,13 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use portolan_control::Errno;
+use portolan_control::{ClientId, Errno, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::report::SessionReport;
 use portolan_sys::clock;
-use portolan_types::{Instant, SessionId};
+use portolan_types::SessionId;
 
-use crate::control_socket::clients::ClientId;
 use crate::listeners::listen::pack;
 use crate::server::Server;
 
@@ -43,7 +42,12 @@ impl Listings {
 impl Server {
     /// Begins a list; a short one is answered at once.
     pub fn begin_listing(&mut self, client: ClientId, request: u32) {
-        let ids: Vec<SessionId> = self.registry.sessions().map(|session| session.id).collect();
+        let ids: Vec<SessionId> = self
+            .control
+            .registry
+            .sessions()
+            .map(|session| session.id)
+            .collect();
         self.listings.0.push_back(Listing {
             client,
             request,
@@ -52,12 +56,12 @@ impl Server {
             bytes: Vec::new(),
         });
         if self.listings.0.len() == 1 {
-            self.drive_listings();
+            self.go_on_listing();
         }
     }
 
-    /// Goes on with lists, each in its turn. Returns when to come back.
-    pub fn drive_listings(&mut self) -> Option<Instant> {
+    /// Goes on with lists, each in its turn.
+    pub fn go_on_listing(&mut self) {
         let until = clock::now() + PER_TURN;
         while let Some(mut listing) = self.listings.0.pop_front() {
             // None if it is gone.
@@ -86,19 +90,21 @@ impl Server {
                 break;
             }
         }
-        (!self.listings.0.is_empty()).then_some(self.now)
+        if !self.listings.0.is_empty() {
+            self.control.timers.defer(Timer::Listings);
+        }
     }
 
     /// Numbers of sessions open doors, so they are shown to root and to their owner only.
     fn report_to(&mut self, uid: u32, id: SessionId) -> Option<SessionReport> {
-        let session = self.registry.session(id)?;
+        let session = self.control.registry.session(id)?;
         let is_shown = uid == 0 || uid == session.uid;
         let mut report = self.report(session);
         if !is_shown {
             report.session = SessionId(0);
         }
         report.listener = self.report_listener(id);
-        if let Some(listener) = self.listeners.get(&id) {
+        if let Some(listener) = self.control.registry.listener(id) {
             // As of the kernel's: what waits to be accepted, and how many may.
             report.figures.receive_queue = listener.waiting();
             report.figures.send_queue = listener.backlog();

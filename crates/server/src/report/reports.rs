@@ -1,7 +1,7 @@
 //! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
 //! libraries claim.
 
-use portolan_control::{Errno, Holder, Process, Session, SessionPhase};
+use portolan_control::{Errno, Holder, Process, SessionEntry, SessionPhase};
 use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
@@ -19,7 +19,7 @@ use crate::locals::LocalEnd;
 use crate::server::Server;
 
 impl Server {
-    pub fn report(&self, session: &Session) -> SessionReport {
+    pub fn report(&self, session: &SessionEntry) -> SessionReport {
         let row = self.claimed(session);
         let unheld = self.locals.end(session.id);
         let (state, figures) = match (session.holder, session.protocol) {
@@ -53,7 +53,7 @@ impl Server {
             uid: session.uid,
             state,
             migrations: session.migrations,
-            mapping: self.directs.mapping_of(session.id),
+            mapping: self.mapping_of(session),
             delivery: self.delivery_of(session.id),
             figures,
             listener: None,
@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// What the holding library says of the session.
-    fn claimed(&self, session: &Session) -> Option<StatisticsRow> {
+    fn claimed(&self, session: &SessionEntry) -> Option<StatisticsRow> {
         let Holder::Process(channel, slot) = session.holder else {
             return None;
         };
@@ -69,18 +69,22 @@ impl Server {
         (row.session == session.id.0).then_some(row)
     }
 
-    fn holder_of(&self, session: &Session) -> ReportedHolder {
+    fn holder_of(&self, session: &SessionEntry) -> ReportedHolder {
         let channel = match session.holder {
             Holder::Process(channel, _) => Some(channel),
             // A listener is the server's work, but somebody's port.
-            _ if matches!(session.phase, SessionPhase::Listening | SessionPhase::Bound) => {
+            _ if matches!(
+                session.phase(),
+                SessionPhase::Listening | SessionPhase::Bound
+            ) =>
+            {
                 session.owner()
             }
             _ => None,
         };
-        match channel.and_then(|channel| self.registry.process(channel)) {
+        match channel.and_then(|channel| self.control.registry.process(channel)) {
             Some(process) => reported(process),
-            None if session.phase == SessionPhase::Relayed => ReportedHolder::Relayed,
+            None if session.phase() == SessionPhase::Relayed => ReportedHolder::Relayed,
             None => ReportedHolder::Server,
         }
     }
@@ -88,11 +92,14 @@ impl Server {
     /// All counters of filters and server, and those of sessions: of all holders together, then of
     /// each. What libraries say is their claim.
     pub fn read_counters(&mut self) -> Result<Answer, Errno> {
-        self.counters.wire_overflow = self.wire.lost;
-        self.counters.reinject_failed = self.inject.lost;
+        self.control.counters.wire_overflow = self.wire.lost;
+        self.control.counters.reinject_failed = self.inject.lost;
         self.count_refusals();
         let fragments = self.stack.fragment_counters();
-        let mut counters = self.counters.report(fragments, self.early.unclaimed);
+        let mut counters = self
+            .control
+            .counters
+            .report(fragments, self.early.unclaimed);
         counters.extend(
             self.filter
                 .counters()
@@ -111,12 +118,12 @@ impl Server {
     }
 
     fn count_refusals(&mut self) {
-        let [processes, sessions, bindings] = self.registry.refusals();
-        self.counters.connections_refused = self.connections.refused();
-        self.counters.processes_refused = processes;
-        self.counters.sessions_refused = sessions;
-        self.counters.bindings_refused = bindings;
-        self.counters.shared_ports_refused = self.sharing.refused();
+        let [processes, sessions, bindings] = self.control.registry.refusals();
+        self.control.counters.connections_refused = self.connections.refused();
+        self.control.counters.processes_refused = processes;
+        self.control.counters.sessions_refused = sessions;
+        self.control.counters.bindings_refused = bindings;
+        self.control.counters.shared_ports_refused = self.sharing.refused();
     }
 
     fn report_holders(&self, counters: &mut Vec<CounterReport>) {
@@ -128,7 +135,7 @@ impl Server {
             let mut claimed = [0; COUNTERS];
             add(&mut claimed, &ends.statistics.counters());
             add(&mut sum, &claimed);
-            if let Some(process) = self.registry.process(*channel) {
+            if let Some(process) = self.control.registry.process(*channel) {
                 let holder = reported(process);
                 counters.extend(self.losses_of(*channel, &holder));
                 holders.push((holder, claimed));
@@ -176,8 +183,8 @@ impl Server {
             protocol: portolan_stack::VERSION,
             pid: std::process::id(),
             interfaces: self.config.interfaces.clone(),
-            processes: count(self.registry.process_count()),
-            sessions: count(self.registry.session_count()),
+            processes: count(self.control.registry.process_count()),
+            sessions: count(self.control.registry.session_count()),
             direct: count(self.directs.taken()),
             uptime_s: self.now.since(self.started).as_secs(),
             filter: FilterReport {
@@ -218,9 +225,9 @@ fn name_counters(
         })
 }
 
-fn state_of(session: &Session, row: Option<&StatisticsRow>) -> String {
+fn state_of(session: &SessionEntry, row: Option<&StatisticsRow>) -> String {
     let claimed = row.and_then(|row| STATE_NAMES.get(row.state as usize));
-    let known = match (session.protocol, session.phase) {
+    let known = match (session.protocol, session.phase()) {
         (Protocol::Tcp, SessionPhase::Listening) => "LISTEN",
         (Protocol::Tcp, SessionPhase::Connected) => claimed.copied().unwrap_or("ESTAB"),
         (Protocol::Udp, SessionPhase::Connected) => "ESTAB",

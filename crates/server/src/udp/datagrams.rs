@@ -5,7 +5,9 @@
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use portolan_control::{Command, Errno, Holder, PortClaim, SessionPhase};
+use portolan_control::{
+    ClientId, Command, Errno, Holder, Input, Life, PortClaim, Relay, RequestedState, SessionPhase,
+};
 use portolan_proto::control::{Blob, GroupAction, GroupChange, ReplyBody};
 use portolan_sys::datagram::{self, ReceivedDatagram};
 use portolan_sys::descriptor::set_socket_option;
@@ -18,8 +20,8 @@ use portolan_wire::udp::{self, UdpHeader};
 use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
-use crate::control_socket::clients::{Answer, ClientId};
-use crate::migration::recall::RequestedState;
+use crate::control_socket::clients::Answer;
+use crate::handles::HeldPort;
 use crate::packets::SOURCE_MAC;
 use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
@@ -55,7 +57,10 @@ impl Server {
             .poll
             .add_to_crowd(&reservation, Source::Reservation(id), interest)
             .ok();
-        self.reservations.insert(id, (reservation, token));
+        self.handles.of(id).port = Some(HeldPort {
+            socket: reservation,
+            token,
+        });
         if self.has_reservations() {
             self.classify_kernel_socket(id);
         }
@@ -95,8 +100,8 @@ impl Server {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(PAYLOAD_MAX.max(buffer.len()), 0);
         for turn in 0..=DATAGRAMS_PER_TURN {
-            let (Some((reservation, token)), Some(session)) =
-                (self.reservations.get(&id), self.registry.session(id))
+            let (Some(HeldPort { socket, token }), Some(session)) =
+                (self.handles.port(id), self.control.registry.session(id))
             else {
                 break;
             };
@@ -104,12 +109,12 @@ impl Server {
                 if let Some(token) = token {
                     // Anew, so that the rest is an edge again.
                     let interest = EventFlags::IN | EventFlags::ET;
-                    let _ = self.poll.modify(reservation, *token, interest);
+                    let _ = self.poll.modify(socket, *token, interest);
                 }
                 break;
             }
             let port = session.local.port();
-            match datagram::receive(reservation, &mut buffer) {
+            match datagram::receive(socket, &mut buffer) {
                 Ok(arrival) => {
                     let payload = &buffer[..arrival.length];
                     self.inject_datagram((id, port), &arrival, payload);
@@ -132,21 +137,21 @@ impl Server {
         match datagram_frame(port, arrival, payload) {
             // The kernel has given every member one.
             Some(frame) if is_for_many => {
-                self.counters.kernel_datagrams += 1;
+                self.control.counters.kernel_datagrams += 1;
                 self.inject_for(self.recipient(id), arrival.interface, &frame);
             }
             Some(frame) => {
-                self.counters.kernel_datagrams += 1;
+                self.control.counters.kernel_datagrams += 1;
                 self.inject_from(arrival.interface, &frame);
             }
-            None => self.counters.dropped += 1,
+            None => self.control.counters.dropped += 1,
         }
     }
 
     /// `struct recipient`.
     fn recipient(&self, id: SessionId) -> [u8; SOURCE_MAC] {
         let mut bytes = [0; SOURCE_MAC];
-        let session = self.registry.session(id);
+        let session = self.control.registry.session(id);
         if let Some(Holder::Process(channel, slot)) = session.map(|session| session.holder) {
             bytes[..4].copy_from_slice(&slot.0.to_ne_bytes());
             bytes[4..].copy_from_slice(&(channel.0 as u16).wrapping_add(1).to_ne_bytes());
@@ -161,7 +166,9 @@ impl Server {
         id: SessionId,
         is_v6: bool,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::KernelSocket, id)?;
+        self.control
+            .registry
+            .admit(channel, Command::KernelSocket, id)?;
         let fd = self.kernel_socket(id, is_v6)?;
         Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
@@ -178,13 +185,13 @@ impl Server {
         self.verify(id, &fds.next().ok_or(Errno::INVAL)?)?;
         let unread = open_unread(unread, fds.next())?;
         let requester = self.clients.get(&client).and_then(|client| client.channel);
-        let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         match (session.protocol, session.holder) {
             (Protocol::Tcp, _) => Err(Errno::INVAL),
             (Protocol::Udp, Holder::Process(holder, _)) if Some(holder) == requester => {
                 self.leave_to_kernel(id, is_v6)?;
                 self.hand_over_unread(id, unread);
-                self.end_recall(id);
+                self.input(Input::Returned(id));
                 self.shared(id)
             }
             (Protocol::Udp, Holder::Process(..)) => Ok(Answer::Recall(id, RequestedState::Share)),
@@ -197,8 +204,8 @@ impl Server {
         if self.phase(id) != Some(SessionPhase::Relayed) {
             return Err(Errno::CONNRESET);
         }
-        let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
-        let copy = reservation.as_fd().try_clone_to_owned();
+        let port = self.handles.port(id).ok_or(Errno::BADF)?;
+        let copy = port.socket.as_fd().try_clone_to_owned();
         let fd = copy.map_err(|_| Errno::NOBUFS)?;
         Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
@@ -209,23 +216,23 @@ impl Server {
         drop(self.kernel_socket(id, is_v6)?);
         self.leave_all_groups(id);
         self.unsteer(id);
-        if let Some((reservation, token)) = self.reservations.get_mut(&id) {
-            if let Some(token) = token.take() {
-                self.poll.remove(&*reservation, token);
+        if let Some(port) = self.handles.port_mut(id) {
+            if let Some(token) = port.token.take() {
+                self.poll.remove(&port.socket, token);
             }
-            if let Err(errno) = make_ordinary(reservation) {
+            if let Err(errno) = make_ordinary(&port.socket) {
                 warn!(%errno, "programs get a socket with options of ours");
             }
         }
-        self.registry.detach(id);
-        self.set_phase(id, SessionPhase::Relayed);
+        self.control.registry.detach(id);
+        self.set_life(id, Life::Relayed(Relay::default()));
         Ok(())
     }
 
     /// A copy of it, made first if the session has a port that the kernel leaves alone anyway.
     fn kernel_socket(&mut self, id: SessionId, is_v6: bool) -> Result<OwnedFd, Errno> {
-        if !self.reservations.contains_key(&id) {
-            let session = self.registry.session(id).ok_or(Errno::BADF)?;
+        if self.handles.port(id).is_none() {
+            let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
             let reservation = PortReservation::take(
                 &PortClaim {
                     protocol: Protocol::Udp,
@@ -240,8 +247,8 @@ impl Server {
             self.watch_port(id, reservation);
             self.tell_kernel_of_peer(id, peer);
         }
-        let (reservation, _) = self.reservations.get(&id).ok_or(Errno::BADF)?;
-        let copy = reservation.as_fd().try_clone_to_owned();
+        let port = self.handles.port(id).ok_or(Errno::BADF)?;
+        let copy = port.socket.as_fd().try_clone_to_owned();
         copy.map_err(|_| Errno::NOBUFS)
     }
 
@@ -252,7 +259,7 @@ impl Server {
         id: SessionId,
         change: GroupChange,
     ) -> Result<Answer, Errno> {
-        self.registry.admit(channel, Command::Group, id)?;
+        self.control.registry.admit(channel, Command::Group, id)?;
         if !change.group.is_multicast() {
             return Err(Errno::INVAL);
         }
@@ -267,11 +274,7 @@ impl Server {
             IpAddr::V6(_) => libc::IPPROTO_IPV6,
         };
         let (group, interface) = (change.group, change.interface);
-        let is_member = || {
-            self.sharing
-                .memberships(id)
-                .any(|m| m == (group, interface))
-        };
+        let is_member = || self.memberships(id).any(|m| m == (group, interface));
         match (set_socket_option(&socket, level, name, &value), change) {
             (Ok(()), _) => {}
             // With its last source the kernel's membership has ended already, and now ours does.
@@ -301,7 +304,6 @@ impl Server {
         }
         let is_leaving = matches!(change.action, GroupAction::Leave) && change.source.is_none();
         let member = self
-            .sharing
             .memberships(id)
             .find(|(group, _)| *group == change.group);
         match member {
@@ -314,9 +316,10 @@ impl Server {
     }
 
     pub fn is_udp(&self, id: SessionId) -> bool {
-        self.registry.session(id).is_some_and(|session| {
-            session.protocol == Protocol::Udp && session.phase != SessionPhase::New
-        })
+        self.control
+            .registry
+            .session(id)
+            .is_some_and(|session| session.protocol == Protocol::Udp)
     }
 }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use portolan_bpf::TableError;
 use portolan_control::sharing::{Deal, Sharer, receivers};
-use portolan_control::{Budget, Charge, Errno, Holder, Limit, Session};
+use portolan_control::{Budget, Charge, Errno, Holder, Limit, SessionEntry};
 use portolan_proto::filter::{
     BindingKey, FlowRow, MEMBERS_MAX, MemberKey, SHARE_BUCKETS, SenderKey, ShareKey, mapped,
 };
@@ -22,7 +22,8 @@ pub struct Sharing {
     bindings: HashMap<BindingKey, Binding>,
     /// UDP sessions by their port.
     ports: HashMap<u16, Ordered>,
-    memberships: HashMap<SessionId, BTreeSet<(IpAddr, u32)>>,
+    /// Memberships of all sessions.
+    memberships: usize,
     /// How many members the filter's table lists.
     listed: BTreeMap<(u16, IpAddr, u32), usize>,
     /// Endpoints and ports that sessions have left, and whose rows do not say so yet: thousands may leave one at once, and
@@ -89,7 +90,7 @@ impl Sharing {
         Sharing {
             bindings: HashMap::new(),
             ports: HashMap::new(),
-            memberships: HashMap::new(),
+            memberships: 0,
             listed: BTreeMap::new(),
             left: HashSet::new(),
             left_ports: HashSet::new(),
@@ -110,17 +111,12 @@ impl Sharing {
             .take_while(move |(of, ..)| *of == port)
             .map(|(_, group, interface)| (group, interface))
     }
-
-    /// The devices on which a session is a member of a group.
-    pub fn memberships(&self, id: SessionId) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
-        self.memberships.get(&id).into_iter().flatten().copied()
-    }
 }
 
 impl Server {
     /// The UDP session at `id` gets what comes to its endpoint; also when its row has changed.
     pub fn enter_endpoint(&mut self, id: SessionId) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
         let (local, is_connected) = (session.local, session.remote.is_some());
@@ -143,7 +139,7 @@ impl Server {
 
     /// Charges the user of a `SO_REUSEPORT` socket for the deal of its endpoint, if it makes that necessary.
     pub fn charge_deals(&mut self, id: SessionId) -> Result<(), Errno> {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return Ok(());
         };
         if !session.reuse.port {
@@ -162,7 +158,7 @@ impl Server {
 
     /// It gets nothing any more. The rows are written by [`Server::tell_of_left`].
     pub fn leave_endpoint(&mut self, id: SessionId) {
-        let Some(session) = self.registry.session(id) else {
+        let Some(session) = self.control.registry.session(id) else {
             return;
         };
         let port = session.local.port();
@@ -195,28 +191,43 @@ impl Server {
         }
     }
 
+    /// The devices on which a session is a member of a group.
+    pub fn memberships(&self, id: SessionId) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
+        let session = self.control.registry.session(id);
+        session
+            .into_iter()
+            .flat_map(|session| &session.memberships)
+            .copied()
+    }
+
     pub fn join_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
-        let memberships = self.sharing.memberships.entry(id).or_default();
-        memberships.insert((group, interface));
+        let session = self.control.registry.session_mut(id);
+        if session.is_some_and(|session| session.memberships.insert((group, interface))) {
+            self.sharing.memberships += 1;
+        }
         self.tell_of_groups_of(id);
     }
 
     pub fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
-        if let Some(memberships) = self.sharing.memberships.get_mut(&id) {
-            memberships.remove(&(group, interface));
+        let session = self.control.registry.session_mut(id);
+        if session.is_some_and(|session| session.memberships.remove(&(group, interface))) {
+            self.sharing.memberships -= 1;
         }
         self.tell_of_groups_of(id);
     }
 
     pub fn leave_all_groups(&mut self, id: SessionId) {
-        if self.sharing.memberships.remove(&id).is_some() {
+        let session = self.control.registry.session_mut(id);
+        let left = session.map_or(0, |session| std::mem::take(&mut session.memberships).len());
+        if left > 0 {
+            self.sharing.memberships -= left;
             self.tell_of_groups_of(id);
         }
     }
 
     /// Where a session's packets go; `None` while no process holds it.
     fn row(&self, id: SessionId) -> Option<FlowRow> {
-        let session = self.registry.session(id)?;
+        let session = self.control.registry.session(id)?;
         match session.holder {
             Holder::Process(..) => self.row_of(session),
             _ => None,
@@ -240,7 +251,7 @@ impl Server {
         let sharers: Vec<Sharer> = binding
             .sharers
             .iter()
-            .filter_map(|id| self.registry.session(id))
+            .filter_map(|id| self.control.registry.session(id))
             .map(|session| Sharer {
                 session: session.id,
                 reuse: session.reuse,
@@ -289,7 +300,7 @@ impl Server {
         if receivers.len() < 2 {
             binding.charge = None;
         } else if binding.charge.is_none() {
-            let first = self.registry.session(receivers[0]);
+            let first = self.control.registry.session(receivers[0]);
             let charge = first.map(|session| self.sharing.deals.charge(session.uid, 1));
             binding.charge = charge.and_then(Result::ok);
         }
@@ -356,7 +367,7 @@ impl Server {
     }
 
     fn tell_of_groups_of(&mut self, id: SessionId) {
-        if let Some(session) = self.registry.session(id) {
+        if let Some(session) = self.control.registry.session(id) {
             self.tell_of_groups(session.local.port());
         }
     }
@@ -364,7 +375,7 @@ impl Server {
     /// Once one socket of a port is a member of a group, all that may hear of it there get copies:
     /// which of them want those (`IP_MULTICAST_ALL`, sources) their libraries know.
     fn tell_of_groups(&mut self, port: u16) {
-        if self.sharing.memberships.is_empty() && self.sharing.listed.is_empty() {
+        if self.sharing.memberships == 0 && self.sharing.listed.is_empty() {
             return;
         }
         let ids: Vec<SessionId> = self
@@ -372,10 +383,8 @@ impl Server {
             .ports
             .get(&port)
             .map_or_else(Vec::new, |ids| ids.iter().collect());
-        let wanted: BTreeSet<(IpAddr, u32)> = ids
-            .iter()
-            .flat_map(|&id| self.sharing.memberships(id))
-            .collect();
+        let wanted: BTreeSet<(IpAddr, u32)> =
+            ids.iter().flat_map(|&id| self.memberships(id)).collect();
         let listed = self.sharing.listed_of(port);
         let all: BTreeSet<(IpAddr, u32)> = wanted.iter().copied().chain(listed).collect();
         for (group, interface) in all {
@@ -402,7 +411,7 @@ impl Server {
 
     /// Is the session bound so that datagrams to the group reach it?
     fn may_hear(&self, id: SessionId, group: IpAddr) -> bool {
-        self.registry.session(id).is_some_and(|session| {
+        self.control.registry.session(id).is_some_and(|session| {
             let local = session.local.ip();
             local == group
                 || local.is_unspecified()
@@ -419,7 +428,7 @@ fn share(key: &BindingKey, bucket: u32) -> ShareKey {
 }
 
 /// Rows that a UDP session may have in the table of bindings.
-pub fn binding_rows(session: &Session) -> usize {
+pub fn binding_rows(session: &SessionEntry) -> usize {
     keys_of(session).len()
 }
 
@@ -428,7 +437,7 @@ fn mapped_key(key: &BindingKey) -> [u8; 16] {
 }
 
 /// The rows that a session has to do with, and whether it only sends from them.
-fn keys_of(session: &Session) -> Vec<(BindingKey, bool)> {
+fn keys_of(session: &SessionEntry) -> Vec<(BindingKey, bool)> {
     let own = BindingKey::of(Protocol::Udp, session.local, session.v6_only);
     let mut keys: Vec<(BindingKey, bool)> = own.map(|key| (key, false)).collect();
     let address = session.local.ip();

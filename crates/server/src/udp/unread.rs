@@ -16,6 +16,7 @@ use portolan_wire::ethernet;
 use rustix::net::sockopt;
 use tracing::debug;
 
+use crate::handles::HeldPort;
 use crate::server::Server;
 use crate::udp::datagrams::datagram_frame;
 
@@ -40,14 +41,14 @@ impl Server {
         unread: Blob,
         memory: Option<OwnedFd>,
     ) {
-        let is_left = self.registry.session(id).is_some_and(|session| {
+        let is_left = self.control.registry.session(id).is_some_and(|session| {
             session.protocol == Protocol::Udp
-                && session.phase == SessionPhase::Relayed
+                && session.phase() == SessionPhase::Relayed
                 && session.is_user(channel)
         });
         match open_unread(unread, memory) {
             Ok(unread) if is_left => self.hand_over_unread(id, unread),
-            _ => self.counters.dropped += 1,
+            _ => self.control.counters.dropped += 1,
         }
     }
 
@@ -65,8 +66,8 @@ impl Server {
                 0
             }
         };
-        self.counters.unread_handed_over += handed_over as u64;
-        self.counters.unread_lost += (total - handed_over) as u64;
+        self.control.counters.unread_handed_over += handed_over as u64;
+        self.control.counters.unread_lost += (total - handed_over) as u64;
     }
 
     /// Answers how many there are room and a way for.
@@ -75,16 +76,16 @@ impl Server {
         id: SessionId,
         unread: &[UnreadDatagram],
     ) -> Result<usize, rustix::io::Errno> {
-        let (Some((reservation, _)), Some(session)) =
-            (self.reservations.get(&id), self.registry.session(id))
+        let (Some(HeldPort { socket, .. }), Some(session)) =
+            (self.handles.port(id), self.control.registry.session(id))
         else {
             return Ok(0);
         };
         let delivery = LocalDelivery::open()?;
-        let cookie = unix::cookie(reservation)?;
-        let room = sockopt::socket_recv_buffer_size(reservation)?;
+        let cookie = unix::cookie(socket)?;
+        let room = sockopt::socket_recv_buffer_size(socket)?;
         let needed: usize = unread.iter().map(|d| d.payload.len() + OVERHEAD).sum();
-        sockopt::set_socket_recv_buffer_size_force(reservation, room.saturating_add(needed))?;
+        sockopt::set_socket_recv_buffer_size_force(socket, room.saturating_add(needed))?;
         // With a peer it would not take what others had sent before.
         self.tell_kernel_of_peer(id, None);
         let (local, shares) = (session.local, session.reuse.port);
@@ -98,7 +99,7 @@ impl Server {
             self.tell_kernel_of_peer(id, session.remote);
         }
         // The kernel doubles what it is told.
-        sockopt::set_socket_recv_buffer_size_force(reservation, room / 2)?;
+        sockopt::set_socket_recv_buffer_size_force(socket, room / 2)?;
         Ok(handed_over)
     }
 

@@ -4,11 +4,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use portolan_control::{Errno, Session, SessionPhase};
+use portolan_control::{Errno, SessionEntry, SessionPhase, Timer};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
-use portolan_types::{Instant, SessionId, scope_of};
+use portolan_types::{SessionId, scope_of};
 use tracing::{debug, error};
 
 use crate::server::Server;
@@ -20,13 +20,6 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Neighbours looked for at a time; a flood of `Resolve` gets no further.
 const RESOLVING_MAX: usize = 1024;
-
-/// A neighbour that is being looked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Resolving {
-    since: Instant,
-    again: Instant,
-}
 
 impl Server {
     /// The network has changed.
@@ -108,50 +101,45 @@ impl Server {
         if known || !is_ours || is_full || self.resolving.contains_key(&next_hop) {
             return;
         }
-        let resolving = Resolving {
-            since: self.now,
-            again: self.now + RESOLVE_AGAIN,
-        };
-        self.resolving.insert(next_hop, resolving);
-        self.network.resolve(interface, address);
+        self.resolving.insert(next_hop, self.now);
+        self.ask_for(next_hop);
+    }
+
+    fn ask_for(&mut self, next_hop: NextHop) {
+        self.network.resolve(next_hop.interface, next_hop.address);
+        let again = self.now + RESOLVE_AGAIN;
+        self.control.timers.arm(Timer::Neighbour(next_hop), again);
     }
 
     fn drop_resolved(&mut self) {
-        let routes = &self.routes;
-        self.resolving
-            .retain(|hop, _| routes.neighbour(hop.interface, hop.address).is_none());
+        let (routes, timers) = (&self.routes, &mut self.control.timers);
+        self.resolving.retain(|hop, _| {
+            let is_known = routes.neighbour(hop.interface, hop.address).is_some();
+            if is_known {
+                timers.disarm(Timer::Neighbour(*hop));
+            }
+            !is_known
+        });
     }
 
-    /// Asks again for neighbours, and gives up on those that do not answer. Returns when to come
-    /// back.
-    pub fn drive_resolving(&mut self) -> Option<Instant> {
-        let now = self.now;
-        let due: Vec<(NextHop, Resolving)> = self
-            .resolving
-            .iter()
-            .filter(|(_, resolving)| resolving.again <= now)
-            .map(|(next_hop, resolving)| (*next_hop, *resolving))
-            .collect();
-        for (next_hop, resolving) in due {
-            if now.since(resolving.since) >= RESOLVE_FOR {
-                self.resolving.remove(&next_hop);
-                self.give_up_on(next_hop);
-            } else {
-                self.network.resolve(next_hop.interface, next_hop.address);
-                if let Some(entry) = self.resolving.get_mut(&next_hop) {
-                    entry.again = now + RESOLVE_AGAIN;
-                }
-            }
+    /// Asks again for a neighbour, or gives up on it.
+    pub fn ask_again_for(&mut self, next_hop: NextHop) {
+        let Some(&since) = self.resolving.get(&next_hop) else {
+            return;
+        };
+        if self.now.since(since) < RESOLVE_FOR {
+            return self.ask_for(next_hop);
         }
-        self.resolving.values().map(|r| r.again).min()
+        self.resolving.remove(&next_hop);
+        self.give_up_on(next_hop);
     }
 
     /// Linux reports a neighbour that does not answer as `EHOSTUNREACH`. What only had a reset left
     /// to say is over.
     fn give_up_on(&mut self, next_hop: NextHop) {
-        let is_stuck = |session: &&Session| {
+        let is_stuck = |session: &&SessionEntry| {
             matches!(
-                session.phase,
+                session.phase(),
                 SessionPhase::Connecting | SessionPhase::Closing
             ) && session
                 .remote
@@ -161,10 +149,11 @@ impl Server {
                 })
         };
         let stuck: Vec<(SessionId, SessionPhase)> = self
+            .control
             .registry
             .sessions()
             .filter(is_stuck)
-            .map(|session| (session.id, session.phase))
+            .map(|session| (session.id, session.phase()))
             .collect();
         debug!(
             ?next_hop,

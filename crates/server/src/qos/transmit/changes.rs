@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
+use portolan_control::Timer;
 use portolan_control::qos::transmit::{ClassId, ClassRates, LEAST_RATE, Link as Ledger};
 use portolan_proto::qos::RateKept;
 use portolan_proto::qos::text::show_rate;
 use portolan_sys::device;
 use portolan_sys::traffic;
-use portolan_types::Instant;
 use tracing::{error, info, warn};
 
 use super::links::{Link, Presence, rest_of, whole_of};
@@ -76,19 +76,17 @@ impl Server {
         Ok(())
     }
 
-    /// Looks whether links are still what they were, while something is promised of one. Returns when to come back.
-    pub(crate) fn drive_links(&mut self) -> Option<Instant> {
-        let transmit = &self.qos.transmit;
-        if transmit.held.is_empty() && self.qos.groups.count() == 0 {
-            return None;
+    /// Looks whether links are still what they were, while something is promised of one.
+    pub(crate) fn look_at_links_again(&mut self) {
+        if !self.qos.transmit.held.is_empty() || self.qos.groups.count() > 0 {
+            self.look_at_links();
+            self.control.timers.arm(Timer::Links, self.now + LOOK_EVERY);
         }
-        let due = transmit.look_at.unwrap_or(self.now);
-        if due > self.now {
-            return Some(due);
-        }
-        self.qos.transmit.look_at = Some(self.now + LOOK_EVERY);
-        self.look_at_links();
-        self.qos.transmit.look_at
+    }
+
+    /// Something is promised of a link.
+    pub(in crate::qos) fn watch_links(&mut self) {
+        self.control.timers.arm_once(Timer::Links, self.now);
     }
 
     fn look_at_links(&mut self) {
@@ -132,8 +130,8 @@ impl Server {
             device = self.qos.transmit.device(ifindex),
             suspended, "a link has gone"
         );
-        self.counters.links_lost += 1;
-        self.counters.guarantees_suspended += suspended as u64;
+        self.control.counters.links_lost += 1;
+        self.control.counters.guarantees_suspended += suspended as u64;
         self.qos.transmit.forget_leaving(ifindex);
         if let Err(failure) = self.filter.detach_interface(ifindex) {
             info!(%failure, "the packet filter went with the device");
@@ -199,7 +197,7 @@ impl Server {
         let ledger = ledger.clone();
         let (device, rate) = (self.qos.transmit.device(ifindex), show_rate(rate));
         info!(device, rate, "a link has another rate");
-        self.counters.links_changed += 1;
+        self.control.counters.links_changed += 1;
         self.raise_classes(ifindex);
         if self.qos.transmit.is_scheduled(ifindex) {
             let traffic = self.qos.transmit.traffic();
@@ -234,7 +232,7 @@ impl Server {
                 warn!(%error, class = change.id.0, "a class has a short queue");
             }
         }
-        self.counters.guarantees_restored += promises.len() as u64;
+        self.control.counters.guarantees_restored += promises.len() as u64;
         self.settle_rest(ifindex);
         self.tell_holders(&promises);
     }
@@ -252,8 +250,8 @@ impl Server {
         let count = |is_it: fn(&Change) -> bool| changes.iter().filter(|one| is_it(one)).count();
         let scaled = count(|one| one.after.rate < one.before.rate);
         let restored = count(|one| one.after.rate > one.before.rate);
-        self.counters.guarantees_scaled += scaled as u64;
-        self.counters.guarantees_restored += restored as u64;
+        self.control.counters.guarantees_scaled += scaled as u64;
+        self.control.counters.guarantees_restored += restored as u64;
         let device = self.qos.transmit.device(ifindex);
         if scaled > 0 {
             warn!(

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use portolan_control::Timer;
 use portolan_control::qos::transmit::ClassId;
 use portolan_sys::traffic::TrafficError;
 use portolan_types::Instant;
@@ -41,11 +42,15 @@ impl Server {
             .transmit
             .leaving
             .push(Leaving { ifindex, id, until });
-        self.drive_leaving_classes();
+        self.look_at_leaving_classes();
     }
 
-    /// Returns when to come back.
-    pub(crate) fn drive_leaving_classes(&mut self) -> Option<Instant> {
+    /// A class or a scheduler may be wanted no more.
+    pub(in crate::qos) fn look_at_leaving_classes_soon(&mut self) {
+        self.control.timers.defer(Timer::LeavingClasses);
+    }
+
+    pub(crate) fn look_at_leaving_classes(&mut self) {
         let now = self.now;
         let transmit = &mut self.qos.transmit;
         let leaving = std::mem::take(&mut transmit.leaving);
@@ -56,8 +61,10 @@ impl Server {
         }
         self.restore_idle_links();
         let transmit = &self.qos.transmit;
-        let waits = !transmit.leaving.is_empty() || !transmit.idle.is_empty();
-        waits.then_some(now + LOOK_AGAIN)
+        if !transmit.leaving.is_empty() || !transmit.idle.is_empty() {
+            let timers = &mut self.control.timers;
+            timers.arm(Timer::LeavingClasses, now + LOOK_AGAIN);
+        }
     }
 
     /// Gives devices without classes their former queueing disciplines back.

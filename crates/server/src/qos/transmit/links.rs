@@ -171,6 +171,8 @@ impl Server {
             return Err(error);
         }
         info!(device, "the link has a scheduler");
+        self.look_at_leaving_classes_soon();
+        let transmit = &mut self.qos.transmit;
         if let Some(link) = transmit.links.get_mut(&ifindex) {
             link.scheduler = Some(before);
         }

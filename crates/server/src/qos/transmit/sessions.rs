@@ -1,13 +1,14 @@
 //! What follows from a class for sessions whose frames do not leave by their process's tap: those that the server
 //! holds are paced, the kernel's sockets of others are in the class.
 
-use portolan_control::{Holder, Session};
+use portolan_control::{Holder, SessionEntry};
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::traffic;
 use portolan_types::SessionId;
 use tracing::warn;
 
 use super::Class;
+use crate::handles::HeldPort;
 use crate::server::Server;
 
 impl Server {
@@ -29,6 +30,7 @@ impl Server {
             return;
         };
         let class = self
+            .control
             .registry
             .session(id)
             .and_then(|session| self.class_over(session));
@@ -65,12 +67,12 @@ impl Server {
         if !self.is_udp(id) {
             return;
         }
-        let session = self.registry.session(id);
+        let session = self.control.registry.session(id);
         let class = session.and_then(|session| self.class_over(session));
-        let Some((socket, _)) = self.reservations.get(&id) else {
+        let Some(HeldPort { socket, .. }) = self.handles.port(id) else {
             return;
         };
-        let chosen = u32::from(self.priority(id));
+        let chosen = session.map_or(0, |session| u32::from(session.priority));
         let priority = class.map_or(chosen, |class| {
             u32::from(traffic::HANDLE) << 16 | u32::from(class.minor.0)
         });
@@ -86,13 +88,13 @@ impl Server {
     }
 
     /// The session's own class, or its process's.
-    fn class_over(&self, session: &Session) -> Option<Class> {
+    fn class_over(&self, session: &SessionEntry) -> Option<Class> {
         let of_process = || self.class_of_channel(session.owner()?);
         self.class_of(session).or_else(of_process)
     }
 
     /// What the row of a session says: its own class, and that of its process while the server sends for it.
-    pub(crate) fn row_class(&self, session: &Session) -> u16 {
+    pub(crate) fn row_class(&self, session: &SessionEntry) -> u16 {
         if self.qos.transmit.held.is_empty() {
             return 0;
         }

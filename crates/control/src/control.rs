@@ -1,0 +1,590 @@
+//! The machine: what it is told comes in as [`Input`]s, what is to be done goes out as [`Effect`]s. It owns
+//! all that the server knows of sessions, and their deadlines; whoever performs the effects owns
+//! descriptors, memory, the engine and the packet filter, and decides nothing.
+//!
+//! # Call contract
+//! Effects are performed in their order, each of them completely, together with the inputs that it leads to, before the
+//! next. An effect may find its session gone, because one before it has led to that; then it does nothing.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use portolan_timers::Queue;
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot};
+
+use crate::counters::Counters;
+use crate::errno::Errno;
+use crate::orphans::{OrphanLimits, Orphans};
+use crate::ports::{ClaimId, PortTable};
+use crate::recall::{REQUESTERS_MAX, Recall, RequestedState, Requester};
+use crate::registry::{Limits, Registry};
+use crate::session::{Closing, Holder, Life, SessionEntry};
+use crate::timer::{Deadline, Timer};
+
+#[cfg(test)]
+mod tests;
+
+/// How long the port of an aborted connection is kept from careless reuse: as long as TIME_WAIT.
+const HOLD_BACK: Duration = Duration::from_secs(60);
+
+/// First wait for a peer to answer the probe; doubled each time. Linux answers at most one segment
+/// outside the window each 500 ms.
+const PROBE_EVERY: Duration = Duration::from_millis(550);
+const PROBES: u32 = 5;
+
+/// How long ports in TIME_WAIT are kept from a connection to the same peer, at least.
+const REUSE_AFTER: Duration = Duration::from_secs(1);
+
+/// Of a user's own orphans that are reset at once to make room for one more.
+const EVICTED_AT_ONCE: usize = 64;
+
+/// How long a holder may take to give a session back. One that is stopped or hung loses it: its numbers
+/// are in its memory only, and what it has published is not enough to go on from.
+const RECALL_WITHIN: Duration = Duration::from_secs(2);
+
+/// Bounds of what the machine admits.
+#[derive(Clone, Copy, Debug)]
+pub struct ControlLimits {
+    pub registry: Limits,
+    pub orphans: OrphanLimits,
+    /// Sessions in TIME-WAIT.
+    pub time_wait: usize,
+}
+
+/// What a connection that the server finishes has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Open,
+    TimeWait,
+    Closed,
+}
+
+/// What has happened.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// Every copy of the session's descriptor is closed, and what was said before has been heard.
+    HungUp(SessionId),
+    /// To be finished: what is queued, FIN, TIME-WAIT.
+    Close(SessionId),
+    /// To be reset.
+    Abort(SessionId),
+    /// To be kept for the next process that asks.
+    Park(SessionId),
+    /// The engine has begun to finish a session, with so many bytes that the peer has not acknowledged.
+    Finishing {
+        id: SessionId,
+        unsent: u64,
+    },
+    /// What the engine says of a closing session.
+    Progress {
+        id: SessionId,
+        progress: Progress,
+    },
+    /// Answer to [`Effect::LookAtOrphan`].
+    Unsent {
+        id: SessionId,
+        unsent: Option<u64>,
+    },
+    /// The process that held it is gone, or its state is no use.
+    Orphaned(SessionId),
+    /// The peer of a session whose holder died has said its numbers, and was answered.
+    ProbeAnswered(SessionId),
+    /// Somebody wants a session that a process holds.
+    Recall(SessionId, Requester),
+    /// A session that was wanted is here again.
+    Returned(SessionId),
+    Due(SessionId, Deadline),
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The engine closes the connection; [`Input::Finishing`] follows.
+    CloseConnection(SessionId, Slot),
+    ResetConnection(Slot),
+    CloseListener(SessionId),
+    /// The server's end of a local session is closed, and forgotten.
+    CloseLocal(SessionId),
+    ResetLocal(SessionId),
+    /// Nobody holds the local session any more.
+    UnholdLocal(SessionId),
+    /// Nothing more is sent or received: what its flow was guaranteed is over.
+    EndGuarantees(SessionId),
+    /// The session is gone, with all that there is of it.
+    Forget(SessionId),
+    /// The same when its last segments are out.
+    ForgetWhenSent(SessionId),
+    /// The session that was awaited here does not come.
+    DropAwaited(Slot),
+    /// Its packets come here, where no session has them.
+    SteerToNobody(SessionId),
+    /// A segment outside any window makes the peer acknowledge (RFC 9293 §3.10.7.4), and the reset that
+    /// answers this acknowledgement is exact.
+    Probe(FlowKey),
+    /// The server's end of the descriptor is closed.
+    ClosePeerEnd(SessionId),
+    /// [`Input::Unsent`] follows.
+    LookAtOrphan(SessionId),
+    /// A process is asked to give a session back.
+    AskBack(ChannelId, SessionId),
+    StartRelay(SessionId),
+    /// As if the request had come now.
+    Serve(SessionId, Requester),
+    Refuse(Requester, Errno),
+    /// What was held back of a relay follows.
+    ResumeRelay(SessionId),
+    /// The handshake waits for bytes no longer.
+    Offer(SessionId),
+    RefuseLocalConnect(SessionId),
+    TakeHandshakes(SessionId),
+    OpenPortAtKernel(SessionId),
+}
+
+/// In the order in which they are performed.
+pub type Effects = Vec<Effect>;
+
+/// What the server of one network namespace knows and decides.
+#[derive(Debug)]
+pub struct Control {
+    pub registry: Registry,
+    pub ports: PortTable,
+    pub timers: Queue<Timer>,
+    pub counters: Counters,
+    orphans: Orphans,
+    /// Sessions in TIME-WAIT, the oldest first.
+    time_wait: BTreeSet<(Instant, SessionId)>,
+    time_wait_max: usize,
+}
+
+impl Control {
+    pub fn new(limits: &ControlLimits, ports: PortTable, now: Instant) -> Control {
+        Control {
+            registry: Registry::new(limits.registry),
+            ports,
+            timers: Queue::new(now),
+            counters: Counters::default(),
+            orphans: Orphans::new(&limits.orphans),
+            time_wait: BTreeSet::new(),
+            time_wait_max: limits.time_wait,
+        }
+    }
+
+    pub fn handle(&mut self, input: Input, now: Instant) -> Effects {
+        let mut effects = Effects::new();
+        let out = &mut effects;
+        match input {
+            Input::HungUp(id) => self.on_hangup(id, now, out),
+            Input::Close(id) => self.close(id, out),
+            Input::Abort(id) => self.abort(id, out),
+            Input::Park(id) => self.park(id, out),
+            Input::Finishing { id, unsent } => self.note_orphan(id, unsent, now, out),
+            Input::Progress { id, progress } => self.on_progress(id, progress, now, out),
+            Input::Unsent { id, unsent } => self.on_unsent(id, unsent, now, out),
+            Input::Orphaned(id) => self.on_orphaned(id, now, out),
+            Input::ProbeAnswered(id) => self.quarantine_port(id, now, out),
+            Input::Recall(id, requester) => self.recall(id, requester, now, out),
+            Input::Returned(id) => self.on_returned(id, out),
+            Input::Due(id, deadline) => self.on_due(id, deadline, now, out),
+        }
+        effects
+    }
+
+    /// Sets the deadline of a session in place of an earlier one of its kind. It goes with the session.
+    pub fn arm(&mut self, id: SessionId, deadline: Deadline, at: Instant) {
+        if let Some(session) = self.registry.session_mut(id) {
+            session.armed |= deadline.bit();
+            self.timers.arm(Timer::Session(id, deadline), at);
+        }
+    }
+
+    pub fn disarm(&mut self, id: SessionId, deadline: Deadline) {
+        self.timers.disarm(Timer::Session(id, deadline));
+    }
+
+    fn on_due(&mut self, id: SessionId, deadline: Deadline, now: Instant, out: &mut Effects) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        let is_delegated = || {
+            let delegate = self.registry.listener(id).and_then(|l| l.delegate);
+            delegate.is_some_and(|delegate| delegate.is_wanted_back)
+        };
+        match (deadline, &session.life) {
+            (Deadline::Defer, Life::Handshake { .. }) => out.push(Effect::Offer(id)),
+            (Deadline::LocalConnect, Life::Connecting { .. }) => {
+                out.push(Effect::RefuseLocalConnect(id));
+            }
+            (Deadline::Recall, _) if session.recall.is_some() => {
+                self.counters.recall_timeouts += 1;
+                match session.local_peer {
+                    Some(_) => self.abort(id, out),
+                    None => self.on_orphaned(id, now, out),
+                }
+            }
+            (Deadline::Relay, Life::Relayed(_)) => out.push(Effect::ResumeRelay(id)),
+            (Deadline::Probe, Life::Closing(Closing::Probing { .. })) => self.probe(id, now, out),
+            (Deadline::Orphan, Life::Closing(Closing::Finishing(Some(_)))) => {
+                out.push(Effect::LookAtOrphan(id));
+            }
+            (Deadline::Delegation, _) if is_delegated() => {
+                self.counters.recall_timeouts += 1;
+                out.push(Effect::TakeHandshakes(id));
+            }
+            (Deadline::PortTransition, _) => out.push(Effect::OpenPortAtKernel(id)),
+            _ => {}
+        }
+    }
+
+    // Descriptors.
+
+    fn on_hangup(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        match (&session.life, session.protocol) {
+            (Life::Connected, Protocol::Tcp) => self.on_orphaned(id, now, out),
+            (Life::Offered, _) => self.abort(id, out),
+            (Life::Parked, _) => self.close(id, out),
+            (Life::Listening(_), _) => out.push(Effect::CloseListener(id)),
+            (Life::Relayed(_), Protocol::Tcp) | (Life::Closing(_) | Life::Handshake { .. }, _) => {}
+            (Life::Bound | Life::Connecting { .. }, _)
+            | (Life::Connected | Life::Relayed(_), Protocol::Udp) => out.push(Effect::Forget(id)),
+        }
+    }
+
+    /// Keeps a session for the next process that asks, as long as there is a descriptor.
+    fn park(&mut self, id: SessionId, out: &mut Effects) {
+        match self.registry.session_mut(id) {
+            Some(session) if session.is_closing() => {}
+            Some(session) if session.has_descriptor => session.life = Life::Parked,
+            Some(_) => self.close(id, out),
+            None => {}
+        }
+    }
+
+    // The end of a session.
+
+    fn close(&mut self, id: SessionId, out: &mut Effects) {
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        if session.local_peer.is_some() {
+            return out.push(Effect::CloseLocal(id));
+        }
+        session.begin_closing();
+        if let Holder::Server(slot) = session.holder {
+            out.push(Effect::CloseConnection(id, slot));
+        }
+    }
+
+    fn abort(&mut self, id: SessionId, out: &mut Effects) {
+        self.counters.aborts += 1;
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        if session.local_peer.is_some() {
+            return out.push(Effect::ResetLocal(id));
+        }
+        session.begin_closing();
+        out.push(match session.holder {
+            Holder::Server(slot) => Effect::ResetConnection(slot),
+            Holder::None | Holder::Process(..) => Effect::Forget(id),
+        });
+    }
+
+    /// The server is to finish a connection that a program has closed. Where there are too many the oldest of the
+    /// same user are reset.
+    fn note_orphan(&mut self, id: SessionId, unsent: u64, now: Instant, out: &mut Effects) {
+        let Some(uid) = self.registry.session(id).map(|session| session.uid) else {
+            return;
+        };
+        self.release_orphan(id);
+        for _ in 0..EVICTED_AT_ONCE {
+            if let Ok(orphan) = self.orphans.admit(id, uid, unsent) {
+                match self
+                    .registry
+                    .session_mut(id)
+                    .map(|session| &mut session.life)
+                {
+                    Some(Life::Closing(Closing::Finishing(place))) => {
+                        *place = Some(orphan);
+                        self.arm(id, Deadline::Orphan, now + self.orphans.patience);
+                    }
+                    _ => self.orphans.remove(uid, orphan),
+                }
+                return;
+            }
+            let Some(oldest) = self.orphans.oldest_of(uid) else {
+                break;
+            };
+            self.reset_orphan(oldest, out);
+        }
+        self.reset_orphan(id, out);
+    }
+
+    fn reset_orphan(&mut self, id: SessionId, out: &mut Effects) {
+        self.counters.orphans_reset += 1;
+        self.release_orphan(id);
+        self.abort(id, out);
+    }
+
+    fn release_orphan(&mut self, id: SessionId) {
+        if let Some(session) = self.registry.session_mut(id)
+            && let Life::Closing(Closing::Finishing(orphan)) = &mut session.life
+            && let Some(orphan) = orphan.take()
+        {
+            let uid = session.uid;
+            self.orphans.remove(uid, orphan);
+        }
+    }
+
+    fn on_unsent(&mut self, id: SessionId, unsent: Option<u64>, now: Instant, out: &mut Effects) {
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        let Life::Closing(Closing::Finishing(Some(orphan))) = &mut session.life else {
+            return;
+        };
+        let Some(unsent) = unsent else {
+            return;
+        };
+        // A peer that does not close has a time-limit of its own (FIN-WAIT-2).
+        if orphan.has_shrunk_to(unsent) || unsent == 0 {
+            self.arm(id, Deadline::Orphan, now + self.orphans.patience);
+        } else {
+            self.reset_orphan(id, out);
+        }
+    }
+
+    fn on_progress(&mut self, id: SessionId, progress: Progress, now: Instant, out: &mut Effects) {
+        let session = self.registry.session(id);
+        let is_closing = session.is_some_and(SessionEntry::is_closing);
+        match progress {
+            Progress::TimeWait if is_closing => self.enter_time_wait(id, now, out),
+            Progress::Closed if is_closing => out.push(Effect::ForgetWhenSent(id)),
+            Progress::Open | Progress::TimeWait | Progress::Closed => {}
+        }
+    }
+
+    /// There is nothing more to send or to receive. The oldest go when too many wait.
+    fn enter_time_wait(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+        self.release_orphan(id);
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        match &mut session.life {
+            Life::Closing(closing @ Closing::Finishing(_)) => {
+                *closing = Closing::TimeWait { since: now };
+            }
+            _ => return,
+        }
+        out.push(Effect::EndGuarantees(id));
+        self.time_wait.insert((now, id));
+        while self.time_wait.len() > self.time_wait_max
+            && let Some((_, oldest)) = self.time_wait.pop_first()
+        {
+            self.counters.time_wait_evicted += 1;
+            out.push(Effect::Forget(oldest));
+        }
+    }
+
+    /// The oldest TIME-WAIT between two hosts that is old enough for its ports to be used again: timestamps
+    /// tell its late segments from the new connection's (RFC 6191; Linux's `tcp_tw_reuse`).
+    pub fn reusable_time_wait(
+        &self,
+        local: IpAddr,
+        remote: SocketAddr,
+        now: Instant,
+    ) -> Option<SessionId> {
+        let is_between =
+            |session: &SessionEntry| session.local.ip() == local && session.remote == Some(remote);
+        let old = self.time_wait.iter();
+        old.take_while(|(since, _)| now.since(*since) >= REUSE_AFTER)
+            .map(|(_, id)| *id)
+            .find(|id| self.registry.session(*id).is_some_and(is_between))
+    }
+
+    /// The holder is gone and with it the numbers of a connection.
+    fn on_orphaned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        if session.local_peer.is_some() {
+            out.push(Effect::UnholdLocal(id));
+            // Others may have the descriptor.
+            self.park(id, out);
+            if self.is_parked(id) {
+                self.on_returned(id, out);
+            }
+            return;
+        }
+        let is_closing = session.is_closing();
+        if session.protocol == Protocol::Udp || session.remote.is_none() {
+            return out.push(Effect::Forget(id));
+        }
+        self.fail_recall(id, out);
+        if is_closing {
+            return;
+        }
+        self.counters.aborts += 1;
+        self.registry.detach(id);
+        self.drop_awaited(id, out);
+        if let Some(session) = self.registry.session_mut(id) {
+            session.life = Life::Closing(Closing::Probing { tries: 0 });
+        }
+        out.extend([Effect::ClosePeerEnd(id), Effect::SteerToNobody(id)]);
+        self.probe(id, now, out);
+    }
+
+    /// The session does not come: what has waited for it is nobody's.
+    fn drop_awaited(&mut self, id: SessionId, out: &mut Effects) {
+        let session = self.registry.session_mut(id);
+        if let Some((slot, _)) = session.and_then(|session| session.awaited.take()) {
+            out.push(Effect::DropAwaited(slot));
+        }
+    }
+
+    fn probe(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        let flow = session.flow();
+        let Life::Closing(Closing::Probing { tries }) = &mut session.life else {
+            return;
+        };
+        let before = *tries;
+        match flow {
+            Some(flow) if before < PROBES => {
+                *tries += 1;
+                self.arm(id, Deadline::Probe, now + PROBE_EVERY * (1 << before));
+                out.push(Effect::Probe(flow));
+            }
+            _ => self.quarantine_port(id, now, out),
+        }
+    }
+
+    /// Forgets a connection that ended badly, and holds its port back.
+    fn quarantine_port(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+        let session = self.registry.session_mut(id);
+        if let Some(claim) = session.and_then(|session| session.flow_claim.take()) {
+            self.ports.hold_back(claim, now + HOLD_BACK);
+            self.watch_ports();
+        }
+        out.push(Effect::Forget(id));
+    }
+
+    /// Keeps the port of a connection that is over. New connections always find one.
+    pub fn keep_port(&mut self, claim: ClaimId, until: Instant) {
+        let most = self.time_wait_max.min(self.ports.ephemeral() / 2);
+        if self.ports.linger(claim, until, most) {
+            self.counters.time_wait_evicted += 1;
+        }
+        self.watch_ports();
+    }
+
+    fn watch_ports(&mut self) {
+        if let Some(next) = self.ports.next_expiry() {
+            self.timers.arm(Timer::Ports, next);
+        }
+    }
+
+    /// Frees ports that were kept for long enough.
+    pub fn expire_ports(&mut self, now: Instant) {
+        if let Some(next) = self.ports.expire(now) {
+            self.timers.arm(Timer::Ports, next);
+        }
+    }
+
+    /// Takes the session out with all that is known of it. Whoever waits for it is told, and what it has elsewhere goes,
+    /// by the entry.
+    pub fn remove(&mut self, id: SessionId) -> Option<SessionEntry> {
+        self.release_orphan(id);
+        let session = self.registry.remove(id)?;
+        if let Life::Closing(Closing::TimeWait { since }) = session.life {
+            self.time_wait.remove(&(since, id));
+        }
+        for deadline in Deadline::ALL {
+            if session.armed & deadline.bit() != 0 {
+                self.disarm(id, deadline);
+            }
+        }
+        for claim in session.claim.into_iter().chain(session.flow_claim) {
+            self.ports.release(claim);
+        }
+        Some(session)
+    }
+
+    // Sessions that others want.
+
+    fn recall(&mut self, id: SessionId, requester: Requester, now: Instant, out: &mut Effects) {
+        let Some(session) = self.registry.session_mut(id) else {
+            return self.refuse(requester, Errno::BADF, out);
+        };
+        match &mut session.recall {
+            Some(recall) if recall.requesters.len() < REQUESTERS_MAX => {
+                recall.requesters.push(requester);
+            }
+            Some(_) => self.refuse(requester, Errno::NOBUFS, out),
+            None => {
+                session.recall = Some(Recall {
+                    requesters: vec![requester],
+                });
+                session.recalls += 1;
+                self.counters.recalls += 1;
+                if let Holder::Process(holder, _) = session.holder {
+                    out.push(Effect::AskBack(holder, id));
+                }
+                self.arm(id, Deadline::Recall, now + RECALL_WITHIN);
+            }
+        }
+    }
+
+    fn take_recall(&mut self, id: SessionId) -> Vec<Requester> {
+        let session = self.registry.session_mut(id);
+        let Some(recall) = session.and_then(|session| session.recall.take()) else {
+            return Vec::new();
+        };
+        self.disarm(id, Deadline::Recall);
+        recall.requesters
+    }
+
+    /// The session is here again: whoever waits for it hears how it goes on. From the second time on it is relayed, since
+    /// nobody could have it for long.
+    fn on_returned(&mut self, id: SessionId, out: &mut Effects) {
+        let requesters = self.take_recall(id);
+        if requesters.is_empty() {
+            return;
+        }
+        let is_first = self.registry.session(id).is_some_and(|s| s.recalls <= 1);
+        let may_move = matches!(
+            requesters[..],
+            [Requester {
+                want: RequestedState::CacheAt(_),
+                ..
+            }]
+        );
+        if self.is_parked(id) && !(is_first && may_move) {
+            out.push(Effect::StartRelay(id));
+        }
+        let serve = requesters.into_iter().map(|it| Effect::Serve(id, it));
+        out.extend(serve);
+    }
+
+    fn is_parked(&self, id: SessionId) -> bool {
+        let session = self.registry.session(id);
+        session.is_some_and(|session| matches!(session.life, Life::Parked))
+    }
+
+    /// The session will not come back.
+    fn fail_recall(&mut self, id: SessionId, out: &mut Effects) {
+        for requester in self.take_recall(id) {
+            self.refuse(requester, Errno::CONNRESET, out);
+        }
+    }
+
+    fn refuse(&mut self, requester: Requester, errno: Errno, out: &mut Effects) {
+        self.counters.refused += 1;
+        out.push(Effect::Refuse(requester, errno));
+    }
+}

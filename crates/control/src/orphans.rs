@@ -1,0 +1,86 @@
+//! Orphans: connections that programs have closed with data unsent, or with a peer that does not close.
+//! The server finishes them. They are limited in number and in bytes, for each user and in all, and one
+//! that makes no progress in time: as Linux resets orphans (`tcp_max_orphans`, `tcp_orphan_retries`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use portolan_types::SessionId;
+
+use crate::budget::{Budget, Exhausted, Limit};
+use crate::session::Orphan;
+
+/// How many there may be, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct OrphanLimits {
+    pub number: Limit,
+    /// In bytes.
+    pub memory: Limit,
+    /// For how long a peer may take nothing.
+    pub patience: Duration,
+}
+
+/// What bounds them; the orphans themselves are in their sessions' entries.
+#[derive(Debug)]
+pub(crate) struct Orphans {
+    number: Budget,
+    memory: Budget,
+    pub(crate) patience: Duration,
+    next_age: u64,
+    /// Each user's, the oldest first.
+    by_age: BTreeMap<(u32, u64), SessionId>,
+}
+
+impl Orphans {
+    pub(crate) fn new(limits: &OrphanLimits) -> Orphans {
+        Orphans {
+            number: Budget::new(limits.number),
+            memory: Budget::new(limits.memory),
+            patience: limits.patience,
+            next_age: 0,
+            by_age: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn admit(
+        &mut self,
+        id: SessionId,
+        uid: u32,
+        bytes: u64,
+    ) -> Result<Orphan, Exhausted> {
+        let orphan = Orphan {
+            age: self.next_age,
+            bytes,
+            _number: self.number.charge(uid, 1)?,
+            memory: self.memory.charge(uid, bytes)?,
+        };
+        self.next_age += 1;
+        self.by_age.insert((uid, orphan.age), id);
+        Ok(orphan)
+    }
+
+    /// It has nothing to send any more, or is gone.
+    pub(crate) fn remove(&mut self, uid: u32, orphan: Orphan) {
+        self.by_age.remove(&(uid, orphan.age));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.by_age.len()
+    }
+
+    pub(crate) fn oldest_of(&self, uid: u32) -> Option<SessionId> {
+        let mut its = self.by_age.range((uid, 0)..=(uid, u64::MAX));
+        its.next().map(|(_, id)| *id)
+    }
+}
+
+impl Orphan {
+    /// Is there less of it than at the last look?
+    pub(crate) fn has_shrunk_to(&mut self, bytes: u64) -> bool {
+        let has_shrunk = bytes < self.bytes;
+        self.bytes = bytes;
+        self.memory.shrink_to(bytes);
+        has_shrunk
+    }
+}

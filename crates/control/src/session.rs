@@ -1,0 +1,311 @@
+//! The entry of one session, whoever holds it: its endpoints, who may use it, and where it stands in
+//! its life. What only one part of that life needs lies in that part and ends with it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use portolan_proto::control::{Delivery, Reuse, SocketOptionsBlob};
+use portolan_proto::report::SharedReason;
+use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
+
+use crate::budget::Charge;
+use crate::legality::{Command, SessionPhase};
+use crate::listener::Listener;
+use crate::ports::ClaimId;
+use crate::recall::{Recall, Requester};
+
+/// Where a session's packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// Nowhere: it has no row in the filter.
+    None,
+    Server(Slot),
+    Process(ChannelId, Slot),
+}
+
+/// A session's life, with what each part of it needs. [`SessionPhase`] names the parts.
+#[derive(Debug)]
+pub enum Life {
+    /// Has a local endpoint and no peer.
+    Bound,
+    Listening(Box<Listener>),
+    /// Goes to that process when its handshake is done.
+    Connecting {
+        channel: ChannelId,
+        slot: Slot,
+    },
+    /// Its listener offers it when bytes have come, or at that time.
+    Handshake {
+        deferred_until: Option<Instant>,
+    },
+    /// In its listener's accept queue.
+    Offered,
+    /// Held by a process; TCP is connected, UDP has a peer.
+    Connected,
+    Relayed(Relay),
+    /// Held by the server for the next process that asks.
+    Parked,
+    Closing(Closing),
+}
+
+impl Life {
+    pub fn phase(&self) -> SessionPhase {
+        match self {
+            Life::Bound => SessionPhase::Bound,
+            Life::Listening(_) => SessionPhase::Listening,
+            Life::Connecting { .. } => SessionPhase::Connecting,
+            Life::Handshake { .. } => SessionPhase::Handshake,
+            Life::Offered => SessionPhase::Offered,
+            Life::Connected => SessionPhase::Connected,
+            Life::Relayed(_) => SessionPhase::Relayed,
+            Life::Parked => SessionPhase::Parked,
+            Life::Closing(_) => SessionPhase::Closing,
+        }
+    }
+}
+
+/// What one relayed session has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Relay {
+    /// The application's side ended: nothing more comes from the descriptor.
+    pub near_ended: bool,
+    /// The peer's end was passed on to the descriptor.
+    pub far_ended: bool,
+    /// Every copy of the descriptor is closed.
+    pub hung_up: bool,
+    /// And bytes lay in it that nobody had read.
+    pub left_unread: bool,
+    /// Bytes that may still go to the descriptor before its last holder has had time to come back.
+    pub allowance: Option<usize>,
+}
+
+/// How the server finishes a session that no process has any more.
+#[derive(Debug)]
+pub enum Closing {
+    /// The engine sends what is left; an orphan while that is counted against its user.
+    Finishing(Option<Orphan>),
+    TimeWait {
+        since: Instant,
+    },
+    /// Its holder died with its numbers: the peer must say them before it can be reset.
+    Probing {
+        tries: u32,
+    },
+}
+
+/// A closed connection with bytes unsent, or with a peer that does not close.
+#[derive(Debug)]
+pub struct Orphan {
+    pub(crate) age: u64,
+    /// Unsent at the last look.
+    pub(crate) bytes: u64,
+    pub(crate) _number: Charge,
+    pub(crate) memory: Charge,
+}
+
+/// One session, whoever holds it.
+#[derive(Debug)]
+pub struct SessionEntry {
+    pub id: SessionId,
+    pub protocol: Protocol,
+    pub life: Life,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+    pub uid: u32,
+    pub holder: Holder,
+    pub generation: Generation,
+    /// Where the server waits for it while its holder packs it.
+    pub awaited: Option<(Slot, Generation)>,
+    /// Others want it, and its holder was asked to give it back.
+    pub recall: Option<Recall>,
+    /// The other end, if both are on this host.
+    pub local_peer: Option<SessionId>,
+    /// The server has its end of the descriptor.
+    pub has_descriptor: bool,
+    /// Deadlines that were set, by their bits.
+    pub(crate) armed: u8,
+    /// Its own bind, if it has one.
+    pub claim: Option<ClaimId>,
+    /// The process chose the port of its bind: that stays when a connection fails or the listener stops.
+    pub has_chosen_port: bool,
+    /// Its connection's place in the port table.
+    pub flow_claim: Option<ClaimId>,
+    /// Socket cookie of the descriptor's near end.
+    pub cookie: u64,
+    /// The listener it was accepted from.
+    pub listener: Option<SessionId>,
+    /// The process that accepted it.
+    pub acceptor: Option<ChannelId>,
+    /// How often it went to a process or came back from one.
+    pub migrations: u32,
+    /// How often it was wanted back from a process.
+    pub recalls: u32,
+    /// As a library last told them.
+    pub options_blob: SocketOptionsBlob,
+    /// How packets reach it, if it has chosen.
+    pub delivery: Option<Delivery>,
+    /// `SO_PRIORITY`, if it has chosen one.
+    pub priority: u8,
+    /// Groups, each on one device.
+    pub memberships: BTreeSet<(IpAddr, u32)>,
+    /// It shares its process's ring although it would rather not, and why.
+    pub ring_refusal: Option<SharedReason>,
+    /// Charged for it; the first process that opened or cached it.
+    pub(crate) owner: Option<ChannelId>,
+    /// Processes known to have its descriptor.
+    pub(crate) users: BTreeSet<ChannelId>,
+    /// Those of them whose calls go to the descriptor, because they were told that it is relayed.
+    pub(crate) relayed_to: BTreeSet<ChannelId>,
+    pub(crate) _charge: Charge,
+    /// For its rows in the table of bindings.
+    pub(crate) bindings: Option<Charge>,
+}
+
+impl SessionEntry {
+    pub fn phase(&self) -> SessionPhase {
+        self.life.phase()
+    }
+
+    pub fn flow(&self) -> Option<FlowKey> {
+        self.remote.map(|remote| FlowKey {
+            protocol: self.protocol,
+            local: self.local,
+            remote,
+        })
+    }
+
+    pub fn owner(&self) -> Option<ChannelId> {
+        self.owner
+    }
+
+    pub fn is_held_by(&self, channel: ChannelId) -> bool {
+        matches!(self.holder, Holder::Process(holder, _) if holder == channel)
+    }
+
+    /// Does `channel` have, or did it have, the descriptor?
+    pub fn is_user(&self, channel: ChannelId) -> bool {
+        self.users.contains(&channel)
+    }
+
+    /// `asker`, and the processes known to have had the descriptor that do not read and write it.
+    pub fn idle_users(&self, asker: ChannelId) -> impl Iterator<Item = ChannelId> + '_ {
+        let is_idle =
+            move |&channel: &ChannelId| channel == asker || !self.relayed_to.contains(&channel);
+        self.users.iter().copied().filter(is_idle)
+    }
+
+    /// The server is to finish it, if it is not doing so already.
+    pub(crate) fn begin_closing(&mut self) {
+        if !self.is_closing() {
+            self.life = Life::Closing(Closing::Finishing(None));
+        }
+    }
+
+    /// Requests that wait for it.
+    pub fn into_requesters(self) -> Vec<Requester> {
+        self.recall
+            .map_or_else(Vec::new, |recall| recall.requesters)
+    }
+
+    /// The server finishes it.
+    pub fn is_closing(&self) -> bool {
+        matches!(self.life, Life::Closing(_))
+    }
+
+    /// Its holder died with its numbers.
+    pub fn is_probing(&self) -> bool {
+        matches!(self.life, Life::Closing(Closing::Probing { .. }))
+    }
+
+    pub(crate) fn may_be_named_by(&self, channel: ChannelId, command: Command) -> bool {
+        match self.life {
+            // Shared by fork or handed out through a descriptor: knowing the number is the right.
+            Life::Offered | Life::Relayed(_) | Life::Parked | Life::Listening(_) => true,
+            // Whoever has shown the descriptor may have it recalled.
+            Life::Connected if command == Command::Cache => self.users.contains(&channel),
+            Life::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
+            Life::Connected => self.is_held_by(channel),
+            Life::Connecting { .. } => self.users.contains(&channel),
+            Life::Handshake { .. } | Life::Closing(_) => false,
+        }
+    }
+}
+
+/// What a new session starts with.
+#[derive(Debug)]
+pub struct Opening {
+    pub protocol: Protocol,
+    pub life: Life,
+    pub local: SocketAddr,
+    pub remote: Option<SocketAddr>,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+    pub uid: u32,
+    pub cookie: u64,
+    pub claim: Option<ClaimId>,
+    pub flow_claim: Option<ClaimId>,
+    pub listener: Option<SessionId>,
+}
+
+impl Opening {
+    /// Without a descriptor, a port or a peer yet.
+    pub fn new(protocol: Protocol, local: SocketAddr, uid: u32) -> Opening {
+        Opening {
+            protocol,
+            life: Life::Bound,
+            local,
+            remote: None,
+            reuse: Reuse::default(),
+            v6_only: false,
+            uid,
+            cookie: 0,
+            claim: None,
+            flow_claim: None,
+            listener: None,
+        }
+    }
+
+    pub fn claims(&self) -> impl Iterator<Item = ClaimId> + use<> {
+        self.claim.into_iter().chain(self.flow_claim)
+    }
+
+    pub(crate) fn into_entry(self, id: SessionId, charge: Charge) -> SessionEntry {
+        SessionEntry {
+            id,
+            protocol: self.protocol,
+            life: self.life,
+            local: self.local,
+            remote: self.remote,
+            reuse: self.reuse,
+            v6_only: self.v6_only,
+            uid: self.uid,
+            holder: Holder::None,
+            generation: Generation(0),
+            awaited: None,
+            recall: None,
+            local_peer: None,
+            has_descriptor: false,
+            armed: 0,
+            claim: self.claim,
+            has_chosen_port: false,
+            flow_claim: self.flow_claim,
+            cookie: self.cookie,
+            listener: self.listener,
+            acceptor: None,
+            migrations: 0,
+            recalls: 0,
+            options_blob: SocketOptionsBlob::default(),
+            delivery: None,
+            priority: 0,
+            memberships: BTreeSet::new(),
+            ring_refusal: None,
+            owner: None,
+            users: BTreeSet::new(),
+            relayed_to: BTreeSet::new(),
+            _charge: charge,
+            bindings: None,
+        }
+    }
+}

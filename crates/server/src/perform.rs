@@ -1,0 +1,106 @@
+//! Performs what the machine decides. Nothing is decided here.
+
+use portolan_control::{Effect, Holder, Input, Requester, Timer};
+use portolan_proto::control::ReplyBody;
+use portolan_sys::socket_filter;
+use portolan_types::{ChannelId, SessionId, Slot};
+use tracing::warn;
+
+use crate::server::Server;
+
+/// What one turn attends to of what is due.
+const TIMERS_PER_TURN: usize = 256;
+
+/// A slot that no session has.
+const NO_SLOT: Slot = Slot(u32::MAX);
+
+impl Server {
+    /// Tells the machine what has happened, and does what it wants done.
+    pub fn input(&mut self, input: Input) {
+        for effect in self.control.handle(input, self.now) {
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::CloseConnection(id, slot) => self.close_connection(id, slot),
+            Effect::ResetConnection(slot) => self.reset_connection(slot),
+            Effect::CloseListener(id) => self.close_listener(id),
+            Effect::CloseLocal(id) => self.close_local(id),
+            Effect::ResetLocal(id) => self.abort_local(id),
+            Effect::UnholdLocal(id) => self.unhold_local(id),
+            Effect::EndGuarantees(id) => self.end_guarantees_of_flow(id),
+            Effect::Forget(id) => self.forget(id),
+            Effect::ForgetWhenSent(id) => self.done.push(id),
+            Effect::DropAwaited(slot) => self.drop_awaited(slot),
+            Effect::SteerToNobody(id) => {
+                self.steer(id, Holder::Server(NO_SLOT));
+            }
+            Effect::Probe(flow) => self.probe_peer(&flow),
+            Effect::ClosePeerEnd(id) => self.drop_far(id),
+            Effect::LookAtOrphan(id) => {
+                let unsent = self.unsent(id);
+                self.input(Input::Unsent { id, unsent });
+            }
+            Effect::AskBack(channel, id) => self.ask_back(channel, id),
+            Effect::StartRelay(id) => self.start_relay(id),
+            Effect::Serve(id, requester) => self.serve_requester(id, requester),
+            Effect::Refuse(
+                Requester {
+                    client, request, ..
+                },
+                errno,
+            ) => {
+                let body = ReplyBody::Error { errno: errno.0 };
+                self.reply(client, request, body, Vec::new());
+            }
+            Effect::ResumeRelay(id) => self.resume_relay(id),
+            Effect::Offer(id) => self.handshake_done(id),
+            Effect::RefuseLocalConnect(id) => self.refuse_late_connect(id),
+            Effect::TakeHandshakes(id) => self.take_handshakes(id),
+            Effect::OpenPortAtKernel(id) => self.open_port_at_kernel(id),
+        }
+    }
+
+    pub fn ask_back(&mut self, channel: ChannelId, id: SessionId) {
+        if let Some(channel) = self.channels.get_mut(&channel) {
+            channel.recalled.push(id);
+            channel.recall_event.wake();
+        }
+    }
+
+    /// By now the filter has seen all that reaches the kernel's stack since the port's row stands.
+    fn open_port_at_kernel(&mut self, id: SessionId) {
+        if let Some(port) = self.handles.port(id)
+            && let Err(errno) = socket_filter::lift(&port.socket)
+        {
+            warn!(%errno, session = id.0, "the kernel takes no connections by managed devices");
+        }
+    }
+
+    /// Attends to what is due, the earliest first.
+    pub fn on_timers(&mut self) {
+        for timer in self.control.timers.take(self.now, TIMERS_PER_TURN) {
+            match timer {
+                Timer::Session(id, deadline) => self.input(Input::Due(id, deadline)),
+                Timer::Ports => self.control.expire_ports(self.now),
+                Timer::EndedProcesses => self.go_on_ending(),
+                Timer::Listings => self.go_on_listing(),
+                Timer::Descriptors => self.look_for_descriptors(),
+                Timer::Neighbour(next_hop) => self.ask_again_for(next_hop),
+                Timer::ChannelPool => self.shrink_channel_pool(),
+                Timer::Floods => self.look_at_floods(),
+                Timer::LocalSessions => self.attend_locals(),
+                Timer::LeavingClasses => self.look_at_leaving_classes(),
+                Timer::Cpu => self.look_at_cpu(),
+                Timer::Extensions => self.look_for_stopped_extensions(),
+                Timer::Cgroups => self.look_for_moves(),
+                Timer::TxQueues(channel) => self.look_for_late_tx_queues(channel),
+                Timer::PendingCaches => self.look_at_pending_caches(),
+                Timer::Links => self.look_at_links_again(),
+                Timer::Watchdog => self.feed_watchdog(),
+            }
+        }
+    }
+}
