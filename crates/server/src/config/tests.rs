@@ -258,6 +258,7 @@ fn the_packages_file_shows_the_defaults() {
         // These have no default that could be shown.
         interfaces: Vec::new(),
         socket_group: None,
+        spin_us: None,
         ecn: None,
         ..parse(&shown.join("\n")).unwrap()
     };
