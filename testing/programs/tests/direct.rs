@@ -48,8 +48,8 @@ fn served(bed: &Bed, name: &str) -> u64 {
     counter(bed, Side::Server, "server", name)
 }
 
-/// Why connections have no ring of their own, as `portolan ss` says it.
-fn mappings(bed: &Bed) -> Vec<serde_json::Value> {
+/// What `portolan ss` says of the mapping of connections, and why it is not the wanted one.
+fn mappings(bed: &Bed) -> Vec<[serde_json::Value; 2]> {
     let text = bed
         .portolan(Side::Server, &["ss", "-a", "--json"])
         .expect("the server answers");
@@ -57,14 +57,14 @@ fn mappings(bed: &Bed) -> Vec<serde_json::Value> {
     let connections = sessions.as_array().expect("a list").iter();
     connections
         .filter(|session| session["state"] == "ESTAB")
-        .map(|session| session["mapping_refused"].clone())
+        .map(|session| ["mapping", "mapping_refused"].map(|key| session[key].clone()))
         .collect()
 }
 
 fn direct(bed: &Bed) -> usize {
     mappings(bed)
         .iter()
-        .filter(|mapping| **mapping == "direct")
+        .filter(|[mapping, _]| mapping == "direct")
         .count()
 }
 
@@ -137,8 +137,9 @@ fn a_process_has_no_more_than_its_limit_and_those_of_sessions_that_ended_serve_o
     }
     assert_eq!(served(&bed, "direct_refused_process_limit"), 2);
     assert_eq!(direct(&bed), MOST);
-    let refused = "process-limit";
-    let shared = mappings(&bed).into_iter().filter(|it| *it == refused);
+    let shared = mappings(&bed)
+        .into_iter()
+        .filter(|[_, reason]| reason == "process-limit");
     assert_eq!(shared.count(), 2);
     let status = bed.portolan(Side::Server, &["status"]).expect("it answers");
     assert!(

@@ -285,7 +285,7 @@ fn a_udp_of_ones_own_talks_to_the_kernels_without_checksums() {
 }
 
 fn listed(bed: &Bed) -> Vec<String> {
-    let text = bed.portolan(Side::Server, &["ss", "-l"]).unwrap();
+    let text = bed.portolan(Side::Server, &["ss", "-l", "-p"]).unwrap();
     let raw = text.lines().filter(|line| line.contains(" RAW "));
     raw.map(str::to_owned).collect()
 }
