@@ -3,6 +3,7 @@
 
 mod channels;
 mod config;
+mod confine;
 mod connections;
 mod control_socket;
 mod extensions;
@@ -32,15 +33,16 @@ use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::{capability::Capability, namespace, wake_cost};
-use tracing::error;
+use tracing::{error, warn};
 use tracing_journald::{Priority, PriorityMappings};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, ConfigError};
+use crate::confine::confine;
 use crate::instance::{Instance, InstanceError};
-use crate::server::{Server, StartError};
+use crate::server::{Server, StartError, raise_descriptor_limit};
 
 /// The network server of Portolan.
 ///
@@ -199,6 +201,10 @@ fn run(args: Args) -> Result<(), Failure> {
     };
     let instance = Instance::claim(&socket)?;
     config.spin_us.get_or_insert_with(longest_spin);
+    raise_descriptor_limit();
+    if let Err(error) = confine() {
+        warn!(%error, "the server is not confined");
+    }
     let mut server = Server::start(config, &instance)?;
     server.run().map_err(Failure::Loop)?;
     server.stop();

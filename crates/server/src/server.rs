@@ -217,7 +217,6 @@ pub struct Server {
 impl Server {
     /// Takes everything the server needs; gives it back if something is missing.
     pub fn start(config: Config, instance: &Instance) -> Result<Server, StartError> {
-        raise_descriptor_limit();
         let now = clock::now();
         let signals = Signals::watch(&[Signal::TERM, Signal::INT, Signal::HUP])?;
         let managed = config
@@ -608,7 +607,7 @@ pub fn random_u64() -> u64 {
 }
 
 /// Each session takes a descriptor or two here.
-fn raise_descriptor_limit() {
+pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
         current: Some(DESCRIPTORS),

@@ -18,6 +18,16 @@ pub enum Capability {
     SysNice,
 }
 
+/// What a server uses where it has it: the statistics of extensions and the numbers of programs (SYS_ADMIN), ports below the
+/// first unprivileged one, the program behind a process, more descriptors, the group of its socket, and files of control
+/// groups that are not root's.
+const BESIDES: CapabilitySet = CapabilitySet::SYS_ADMIN
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::SYS_RESOURCE)
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::DAC_OVERRIDE);
+
 impl Capability {
     pub const ALL: [Capability; 5] = [
         Capability::NetAdmin,
@@ -59,6 +69,22 @@ impl Capability {
             || parted && sets.effective.contains(CapabilitySet::SYS_ADMIN)
     }
 
+    /// Takes from the calling thread, and from those that it starts, for good what no server uses.
+    pub fn renounce_others() -> Result<(), Errno> {
+        let used = Capability::ALL
+            .into_iter()
+            .fold(BESIDES, |used, one| used | one.set());
+        let mut sets = capabilities(None)?;
+        for set in [
+            &mut sets.effective,
+            &mut sets.permitted,
+            &mut sets.inheritable,
+        ] {
+            *set &= used;
+        }
+        set_capabilities(None, sets)
+    }
+
     /// Takes it from the calling thread for good, and what would stand for it.
     pub fn renounce(self) -> Result<(), Errno> {
         let mut sets = capabilities(None)?;
@@ -82,6 +108,19 @@ mod tests {
     fn root_lacks_nothing() {
         assert!(rustix::process::geteuid().is_root(), "tests run as root");
         assert_eq!(Capability::missing().next(), None);
+    }
+
+    #[test]
+    fn what_no_server_uses_goes_and_the_rest_stays() {
+        std::thread::spawn(|| {
+            Capability::renounce_others().unwrap();
+            assert_eq!(Capability::missing().next(), None);
+            let sets = capabilities(None).unwrap();
+            assert!(!sets.effective.contains(CapabilitySet::SYS_MODULE));
+            assert!(!sets.permitted.contains(CapabilitySet::SETUID));
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

@@ -42,8 +42,10 @@ pub fn start_server(host: &Namespace) -> Daemon {
 pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     let mut command = host.exec(env!("CARGO_BIN_EXE_portoland"));
     command.args(["--interface", Bed::DEVICE]).args(arguments);
+    // Whoever reads its output may be kept from that on a busy machine, and the server with it.
+    let level = std::env::var("PORTOLAN_LOG").unwrap_or_else(|_| "info".into());
     command
-        .env("PORTOLAN_LOG", "debug")
+        .env("PORTOLAN_LOG", level)
         .env_remove("PORTOLAN_SOCKET");
     Daemon::start(command, Ready::Line("ready".into()))
 }
