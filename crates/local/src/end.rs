@@ -9,8 +9,8 @@ use portolan_proto::local::{End, Side, flags, holder, wants};
 use portolan_sys::shm::Rings;
 use portolan_sys::word::{self, Scope, Word};
 use portolan_tcp::{
-    CongestionKind, EVENTS_MAX, Error, Events, Options, OrphanWait, OutOfBand, RunningTimer,
-    SendSpace, StateName, TcpInfo,
+    Chronometer, CongestionKind, EVENTS_MAX, Error, Events, Options, OrphanWait, OutOfBand,
+    RunningTimer, SendSpace, StateName, TcpInfo,
 };
 use portolan_types::{Instant, SeqNum};
 
@@ -25,6 +25,9 @@ fn pause() {}
 
 /// What a segment over Linux's loopback device holds.
 const SEGMENT: u32 = 65_483;
+
+/// Linux's `TCP_ATO_MIN`.
+const ACK_DELAY: Duration = Duration::from_millis(40);
 
 /// How long Linux holds back a piece short of a segment: until its timer for a closed window.
 const HOLDS_BACK: Duration = Duration::from_millis(200);
@@ -173,6 +176,8 @@ pub struct Local {
     held_since: Instant,
     last_in: Instant,
     last_out: Instant,
+    /// The program answers what comes, before an acknowledgement by itself would be due: what Linux's `TCP_QUICKACK` shows.
+    is_answering: bool,
     writes: u64,
     reads: u64,
 }
@@ -215,6 +220,7 @@ impl Local {
             held_since: Instant::ZERO,
             last_in: Instant::ZERO,
             last_out: Instant::ZERO,
+            is_answering: false,
             writes: 0,
             reads: 0,
             side,
@@ -236,6 +242,12 @@ impl Local {
     pub fn open_with(&mut self, now: Instant, text: &[u8]) -> usize {
         self.mine().kept.0.early.store(1, Relaxed);
         self.send(now, text)
+    }
+
+    /// Its holder has it from now on: times count from there.
+    pub fn begin(&mut self, now: Instant) {
+        self.last_in = self.last_in.max(now);
+        self.last_out = self.last_out.max(now);
     }
 
     pub fn side(&self) -> Side {
@@ -456,11 +468,6 @@ impl Local {
             .then(|| self.held_since + HOLDS_BACK)
     }
 
-    /// Holds nothing back until the next write.
-    pub fn push(&mut self) {
-        self.is_pushed = true;
-    }
-
     /// Is a good deal of what this end reads from free for its writer?
     fn has_left_room(&self) -> bool {
         let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
@@ -677,6 +684,9 @@ impl Stream for Local {
         }
         self.is_pushed = false;
         self.own.sent += count as u64;
+        if self.last_in > self.last_out {
+            self.is_answering = now.since(self.last_in) < ACK_DELAY;
+        }
         self.last_out = now;
         self.writes += 1;
         count
@@ -868,6 +878,22 @@ impl Stream for Local {
         self.error
     }
 
+    /// There are no segments.
+    fn end_record(&mut self) {}
+
+    /// Holds nothing back until the next write.
+    fn push(&mut self) {
+        self.is_pushed = true;
+    }
+
+    fn ack_quickly(&mut self) {
+        self.is_answering = false;
+    }
+
+    fn ack_lazily(&mut self) {
+        self.is_answering = true;
+    }
+
     fn take_error(&mut self) -> Option<Error> {
         let error = self.error.take();
         if error.is_some() {
@@ -916,6 +942,8 @@ impl Stream for Local {
             unacknowledged: 0,
             sacked: 0,
             lost: 0,
+            segments_unacknowledged: 0,
+            segments_delivered: self.writes + 1,
             backoff: 0,
             probes: 0,
             retransmits: 0,
@@ -939,6 +967,7 @@ impl Stream for Local {
             congestion: CongestionKind::default(),
             pacing_rate: None,
             delivery_rate: None,
+            rate_limited_by_application: true,
             ecn: false,
             undone: 0,
             fast_recovery: false,
@@ -947,8 +976,8 @@ impl Stream for Local {
             last_data_received: self.last_in,
             last_heard: self.last_in,
             full_segment_in: SEGMENT,
-            ack_delay: Duration::from_millis(40),
-            pingpong: false,
+            ack_delay: ACK_DELAY,
+            pingpong: self.is_answering,
             data_segments_in: self.reads,
             data_segments_out: self.writes,
             bytes_retransmitted: 0,
@@ -958,9 +987,7 @@ impl Stream for Local {
             receive_rtt: Duration::ZERO,
             receive_space: bytes(self.rings.size() as u64),
             keepalives: 0,
-            busy: Duration::ZERO,
-            window_limited: Duration::ZERO,
-            buffer_limited: Duration::ZERO,
+            chronometer: Chronometer::default(),
             early_data: self.rings.ends().opener.kept.0.early.load(Relaxed) != 0,
             duplicates_reported: 0,
             delivered_marked: 0,

@@ -32,6 +32,10 @@ streams! {
     fn send(mut self, now: Instant, data: &[u8]) -> usize;
     /// The last byte that was sent is urgent.
     fn mark_urgent(mut self);
+    /// It ends a record.
+    fn end_record(mut self);
+    /// Sends what waits for more, also where it is corked.
+    fn push(mut self);
     /// Bytes that `send` would take now.
     fn send_space(ref self) -> usize;
     /// Moves bytes that have come to `out`; returns how many.
@@ -60,6 +64,9 @@ streams! {
     fn shutdown_receive(mut self);
     fn close(mut self, now: Instant);
     fn abort(mut self, now: Instant);
+
+    fn ack_quickly(mut self);
+    fn ack_lazily(mut self);
 
     fn state(ref self) -> StateName;
     fn is_send_closed(ref self) -> bool;

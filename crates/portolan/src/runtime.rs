@@ -149,7 +149,8 @@ impl Core {
                 self.stack.insert_at(now, slot, session);
                 self.choose_tx_queue(slot);
             }
-            NewSession::Local(id, end) => {
+            NewSession::Local(id, mut end) => {
+                end.begin(now);
                 self.locals.insert(slot, id, *end);
                 if self.watch.sleeps_on_words() {
                     self.additions += 1;

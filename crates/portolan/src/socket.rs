@@ -53,7 +53,8 @@ static HAS_OWNER: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
 pub(crate) struct Socket {
-    pub(crate) family: Family,
+    /// Of IPv6, as long as it is.
+    is_v6: AtomicBool,
     pub(crate) protocol: Protocol,
     state: StateCell,
     is_nonblocking: AtomicBool,
@@ -197,7 +198,7 @@ impl Socket {
         let state = SocketState::HeldElsewhere {
             use_here: UseHere::Never,
         };
-        Socket::with(listener.family, Protocol::Tcp, state, setup, options)
+        Socket::with(listener.family(), Protocol::Tcp, state, setup, options)
     }
 
     /// One that another process opened, or this one's program before `exec`.
@@ -222,7 +223,7 @@ impl Socket {
     ) -> Socket {
         IN_PHASE[state.phase() as usize].fetch_add(1, Ordering::Release);
         Socket {
-            family,
+            is_v6: AtomicBool::new(family == Family::V6),
             protocol,
             state: StateCell::new(state),
             is_nonblocking: AtomicBool::new(false),
@@ -245,6 +246,18 @@ impl Socket {
             is_for_server: AtomicBool::new(false),
             asking: Asking::default(),
         }
+    }
+
+    pub(crate) fn family(&self) -> Family {
+        match self.is_v6.load(Ordering::Relaxed) {
+            true => Family::V6,
+            false => Family::V4,
+        }
+    }
+
+    /// `IPV6_ADDRFORM`: its peer is one of IPv4, and so is the socket from now on.
+    pub(crate) fn become_v4(&self) {
+        self.is_v6.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn state(&self) -> SocketState {
@@ -403,7 +416,7 @@ impl Socket {
     }
 
     pub(crate) fn options_blob(&self) -> SocketOptionsBlob {
-        self.options().to_options_blob(self.family)
+        self.options().to_options_blob(self.family())
     }
 
     /// An option was set.
@@ -616,7 +629,7 @@ impl Socket {
     /// An address as the application sees it: an IPv6 socket sees IPv4 peers mapped (RFC 4291
     /// §2.5.5.2).
     pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
-        match (self.family, address.ip()) {
+        match (self.family(), address.ip()) {
             (Family::V6, IpAddr::V4(v4)) => {
                 SocketAddr::new(v4.to_ipv6_mapped().into(), address.port())
             }
@@ -626,7 +639,7 @@ impl Socket {
 
     /// What `getsockname` shows before there is a port.
     pub(crate) fn unspecified(&self) -> SocketAddr {
-        match self.family {
+        match self.family() {
             Family::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
             Family::V6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
         }
@@ -634,7 +647,7 @@ impl Socket {
 
     /// An address the application gave, checked against the socket's family.
     pub(crate) fn given(&self, address: SocketAddr) -> Result<SocketAddr, Errno> {
-        match (self.family, address) {
+        match (self.family(), address) {
             (Family::V4, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
             (Family::V6, SocketAddr::V4(_)) if self.protocol == Protocol::Tcp => Err(Errno::INVAL),
             (Family::V6, SocketAddr::V4(_)) if self.options().v6_only() => Err(Errno::NETUNREACH),

@@ -230,6 +230,8 @@ pub struct HandshakeOptions {
     pub defer_accept_seconds: Option<u32>,
     /// `TCP_FASTOPEN`: connections that may wait with their handshake undone.
     pub fast_open_queue: Option<u32>,
+    /// `TCP_FASTOPEN_KEY`: what the cookies of the listener are made with, if not with the server's secret.
+    pub fast_open_keys: Option<FastOpenKeys>,
     /// `SO_CONCURRENT_SERVER`: whether children use what is accepted; if not said, what was seen last.
     pub is_concurrent_server: Option<bool>,
     /// How the packets of the session reach its holder; if not said, as the server's configuration says.
@@ -243,6 +245,19 @@ pub struct HandshakeOptions {
 impl HandshakeOptions {
     /// Higher ones name classes of the user's, and are root's; sockets with such become the kernel's.
     pub const PRIORITY_MAX: u8 = 6;
+}
+
+/// The key that Fast Open cookies are made with, and one whose cookies are taken still.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FastOpenKeys {
+    pub primary: [u8; 16],
+    pub backup: Option<[u8; 16]>,
+}
+
+impl std::fmt::Debug for FastOpenKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FastOpenKeys")
+    }
 }
 
 /// How the packets of a session reach its holder (MB §4.1).

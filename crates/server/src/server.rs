@@ -175,7 +175,7 @@ pub struct Server {
     pub(crate) floods: Floods,
     pub(crate) early: EarlyFragments,
     /// Fast Open cookies that peers granted.
-    pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::Cookie>,
+    pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::GrantedCookie>,
 
     pub(crate) qos: Qos,
     pub(crate) raw_flows: RawFlows,

@@ -81,6 +81,13 @@ impl Assembler {
         self.find(start).is_some_and(|r| end.at_or_before(r.end))
     }
 
+    /// The first part of `start..end` that is here already.
+    pub(crate) fn first_overlap(&self, start: SeqNum, end: SeqNum) -> Option<(SeqNum, SeqNum)> {
+        let i = self.ranges.partition_point(|r| r.end.at_or_before(start));
+        let range = self.ranges.get(i).filter(|r| r.start.before(end))?;
+        Some((range.start.max(start), range.end.min(end)))
+    }
+
     /// Appends the blocks that a SACK option should report, up to `limit` in all: the newest first, unless the
     /// peer knows it, then those that it was not told of. More than fit in one segment may have changed since
     /// the last.

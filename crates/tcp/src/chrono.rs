@@ -18,8 +18,9 @@ pub(crate) enum Activity {
     BufferLimited,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Chronometer {
+/// Measures what holds the sending half back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Chronometer {
     activity: Activity,
     since: Instant,
     busy: Duration,
@@ -29,10 +30,10 @@ pub(crate) struct Chronometer {
 
 /// Time spent busy for any reason, and of that held back by the peer's window or the own buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Times {
-    pub(crate) busy: Duration,
-    pub(crate) window_limited: Duration,
-    pub(crate) buffer_limited: Duration,
+pub struct Times {
+    pub busy: Duration,
+    pub window_limited: Duration,
+    pub buffer_limited: Duration,
 }
 
 impl Chronometer {
@@ -55,8 +56,9 @@ impl Chronometer {
         self.since = now;
     }
 
-    /// Up to the last change.
-    pub(crate) fn times(&self) -> Times {
+    /// Up to now.
+    pub fn times(mut self, now: Instant) -> Times {
+        self.turn_to(Activity::Idle, now);
         let limited = self.window_limited.saturating_add(self.buffer_limited);
         Times {
             busy: self.busy.saturating_add(limited),
@@ -80,8 +82,8 @@ mod tests {
         chronometer.turn_to(Activity::Idle, at(36));
         chronometer.turn_to(Activity::Busy, at(100));
         let ms = Duration::from_millis;
-        let times = chronometer.times();
-        assert_eq!(times.busy, ms(26));
+        let times = chronometer.times(at(104));
+        assert_eq!(times.busy, ms(30), "what goes on counts");
         assert_eq!(times.window_limited, ms(20));
         assert_eq!(times.buffer_limited, ms(1));
     }

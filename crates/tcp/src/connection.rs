@@ -12,6 +12,7 @@ use portolan_wire::tcp::{MAX_COOKIE, TcpHeader};
 use serde::{Deserialize, Serialize};
 
 use crate::buffer::LARGEST;
+use crate::cc::BbrInfo;
 use crate::chrono::Chronometer;
 use crate::config::{Config, CongestionKind, Options, OrphanWait};
 use crate::cookie;
@@ -20,7 +21,7 @@ use crate::ecn::Ecn;
 use crate::error::{Error, IcmpError, IcmpKind};
 use crate::event_counters::{EVENTS_MAX, Event, EventCounters};
 use crate::events::Events;
-use crate::fastopen::{Cookie, FastOpen};
+use crate::fastopen::{Cookie, FastOpen, GrantedCookie};
 use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
 use crate::listen::{ListenAnswer, judge_at_listener};
 use crate::output::Reset;
@@ -81,8 +82,8 @@ pub struct Connection {
     pub(crate) chronometer: Chronometer,
     /// Text went with the SYN and was taken (RFC 7413).
     pub(crate) early_data: bool,
-    /// A Fast Open cookie that the peer has granted.
-    pub(crate) granted: Option<ArrayVec<u8, MAX_COOKIE>>,
+    /// A Fast Open cookie that the peer has granted, and the largest segment that it takes.
+    pub(crate) granted: Option<(ArrayVec<u8, MAX_COOKIE>, u16)>,
     pub(crate) path: PathMtu,
 }
 
@@ -164,13 +165,14 @@ impl Connection {
     /// called before the first `transmit` of an active open.
     pub fn open_fast(&mut self, how: FastOpen) {
         if let State::SynSent(state) = &mut self.state {
-            let cookie = match how {
-                FastOpen::Ask => Some(ArrayVec::new()),
-                FastOpen::With(cookie) => Some(cookie.0),
-                FastOpen::WithoutCookie => None,
+            let (cookie, mss) = match how {
+                FastOpen::Ask => (Some(ArrayVec::new()), state.offer.mss),
+                FastOpen::With(granted) => (Some(granted.cookie.0), granted.mss),
+                FastOpen::WithoutCookie => (None, state.offer.mss),
             };
             state.fast = Some(FastSyn {
                 cookie,
+                mss: mss.min(state.offer.mss),
                 sent: 0,
                 text_follows: false,
             });
@@ -221,8 +223,12 @@ impl Connection {
     }
 
     /// The cookie that the peer granted, once.
-    pub fn take_cookie(&mut self) -> Option<Cookie> {
-        self.granted.take().map(Cookie)
+    pub fn take_cookie(&mut self) -> Option<GrantedCookie> {
+        let (cookie, mss) = self.granted.take()?;
+        Some(GrantedCookie {
+            cookie: Cookie(cookie),
+            mss,
+        })
     }
 
     /// A passive open by `syn`: SYN-RECEIVED.
@@ -386,6 +392,13 @@ impl Connection {
     /// Sends what waits for a full segment, also where it is corked: `TCP_NODELAY` was set.
     pub fn push(&mut self) {
         self.send.push();
+    }
+
+    /// The last byte that was sent ends a record (`MSG_EOR`): what follows goes in segments of its own.
+    pub fn end_record(&mut self) {
+        if self.may_send() {
+            self.send.end_record();
+        }
     }
 
     /// The last byte that was sent is urgent (`MSG_OOB`).
@@ -717,6 +730,11 @@ impl Connection {
         self.send.congestion.kind()
     }
 
+    /// What `TCP_CC_INFO` tells, if the algorithm has anything to tell.
+    pub fn congestion_info(&self) -> Option<BbrInfo> {
+        self.send.congestion.info()
+    }
+
     /// How often each of [`EVENTS`](crate::EVENTS) happened.
     pub fn counts(&self) -> &[u32; EVENTS_MAX] {
         self.event_counters.counts()
@@ -729,7 +747,6 @@ impl Connection {
 
     pub fn tcp_info(&self) -> TcpInfo {
         let (send, receive) = (&self.send, &self.receive);
-        let times = self.chronometer.times();
         TcpInfo {
             srtt: send.rtt.smoothed(),
             rttvar: send.rtt.variation(),
@@ -741,7 +758,9 @@ impl Connection {
             receive_mss: receive.mss,
             unacknowledged: send.board.outstanding(),
             sacked: send.board.sacked(),
-            lost: send.board.lost(),
+            lost: send.board.lost() + send.lost_and_sent_again(),
+            segments_unacknowledged: send.board.segments(send.mss),
+            segments_delivered: self.segments_delivered(),
             backoff: send.retries,
             probes: send.probes,
             retransmits: self.counters.retransmits,
@@ -766,6 +785,7 @@ impl Connection {
                 .pacing_rate(self.options.max_pacing)
                 .or_else(|| send.window_rate()),
             delivery_rate: send.delivery_rate(),
+            rate_limited_by_application: send.is_rate_limited_by_application(),
             ecn: self.ecn.is_some(),
             undone: send.undone,
             fast_recovery: matches!(send.ca_state, CaState::Recovery { .. }),
@@ -784,15 +804,25 @@ impl Connection {
             receive_rtt: receive.measured_rtt(),
             receive_space: receive.space(),
             keepalives: self.keepalives,
-            busy: times.busy,
-            window_limited: times.window_limited,
-            buffer_limited: times.buffer_limited,
+            chronometer: self.chronometer,
             early_data: self.early_data,
             duplicates_reported: send.duplicates_reported,
             delivered_marked: self.counters.delivered_marked,
             reordering: send.board.reordering(),
             reorderings: send.board.reorderings(),
         }
+    }
+
+    /// What was sent and is neither in flight nor lost has arrived, and so has the SYN of the handshake.
+    fn segments_delivered(&self) -> u64 {
+        let Counters {
+            data_out,
+            retransmits,
+            ..
+        } = self.counters;
+        let missing = u64::from(self.send.board.segments_missing(self.send.mss));
+        let once = data_out.saturating_sub(retransmits.saturating_add(missing));
+        once + u64::from(self.state.is_synchronized())
     }
 
     /// Where sending stands.

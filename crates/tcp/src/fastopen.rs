@@ -1,9 +1,12 @@
 //! Fast Open cookies (RFC 7413 §4.1.2): proof that a peer has received at its address before. The
 //! key changes every hour; a cookie of the hour before is good for a last time and is replaced.
 
+use core::net::IpAddr;
+
 use arrayvec::ArrayVec;
 use portolan_types::{FlowKey, Instant};
 use portolan_wire::tcp::MAX_COOKIE;
+use siphasher::sip::SipHasher24;
 
 use crate::isn::Secret;
 
@@ -17,6 +20,14 @@ const COOKIE: u8 = 5;
 /// A cookie as it travels; empty, it asks for one.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cookie(pub ArrayVec<u8, MAX_COOKIE>);
+
+/// A cookie that a peer has granted, and the largest segment that it took then: how much text fits a SYN is
+/// known before its answer (RFC 7413 §4.1.3).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GrantedCookie {
+    pub cookie: Cookie,
+    pub mss: u16,
+}
 
 /// What a cookie that came with a SYN is worth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +43,7 @@ pub enum CookieVerdict {
 pub enum FastOpen {
     /// It does not yet, and asks for a cookie.
     Ask,
-    With(Cookie),
+    With(GrantedCookie),
     /// The peer is known to want none (`TCP_FASTOPEN_NO_COOKIE`).
     WithoutCookie,
 }
@@ -52,6 +63,34 @@ pub fn judge_cookie(secret: &Secret, flow: &FlowKey, cookie: &[u8], now: Instant
         CookieVerdict::Aging
     } else {
         CookieVerdict::Bad
+    }
+}
+
+/// The cookie that Linux makes for the peer of `flow` with the same key (`TCP_FASTOPEN_KEY`), so that hosts that share
+/// one take each other's: SipHash of the addresses as the SYN has them.
+pub fn shared_cookie(key: &Secret, flow: &FlowKey) -> Cookie {
+    let mut message = ArrayVec::<u8, 32>::new();
+    for address in [flow.remote.ip(), flow.local.ip()] {
+        // Both fit.
+        let _ = match address {
+            IpAddr::V4(v4) => message.try_extend_from_slice(&v4.octets()),
+            IpAddr::V6(v6) => message.try_extend_from_slice(&v6.octets()),
+        };
+    }
+    let hash: [u8; LENGTH] = SipHasher24::new_with_key(&key.0)
+        .hash(&message)
+        .to_le_bytes();
+    Cookie(hash.iter().copied().collect())
+}
+
+/// Judges what the peer of `flow` sent by the keys of a listener: the first one makes cookies, those of the others
+/// are good still.
+pub fn judge_shared_cookie(keys: &[Secret], flow: &FlowKey, cookie: &[u8]) -> CookieVerdict {
+    let made_by = |key: &Secret| shared_cookie(key, flow).0.as_slice() == cookie;
+    match keys.iter().position(made_by) {
+        Some(0) => CookieVerdict::Good,
+        Some(_) => CookieVerdict::Aging,
+        None => CookieVerdict::Bad,
     }
 }
 
@@ -104,5 +143,18 @@ mod tests {
             judge_cookie(&secret, &flow(2, 1), &[], at(10)),
             CookieVerdict::Bad
         );
+    }
+
+    #[test]
+    fn cookies_of_a_shared_key_are_good_by_the_first_key_and_age_by_the_second() {
+        let [old, new] = [Secret([1; 16]), Secret([2; 16])];
+        let cookie = shared_cookie(&old, &flow(2, 1000));
+        let judge = |keys: &[Secret], port| judge_shared_cookie(keys, &flow(2, port), &cookie.0);
+        assert_eq!(
+            judge(&[old.clone(), new.clone()], 2000),
+            CookieVerdict::Good
+        );
+        assert_eq!(judge(&[new.clone(), old], 1000), CookieVerdict::Aging);
+        assert_eq!(judge(&[new], 1000), CookieVerdict::Bad);
     }
 }

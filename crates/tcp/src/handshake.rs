@@ -34,6 +34,8 @@ pub(crate) struct SynSent {
 pub(crate) struct FastSyn {
     /// Empty to ask for one; none to send text without one.
     pub(crate) cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
+    /// The largest segment that the peer took when it granted the cookie.
+    pub(crate) mss: u16,
     /// Bytes of text that went with the SYN.
     pub(crate) sent: u32,
     /// The user waits with text for the handshake: it takes the acknowledgement along.

@@ -106,11 +106,17 @@ impl Connection {
         self.note_early(header.ack - (state.iss + 1));
         // As Linux counts: the SYN, too.
         self.counters.bytes_acknowledged += 1;
+        let used = state.fast.as_ref().and_then(|fast| fast.cookie.as_ref());
         self.granted = header
             .options
             .fast_open
-            .clone()
-            .filter(|cookie| !cookie.is_empty());
+            .as_ref()
+            .filter(|cookie| !cookie.is_empty())
+            .or(used.filter(|cookie| !cookie.is_empty()))
+            .map(|cookie| {
+                let mss = header.options.mss.unwrap_or(state.offer.assumed_mss);
+                (cookie.clone(), mss)
+            });
         self.establish(header.seq, u32::from(header.window));
         let text_follows = state.fast.as_ref().is_some_and(|fast| fast.text_follows);
         self.receive.want_ack(match text_follows {

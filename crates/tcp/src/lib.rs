@@ -35,6 +35,8 @@ mod urgent;
 mod validate;
 
 pub use buffer::ByteRing;
+pub use cc::BbrInfo;
+pub use chrono::{Chronometer, Times};
 pub use config::{
     ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config, CongestionKind, EcnMode, KeepAlive, Options, OrphanWait,
 };
@@ -43,7 +45,10 @@ pub use ecn::Codepoint;
 pub use error::{Error, IcmpError, IcmpKind};
 pub use event_counters::{EVENTS, EVENTS_MAX};
 pub use events::Events;
-pub use fastopen::{Cookie, CookieVerdict, FastOpen, fast_open_cookie, judge_cookie};
+pub use fastopen::{
+    Cookie, CookieVerdict, FastOpen, GrantedCookie, fast_open_cookie, judge_cookie,
+    judge_shared_cookie, shared_cookie,
+};
 pub use listen::{ListenAnswer, judge_at_listener};
 pub use output::Segment;
 pub use queue::HandoffBuffer;

@@ -177,7 +177,7 @@ impl Connection {
             self.timers.pace = at;
             return None;
         }
-        let mut chunk = self.next_by_options()?;
+        let mut chunk = self.next_by_options(now)?;
         self.leave_room(&mut chunk);
         if self.announces_reduction(chunk) && chunk.len > self.send.mss {
             // RFC 3168 §6.1.2: CWR goes with one packet only.
@@ -201,24 +201,41 @@ impl Connection {
         option.map_or(0, |option| option.padded_len() as u32)
     }
 
-    fn next_by_options(&mut self) -> Option<Chunk> {
+    fn next_by_options(&mut self, now: Instant) -> Option<Chunk> {
+        if self.urgent_end.is_none() && !self.send.has_records() {
+            return self.send.next_chunk(now, &self.options);
+        }
         if self.urgent_end.is_none() {
-            return self.send.next_chunk(&self.options);
+            return self.next_of_record(now);
         }
         // RFC 9293 §3.8.5, as Linux: urgent data is not held back. Segments that the device cuts
         // would all carry the first one's pointer.
-        let options = Options {
+        let options = self.unheld();
+        let mss = self.send.mss;
+        let chunk = self.send.next_chunk(now, &options)?;
+        Some(self.send.within_record(Chunk {
+            len: chunk.len.min(mss),
+            fin: chunk.fin && chunk.len <= mss,
+            ..chunk
+        }))
+    }
+
+    fn next_of_record(&mut self, now: Instant) -> Option<Chunk> {
+        let chunk = match self.send.is_record_complete() {
+            // As what urges, it is not held back.
+            true => self.send.next_chunk(now, &self.unheld()),
+            false => self.send.next_chunk(now, &self.options),
+        };
+        Some(self.send.within_record(chunk?))
+    }
+
+    fn unheld(&self) -> Options {
+        Options {
             nodelay: true,
             cork: false,
             more: false,
             ..self.options.clone()
-        };
-        let mss = self.send.mss;
-        self.send.next_chunk(&options).map(|chunk| Chunk {
-            len: chunk.len.min(mss),
-            fin: chunk.fin && chunk.len <= mss,
-            ..chunk
-        })
+        }
     }
 
     fn announces_reduction(&self, chunk: Chunk) -> bool {
@@ -255,31 +272,35 @@ impl Connection {
 
     /// A time-out for what is in flight (RFC 6298 §5.1), or a probe of its tail before that.
     pub(crate) fn arm_retransmission(&mut self, now: Instant) {
-        let mut at = now + self.send.rtt.rto();
-        let probe = self
-            .send
-            .tail_probe_delay()
-            .filter(|_| self.sack)
-            .map(|delay| now + delay);
-        if let Some(probe) = probe.filter(|&probe| probe < at) {
-            return self.timers.set_send(SendTimer::TailProbe, probe);
-        }
+        self.arm_timeout(now, after(now, self.send.rtt.rto_nanos()));
+    }
+
+    /// RFC 8985 §7.2: a probe of the tail replaces the time-out that is due `at`, also where it would come later.
+    fn arm_timeout(&mut self, now: Instant, mut at: Instant) {
+        let probe = self.tail_probe_at(now).map(|probe| probe.min(at));
         if let Some(timeout) = self.options.user_timeout {
             // RFC 5482: do not sleep past the user's own limit.
             at = at.min((self.send.stalled_since + timeout).max(now));
         }
-        self.timers.set_send(SendTimer::Retransmit, at);
+        match probe {
+            Some(probe) if probe <= at => self.timers.set_send(SendTimer::TailProbe, probe),
+            _ => self.timers.set_send(SendTimer::Retransmit, at),
+        }
     }
 
-    /// RFC 8985 §7.2: each new transmission moves the probe, which may come before the time-out.
-    fn arm_tail_probe(&mut self, now: Instant) {
-        let probe = self.send.tail_probe_delay().filter(|_| self.sack);
-        if let Some(probe) = probe
-            .map(|delay| now + delay)
-            .filter(|&at| at < self.timers.send)
-        {
-            self.timers.set_send(SendTimer::TailProbe, probe);
-        }
+    fn tail_probe_at(&self, now: Instant) -> Option<Instant> {
+        let delay = self.send.tail_probe_delay().filter(|_| self.sack)?;
+        Some(after(now, delay))
+    }
+
+    /// RFC 8985 §7.2: each new transmission moves the probe, but not past the time-out of the oldest segment (Linux's
+    /// `tcp_rto_delta_us`), or a steady writer would never learn of a loss.
+    fn arm_for_transmission(&mut self, now: Instant) {
+        let at = match self.timers.runs(SendTimer::Retransmit) {
+            true => self.timers.send,
+            false => after(self.send.oldest_sent(now), self.send.rtt.rto_nanos()).max(now),
+        };
+        self.arm_timeout(now, at);
     }
 
     // ---- segments ----
@@ -309,10 +330,10 @@ impl Connection {
             false => self.enclosed(),
         };
         self.send.sent(chunk, now, &self.options);
-        match self.timers.runs(SendTimer::Retransmit) {
-            true if !chunk.retransmission => self.arm_tail_probe(now),
-            false if !self.timers.runs(SendTimer::Reorder) => self.arm_retransmission(now),
-            _ => {}
+        match self.timers.running() {
+            Some(SendTimer::Reorder) => {}
+            Some(SendTimer::Retransmit) if chunk.retransmission => {}
+            _ => self.arm_for_transmission(now),
         }
         if chunk.retransmission {
             self.counters.retransmits += u64::from(chunk.len.div_ceil(self.send.mss).max(1));
@@ -413,13 +434,13 @@ impl Connection {
     /// again, it is a plain one.
     fn emit_opening(&mut self, now: Instant, iss: SeqNum, offer: Offer) -> Segment<'_> {
         let (mut cookie, mut len) = (None, 0);
-        let room = usize::from(offer.mss.saturating_sub(MAX_OPTIONS));
         if self.send.retries == 0
             && let State::SynSent(SynSent {
                 fast: Some(fast), ..
             }) = &mut self.state
         {
             if fast.takes_text() {
+                let room = usize::from(fast.mss.saturating_sub(MAX_OPTIONS));
                 len = self.send.buffer.len().min(room);
             }
             fast.sent = len as u32;
@@ -512,6 +533,10 @@ impl Connection {
             ..TcpHeader::default()
         })
     }
+}
+
+fn after(moment: Instant, nanos: u64) -> Instant {
+    Instant::from_nanos(moment.as_nanos().saturating_add(nanos))
 }
 
 /// A segment without text.

@@ -142,6 +142,8 @@ impl Receiver {
         self.nxt = irs + 1;
         self.acknowledged = self.nxt;
         self.edge = self.nxt + u32::from(offered);
+        // As if it were text, as Linux counts from the handshake.
+        self.last_data = now;
         self.tuning.since = now;
         self.tuning.window_end = self.edge;
         self.tuning.window_since = now;
@@ -354,6 +356,9 @@ impl Receiver {
         if seq.before(self.nxt) {
             self.duplicate = Some((seq, self.nxt));
             self.want_ack(AckSchedule::Now);
+        } else if let Some(kept) = self.assembler.first_overlap(start, stop) {
+            // Linux, too, tells of the first such range only.
+            self.duplicate = Some(kept);
         }
         let text = &payload[(start - seq) as usize..(stop - seq) as usize];
         let offset = self.buffer.len() + (start - self.nxt) as usize;

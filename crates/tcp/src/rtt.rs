@@ -43,6 +43,11 @@ impl RttEstimator {
 
     /// The time-out with its backoff (RFC 6298 §2.4, §5.5).
     pub(crate) fn rto(&self) -> Duration {
+        Duration::from_nanos(self.rto_nanos())
+    }
+
+    /// The same for who arms a timer with each segment.
+    pub(crate) fn rto_nanos(&self) -> u64 {
         const LEAST_VARIATION: u64 = MIN_RTO.as_nanos() as u64;
         const MOST: u64 = MAX_RTO.as_nanos() as u64;
         let base = match (self.smoothed, self.cautious) {
@@ -52,7 +57,7 @@ impl RttEstimator {
             (smoothed, _) => smoothed + (4 * self.variation).max(LEAST_VARIATION),
         };
         let backed_off = base.saturating_mul(1 << self.backoff.min(16));
-        Duration::from_nanos(backed_off.min(MOST))
+        backed_off.min(MOST)
     }
 
     pub(crate) fn back_off(&mut self) {
@@ -71,6 +76,10 @@ impl RttEstimator {
 
     pub(crate) fn smoothed(&self) -> Option<Duration> {
         (self.smoothed != 0).then(|| Duration::from_nanos(self.smoothed))
+    }
+
+    pub(crate) fn smoothed_nanos(&self) -> Option<u64> {
+        (self.smoothed != 0).then_some(self.smoothed)
     }
 
     pub(crate) fn variation(&self) -> Duration {

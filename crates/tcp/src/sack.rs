@@ -131,6 +131,11 @@ impl Scoreboard {
         self.records.shrink_to_fit();
     }
 
+    /// When the oldest bytes in flight were sent last.
+    pub(crate) fn oldest_sent(&self) -> Option<Instant> {
+        self.records.front().map(|record| record.sent)
+    }
+
     /// Bytes sent and not cumulatively acknowledged.
     pub(crate) fn outstanding(&self) -> u32 {
         match (self.records.front(), self.records.back()) {
@@ -316,6 +321,18 @@ impl Scoreboard {
     pub(crate) fn retransmitted(&self) -> u32 {
         let again = |r: &&Record| r.retransmitted && r.fate == Fate::Outstanding;
         self.records.iter().filter(again).map(Record::len).sum()
+    }
+
+    /// Segments of the records.
+    pub(crate) fn segments(&self, mss: u32) -> u32 {
+        self.records.iter().map(|r| r.len().div_ceil(mss)).sum()
+    }
+
+    /// Those of them that the peer has not reported.
+    pub(crate) fn segments_missing(&self, mss: u32) -> u32 {
+        let is_missing = |r: &&Record| r.fate != Fate::Sacked;
+        let missing = self.records.iter().filter(is_missing);
+        missing.map(|r| r.len().div_ceil(mss)).sum()
     }
 
     /// RFC 8985 §6.2 step 4: the peer had a segment twice, so the last patience was too short.

@@ -3,10 +3,13 @@
 
 mod pace;
 mod prr;
+mod records;
 mod recovery;
 mod tail;
 mod undo;
 mod usage;
+
+use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
 use serde::{Deserialize, Serialize};
@@ -19,6 +22,7 @@ use crate::rtt::{MIN_RTO, RttEstimator};
 use crate::sack::Scoreboard;
 use pace::Pacer;
 use prr::Prr;
+use records::Records;
 use tail::TailProbe;
 use undo::{ForwardRto, Undo};
 use usage::CwndValidation;
@@ -27,6 +31,11 @@ pub(crate) use recovery::{AckInput, CaState};
 
 /// What an IPv4 packet holds beside its headers and timestamps.
 pub(crate) const LARGEST_SEGMENT: u32 = 0xffff - 52;
+
+/// A part of the window that is sent whatever the size of a burst (Linux's `tcp_tso_win_divisor`).
+const DEFERRAL_DIVISOR: u32 = 3;
+/// The next acknowledgement is worth waiting for if it comes within this time, and within half a round trip.
+const DEFERRAL_LIMIT: Duration = Duration::from_millis(1);
 
 /// Segments behind a probe of the path, and the least congestion window for one (Linux's
 /// `tcp_mtu_probe`).
@@ -81,8 +90,8 @@ pub(crate) struct Sender {
     short_end: SeqNum,
     /// Bytes up to here are not held back, corked or not.
     push_end: SeqNum,
-    /// The congestion window, not the application, held back the last transmission.
-    pub(crate) congestion_limited: bool,
+    /// Where segments have to end, if anybody has said so.
+    records: Option<Box<Records>>,
     pub(crate) last_sent: Instant,
     /// Since when nothing was acknowledged although something was outstanding.
     pub(crate) stalled_since: Instant,
@@ -136,7 +145,7 @@ impl Sender {
             cwr_pending: false,
             rate: Rate::default(),
             delivery_sample: None,
-            usage: CwndValidation::default(),
+            usage: CwndValidation::new(first),
             pacer: Pacer::default(),
             tail: TailProbe::None,
             duplicates: 0,
@@ -144,7 +153,7 @@ impl Sender {
             forced: false,
             short_end: first,
             push_end: first,
-            congestion_limited: false,
+            records: None,
             last_sent: now,
             stalled_since: now,
             retries: 0,
@@ -178,6 +187,7 @@ impl Sender {
         self.nxt = self.una;
         self.short_end = self.una;
         self.push_end = self.una;
+        self.forget_records();
     }
 
     // ---- the queue ----
@@ -309,23 +319,28 @@ impl Sender {
 
     // ---- what goes next ----
 
+    /// When the oldest bytes in flight were sent last; now, if there are none.
+    pub(crate) fn oldest_sent(&self, now: Instant) -> Instant {
+        self.board.oldest_sent().unwrap_or(now)
+    }
+
     /// Bytes in the network.
     pub(crate) fn in_flight(&self) -> u32 {
         self.board.in_flight().saturating_sub(self.reno_sacked_out)
     }
 
-    pub(crate) fn next_chunk(&mut self, options: &Options) -> Option<Chunk> {
+    pub(crate) fn next_chunk(&mut self, now: Instant, options: &Options) -> Option<Chunk> {
         // RFC 5682 §3.1 step 2b: new bytes, and nothing again, show whether the time-out was
         // spurious.
         if self.forward_rto == ForwardRto::Probing {
-            let chunk = self.next_new(options);
+            let chunk = self.next_new(now, options);
             if chunk.is_some() || self.has_sent_beyond_ca_state() {
                 return chunk;
             }
             self.forward_rto = ForwardRto::Off;
         }
         self.next_retransmission(options)
-            .or_else(|| self.next_new(options))
+            .or_else(|| self.next_new(now, options))
     }
 
     fn next_retransmission(&mut self, options: &Options) -> Option<Chunk> {
@@ -334,7 +349,7 @@ impl Sender {
         }
         let (flight, cwnd) = (self.in_flight(), self.congestion.cwnd());
         if flight >= cwnd && !self.forced {
-            self.congestion_limited = true;
+            self.note_congestion_limited();
             return None;
         }
         let burst = self.burst(options.max_pacing);
@@ -345,7 +360,7 @@ impl Sender {
     }
 
     /// RFC 9293 §3.7.4 [SHLD-7], §3.8.6.2.1 [MUST-38]: window, congestion window, Nagle and silly windows.
-    fn next_new(&mut self, options: &Options) -> Option<Chunk> {
+    fn next_new(&mut self, now: Instant, options: &Options) -> Option<Chunk> {
         let queued = self.unsent();
         if queued == 0 {
             // A lone FIN needs no window.
@@ -359,7 +374,7 @@ impl Sender {
         };
         let (flight, cwnd) = (self.in_flight(), self.congestion.cwnd());
         if flight >= cwnd && !self.forced {
-            self.congestion_limited = true;
+            self.note_congestion_limited();
             return None;
         }
         let congestion = cwnd.saturating_sub(flight).max(self.mss);
@@ -378,21 +393,29 @@ impl Sender {
         if room >= queued {
             return self.next_tail(queued, options);
         }
-        self.congestion_limited = congestion < window;
+        if congestion < window {
+            self.note_congestion_limited();
+        }
         let full = (room - room % self.mss).min(burst);
-        // A burst soon to come is worth more than a piece now (as Linux's TSO deferral), but not
-        // while something may be lost (RFC 3042).
-        let disorder = self.is_recovering() || self.board.sacked() > 0 || self.reno_sacked_out > 0;
-        let worthwhile = match disorder {
-            true => 0,
-            false => burst.min(queued).min(cwnd.min(self.window) / 4),
-        };
-        if full == 0 || (full < worthwhile && flight > 0) {
+        let is_worthwhile = room >= burst || room >= cwnd.min(self.window) / DEFERRAL_DIVISOR;
+        if full == 0 || (!is_worthwhile && self.may_defer(now)) {
             // RFC 9293 §3.8.6.2.1 (3): half the largest window is enough.
             let half = room >= self.max_window / 2 && room > 0 && room == window;
             return (full == 0 && half).then(|| self.fresh(room, queued));
         }
         Some(self.fresh(full, queued))
+    }
+
+    /// A burst soon to come is worth more than a piece now (Linux's `tcp_tso_should_defer`): while the application
+    /// writes, if an acknowledgement is about to come, and not while something may be lost (RFC 3042).
+    fn may_defer(&self, now: Instant) -> bool {
+        let disorder = self.is_recovering() || self.board.sacked() > 0 || self.reno_sacked_out > 0;
+        let (Some(oldest), Some(srtt)) = (self.board.oldest_sent(), self.rtt.smoothed()) else {
+            return false;
+        };
+        !disorder
+            && now.since(self.last_sent) <= DEFERRAL_LIMIT
+            && (oldest + srtt).since(now) <= DEFERRAL_LIMIT.min(srtt / 2)
     }
 
     /// All of the queue fits the windows; only a piece short of a segment may have to wait.
@@ -436,6 +459,11 @@ impl Sender {
         bytes_per_second(bytes, interval)
     }
 
+    /// Whether the latest sample of that was of what the application gave; so it is before the first.
+    pub(crate) fn is_rate_limited_by_application(&self) -> bool {
+        self.delivery_sample.is_none() || self.rate.is_limited()
+    }
+
     /// `chunk` goes out now.
     pub(crate) fn sent(&mut self, chunk: Chunk, now: Instant, options: &Options) {
         let space = chunk.len + u32::from(chunk.fin);
@@ -452,6 +480,7 @@ impl Sender {
             }
             self.board.push(chunk.seq, chunk.seq + space, now, stamp);
             self.nxt = chunk.seq + space;
+            self.note_use();
             if chunk.len < self.mss || !chunk.len.is_multiple_of(self.mss) {
                 self.short_end = self.nxt;
             }
@@ -504,6 +533,10 @@ impl Sender {
             && self.short_end.at_or_before(self.nxt)
             && self.push_end.at_or_after(self.una)
             && self.push_end.at_or_before(self.data_end())
+            && self
+                .records
+                .as_ref()
+                .is_none_or(|records| records.is_consistent(self.una, self.data_end()))
     }
 
     /// Gives memory back that an idle sender does not need.

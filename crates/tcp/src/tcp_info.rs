@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use portolan_types::SeqNum;
 
+use crate::chrono::Chronometer;
 use crate::config::CongestionKind;
 
 /// What a connection waits for, as the kernel's `idiag_timer` tells it apart.
@@ -30,7 +31,11 @@ pub struct TcpInfo {
     /// Sent and not cumulatively acknowledged.
     pub unacknowledged: u32,
     pub sacked: u32,
+    /// What counts as lost, sent again or not.
     pub lost: u32,
+    /// Segments of `unacknowledged`, and those that have arrived; the SYN is one.
+    pub segments_unacknowledged: u32,
+    pub segments_delivered: u64,
     /// Time-outs in a row.
     pub backoff: u32,
     pub probes: u32,
@@ -56,6 +61,8 @@ pub struct TcpInfo {
     /// Bytes per second: what is sent at most, and what was delivered recently.
     pub pacing_rate: Option<u64>,
     pub delivery_rate: Option<u64>,
+    /// The application, not the path, set the latter.
+    pub rate_limited_by_application: bool,
     pub ecn: bool,
     /// Reductions of the window that were taken back.
     pub undone: u64,
@@ -84,10 +91,8 @@ pub struct TcpInfo {
     pub receive_space: u32,
     /// Keep-alive probes without an answer.
     pub keepalives: u32,
-    /// Time with something to send; of it held back by the peer's window or the own buffer.
-    pub busy: Duration,
-    pub window_limited: Duration,
-    pub buffer_limited: Duration,
+    /// What the time was spent with.
+    pub chronometer: Chronometer,
     /// Text went with the SYN and was taken.
     pub early_data: bool,
     /// Segments that the peer reported to have had twice (RFC 2883).

@@ -53,6 +53,10 @@ impl Timers {
         self.send != Instant::FAR_FUTURE && self.send_kind == kind
     }
 
+    pub(crate) fn running(&self) -> Option<SendTimer> {
+        (self.send != Instant::FAR_FUTURE).then_some(self.send_kind)
+    }
+
     pub(crate) fn earliest(&self) -> Instant {
         self.send.min(self.acknowledge).min(self.pace).min(self.end)
     }

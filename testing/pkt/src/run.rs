@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::agent::{Agent, AgentError, Answer};
 use crate::bed::{Bed, Stack};
 use crate::script::{Action, Family, Packet, Place, Script, Step, Time};
-use crate::segment::{Content, Flow, Reassembly, Scope, Seen, build, compare, show};
+use crate::segment::{Content, Flow, Reassembly, Scope, Seen, SeenOption, build, compare, show};
 use crate::wire::now;
 
 /// How much a time may be off to either side.
@@ -171,6 +171,7 @@ impl<'a> Player<'a> {
             scope: Scope {
                 family,
                 variables: HashMap::new(),
+                cookie: Vec::new(),
             },
             flows,
             reassembly: Reassembly::default(),
@@ -415,8 +416,10 @@ impl<'a> Player<'a> {
                 flow.local_isn = Some(tcp.sequence);
             }
             for option in &tcp.options {
-                if let crate::segment::SeenOption::Timestamps(value, _) = option {
-                    flow.timestamp = *value;
+                match option {
+                    SeenOption::Timestamps(value, _) => flow.timestamp = *value,
+                    SeenOption::FastOpen(cookie) => self.scope.cookie.clone_from(cookie),
+                    _ => {}
                 }
             }
         }

@@ -27,6 +27,7 @@ mod signals;
 mod splice;
 mod started;
 mod stdio;
+mod stream_options;
 mod tcp_options;
 mod threads;
 mod timeouts;
@@ -41,7 +42,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 32] = [
+pub static TOPICS: [Topic; 33] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -121,6 +122,10 @@ pub static TOPICS: [Topic; 32] = [
     Topic {
         name: "urgent",
         run: urgent::run,
+    },
+    Topic {
+        name: "stream-options",
+        run: stream_options::run,
     },
     Topic {
         name: "tcp-options",

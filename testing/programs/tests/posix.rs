@@ -37,7 +37,7 @@ fn datagram_sockets_behave_as_the_kernels_do_over_ipv6() {
 
 #[test]
 fn streams_end_as_the_kernels_do_over_both_families() {
-    const TOPICS: [&str; 2] = ["endings", "listeners"];
+    const TOPICS: [&str; 3] = ["endings", "listeners", "stream-options"];
     for found in [
         compare(bed, &TOPICS),
         compare(|| bed().over_ipv6(), &TOPICS),
@@ -63,7 +63,7 @@ listeners client refused, bound to any port: name | as above
 /// Both roles on one host: between two programs of Portolan's there are no packets.
 #[test]
 fn streams_within_one_host_behave_as_the_kernels_do() {
-    const TOPICS: [&str; 22] = [
+    const TOPICS: [&str; 23] = [
         "connect",
         "accept",
         "receive",
@@ -81,6 +81,7 @@ fn streams_within_one_host_behave_as_the_kernels_do() {
         "faults",
         "urgent",
         "tcp-options",
+        "stream-options",
         "fast-open",
         "stdio",
         "owners",

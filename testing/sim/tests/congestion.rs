@@ -210,7 +210,7 @@ fn a_spurious_time_out_is_taken_back() {
         assert!(count(pair.a.tcp(), sign) >= 1, "{name}");
         assert!(count(pair.a.tcp(), "spurious_timeouts") >= 1, "{name}");
         // Not all of some seventy that were late went twice.
-        assert!(figures.retransmits < 30, "{name}: {figures:?}");
+        assert!(figures.retransmits < 50, "{name}: {figures:?}");
         assert!(figures.cwnd >= 10 * figures.mss, "{name}: {}", figures.cwnd);
         assert_eq!(figures.unacknowledged, 0, "{name}");
     }

@@ -284,7 +284,7 @@ fn what_was_too_big_for_the_path_goes_again_at_once_and_the_window_stays() {
 }
 
 #[test]
-fn a_peer_that_vanished_is_given_up_after_15_retransmissions() {
+fn a_peer_that_vanished_is_given_up_after_a_probe_and_15_retransmissions() {
     let mut pair = established();
     pair.links(|link| link.loss = 1000);
     let now = pair.now;
@@ -293,7 +293,7 @@ fn a_peer_that_vanished_is_given_up_after_15_retransmissions() {
     assert_eq!(pair.a.tcp().state(), StateName::Established);
     pair.run_for(5 * MINUTE);
     assert_eq!(pair.a.tcp().error(), Some(Error::TimedOut));
-    assert_eq!(pair.a.tcp().tcp_info().retransmits, 15);
+    assert_eq!(pair.a.tcp().tcp_info().retransmits, 16);
 }
 
 #[test]

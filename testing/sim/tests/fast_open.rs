@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{Pair, Side};
-use portolan_tcp::{Config, Connection, Cookie, FastOpen, StateName};
+use portolan_tcp::{Config, Connection, Cookie, FastOpen, GrantedCookie, StateName};
 use portolan_types::SeqNum;
 use portolan_wire::tcp::TcpFlags;
 
@@ -11,8 +11,9 @@ const MS: Duration = Duration::from_millis(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const TEXT: &[u8] = b"an early request";
 
-fn cookie() -> Cookie {
-    Cookie([7; 8].into_iter().collect())
+fn granted(mss: u16) -> GrantedCookie {
+    let cookie = Cookie([7; 8].into_iter().collect());
+    GrantedCookie { cookie, mss }
 }
 
 /// A opens with text; B does with the SYN what `accept` says, and A hears it.
@@ -47,9 +48,13 @@ fn received(pair: &mut Pair, side: Side) -> Vec<u8> {
 
 #[test]
 fn text_that_came_with_the_syn_is_read_and_answered_before_the_handshake_is_done() {
-    let mut pair = opened(FastOpen::With(cookie()), TEXT, |connection, text, now| {
-        connection.take_early(now, text);
-    });
+    let mut pair = opened(
+        FastOpen::With(granted(1460)),
+        TEXT,
+        |connection, text, now| {
+            connection.take_early(now, text);
+        },
+    );
     assert_eq!(received(&mut pair, Side::B), TEXT);
     assert_eq!(pair.b.tcp().state(), StateName::SynReceived);
     let now = pair.now;
@@ -69,14 +74,14 @@ fn text_that_came_with_the_syn_is_read_and_answered_before_the_handshake_is_done
 
 #[test]
 fn text_that_was_not_taken_is_sent_again_after_the_handshake() {
-    let mut pair = opened(FastOpen::With(cookie()), TEXT, |connection, _, _| {
+    let mut pair = opened(FastOpen::With(granted(1460)), TEXT, |connection, _, _| {
         connection.grant_cookie(Cookie([9; 8].into_iter().collect()));
     });
     pair.run_for(MINUTE);
     assert_eq!(received(&mut pair, Side::B), TEXT);
     assert!(!pair.a.tcp().tcp_info().early_data);
     let granted = pair.a.tcp().take_cookie().expect("a new cookie");
-    assert_eq!(granted.0.as_slice(), [9; 8]);
+    assert_eq!(granted.cookie.0.as_slice(), [9; 8]);
     assert_eq!(pair.a.tcp().take_cookie(), None);
 }
 
@@ -97,7 +102,7 @@ fn a_lost_syn_is_repeated_without_text() {
     pair.b.listens = true;
     pair.connect(Side::A);
     let now = pair.now;
-    pair.a.tcp().open_fast(FastOpen::With(cookie()));
+    pair.a.tcp().open_fast(FastOpen::With(granted(1460)));
     pair.a.tcp().send(now, TEXT);
     pair.a_to_b.loss = 1000;
     pair.flush(Side::A);
@@ -111,9 +116,13 @@ fn a_lost_syn_is_repeated_without_text() {
 
 #[test]
 fn a_lost_answer_to_early_text_is_repeated() {
-    let mut pair = opened(FastOpen::With(cookie()), TEXT, |connection, text, now| {
-        connection.take_early(now, text);
-    });
+    let mut pair = opened(
+        FastOpen::With(granted(1460)),
+        TEXT,
+        |connection, text, now| {
+            connection.take_early(now, text);
+        },
+    );
     let now = pair.now;
     pair.b.tcp().send(now, b"an early answer");
     pair.b_to_a.loss = 1000;
@@ -128,9 +137,13 @@ fn a_lost_answer_to_early_text_is_repeated() {
 
 #[test]
 fn a_side_that_closes_early_still_finishes_the_handshake_first() {
-    let mut pair = opened(FastOpen::With(cookie()), TEXT, |connection, text, now| {
-        connection.take_early(now, text);
-    });
+    let mut pair = opened(
+        FastOpen::With(granted(1460)),
+        TEXT,
+        |connection, text, now| {
+            connection.take_early(now, text);
+        },
+    );
     assert_eq!(received(&mut pair, Side::B), TEXT);
     let now = pair.now;
     pair.b.tcp().send(now, b"bye");
@@ -139,4 +152,40 @@ fn a_side_that_closes_early_still_finishes_the_handshake_first() {
     assert_eq!(received(&mut pair, Side::A), b"bye");
     assert_eq!(pair.a.tcp().state(), StateName::CloseWait);
     assert_eq!(pair.b.tcp().state(), StateName::FinWait2);
+}
+
+#[test]
+fn no_more_text_goes_with_the_syn_than_the_peer_took_when_it_granted_the_cookie() {
+    let text = [b'x'; 1400];
+    let how = FastOpen::With(granted(536));
+    let mut pair = opened(how, &text, |connection, text, now| {
+        // Room for all options is left.
+        assert_eq!(text.len(), 536 - 40);
+        connection.take_early(now, text);
+    });
+    pair.run_for(MINUTE);
+    assert_eq!(received(&mut pair, Side::B), text);
+}
+
+#[test]
+fn the_size_of_segments_is_kept_with_the_cookie_and_anew_with_each_use() {
+    for sent in [Some(granted(1460)), None] {
+        let mut pair = Pair::new(7, 10 * MS, &Config::default());
+        pair.b.config.mss = 1000;
+        pair.b.listens = true;
+        pair.connect(Side::A);
+        let used = sent.is_some();
+        pair.a
+            .tcp()
+            .open_fast(sent.map_or(FastOpen::Ask, FastOpen::With));
+        pair.run_for(15 * MS);
+        if !used {
+            let cookie = granted(0).cookie;
+            pair.b.tcp().grant_cookie(cookie);
+        }
+        pair.run_for(MINUTE);
+        // The SYN+ACK had gone before it could bring the first.
+        let expected = used.then(|| granted(1000));
+        assert_eq!(pair.a.tcp().take_cookie(), expected);
+    }
 }

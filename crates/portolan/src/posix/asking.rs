@@ -159,8 +159,12 @@ pub(super) fn install(
         NewSession::Session(session) => socket.options().apply(session),
         NewSession::Local(_, end) => socket.options().apply_to_stream(&mut **end),
     }
-    if let NewSession::Session(Session::Tcp(session)) = &mut arrival {
-        apply_quickack(socket, &mut session.connection);
+    match &mut arrival {
+        NewSession::Session(Session::Tcp(session)) => {
+            apply_quickack(socket, &mut session.connection);
+        }
+        NewSession::Session(Session::Udp(_)) => {}
+        NewSession::Local(_, end) => apply_quickack(socket, &mut **end),
     }
     let id = match &arrival {
         NewSession::Session(session) => Some(session.id()),

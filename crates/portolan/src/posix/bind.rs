@@ -26,7 +26,7 @@ pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
         let (socket, process) = find(fd)?;
         let local = match socket.given(address) {
             // Unlike a peer's address, it has to be of the socket's family.
-            Ok(_) if socket.family == Family::V6 && address.is_ipv4() => {
+            Ok(_) if socket.family() == Family::V6 && address.is_ipv4() => {
                 return Err(Errno::INVAL.into());
             }
             // What connect calls unreachable, bind calls invalid.

@@ -41,7 +41,7 @@ pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Answer<()> {
             (Protocol::Udp, Some(address)) => {
                 let remote = socket.given(address).map_err(|errno| match address {
                     // What `sendto` calls unreachable.
-                    SocketAddr::V4(_) if socket.family == Family::V6 => Errno::AFNOSUPPORT,
+                    SocketAddr::V4(_) if socket.family() == Family::V6 => Errno::AFNOSUPPORT,
                     _ => errno,
                 })?;
                 connect_udp(process, fd, &socket, remote)

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use portolan_local::Stream;
 use portolan_sys::{clock, descriptor, memory};
+use portolan_tcp::StateName;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
@@ -111,8 +112,9 @@ fn receive_tcp(
         let has_read_end = connection.has_read_end();
         let is_at_mark = !is_peek && connection.is_at_mark();
         let has_output = connection.has_output();
-        if taken > 0 && socket.wants_times() {
-            came.set(Some((connection.last_text_at(), connection.inquiry())));
+        if (taken > 0 || has_read_end) && socket.wants_times() {
+            let at = (taken > 0).then(|| connection.last_text_at());
+            came.set(Some((at, left(connection))));
         }
         if taken > 0 && !is_peek && has_output {
             core.touch_after_read(slot);
@@ -149,11 +151,20 @@ fn receive_tcp(
             let tells_rest = socket.options().tells_rest();
             Control {
                 rest: tells_rest.then_some(rest),
-                ..times(socket, at)
+                ..at.map_or_else(Control::default, |at| times(socket, at))
             }
         }),
         ..Received::default()
     })
+}
+
+/// What `TCP_INQ` tells: bytes that are left, and one more for the peer's end, so that a reader goes on to it.
+fn left(stream: &dyn Stream) -> usize {
+    let has_end = matches!(
+        stream.state(),
+        StateName::CloseWait | StateName::Closing | StateName::LastAck | StateName::TimeWait
+    );
+    stream.inquiry() + usize::from(has_end)
 }
 
 /// Moves bytes to `buffers`, behind the first `before` of them: how many, and whether a buffer that they were to go to
@@ -402,7 +413,7 @@ fn send_tcp(
     flags: i32,
 ) -> Result<usize, Stop> {
     let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-    let is_urgent = flags & libc::MSG_OOB != 0 && total > 0;
+    let marks_end = flags & (libc::MSG_OOB | libc::MSG_EOR) != 0 && total > 0;
     let more = flags & libc::MSG_MORE != 0;
     let done = Cell::new(0);
     let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
@@ -431,8 +442,8 @@ fn send_tcp(
             count
         });
         drop(copy);
-        if is_urgent && done.get() == total {
-            connection.mark_urgent();
+        if marks_end && done.get() == total {
+            mark_end(connection, flags);
         }
         core.touch(slot);
         (done.get() == total).then_some(Ok(total))
@@ -444,6 +455,16 @@ fn send_tcp(
         timeout: Options::send_timeout,
     };
     call.complete(process.lock(), attempt, || some(done.get()))
+}
+
+/// The last byte of what was sent is more than the others.
+fn mark_end(stream: &mut dyn Stream, flags: i32) {
+    if flags & libc::MSG_OOB != 0 {
+        stream.mark_urgent();
+    }
+    if flags & libc::MSG_EOR != 0 {
+        stream.end_record();
+    }
 }
 
 /// Can the bytes behind the first `skip` be read, as far as there is room for them?

@@ -357,7 +357,7 @@ pub(super) fn receive_stamp(
         info: stamp.kind,
         data: stamp.number,
         offender: None,
-        is_v6: socket.family == Family::V6,
+        is_v6: socket.family() == Family::V6,
     };
     let is_told = socket.options().timestamping() & timestamping::SOFTWARE != 0;
     Ok(Received {
@@ -383,7 +383,7 @@ fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {
         ErrorCause::Icmp { kind, code, .. } => (3, kind, code),
         ErrorCause::Timestamp => (ORIGIN_TIMESTAMPING, 0, 0),
     };
-    let is_v6 = socket.family == Family::V6;
+    let is_v6 = socket.family() == Family::V6;
     let shown = |offender: IpAddr| socket.shown(SocketAddr::new(offender, 0)).ip();
     ExtendedError {
         errno: error.errno,

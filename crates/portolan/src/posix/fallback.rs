@@ -82,7 +82,7 @@ pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> O
 fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     socket.datagrams().kernel_socket = None;
     let near = descriptor::borrow(fd).ok()?;
-    let is_v6 = socket.family == Family::V6;
+    let is_v6 = socket.family() == Family::V6;
     let request = |unread| RequestBody::Share {
         session,
         is_v6,
@@ -195,7 +195,7 @@ fn set_options(socket: &Socket, kernel: &OwnedFd) {
 
 /// One of the socket's family and kind.
 pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
-    let domain = match socket.family {
+    let domain = match socket.family() {
         Family::V4 => libc::AF_INET,
         Family::V6 => libc::AF_INET6,
     };

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use libc::{IPPROTO_IP, IPPROTO_IPV6};
 use portolan_proto::control::{GroupAction, GroupChange, ReplyBody, RequestBody};
 use portolan_stack::Memberships;
+use portolan_sys::descriptor::set_socket_option;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::Stop;
 use super::asking::refusal;
+use super::fallback::new_kernel_socket;
 use crate::process::Process;
+use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
 
 /// linux/in.h: `MCAST_JOIN_GROUP` and the five that follow.
@@ -34,14 +37,31 @@ pub(super) fn set_membership(
     if !is_membership {
         return None;
     }
+    if socket.protocol == Protocol::Tcp {
+        return Some(set_on_stream(socket, level, name, value));
+    }
     let change = parse(process, level, name, value).map_err(Stop::from);
     Some(change.and_then(|change| make(process, socket, change)))
 }
 
-fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) -> Result<(), Stop> {
-    if socket.protocol == Protocol::Tcp {
+/// A stream hears no group, but Linux has the host join it all the same, unless it is asked by the oldest of the options.
+fn set_on_stream(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
+    let is_oldest = match level {
+        IPPROTO_IP => matches!(name, 35 | 36),
+        _ => matches!(name, 20 | 21),
+    };
+    if is_oldest {
         return Err(Errno::PROTO.into());
     }
+    let mut datagrams = socket.datagrams();
+    let member = match &mut datagrams.kernel_socket {
+        Some(member) => member,
+        none => none.insert(InternalFd::new(new_kernel_socket(socket)?)),
+    };
+    Ok(set_socket_option(member, level, name, value)?)
+}
+
+fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) -> Result<(), Stop> {
     if !change.group.is_multicast() {
         return Err(Errno::INVAL.into());
     }

@@ -98,7 +98,7 @@ fn with_kernel_socket(
     let session = socket.setup().session.ok_or(Errno::NETUNREACH)?;
     let mut datagrams = socket.datagrams();
     if datagrams.kernel_socket.is_none() {
-        let is_v6 = socket.family == Family::V6;
+        let is_v6 = socket.family() == Family::V6;
         let request = RequestBody::KernelSocket { session, is_v6 };
         let kernel_socket = match process.control.call(request, &[])? {
             (ReplyBody::KernelSocket, fds) => fds.into_iter().next().ok_or(Errno::PROTO)?,

@@ -4,12 +4,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use portolan_local::Stream;
 use portolan_proto::control::RequestBody;
-use portolan_stack::Session;
 use portolan_sys::capability::Capability;
 use portolan_sys::clock;
 use portolan_sys::descriptor::set_socket_option;
-use portolan_tcp::Connection;
+use portolan_tcp::{BbrInfo, CongestionKind, StateName};
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
@@ -22,7 +22,9 @@ use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
 use super::{Answer, Stop, find, find_here, tcp_info};
 use crate::process::Process;
-use crate::socket::options::{CONGESTION_NAME, is_privileged, is_the_kernels, timestamping};
+use crate::socket::options::{
+    CONGESTION_NAME, TCP_CC_INFO, is_privileged, is_the_kernels, timestamping,
+};
 use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase};
 
@@ -35,7 +37,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             }
             _ => find_here(fd)?,
         };
-        if level == IPPROTO_IPV6 && socket.family == Family::V4 {
+        if level == IPPROTO_IPV6 && socket.family() == Family::V4 {
             return Err(Errno::NOPROTOOPT.into());
         }
         check_phase(&socket, level, name, value)?;
@@ -43,6 +45,9 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             let probe = new_kernel_socket(&socket)?;
             set_socket_option(&probe, level, name, value)?;
             return Err(leave_to_kernel(fd, &socket));
+        }
+        if (level, name) == (IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
+            return Ok(become_v4(process, fd, &socket, value)?);
         }
         if is_the_kernels(level, name) {
             return Err(leave_to_kernel(fd, &socket));
@@ -95,25 +100,22 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
         }
         let mut core = process.lock();
         let slot = socket.slot();
-        if core.is_local(slot) {
-            if let Some(stream) = core.stream(slot) {
-                socket.options().apply_to_stream(stream);
+        if let Some(session) = core.stack.get_mut(slot) {
+            socket.options().apply(session);
+        } else if let Some(stream) = core.stream(slot) {
+            socket.options().apply_to_stream(stream);
+        }
+        if let Some(stream) = core.stream(slot).filter(|_| level == IPPROTO_TCP) {
+            match name {
+                libc::TCP_QUICKACK => apply_quickack(&socket, stream),
+                libc::TCP_NODELAY if stream.options().nodelay => stream.push(),
+                _ => {}
             }
+        }
+        if core.is_local(slot) {
             // There may be more room now, here or for the peer.
             core.touch(slot);
-        } else if let Some(session) = core.stack.get_mut(slot) {
-            socket.options().apply(session);
-            if let Session::Tcp(session) = session
-                && (level, name) == (IPPROTO_TCP, libc::TCP_QUICKACK)
-            {
-                apply_quickack(&socket, &mut session.connection);
-            }
-            if let Session::Tcp(session) = session
-                && (level, name) == (IPPROTO_TCP, libc::TCP_NODELAY)
-                && session.connection.options().nodelay
-            {
-                session.connection.push();
-            }
+        } else if core.stack.get_mut(slot).is_some() {
             core.stack.forget_path(slot);
             core.stack.touch(slot);
             core.poll_tx(clock::now());
@@ -157,6 +159,36 @@ fn count_bytes(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), E
     Ok(())
 }
 
+/// `IPV6_ADDRFORM`, of a socket that is connected with a peer of IPv4.
+fn become_v4(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    value: &[u8],
+) -> Result<(), Errno> {
+    complete_connect(process, fd, socket);
+    let family = value
+        .first_chunk()
+        .map(|family| i32::from_ne_bytes(*family));
+    if family != Some(libc::AF_INET) {
+        return Err(Errno::INVAL);
+    }
+    let is_connected = socket.phase() == SocketPhase::Cached;
+    let remote = socket.setup().remote.filter(|_| is_connected);
+    if socket.protocol == Protocol::Tcp && is_connected {
+        let mut core = process.lock();
+        let state = core.stream(socket.slot()).map(|stream| stream.state());
+        state
+            .filter(|state| *state == StateName::Established)
+            .ok_or(Errno::NOTCONN)?;
+    }
+    if !remote.ok_or(Errno::NOTCONN)?.is_ipv4() {
+        return Err(Errno::ADDRNOTAVAIL);
+    }
+    socket.become_v4();
+    Ok(())
+}
+
 /// What Linux takes only before a socket is connected, or only afterwards.
 fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     let is_zero = value.iter().take(4).all(|byte| *byte == 0);
@@ -172,10 +204,10 @@ fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(
 }
 
 /// `TCP_QUICKACK` acts once: it is no state of the socket (tcp(7)).
-pub(super) fn apply_quickack(socket: &Socket, connection: &mut Connection) {
+pub(super) fn apply_quickack(socket: &Socket, stream: &mut dyn Stream) {
     match socket.options().quickack() {
-        Some(true) => connection.ack_quickly(),
-        Some(false) => connection.ack_lazily(),
+        Some(true) => stream.ack_quickly(),
+        Some(false) => stream.ack_lazily(),
         None => {}
     }
 }
@@ -204,7 +236,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
     fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
         let (socket, process) = find_here(fd)?;
         complete_connect(process, fd, &socket);
-        if level == IPPROTO_IPV6 && socket.family == Family::V4 {
+        if level == IPPROTO_IPV6 && socket.family() == Family::V4 {
             return Err(Errno::OPNOTSUPP.into());
         }
         let found = match (level, name) {
@@ -226,12 +258,15 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             (IPPROTO_TCP, libc::TCP_CONGESTION) if socket.protocol == Protocol::Tcp => {
                 Some(congestion(process, &socket))
             }
+            (IPPROTO_TCP, TCP_CC_INFO) if socket.protocol == Protocol::Tcp => {
+                Some(congestion_info(process, &socket))
+            }
             (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
                 Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
             }
             // Only a socket of IPv4 hears all its groups unless it says otherwise.
             (IPPROTO_IP, libc::IP_MULTICAST_ALL)
-                if socket.family == Family::V6 && !socket.options().is_set(level, name) =>
+                if socket.family() == Family::V6 && !socket.options().is_set(level, name) =>
             {
                 Some(vec![0; 4])
             }
@@ -273,7 +308,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
             Protocol::Tcp => libc::SOCK_STREAM,
             Protocol::Udp => libc::SOCK_DGRAM,
         },
-        libc::SO_DOMAIN => match socket.family {
+        libc::SO_DOMAIN => match socket.family() {
             Family::V4 => libc::AF_INET,
             Family::V6 => libc::AF_INET6,
         },
@@ -295,6 +330,20 @@ fn congestion(process: &Process, socket: &Socket) -> Vec<u8> {
     let mut name = kind.name().as_bytes().to_vec();
     name.resize(CONGESTION_NAME, 0);
     name
+}
+
+/// `TCP_CC_INFO`: nothing, but for BBR, as on Linux.
+fn congestion_info(process: &Process, socket: &Socket) -> Vec<u8> {
+    let chosen = socket.options().congestion();
+    let mut core = process.lock();
+    let session = core.stack.tcp(socket.slot());
+    let info = match session.filter(|_| socket.phase() == SocketPhase::Cached) {
+        Some(session) => session.connection.congestion_info(),
+        None => {
+            (chosen.unwrap_or(process.congestion()) == CongestionKind::Bbr).then(BbrInfo::default)
+        }
+    };
+    info.map_or_else(Vec::new, tcp_info::of_bbr)
 }
 
 /// A rate as an `unsigned long` if there is room for one, else as an `unsigned int`.
@@ -343,7 +392,7 @@ fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
                 let max_pacing = socket.options().max_pacing();
                 tcp_info::of_connection(connection, path_mtu, max_pacing, clock::now())
             }
-            None => tcp_info::of_phase(socket.phase()),
+            None => tcp_info::of_phase(socket.phase(), socket.setup().backlog, clock::now()),
         }),
         libc::TCP_QUICKACK => {
             let is_quick = i32::from(!connection?.tcp_info().pingpong);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_tcp::{StateName, TcpInfo};
+use portolan_tcp::{BbrInfo, StateName, TcpInfo};
 use portolan_types::Instant;
 
 use crate::socket::SocketPhase;
@@ -31,15 +31,57 @@ const NO_THRESHOLD: u32 = 0x7fff_ffff;
 /// No window reaches this: the engine's threshold before a loss lies above.
 const UNSET_THRESHOLD: u32 = 1 << 29;
 
-/// What a socket without a connection shows: its state.
-pub(super) fn of_phase(phase: SocketPhase) -> Vec<u8> {
+/// `TCP_TIMEOUT_INIT`, half of which is the first variation of a round trip: microseconds.
+const FIRST_RTO: u32 = 1_000_000;
+/// `TCP_MSS_DEFAULT`, `TCP_INIT_CWND` and `tcp_reordering`.
+const FIRST_MSS: u32 = 536;
+const FIRST_WINDOW: u32 = 10;
+const FIRST_REORDERING: u32 = 3;
+
+/// What a socket without a connection shows; `backlog` is a listener's.
+pub(super) fn of_phase(phase: SocketPhase, backlog: u32, now: Instant) -> Vec<u8> {
+    let is_listening = phase == SocketPhase::Listening;
     let mut info = vec![0; LENGTH];
     info[0] = match phase {
         SocketPhase::Listening => 10,
         SocketPhase::Connecting => 2,
         _ => 7,
     };
+    let mut put = |at: usize, value: u32| {
+        info[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    };
+    put(80, FIRST_WINDOW);
+    put(88, FIRST_REORDERING);
+    // No rate is bounded.
+    for at in [104, 108, 112, 116] {
+        put(at, u32::MAX);
+    }
+    if is_listening {
+        put(28, backlog);
+        return info;
+    }
+    put(8, FIRST_RTO);
+    put(16, FIRST_MSS);
+    put(24, u32::from(phase == SocketPhase::Connecting));
+    // When data was sent last, and came, and an acknowledgement: never.
+    for at in [44, 52, 56] {
+        put(at, millis(now.since(Instant::ZERO)));
+    }
+    put(72, FIRST_RTO / 4);
+    put(76, NO_THRESHOLD);
+    put(148, u32::MAX);
+    info[7] = 1;
     info
+}
+
+/// `struct tcp_bbr_info`.
+pub(super) fn of_bbr(figures: BbrInfo) -> Vec<u8> {
+    let [low, high] = [figures.bandwidth as u32, (figures.bandwidth >> 32) as u32];
+    let min_rtt = figures.min_rtt.map_or(0, micros);
+    [low, high, min_rtt, figures.pacing_gain, figures.cwnd_gain]
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .collect()
 }
 
 /// The connection's own figures; `path_mtu` is the route's, `max_pacing` the application's.
@@ -58,7 +100,7 @@ pub(super) fn of_connection(
     let again = connection.retransmissions_in_flight();
     put_path(&mut info, &figures, again, path_mtu, now);
     put_rates(&mut info, &figures, max_pacing.unwrap_or(u64::MAX));
-    put_counts(&mut info, &figures);
+    put_counts(&mut info, &figures, now);
     debug_assert_eq!(info.at, LENGTH);
     info.bytes
 }
@@ -84,7 +126,7 @@ fn put_bytes(info: &mut Writer, figures: &TcpInfo, state: StateName) {
     info.byte(capped(figures.backoff.max(figures.probes)));
     info.byte(options);
     info.byte(figures.send_scale & 0xf | figures.receive_scale << 4);
-    info.byte(0);
+    info.byte(u8::from(figures.rate_limited_by_application));
 }
 
 fn put_path(info: &mut Writer, figures: &TcpInfo, again: u32, path_mtu: u32, now: Instant) {
@@ -94,7 +136,7 @@ fn put_path(info: &mut Writer, figures: &TcpInfo, again: u32, path_mtu: u32, now
     info.word(micros(figures.ack_delay));
     info.word(figures.mss);
     info.word(figures.full_segment_in);
-    info.word(per_segment(figures.unacknowledged));
+    info.word(figures.segments_unacknowledged);
     info.word(per_segment(figures.sacked));
     info.word(per_segment(figures.lost));
     info.word(again);
@@ -138,7 +180,8 @@ fn put_rates(info: &mut Writer, figures: &TcpInfo, max_pacing: u64) {
     info.long(figures.bytes_in);
 }
 
-fn put_counts(info: &mut Writer, figures: &TcpInfo) {
+fn put_counts(info: &mut Writer, figures: &TcpInfo, now: Instant) {
+    let times = figures.chronometer.times(now);
     info.word(narrow(figures.segments_out));
     info.word(narrow(figures.segments_in));
     info.word(figures.unsent);
@@ -146,11 +189,10 @@ fn put_counts(info: &mut Writer, figures: &TcpInfo) {
     info.word(narrow(figures.data_segments_in));
     info.word(narrow(figures.data_segments_out));
     info.long(figures.delivery_rate.unwrap_or_else(|| least_rate(figures)));
-    info.long(long_micros(figures.busy));
-    info.long(long_micros(figures.window_limited));
-    info.long(long_micros(figures.buffer_limited));
-    let delivered = figures.bytes_acknowledged + u64::from(figures.sacked);
-    info.word(narrow(delivered.div_ceil(u64::from(figures.mss.max(1)))));
+    info.long(long_micros(times.busy));
+    info.long(long_micros(times.window_limited));
+    info.long(long_micros(times.buffer_limited));
+    info.word(narrow(figures.segments_delivered));
     info.word(narrow(figures.delivered_marked));
     info.long(figures.bytes_out);
     info.long(figures.bytes_retransmitted);

@@ -15,7 +15,7 @@ use libc::{
 };
 use portolan_local::Stream;
 use portolan_proto::control::{
-    Delivery, HandshakeOptions, MappingChoice, Reuse, SocketOptionsBlob,
+    Delivery, FastOpenKeys, HandshakeOptions, MappingChoice, Reuse, SocketOptionsBlob,
 };
 use portolan_proto::{decode, encode};
 use portolan_stack::{
@@ -52,6 +52,8 @@ pub(crate) const TCP_FASTOPEN_NO_COOKIE: i32 = 34;
 
 /// As above.
 const TCP_INQ: i32 = 36;
+pub(crate) const TCP_CC_INFO: i32 = 26;
+const TCP_FASTOPEN_KEY: i32 = 33;
 const TCP_THIN_LINEAR_TIMEOUTS: i32 = 16;
 const TCP_THIN_DUPACK: i32 = 17;
 
@@ -126,6 +128,8 @@ impl Options {
             Shape::Time => time(value)?,
             Shape::Congestion => congestion(value)?,
             Shape::Rate => rate(value)?.to_ne_bytes().to_vec(),
+            Shape::FastOpenKeys if matches!(value.len(), 16 | 32) => value.to_vec(),
+            Shape::FastOpenKeys => return Err(Errno::INVAL),
             // Taken away where there is nothing, or else refused.
             Shape::Nothing if value.is_empty() => return Ok(()),
             Shape::Nothing => return Err(Errno::NOPROTOOPT),
@@ -189,7 +193,7 @@ impl Options {
             Shape::Time => Ok(vec![0; 16]),
             Shape::Congestion => congestion(CongestionKind::default().name().as_bytes()),
             Shape::Rate => Ok(u64::MAX.to_ne_bytes().to_vec()),
-            Shape::Nothing => Ok(Vec::new()),
+            Shape::Nothing | Shape::FastOpenKeys => Ok(Vec::new()),
             Shape::OfUnixOnly => Err(Errno::OPNOTSUPP),
         }
     }
@@ -230,9 +234,19 @@ impl Options {
         Some((family, Options { values }))
     }
 
-    /// What an accepted socket starts with (Linux copies the listener's socket).
+    /// What an accepted socket starts with (Linux copies the listener's socket, but for its keys).
     pub(crate) fn inherited(&self) -> Options {
-        self.clone()
+        let mut inherited = self.clone();
+        inherited.values.remove(&(IPPROTO_TCP, TCP_FASTOPEN_KEY));
+        inherited
+    }
+
+    fn fast_open_keys(&self) -> Option<FastOpenKeys> {
+        let keys = self.values.get(&(IPPROTO_TCP, TCP_FASTOPEN_KEY))?;
+        Some(FastOpenKeys {
+            primary: *keys.first_chunk()?,
+            backup: keys.get(16..).and_then(|key| key.first_chunk()).copied(),
+        })
     }
 
     fn int(&self, level: i32, name: i32) -> Option<i32> {
@@ -474,6 +488,7 @@ impl Options {
             user_timeout_ms: positive(TCP_USER_TIMEOUT),
             defer_accept_seconds: positive(libc::TCP_DEFER_ACCEPT),
             fast_open_queue: positive(libc::TCP_FASTOPEN),
+            fast_open_keys: self.fast_open_keys(),
             is_concurrent_server: self
                 .int(SOL_SOCKET, SO_CONCURRENT_SERVER)
                 .filter(|&value| value >= 0)

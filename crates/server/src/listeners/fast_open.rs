@@ -4,9 +4,11 @@
 use std::net::IpAddr;
 
 use portolan_control::Errno;
-use portolan_proto::control::FastOpenMode;
+use portolan_proto::control::{FastOpenKeys, FastOpenMode};
+use portolan_tcp::isn::Secret;
 use portolan_tcp::{
-    Connection, Cookie, CookieVerdict, FastOpen, StateName, fast_open_cookie, judge_cookie,
+    Connection, CookieVerdict, FastOpen, GrantedCookie, StateName, fast_open_cookie, judge_cookie,
+    judge_shared_cookie, shared_cookie,
 };
 use portolan_types::{FlowKey, SessionId};
 use portolan_wire::tcp::TcpHeader;
@@ -24,8 +26,8 @@ impl Server {
         self.fast_cookies.contains_key(&remote)
     }
 
-    /// Keeps a cookie; some other goes if there are too many.
-    pub fn keep_cookie(&mut self, remote: IpAddr, cookie: Cookie) {
+    /// Keeps a cookie with what came with it; some other goes if there are too many.
+    pub fn keep_cookie(&mut self, remote: IpAddr, cookie: GrantedCookie) {
         if self.fast_cookies.len() >= DESTINATIONS
             && !self.has_cookie(remote)
             && let Some(other) = self.fast_cookies.keys().next().copied()
@@ -112,7 +114,7 @@ impl Server {
             return false;
         }
         let is_proved = sysctl.serves_without_cookie()
-            || cookie.is_some_and(|cookie| self.is_proved(flow, cookie, connection));
+            || cookie.is_some_and(|cookie| self.is_proved(listener_id, flow, cookie, connection));
         if is_proved {
             self.control.counters.fast_accepts += 1;
             connection.take_early(self.now, payload);
@@ -129,10 +131,32 @@ impl Server {
     }
 
     /// Has the peer received at its address before? If it needs a new cookie, it gets one.
-    fn is_proved(&mut self, flow: &FlowKey, cookie: &[u8], connection: &mut Connection) -> bool {
-        let verdict = judge_cookie(&self.secret, flow, cookie, self.now);
+    fn is_proved(
+        &mut self,
+        listener_id: SessionId,
+        flow: &FlowKey,
+        cookie: &[u8],
+        connection: &mut Connection,
+    ) -> bool {
+        let listener = self.listeners.get(&listener_id);
+        let keys = listener.and_then(|listener| listener.options.fast_open_keys);
+        let (verdict, next) = match keys {
+            Some(FastOpenKeys { primary, backup }) => {
+                let keys: Vec<Secret> = [Some(primary), backup]
+                    .into_iter()
+                    .flatten()
+                    .map(Secret)
+                    .collect();
+                let verdict = judge_shared_cookie(&keys, flow, cookie);
+                (verdict, shared_cookie(&keys[0], flow))
+            }
+            None => (
+                judge_cookie(&self.secret, flow, cookie, self.now),
+                fast_open_cookie(&self.secret, flow, self.now),
+            ),
+        };
         if verdict != CookieVerdict::Good {
-            connection.grant_cookie(fast_open_cookie(&self.secret, flow, self.now));
+            connection.grant_cookie(next);
         }
         if verdict == CookieVerdict::Bad {
             self.control.counters.fast_open_refused += u64::from(!cookie.is_empty());

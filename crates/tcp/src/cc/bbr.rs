@@ -8,7 +8,7 @@ use portolan_types::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::filter::MaxFilter;
-use super::{Acknowledged, Controller, INITIAL_SEGMENTS, MAX_WINDOW, Signal, Window};
+use super::{Acknowledged, BbrInfo, Controller, INITIAL_SEGMENTS, MAX_WINDOW, Signal, Window};
 
 /// Gains are in 256ths.
 const UNIT: u64 = 256;
@@ -346,6 +346,18 @@ impl Controller for Bbr {
 
     fn pacing_rate(&self) -> Option<u64> {
         self.rate
+    }
+
+    fn info(&self) -> Option<BbrInfo> {
+        // Linux sets the gains with the first acknowledgement.
+        let is_running = self.rate.is_some();
+        let gain = |gain: u64| if is_running { gain as u32 } else { 0 };
+        Some(BbrInfo {
+            bandwidth: self.bandwidth.max(),
+            min_rtt: self.min_rtt.map(|(rtt, _)| rtt),
+            pacing_gain: gain(self.pacing_gain()),
+            cwnd_gain: gain(self.cwnd_gain()),
+        })
     }
 
     fn is_consistent(&self) -> bool {

@@ -98,7 +98,22 @@ trait Controller {
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
+    /// What Linux tells of the algorithm.
+    fn info(&self) -> Option<BbrInfo> {
+        None
+    }
     fn is_consistent(&self) -> bool;
+}
+
+/// `struct tcp_bbr_info`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BbrInfo {
+    /// Bytes per second that the bottleneck carries.
+    pub bandwidth: u64,
+    pub min_rtt: Option<Duration>,
+    /// 256ths.
+    pub pacing_gain: u32,
+    pub cwnd_gain: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -185,6 +200,10 @@ impl Congestion {
     /// Whether the algorithm sets the window itself, also while losses are repaired.
     pub(crate) fn steers(&self) -> bool {
         matches!(self.algorithm, Algorithm::Bbr(_))
+    }
+
+    pub(crate) fn info(&self) -> Option<BbrInfo> {
+        self.algorithm.view().info()
     }
 
     pub(crate) fn pacing_rate(&self) -> Option<u64> {

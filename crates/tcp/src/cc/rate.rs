@@ -87,6 +87,11 @@ impl Rate {
         self.limited_until = self.delivered + u64::from(flight.max(1));
     }
 
+    /// Is the bubble still in the pipe?
+    pub(crate) fn is_limited(&self) -> bool {
+        self.limited_until > self.delivered
+    }
+
     pub(crate) fn delivered(&self) -> u64 {
         self.delivered
     }

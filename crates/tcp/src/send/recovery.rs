@@ -56,8 +56,7 @@ pub(crate) struct AckInput<'a> {
 #[derive(Clone, Copy)]
 struct Before {
     una: SeqNum,
-    /// Bytes in the network, and lost.
-    flight: u32,
+    /// Bytes that counted as lost.
     lost: u32,
 }
 
@@ -84,7 +83,6 @@ impl Sender {
     ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let mut delivery = self.board.expect(self.rtt.minimum_nanos());
-        let flight = self.in_flight();
         let lost = self.board.lost();
         let reported = self.note_duplicate_report(input, event_counters);
         let mut news = false;
@@ -113,11 +111,7 @@ impl Sender {
         if outcome.advanced {
             self.measure_usage(input.now);
         }
-        let before = Before {
-            una: before,
-            flight,
-            lost,
-        };
+        let before = Before { una: before, lost };
         self.update_congestion(input, before, delivered, latest, &delivery);
         outcome
     }
@@ -132,6 +126,7 @@ impl Sender {
         self.una = input.ack;
         self.short_end = self.short_end.max(self.una);
         self.push_end = self.push_end.max(self.una);
+        self.forget_records();
         self.retries = 0;
         self.rtt.reset_backoff();
         self.stalled_since = input.now;
@@ -389,7 +384,7 @@ impl Sender {
         let steers = self.congestion.steers();
         let growing = matches!(self.ca_state, CaState::Open | CaState::Loss { .. });
         let idle = delivered == 0 && lost == 0;
-        if idle || (growing && !steers && !self.is_limited(before.flight)) {
+        if idle || (growing && !steers && !self.is_congestion_limited()) {
             return;
         }
         let ack = Acknowledged {
@@ -426,12 +421,6 @@ impl Sender {
         }
     }
 
-    /// Whether the window is what limits, of which `flight` bytes were in use (RFC 7661).
-    fn is_limited(&self, flight: u32) -> bool {
-        let doubles = flight.saturating_mul(2) > self.congestion.cwnd();
-        self.congestion_limited || (doubles && self.congestion.in_slow_start())
-    }
-
     /// RFC 5681 §3.1: what is acknowledged out of order does not open the window – unless disorder
     /// is the way of this path (Linux's `tcp_may_raise_cwnd`).
     fn may_grow(&self, before: SeqNum) -> bool {
@@ -442,7 +431,6 @@ impl Sender {
     fn grow(&mut self, ack: &Acknowledged) {
         if ack.bytes > 0 {
             self.congestion.grow(ack);
-            self.congestion_limited = false;
             self.grow_buffer();
         }
     }

@@ -1,8 +1,6 @@
 //! Tail loss probes (RFC 8985 §7): when the end of a flight stays silent, one segment more brings
 //! the acknowledgement that shows what was lost.
 
-use core::time::Duration;
-
 use portolan_types::SeqNum;
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +8,11 @@ use super::Sender;
 use super::recovery::{AckInput, CaState};
 use crate::cc::Signal;
 
-/// Linux adds these to two round trips before it probes the tail of a flight.
-const DELAYED_ACK: Duration = Duration::from_millis(200);
-const TAIL_PATIENCE: Duration = Duration::from_millis(2);
+/// Nanoseconds. Linux adds these to two round trips before it probes the tail of a flight.
+const DELAYED_ACK: u64 = 200_000_000;
+const TAIL_PATIENCE: u64 = 2_000_000;
 /// RFC 8985 §7.2: without a measured round trip.
-const UNMEASURED: Duration = Duration::from_secs(1);
+const UNMEASURED: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) enum TailProbe {
@@ -29,13 +27,13 @@ pub(crate) enum TailProbe {
 }
 
 impl Sender {
-    /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed.
-    pub(crate) fn tail_probe_delay(&self) -> Option<Duration> {
+    /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed; nanoseconds.
+    pub(crate) fn tail_probe_delay(&self) -> Option<u64> {
         let quiet = matches!(self.ca_state, CaState::Open | CaState::Reduced { .. });
         if self.tail != TailProbe::None || !quiet || self.board.sacked() > 0 {
             return None;
         }
-        let Some(srtt) = self.rtt.smoothed() else {
+        let Some(srtt) = self.rtt.smoothed_nanos() else {
             return Some(UNMEASURED);
         };
         // A single segment may wait for its delayed acknowledgement.
@@ -56,6 +54,18 @@ impl Sender {
             self.board.lose_last(self.mss);
         }
         self.forced = true;
+    }
+
+    /// Bytes in flight again because they were lost: a probe was not.
+    pub(crate) fn lost_and_sent_again(&self) -> u32 {
+        let probe = match self.tail {
+            TailProbe::Sent {
+                retransmission: true,
+                ..
+            } => self.mss,
+            _ => 0,
+        };
+        self.board.retransmitted().saturating_sub(probe)
     }
 
     /// A segment leaves that ends at `end`.

@@ -14,7 +14,7 @@ const PERIOD_ROUNDS: u32 = 3;
 /// RFC 7661 §4.4.3: the non-validated period.
 const NON_VALIDATED: Duration = Duration::from_secs(300);
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CwndValidation {
     /// The present round trip: where it ends and what was delivered when it began.
     round_end: Option<SeqNum>,
@@ -25,9 +25,74 @@ pub(crate) struct CwndValidation {
     period_began: Instant,
     /// Since when less than half of the window was in use.
     unused_since: Option<Instant>,
+    fill: Fill,
+}
+
+/// How far the window was filled since the last acknowledgement of `until` (Linux's `tcp_cwnd_validate`).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Fill {
+    until: SeqNum,
+    /// The congestion window held something back.
+    is_limited: bool,
+    /// The most in flight.
+    most: u32,
+}
+
+impl CwndValidation {
+    /// `first` is the number of the first byte.
+    pub(super) fn new(first: SeqNum) -> CwndValidation {
+        let fill = Fill {
+            until: first,
+            is_limited: false,
+            most: 0,
+        };
+        CwndValidation {
+            round_end: None,
+            round_delivered: 0,
+            present: 0,
+            previous: 0,
+            period_began: Instant::ZERO,
+            unused_since: None,
+            fill,
+        }
+    }
 }
 
 impl Sender {
+    /// New bytes have left.
+    pub(super) fn note_use(&mut self) {
+        let most = self.nxt - self.una;
+        let gone = self.board.sacked() + self.board.lost() + self.reno_sacked_out;
+        let is_limited = most >= self.congestion.cwnd().saturating_add(gone);
+        let fill = &mut self.usage.fill;
+        let is_more = !fill.is_limited && most > fill.most;
+        if is_limited || is_more || self.una.at_or_after(fill.until) {
+            *fill = Fill {
+                until: self.nxt,
+                is_limited,
+                most,
+            };
+        }
+    }
+
+    /// The congestion window holds something back.
+    pub(super) fn note_congestion_limited(&mut self) {
+        self.usage.fill = Fill {
+            until: self.nxt,
+            is_limited: true,
+            most: self.nxt - self.una,
+        };
+    }
+
+    /// Whether the window is what limits, so that it may grow: in slow start to twice what was in flight.
+    pub(super) fn is_congestion_limited(&self) -> bool {
+        let Fill {
+            is_limited, most, ..
+        } = self.usage.fill;
+        let doubles = || most.saturating_mul(2) > self.congestion.cwnd();
+        is_limited || (self.congestion.in_slow_start() && doubles())
+    }
+
     /// New bytes are acknowledged.
     pub(super) fn measure_usage(&mut self, now: Instant) {
         let CwndValidation { round_end, .. } = self.usage;

@@ -310,7 +310,6 @@ fn is_told(option: &TcpOption) -> bool {
     match option {
         TcpOption::Mss(field) | TcpOption::WindowScale(field) => known(field),
         TcpOption::Timestamps(value, echo) => known(value) && known(echo),
-        TcpOption::FastOpen(cookie) => cookie.is_some(),
         _ => true,
     }
 }

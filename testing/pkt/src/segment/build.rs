@@ -250,7 +250,7 @@ impl Maker<'_> {
                     bytes.extend((self.told(echo)? as u32).to_be_bytes());
                 }
                 TcpOption::FastOpen(cookie) => {
-                    let cookie = cookie.as_deref().ok_or(Unbuildable::NotTold)?;
+                    let cookie = cookie.as_ref().unwrap_or(&self.scope.cookie);
                     bytes.extend([34, 2 + cookie.len().min(16) as u8]);
                     bytes.extend(&cookie[..cookie.len().min(16)]);
                 }

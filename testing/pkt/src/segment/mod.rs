@@ -48,6 +48,8 @@ pub struct Flow {
 pub struct Scope {
     pub family: Family,
     pub variables: HashMap<String, i64>,
+    /// The last Fast Open cookie that came out.
+    pub cookie: Vec<u8>,
 }
 
 /// A number that nothing has told yet.

@@ -12,8 +12,9 @@ use rustix::io::Errno;
 use super::timestamping;
 use super::{
     IP_LOCAL_PORT_RANGE, IP_MULTICAST_ALL, IPV6_MINHOPCOUNT, IPV6_MULTICAST_ALL,
-    SO_CONCURRENT_SERVER, SO_DELEGATE, SO_DELIVERY, SO_DIRECT, TCP_FASTOPEN_NO_COOKIE, TCP_INQ,
-    TCP_THIN_DUPACK, TCP_THIN_LINEAR_TIMEOUTS, UDP_NO_CHECK6_RX, UDP_NO_CHECK6_TX,
+    SO_CONCURRENT_SERVER, SO_DELEGATE, SO_DELIVERY, SO_DIRECT, TCP_FASTOPEN_KEY,
+    TCP_FASTOPEN_NO_COOKIE, TCP_INQ, TCP_THIN_DUPACK, TCP_THIN_LINEAR_TIMEOUTS, UDP_NO_CHECK6_RX,
+    UDP_NO_CHECK6_TX,
 };
 
 /// Linux's `net.core.wmem_max` and `rmem_max` bound what an application may ask for.
@@ -62,6 +63,8 @@ pub(super) enum Shape {
     Congestion,
     /// Bytes per second.
     Rate,
+    /// One key, or one and another that is good still.
+    FastOpenKeys,
     ReadOnly {
         default: i32,
     },
@@ -158,6 +161,7 @@ fn tcp_shape(name: i32) -> Option<Shape> {
         | libc::TCP_FASTOPEN
         | libc::TCP_NOTSENT_LOWAT => int(0),
         libc::TCP_CONGESTION => Shape::Congestion,
+        TCP_FASTOPEN_KEY => Shape::FastOpenKeys,
         _ => return None,
     })
 }

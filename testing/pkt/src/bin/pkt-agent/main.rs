@@ -215,6 +215,7 @@ fn message_flags(flags: &[Value]) -> Result<i32, Errno> {
             "MSG_DONTWAIT" => libc::MSG_DONTWAIT,
             "MSG_WAITALL" => libc::MSG_WAITALL,
             "MSG_MORE" => libc::MSG_MORE,
+            "MSG_EOR" => libc::MSG_EOR,
             "MSG_TRUNC" => libc::MSG_TRUNC,
             "MSG_FASTOPEN" => libc::MSG_FASTOPEN,
             "MSG_ERRQUEUE" => libc::MSG_ERRQUEUE,

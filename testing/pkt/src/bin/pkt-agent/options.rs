@@ -8,6 +8,8 @@ use crate::{Found, Made, number, plain};
 
 /// linux/in6.h
 const IPV6_MINHOPCOUNT: c_int = 73;
+/// linux/tcp.h
+const TCP_FASTOPEN_KEY: c_int = 33;
 
 /// Options whose value is an int.
 const INTEGERS: [(&str, c_int, c_int); 45] = [
@@ -99,6 +101,17 @@ pub(crate) fn set(fd: Fd, option: &[String], value: &[Value]) -> Made {
             plain(call::set_option(fd, SOL_SOCKET, which, &time))
         }
         ("TCP_CONGESTION", [Value::Text(name)]) => set_congestion(fd, name),
+        ("TCP_FASTOPEN_KEY", [Value::Text(key)]) => {
+            let length = key.len() as libc::socklen_t;
+            let key = key.as_ptr().cast();
+            plain(call::set_option_raw(
+                fd,
+                IPPROTO_TCP,
+                TCP_FASTOPEN_KEY,
+                key,
+                length,
+            ))
+        }
         (_, [Value::Number(value)]) => {
             let (level, name) = find(option)?;
             plain(call::set_option(fd, level, name, &(*value as c_int)))
@@ -138,31 +151,51 @@ pub(crate) fn get(fd: Fd, option: &[String]) -> Made {
     number(value.into())
 }
 
+/// Where fields of `struct tcp_info` lie (`include/uapi/linux/tcp.h`), and how many bytes they have.
+const INFO_FIELDS: [(&str, usize, usize); 33] = [
+    ("state", 0, 1),
+    ("ca_state", 1, 1),
+    ("retransmits", 2, 1),
+    ("probes", 3, 1),
+    ("backoff", 4, 1),
+    ("options", 5, 1),
+    ("rto", 8, 4),
+    ("ato", 12, 4),
+    ("snd_mss", 16, 4),
+    ("rcv_mss", 20, 4),
+    ("unacked", 24, 4),
+    ("sacked", 28, 4),
+    ("lost", 32, 4),
+    ("retrans", 36, 4),
+    ("last_data_sent", 44, 4),
+    ("last_data_recv", 52, 4),
+    ("pmtu", 60, 4),
+    ("rtt", 68, 4),
+    ("snd_ssthresh", 76, 4),
+    ("snd_cwnd", 80, 4),
+    ("advmss", 84, 4),
+    ("reordering", 88, 4),
+    ("total_retrans", 100, 4),
+    ("bytes_acked", 120, 8),
+    ("bytes_received", 128, 8),
+    ("data_segs_in", 152, 4),
+    ("data_segs_out", 156, 4),
+    ("busy_time", 168, 8),
+    ("rwnd_limited", 176, 8),
+    ("sndbuf_limited", 184, 8),
+    ("delivered", 192, 4),
+    ("dsack_dups", 216, 4),
+    ("rcv_ooopack", 224, 4),
+];
+
 pub(crate) fn tcp_info(fd: Fd, field: &[String]) -> Made {
-    let (info, _) = call::option::<libc::tcp_info>(fd, IPPROTO_TCP, libc::TCP_INFO)?;
-    let field = field.first().map(String::as_str).unwrap_or_default();
-    number(match field {
-        "state" => info.tcpi_state.into(),
-        "ca_state" => info.tcpi_ca_state.into(),
-        "retransmits" => info.tcpi_retransmits.into(),
-        "probes" => info.tcpi_probes.into(),
-        "backoff" => info.tcpi_backoff.into(),
-        "options" => info.tcpi_options.into(),
-        "rto" => info.tcpi_rto.into(),
-        "ato" => info.tcpi_ato.into(),
-        "snd_mss" => info.tcpi_snd_mss.into(),
-        "rcv_mss" => info.tcpi_rcv_mss.into(),
-        "unacked" => info.tcpi_unacked.into(),
-        "sacked" => info.tcpi_sacked.into(),
-        "lost" => info.tcpi_lost.into(),
-        "retrans" => info.tcpi_retrans.into(),
-        "pmtu" => info.tcpi_pmtu.into(),
-        "rtt" => info.tcpi_rtt.into(),
-        "snd_ssthresh" => info.tcpi_snd_ssthresh.into(),
-        "snd_cwnd" => info.tcpi_snd_cwnd.into(),
-        "advmss" => info.tcpi_advmss.into(),
-        "reordering" => info.tcpi_reordering.into(),
-        "total_retrans" => info.tcpi_total_retrans.into(),
-        _ => return Err(Errno(libc::ENOSYS)),
-    })
+    let (info, _) = call::option::<[u8; 232]>(fd, IPPROTO_TCP, libc::TCP_INFO)?;
+    let wanted = field.first().map(String::as_str).unwrap_or_default();
+    let find = |(name, ..): &&(&str, usize, usize)| *name == wanted;
+    let Some((_, at, len)) = INFO_FIELDS.iter().find(find) else {
+        return Err(Errno(libc::ENOSYS));
+    };
+    let mut value = [0; 8];
+    value[..*len].copy_from_slice(&info[*at..at + len]);
+    number(i64::from_le_bytes(value))
 }

@@ -1,0 +1,85 @@
+//! Ends of records (`MSG_EOR`): no segment holds bytes from both sides of one, as on Linux. TCP has no other notion of
+//! a record.
+
+use std::collections::VecDeque;
+
+use portolan_types::SeqNum;
+use serde::{Deserialize, Serialize};
+
+use super::{Chunk, Sender};
+
+/// Ends that are remembered; with more, later ones are not seen.
+const MAX_ENDS: usize = 1024;
+
+/// The numbers behind the last byte of each record that is not acknowledged, in order.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Records {
+    ends: VecDeque<SeqNum>,
+}
+
+impl Records {
+    fn first_after(&self, seq: SeqNum) -> Option<SeqNum> {
+        let i = self.ends.partition_point(|end| end.at_or_before(seq));
+        self.ends.get(i).copied()
+    }
+
+    pub(super) fn is_consistent(&self, una: SeqNum, end: SeqNum) -> bool {
+        let mut last = una;
+        self.ends.len() <= MAX_ENDS
+            && self.ends.iter().all(|&at| {
+                let is_next = at.after(last) && at.at_or_before(end);
+                last = at;
+                is_next
+            })
+    }
+}
+
+impl Sender {
+    /// The last byte that was queued ends a record.
+    pub(crate) fn end_record(&mut self) {
+        let end = self.data_end();
+        let records = self.records.get_or_insert_default();
+        let is_new = records.ends.back().is_none_or(|last| last.before(end));
+        if end.after(self.una) && is_new && records.ends.len() < MAX_ENDS {
+            records.ends.push_back(end);
+        }
+    }
+
+    pub(crate) fn has_records(&self) -> bool {
+        self.records.is_some()
+    }
+
+    /// Whether bytes of a later record wait behind the one that is sent next: it does not wait for more.
+    pub(crate) fn is_record_complete(&self) -> bool {
+        let records = self.records.as_ref();
+        let end = records.and_then(|records| records.first_after(self.nxt));
+        end.is_some_and(|end| end.before(self.data_end()))
+    }
+
+    /// The part of `chunk` that is of one record.
+    pub(crate) fn within_record(&self, chunk: Chunk) -> Chunk {
+        let records = self.records.as_ref();
+        match records.and_then(|records| records.first_after(chunk.seq)) {
+            Some(end) if end.before(chunk.seq + chunk.len) => Chunk {
+                len: end - chunk.seq,
+                fin: false,
+                ..chunk
+            },
+            _ => chunk,
+        }
+    }
+
+    /// All before `una` is acknowledged.
+    pub(super) fn forget_records(&mut self) {
+        let Some(records) = &mut self.records else {
+            return;
+        };
+        let gone = records
+            .ends
+            .partition_point(|end| end.at_or_before(self.una));
+        records.ends.drain(..gone);
+        if records.ends.is_empty() {
+            self.records = None;
+        }
+    }
+}
