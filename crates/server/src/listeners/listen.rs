@@ -105,7 +105,7 @@ impl Server {
 
     /// May the connections to accept come on the descriptor that a bound session has? Whoever shares it accepts, too.
     fn check_carries_messages(&self, id: SessionId) -> Result<(), Errno> {
-        let far = self.peer_ends.get(&id).ok_or(Errno::INVAL)?;
+        let far = self.handles.peer_end(id).ok_or(Errno::INVAL)?;
         match unix::carries_messages(&far.fd) {
             true => Ok(()),
             false => Err(Errno::INVAL),
