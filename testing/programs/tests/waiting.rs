@@ -1,10 +1,11 @@
 //! No wait ends late: threads that open, accept, add, remove and wait by every call there is, on sockets that
 //! others of them opened (`docs/design/waiting.md`).
 
+use std::process::Command;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::run;
+use portolan_bench::process::{ProcessError, TIME_LIMIT, run, run_within};
 use portolan_programs::{
     PAIRINGS, PYTHON, Pairing, STACKS, Steps, bed, client, compiled, each_pairing, serve,
 };
@@ -19,12 +20,15 @@ const THREADS: &str = "8";
 /// For how long each combination runs; `PORTOLAN_TEST_SECONDS` says another.
 const SECONDS: u64 = 3;
 
-fn seconds() -> String {
+fn seconds() -> u64 {
     let chosen = std::env::var("PORTOLAN_TEST_SECONDS").ok();
-    let chosen = chosen.and_then(|seconds| seconds.parse::<u64>().ok());
-    Duration::from_secs(chosen.unwrap_or(SECONDS))
-        .as_secs()
-        .to_string()
+    let chosen = chosen.and_then(|seconds| seconds.parse().ok());
+    chosen.unwrap_or(SECONDS)
+}
+
+/// Runs one combination to its end.
+fn drive(command: &mut Command) -> Result<String, ProcessError> {
+    run_within(command, TIME_LIMIT + Duration::from_secs(seconds()))
 }
 
 fn over_the_wire(bed: &Bed, pairing: Pairing, program: &str, port: u16) {
@@ -35,11 +39,11 @@ fn over_the_wire(bed: &Bed, pairing: Pairing, program: &str, port: u16) {
     serving.extend([port.as_str(), THREADS]);
     let number = port.parse().expect("a port");
     let _server = serve(bed, pairing.server, number, program, &serving);
-    let seconds = seconds();
+    let seconds = seconds().to_string();
     let mut driving = arguments("drive");
     driving.extend([port.as_str(), THREADS, &seconds, "1"]);
     let mut command = bed.command(Side::Client, pairing.client, program);
-    let report = run(command.args(driving)).unwrap_or_else(|error| panic!("{error}"));
+    let report = drive(command.args(driving)).unwrap_or_else(|error| panic!("{error}"));
     eprintln!("{pairing:?} {address}: {report}");
 }
 
@@ -62,10 +66,10 @@ fn no_wait_ends_late() {
 fn within_one_host(bed: &Bed, program: &str) {
     let own = bed.server.address.to_string();
     for (address, port) in [("127.0.0.1", "7130"), ("::1", "7140"), (&own, "7150")] {
-        let arguments = ["both", address, port, THREADS, &seconds(), "1"];
+        let arguments = ["both", address, port, THREADS, &seconds().to_string(), "1"];
         let mut command = bed.neighbour(Stack::Portolan, program);
         let report =
-            run(command.args(arguments)).unwrap_or_else(|error| panic!("{address}: {error}"));
+            drive(command.args(arguments)).unwrap_or_else(|error| panic!("{address}: {error}"));
         eprintln!("{address}: {report}");
     }
 }
