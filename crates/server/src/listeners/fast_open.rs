@@ -138,7 +138,7 @@ impl Server {
         cookie: &[u8],
         connection: &mut Connection,
     ) -> bool {
-        let listener = self.listeners.get(&listener_id);
+        let listener = self.control.registry.listener(listener_id);
         let keys = listener.and_then(|listener| listener.options.fast_open_keys);
         let (verdict, next) = match keys {
             Some(FastOpenKeys { primary, backup }) => {
