@@ -103,7 +103,7 @@ fn who_waits_for_a_lock_held_in_the_name_of_another_gets_it() {
     while mutex.word.load(Relaxed) & FUTEX_WAITERS == 0 && start.elapsed() < PATIENCE {
         thread::yield_now();
     }
-    mutex.give_back();
+    mutex.give_back(own());
     waiter.join().unwrap();
     parent.kill().unwrap();
     parent.wait().unwrap();
