@@ -104,6 +104,9 @@ static __always_inline bool has_own_segments(struct __sk_buff *skb, __u8 protoco
 	if (!skb->gso_size)
 		return true;
 	kind = kind_of_segments(skb);
+	/* No frame of a tap is to be cut as nothing; one of BPF_PROG_TEST_RUN can be given a size only. */
+	if (!kind)
+		return true;
 	if (protocol == IPPROTO_UDP)
 		return kind == SEGMENTS_UDP || kind == SEGMENTS_UDP_FRAGMENTS;
 	return kind == (skb->protocol == bpf_htons(ETH_P_IPV6) ? SEGMENTS_TCPV6 : SEGMENTS_TCPV4);
