@@ -572,14 +572,20 @@ fn talk(a: &mut Stack, b: &mut Stack, (at_a, at_b): (Slot, Slot)) {
     pass(a, b, at_b);
 }
 
-#[test]
-fn an_acknowledgement_for_little_more_than_a_segment_goes_with_the_answer() {
+/// Two stacks, of which the second has got 1460 bytes and defers its acknowledgement.
+fn after_a_segment_and_a_little() -> ((Stack, Slot), (Stack, Slot)) {
     let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
     b.defer_acknowledgements();
     let (at_a, at_b) = connected(&mut a, &mut b);
     talk(&mut a, &mut b, (at_a, at_b));
     write(&mut a, at_a, 1460);
     pass(&mut a, &mut b, at_b);
+    ((a, at_a), (b, at_b))
+}
+
+#[test]
+fn an_acknowledgement_for_little_more_than_a_segment_goes_with_the_answer() {
+    let ((mut a, at_a), (mut b, at_b)) = after_a_segment_and_a_little();
     assert_eq!(pass(&mut b, &mut a, at_a), 0, "it waits");
     assert!(b.owes_acknowledgements());
     write(&mut b, at_b, 1);
@@ -590,12 +596,7 @@ fn an_acknowledgement_for_little_more_than_a_segment_goes_with_the_answer() {
 
 #[test]
 fn an_acknowledgement_that_waits_for_no_answer_goes_when_it_is_settled() {
-    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
-    b.defer_acknowledgements();
-    let (at_a, at_b) = connected(&mut a, &mut b);
-    talk(&mut a, &mut b, (at_a, at_b));
-    write(&mut a, at_a, 1460);
-    pass(&mut a, &mut b, at_b);
+    let ((mut a, at_a), (mut b, at_b)) = after_a_segment_and_a_little();
     b.settle_acknowledgements();
     assert_eq!(pass(&mut b, &mut a, at_a), 1);
     assert!(!b.owes_acknowledgements());
